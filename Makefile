@@ -1,0 +1,24 @@
+# make demo | test | check | clean. Needs Python 3.11 or newer and nothing else; everything goes into .venv.
+PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11 python3.14,$(if $(shell $(p) -c 'import sys; print(sys.version_info >= (3, 11) or "")' 2>/dev/null),$(p))))
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: demo test check clean
+
+demo: $(STAMP)
+	@$(BIN)/shardkeep train examples/demo.yaml
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest
+
+check: $(STAMP)
+	@scripts/check
+
+$(STAMP): pyproject.toml constraints.txt scripts/install
+	@scripts/install "$(PYTHON)" $(VENV)
+	@touch $(STAMP)
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

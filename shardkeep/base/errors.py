@@ -1,0 +1,73 @@
+"""The one exception tree of shardkeep.
+
+ShardkeepError
+├── UserError            the user's input is wrong (exit code 2)
+│   ├── ConfigError      a setting: unknown, of the wrong type, out of range, at odds with another
+│   └── DataError        a file, a row, a column, a label
+├── JobError             the job failed (exit code 1)
+│   ├── MemberLost       a process died or its lease ended
+│   ├── Diverged         too many steps in a row with non-finite gradients
+│   └── JobStopped       somebody asked the job to stop before it was done
+├── TransportError       a message did not arrive or was not answered (retryable)
+│   ├── DeadlineExceeded a wait ran out; names the peer and the elapsed time
+│   └── RemoteError      the peer answered with an error of its own (not retryable)
+├── ProtocolError        two sides disagree: versions, generations, tables
+└── CorruptMessage       bytes that are not a message of ours
+"""
+
+from __future__ import annotations
+
+
+class ShardkeepError(Exception):
+    """Base of every error that shardkeep raises on purpose; its text is one line for a person."""
+
+    exit_code = 1
+    retryable = False
+
+
+class UserError(ShardkeepError):
+    exit_code = 2
+
+
+class ConfigError(UserError):
+    pass
+
+
+class DataError(UserError):
+    pass
+
+
+class JobError(ShardkeepError):
+    pass
+
+
+class MemberLost(JobError):
+    pass
+
+
+class Diverged(JobError):
+    pass
+
+
+class JobStopped(JobError):
+    pass
+
+
+class TransportError(ShardkeepError):
+    retryable = True
+
+
+class DeadlineExceeded(TransportError):
+    pass
+
+
+class RemoteError(TransportError):
+    retryable = False
+
+
+class ProtocolError(ShardkeepError):
+    pass
+
+
+class CorruptMessage(ShardkeepError):
+    pass

@@ -1,0 +1,62 @@
+"""Files that are never half written, and locks between processes. Knows nothing of what the files hold."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+
+def atomic_write(path: str | Path, content: str | bytes) -> None:
+    """Writes `content` to a temporary neighbour of `path`, then renames it: readers see all of it or the old file."""
+    path = Path(path)
+    data = content.encode("utf-8") if isinstance(content, str) else content
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(name).chmod(0o666 & ~_umask())
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+@contextlib.contextmanager
+def file_lock(path: str | Path, *, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    """Holds an exclusive lock on `path` among processes (and threads); the system frees it when a holder dies.
+
+    Blocks until the lock is free; `waiting` is called once if that is not at once. The file stays, empty.
+    """
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab") as file:
+        if not _try_lock(file.fileno()):
+            if waiting is not None:
+                waiting()
+            while not _try_lock(file.fileno()):  # polled, so that a signal handler gets its turn
+                time.sleep(0.05)
+        try:
+            yield
+        finally:
+            fcntl.flock(file.fileno(), fcntl.LOCK_UN)
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask

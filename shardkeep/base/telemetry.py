@@ -1,0 +1,50 @@
+"""What a run was made on: versions and machine, for summaries and benchmark results. No model quality here."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+
+PACKAGES: Sequence[str] = ("torch", "numpy", "numba", "grpcio", "protobuf", "pyarrow", "pydantic", "shardkeep")
+
+
+def versions(packages: Sequence[str] = PACKAGES) -> Mapping[str, str]:
+    """Installed versions by package name, Python's among them; imports none of the packages."""
+    found = {"python": platform.python_version()}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = "not installed"
+    return found
+
+
+def machine() -> Mapping[str, str | int | float]:
+    """System, processor, cores this process may use, and memory in GB (10^9 bytes)."""
+    return {
+        "system": f"{platform.system()} {platform.release()}",
+        "processor": _processor(),
+        "cores": _cores(),
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+    }
+
+
+def _cores() -> int:
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
