@@ -1,0 +1,215 @@
+"""Settings of the workers' room: data, model, tower, training. Apart from the code: needs no torch."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from shardkeep.base.schedule import ScheduleConfig
+from shardkeep.base.settings import Settings
+
+Scaling = Literal["none", "standard", "log", "log_standard"]
+
+
+class DenseColumn(Settings):
+    """One number per sample."""
+
+    column: str
+    """Name of the column."""
+    scale: Scaling | None = None
+    """none, standard = (x - mean) / std over the training data, log = sign(x) * log(1 + |x|),
+    log_standard = both; left out = `data.scale`."""
+    fill: float | Literal["mean"] = "mean"
+    """Value of a missing entry, before scaling; mean = the training data's."""
+
+
+class SparseColumn(Settings):
+    """One feature: ids per sample, looked up in a table."""
+
+    column: str
+    """Name of the column; also the feature's name."""
+    table: str | None = None
+    """Table that holds its rows; features naming the same table share it; left out = one of its own."""
+    pooling: Literal["sum", "mean", "weighted"] = "sum"
+    """How the rows of several ids become one: sum, mean, or sum weighted by `weights`."""
+    separator: str | None = None
+    """Text between the ids of a multi-valued field; left out = a single value (or a list column)."""
+    weights: str | None = None
+    """Column of the weights, as many per sample as ids; with pooling: weighted."""
+
+    @model_validator(mode="after")
+    def _weights_go_with_weighted(self) -> SparseColumn:
+        if (self.pooling == "weighted") != (self.weights is not None):
+            raise ValueError("pooling: weighted and weights: COLUMN go together; one is missing")
+        return self
+
+
+class LabelColumn(Settings):
+    """What is predicted: 0 or 1."""
+
+    column: str
+    """Name of the column."""
+    positive: list[str] | None = None
+    """Texts that mean 1, every other means 0; left out = the column holds the numbers 0 and 1."""
+
+
+def _named(value: Any) -> Any:
+    return {"column": value} if isinstance(value, str) else value
+
+
+class SyntheticConfig(Settings):
+    """The synthetic stream: Zipf ids and a planted teacher."""
+
+    train_samples: int = Field(1_000_000, ge=1)
+    """Samples of one epoch."""
+    eval_samples: int = Field(100_000, ge=2)
+    """Samples of the evaluation set."""
+    num_dense: int = Field(13, ge=0)
+    """Dense columns."""
+    table_sizes: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list)
+    """Ids of each sparse feature; left out = 26 tables from 100 to 1 M ids."""
+    zipf: float = Field(1.05, gt=0.0)
+    """Exponent of the ids' popularity."""
+
+
+class DataConfig(Settings):
+    """Where samples come from and what their columns mean."""
+
+    source: str = "synthetic"
+    """csv, parquet, criteo, synthetic, or module:function of your own."""
+    root: str = "."
+    """Folder that relative paths below resolve against; . = the config's folder."""
+    train: list[str] = Field(default_factory=list)
+    """Training files, folders or glob patterns."""
+    eval: list[str] = Field(default_factory=list)
+    """Evaluation files, folders or glob patterns."""
+    eval_fraction: float = Field(0.0, ge=0.0, lt=1.0)
+    """Share of the training files' rows held out for evaluation, by a seeded hash of the row's number;
+    with `eval: []`."""
+    columns: list[str] | None = None
+    """Names of all columns of a csv without a header; left out = the first line is the header."""
+    delimiter: str = Field(",", min_length=1, max_length=1)
+    """Character between the fields of a csv."""
+    missing: list[str] = Field(default_factory=lambda: ["", "?", "NA", "nan", "NaN", "null"])
+    """Texts that mean a missing value, after stripping spaces."""
+    label: Annotated[LabelColumn, BeforeValidator(_named)] | None = None
+    """The column to predict; criteo and synthetic know theirs."""
+    dense: list[Annotated[DenseColumn, BeforeValidator(_named)]] = Field(default_factory=list)
+    """Columns of numbers; criteo and synthetic know theirs."""
+    sparse: list[Annotated[SparseColumn, BeforeValidator(_named)]] = Field(default_factory=list)
+    """Columns of categories; criteo and synthetic know theirs."""
+    scale: Scaling | None = None
+    """Scaling of dense columns that name none; left out = standard (criteo: log)."""
+    cache: str | None = None
+    """Folder of the columnar cache; left out = `.shardkeep-cache` beside the data, or the user's
+    cache folder where that is read-only."""
+    synthetic: SyntheticConfig = SyntheticConfig()
+    """The synthetic stream."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of your own module:function."""
+
+
+class ModelConfig(Settings):
+    """The dense model over the pooled embeddings."""
+
+    name: str = "dlrm"
+    """dlrm, dcn_v2, deepfm, wide_deep, or module:Class of your own."""
+    bottom: list[Annotated[int, Field(ge=1)]] | None = None
+    """dlrm: widths of the hidden layers over the dense columns, the default dim is added as the last; default
+    [512, 256]."""
+    top: list[Annotated[int, Field(ge=1)]] | None = None
+    """Widths of the hidden layers before the logit; default [512, 256]."""
+    cross_layers: int | None = Field(None, ge=1, le=16)
+    """dcn_v2: number of cross layers; default 3."""
+    cross_rank: int | None = Field(None, ge=1)
+    """dcn_v2: rank of the cross layers' weight; left out = full."""
+    dropout: float | None = Field(None, ge=0.0, lt=1.0)
+    """Dropout after every hidden layer; default 0."""
+    activation_checkpointing: bool = False
+    """Recompute hidden layers in the backward pass instead of keeping them."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of your own module:Class."""
+
+
+class TowerOptimizerConfig(Settings):
+    """The dense parameters' optimizer (torch.optim, fused)."""
+
+    name: Literal["sgd", "adam", "adamw"] = "adam"
+    """torch.optim.SGD, Adam or AdamW."""
+    lr: float = Field(0.001, gt=0.0)
+    """Learning rate."""
+    momentum: float | None = Field(None, ge=0.0, lt=1.0)
+    """sgd only; default 0."""
+    betas: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], Annotated[float, Field(ge=0.0, lt=1.0)]] | None = None
+    """adam and adamw only; default (0.9, 0.999)."""
+    eps: float | None = Field(None, ge=0.0)
+    """adam and adamw only; default 1e-8."""
+    weight_decay: float = Field(0.0, ge=0.0)
+    """L2 penalty (sgd, adam) or decoupled decay (adamw)."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """Learning rate over steps."""
+
+    @model_validator(mode="after")
+    def _every_argument_is_used(self) -> TowerOptimizerConfig:
+        if self.name == "sgd":
+            wrong = [k for k in ("betas", "eps") if getattr(self, k) is not None]
+        else:
+            wrong = [k for k in ("momentum",) if self.momentum is not None]
+        if wrong:
+            raise ValueError(f"{' and '.join(wrong)}: has no effect with name: {self.name}")
+        return self
+
+
+def _on_off(value: Any) -> Any:
+    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
+
+
+OnOff = BeforeValidator(_on_off)  # YAML 1.1 reads a bare on/off as a bool
+
+
+class TowerConfig(Settings):
+    """How the dense model trains."""
+
+    optimizer: TowerOptimizerConfig = TowerOptimizerConfig()
+    """Optimizer of the dense parameters."""
+    compile: Annotated[Literal["auto", "on", "off"], OnOff] = "auto"
+    """torch.compile: on, off, or auto = whatever the first steps show to be faster (off in sync)."""
+    mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
+    """torch.compile's mode."""
+    amp: Annotated[Literal["auto", "off", "bf16", "fp16"], OnOff] = "auto"
+    """Automatic mixed precision; auto = bf16 where the hardware has it, else off; fp16 uses a GradScaler."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the tower trains; auto = a CUDA device where there is one for each worker of a host."""
+
+
+class TrainConfig(Settings):
+    """The training loop."""
+
+    batch_size: int = Field(512, ge=1)
+    """Samples per worker and micro-batch."""
+    epochs: int = Field(1, ge=1)
+    """Passes over the training data."""
+    max_steps: int | None = Field(None, ge=1)
+    """Stop after this many steps; left out = after the epochs."""
+    accumulate: int = Field(1, ge=1)
+    """Micro-batches per step: one push and one dense update for all of them."""
+    clip_norm: float | None = Field(None, gt=0.0)
+    """Largest norm of the tower's gradient, over all dense parameters; left out = no clipping."""
+    shuffle: bool = True
+    """Visit the samples in a seeded random order, another one in each epoch."""
+    report_every_s: float = Field(2.0, gt=0.0)
+    """Seconds between two lines of metrics.jsonl."""
+    max_bad_steps: int = Field(20, ge=1)
+    """Steps in a row with non-finite gradients after which the job fails."""
+
+
+class EvalConfig(Settings):
+    """Evaluation on the evaluation data."""
+
+    every_steps: int = Field(0, ge=0)
+    """Steps between two evaluations; 0 = after each epoch. The end of training always evaluates."""
+    batch_size: int | None = Field(None, ge=1)
+    """Samples per worker and batch; left out = 4 times train.batch_size."""
+    max_samples: int | None = Field(None, ge=1)
+    """Evaluate on the first so many samples only; left out = all."""
