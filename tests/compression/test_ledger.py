@@ -1,0 +1,76 @@
+"""The byte ledger: every byte is counted once, whoever counts."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from shardkeep.compression.ledger import Ledger, merge_totals
+
+NOTHING = {"push": {}, "pull": {}, "tower": {}, "control": 0, "total": 0}
+
+
+def filled(factor: int) -> Ledger:
+    ledger = Ledger()
+    ledger.add("push", "values", 640 * factor)
+    ledger.add("push", "ids", 80 * factor)
+    ledger.add("push", "ids", 8 * factor)
+    ledger.add("pull", "framing", 64 * factor)
+    ledger.add("tower", "gradients", 1000 * factor)
+    ledger.add("control", "heartbeats", 30 * factor)
+    ledger.add("control", "other", 3 * factor)
+    return ledger
+
+
+def test_totals_are_the_sums_by_direction_and_part() -> None:
+    assert filled(1).totals() == {
+        "push": {"ids": 88, "values": 640},
+        "pull": {"framing": 64},
+        "tower": {"gradients": 1000},
+        "control": 33,
+        "total": 1825,
+    }
+    assert Ledger().totals() == NOTHING
+
+
+def test_totals_are_a_copy() -> None:
+    ledger = filled(1)
+    before = ledger.totals()
+    before["push"]["ids"] = 0
+    assert ledger.totals()["push"]["ids"] == 88
+
+
+def test_merged_totals_of_workers_equal_one_ledger_of_all() -> None:
+    parts = [filled(1).totals(), filled(3).totals(), Ledger().totals()]
+    assert merge_totals(parts) == filled(4).totals()
+    assert merge_totals([]) == NOTHING
+    assert parts[0] == filled(1).totals()
+
+
+def test_parts_of_one_worker_only_are_kept_in_the_merge() -> None:
+    one, other = Ledger(), Ledger()
+    one.add("pull", "ids", 1)
+    other.add("pull", "values", 2)
+    assert merge_totals([one.totals(), other.totals()])["pull"] == {"ids": 1, "values": 2}
+
+
+def test_threads_lose_no_byte() -> None:
+    ledger = Ledger()
+
+    def count() -> None:
+        for _ in range(2000):
+            ledger.add("push", "values", 3)
+
+    threads = [threading.Thread(target=count) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert ledger.totals()["push"]["values"] == 4 * 2000 * 3
+
+
+@pytest.mark.parametrize(("direction", "num_bytes"), [("sideways", 1), ("push", -1)])
+def test_what_cannot_be_is_refused(direction: str, num_bytes: int) -> None:
+    with pytest.raises(ValueError, match=r"allowed: 0 or more of push, pull, tower, control"):
+        Ledger().add(direction, "ids", num_bytes)

@@ -1,0 +1,158 @@
+"""Value codecs: what comes back is what went in, to the format's precision; nothing is hidden."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardkeep.base.errors import CorruptMessage
+from shardkeep.compression.codec import value_codec
+from shardkeep.compression.config import ValueFormat
+from shardkeep.compression.quantize import CODECS, saturated_values
+
+NAMES = list(CODECS)
+HALF = {"fp16": (torch.float16, 2.0**-11), "bf16": (torch.bfloat16, 2.0**-8)}
+LARGEST = {"fp16": 65504.0, "bf16": 3.3895313892515355e38}
+floats = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
+
+
+def rows(values: list[float], dim: int = 1) -> np.ndarray:
+    return np.array(values, dtype=np.float32).reshape(-1, dim)
+
+
+def there_and_back(name: str, rows_KD: np.ndarray) -> np.ndarray:
+    codec = CODECS[name]
+    encoded = codec.encode(rows_KD)
+    assert encoded.dtype == np.uint8
+    assert encoded.shape == (len(rows_KD), codec.row_bytes(rows_KD.shape[1]))
+    assert encoded.flags.c_contiguous
+    decoded = codec.decode(encoded, rows_KD.shape[1])
+    assert decoded.dtype == np.float32
+    assert decoded.shape == rows_KD.shape
+    return decoded
+
+
+def test_every_format_of_the_config_has_a_codec_and_a_tag_of_its_own() -> None:
+    assert set(CODECS) == set(get_args(ValueFormat))
+    assert {name: codec.tag for name, codec in CODECS.items()} == {"fp32": 0, "fp16": 1, "bf16": 2}
+    for name, codec in CODECS.items():
+        assert codec.name == name
+        assert value_codec(name) is codec
+        assert value_codec(codec.tag) is codec
+    with pytest.raises(CorruptMessage, match="unknown value format 77"):
+        value_codec(77)
+
+
+@pytest.mark.parametrize(("name", "size"), [("fp32", 4), ("fp16", 2), ("bf16", 2)])
+@pytest.mark.parametrize("dim", [1, 3, 16, 64])
+def test_a_row_takes_a_fixed_number_of_bytes_per_value(name: str, size: int, dim: int) -> None:
+    assert CODECS[name].row_bytes(dim) == size * dim
+    assert CODECS[name].encode(np.ones((5, dim), np.float32)).nbytes == 5 * size * dim
+
+
+@settings(deadline=None, max_examples=200)
+@given(values=st.lists(floats, max_size=40))
+def test_fp32_gives_back_every_bit_without_a_copy(values: list[float]) -> None:
+    rows_KD = rows(values)
+    encoded = CODECS["fp32"].encode(rows_KD)
+    decoded = there_and_back("fp32", rows_KD)
+    assert np.array_equal(decoded.view(np.uint32), rows_KD.view(np.uint32))
+    assert not values or np.shares_memory(encoded, rows_KD)
+    assert not values or np.shares_memory(CODECS["fp32"].decode(encoded, 1), rows_KD)
+
+
+@pytest.mark.parametrize("name", list(HALF))
+@settings(deadline=None, max_examples=300)
+@given(values=st.lists(floats, max_size=40))
+def test_a_half_format_rounds_to_the_nearest_and_keeps_signs_infinities_and_nan(name: str, values: list[float]) -> None:
+    rows_KD = rows(values)
+    decoded = there_and_back(name, rows_KD)
+    expected = torch.from_numpy(rows_KD.copy()).to(HALF[name][0]).float().numpy()
+    overflowed = np.isinf(expected) & np.isfinite(rows_KD)
+    expected[overflowed] = np.copysign(np.float32(LARGEST[name]), rows_KD[overflowed])
+    assert np.array_equal(decoded, expected, equal_nan=True)
+    numbers = ~np.isnan(rows_KD)
+    assert np.array_equal(np.signbit(decoded[numbers]), np.signbit(rows_KD[numbers]))
+    assert np.array_equal(np.isinf(decoded), np.isinf(rows_KD))
+
+
+@pytest.mark.parametrize("name", list(HALF))
+def test_a_half_format_is_off_by_at_most_half_of_its_last_place(name: str) -> None:
+    rows_KD = np.random.default_rng(3).normal(size=(1000, 16)).astype(np.float32)
+    rows_KD[np.abs(rows_KD) < 1e-4] = 1e-4  # below lie the subnormals of fp16
+    assert np.abs(there_and_back(name, rows_KD) / rows_KD - 1).max() <= HALF[name][1]
+
+
+def test_ties_go_to_the_even_neighbour() -> None:
+    ties = rows([1 + 2**-11, 1 + 3 * 2**-11, -(1 + 2**-11)])
+    assert there_and_back("fp16", ties).ravel().tolist() == [1.0, 1 + 2**-9, -1.0]
+    ties = rows([1 + 2**-8, 1 + 3 * 2**-8, -(1 + 2**-8)])
+    assert there_and_back("bf16", ties).ravel().tolist() == [1.0, 1 + 2**-6, -1.0]
+
+
+def test_subnormals_of_fp16_survive_and_smaller_values_become_zero() -> None:
+    tiny = rows([2**-24, -(2**-24), 2**-26, -(2**-26), 3 * 2**-24])
+    decoded = there_and_back("fp16", tiny).ravel()
+    assert decoded.tolist() == [2**-24, -(2**-24), 0.0, 0.0, 3 * 2**-24]
+    assert np.signbit(decoded[3])
+
+
+@pytest.mark.parametrize("name", list(HALF))
+def test_a_finite_value_beyond_the_range_stays_finite_and_is_counted(name: str) -> None:
+    top = LARGEST[name]
+    encoded = CODECS[name].encode(rows([3.4e38, -3.4e38, np.inf, -np.inf, np.nan, 1.0, top], dim=7))
+    decoded = CODECS[name].decode(encoded, 7).ravel()
+    assert decoded[[0, 1, 2, 3]].tolist() == [top, -top, np.inf, -np.inf]
+    assert np.isnan(decoded[4])
+    assert decoded[5] == 1.0
+    assert saturated_values(CODECS[name], encoded) == 3
+    assert saturated_values(CODECS[name], CODECS[name].encode(rows([1.0, np.inf, np.nan]))) == 0
+    assert saturated_values(CODECS["fp32"], CODECS["fp32"].encode(rows([3.4e38]))) == 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_read_only_flat_and_unaligned_bytes_decode_alike(name: str) -> None:
+    codec = CODECS[name]
+    rows_KD = np.arange(-6, 6, dtype=np.float32).reshape(3, 4)
+    rows_KD.flags.writeable = False
+    encoded = codec.encode(rows_KD)
+    frozen = np.frombuffer(encoded.tobytes(), dtype=np.uint8)
+    shifted = np.empty(encoded.size + 1, dtype=np.uint8)[1:]
+    shifted[:] = frozen
+    for given_bytes in (frozen, shifted, frozen.reshape(2, -1)):
+        decoded = codec.decode(given_bytes, 4)
+        assert decoded.flags.aligned
+        assert np.array_equal(decoded, rows_KD)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_that_are_no_whole_rows_are_refused(name: str) -> None:
+    codec = CODECS[name]
+    with pytest.raises(CorruptMessage, match=f"no rows of {codec.row_bytes(4)} bytes"):
+        codec.decode(np.zeros(codec.row_bytes(4) + 1, dtype=np.uint8), 4)
+    assert codec.decode(np.zeros(0, dtype=np.uint8), 4).shape == (0, 4)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [np.zeros((2, 2)), np.zeros(4, np.float32), np.zeros((4, 4), np.float32)[:, ::2]],
+    ids=["float64", "flat", "strided"],
+)
+@pytest.mark.parametrize("name", NAMES)
+def test_rows_of_another_form_are_refused(name: str, wrong: np.ndarray) -> None:
+    with pytest.raises(TypeError, match="C-contiguous float32"):
+        CODECS[name].encode(wrong)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_encoded_rows_can_be_split_among_servers(name: str) -> None:
+    codec = CODECS[name]
+    rows_KD = np.random.default_rng(0).normal(size=(10, 3)).astype(np.float32)
+    mine = np.array([1, 4, 9])
+    part = np.ascontiguousarray(codec.encode(rows_KD)[mine])
+    assert np.array_equal(codec.decode(part, 3), there_and_back(name, rows_KD)[mine])
