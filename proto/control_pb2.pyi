@@ -1,0 +1,200 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class Member(_message.Message):
+    __slots__ = ("role", "index", "host", "pid")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    index: int
+    host: str
+    pid: int
+    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+
+class JobState(_message.Message):
+    __slots__ = ("state", "message", "exit_code", "lost", "generation", "version")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    state: str
+    message: str
+    exit_code: int
+    lost: bool
+    generation: int
+    version: int
+    def __init__(self, state: _Optional[str] = ..., message: _Optional[str] = ..., exit_code: _Optional[int] = ..., lost: _Optional[bool] = ..., generation: _Optional[int] = ..., version: _Optional[int] = ...) -> None: ...
+
+class RegisterRequest(_message.Message):
+    __slots__ = ("protocol_version", "member", "versions", "token")
+    class VersionsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    VERSIONS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    member: Member
+    versions: _containers.ScalarMap[str, str]
+    token: str
+    def __init__(self, protocol_version: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., versions: _Optional[_Mapping[str, str]] = ..., token: _Optional[str] = ...) -> None: ...
+
+class RegisterReply(_message.Message):
+    __slots__ = ("config_yaml", "lease_s")
+    CONFIG_YAML_FIELD_NUMBER: _ClassVar[int]
+    LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    config_yaml: str
+    lease_s: float
+    def __init__(self, config_yaml: _Optional[str] = ..., lease_s: _Optional[float] = ...) -> None: ...
+
+class Table(_message.Message):
+    __slots__ = ("name", "dim", "optimizer_json", "init_json")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    DIM_FIELD_NUMBER: _ClassVar[int]
+    OPTIMIZER_JSON_FIELD_NUMBER: _ClassVar[int]
+    INIT_JSON_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    dim: int
+    optimizer_json: str
+    init_json: str
+    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., optimizer_json: _Optional[str] = ..., init_json: _Optional[str] = ...) -> None: ...
+
+class JoinRequest(_message.Message):
+    __slots__ = ("token", "has_tables", "tables", "wait_s")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    HAS_TABLES_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    has_tables: bool
+    tables: _containers.RepeatedCompositeFieldContainer[Table]
+    wait_s: float
+    def __init__(self, token: _Optional[str] = ..., has_tables: _Optional[bool] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class Formation(_message.Message):
+    __slots__ = ("generation", "store_host", "store_port", "members", "tables", "start_step")
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
+    STORE_HOST_FIELD_NUMBER: _ClassVar[int]
+    STORE_PORT_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    TABLES_FIELD_NUMBER: _ClassVar[int]
+    START_STEP_FIELD_NUMBER: _ClassVar[int]
+    generation: int
+    store_host: str
+    store_port: int
+    members: _containers.RepeatedCompositeFieldContainer[Member]
+    tables: _containers.RepeatedCompositeFieldContainer[Table]
+    start_step: int
+    def __init__(self, generation: _Optional[int] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., start_step: _Optional[int] = ...) -> None: ...
+
+class JoinReply(_message.Message):
+    __slots__ = ("job", "formation")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    FORMATION_FIELD_NUMBER: _ClassVar[int]
+    job: JobState
+    formation: Formation
+    def __init__(self, job: _Optional[_Union[JobState, _Mapping]] = ..., formation: _Optional[_Union[Formation, _Mapping]] = ...) -> None: ...
+
+class HeartbeatRequest(_message.Message):
+    __slots__ = ("token", "step", "phase", "seen", "wait_s")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    step: int
+    phase: str
+    seen: int
+    wait_s: float
+    def __init__(self, token: _Optional[str] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., seen: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class ReportRequest(_message.Message):
+    __slots__ = ("token", "sequence", "kind", "record_json")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    RECORD_JSON_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    sequence: int
+    kind: str
+    record_json: str
+    def __init__(self, token: _Optional[str] = ..., sequence: _Optional[int] = ..., kind: _Optional[str] = ..., record_json: _Optional[str] = ...) -> None: ...
+
+class LeaveRequest(_message.Message):
+    __slots__ = ("token", "code", "message", "symptom")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    SYMPTOM_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    code: int
+    message: str
+    symptom: bool
+    def __init__(self, token: _Optional[str] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., symptom: _Optional[bool] = ...) -> None: ...
+
+class StatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class MemberStatus(_message.Message):
+    __slots__ = ("member", "condition", "age_s", "step", "phase")
+    MEMBER_FIELD_NUMBER: _ClassVar[int]
+    CONDITION_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    member: Member
+    condition: str
+    age_s: float
+    step: int
+    phase: str
+    def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., condition: _Optional[str] = ..., age_s: _Optional[float] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ...) -> None: ...
+
+class StatusReply(_message.Message):
+    __slots__ = ("job", "members", "progress_json", "evaluation_json", "summary_json", "events_json")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    MEMBERS_FIELD_NUMBER: _ClassVar[int]
+    PROGRESS_JSON_FIELD_NUMBER: _ClassVar[int]
+    EVALUATION_JSON_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_JSON_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_JSON_FIELD_NUMBER: _ClassVar[int]
+    job: JobState
+    members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
+    progress_json: str
+    evaluation_json: str
+    summary_json: str
+    events_json: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job: _Optional[_Union[JobState, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., progress_json: _Optional[str] = ..., evaluation_json: _Optional[str] = ..., summary_json: _Optional[str] = ..., events_json: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class StopRequest(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class LostRequest(_message.Message):
+    __slots__ = ("role", "index", "pid", "reason")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    index: int
+    pid: int
+    reason: str
+    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ..., pid: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...

@@ -1,0 +1,88 @@
+"""A member's connection to the coordinator: deadlines, one mapping of errors, counted bytes. Knows no job."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar, cast
+
+from shardkeep.base.errors import DeadlineExceeded, ShardkeepError, TransportError
+from shardkeep.proto import control_pb2_grpc
+from shardkeep.ps.control.addresses import join_address, split_address
+from shardkeep.ps.control.quiet_grpc import grpc
+from shardkeep.ps.control.statuses import error_of
+
+_OPTIONS = [
+    ("grpc.enable_http_proxy", 0),  # members talk to each other, never through a web proxy
+    ("grpc.use_local_subchannel_pool", 1),  # two clients in one process share no back-off
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_receive_message_length", 16 << 20),
+    ("grpc.max_send_message_length", 16 << 20),
+]
+RETRY_S = 0.1
+
+
+class _Message(Protocol):
+    def ByteSize(self) -> int: ...  # noqa: N802
+
+
+Reply = TypeVar("Reply", bound=_Message)
+
+
+class ControlChannel:
+    """Calls of the service Control. Thread safe.
+
+    Args:
+        address: HOST:PORT of the coordinator. Raises ConfigError when it is not of that form.
+    """
+
+    def __init__(self, address: str) -> None:
+        host, port = split_address(address)
+        self.address = join_address(host, port)
+        self.host = host
+        self.bytes_total = 0
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._channel = grpc.insecure_channel(self.address, options=_OPTIONS)
+        self._stub = control_pb2_grpc.ControlStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def call(self, method: str, request: _Message, reply_type: type[Reply], *, timeout_s: float) -> Reply:
+        """One attempt. Raises what the coordinator raised, or TransportError; never grpc.RpcError."""
+        call: Callable[..., Any] = getattr(self._stub, method)
+        try:
+            reply = cast(Reply, call(request, timeout=timeout_s))
+        except grpc.RpcError as error:
+            raise error_of(error, self.address) from None
+        except ValueError as error:  # a closed channel
+            raise TransportError(f"the connection to the coordinator at {self.address} is closed") from error
+        with self._lock:
+            self.bytes_total += request.ByteSize() + reply.ByteSize()
+        return reply
+
+    def insist(self, method: str, request: _Message, reply_type: type[Reply], *, timeout_s: float) -> Reply:
+        """Repeats an idempotent call until it is answered; DeadlineExceeded once `timeout_s` passed."""
+        start = time.monotonic()
+        while True:
+            left_s = timeout_s - (time.monotonic() - start)
+            try:
+                return self.call(method, request, reply_type, timeout_s=max(left_s, RETRY_S))
+            except ShardkeepError as error:
+                if not error.retryable:
+                    raise
+                gone = left_s <= RETRY_S or self._closed.wait(RETRY_S)
+                if gone:
+                    raise _unanswered(self.address, time.monotonic() - start) from error
+
+    def close(self) -> None:
+        """Calls under way end with TransportError."""
+        self._closed.set()
+        self._channel.close()
+
+
+def _unanswered(address: str, elapsed_s: float) -> TransportError:
+    return DeadlineExceeded(
+        f"no coordinator answered at {address} within {elapsed_s:.1f} s; check the address and that it runs"
+    )

@@ -1,0 +1,59 @@
+"""What members reported, in memory: latest progress, evaluation and summary, and the last events in order.
+
+Passes each record on to the sink (the run folder). Knows no state of the job. Not thread safe.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from shardkeep.base.errors import ProtocolError
+from shardkeep.ps.control.records import REPORT_KINDS, JobSink, Member, Record
+
+EVENTS_KEPT = 500
+
+
+class Chronicle:
+    """Keeps what Status shows; the full history is the sink's."""
+
+    def __init__(self, sink: JobSink) -> None:
+        self.progress: Record = {}
+        self.evaluation: Record = {}
+        self.summary: Record | None = None
+        self._sink = sink
+        self._events: deque[Record] = deque(maxlen=EVENTS_KEPT)
+        self._sequence = 0
+
+    @property
+    def events(self) -> tuple[Record, ...]:
+        return tuple(self._events)
+
+    def report(self, member: Member, kind: str, record: Record) -> None:
+        """Takes one record of a member. Raises ProtocolError (unknown kind), or the sink's OSError."""
+        if kind not in REPORT_KINDS:
+            raise ProtocolError(f"{member} reported a {kind!r}; allowed: {', '.join(REPORT_KINDS)}")
+        leads = member.role == "worker" and member.index == 0
+        if kind == "summary":
+            if not leads:
+                raise ProtocolError(f"{member} reported a summary; only worker 0 does")
+            self.summary = record
+            return
+        full = {**record, "kind": kind, "role": member.role, "index": member.index}
+        if kind == "progress":
+            self.progress = full if leads or not self.progress else self.progress
+            self._sink.progress(full)
+            return
+        if kind == "eval":
+            self.evaluation = full
+        self._remember(full)
+        self._sink.event(full)
+
+    def note(self, text: str) -> None:
+        """An event of the coordinator itself."""
+        record: Record = {"kind": "event", "role": "coordinator", "index": 0, "text": text}
+        self._remember(record)
+        self._sink.event(record)
+
+    def _remember(self, record: Record) -> None:
+        self._sequence += 1
+        self._events.append({**record, "seq": self._sequence})

@@ -1,0 +1,230 @@
+"""A member's side of the control plane: take a place, form, keep the lease, report, leave."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from shardkeep.base.errors import ShardkeepError
+from shardkeep.proto import control_pb2 as pb
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.control import wire
+from shardkeep.ps.control.addresses import ANY_HOST
+from shardkeep.ps.control.channel import ControlChannel
+from shardkeep.ps.control.heartbeat import Heartbeat
+from shardkeep.ps.control.records import (
+    PROTOCOL_VERSION,
+    REPORT_KINDS,
+    Formation,
+    Hello,
+    JobState,
+    Member,
+    Record,
+    Role,
+    Status,
+)
+from shardkeep.ps.control.reporter import Reporter
+from shardkeep.ps.control.versions import own_versions
+
+JOIN_WAIT_S = 2.0
+LAST_TRY_S = 0.5
+"""What a leave spends on a coordinator that has been silent for a lease already."""
+
+
+class ControlClient:
+    """One member's client: register, start_heartbeats, join, report ..., leave, close.
+
+    Args:
+        address: HOST:PORT of the coordinator.
+        role: "server" or "worker".
+        index: Place among its role, from 0.
+        advertise: Host under which the other members reach this one.
+        timeout_s: Seconds that one answer may take, and that registration waits for a coordinator to appear.
+        protocol_version: For tests of the refusal.
+        versions: What is told at registration; None = this process's.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        role: Role,
+        index: int,
+        advertise: str = "127.0.0.1",
+        timeout_s: float = 10.0,
+        protocol_version: int = PROTOCOL_VERSION,
+        versions: Mapping[str, str] | None = None,
+    ) -> None:
+        self.member = Member(role, index, advertise, os.getpid())
+        self.lease_s = 0.0
+        self.timeout_s = timeout_s
+        self._token = secrets.token_hex(16)
+        told = own_versions() if versions is None else versions
+        self._hello = Hello(self.member, self._token, protocol_version, told)
+        self._channel = ControlChannel(address)
+        self._heartbeat = Heartbeat(self._channel, self._token)
+        self._reporter = Reporter(self._channel, self._token, timeout_s=timeout_s)
+
+    @property
+    def address(self) -> str:
+        return self._channel.address
+
+    @property
+    def state(self) -> JobState:
+        """Where the job stands, as last heard."""
+        return self._heartbeat.state
+
+    @property
+    def stop_requested(self) -> threading.Event:
+        """Set when somebody asked the job to stop: finish the running step and leave."""
+        return self._heartbeat.stop_requested
+
+    @property
+    def failed(self) -> threading.Event:
+        """Set when the job failed or the coordinator fell silent for longer than the lease."""
+        return self._heartbeat.failed
+
+    @property
+    def over(self) -> threading.Event:
+        """Set when the job is completed, failed or stopped, or the coordinator fell silent."""
+        return self._heartbeat.over
+
+    @property
+    def bytes_total(self) -> int:
+        """Bytes of all control messages of this member, both ways, without HTTP/2 framing."""
+        return self._channel.bytes_total
+
+    def register(self) -> str:
+        """Takes the place; returns the resolved config as YAML. Blocks up to `timeout_s`.
+
+        Raises ProtocolError (versions differ), UserError (no such place, or taken), JobError (too late),
+        DeadlineExceeded (nobody answers at the address).
+        """
+        reply = self._channel.insist(
+            "Register", wire.hello_to_pb(self._hello), pb.RegisterReply, timeout_s=self.timeout_s
+        )
+        self.lease_s = reply.lease_s
+        return reply.config_yaml
+
+    def start_heartbeats(self) -> None:
+        """Starts the thread that keeps the lease. After register."""
+        self._heartbeat.start(lease_s=self.lease_s)
+
+    def update(self, *, step: int | None = None, phase: str | None = None) -> None:
+        """What the next heartbeat tells; never blocks."""
+        self._heartbeat.update(step=step, phase=phase)
+
+    def check(self) -> None:
+        """Returns at once; raises UserError, MemberLost, JobError or JobStopped when the job does not go on."""
+        error = self.state.error()
+        if error is not None:
+            raise error
+
+    def join(self, tables: Sequence[TableSpec] | None) -> Formation:
+        """Says that this member is ready and blocks until the group is formed or the job ends.
+
+        Args:
+            tables: The tables of config and data, in order of first use, from workers; None from servers.
+
+        Raises:
+            UserError, MemberLost, JobError, JobStopped: The job ended meanwhile; the text is its message.
+            DeadlineExceeded: The coordinator fell silent.
+        """
+        request = pb.JoinRequest(
+            token=self._token,
+            has_tables=tables is not None,
+            tables=[wire.table_to_pb(table) for table in tables or ()],
+            wait_s=JOIN_WAIT_S,
+        )
+        while True:
+            reply = self._channel.insist("Join", request, pb.JoinReply, timeout_s=JOIN_WAIT_S + self.timeout_s)
+            if reply.HasField("formation"):
+                return self._reachable(wire.formation_from_pb(reply.formation))
+            error = wire.job_from_pb(reply.job).error()
+            if error is not None:
+                raise error
+            self.check()  # our own heartbeats may know more: a silent coordinator
+
+    def report(self, kind: str, record: Record) -> None:
+        """Queues one record (progress | eval | phase | event | summary); sent in order, never blocks.
+
+        Raises ValueError (unknown kind) or TypeError (not JSON).
+        """
+        if kind not in REPORT_KINDS:
+            raise ValueError(f"kind {kind!r}; allowed: {', '.join(REPORT_KINDS)}")
+        self._reporter.add(kind, wire.record_to_json(record))
+
+    def leave(self, code: int, message: str = "", *, symptom: bool = False) -> JobState:
+        """Sends what is queued, then leaves the job with this process's exit code; heartbeats end.
+
+        Args:
+            code: 0 done, 1 failed, 2 the user's input is wrong.
+            message: One line for the user when code is not 0.
+            symptom: The message tells a consequence of another member's failure (a lost connection); the
+                coordinator prefers the cause, should it still show.
+
+        Raises:
+            TransportError: With code 0 only, when the coordinator did not take note; a failure is not masked.
+        """
+        patience_s = LAST_TRY_S if self._heartbeat.silent else self.timeout_s
+        try:
+            self._reporter.flush(timeout_s=patience_s)
+            request = pb.LeaveRequest(token=self._token, code=code, message=message, symptom=symptom)
+            reply = self._channel.insist("Leave", request, pb.JobState, timeout_s=patience_s)
+            return wire.job_from_pb(reply)
+        except ShardkeepError:
+            if code == 0:
+                raise
+            return self.state
+        finally:
+            self._heartbeat.stop()
+
+    def close(self) -> None:
+        """Ends threads and connection; a second call does nothing."""
+        self._heartbeat.stop()
+        self._reporter.stop()
+        self._channel.close()
+        self._heartbeat.join()
+        self._reporter.join()
+
+    def __enter__(self) -> ControlClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _reachable(self, formation: Formation) -> Formation:
+        """A coordinator that listens everywhere cannot know its name; we reached it under one."""
+        if formation.store_host in ANY_HOST:
+            return replace(formation, store_host=self._channel.host)
+        return formation
+
+
+def fetch_status(address: str, *, timeout_s: float = 5.0) -> Status:
+    """The job's state at the coordinator's `address`. Raises TransportError, ProtocolError, ConfigError."""
+    channel = ControlChannel(address)
+    try:
+        return wire.status_from_pb(channel.call("Status", pb.StatusRequest(), pb.StatusReply, timeout_s=timeout_s))
+    finally:
+        channel.close()
+
+
+def request_stop(address: str, reason: str, *, timeout_s: float = 5.0) -> JobState:
+    """Asks the job to stop in order; returns its state. Raises TransportError, ProtocolError, ConfigError."""
+    return _tell(address, "Stop", pb.StopRequest(reason=reason), timeout_s)
+
+
+def report_death(address: str, *, role: str, index: int, pid: int, reason: str, timeout_s: float = 5.0) -> JobState:
+    """For launchers, who see a process end before its lease does; `reason` as in "killed by SIGKILL"."""
+    return _tell(address, "Lost", pb.LostRequest(role=role, index=index, pid=pid, reason=reason), timeout_s)
+
+
+def _tell(address: str, method: str, request: pb.StopRequest | pb.LostRequest, timeout_s: float) -> JobState:
+    channel = ControlChannel(address)
+    try:
+        return wire.job_from_pb(channel.call(method, request, pb.JobState, timeout_s=timeout_s))
+    finally:
+        channel.close()

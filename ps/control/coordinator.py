@@ -1,0 +1,309 @@
+"""The coordinator's logic: admits members, forms generations, watches leases, decides how the job ends.
+
+No sockets and no threads of its own: the servicer calls it from many threads, a ticker calls `tick`. One
+lock guards all.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from shardkeep.base.errors import JobError, ShardkeepError
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.control.chronicle import Chronicle
+from shardkeep.ps.control.lifecycle import Lifecycle
+from shardkeep.ps.control.membership import Membership, Seat
+from shardkeep.ps.control.records import Formation, Hello, JobSink, JobState, Record, Status
+from shardkeep.ps.control.tables import agreed_tables
+from shardkeep.ps.control.versions import check_versions, own_versions
+
+STOP_PATIENCE_S = 60.0
+"""A job that was asked to stop is over after this time, whoever has not left by then."""
+
+
+class Coordinator:
+    """One job.
+
+    Args:
+        config_yaml: The resolved config, handed to every member.
+        num_servers: Server processes.
+        num_workers: Worker processes.
+        lease_s: Seconds without a sign of life after which a member is lost.
+        form_timeout_s: Seconds from now until all members must have joined.
+        open_store: Opens (or returns) the TCPStore for a generation; its host and port.
+        sink: Who keeps the records.
+        clock: Seconds, monotonic.
+        start_step: First step to train; above 0 on resume.
+        versions: What members' versions are compared with; None = this process's.
+    """
+
+    def __init__(
+        self,
+        *,
+        config_yaml: str,
+        num_servers: int,
+        num_workers: int,
+        lease_s: float,
+        form_timeout_s: float,
+        open_store: Callable[[int], tuple[str, int]],
+        sink: JobSink,
+        clock: Callable[[], float] = time.monotonic,
+        start_step: int = 0,
+        versions: Mapping[str, str] | None = None,
+    ) -> None:
+        self.config_yaml = config_yaml
+        self.lease_s = lease_s
+        self.form_timeout_s = form_timeout_s
+        self._open_store = open_store
+        self._sink = sink
+        self._clock = clock
+        self._start_step = start_step
+        self._versions = own_versions() if versions is None else versions
+        self._changed = threading.Condition()
+        self._life = Lifecycle()
+        self._members = Membership(num_servers=num_servers, num_workers=num_workers, lease_s=lease_s)
+        self._chronicle = Chronicle(sink)
+        self._formation: Formation | None = None
+        self._began = self._last_tick = clock()
+        self._stop_began = 0.0
+        self._closed = False
+
+    @property
+    def num_members(self) -> int:
+        return sum(self._members.counts.values())
+
+    @property
+    def state(self) -> JobState:
+        return self._life.now
+
+    def register(self, hello: Hello) -> tuple[str, float]:
+        """Admits a member; returns the config as YAML and the lease in seconds. A repeated Hello is welcome.
+
+        Raises ProtocolError (versions), ConfigError (no such place), UserError (place taken), JobError (late).
+        """
+        with self._changed:
+            check_versions(hello, self._versions)
+            if not self._members.known(hello.token):
+                self._members.check_place(hello.member.role, hello.member.index)
+                self._refuse_when_late(hello)
+                self._members.admit(hello.member, hello.token, self._clock())
+                self._keep(lambda: self._chronicle.note(f"{hello.member} registered"))
+            return self.config_yaml, self.lease_s
+
+    def join(
+        self, token: str, tables: Sequence[TableSpec] | None, *, wait_s: float = 0.0
+    ) -> tuple[JobState, Formation | None]:
+        """The member is ready to form. Blocks up to `wait_s`; None = not yet: look at the state, call again.
+
+        Args:
+            token: Names the member.
+            tables: What a worker derived from config and data; None for servers.
+            wait_s: Seconds to wait for the formation.
+        """
+        with self._changed:
+            seat = self._touch(token)
+            seat.joined = True
+            seat.tables = None if tables is None else tuple(tables)
+            self._form_if_complete()
+            self._changed.wait_for(lambda: self._formation is not None or not self._waits, wait_s)
+            return self._life.now, self._formation if self._life.running else None
+
+    def heartbeat(self, token: str, *, step: int = -1, phase: str = "", seen: int = 0, wait_s: float = 0.0) -> JobState:
+        """Renews the lease; blocks up to `wait_s` while the state's version is still `seen`."""
+        with self._changed:
+            seat = self._touch(token)
+            seat.step, seat.phase = max(step, seat.step), phase
+            self._changed.wait_for(lambda: self._life.now.version != seen or self._closed, wait_s)
+            return self._life.now
+
+    def report(self, token: str, *, sequence: int, kind: str, record: Record) -> JobState:
+        """Takes one record; one taken already (a resent sequence) is ignored. Raises ProtocolError."""
+        with self._changed:
+            seat = self._touch(token)
+            if sequence > seat.last_sequence:
+                seat.last_sequence = sequence
+                self._keep(lambda: self._chronicle.report(seat.member, kind, record))
+            return self._life.now
+
+    def leave(self, token: str, *, code: int, message: str = "", symptom: bool = False) -> JobState:
+        """The member ends with exit code `code`. `symptom`: the message tells of another's failure."""
+        with self._changed:
+            seat = self._touch(token)
+            if seat.left_code is None:
+                seat.left_code = code
+                self._after_leaving(seat, message, symptom)
+                self._changed.notify_all()
+            return self._life.now
+
+    def lost(self, role: str, index: int, *, pid: int = 0, reason: str) -> JobState:
+        """A launcher saw the member's process end; `pid` 0 = any. One that left is no news."""
+        with self._changed:
+            self._members.check_place(role, index)
+            seat = self._members.at(role, index)
+            if seat is None:
+                self._fail(f"{role} {index} ended before it registered: {reason}", lost=True)
+            elif not seat.gone and pid in (0, seat.member.pid):
+                self._lose(seat, f"{seat.member} ended: {reason}, {seat.last_step}")
+            return self._life.now
+
+    def stop(self, reason: str) -> JobState:
+        """Ends the job in order: workers finish their running step and leave."""
+        with self._changed:
+            if self._life.running:
+                self._life.stopping(reason)
+                self._stop_began = self._clock()
+                self._keep(lambda: self._chronicle.note(f"stopping: {reason}"))
+                self._stop_if_idle()
+                self._changed.notify_all()
+            return self._life.now
+
+    def status(self) -> Status:
+        with self._changed:
+            job, told, now = self._life.now, self._chronicle, self._clock()
+            return Status(
+                state=job.state,
+                message=job.message,
+                exit_code=job.exit_code,
+                generation=job.generation,
+                members=tuple(seat.status(now) for seat in self._members.seats()),
+                progress=told.progress,
+                evaluation=told.evaluation,
+                summary=told.summary,
+                events=told.events,
+            )
+
+    def tick(self) -> None:
+        """Looks at leases and deadlines; to be called several times per lease."""
+        with self._changed:
+            now = self._clock()
+            gap, self._last_tick = now - self._last_tick, now
+            if gap > self.lease_s / 2:  # this process stood still (suspended, swapped out): it could hear nobody
+                self._members.forgive(gap)
+                self._began += gap
+            for seat in self._members.expired(now):
+                silent = f"sent no heartbeat for {self.lease_s:g} s (lease_s)"
+                self._lose(seat, f"{seat.member} {silent}, {seat.last_step}")
+            if self._life.now.state == "forming" and now - self._began > self.form_timeout_s:
+                limit = f"{self.form_timeout_s:g} s (form_timeout_s)"
+                self._fail(f"the job did not form within {limit}; missing: {', '.join(self._members.missing())}")
+            if self._life.now.state == "stopping" and now - self._stop_began > STOP_PATIENCE_S:
+                self._stopped(f" ({len(self._members.present())} members did not leave in {STOP_PATIENCE_S:g} s)")
+
+    def wait_over(self, timeout_s: float | None = None) -> bool:
+        """Blocks until the job is over; False when `timeout_s` passed first."""
+        with self._changed:
+            return self._changed.wait_for(lambda: self._life.now.over or self._closed, timeout_s)
+
+    def wait_drained(self, timeout_s: float) -> bool:
+        """Blocks until every member has left or is lost, so that a process that is over may end."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._members.present() or self._closed, timeout_s)
+
+    def close(self) -> None:
+        """Wakes all who wait; for the end of the process."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+
+    @property
+    def _waits(self) -> bool:
+        return self._life.running and not self._closed
+
+    def _touch(self, token: str) -> Seat:
+        seat = self._members.seat(token)
+        seat.last_seen = self._clock()
+        return seat
+
+    def _refuse_when_late(self, hello: Hello) -> None:
+        job = self._life.now
+        if job.over or job.state == "stopping":
+            told = f": {job.message}" if job.message else ""
+            raise JobError(f"{hello.member.name} comes too late, the job is {job.state}{told}")
+        held = self._members.at(hello.member.role, hello.member.index)
+        if held is not None and held.gone:
+            raise JobError(f"{hello.member.name} was in the job already ({held.member}) and cannot be replaced")
+
+    def _form_if_complete(self) -> None:
+        if self._life.now.state != "forming" or self._members.missing():
+            return
+        try:
+            self._formation = self._new_formation()
+        except ShardkeepError as error:
+            self._fail(str(error), exit_code=error.exit_code)
+        except (OSError, RuntimeError) as error:
+            self._fail(f"the generation cannot be opened: {error}")
+        else:
+            self._life.formed(self._formation.generation)
+            self._changed.notify_all()
+
+    def _new_formation(self) -> Formation:
+        tables = agreed_tables([(seat.member, seat.tables) for seat in self._members.seats("worker")])
+        members = tuple(seat.member for seat in self._members.present())
+        generation = self._members.generation + 1
+        host, port = self._open_store(generation)
+        self._sink.members(generation, members)  # durable before it is used
+        self._members.generation = generation
+        return Formation(generation, host, port, members, tables, self._start_step)
+
+    def _after_leaving(self, seat: Seat, message: str, symptom: bool) -> None:
+        state, code = self._life.now.state, seat.left_code or 0
+        told = f": {message}" if message else ""
+        self._keep(lambda: self._chronicle.note(f"{seat.member} left with code {code}{told}"))
+        if state == "stopping":
+            self._stop_if_idle()
+        elif code == 2:  # the user's own mistake is told as it is: it names a file or a key, not a process
+            self._fail(message or f"{seat.member} refused its input", exit_code=2)
+        elif code:
+            self._fail(f"{seat.member} failed (exit code {code}){told}", symptom=symptom)
+        elif state == "forming" or (state == "training" and seat.member.role == "server"):
+            self._fail(f"{seat.member} left before the job was done{told}")
+        elif state == "training":
+            self._complete_if_all_left()
+
+    def _complete_if_all_left(self) -> None:
+        if not all(seat.gone for seat in self._members.seats("worker")):
+            return
+        if self._chronicle.summary is None:
+            self._fail("all workers are done, but worker 0 reported no summary")
+            return
+        self._life.complete()
+        self._finished()
+
+    def _stop_if_idle(self) -> None:
+        if all(seat.gone for seat in self._members.seats("worker")):
+            self._stopped()
+
+    def _stopped(self, remark: str = "") -> None:
+        step = max((seat.step for seat in self._members.seats("worker")), default=-1)
+        where = f"at step {step}" if step >= 0 else "before the first step"
+        self._life.stopped(f"stopped {where}: {self._life.now.message}{remark}")
+        self._finished()
+
+    def _lose(self, seat: Seat, message: str) -> None:
+        seat.lost = True
+        self._changed.notify_all()
+        self._keep(lambda: self._chronicle.note(message))
+        if self._life.now.state == "stopping":
+            self._stop_if_idle()
+        else:
+            self._fail(message, lost=True)
+
+    def _fail(self, message: str, *, exit_code: int = 1, lost: bool = False, symptom: bool = False) -> None:
+        if self._life.fail(message, exit_code=exit_code, lost=lost, symptom=symptom):
+            self._finished()
+
+    def _finished(self) -> None:
+        job = self._life.now
+        self._keep(lambda: self._sink.finished(job.state, job.message, self._chronicle.summary))
+        self._changed.notify_all()
+
+    def _keep(self, write: Callable[[], None]) -> None:
+        """Writes to the sink; one that cannot keep records (disk full) fails the job, not a member's call."""
+        try:
+            write()
+        except OSError as error:
+            text = f"the run folder cannot be written: {error}"
+            if self._life.fail(text):
+                self._changed.notify_all()

@@ -1,0 +1,50 @@
+"""The state of a job and its legal changes. Knows no members, no clock, no sink.
+
+forming ──> training ──> completed
+   │            │
+   ├────────────┼──> failed
+   └────────────┴──> stopping ──> stopped
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from shardkeep.ps.control.records import JobState
+
+
+class Lifecycle:
+    """One job's state. The first failure stays, unless it was only a symptom and its cause shows later."""
+
+    def __init__(self) -> None:
+        self.now = JobState()
+        self._symptom = False
+
+    @property
+    def running(self) -> bool:
+        """Neither over nor about to be."""
+        return self.now.state in ("forming", "training")
+
+    def formed(self, generation: int) -> None:
+        self._become("training", generation=generation)
+
+    def complete(self) -> None:
+        self._become("completed", exit_code=0)
+
+    def stopping(self, reason: str) -> None:
+        self._become("stopping", message=reason)
+
+    def stopped(self, message: str) -> None:
+        self._become("stopped", message=message, exit_code=1)
+
+    def fail(self, message: str, *, exit_code: int = 1, lost: bool = False, symptom: bool = False) -> bool:
+        """Returns whether this failure is now the job's."""
+        better = self.now.state == "failed" and self._symptom and not symptom
+        if not (self.now.state in ("forming", "training", "stopping") or better):
+            return False
+        self._symptom = symptom
+        self._become("failed", message=message, exit_code=exit_code, lost=lost)
+        return True
+
+    def _become(self, state: str, **changes: object) -> None:
+        self.now = replace(self.now, state=state, version=self.now.version + 1, **changes)  # type: ignore[arg-type]

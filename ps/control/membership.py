@@ -1,0 +1,117 @@
+"""Who is in the job: places by (role, index), leases, the generation counter. Knows no job state, no clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from shardkeep.base.errors import ConfigError, ProtocolError, UserError
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.control.records import ROLES, Member, MemberStatus, Role
+
+
+@dataclass(slots=True)
+class Seat:
+    """One place of the job and who holds it."""
+
+    member: Member
+    token: str
+    last_seen: float
+    step: int = -1
+    phase: str = ""
+    joined: bool = False
+    tables: tuple[TableSpec, ...] | None = None
+    left_code: int | None = None
+    lost: bool = False
+    last_sequence: int = 0
+
+    @property
+    def gone(self) -> bool:
+        return self.lost or self.left_code is not None
+
+    @property
+    def last_step(self) -> str:
+        """For a sentence: where it was last seen."""
+        where = f"at step {self.step}" if self.step >= 0 else "before its first step"
+        return f"last seen {where}" + (f" ({self.phase})" if self.phase else "")
+
+    def status(self, now: float) -> MemberStatus:
+        m = self.member
+        condition = "registered"
+        if self.gone:
+            condition = "left" if self.left_code is not None else "lost"
+        elif self.joined:
+            condition = "joined"
+        return MemberStatus(m.role, m.index, m.host, m.pid, condition, now - self.last_seen, self.step, self.phase)
+
+
+class Membership:
+    """The places of a job with a fixed number of servers and workers. Not thread safe."""
+
+    def __init__(self, *, num_servers: int, num_workers: int, lease_s: float) -> None:
+        self.counts: dict[Role, int] = {"server": num_servers, "worker": num_workers}
+        self.lease_s = lease_s
+        self.generation = 0
+        self._seats: dict[tuple[str, int], Seat] = {}
+        self._by_token: dict[str, Seat] = {}
+
+    def known(self, token: str) -> bool:
+        return token in self._by_token
+
+    def admit(self, member: Member, token: str, now: float) -> Seat:
+        """Gives `member` its place. Raises ConfigError (no such place) or UserError (place taken)."""
+        self.check_place(member.role, member.index)
+        if not token:
+            raise ProtocolError(f"{member} registered without a token")
+        held = self._seats.get((member.role, member.index))
+        if held is not None and not held.gone:
+            raise UserError(f"{member.name} is already in the job ({held.member}); start each index once")
+        seat = Seat(member, token, now)
+        self._seats[member.role, member.index] = self._by_token[token] = seat
+        return seat
+
+    def check_place(self, role: str, index: int) -> None:
+        if role not in ROLES:
+            raise ProtocolError(f"unknown role {role!r}; allowed: {', '.join(ROLES)}")
+        count = self.counts[role]
+        if not 0 <= index < count:
+            allowed = f"0..{count - 1}" if count else "none"
+            raise ConfigError(f"{role} index {index}: the job has {count} {role}s; allowed: {allowed}")
+
+    def seat(self, token: str) -> Seat:
+        """The place of the member that registered with `token`. Raises ProtocolError."""
+        try:
+            return self._by_token[token]
+        except KeyError:
+            raise ProtocolError("the coordinator does not know this member; was it restarted? register again") from None
+
+    def at(self, role: str, index: int) -> Seat | None:
+        return self._seats.get((role, index))
+
+    def seats(self, role: Role | None = None) -> list[Seat]:
+        """Places that are or were held: servers by index, then workers by index."""
+        return [self._seats[key] for key in sorted(self._seats) if role in (None, key[0])]
+
+    def present(self) -> list[Seat]:
+        return [seat for seat in self.seats() if not seat.gone]
+
+    def expired(self, now: float) -> list[Seat]:
+        """Members whose lease ended, longest silent first."""
+        late = [seat for seat in self.present() if now - seat.last_seen > self.lease_s]
+        return sorted(late, key=lambda seat: seat.last_seen)
+
+    def forgive(self, gap_s: float) -> None:
+        """Extends every lease: the coordinator itself stood still for `gap_s` seconds and heard nobody."""
+        for seat in self.present():
+            seat.last_seen += gap_s
+
+    def missing(self) -> list[str]:
+        """Who has not joined yet, in words."""
+        found = []
+        for role, count in self.counts.items():
+            for index in range(count):
+                seat = self.at(role, index)
+                if seat is None:
+                    found.append(f"{role} {index} (not started)")
+                elif not seat.joined:
+                    found.append(f"{seat.member} ({seat.phase or 'registered'}, not ready)")
+        return found

@@ -1,0 +1,152 @@
+"""The control plane's records: what crosses the border of ps/control. No protobuf, no sockets, no logic."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from shardkeep.base.errors import JobError, JobStopped, MemberLost, ShardkeepError, UserError
+from shardkeep.ps.config import TableSpec
+
+PROTOCOL_VERSION = 1
+"""Grows by one with every change of control.proto that an older member would misunderstand."""
+
+Role = Literal["server", "worker"]
+ROLES: tuple[Role, ...] = ("server", "worker")
+OVER = frozenset({"completed", "failed", "stopped"})
+REPORT_KINDS = ("progress", "eval", "phase", "event", "summary")
+Record = dict[str, Any]
+"""A JSON object."""
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One process of the job. `host` is where the others reach it."""
+
+    role: Role
+    index: int
+    host: str
+    pid: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.role} {self.index}"
+
+    def __str__(self) -> str:
+        return f"{self.name} (pid {self.pid} on {self.host})"
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """What a process says to take a place in the job.
+
+    `token` is made by the process and names it in all later calls; a Hello repeated with it is the same one.
+    """
+
+    member: Member
+    token: str
+    protocol_version: int
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Formation:
+    """One generation of the group: who is in it, where its TCPStore is, which tables it holds.
+
+    `members` are the servers by index, then the workers by index.
+    """
+
+    generation: int
+    store_host: str
+    store_port: int
+    members: tuple[Member, ...]
+    tables: tuple[TableSpec, ...]
+    start_step: int = 0
+
+    def of_role(self, role: Role) -> tuple[Member, ...]:
+        """The members of one role, by index."""
+        return tuple(member for member in self.members if member.role == role)
+
+
+@dataclass(frozen=True, slots=True)
+class JobState:
+    """Where the job stands. `exit_code` is None until the job is over; `version` grows with every change."""
+
+    state: str = "forming"  # forming | training | completed | failed | stopping | stopped
+    message: str = ""
+    exit_code: int | None = None
+    lost: bool = False  # failed because a member was lost
+    generation: int = 0
+    version: int = 0
+
+    @property
+    def over(self) -> bool:
+        return self.state in OVER
+
+    def error(self) -> ShardkeepError | None:
+        """The exception that this state means to a member that wants to go on; None = go on."""
+        if self.state == "failed":
+            kind = UserError if self.exit_code == UserError.exit_code else MemberLost if self.lost else JobError
+            return kind(self.message)
+        if self.state in ("stopping", "stopped"):
+            return JobStopped(self.message)
+        if self.state == "completed":
+            return JobError("the job is completed already")
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """A member as the coordinator sees it; `age_s` since its last sign of life, `step` -1 = none yet."""
+
+    role: Role
+    index: int
+    host: str
+    pid: int
+    condition: str  # registered | joined | left | lost
+    age_s: float
+    step: int = -1
+    phase: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """The answer to `shardkeep status`.
+
+    `progress`, `evaluation` and `summary` are the latest records ({}, {} and None = none yet). `events` are the
+    last phases, evaluations and events in order, each with a growing "seq", so that a reader shows each once.
+    """
+
+    state: str
+    message: str
+    exit_code: int | None
+    generation: int
+    members: tuple[MemberStatus, ...] = ()
+    progress: Record = field(default_factory=dict)
+    evaluation: Record = field(default_factory=dict)
+    summary: Record | None = None
+    events: tuple[Record, ...] = ()
+
+    @property
+    def over(self) -> bool:
+        return self.state in OVER
+
+
+class JobSink(Protocol):
+    """Who keeps the job's records: the run folder. Called in order, under the coordinator's lock: be quick.
+
+    Every record carries "kind", "role" and "index" beside what the member reported. An OSError fails the job.
+    """
+
+    def members(self, generation: int, members: tuple[Member, ...]) -> None:
+        """A generation is about to be handed out."""
+
+    def progress(self, record: Record) -> None:
+        """kind: progress."""
+
+    def event(self, record: Record) -> None:
+        """kind: eval | phase | event."""
+
+    def finished(self, status: str, message: str, summary: Record | None) -> None:
+        """The job is over. Called again with a better message when a failure's cause shows late."""

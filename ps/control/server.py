@@ -1,0 +1,126 @@
+"""The coordinator's process: its gRPC server, the ticker that watches leases, its life. No logic of a job."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from shardkeep.base.errors import ConfigError
+from shardkeep.proto import control_pb2_grpc
+from shardkeep.ps.config import LivenessConfig
+from shardkeep.ps.control.addresses import join_address, split_address
+from shardkeep.ps.control.coordinator import Coordinator
+from shardkeep.ps.control.quiet_grpc import grpc
+from shardkeep.ps.control.records import JobSink
+from shardkeep.ps.control.servicer import ControlServicer
+from shardkeep.ps.control.store import StoreHost
+
+TICK_S = 0.5
+STOP_POLL_S = 0.2
+_OPTIONS = [
+    ("grpc.so_reuseport", 0),  # else a second coordinator on the same port silently takes half of the calls
+    ("grpc.max_receive_message_length", 16 << 20),
+    ("grpc.max_send_message_length", 16 << 20),
+]
+
+
+class ControlServer:
+    """Serves one coordinator.
+
+    Args:
+        coordinator: The logic.
+        listen: HOST:PORT; port 0 = any free one.
+    """
+
+    def __init__(self, coordinator: Coordinator, listen: str = "127.0.0.1:0") -> None:
+        self.coordinator = coordinator
+        host, port = split_address(listen, lowest_port=0)
+        # every member may park a heartbeat and a join; the rest is for reports, leaves and people
+        threads = 2 * coordinator.num_members + 16
+        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="control")
+        self._server = grpc.server(self._pool, options=_OPTIONS)
+        control_pb2_grpc.add_ControlServicer_to_server(ControlServicer(coordinator), self._server)  # type: ignore[no-untyped-call]
+        self._ended = threading.Event()
+        self._ticker = threading.Thread(target=self._tick, name="control-ticker", daemon=True)
+        self.address = join_address(host, self._bind(host, port))
+
+    def start(self) -> ControlServer:
+        """Returns at once; the socket is open since construction."""
+        self._server.start()
+        self._ticker.start()
+        return self
+
+    def stop(self, grace_s: float = 1.0) -> None:
+        """Ends the server; calls that run get `grace_s` seconds. Blocks until all threads ended."""
+        self._ended.set()
+        self.coordinator.close()
+        self._server.stop(grace_s).wait()
+        self._pool.shutdown()
+        if self._ticker.is_alive():
+            self._ticker.join()
+
+    def __enter__(self) -> ControlServer:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def _bind(self, host: str, port: int) -> int:
+        asked = join_address(host, port)
+        try:
+            bound = self._server.add_insecure_port(asked)
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise ConfigError(f"cannot listen on {asked}: the port is in use or the host is not this machine's")
+        return bound
+
+    def _tick(self) -> None:
+        interval_s = min(TICK_S, self.coordinator.lease_s / 4)
+        while not self._ended.wait(interval_s):
+            self.coordinator.tick()
+
+
+def serve_job(
+    *,
+    config_yaml: str,
+    num_servers: int,
+    num_workers: int,
+    liveness: LivenessConfig,
+    listen: str,
+    sink: JobSink,
+    ready: Callable[[str], None],
+    stop: threading.Event,
+) -> int:
+    """The coordinator's life: serves one job until it is over; returns the job's exit code.
+
+    Args:
+        config_yaml: The resolved config, handed to every member.
+        num_servers: Server processes.
+        num_workers: Worker processes.
+        liveness: Leases and deadlines.
+        listen: HOST:PORT; the store listens on the same host. Raises ConfigError when it cannot.
+        sink: Who keeps the records.
+        ready: Called once with the address to give to members.
+        stop: Set it (from a signal handler) to end the job in order.
+    """
+    store = StoreHost(bind=split_address(listen, lowest_port=0)[0])
+    coordinator = Coordinator(
+        config_yaml=config_yaml,
+        num_servers=num_servers,
+        num_workers=num_workers,
+        lease_s=liveness.lease_s,
+        form_timeout_s=liveness.form_timeout_s,
+        open_store=store.open,
+        sink=sink,
+    )
+    with ControlServer(coordinator, listen) as server:
+        ready(server.address)
+        store.prepare()  # while members start
+        while not coordinator.wait_over(STOP_POLL_S):
+            if stop.is_set():
+                coordinator.stop("asked to stop")
+        coordinator.wait_drained(liveness.lease_s)  # members still have to hear of it
+    store.close()
+    return coordinator.state.exit_code or 0

@@ -1,0 +1,55 @@
+"""Our errors <-> gRPC status codes: one table, used in both directions."""
+
+from __future__ import annotations
+
+from shardkeep.base.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    JobError,
+    JobStopped,
+    MemberLost,
+    ProtocolError,
+    RemoteError,
+    ShardkeepError,
+    TransportError,
+    UserError,
+)
+from shardkeep.ps.control.quiet_grpc import grpc
+
+CODES: dict[type[ShardkeepError], grpc.StatusCode] = {
+    ConfigError: grpc.StatusCode.OUT_OF_RANGE,
+    UserError: grpc.StatusCode.INVALID_ARGUMENT,
+    JobStopped: grpc.StatusCode.ALREADY_EXISTS,
+    MemberLost: grpc.StatusCode.ABORTED,
+    JobError: grpc.StatusCode.FAILED_PRECONDITION,
+    ProtocolError: grpc.StatusCode.DATA_LOSS,
+    DeadlineExceeded: grpc.StatusCode.DEADLINE_EXCEEDED,
+    RemoteError: grpc.StatusCode.INTERNAL,
+    TransportError: grpc.StatusCode.UNAVAILABLE,
+}
+"""More specific classes stand before their bases.
+
+The refusals take codes that gRPC itself never makes: a server that shuts down ends calls with CANCELLED, and a member
+that took this for an order would leave a job whose coordinator is only restarting.
+"""
+
+
+_ERRORS = {code: kind for kind, code in CODES.items()}
+
+
+def code_of(error: ShardkeepError) -> grpc.StatusCode:
+    """The status code that stands for `error` on the wire."""
+    return next((code for kind, code in CODES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
+
+
+def error_of(error: grpc.RpcError, address: str) -> ShardkeepError:
+    """Our exception for a failed call to the coordinator at `address`."""
+    code, details = error.code(), error.details() or "no details"
+    if code == grpc.StatusCode.UNIMPLEMENTED:
+        return ProtocolError(f"{address} answers, but is no coordinator of this version of shardkeep ({details})")
+    if code == grpc.StatusCode.DEADLINE_EXCEEDED:
+        return DeadlineExceeded(f"the coordinator at {address} did not answer in time")
+    if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
+        return TransportError(f"the coordinator at {address} cannot be reached ({details})")
+    kind = _ERRORS.get(code, RemoteError)
+    return kind(details) if kind is not RemoteError else RemoteError(f"the coordinator at {address} failed: {details}")

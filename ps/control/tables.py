@@ -1,0 +1,52 @@
+"""Compares the table definitions of the workers. Pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from shardkeep.base.errors import JobError, ProtocolError
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.control.records import Member
+
+
+def agreed_tables(workers: Sequence[tuple[Member, tuple[TableSpec, ...] | None]]) -> tuple[TableSpec, ...]:
+    """The tables that all workers define alike. Raises JobError (they differ), ProtocolError (one told none)."""
+    first, tables = workers[0][0], workers[0][1] or ()
+    for member, told in workers:
+        if told is None:
+            raise ProtocolError(f"{member} joined without table definitions")
+        difference = first_difference(tables, told, first.name, member.name)
+        if difference:
+            raise JobError(f"the workers' tables differ: {difference}; all must read the same config and data")
+    return tables
+
+
+def first_difference(
+    left: Sequence[TableSpec], right: Sequence[TableSpec], left_name: str, right_name: str
+) -> str | None:
+    """The first difference in words, order included (a table's position is its number on the wire), or None."""
+    left_tables, right_tables = [t.name for t in left], [t.name for t in right]
+    for have, lack, who, other in (
+        (left_tables, right_tables, left_name, right_name),
+        (right_tables, left_tables, right_name, left_name),
+    ):
+        missing = [name for name in have if name not in lack]
+        if missing:
+            return f"{who} has table {missing[0]}, {other} has not"
+    if left_tables != right_tables:
+        orders = [", ".join(names) for names in (left_tables, right_tables)]
+        return f"their order is {orders[0]} on {left_name} and {orders[1]} on {right_name}"
+    for a, b in zip(left, right, strict=True):
+        flat_a, flat_b = _flat(a), _flat(b)
+        for key in sorted(flat_a | flat_b):
+            ours, theirs = flat_a.get(key), flat_b.get(key)
+            if ours != theirs:
+                return f"{a.name}.{key} is {ours} on {left_name} and {theirs} on {right_name}"
+    return None
+
+
+def _flat(table: TableSpec) -> dict[str, object]:
+    found: dict[str, object] = {}
+    for key, value in table.model_dump(mode="json").items():
+        found |= {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else {key: value}
+    return found

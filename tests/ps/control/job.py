@@ -1,0 +1,101 @@
+"""A coordinator with a clock that the test turns, a sink that remembers, and members by name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.control.coordinator import Coordinator
+from shardkeep.ps.control.records import PROTOCOL_VERSION, Formation, Hello, JobState, Member, Record, Role
+
+VERSIONS = {"shardkeep": "1.0", "torch": "2.13.0"}
+TABLES = (TableSpec(name="user", dim=8), TableSpec(name="item", dim=16))
+
+
+class ListSink:
+    """Keeps every call, in order."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[Any, ...]] = []
+
+    def members(self, generation: int, members: tuple[Member, ...]) -> None:
+        self.calls.append(("members", generation, [member.name for member in members]))
+
+    def progress(self, record: Record) -> None:
+        self.calls.append(("progress", record))
+
+    def event(self, record: Record) -> None:
+        self.calls.append(("event", record))
+
+    def finished(self, status: str, message: str, summary: Record | None) -> None:
+        self.calls.append(("finished", status, message, summary))
+
+    def of(self, name: str) -> list[tuple[Any, ...]]:
+        return [call for call in self.calls if call[0] == name]
+
+
+class Job:
+    """Two workers and a server unless told otherwise; a lease of 15 s."""
+
+    def __init__(self, *, servers: int = 1, workers: int = 2, sink: ListSink | None = None) -> None:
+        self.now = 0.0
+        self.sink = sink or ListSink()
+        self.opened: list[int] = []
+        self.coordinator = Coordinator(
+            config_yaml="name: job\n",
+            num_servers=servers,
+            num_workers=workers,
+            lease_s=15.0,
+            form_timeout_s=120.0,
+            open_store=self._open_store,
+            sink=self.sink,
+            clock=lambda: self.now,
+            versions=VERSIONS,
+        )
+        self.names: list[tuple[Role, int]] = [("server", i) for i in range(servers)]
+        self.names += [("worker", i) for i in range(workers)]
+
+    def _open_store(self, generation: int) -> tuple[str, int]:
+        self.opened.append(generation)
+        return "127.0.0.1", 4000
+
+    def register(
+        self, role: Role, index: int, *, pid: int = 100, protocol: int = PROTOCOL_VERSION, **versions: str
+    ) -> str:
+        """Registers; the token is the member's name and pid."""
+        token = f"{role}-{index}-{pid}"
+        member = Member(role, index, "10.0.0.7", pid)
+        self.coordinator.register(Hello(member, token, protocol, VERSIONS | versions))
+        return token
+
+    def join(
+        self, role: Role, index: int, tables: Sequence[TableSpec] | None = TABLES
+    ) -> tuple[JobState, Formation | None]:
+        return self.coordinator.join(f"{role}-{index}-100", tables if role == "worker" else None)
+
+    def form(self) -> Formation:
+        for role, index in self.names:
+            self.register(role, index)
+        for role, index in self.names:
+            _, formation = self.join(role, index)
+        assert formation is not None
+        return formation
+
+    def leave(self, role: Role, index: int, code: int = 0, message: str = "", *, symptom: bool = False) -> JobState:
+        return self.coordinator.leave(f"{role}-{index}-100", code=code, message=message, symptom=symptom)
+
+    def summary(self) -> None:
+        self.coordinator.report("worker-0-100", sequence=99, kind="summary", record={"steps": 7})
+
+    def pass_time(self, seconds: float, *, alive: Sequence[tuple[Role, int]] = (), step: int = -1) -> None:
+        """Turns the clock in steps of a second with a tick each; `alive` members send heartbeats."""
+        for _ in range(int(seconds)):
+            self.now += 1.0
+            for role, index in alive:
+                self.coordinator.heartbeat(f"{role}-{index}-100", step=step)
+            self.coordinator.tick()
+
+    @property
+    def state(self) -> JobState:
+        return self.coordinator.state

@@ -1,0 +1,420 @@
+"""The control plane over real gRPC in one process: members are threads, the port is a free one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+
+import pytest
+
+from shardkeep.base.errors import (
+    ConfigError,
+    DeadlineExceeded,
+    JobError,
+    MemberLost,
+    ProtocolError,
+    ShardkeepError,
+    TransportError,
+    UserError,
+)
+from shardkeep.ps.config import LivenessConfig, TableSpec
+from shardkeep.ps.control.client import ControlClient, fetch_status, report_death, request_stop
+from shardkeep.ps.control.coordinator import Coordinator
+from shardkeep.ps.control.records import Formation, Role
+from shardkeep.ps.control.server import ControlServer, serve_job
+from tests.ps.control.job import TABLES, ListSink
+
+LIMIT_S = 10.0
+
+
+class Cluster:
+    """A coordinator that serves, and clients of it that are closed at the end."""
+
+    def __init__(self, stack: ExitStack, *, servers: int = 1, workers: int = 2, lease_s: float = 15.0) -> None:
+        self._stack = stack
+        self.sink = ListSink()
+        self.coordinator = Coordinator(
+            config_yaml="name: job\n",
+            num_servers=servers,
+            num_workers=workers,
+            lease_s=lease_s,
+            form_timeout_s=60.0,
+            open_store=lambda generation: ("0.0.0.0", 4000),
+            sink=self.sink,
+        )
+        self.server = ControlServer(self.coordinator)
+        stack.enter_context(self.server)
+        self.address = self.server.address
+        self.pool = stack.enter_context(ThreadPoolExecutor(servers + workers))
+        self.names: list[tuple[Role, int]] = [("server", i) for i in range(servers)]
+        self.names += [("worker", i) for i in range(workers)]
+
+    def client(self, role: Role, index: int) -> ControlClient:
+        client = ControlClient(self.address, role=role, index=index)
+        return self._stack.enter_context(client)
+
+    def member(self, role: Role, index: int) -> ControlClient:
+        client = self.client(role, index)
+        client.register()
+        client.start_heartbeats()
+        return client
+
+    def join(self, client: ControlClient, tables: tuple[TableSpec, ...] = TABLES) -> Future[Formation]:
+        return self.pool.submit(client.join, tables if client.member.role == "worker" else None)
+
+    def form(self) -> list[ControlClient]:
+        members = [self.member(*name) for name in self.names]
+        for joining in [self.join(member) for member in members]:
+            joining.result(LIMIT_S)
+        return members
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., Cluster]]:
+    with ExitStack() as stack:
+        yield lambda **settings: Cluster(stack, **settings)
+
+
+def test_a_job_runs_from_registration_to_completion(start: Callable[..., Cluster]) -> None:
+    cluster = start()
+    members = [cluster.client(*name) for name in cluster.names]
+    assert {member.register() for member in members} == {"name: job\n"}
+    for member in members:
+        member.start_heartbeats()
+    formations = [joining.result(LIMIT_S) for joining in [cluster.join(member) for member in members]]
+    assert formations[0] == formations[1] == formations[2]
+    assert formations[0].tables == TABLES
+    assert formations[0].members[2].pid == os.getpid()
+    assert formations[0].store_host == "127.0.0.1"  # told as 0.0.0.0: the host under which we reached it
+    server, first, second = members
+    first.report("progress", {"step": 3, "loss": 0.5})
+    first.report("summary", {"steps": 4})
+    assert first.leave(0).state == "training"
+    assert fetch_status(cluster.address).progress["loss"] == 0.5
+    assert second.leave(0).state == "completed"
+    assert server.over.wait(LIMIT_S)
+    assert (server.state.state, server.failed.is_set(), server.stop_requested.is_set()) == ("completed", False, False)
+    assert cluster.sink.of("finished") == [("finished", "completed", "", {"steps": 4})]
+    assert first.bytes_total > 100
+
+
+def test_what_a_heartbeat_tells_shows_in_the_status(start: Callable[..., Cluster]) -> None:
+    cluster = start(servers=0, workers=1)
+    worker = cluster.member("worker", 0)
+    worker.update(step=41)
+    worker.update(phase="train")
+
+    def shown() -> bool:
+        member = fetch_status(cluster.address).members[0]
+        return (member.step, member.phase) == (41, "train")
+
+    _until(shown)
+
+
+def test_a_failure_wakes_every_member_at_once_and_joins_raise_it(start: Callable[..., Cluster]) -> None:
+    cluster = start()
+    members = [cluster.member(*name) for name in cluster.names]
+    joining = [cluster.join(member) for member in members[:2]]
+    members[2].leave(2, "data.csv: has no column 'age'")
+    for member in members[:2]:
+        assert member.failed.wait(LIMIT_S) and member.over.is_set()
+        with pytest.raises(UserError, match="has no column 'age'"):
+            member.check()
+    for future in joining:
+        with pytest.raises(UserError, match="has no column 'age'"):
+            future.result(LIMIT_S)
+
+
+def test_a_failure_is_heard_sooner_than_a_heartbeat_lasts(start: Callable[..., Cluster]) -> None:
+    cluster = start(lease_s=400.0)
+    members = cluster.form()
+    for member in members:
+        _until(lambda member=member: member.state.generation == 1)
+    heard = threading.Event()
+
+    def listen() -> None:
+        members[0].failed.wait(LIMIT_S)
+        heard.set()
+
+    threading.Thread(target=listen, daemon=True).start()
+    members[1].leave(1, "no memory")
+    assert heard.wait(0.8)  # a poll lasts a second
+
+
+def test_a_member_that_falls_silent_is_lost_by_name(start: Callable[..., Cluster]) -> None:
+    cluster = start(lease_s=1.0)
+    server, *_, silent = cluster.form()
+    silent.close()
+    assert server.failed.wait(LIMIT_S)
+    with pytest.raises(MemberLost, match=rf"worker 1 \(pid {os.getpid()} on 127.0.0.1\) sent no heartbeat for 1 s"):
+        server.check()
+
+
+def test_the_death_of_a_process_is_told_by_its_launcher(start: Callable[..., Cluster]) -> None:
+    cluster = start()
+    server, *_ = cluster.form()
+    state = report_death(cluster.address, role="worker", index=0, pid=os.getpid(), reason="killed by SIGKILL")
+    assert state.state == "failed" and state.lost
+    assert server.failed.wait(LIMIT_S)
+    assert "ended: killed by SIGKILL" in server.state.message
+
+
+def test_a_stop_reaches_workers_and_ends_the_job(start: Callable[..., Cluster]) -> None:
+    cluster = start()
+    server, first, second = cluster.form()
+    assert request_stop(cluster.address, "Ctrl-C").state == "stopping"
+    for worker in (first, second):
+        assert worker.stop_requested.wait(LIMIT_S)
+        assert not worker.over.is_set()
+        worker.leave(0)
+    assert server.over.wait(LIMIT_S)
+    assert server.state.state == "stopped"
+    assert fetch_status(cluster.address).exit_code == 1
+
+
+def test_a_member_gives_up_on_a_coordinator_that_is_gone(start: Callable[..., Cluster]) -> None:
+    cluster = start(servers=0, workers=1, lease_s=1.0)
+    worker = cluster.member("worker", 0)
+    cluster.server.stop()
+    assert worker.failed.wait(LIMIT_S) and worker.over.is_set()
+    with pytest.raises(MemberLost, match=rf"{cluster.address}.* silent for more than 1 s \(lease_s\)"):
+        worker.check()
+    assert worker.leave(1, "lost it").state == "failed"  # does not mask the failure
+
+
+def test_a_member_unknown_to_a_restarted_coordinator_fails_at_once(start: Callable[..., Cluster]) -> None:
+    cluster = start(servers=0, workers=1)
+    stranger = cluster.client("worker", 0)
+    stranger.lease_s = 15.0
+    stranger.start_heartbeats()
+    assert stranger.failed.wait(LIMIT_S)
+    assert "does not know this member" in stranger.state.message
+
+
+def test_registration_waits_for_a_coordinator_to_appear() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with ControlClient(f"127.0.0.1:{port}", role="worker", index=0) as client, ThreadPoolExecutor(1) as pool:
+        registering = pool.submit(client.register)
+        with pytest.raises(TransportError):
+            fetch_status(client.address, timeout_s=0.2)
+        sink = ListSink()
+        late = Coordinator(
+            config_yaml="name: late\n",
+            num_servers=0,
+            num_workers=1,
+            lease_s=15.0,
+            form_timeout_s=60.0,
+            open_store=lambda generation: ("127.0.0.1", 1),
+            sink=sink,
+        )
+        with ControlServer(late, f"127.0.0.1:{port}"):
+            assert registering.result(LIMIT_S) == "name: late\n"
+
+
+def test_nobody_at_the_address_is_one_clear_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with (
+        ControlClient(f"127.0.0.1:{port}", role="worker", index=0, timeout_s=0.5) as client,
+        pytest.raises(DeadlineExceeded, match=rf"no coordinator answered at 127.0.0.1:{port} within 0.\d s"),
+    ):
+        client.register()
+
+
+def test_a_peer_that_accepts_and_never_answers_does_not_hang_a_member() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as silent,
+        ControlClient(f"127.0.0.1:{silent.getsockname()[1]}", role="worker", index=0, timeout_s=0.5) as client,
+        pytest.raises(DeadlineExceeded),
+    ):
+        client.register()
+
+
+@pytest.mark.parametrize("address", ["nowhere", "host:", ":1", "host:0", "host:65536", "host:x", "::1:80", ""])
+def test_an_address_that_is_none_is_a_config_error(address: str) -> None:
+    with pytest.raises(ConfigError, match="is not HOST:PORT"):
+        ControlClient(address, role="worker", index=0)
+
+
+def test_a_port_in_use_is_refused_instead_of_shared(start: Callable[..., Cluster]) -> None:
+    cluster = start()
+    with pytest.raises(ConfigError, match=f"cannot listen on {cluster.address}"):
+        ControlServer(cluster.coordinator, cluster.address)
+
+
+def test_another_protocol_is_refused_over_the_wire_too(start: Callable[..., Cluster]) -> None:
+    cluster = start()
+    client = ControlClient(cluster.address, role="worker", index=0, protocol_version=7, versions={"shardkeep": "9.9"})
+    with client, pytest.raises(ProtocolError, match=r"protocol 7 \(shardkeep 9.9\).*speaks 1 \(shardkeep "):
+        client.register()
+
+
+@pytest.mark.parametrize(("index", "kind"), [(9, ConfigError), (0, UserError)], ids=["no such place", "place is taken"])
+def test_refusals_keep_their_kind_over_the_wire(
+    start: Callable[..., Cluster], index: int, kind: type[ShardkeepError]
+) -> None:
+    cluster = start()
+    cluster.member("worker", 0)
+    with pytest.raises(kind) as refused:
+        cluster.client("worker", index).register()
+    assert type(refused.value) is kind
+
+
+GARBAGE = [b"\x00" * 4096, b"GET / HTTP/1.1\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 4096]
+
+
+@pytest.mark.parametrize("garbage", GARBAGE, ids=["zeros", "http", "broken frames"])
+def test_garbage_on_the_port_does_not_harm_the_coordinator(start: Callable[..., Cluster], garbage: bytes) -> None:
+    cluster = start()
+    host, port = cluster.address.split(":")
+    for _ in range(20):
+        with socket.create_connection((host, int(port)), timeout=LIMIT_S) as connection:
+            connection.sendall(garbage)
+    cluster.form()
+    assert fetch_status(cluster.address).state == "training"
+
+
+def test_a_call_that_is_no_message_is_answered_with_an_error(start: Callable[..., Cluster]) -> None:
+    from shardkeep.ps.control.quiet_grpc import grpc
+
+    cluster = start()
+    with grpc.insecure_channel(cluster.address) as channel:
+        raw = channel.unary_unary("/shardkeep.control.Control/Register")
+        with pytest.raises(grpc.RpcError):
+            raw(b"\xff" * 64, timeout=LIMIT_S)
+    assert fetch_status(cluster.address).state == "forming"
+
+
+def test_a_service_of_another_kind_is_told_as_a_protocol_error() -> None:
+    from shardkeep.ps.control.quiet_grpc import grpc
+
+    with ThreadPoolExecutor(1) as pool:
+        other = grpc.server(pool)
+        port = other.add_insecure_port("127.0.0.1:0")
+        other.start()
+        with pytest.raises(ProtocolError, match="no coordinator of this version"):
+            fetch_status(f"127.0.0.1:{port}")
+        other.stop(None).wait()
+
+
+def test_a_bug_in_the_coordinator_is_an_error_and_not_silence(
+    start: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    cluster = start()
+    monkeypatch.setattr(cluster.coordinator, "status", lambda: 1 // 0)
+    with pytest.raises(ShardkeepError, match="ZeroDivisionError"):
+        fetch_status(cluster.address)
+    assert "control call failed" in caplog.text
+
+
+def test_reports_arrive_in_order_and_before_the_leave(start: Callable[..., Cluster]) -> None:
+    cluster = start(servers=0, workers=1)
+    (worker,) = cluster.form()
+    for step in range(100):
+        worker.report("progress", {"step": step})
+    worker.report("summary", {"steps": 100})
+    assert worker.leave(0).state == "completed"
+    assert [call[1]["step"] for call in cluster.sink.of("progress")] == list(range(100))
+
+
+def test_a_report_is_kept_until_a_coordinator_takes_it(start: Callable[..., Cluster]) -> None:
+    cluster = start(servers=0, workers=1)
+    (worker,) = cluster.form()
+    cluster.server.stop()
+    worker.report("progress", {"step": 1})
+    worker.report("summary", {"steps": 1})
+    with pytest.raises(DeadlineExceeded, match="2 reports were not taken"):
+        worker._reporter.flush(timeout_s=0.3)
+    with ControlServer(cluster.coordinator, cluster.address):
+        assert worker.leave(0).state == "completed"
+    assert [call[1]["step"] for call in cluster.sink.of("progress")] == [1]
+
+
+def test_a_call_that_is_cut_off_is_a_transport_error(start: Callable[..., Cluster]) -> None:
+    cluster = start(servers=0, workers=2)
+    worker = cluster.client("worker", 0)
+    worker.register()
+    joining = cluster.join(worker)
+    _until(lambda: fetch_status(cluster.address).members[0].condition == "joined")
+    worker.close()
+    with pytest.raises(TransportError, match=f"coordinator .*at {cluster.address}") as cut:
+        joining.result(LIMIT_S)
+    assert cut.value.retryable  # RemoteError is not: it is an answer
+
+
+def test_a_refused_report_shows_when_the_member_leaves(start: Callable[..., Cluster]) -> None:
+    cluster = start()
+    _, _, second = cluster.form()
+    second.report("summary", {})
+    with pytest.raises(ProtocolError, match="only worker 0"):
+        second.leave(0)
+
+
+def test_numpy_and_tensor_scalars_may_stand_in_a_report(start: Callable[..., Cluster]) -> None:
+    import numpy as np
+    import torch
+
+    cluster = start(servers=0, workers=1)
+    (worker,) = cluster.form()
+    worker.report("progress", {"loss": np.float32(0.5), "auc": torch.tensor(0.25), "counts": np.arange(2)})
+    worker.leave(1)
+    record = cluster.sink.of("progress")[0][1]
+    assert (record["loss"], record["auc"], record["counts"]) == (0.5, 0.25, [0, 1])
+    with pytest.raises(TypeError, match="is not JSON"):
+        worker.report("progress", {"loss": object()})
+    with pytest.raises(ValueError, match="allowed: progress"):
+        worker.report("gossip", {})
+
+
+def test_a_whole_coordinator_serves_one_job_with_a_real_store() -> None:
+    from torch.distributed import TCPStore
+
+    address: Future[str] = Future()
+    sink, stop = ListSink(), threading.Event()
+    with ThreadPoolExecutor(3) as pool:
+        serving = pool.submit(
+            serve_job,
+            config_yaml="name: job\n",
+            num_servers=0,
+            num_workers=1,
+            liveness=LivenessConfig(),
+            listen="127.0.0.1:0",
+            sink=sink,
+            ready=address.set_result,
+            stop=stop,
+        )
+        with ControlClient(address.result(LIMIT_S), role="worker", index=0) as worker:
+            worker.register()
+            worker.start_heartbeats()
+            formation = worker.join(TABLES)
+            store = TCPStore(formation.store_host, formation.store_port, is_master=False)
+            store.set("key", "value")
+            assert store.get("key") == b"value"
+            stop.set()
+            assert worker.stop_requested.wait(LIMIT_S)
+            worker.leave(0)
+        assert serving.result(LIMIT_S) == 1
+    assert sink.of("finished")[0][2] == "stopped before the first step: asked to stop"
+
+
+def test_a_taken_place_after_an_early_leave_is_told(start: Callable[..., Cluster]) -> None:
+    cluster = start()
+    _, _, second = cluster.form()
+    second.leave(0)
+    with pytest.raises(JobError, match="worker 1 was in the job already"):
+        cluster.client("worker", 1).register()
+
+
+def _until(true: Callable[[], bool]) -> None:
+    """Waits, with a limit, until a condition that nobody signals holds."""
+    tick = threading.Event()
+    for _ in range(int(LIMIT_S / 0.02)):
+        if true():
+            return
+        tick.wait(0.02)
+    raise AssertionError("the condition did not come true in time")

@@ -1,0 +1,81 @@
+"""Records survive protobuf, every error has its status code, and the committed stubs match control.proto."""
+
+from __future__ import annotations
+
+import runpy
+from pathlib import Path
+
+import pytest
+
+from shardkeep.base import errors
+from shardkeep.base.errors import ProtocolError, ShardkeepError
+from shardkeep.proto import control_pb2 as pb
+from shardkeep.ps.config import AdagradConfig, AdamConfig, FtrlConfig, RowwiseAdagradConfig, SgdConfig, TableSpec
+from shardkeep.ps.control import wire
+from shardkeep.ps.control.records import Formation, Hello, JobState, Member, MemberStatus, Status
+from shardkeep.ps.control.statuses import CODES, code_of
+
+MEMBER = Member("worker", 3, "10.1.2.3", 4242)
+OPTIMIZERS = [SgdConfig(lr=1 / 3), AdagradConfig(), RowwiseAdagradConfig(), AdamConfig(), FtrlConfig(l1=1e-7)]
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
+def test_a_formation_survives_the_wire_bit_for_bit(
+    optimizer: SgdConfig | AdagradConfig | RowwiseAdagradConfig | AdamConfig | FtrlConfig,
+) -> None:
+    table = TableSpec(name="größe", dim=7, optimizer=optimizer)
+    formation = Formation(2, "h", 65535, (MEMBER,), (table,), start_step=2**40)
+    bytes_ = wire.formation_to_pb(formation).SerializeToString()
+    assert wire.formation_from_pb(pb.Formation.FromString(bytes_)) == formation
+
+
+@pytest.mark.parametrize("exit_code", [None, 0, 2], ids=str)
+def test_a_job_state_survives_the_wire(exit_code: int | None) -> None:
+    job = JobState("failed", "so it is", exit_code, True, 3, 17)
+    assert wire.job_from_pb(wire.job_to_pb(job)) == job
+
+
+@pytest.mark.parametrize("summary", [None, {}, {"steps": 3}], ids=str)
+def test_a_status_survives_the_wire(summary: dict[str, int] | None) -> None:
+    member = MemberStatus("server", 0, "h", 1, "joined", 0.5, -1, "serving")
+    status = Status("training", "", None, 1, (member,), {"step": 1}, {"auc": 0.5}, summary, ({"seq": 1}, {"seq": 2}))
+    assert wire.status_from_pb(wire.status_to_pb(status)) == status
+
+
+def test_a_hello_survives_the_wire() -> None:
+    hello = Hello(MEMBER, "token", 1, {"torch": "2.13.0"})
+    assert wire.hello_from_pb(wire.hello_to_pb(hello)) == hello
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '{"lr": -1}'], ids=["empty", "broken", "list", "value"])
+def test_a_table_of_another_kind_is_refused(text: str) -> None:
+    with pytest.raises(ProtocolError):
+        wire.table_from_pb(pb.Table(name="t", dim=4, optimizer_json=text, init_json="{}"))
+
+
+def _exceptions(kind: type[ShardkeepError] = ShardkeepError) -> list[type[ShardkeepError]]:
+    return [kind, *(found for child in kind.__subclasses__() for found in _exceptions(child))]
+
+
+@pytest.mark.parametrize("kind", sorted(_exceptions(), key=lambda k: k.__name__), ids=lambda kind: kind.__name__)
+def test_every_error_keeps_its_exit_code_over_the_wire(kind: type[ShardkeepError]) -> None:
+    if kind.__module__ != errors.__name__:
+        pytest.skip("not one of the tree")
+    code = code_of(kind("told"))
+    back = next((known for known, found in CODES.items() if found == code), ShardkeepError)
+    assert back.exit_code == kind.exit_code
+    assert issubclass(kind, back) or code == CODES[errors.RemoteError]
+
+
+def test_status_codes_are_unambiguous() -> None:
+    assert len(set(CODES.values())) == len(CODES)
+
+
+@pytest.mark.parametrize("name", ["CANCELLED", "UNKNOWN", "RESOURCE_EXHAUSTED", "UNAUTHENTICATED"])
+def test_codes_that_grpc_makes_itself_stand_for_none_of_our_refusals(name: str) -> None:
+    assert name not in {code.name for code in CODES.values()}
+
+
+def test_the_committed_stubs_match_the_proto() -> None:
+    script = Path(__file__).parents[3] / "scripts" / "gen-proto"
+    assert runpy.run_path(str(script))["drifted"]() == []
