@@ -1,0 +1,174 @@
+"""The gates: when staged pushes are applied, and when the pull of a step may be answered, with which staleness.
+
+Pure logic: no threads, locks, sockets or tables. The service calls a gate under one lock.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+from shardkeep.base.errors import ProtocolError
+from shardkeep.ps.config import ConsistencyConfig
+
+P = TypeVar("P")  # what a push carries
+
+
+@dataclass(frozen=True, slots=True)
+class Work(Generic[P]):
+    """Pushes of one step to be applied together: summed per row in the order of `ranks`, then one update."""
+
+    step: int
+    ranks: tuple[int, ...]
+    pushes: tuple[P, ...]
+
+
+class Gate(Protocol[P]):
+    """Decides the order of pushes and pulls. Every Work that `take` hands out comes back by `done`."""
+
+    stages: bool
+    """Whether a push is acknowledged before it is applied."""
+
+    def push(self, rank: int, step: int, push: P) -> bool:
+        """Takes in a push. False = a duplicate, to be acknowledged and forgotten. Raises ProtocolError."""
+        ...
+
+    def arrive(self, rank: int, step: int) -> None:
+        """Records that a pull or fence of `step` came from `rank`. Raises ProtocolError."""
+        ...
+
+    def take(self) -> Work[P] | None:
+        """The next pushes to apply, None when there are none now."""
+        ...
+
+    def done(self, work: Work[P]) -> None:
+        """`work` has been applied."""
+        ...
+
+    def admits(self, step: int) -> bool:
+        """Whether a pull of `step` may be answered now."""
+        ...
+
+    def staleness(self, step: int) -> int:
+        """Steps that rows read now for `step` lag behind: steps before it that are not applied for all ranks."""
+        ...
+
+
+class SyncGate(Generic[P]):
+    """The pull of step t sees exactly all pushes of steps below t.
+
+    Pushes of t are staged. They are applied when the pulls of t + 1 of all ranks have arrived; a rank sends that
+    pull only when every server acknowledged its push of t, so whoever applies t knows that all servers hold t.
+    """
+
+    stages = True
+
+    def __init__(self, *, num_workers: int, start_step: int) -> None:
+        self._num_workers = num_workers
+        self._next = start_step  # the first step that is not applied
+        self._staged: dict[int, P] = {}  # by rank, of step `_next`; no other step can be staged
+        self._arrived: set[int] = set()  # ranks whose pull of `_next + 1` is here
+        self._applying = False
+
+    def push(self, rank: int, step: int, push: P) -> bool:
+        if step < self._next or (step == self._next and rank in self._staged):
+            return False
+        if step > self._next:
+            raise ProtocolError(
+                f"worker {rank} pushed step {step} while step {self._next} is not applied; "
+                "in sync a worker pushes a step after it pulled it"
+            )
+        self._staged[rank] = push
+        return True
+
+    def arrive(self, rank: int, step: int) -> None:
+        if step == self._next and rank not in self._arrived:
+            return
+        if step != self._next + 1:
+            raise ProtocolError(
+                f"worker {rank} pulled step {step} while step {self._next} is the next to apply; "
+                "in sync a worker pulls the running step and, having pushed it, the next"
+            )
+        if rank not in self._staged:
+            raise ProtocolError(f"worker {rank} pulled step {step} without having pushed step {self._next}")
+        self._arrived.add(rank)
+
+    def take(self) -> Work[P] | None:
+        if self._applying or len(self._arrived) < self._num_workers:
+            return None
+        self._applying = True
+        ranks = tuple(sorted(self._staged))
+        return Work(self._next, ranks, tuple(self._staged[rank] for rank in ranks))
+
+    def done(self, work: Work[P]) -> None:
+        self._applying = False
+        self._staged, self._arrived = {}, set()
+        self._next = work.step + 1
+
+    def admits(self, step: int) -> bool:
+        return step <= self._next
+
+    def staleness(self, step: int) -> int:
+        return 0
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What is known of one rank's pushes."""
+
+    watermark: int
+    """All its steps up to here are applied."""
+    accepted: set[int] = field(default_factory=set)
+    """Steps above the watermark that were taken in, applied or not."""
+    applied: set[int] = field(default_factory=set)
+    """Steps above the watermark that are applied."""
+
+
+class BoundedGate(Generic[P]):
+    """Pushes are applied as they come. A pull of step t waits until all pushes up to t - 1 - bound are applied.
+
+    A bound of None never makes a pull wait (`async`)."""
+
+    stages = False
+
+    def __init__(self, *, num_workers: int, start_step: int, bound: int | None) -> None:
+        self._bound = bound
+        self._ranks = [_Progress(start_step - 1) for _ in range(num_workers)]
+        self._waiting: deque[Work[P]] = deque()
+
+    def push(self, rank: int, step: int, push: P) -> bool:
+        progress = self._ranks[rank]
+        if step <= progress.watermark or step in progress.accepted:
+            return False
+        progress.accepted.add(step)
+        self._waiting.append(Work(step, (rank,), (push,)))
+        return True
+
+    def arrive(self, rank: int, step: int) -> None:
+        pass
+
+    def take(self) -> Work[P] | None:
+        return self._waiting.popleft() if self._waiting else None
+
+    def done(self, work: Work[P]) -> None:
+        progress = self._ranks[work.ranks[0]]
+        progress.applied.add(work.step)
+        while progress.watermark + 1 in progress.applied:
+            progress.watermark += 1
+            progress.applied.remove(progress.watermark)
+            progress.accepted.remove(progress.watermark)
+
+    def admits(self, step: int) -> bool:
+        return self._bound is None or self.staleness(step) <= self._bound
+
+    def staleness(self, step: int) -> int:
+        return max(0, step - 1 - min(progress.watermark for progress in self._ranks))
+
+
+def open_gate(config: ConsistencyConfig, *, num_workers: int, start_step: int) -> Gate[P]:
+    """The gate of a consistency mode; all pushes of steps below `start_step` count as applied."""
+    if config.mode == "sync":
+        return SyncGate(num_workers=num_workers, start_step=start_step)
+    bound = config.staleness if config.mode == "bounded" else None
+    return BoundedGate(num_workers=num_workers, start_step=start_step, bound=bound)

@@ -1,0 +1,28 @@
+"""Initial values of rows: a counter-based hash of (seed, table name, id, column). Nothing is stored."""
+
+from __future__ import annotations
+
+import numpy as np
+import xxhash
+
+from shardkeep.ps.config import InitConfig
+from shardkeep.ps.shard import kernels
+
+LAWS: dict[str, int] = {"zeros": 0, "uniform": 1, "normal": 2}
+"""From the config's name to the number that the kernel knows."""
+
+_MASK = (1 << 64) - 1
+
+
+def table_key(seed: int, name: str) -> np.uint64:
+    """The key of a table's random numbers: splitmix64(seed ^ xxh3_64(name))."""
+    return np.uint64(kernels.mix(np.uint64((seed & _MASK) ^ xxhash.xxh3_64_intdigest(name.encode("utf-8")))))
+
+
+class Initial:
+    """The initial values of one table, the same on every server and in every run with the same seed."""
+
+    def __init__(self, init: InitConfig, *, seed: int, name: str) -> None:
+        self.key = table_key(seed, name)
+        self.law = LAWS[init.name]
+        self.scale = np.float32(init.scale)

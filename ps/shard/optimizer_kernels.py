@@ -1,0 +1,116 @@
+"""Fused row optimizers: one pass per row over [D weights | S slots] of its record.
+
+The formulas are those of ps/config.py. Every value is float32; what depends on the step only is computed in
+float64 by the caller and handed over in `scalars`. A zero divisor (eps 0, no gradient yet) means no change.
+"""
+# U = unique ids, D = embedding dim
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkeep.base.kernels import kernel
+from shardkeep.ps.shard.kernels import FIRST_WEIGHT, record
+
+Rows = npt.NDArray[np.float32]
+Integers = npt.NDArray[np.int64]
+
+_SIGNATURE = "void(int64[::1], int64, int64, int64[::1], float32[:,::1], float32[::1])"
+_ZERO = np.float32(0.0)
+
+
+@kernel(_SIGNATURE)
+def sgd(addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, scalars: Rows) -> None:
+    """scalars: rate, weight decay."""
+    rate, decay = scalars[0], scalars[1]
+    dim = grad_UD.shape[1]
+    for i in range(slots_U.size):
+        weights = record(addresses, shift, width, slots_U[i])[FIRST_WEIGHT:]
+        for d in range(dim):
+            weights[d] -= rate * (grad_UD[i, d] + decay * weights[d])
+
+
+@kernel(_SIGNATURE)
+def adagrad(addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, scalars: Rows) -> None:
+    """scalars: rate, weight decay, eps. Slots: sums of squares."""
+    rate, decay, eps = scalars[0], scalars[1], scalars[2]
+    dim = grad_UD.shape[1]
+    for i in range(slots_U.size):
+        row = record(addresses, shift, width, slots_U[i])
+        weights, sums = row[FIRST_WEIGHT : FIRST_WEIGHT + dim], row[FIRST_WEIGHT + dim :]
+        for d in range(dim):
+            g = grad_UD[i, d] + decay * weights[d]
+            total = sums[d] + g * g
+            divisor = np.sqrt(total) + eps
+            sums[d] = total
+            weights[d] -= rate * g / divisor if divisor > _ZERO else _ZERO
+
+
+@kernel(_SIGNATURE)
+def rowwise_adagrad(
+    addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, scalars: Rows
+) -> None:
+    """scalars: rate, weight decay, eps. Slot: the sum of mean squares."""
+    rate, decay, eps = scalars[0], scalars[1], scalars[2]
+    dim = grad_UD.shape[1]
+    for i in range(slots_U.size):
+        row = record(addresses, shift, width, slots_U[i])
+        a = b = c = e = _ZERO  # four chains of additions hide the latency of one
+        whole = dim & ~3
+        for d in range(0, whole, 4):
+            g0 = grad_UD[i, d] + decay * row[FIRST_WEIGHT + d]
+            g1 = grad_UD[i, d + 1] + decay * row[FIRST_WEIGHT + d + 1]
+            g2 = grad_UD[i, d + 2] + decay * row[FIRST_WEIGHT + d + 2]
+            g3 = grad_UD[i, d + 3] + decay * row[FIRST_WEIGHT + d + 3]
+            a, b, c, e = a + g0 * g0, b + g1 * g1, c + g2 * g2, e + g3 * g3
+        for d in range(whole, dim):
+            g0 = grad_UD[i, d] + decay * row[FIRST_WEIGHT + d]
+            a += g0 * g0
+        total = row[FIRST_WEIGHT + dim] + ((a + c) + (b + e)) / np.float32(dim)
+        row[FIRST_WEIGHT + dim] = total
+        divisor = np.sqrt(total) + eps
+        factor = rate / divisor if divisor > _ZERO else _ZERO
+        for d in range(dim):
+            row[FIRST_WEIGHT + d] -= factor * (grad_UD[i, d] + decay * row[FIRST_WEIGHT + d])
+
+
+@kernel(_SIGNATURE)
+def adam(addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, scalars: Rows) -> None:
+    """scalars: rate with bias correction, weight decay, eps, 1 - beta1, 1 - beta2. Slots: moments 1, then 2."""
+    rate, decay, eps, blend1, blend2 = scalars[0], scalars[1], scalars[2], scalars[3], scalars[4]
+    dim = grad_UD.shape[1]
+    for i in range(slots_U.size):
+        row = record(addresses, shift, width, slots_U[i])
+        weights = row[FIRST_WEIGHT : FIRST_WEIGHT + dim]
+        means, squares = row[FIRST_WEIGHT + dim : FIRST_WEIGHT + 2 * dim], row[FIRST_WEIGHT + 2 * dim :]
+        for d in range(dim):
+            g = grad_UD[i, d] + decay * weights[d]
+            mean = means[d] + (g - means[d]) * blend1
+            square = squares[d] + (g * g - squares[d]) * blend2
+            means[d], squares[d] = mean, square
+            divisor = np.sqrt(square) + eps
+            weights[d] -= rate * (mean / divisor) if divisor > _ZERO else _ZERO
+
+
+@kernel(_SIGNATURE)
+def ftrl(addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, scalars: Rows) -> None:
+    """scalars: 1 / alpha, beta, l1, l2, the schedule's factor. Slots: z, then n.
+
+    The factor scales the gradient's term in z: without l1 and l2 a step is then `w -= factor * alpha * g /
+    (beta + sqrt(n))`. A factor on alpha itself would shrink the weights, for z remembers the old alpha."""
+    inverse, beta, l1, l2, factor = scalars[0], scalars[1], scalars[2], scalars[3], scalars[4]
+    dim = grad_UD.shape[1]
+    for i in range(slots_U.size):
+        row = record(addresses, shift, width, slots_U[i])
+        weights = row[FIRST_WEIGHT : FIRST_WEIGHT + dim]
+        zs, ns = row[FIRST_WEIGHT + dim : FIRST_WEIGHT + 2 * dim], row[FIRST_WEIGHT + 2 * dim :]
+        for d in range(dim):
+            g = grad_UD[i, d]
+            n = ns[d] + g * g
+            root = np.sqrt(n)
+            z = zs[d] + factor * g - (root - np.sqrt(ns[d])) * inverse * weights[d]
+            zs[d], ns[d] = z, n
+            divisor = (beta + root) * inverse + l2
+            excess = z - np.copysign(l1, z)
+            weights[d] = -excess / divisor if abs(z) > l1 and divisor > _ZERO else _ZERO

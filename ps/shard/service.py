@@ -1,0 +1,291 @@
+"""ShardService: one server's tables behind messages. Takes packed bytes, gives a Future of packed bytes.
+
+Knows no transport and starts no thread. Work is done in the calling thread; what has to wait for others is a
+parked Future, so any number of pulls can wait with any number of threads.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from shardkeep.base.errors import ProtocolError, ShardkeepError, TransportError
+from shardkeep.compression.codec import ValueCodec, value_codec
+from shardkeep.ps.config import ConsistencyConfig, TableSpec
+from shardkeep.ps.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message, text_of, unpack
+from shardkeep.ps.shard.consistency import Gate, Work, open_gate
+from shardkeep.ps.shard.requests import Decoder, Gradients, Wanted
+from shardkeep.ps.shard.table import Table
+
+
+@dataclass(frozen=True, slots=True)
+class _Parked:
+    future: Future[Bytes]
+    message: Message
+    wanted: Wanted
+
+
+class ShardService:
+    """One server's share of every table.
+
+    Thread safe. `handle` never blocks waiting for others. Every answer is a message; a ShardkeepError becomes an
+    ERROR message and has changed nothing. Messages are immutable: staged pushes stay views of them.
+    """
+
+    def __init__(
+        self,
+        *,
+        shard: int,
+        num_shards: int,
+        tables: Sequence[TableSpec],
+        consistency: ConsistencyConfig,
+        num_workers: int,
+        seed: int,
+        pull_values: Literal["fp32", "fp16", "bf16"] = "fp32",
+        generation: int = 0,
+        start_step: int = 0,
+    ) -> None:
+        self.shard = shard
+        self.num_shards = num_shards
+        self.generation = generation
+        self.tables = [Table(spec, seed=seed) for spec in tables]
+        self.gate: Gate[Gradients] = open_gate(consistency, num_workers=num_workers, start_step=start_step)
+        self._table_locks = [threading.Lock() for _ in tables]
+        self._decoder = Decoder(tables)
+        self._codec: ValueCodec = value_codec(pull_values)
+        self._num_workers = num_workers
+        self._lock = threading.Lock()  # the gate, what is parked, the counts; never held while tables work
+        self._parked: list[_Parked] = []
+        self._acks: dict[tuple[int, int], Future[Bytes]] = {}  # of pushes being applied, by (rank, step)
+        self._held = False
+        self._closed: str | None = None
+        self._counts: Counter[str] = Counter()
+        self._staleness: Counter[int] = Counter()
+        self._answers: dict[Kind, Callable[[Message], Future[Bytes]]] = {
+            Kind.PULL: self._pull,
+            Kind.READ: self._read,
+            Kind.PUSH: self._push,
+            Kind.ASK: self._ask,
+        }
+
+    # ---- messages in, futures out ----
+
+    def handle(self, buffer: Bytes) -> Future[Bytes]:
+        """Answers one packed message: PULL and READ -> ROWS, PUSH -> ACK, ASK -> ANSWER, anything bad -> ERROR.
+
+        The future ends with an exception, a TransportError, only when the service is closed."""
+        try:
+            message = unpack(buffer)
+            self._check_header(message)
+            return self._answers[message.kind](message)
+        except TransportError as error:
+            return _failed(error)
+        except ShardkeepError as error:
+            return _done(self._error(error))
+        except Exception as error:  # a defect of ours must reach the worker as one line, not as its deadline
+            return _done(self._error(error))
+
+    def close(self, reason: str) -> None:
+        """Fails every parked future, and every later message, with TransportError(reason). Idempotent."""
+        with self._lock:
+            self._closed = self._closed or reason
+            waiting = [parked.future for parked in self._parked] + list(self._acks.values())
+            self._parked, self._acks = [], {}
+        for future in waiting:
+            future.set_exception(TransportError(reason))
+
+    def hold_pushes(self) -> None:
+        """For tests: pushes are acknowledged but not applied until `release_pushes`."""
+        with self._lock:
+            self._held = True
+
+    def release_pushes(self) -> None:
+        """Applies what was held back, in the order of arrival, and answers the pulls that waited for it."""
+        with self._lock:
+            self._held = False
+        self._advance()
+
+    def digests(self) -> dict[str, int]:
+        """The digest of this server's rows by table; those of all servers add up modulo 2**128."""
+        found = {}
+        for table, lock in zip(self.tables, self._table_locks, strict=True):
+            with lock:
+                found[table.spec.name] = table.digest()
+        return found
+
+    def report(self) -> dict[str, Any]:
+        """Tables, digests and counts, as JSON types. Blocks for a scan of all rows."""
+        digests = self.digests()
+        with self._lock:
+            counts, staleness = Counter(self._counts), dict(sorted(self._staleness.items()))
+        return {
+            "shard": self.shard,
+            "tables": [{"name": t.spec.name, "rows": t.num_rows, "bytes": t.size_bytes} for t in self.tables],
+            "digest": {name: f"{digest:032x}" for name, digest in digests.items()},
+            "pushes": counts["pushes"],
+            "pulls": counts["pulls"],
+            "reads": counts["reads"],
+            "duplicates": counts["duplicates"],
+            "skipped_rows": sum(t.skipped_rows for t in self.tables),
+            "staleness": {str(steps): times for steps, times in staleness.items()},
+        }
+
+    # ---- one method per kind ----
+
+    def _pull(self, message: Message) -> Future[Bytes]:
+        parked = _Parked(_promised(), message, self._decoder.wanted(message))
+        with self._lock:
+            self._check_open()
+            self.gate.arrive(message.rank, message.step)
+            self._parked.append(parked)
+        self._advance()
+        return parked.future
+
+    def _read(self, message: Message) -> Future[Bytes]:
+        wanted = self._decoder.wanted(message)
+        with self._lock:
+            self._check_open()
+            self._counts["reads"] += 1
+        return _done(self._rows(message, wanted, staleness=0))
+
+    def _push(self, message: Message) -> Future[Bytes]:
+        """Acknowledged when staged (`sync`) or applied (other modes); a duplicate when the first one is."""
+        gradients = self._decoder.gradients(message)
+        key = (message.rank, message.step)
+        ack: Future[Bytes] = _promised()
+        with self._lock:
+            self._check_open()
+            new = self.gate.push(message.rank, message.step, gradients)
+            self._counts["pushes" if new else "duplicates"] += 1
+            at_once = self.gate.stages or self._held or (not new and key not in self._acks)
+            if not at_once:
+                ack = self._acks.setdefault(key, ack)
+        if at_once:
+            ack.set_result(self._ack(*key))
+        self._advance()
+        return ack
+
+    def _ack(self, rank: int, step: int) -> Bytes:
+        return pack(Message(Kind.ACK, self.generation, rank, step))
+
+    def _ask(self, message: Message) -> Future[Bytes]:
+        text = text_of(message)
+        try:
+            question = json.loads(text)
+        except ValueError:
+            question = None
+        if not isinstance(question, dict) or question.get("ask") != "report":
+            raise ProtocolError(f'question {text[:80]!r} is unknown; allowed: {{"ask": "report"}}')
+        with self._lock:
+            self._check_open()
+        answer = json.dumps(self.report())
+        return _done(text_message(Kind.ANSWER, answer, generation=self.generation, rank=message.rank))
+
+    # ---- progress: apply what is due, then answer what may be answered ----
+
+    def _advance(self) -> None:
+        """Applies and answers until nothing is due. Any thread may run it; each piece of work is one thread's."""
+        while True:
+            with self._lock:
+                work = None if self._held else self.gate.take()
+                ready = [] if work else self._admitted()
+            if work is None:
+                break
+            try:
+                self._apply(work)
+            except Exception as error:
+                # The state of this server is in doubt; nobody may go on with it.
+                self.close(f"server {self.shard} could not apply step {work.step}: {_line(error)}")
+                raise
+            with self._lock:
+                self.gate.done(work)
+                acks = [(rank, self._acks.pop((rank, work.step), None)) for rank in work.ranks]
+            for rank, ack in acks:
+                if ack is not None:
+                    ack.set_result(self._ack(rank, work.step))
+        for parked, staleness in ready:
+            self._answer(parked, staleness)
+
+    def _admitted(self) -> list[tuple[_Parked, int]]:
+        """Takes the parked pulls that the gate lets through, with their staleness. Under the lock."""
+        ready = [p for p in self._parked if self.gate.admits(p.message.step)]
+        if not ready:
+            return []
+        self._parked = [p for p in self._parked if not self.gate.admits(p.message.step)]
+        found = [(p, self.gate.staleness(p.message.step)) for p in ready]
+        for parked, staleness in found:
+            if parked.wanted:
+                self._counts["pulls"] += 1
+                self._staleness[staleness] += 1
+        return found
+
+    def _apply(self, work: Work[Gradients]) -> None:
+        for index, (table, lock) in enumerate(zip(self.tables, self._table_locks, strict=True)):
+            parts = [push[index] for push in work.pushes if index in push]
+            with lock:
+                table.apply_sum(parts, step=work.step)
+
+    def _answer(self, parked: _Parked, staleness: int) -> None:
+        try:
+            answer = self._rows(parked.message, parked.wanted, staleness=staleness)
+        except Exception as error:
+            answer = self._error(error)
+        parked.future.set_result(answer)
+
+    def _rows(self, message: Message, wanted: Wanted, *, staleness: int) -> Bytes:
+        sections = []
+        for index, ids_U in wanted:
+            with self._table_locks[index]:
+                rows_UD = self.tables[index].pull(ids_U)
+            values = self._codec.encode(rows_UD).reshape(-1)
+            sections.append(Section(index, ids_U.size, EMPTY, values, value_format=self._codec.tag))
+        return pack(Message(Kind.ROWS, self.generation, message.rank, message.step, tuple(sections), value=staleness))
+
+    # ---- checks ----
+
+    def _check_header(self, message: Message) -> None:
+        if message.generation != self.generation:
+            raise ProtocolError(
+                f"server {self.shard} is in generation {self.generation}, "
+                f"the message is of generation {message.generation}"
+            )
+        if message.kind not in self._answers:
+            raise ProtocolError(f"server {self.shard} was sent a message of kind {message.kind.name}")
+        if message.kind is not Kind.ASK and message.rank >= self._num_workers:
+            raise ProtocolError(f"rank {message.rank} of {self._num_workers} workers")
+
+    def _check_open(self) -> None:
+        if self._closed is not None:
+            raise TransportError(self._closed)
+
+    def _error(self, error: Exception) -> Bytes:
+        return text_message(Kind.ERROR, _line(error), generation=self.generation)
+
+
+def _line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ShardkeepError) else f"{type(error).__name__}: {text}"
+
+
+def _promised() -> Future[Bytes]:
+    """A pending future that nobody can cancel, so that setting its result cannot fail."""
+    future: Future[Bytes] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+def _done(answer: Bytes) -> Future[Bytes]:
+    future: Future[Bytes] = Future()
+    future.set_result(answer)
+    return future
+
+
+def _failed(error: ShardkeepError) -> Future[Bytes]:
+    future: Future[Bytes] = Future()
+    future.set_exception(error)
+    return future

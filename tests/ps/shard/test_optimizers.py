@@ -1,0 +1,166 @@
+"""Row optimizers against torch and against the formulas in float64."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+
+from shardkeep.ps import config as ps_config
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.shard.optimizers import OPTIMIZERS
+from shardkeep.ps.shard.table import Table
+
+NUM_IDS, DIM, STEPS = 40, 7, 50
+WARM_UP = {"warmup_steps": 10, "decay": "cosine", "decay_steps": 60, "final_factor": 0.1}
+
+
+def make_table(optimizer: dict[str, Any], dim: int = DIM) -> Table:
+    return Table(TableSpec(name="t", dim=dim, optimizer=optimizer, init={"scale": 0.5}), seed=3)
+
+
+def random_steps(seed: int, dim: int = DIM) -> list[tuple[np.ndarray, np.ndarray]]:
+    rng = np.random.default_rng(seed)
+    steps = []
+    for _ in range(STEPS):
+        ids = np.unique(rng.integers(0, NUM_IDS, 25))
+        steps.append((ids, rng.normal(size=(ids.size, dim)).astype(np.float32)))
+    return steps
+
+
+def all_ids() -> np.ndarray:
+    return np.arange(NUM_IDS, dtype=np.int64)
+
+
+def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
+    assert np.abs(actual - expected).max() <= tolerance * np.abs(expected).max()
+
+
+def test_every_optimizer_of_the_config_has_an_entry() -> None:
+    names = {
+        get_args(kind.model_fields["name"].annotation)[0]
+        for kind in get_args(get_args(ps_config.RowOptimizerConfig)[0])
+    }
+    assert names == set(OPTIMIZERS)
+
+
+TORCH: dict[str, tuple[dict[str, Any], Callable[[list[torch.Tensor]], torch.optim.Optimizer]]] = {
+    "sgd": ({"name": "sgd", "lr": 0.1}, lambda p: torch.optim.SGD(p, lr=0.1)),
+    "adagrad": (
+        {"name": "adagrad", "lr": 0.1, "initial_accumulator": 0.2},
+        lambda p: torch.optim.Adagrad(p, lr=0.1, initial_accumulator_value=0.2),
+    ),
+    "adagrad from 0": ({"name": "adagrad", "lr": 0.1}, lambda p: torch.optim.Adagrad(p, lr=0.1)),
+    "adam": (
+        {"name": "adam", "lr": 0.05, "betas": (0.8, 0.99), "eps": 1e-6},
+        lambda p: torch.optim.SparseAdam(p, lr=0.05, betas=(0.8, 0.99), eps=1e-6),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TORCH)
+@pytest.mark.parametrize("dim", [1, 7, 16], ids=lambda d: f"dim {d}")
+def test_fifty_sparse_steps_agree_with_torch(name: str, dim: int) -> None:
+    config, make = TORCH[name]
+    table = make_table(config, dim)
+    weight = torch.nn.Parameter(torch.from_numpy(table.pull(all_ids())))
+    optimizer = make([weight])
+    with torch.sparse.check_sparse_tensor_invariants():
+        for step, (ids, grad) in enumerate(random_steps(5, dim)):
+            table.apply(ids, grad, step=step)
+            indices = torch.from_numpy(ids)[None]
+            weight.grad = torch.sparse_coo_tensor(indices, torch.from_numpy(grad), weight.shape, is_coalesced=True)
+            optimizer.step()
+    assert_close(table.pull(all_ids()), weight.detach().numpy(), 1e-6)
+
+
+def sgd(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, slots: list[np.ndarray]) -> np.ndarray:
+    return w - rate * (g + c.weight_decay * w)
+
+
+def adagrad(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, slots: list[np.ndarray]) -> np.ndarray:
+    g = g + c.weight_decay * w
+    slots[0] += g * g
+    return w - rate * g / (np.sqrt(slots[0]) + c.eps)
+
+
+def rowwise(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, slots: list[np.ndarray]) -> np.ndarray:
+    g = g + c.weight_decay * w
+    slots[0] += np.mean(g * g)
+    return w - rate * g / (np.sqrt(slots[0]) + c.eps)
+
+
+def adam(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, slots: list[np.ndarray]) -> np.ndarray:
+    g = g + c.weight_decay * w
+    beta1, beta2 = c.betas
+    slots[0][:] = beta1 * slots[0] + (1 - beta1) * g
+    slots[1][:] = beta2 * slots[1] + (1 - beta2) * g * g
+    rate = rate * math.sqrt(1 - beta2 ** (t + 1)) / (1 - beta1 ** (t + 1))
+    return w - rate * slots[0] / (np.sqrt(slots[1]) + c.eps)
+
+
+def ftrl(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, slots: list[np.ndarray]) -> np.ndarray:
+    z, n = slots
+    sigma = (np.sqrt(n + g * g) - np.sqrt(n)) / c.lr
+    z += (rate / c.lr) * g - sigma * w
+    n += g * g
+    return np.where(np.abs(z) <= c.l1, 0, -(z - np.sign(z) * c.l1) / ((c.beta + np.sqrt(n)) / c.lr + c.l2))
+
+
+FORMULAS = {"sgd": sgd, "adagrad": adagrad, "rowwise_adagrad": rowwise, "adam": adam, "ftrl": ftrl}
+CONFIGS: list[dict[str, Any]] = [
+    {"name": "sgd", "lr": 0.1, "weight_decay": 0.01},
+    {"name": "sgd", "lr": 0.1, "schedule": WARM_UP},
+    {"name": "adagrad", "lr": 0.1, "weight_decay": 0.01, "eps": 1e-3, "initial_accumulator": 0.1},
+    {"name": "rowwise_adagrad", "lr": 0.1},
+    {"name": "rowwise_adagrad", "lr": 0.1, "weight_decay": 0.01, "initial_accumulator": 0.1, "schedule": WARM_UP},
+    {"name": "adam", "lr": 0.01, "weight_decay": 0.01, "schedule": WARM_UP},
+    {"name": "ftrl", "lr": 0.1},
+    {"name": "ftrl", "lr": 0.1, "beta": 0.5, "l1": 0.3, "l2": 0.1},
+    {"name": "ftrl", "lr": 0.1, "l2": 0.1, "schedule": WARM_UP},
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda c: " ".join(f"{k}={v}" for k, v in c.items() if k != "schedule"))
+@pytest.mark.parametrize("dim", [1, 7, 16], ids=lambda d: f"dim {d}")
+def test_fifty_sparse_steps_agree_with_the_formula_in_float64(config: dict[str, Any], dim: int) -> None:
+    table = make_table(config, dim)
+    c = table.spec.optimizer
+    weights = table.pull(all_ids()).astype(np.float64)
+    width = 1 if c.name == "rowwise_adagrad" else dim
+    first = getattr(c, "initial_accumulator", 0.0)
+    slots = {i: [np.full(width, first), np.zeros(width)] for i in range(NUM_IDS)}
+    for step, (ids, grad) in enumerate(random_steps(11, dim)):
+        table.apply(ids, grad, step=step)
+        rate = c.lr * c.schedule.factor(step)
+        for id_, g in zip(ids.tolist(), grad.astype(np.float64), strict=True):
+            weights[id_] = FORMULAS[c.name](c, step, rate, weights[id_], g, slots[id_])
+    assert_close(table.pull(all_ids()), weights, 1e-6)
+
+
+def test_ftrl_with_l1_makes_weights_exactly_zero() -> None:
+    table = make_table({"name": "ftrl", "l1": 5.0})
+    table.apply(all_ids(), np.full((NUM_IDS, DIM), 0.1, np.float32), step=0)
+    assert (table.pull(all_ids()) == 0.0).all()
+
+
+@pytest.mark.parametrize("name", ["adagrad", "rowwise_adagrad", "adam"])
+def test_a_zero_gradient_with_eps_zero_changes_no_weight(name: str) -> None:
+    table = make_table({"name": name, "eps": 0.0})
+    before = table.pull(all_ids())
+    table.apply(all_ids(), np.zeros((NUM_IDS, DIM), np.float32), step=0)
+    assert (table.pull(all_ids()) == before).all()
+
+
+@pytest.mark.parametrize("name", sorted(OPTIMIZERS))
+def test_adam_and_schedules_count_the_steps_of_the_job_not_of_the_row(name: str) -> None:
+    schedule = {"decay": "linear", "decay_steps": 100}
+    early, late = make_table({"name": name, "schedule": schedule}), make_table({"name": name, "schedule": schedule})
+    grad = np.ones((NUM_IDS, DIM), np.float32)
+    early.apply(all_ids(), grad, step=0)
+    late.apply(all_ids(), grad, step=50)
+    assert not np.allclose(early.pull(all_ids()), late.pull(all_ids()), rtol=1e-4, atol=0)

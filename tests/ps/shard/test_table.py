@@ -1,0 +1,220 @@
+"""Table: initial values, sums, digests, export and load."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shardkeep.ps.config import InitConfig, TableSpec
+from shardkeep.ps.shard.initial import LAWS
+from shardkeep.ps.shard.optimizers import OPTIMIZERS
+from shardkeep.ps.shard.table import Table
+
+IDS = np.array([-(2**63), -7, -1, 0, 3, 2**40, 2**63 - 1], dtype=np.int64)
+
+
+def make_table(
+    optimizer: str = "rowwise_adagrad", *, dim: int = 5, seed: int = 1, name: str = "t", init: str = "uniform"
+) -> Table:
+    return Table(
+        TableSpec(name=name, dim=dim, optimizer={"name": optimizer}, init=InitConfig(name=init, scale=0.1)), seed=seed
+    )
+
+
+def gradients(count: int, dim: int = 5, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(count, dim)).astype(np.float32)
+
+
+def many_ids(count: int, seed: int = 0) -> np.ndarray:
+    return np.unique(np.random.default_rng(seed).integers(-(2**63), 2**63 - 1, count))
+
+
+# ---- initial values ----
+
+
+@pytest.mark.parametrize("dim", [1, 2, 5, 16])
+def test_a_pull_never_changes_the_table(dim: int) -> None:
+    table = make_table(dim=dim)
+    table.apply(IDS[:3], gradients(3, dim), step=0)
+    state = (table.num_rows, table.size_bytes, table.digest())
+    first = table.pull(IDS)
+    kept = first.copy()
+    first[:] = 99.0
+    assert (table.pull(IDS) == kept).all()
+    assert (table.num_rows, table.size_bytes, table.digest()) == state
+
+
+def test_initial_values_depend_on_seed_name_id_and_column_alone() -> None:
+    rows = make_table().pull(IDS)
+    assert (rows == make_table().pull(IDS)).all()
+    assert (rows[2:4] == make_table("adam").pull(IDS[2:4])).all()
+    assert not (rows == make_table(seed=2).pull(IDS)).any()
+    assert not (rows == make_table(name="u").pull(IDS)).any()
+    assert np.unique(rows).size == rows.size
+
+
+def test_a_row_starts_from_the_value_that_a_pull_showed() -> None:
+    table = make_table("sgd")
+    shown = table.pull(IDS)
+    table.apply(IDS, np.zeros((IDS.size, 5), np.float32), step=0)
+    assert table.num_rows == IDS.size
+    assert (table.pull(IDS) == shown).all()
+
+
+def test_every_law_of_the_config_has_a_number() -> None:
+    assert set(LAWS) == set(InitConfig.model_fields["name"].annotation.__args__)
+
+
+def test_initial_values_follow_their_law() -> None:
+    ids = many_ids(40_000)
+    uniform, normal = make_table().pull(ids), make_table(init="normal").pull(ids)
+    assert uniform.min() >= -0.1 and uniform.max() < 0.1
+    assert np.isfinite(normal).all()
+    for rows, deviation in ((uniform, 0.2 / np.sqrt(12)), (normal, 0.1)):
+        assert abs(rows.mean()) < 5 * deviation / np.sqrt(rows.size)
+        assert abs(rows.std() / deviation - 1) < 0.01
+        correlation = np.corrcoef(rows.T) - np.eye(5)
+        assert np.abs(correlation).max() < 5 / np.sqrt(ids.size)
+    inside = (np.abs(normal) < 0.1).mean()
+    assert abs(inside - 0.6827) < 0.005
+    assert (make_table(init="zeros").pull(ids) == 0).all()
+
+
+def test_consecutive_ids_get_unrelated_values() -> None:
+    rows = make_table().pull(np.arange(40_000, dtype=np.int64))[:, 0]
+    assert abs(np.corrcoef(rows[:-1], rows[1:])[0, 1]) < 0.025
+
+
+# ---- apply ----
+
+
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+def test_a_sum_of_parts_equals_one_update_with_the_joined_gradient(optimizer: str) -> None:
+    pool = many_ids(300, 9)
+    rng = np.random.default_rng(4)
+    parts = [(np.sort(rng.choice(pool, n, replace=False)), gradients(n, seed=n)) for n in (100, 0, 250, 31)]
+    joined = {id_: np.zeros(5, np.float32) for id_ in pool.tolist()}
+    for ids, grads in parts:
+        for id_, g in zip(ids.tolist(), grads, strict=True):
+            joined[id_] = joined[id_] + g
+    touched = np.array(sorted({i for ids, _ in parts for i in ids.tolist()}), dtype=np.int64)
+    summed, expected = make_table(optimizer), make_table(optimizer)
+    for step in range(3):
+        summed.apply_sum(parts, step=step)
+        expected.apply(touched, np.stack([joined[i] for i in touched.tolist()]), step=step)
+    assert summed.digest() == expected.digest()
+
+
+def test_the_order_of_parts_decides_the_bits_of_a_sum() -> None:
+    one = np.array([4], dtype=np.int64)
+    parts = [(one, np.full((1, 5), v, np.float32)) for v in (1.0, 1e8, -1e8)]
+    forward, backward = make_table("sgd"), make_table("sgd")
+    forward.apply_sum(parts, step=0)
+    backward.apply_sum(parts[::-1], step=0)
+    assert forward.digest() != backward.digest()
+
+
+def test_no_parts_or_empty_parts_change_nothing() -> None:
+    table = make_table()
+    table.apply_sum([], step=0)
+    table.apply_sum([(IDS[:0], gradients(0)), (IDS[:0], gradients(0))], step=0)
+    table.apply(IDS[:0], gradients(0), step=0)
+    assert (table.num_rows, table.digest()) == (0, 0)
+    assert table.pull(IDS[:0]).shape == (0, 5)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=str)
+def test_a_row_with_a_non_finite_gradient_is_skipped_and_counted(bad: float) -> None:
+    table, expected = make_table("adam"), make_table("adam")
+    grad = gradients(IDS.size)
+    grad[[1, 4], [0, 3]] = bad
+    good = np.setdiff1d(np.arange(IDS.size), [1, 4])
+    table.apply(IDS, grad, step=0)
+    expected.apply(IDS[good], grad[good], step=0)
+    assert table.skipped_rows == 2
+    assert table.digest() == expected.digest()
+
+
+def test_read_only_and_strided_input_is_accepted() -> None:
+    table, expected = make_table(), make_table()
+    grad = gradients(IDS.size)
+    frozen_ids, frozen = np.frombuffer(IDS.tobytes(), np.int64), np.frombuffer(grad.tobytes(), np.float32)
+    table.apply(frozen_ids, frozen.reshape(-1, 5), step=0)
+    expected.apply(np.repeat(IDS, 2)[::2], np.asfortranarray(grad), step=0)
+    assert table.digest() == expected.digest()
+    assert (table.pull(frozen_ids) == expected.pull(IDS)).all()
+
+
+# ---- digest, export, load ----
+
+
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+def test_the_digest_does_not_depend_on_order_or_on_how_rows_are_spread(optimizer: str) -> None:
+    ids = many_ids(5000)
+    grad = gradients(ids.size)
+    whole, backwards = make_table(optimizer), make_table(optimizer)
+    parts = [make_table(optimizer) for _ in range(3)]
+    whole.apply(ids, grad, step=0)
+    for chunk in np.array_split(np.arange(ids.size), 7)[::-1]:
+        backwards.apply(ids[chunk], grad[chunk], step=0)
+    for i, part in enumerate(parts):
+        mine = (ids % 3) == i
+        part.apply(ids[mine], grad[mine], step=0)
+    assert whole.digest() == backwards.digest()
+    assert whole.digest() == sum(part.digest() for part in parts) % 2**128
+
+
+def test_the_digest_sees_every_bit_of_weights_and_slots() -> None:
+    table = make_table("adam", dim=3)
+    table.apply(IDS, gradients(IDS.size, 3), step=0)
+    ids, rows, slots = table.export()
+    seen = {table.digest()}
+    for array in (rows, slots):
+        for at in [(0, 0), (3, 1), (6, array.shape[1] - 1)]:
+            changed = [rows.copy(), slots.copy()]
+            target = changed[0] if array is rows else changed[1]
+            target[at] = np.nextafter(target[at], np.float32(9))
+            copy = make_table("adam", dim=3)
+            copy.load(ids, *changed)
+            seen.add(copy.digest())
+    swapped = make_table("adam", dim=3)
+    swapped.load(ids, rows[[1, 0, *range(2, 7)]], slots)
+    seen.add(swapped.digest())
+    fewer = make_table("adam", dim=3)
+    fewer.load(ids[1:], rows[1:], slots[1:])
+    seen.add(fewer.digest())
+    assert len(seen) == 9
+
+
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+@pytest.mark.parametrize("dim", [1, 4, 5])
+def test_an_exported_table_loads_to_the_same_state_and_trains_on_alike(optimizer: str, dim: int) -> None:
+    table, copy = make_table(optimizer, dim=dim), make_table(optimizer, dim=dim)
+    ids = many_ids(3000)
+    table.apply(ids, gradients(ids.size, dim), step=0)
+    exported, rows, slots = table.export()
+    assert (exported == ids).all()
+    assert (rows == table.pull(ids)).all()
+    shuffled = np.random.default_rng(0).permutation(ids.size)
+    copy.load(exported[shuffled], rows[shuffled], slots[shuffled])
+    for one in (table, copy):
+        one.apply(ids[::2], gradients(ids[::2].size, dim, 8), step=1)
+    assert copy.digest() == table.digest()
+
+
+def test_an_empty_table_exports_and_loads() -> None:
+    ids, rows, slots = make_table("adam").export()
+    assert (ids.shape, rows.shape, slots.shape) == ((0,), (0, 5), (0, 10))
+    table = make_table("adam")
+    table.load(ids, rows, slots)
+    assert table.num_rows == 0
+
+
+def test_many_rows_cross_blocks_without_losing_a_value() -> None:
+    table = make_table("sgd", dim=256)
+    ids = many_ids(30_000)
+    initial = table.pull(ids)
+    for chunk in np.array_split(np.random.default_rng(1).permutation(ids.size), 9):
+        chunk = np.sort(chunk)
+        table.apply(ids[chunk], np.ones((chunk.size, 256), np.float32), step=0)
+    assert np.allclose(table.pull(ids), initial - np.float32(0.05), atol=1e-7)
