@@ -1,0 +1,256 @@
+"""How messages reach servers: torch RPC, one group per generation, and its in-process twin.
+
+The only file that touches torch.distributed.rpc, its private names included. Knows no message's content.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+import pickle
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore, rpc  # type: ignore[attr-defined]
+from torch.distributed.rpc import internal as rpc_internal
+
+from shardkeep.base.errors import DeadlineExceeded, ProtocolError, ShardkeepError, TransportError
+
+Bytes = npt.NDArray[np.uint8]
+Handler = Callable[[Bytes], "Future[Bytes]"]
+
+# More pulls can be parked than there are threads: a parked pull is a Future, not a thread.
+RPC_THREADS = 4
+
+
+class Transport(Protocol):
+    """Carries one packed message to one server and brings the answer."""
+
+    num_servers: int
+
+    def send(self, server: int, message: Bytes, *, timeout_s: float) -> Future[Bytes]:
+        """Sends at once, never blocks; `message` must not change until the future is done.
+
+        The future ends with the packed answer, or with DeadlineExceeded or TransportError."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class LocalTransport:
+    """The in-process twin: calls the servers' handlers directly. Waits have deadlines here too."""
+
+    def __init__(self, handlers: Sequence[Handler]) -> None:
+        self._handlers = list(handlers)
+        self.num_servers = len(self._handlers)
+
+    def send(self, server: int, message: Bytes, *, timeout_s: float) -> Future[Bytes]:
+        return self._handlers[server](message)
+
+    def close(self) -> None:
+        self._handlers = []
+
+
+def wait(future: Future[Bytes], *, peer: str, timeout_s: float) -> Bytes:
+    """The answer. Raises DeadlineExceeded, which names the peer and the elapsed time, or TransportError."""
+    started = time.monotonic()
+    try:
+        return future.result(timeout=timeout_s)
+    except TimeoutError:
+        elapsed = time.monotonic() - started
+        raise DeadlineExceeded(f"{peer} did not answer within {elapsed:.1f} s (liveness.step_timeout_s)") from None
+
+
+# ---- torch RPC ------------------------------------------------------------------------------------------------------
+
+_installed = threading.Lock()
+_process_is_set_up = False
+# torch has one RPC agent per process, so the handler it serves is the process's too.
+_served: dict[str, Handler] = {}
+
+
+@rpc.functions.async_execution  # type: ignore[untyped-decorator]
+def _serve(target: str, message: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """Runs on the server: hands the message to the handler of `target`; the answer completes the call later."""
+    answer: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    handler = _served.get(target)
+    if handler is None:
+        raise ProtocolError(f"{target} serves nothing in this process")
+
+    def finish(done: Future[Bytes]) -> None:
+        error = done.exception()
+        if error is not None:
+            answer.set_exception(RuntimeError(str(error)))  # type: ignore[arg-type]
+        else:
+            answer.set_result(torch.from_numpy(done.result()))
+
+    handler(message.numpy()).add_done_callback(finish)
+    return answer
+
+
+def _tensor_receiver(owner: object, name: str) -> Any:
+    """Stands for `getattr` in a pickle: admits the one attribute that torch's own envelope asks for."""
+    if owner is rpc_internal._InternalRPCPickler and name == "_tensor_receiver":
+        return rpc_internal._InternalRPCPickler._tensor_receiver
+    raise AttributeError(f"shardkeep refuses {name} of {owner!r} in an RPC")
+
+
+_ADMITTED: dict[tuple[str, str], Any] = {
+    (__name__, "_serve"): _serve,
+    ("builtins", "getattr"): _tensor_receiver,
+    ("builtins", "set"): set,
+    ("builtins", "RuntimeError"): RuntimeError,
+    ("builtins", "AttributeError"): AttributeError,
+    ("builtins", "AssertionError"): AssertionError,
+    ("builtins", "ValueError"): ValueError,
+    ("builtins", "TypeError"): TypeError,
+    (__name__, "ProtocolError"): ProtocolError,
+    ("shardkeep.base.errors", "ProtocolError"): ProtocolError,
+    ("torch.distributed.rpc.internal", "PythonUDF"): rpc_internal.PythonUDF,
+    ("torch.distributed.rpc.internal", "RemoteException"): rpc_internal.RemoteException,
+    ("torch.distributed.rpc.internal", "_InternalRPCPickler"): rpc_internal._InternalRPCPickler,
+    ("torch.distributed.rpc.api", "_gather_to_leader"): rpc.api._gather_to_leader,
+    ("torch.distributed.rpc.api", "_broadcast_to_followers"): rpc.api._broadcast_to_followers,
+}
+
+
+class RestrictedUnpickler(pickle.Unpickler):
+    """Admits `_serve` and torch's own envelope, nothing else. Defence in depth only: see docs/security.md."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        try:
+            return _ADMITTED[module, name]
+        except KeyError:
+            # torch turns an AttributeError into an answer; any other exception would end the connection.
+            raise AttributeError(f"shardkeep refuses {module}.{name} in an RPC") from None
+
+
+def _set_up_process(interface: str) -> None:
+    """Once in a process's life: the unpickler, the network interface, the autograd container."""
+    global _process_is_set_up
+    with _installed:
+        # TensorPipe and gloo take the interface from the environment only.
+        os.environ["TP_SOCKET_IFNAME"] = interface
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+        if not _process_is_set_up:
+            rpc_internal._unpickler = RestrictedUnpickler
+            dist.autograd._init(0)  # type: ignore[attr-defined]  # a second call with another number would raise
+            _process_is_set_up = True
+
+
+def interface_of(host: str) -> str:
+    """The network interface that carries the address `host`; loopback's for 127.0.0.1.
+
+    Raises TransportError when no interface of this machine has the address."""
+    address = socket.gethostbyname(host)
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(a.address == address for a in addresses):
+            return name
+    if address.startswith("127."):
+        return "lo0" if sys.platform == "darwin" else "lo"
+    raise TransportError(f"--advertise {host}: no network interface of this machine has the address {address}")
+
+
+def connect_store(host: str, port: int, *, timeout_s: float) -> Store:
+    """A client of the coordinator's TCPStore. Raises TransportError."""
+    try:
+        return TCPStore(host, port, is_master=False, timeout=datetime.timedelta(seconds=timeout_s))
+    except (RuntimeError, ValueError) as error:
+        raise TransportError(
+            f"the coordinator's store at {host}:{port} cannot be reached: {_first_line(error)}"
+        ) from error
+
+
+class RpcTransport:
+    """One member's part in one generation's RPC group.
+
+    Every member of the generation constructs one, servers with a handler; construction blocks until all have.
+    Servers have the RPC ranks 0..num_servers-1, workers the following. After `close` the same process may join
+    another generation.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        generation: int,
+        role: str,
+        index: int,
+        num_servers: int,
+        num_workers: int,
+        host: str,
+        timeout_s: float,
+        handler: Handler | None = None,
+    ) -> None:
+        self.num_servers = num_servers
+        self._generation = generation
+        self._name = f"{role}{index}-g{generation}"  # torch counts all-gathers per set of names: hence the generation
+        _set_up_process(interface_of(host))
+        if handler is not None:
+            _served[self._name] = handler
+        options = rpc.TensorPipeRpcBackendOptions(
+            num_worker_threads=RPC_THREADS,
+            rpc_timeout=timeout_s,
+            # TensorPipe's shared memory busy-polls: a merely connected process burns a core's share (DESIGN section 3).
+            _transports=["uv"],
+            _channels=["basic"],
+        )
+        try:
+            rpc._init_rpc_backend(  # type: ignore[no-untyped-call]
+                rpc.backend_registry.BackendType.TENSORPIPE,  # type: ignore[attr-defined]
+                PrefixStore(f"rpc/{generation}", store),
+                self._name,
+                index if role == "server" else num_servers + index,
+                num_servers + num_workers,
+                options,
+            )
+        except RuntimeError as error:
+            self.close()
+            raise TransportError(f"generation {generation} could not be formed: {_first_line(error)}") from error
+
+    def send(self, server: int, message: Bytes, *, timeout_s: float) -> Future[Bytes]:
+        target = f"server{server}-g{self._generation}"
+        answer: Future[Bytes] = Future()
+        started = time.monotonic()
+
+        def finish(done: torch.futures.Future[torch.Tensor]) -> None:
+            try:
+                answer.set_result(done.value().numpy())
+            except Exception as error:
+                answer.set_exception(_mapped(error, target, time.monotonic() - started))
+
+        try:
+            call = rpc.rpc_async(target, _serve, args=(target, torch.from_numpy(message)), timeout=timeout_s)
+            call.add_done_callback(finish)
+        except Exception as error:
+            answer.set_exception(_mapped(error, target, time.monotonic() - started))
+        return answer
+
+    def close(self) -> None:
+        """Leaves the group without waiting for the others."""
+        _served.pop(self._name, None)
+        if rpc._is_current_rpc_agent_set():  # type: ignore[attr-defined]
+            rpc.shutdown(graceful=False)
+
+
+def _mapped(error: Exception, peer: str, elapsed_s: float) -> ShardkeepError:
+    if isinstance(error, ShardkeepError):
+        return error
+    text = _first_line(error)
+    if "timeout" in text:
+        return DeadlineExceeded(f"{peer} did not answer within {elapsed_s:.1f} s (liveness.step_timeout_s)")
+    return TransportError(f"{peer} was lost after {elapsed_s:.1f} s: {text}")
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
