@@ -1,0 +1,222 @@
+"""The columnar cache: found again, rebuilt when it must be, right at any size."""
+
+from __future__ import annotations
+
+import json
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+
+from shardkeep.base.errors import DataError
+from shardkeep.workers.config import DataConfig
+from shardkeep.workers.data.dataset import Data, open_data, prepare_data
+
+
+def _write(folder: Path, num_rows: int = 40, first: int = 0) -> None:
+    lines = "".join(f"{i},{i % 7},{i % 2}\n" for i in range(first, first + num_rows))
+    (folder / "a.csv").write_text("x,c,y\n" + lines)
+
+
+def _config(folder: Path, **settings: Any) -> DataConfig:
+    base: dict[str, Any] = {
+        "source": "csv",
+        "root": str(folder),
+        "train": ["a.csv"],
+        "label": "y",
+        "dense": ["x"],
+        "sparse": ["c"],
+        "scale": "none",
+    }
+    return DataConfig.model_validate(base | settings)
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(p for p in (folder / ".shardkeep-cache").iterdir() if p.is_dir())
+
+
+def _first(data: Data) -> float:
+    return float(data.train.gather(np.array([0])).dense_BI[0, 0])
+
+
+def test_a_second_reader_finds_the_cache_of_the_first(tmp_path: Path) -> None:
+    _write(tmp_path)
+    told: list[str] = []
+    line = prepare_data(_config(tmp_path), seed=0, progress=lambda text, share: told.append(text))
+    assert "40 samples, none for evaluation; 1 dense columns, 1 features" in line
+    assert told
+    told.clear()
+    open_data(_config(tmp_path), seed=0, progress=lambda text, share: told.append(text))
+    assert not told and len(_entries(tmp_path)) == 1
+
+
+def test_changed_files_replace_their_entry_and_open_readers_keep_the_old_one(tmp_path: Path) -> None:
+    _write(tmp_path)
+    old = open_data(_config(tmp_path), seed=0)
+    _write(tmp_path, first=1000)
+    new = open_data(_config(tmp_path), seed=0)
+    assert (_first(old), _first(new)) == (0.0, 1000.0)
+    assert len(_entries(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"scale": "log"}, {"missing": ["7"]}, {"dense": [{"column": "x", "fill": 3.0}]}, {"eval_fraction": 0.5}],
+    ids=["scale", "missing", "fill", "split"],
+)
+def test_other_settings_have_an_entry_of_their_own(tmp_path: Path, settings: dict[str, Any]) -> None:
+    _write(tmp_path)
+    open_data(_config(tmp_path), seed=0)
+    open_data(_config(tmp_path, **settings), seed=0)
+    assert len(_entries(tmp_path)) == 2
+
+
+def test_pooling_tables_and_without_a_split_the_seed_share_an_entry(tmp_path: Path) -> None:
+    _write(tmp_path)
+    open_data(_config(tmp_path), seed=0)
+    data = open_data(_config(tmp_path, sparse=[{"column": "c", "table": "t", "pooling": "mean"}]), seed=9)
+    assert data.train.schema.features[0].table == "t"
+    assert len(_entries(tmp_path)) == 1
+
+
+@pytest.mark.parametrize("damage", ["truncate", "foreign", "no meta", "bad meta", "another file", "missing"])
+def test_a_damaged_entry_is_rebuilt(tmp_path: Path, damage: str) -> None:
+    _write(tmp_path)
+    open_data(_config(tmp_path), seed=0)
+    (entry,) = _entries(tmp_path)
+    arrow, meta = entry / "train.arrow", entry / "meta.json"
+    content = arrow.read_bytes()
+    if damage == "truncate":
+        arrow.write_bytes(content[:-100])
+    elif damage == "foreign":
+        arrow.write_bytes(bytes(len(content)))
+    elif damage == "no meta":
+        meta.unlink()
+    elif damage == "bad meta":
+        meta.write_text("{")
+    elif damage == "another file":
+        _write(tmp_path, num_rows=39)
+        config = _config(tmp_path, cache="other")
+        open_data(config, seed=0)
+        (other,) = (tmp_path / "other").glob("a-*")
+        _write(tmp_path)
+        os.utime(tmp_path / "a.csv", ns=(0, json.loads(meta.read_text())["inputs"][0][0][2]))
+        arrow.write_bytes((other / "train.arrow").read_bytes())
+    else:
+        arrow.unlink()
+    data = open_data(_config(tmp_path), seed=0)
+    assert data.train.gather(np.arange(40)).dense_BI[:, 0].tolist() == list(range(40))
+    assert arrow.stat().st_size == len(content)
+
+
+def test_a_failed_conversion_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,c,y\n1,a,0\nz,b,1\n")
+    with pytest.raises(DataError, match="row 2"):
+        open_data(_config(tmp_path), seed=0)
+    assert [p for p in (tmp_path / ".shardkeep-cache").iterdir() if p.is_dir()] == []
+
+
+def test_a_read_only_folder_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data, home = tmp_path / "data", tmp_path / "home"
+    data.mkdir()
+    _write(data)
+    data.chmod(0o555)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(home))
+    try:
+        open_data(_config(data), seed=0)
+        assert [p.name for p in data.iterdir()] == ["a.csv"]
+        assert list((home / "shardkeep" / "data").glob("a-*/train.arrow"))
+    finally:
+        data.chmod(0o755)
+
+
+def test_the_cache_folder_can_be_named(tmp_path: Path) -> None:
+    _write(tmp_path)
+    open_data(_config(tmp_path, cache="kept"), seed=0)
+    assert list((tmp_path / "kept").glob("a-*/train.arrow"))
+    assert not (tmp_path / ".shardkeep-cache").exists()
+
+
+def test_many_readers_at_once_convert_once_and_agree(tmp_path: Path) -> None:
+    _write(tmp_path, num_rows=5000)
+    told: list[str] = []
+
+    def read(_: int) -> bytes:
+        data = open_data(_config(tmp_path), seed=0, progress=lambda text, share: told.append(text))
+        return data.train.gather(np.arange(5000)[::-1]).dense_BI.tobytes()
+
+    with ThreadPoolExecutor(6) as pool:
+        assert len(set(pool.map(read, range(12)))) == 1
+    assert sum(text.startswith("reading") for text in told) == 2  # one block and the end, of one conversion
+
+
+def test_rows_are_found_across_chunks_and_files(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    parts = []
+    for name, count in (("a.parquet", 70_000), ("b.parquet", 1), ("c.parquet", 65_535 + 9000)):
+        lengths = rng.integers(0, 4, count)
+        offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+        lists = pa.ListArray.from_arrays(offsets, rng.integers(-(2**62), 2**62, int(lengths.sum())))
+        columns = {
+            "x": rng.normal(size=count),
+            "z": rng.normal(size=count),
+            "c": rng.integers(0, 2**62, count),
+            "d": rng.integers(0, 9, count),
+            "m": lists,
+            "y": rng.integers(0, 2, count),
+        }
+        parts.append(pa.table(columns))
+        pq.write_table(parts[-1], tmp_path / name)
+    config = _config(tmp_path, source="parquet", train=["*.parquet"], dense=["x", "z"], sparse=["m", "c", "d"])
+    train = open_data(config, seed=0).train
+    whole = pa.concat_tables(parts).combine_chunks()
+    rows = rng.permutation(len(whole))[:20_000]
+    rows[:4] = [0, 65_535, 65_536, len(whole) - 1]
+    batch, expected = train.gather(rows), whole.take(rows)
+    assert len(train) == len(whole)
+    assert np.array_equal(batch.dense_BI[:, 1], expected["z"].to_numpy().astype(np.float32))
+    assert np.array_equal(batch.label_BT[:, 0], expected["y"].to_numpy())
+    for name in ("c", "d"):
+        assert np.array_equal(batch.ids[name].values_N, expected[name].to_numpy())
+    assert list(batch.ids) == ["m", "c", "d"]
+    assert np.array_equal(batch.ids["m"].values_N, expected["m"].combine_chunks().flatten().to_numpy())
+    assert batch.ids["m"].lengths_B is not None
+    assert int(batch.ids["m"].lengths_B.sum()) == len(batch.ids["m"].values_N)
+
+
+@pytest.mark.parametrize("row", [-1, 40, 2**40])
+def test_a_row_outside_the_data_is_refused(tmp_path: Path, row: int) -> None:
+    _write(tmp_path)
+    train = open_data(_config(tmp_path), seed=0).train
+    with pytest.raises(IndexError, match="outside"):
+        train.gather(np.array([0, row]))
+
+
+def test_no_rows_give_an_empty_batch(tmp_path: Path) -> None:
+    _write(tmp_path)
+    batch = open_data(_config(tmp_path), seed=0).train.gather(np.empty(0, np.int64))
+    assert batch.dense_BI.shape == (0, 1) and batch.label_BT.shape == (0, 1) and len(batch.ids["c"]) == 0
+
+
+def test_a_conversion_needs_memory_for_a_few_chunks_only(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    with (tmp_path / "a.csv").open("w") as file:
+        file.write("x,c,y\n")
+        block = "".join(f"{x},{x % 99991},{x % 2}\n" for x in rng.integers(0, 10**9, 50_000))
+        for _ in range(12):
+            file.write(block)
+    before = pa.total_allocated_bytes()
+    peak = 0
+
+    def watch(_text: str, _share: float) -> None:
+        nonlocal peak
+        peak = max(peak, pa.total_allocated_bytes() - before)
+
+    data = open_data(_config(tmp_path), seed=0, progress=watch)
+    assert len(data.train) == 600_000
+    assert peak < 120e6

@@ -1,0 +1,235 @@
+"""Delimited text: what is read, and what a person is told when it cannot be."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardkeep.base.errors import ConfigError, DataError
+from shardkeep.workers.config import DataConfig
+from shardkeep.workers.data.dataset import Data, open_data
+from shardkeep.workers.data.hashing import MISSING_ID, hash_text
+
+GOOD = "x,c,y\n1.5,red,0\n2.5,blue,1\n,,1\n"
+
+
+def _open(folder: Path, content: str | bytes = GOOD, *, name: str = "a.csv", seed: int = 0, **settings: Any) -> Data:
+    data = content.encode() if isinstance(content, str) else content
+    (folder / name).write_bytes(data)
+    base: dict[str, Any] = {
+        "source": "csv",
+        "root": str(folder),
+        "train": [name],
+        "label": "y",
+        "dense": ["x"],
+        "sparse": ["c"],
+    }
+    return open_data(DataConfig.model_validate(base | settings), seed=seed)
+
+
+def _ids(data: Data, feature: str = "c") -> list[int]:
+    return list(data.train.gather(np.arange(len(data.train))).ids[feature].values_N.tolist())
+
+
+def _dense(data: Data) -> list[list[float]]:
+    return list(data.train.gather(np.arange(len(data.train))).dense_BI.tolist())
+
+
+def test_columns_become_numbers_ids_and_labels(tmp_path: Path) -> None:
+    data = _open(tmp_path, scale="none")
+    batch = data.train.gather(np.array([2, 0, 1]))
+    assert batch.dense_BI.tolist() == [[2.0], [1.5], [2.5]]  # the missing one is the mean
+    assert batch.ids["c"].values_N.tolist() == [MISSING_ID, hash_text(b"red"), hash_text(b"blue")]
+    assert batch.label_BT.tolist() == [[1.0], [0.0], [1.0]]
+    assert data.train.schema.dense == ("x",) and data.eval is None
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        pytest.param(GOOD.replace(",", ", "), id="a space after the delimiter"),
+        pytest.param(GOOD.replace("\n", "\r\n"), id="windows lines"),
+        pytest.param(GOOD + "\n\n", id="blank lines at the end"),
+        pytest.param(GOOD.replace("\n2.5", "\n\n   \n2.5"), id="blank lines inside"),
+        pytest.param("\ufeff" + GOOD, id="a byte order mark"),
+        pytest.param(GOOD.rstrip("\n"), id="no newline at the end"),
+        pytest.param('"x","c","y"\n"1.5","red","0"\n2.5,"blue",1\n,,1\n', id="quotes"),
+        pytest.param(GOOD.replace(",,1", "?, NA ,1"), id="other texts for missing"),
+    ],
+)
+def test_files_that_differ_in_form_give_the_same_samples(tmp_path: Path, content: str) -> None:
+    data = _open(tmp_path, content, scale="none")
+    assert _ids(data) == [hash_text(b"red"), hash_text(b"blue"), MISSING_ID]
+    assert _dense(data) == [[1.5], [2.5], [2.0]]
+
+
+@pytest.mark.parametrize(
+    ("name", "packed"),
+    [
+        ("a.csv.gz", gzip.compress(GOOD.encode())),
+        ("a.gz", gzip.compress(GOOD[:20].encode()) + gzip.compress(GOOD[20:].encode())),
+        ("a.csv", gzip.compress(GOOD.encode())),
+        ("a.csv.bz2", bz2.compress(GOOD.encode())),
+    ],
+    ids=["gz", "gz in two members", "gz without the suffix", "bz2"],
+)
+def test_compressed_files_are_read_as_they_are(tmp_path: Path, name: str, packed: bytes) -> None:
+    assert len(_ids(_open(tmp_path, packed, name=name))) == 3
+
+
+def test_a_delimiter_and_names_for_a_file_without_a_header(tmp_path: Path) -> None:
+    content = "1|red|0\n2|blue|1\n"
+    data = _open(tmp_path, content, delimiter="|", columns=["x", "c", "y"])
+    assert _ids(data) == [hash_text(b"red"), hash_text(b"blue")]
+
+
+def test_a_header_that_equals_the_given_names_is_no_sample(tmp_path: Path) -> None:
+    assert len(_open(tmp_path, columns=["x", "c", "y"]).train) == 3
+
+
+def test_quoted_fields_may_hold_delimiters_and_newlines(tmp_path: Path) -> None:
+    data = _open(tmp_path, 'x,c,y\n1,"a,b\nc",0\n2,"say ""hi""",1\n')
+    assert _ids(data) == [hash_text(b"a,b\nc"), hash_text(b'say "hi"')]
+
+
+def test_bytes_that_are_not_utf8_are_categories_too(tmp_path: Path) -> None:
+    assert _ids(_open(tmp_path, b"x,c,y\n1,caf\xe9,0\n2,b,1\n"))[0] == hash_text(b"caf\xe9")
+
+
+def test_several_files_folders_and_patterns_are_read_in_order(tmp_path: Path) -> None:
+    (tmp_path / "days").mkdir()
+    for name, colour in (("day_1.csv", "one"), ("day_0.csv", "zero"), ("_SUCCESS", "")):
+        (tmp_path / "days" / name).write_text(f"y,c,x\n1,{colour},3\n" if colour else "")
+    expected = [hash_text(t) for t in (b"red", b"blue")] + [MISSING_ID, hash_text(b"zero"), hash_text(b"one")]
+    for rest in ("days", "days/day_*.csv"):
+        assert _ids(_open(tmp_path, train=["a.csv", rest])) == expected
+
+
+def test_one_column_may_be_a_number_and_a_category(tmp_path: Path) -> None:
+    data = _open(tmp_path, dense=["x"], sparse=["x", "c"])
+    assert _ids(data, "x") == [hash_text(b"1.5"), hash_text(b"2.5"), MISSING_ID]
+
+
+def test_a_separator_makes_a_column_multi_valued(tmp_path: Path) -> None:
+    content = "x,c,w,y\n1,a;b ; c,1;2;3,0\n2,,,1\n3,a;?,5;6,1\n"
+    column = {"column": "c", "separator": ";", "pooling": "weighted", "weights": "w"}
+    ragged = _open(tmp_path, content, sparse=[column]).train.gather(np.array([2, 1, 0])).ids["c"]
+    assert ragged.values_N.tolist() == [hash_text(t) for t in (b"a", b"a", b"b", b"c")]
+    assert ragged.lengths_B is not None and ragged.lengths_B.tolist() == [1, 0, 3]
+    assert ragged.weights_N is not None and ragged.weights_N.tolist() == [5.0, 1.0, 2.0, 3.0]
+
+
+def test_positive_texts_name_class_one(tmp_path: Path) -> None:
+    content = "x,c,y\n1,a, >50K\n2,b, <=50K\n3,c, >50K.\n"
+    data = _open(tmp_path, content, label={"column": "y", "positive": [">50K", ">50K."]})
+    assert data.train.gather(np.arange(3)).label_BT[:, 0].tolist() == [1.0, 0.0, 1.0]
+
+
+def test_a_share_of_the_rows_is_held_out_by_seed(tmp_path: Path) -> None:
+    content = "x,c,y\n" + "".join(f"{i},{i},{i % 2}\n" for i in range(2000))
+    parts = []
+    for seed in (0, 0, 1):
+        data = _open(tmp_path, content, eval_fraction=0.2, scale="none", seed=seed)
+        assert data.eval is not None and 300 < len(data.eval) < 500
+        rows = data.eval.gather(np.arange(len(data.eval))).dense_BI[:, 0].tolist()
+        kept = [row[0] for row in _dense(data)]
+        assert sorted(rows + kept) == list(range(2000))
+        parts.append(rows)
+    assert parts[0] == parts[1] != parts[2]
+
+
+@pytest.mark.parametrize(
+    ("content", "settings", "expected"),
+    [
+        pytest.param("", {}, "a.csv: is empty", id="empty file"),
+        pytest.param("x,c,y\n", {}, "training data has no rows", id="only a header"),
+        pytest.param(GOOD, {"dense": ["xx"]}, "has no column xx", id="missing column"),
+        pytest.param(GOOD, {"label": "yy"}, "did you mean y?|it has: x, c, y", id="missing label"),
+        pytest.param(GOOD, {"train": ["b.csv"]}, "b.csv: no such file .*did you mean a.csv", id="missing file"),
+        pytest.param(GOOD, {"train": ["q/b.csv"]}, "there is no folder", id="missing folder"),
+        pytest.param(GOOD, {"train": ["*.tsv"]}, "no file matches", id="pattern without files"),
+        pytest.param(
+            "x,c,y\n1,a,0\n\n2z,b,1\n", {}, r"a.csv, row 2, column x: '2z' is not a number", id="not a number"
+        ),
+        pytest.param("x,c,y\n1,a,0\n1e999,b,1\n", {}, "row 2, column x: is infinite", id="infinite"),
+        pytest.param("x,c,y\n1,a,0\n1e99,b,1\n", {"scale": "none"}, "row 2, column x: is beyond float32", id="huge"),
+        pytest.param("x,c,y\n1,a,0\n2,b,2\n", {}, "row 2, column y: the label is 2; allowed: 0 and 1", id="label 2"),
+        pytest.param("x,c,y\n1,a,yes\n2,b,no\n", {}, "row 1, column y: 'yes' is not a number", id="text label"),
+        pytest.param("x,c,y\n1,a,0\n2,b,\n", {}, "row 2, column y: the label is missing", id="missing label value"),
+        pytest.param("x,c,y\n1,a,1\n2,b,1\n", {}, "label column y: all 2 rows .* class 1", id="one class"),
+        pytest.param(
+            "x,c,y\n1,a,yes\n2,b,no\n",
+            {"label": {"column": "y", "positive": ["Yes"]}},
+            "class 0 .*'yes', 'no'.*data.label.positive",
+            id="no positive text",
+        ),
+        pytest.param("x,c,y\n1,a,0\n1,2\n", {}, r"a.csv, row 2: has 2 fields, expected 3 \('1,2'\)", id="short row"),
+        pytest.param("x,c,y\n1,a,0\n\n  \n1,2,3,4\n", {}, "row 2: has 4 fields, expected 3", id="long row"),
+        pytest.param("x,c,y\n1,a,0\n1,2\n", {"columns": ["x", "c", "y"]}, "row 2: has 2 fields", id="short row, named"),
+        pytest.param("1,2\n", {"columns": ["x", "c", "y"]}, "row 1: has 2 fields, data.columns names 3", id="columns"),
+        pytest.param("x,x,c,y\n1,1,a,0\n", {}, "2 columns are called x", id="column twice"),
+        pytest.param(b"\x00\x01\x02" * 50, {}, "is binary, not delimited text", id="binary"),
+        pytest.param(b"PAR1\x00\x01", {}, "use data.source: parquet", id="parquet"),
+        pytest.param(GOOD, {"eval": ["a.csv"], "eval_fraction": 0.5}, "eval_fraction: has no effect", id="two evals"),
+        pytest.param(
+            "x,c,w,y\n1,a;b,1,0\n",
+            {"sparse": [{"column": "c", "separator": ";", "pooling": "weighted", "weights": "w"}]},
+            "row 1, column w: holds 1 weights for 2 ids of c",
+            id="weights",
+        ),
+    ],
+)
+def test_bad_input_ends_with_one_line_that_names_the_place(
+    tmp_path: Path, content: str | bytes, settings: dict[str, Any], expected: str
+) -> None:
+    with pytest.raises(DataError, match=expected) as caught:
+        _open(tmp_path, content, **settings)
+    assert "\n" not in str(caught.value) and caught.value.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"label": None}, "data.label: is missing"),
+        ({"dense": [], "sparse": []}, "both empty"),
+        ({"sparse": ["c", "c"]}, "names column c twice"),
+        ({"sparse": ["y"]}, "names y, which is the label"),
+        ({"train": []}, "data.train: is empty"),
+        ({"options": {"a": 1}}, "data.options: has no effect with source: csv"),
+        ({"synthetic": {"zipf": 2.0}}, "data.synthetic: has no effect"),
+        ({"source": "tsv"}, "data.source: tsv; allowed: csv"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(tmp_path: Path, settings: dict[str, Any], expected: str) -> None:
+    with pytest.raises(ConfigError, match=expected):
+        _open(tmp_path, **settings)
+
+
+@pytest.mark.parametrize("keep", [0.05, 0.5, 0.999], ids=["start", "half", "all but the end"])
+def test_a_truncated_gz_is_told_apart_from_a_short_file(tmp_path: Path, keep: float) -> None:
+    rng = np.random.default_rng(0)
+    content = "x,c,y\n" + "".join(f"{x},{x},{i % 2}\n" for i, x in enumerate(rng.integers(0, 10**9, 60_000)))
+    packed = gzip.compress(content.encode())
+    with pytest.raises(DataError, match=r"a.csv.gz.*truncated or damaged"):
+        _open(tmp_path, packed[: int(len(packed) * keep)], name="a.csv.gz")
+
+
+def test_a_gz_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"ends in .gz but does not hold gzip data"):
+        _open(tmp_path, GOOD, name="a.csv.gz")
+
+
+def test_an_eval_file_whose_labels_match_nothing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "b.csv").write_text("x,c,y\n1,a,>50K.\n2,b,<=50K.\n")
+    with pytest.raises(DataError, match=r"evaluation data are class 0 .*'>50K\.'"):
+        _open(
+            tmp_path,
+            "x,c,y\n1,a,>50K\n2,b,<=50K\n",
+            eval=["b.csv"],
+            label={"column": "y", "positive": [">50K"]},
+        )

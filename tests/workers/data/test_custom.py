@@ -1,0 +1,124 @@
+"""The user's own source: module:function."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardkeep.base.errors import ConfigError, DataError, ShardkeepError
+from shardkeep.workers.config import DataConfig
+from shardkeep.workers.data.dataset import Data, open_data
+from shardkeep.workers.data.hashing import hash_text
+
+CODE = """
+import numpy as np
+from shardkeep.workers.data.batch import Batch, Ragged
+from shardkeep.workers.data.schema import Feature, Schema
+
+def arrays(split, rows=6, held=True):
+    if split == "eval" and not held:
+        return None
+    n = rows if split == "train" else 4
+    return {
+        "label": np.arange(n) % 2,
+        "dense": {"age": np.arange(n) * 1.0, "both": [1.0] * n},
+        "sparse": {"city": ["a", "b"] * (n // 2), "tags": [[1, 2]] * n, "both": np.arange(n)},
+    }
+
+class Own:
+    schema = Schema((), (Feature("u", "u"),))
+    def __len__(self):
+        return 3
+    def gather(self, rows_B):
+        n = len(rows_B)
+        return Batch(np.zeros((n, 0), np.float32), {"u": Ragged(rows_B)}, np.ones((n, 1), np.float32))
+
+def own(split):
+    return Own()
+
+def wrong(split):
+    return {"labels": [1]}
+
+def ragged(split):
+    return {"label": [0, 1], "dense": {"x": [1.0]}}
+
+def broken(split):
+    raise TypeError("inside")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    (tmp_path / "my_data.py").write_text(CODE)
+    yield tmp_path
+    sys.modules.pop("my_data", None)
+
+
+def _open(folder: Path, name: str = "arrays", **settings: Any) -> Data:
+    base = {"source": f"my_data:{name}", "root": str(folder), "scale": "none"}
+    if name == "own":
+        del base["scale"]
+    return open_data(DataConfig.model_validate(base | settings), seed=0)
+
+
+def test_a_dict_of_arrays_is_a_data_set(folder: Path) -> None:
+    data = _open(folder)
+    assert data.eval is not None and (len(data.train), len(data.eval)) == (6, 4)
+    batch = data.train.gather(np.array([3, 0]))
+    assert batch.dense_BI.tolist() == [[3.0, 1.0], [0.0, 1.0]]
+    assert batch.ids["city"].values_N.tolist() == [hash_text(b"b"), hash_text(b"a")]
+    assert batch.ids["both"].values_N.tolist() == [3, 0]
+    assert batch.ids["tags"].values_N.tolist() == [1, 2, 1, 2]
+    assert batch.label_BT.tolist() == [[1.0], [0.0]]
+
+
+def test_columns_of_the_config_choose_and_describe(folder: Path) -> None:
+    data = _open(folder, dense=["age"], sparse=[{"column": "tags", "table": "t", "pooling": "mean"}], scale="standard")
+    assert data.train.schema.dense == ("age",) and data.train.schema.tables() == ("t",)
+    assert abs(float(data.train.gather(np.arange(6)).dense_BI.mean())) < 1e-6
+
+
+def test_options_reach_the_function_and_eval_may_be_missing(folder: Path) -> None:
+    data = _open(folder, options={"rows": 400, "held": False}, eval_fraction=0.5)
+    assert data.eval is not None and len(data.train) + len(data.eval) == 400
+    assert _open(folder, options={"held": False}).eval is None
+
+
+def test_an_object_with_gather_is_used_as_it_is(folder: Path) -> None:
+    train = _open(folder, "own").train
+    assert len(train) == 3 and train.gather(np.array([2])).ids["u"].values_N.tolist() == [2]
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "kind", "expected"),
+    [
+        ("nothing", {}, ConfigError, "my_data:nothing cannot be loaded"),
+        ("arrays", {"options": {"rowz": 1}}, ConfigError, "rowz"),
+        ("arrays", {"dense": ["agee"]}, DataError, "has no column agee; did you mean age"),
+        ("arrays", {"train": ["x"]}, ConfigError, "data.train: has no effect"),
+        ("arrays", {"eval_fraction": 0.1}, ConfigError, "returns evaluation data of its own"),
+        ("wrong", {}, DataError, r"returned \['labels'\]; allowed"),
+        ("ragged", {}, DataError, "column x has 1 rows, label has 2"),
+        ("own", {"scale": "log"}, ConfigError, "data.scale: has no effect"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(
+    folder: Path, name: str, settings: dict[str, Any], kind: type[ShardkeepError], expected: str
+) -> None:
+    with pytest.raises(kind, match=expected):
+        _open(folder, name, **settings)
+
+
+def test_an_error_inside_the_users_code_keeps_its_traceback(folder: Path) -> None:
+    with pytest.raises(TypeError, match="inside"):
+        _open(folder, "broken")
+
+
+def test_a_module_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no_such:f cannot be loaded"):
+        open_data(DataConfig(source="no_such:f", root=str(tmp_path)), seed=0)

@@ -1,0 +1,93 @@
+"""The shuffle and its cut into steps and ranks."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardkeep.workers.data.sampling import StepSlices
+
+SHAPES = {
+    "num_samples": st.integers(1, 700),
+    "batch_size": st.integers(1, 40),
+    "world_size": st.integers(1, 7),
+    "accumulate": st.integers(1, 3),
+    "seed": st.integers(0, 2**63 - 1),
+    "shuffle": st.booleans(),
+}
+
+
+@given(**SHAPES)
+@settings(max_examples=100, deadline=None)
+def test_every_epoch_visits_every_sample_exactly_once(num_samples: int, **shape: int) -> None:
+    slices = StepSlices(num_samples, epochs=2, **shape)  # type: ignore[arg-type]
+    for epoch in range(2):
+        steps = range(epoch * slices.steps_per_epoch, (epoch + 1) * slices.steps_per_epoch)
+        seen = [slices.rows(step, rank) for step in steps for rank in range(shape["world_size"])]
+        assert sorted(np.concatenate(seen).tolist()) == list(range(num_samples))
+
+
+@given(**SHAPES)
+@settings(max_examples=60, deadline=None)
+def test_ranks_share_a_step_as_evenly_as_possible(num_samples: int, **shape: int) -> None:
+    slices = StepSlices(num_samples, **shape)  # type: ignore[arg-type]
+    for step in range(slices.num_steps):
+        counts = [len(slices.rows(step, rank)) for rank in range(shape["world_size"])]
+        assert sum(counts) == slices.samples(step)
+        assert max(counts) - min(counts) <= 1
+        assert counts == [slices.rank_samples(step, rank) for rank in range(shape["world_size"])]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4, 6])
+def test_any_number_of_workers_sees_the_same_samples_in_a_step(world_size: int) -> None:
+    alone = StepSlices(1000, batch_size=48, epochs=2, seed=3)
+    split = StepSlices(1000, batch_size=48 // world_size, world_size=world_size, epochs=2, seed=3)
+    assert split.num_steps == alone.num_steps == 42
+    for step in range(alone.num_steps):
+        joined = np.concatenate([split.rows(step, rank) for rank in range(world_size)])
+        assert joined.tolist() == alone.rows(step, 0).tolist()
+
+
+def test_seeds_and_epochs_give_other_orders_and_the_same_seed_the_same() -> None:
+    def order(seed: int, epoch: int) -> list[int]:
+        return list(StepSlices(500, batch_size=500, epochs=2, seed=seed).rows(epoch, 0))
+
+    assert order(1, 0) == order(1, 0)
+    assert order(1, 0) != order(1, 1)
+    assert order(1, 0) != order(2, 0)
+    assert order(1, 0) != list(range(500))
+
+
+def test_neighbours_in_the_order_are_not_neighbours_in_the_data() -> None:
+    rows = StepSlices(100_003, batch_size=100_003, seed=9).rows(0, 0).astype(np.float64)
+    place = np.arange(len(rows))
+    assert abs(np.corrcoef(place, rows)[0, 1]) < 0.02
+    assert abs(np.corrcoef(rows[:-1], rows[1:])[0, 1]) < 0.02
+    thirds = np.histogram(rows[:30_000], bins=10)[0]
+    assert thirds.min() > 2700 and thirds.max() < 3300
+
+
+def test_without_shuffle_rows_come_in_order() -> None:
+    slices = StepSlices(10, batch_size=2, world_size=2, shuffle=False)
+    assert [slices.rows(step, rank).tolist() for step in range(3) for rank in (0, 1)] == [
+        [0, 1], [2, 3], [4, 5], [6, 7], [8], [9],
+    ]  # fmt: skip
+
+
+def test_a_rank_may_get_no_sample_in_the_last_step() -> None:
+    slices = StepSlices(5, batch_size=2, world_size=2)
+    assert slices.samples(1) == 1
+    assert [len(slices.rows(1, rank)) for rank in (0, 1)] == [1, 0]
+
+
+def test_samples_before_counts_over_short_steps_and_epochs() -> None:
+    slices = StepSlices(10, batch_size=4, epochs=3)
+    assert [slices.samples_before(step) for step in range(8)] == [0, 4, 8, 10, 14, 18, 20, 24]
+
+
+@pytest.mark.parametrize(("step", "rank"), [(3, 0), (-1, 0), (0, 2), (0, -1)])
+def test_a_step_or_rank_outside_the_job_is_refused(step: int, rank: int) -> None:
+    with pytest.raises(IndexError, match="outside"):
+        StepSlices(12, batch_size=2, world_size=2).rows(step, rank)

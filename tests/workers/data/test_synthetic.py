@@ -1,0 +1,195 @@
+"""The synthetic stream: determinism, popularity, and what can be learned from it."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from shardkeep.base.errors import ConfigError
+from shardkeep.workers.config import DataConfig, SyntheticConfig
+from shardkeep.workers.data.dataset import Data, open_data
+from shardkeep.workers.data.sampling import StepSlices
+from shardkeep.workers.data.synthetic import DEFAULT_SIZES, SyntheticDataset
+
+
+def _stream(seed: int = 7, **settings: object) -> Data:
+    return open_data(DataConfig(synthetic=SyntheticConfig.model_validate(settings)), seed=seed)
+
+
+def test_a_row_is_the_same_in_any_batch_and_any_run() -> None:
+    whole = _stream().train.gather(np.arange(100))
+    part = _stream().train.gather(np.array([70, 3]))
+    assert np.array_equal(part.dense_BI, whole.dense_BI[[70, 3]])
+    assert np.array_equal(part.label_BT, whole.label_BT[[70, 3]])
+    for name, ragged in part.ids.items():
+        assert np.array_equal(ragged.values_N, whole.ids[name].values_N[[70, 3]])
+
+
+def test_seeds_and_parts_give_other_samples_of_the_same_shape() -> None:
+    data, other = _stream(), _stream(seed=8)
+    assert data.eval is not None
+    batches = [d.gather(np.arange(50)) for d in (data.train, data.eval, other.train)]
+    assert len({b.dense_BI.tobytes() for b in batches}) == 3
+    assert {b.dense_BI.shape for b in batches} == {(50, 13)}
+    assert data.train.schema == data.eval.schema == other.train.schema
+
+
+def test_the_default_has_criteos_shape() -> None:
+    batch = _stream().train.gather(np.arange(20_000))
+    assert batch.dense_BI.dtype == np.float32 and batch.dense_BI.flags.c_contiguous
+    assert abs(float(batch.dense_BI.mean())) < 0.01 and abs(float(batch.dense_BI.std()) - 1) < 0.01
+    assert list(batch.ids) == [f"C{i}" for i in range(1, 27)]
+    assert (DEFAULT_SIZES[0], DEFAULT_SIZES[-1]) == (100, 1_000_000)
+    assert len(np.unique(batch.ids["C1"].values_N)) == 100
+    assert set(np.unique(batch.label_BT)) == {0.0, 1.0}
+
+
+def test_ids_follow_the_zipf_law_and_do_not_show_their_rank() -> None:
+    data = _stream(table_sizes=[1000], zipf=1.2)
+    ids, counts = np.unique(data.train.gather(np.arange(200_000)).ids["C1"].values_N, return_counts=True)
+    order = np.argsort(-counts)
+    edges = np.arange(1, 1002, dtype=np.float64) ** -0.2
+    share = (edges[:-1] - edges[1:]) / (edges[0] - edges[-1])
+    assert np.allclose(counts[order][:20] / 200_000, share[:20], rtol=0.1)
+    assert ids.min() < 0 < ids.max()
+    assert abs(np.corrcoef(order, np.arange(len(order)))[0, 1]) < 0.1
+
+
+def test_labels_are_drawn_with_the_teachers_probability() -> None:
+    train = _stream().train
+    assert isinstance(train, SyntheticDataset)
+    rows = np.arange(100_000)
+    chance, label = train.teacher_probability(rows), train.gather(rows).label_BT[:, 0]
+    for low in np.arange(0.0, 1.0, 0.1):
+        inside = (chance >= low) & (chance < low + 0.1)
+        if inside.sum() > 500:
+            assert abs(float(label[inside].mean() - chance[inside].mean())) < 0.05
+
+
+def test_the_best_auc_is_that_of_the_teachers_probabilities() -> None:
+    from torchmetrics.functional.classification import binary_auroc
+
+    data = _stream(eval_samples=5000)
+    assert isinstance(data.eval, SyntheticDataset) and data.best_auc is not None
+    rows = np.arange(3000)
+    label = torch.from_numpy(data.eval.gather(rows).label_BT[:, 0]).int()
+    expected = float(binary_auroc(torch.from_numpy(data.eval.teacher_probability(rows)), label))
+    assert data.best_auc(3000) == pytest.approx(expected, abs=1e-6)
+    assert 0.75 < data.best_auc(5000) < 0.9
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("train", ["x"]), ("scale", "log"), ("label", "y"), ("delimiter", ";"), ("eval_fraction", 0.1), ("cache", "c")],
+)
+def test_settings_it_could_only_ignore_are_refused(setting: str, value: object) -> None:
+    config = DataConfig.model_validate({setting: value})
+    with pytest.raises(ConfigError, match=rf"data.{setting}: has no effect"):
+        open_data(config, seed=0)
+
+
+def test_a_row_outside_the_stream_is_refused() -> None:
+    with pytest.raises(IndexError):
+        _stream(train_samples=10).train.gather(np.array([10]))
+
+
+def test_one_core_makes_samples_faster_than_a_trainer_takes_them() -> None:
+    train, rows = _stream().train, np.arange(20_000)
+    best = min(_timed(lambda: train.gather(rows)) for _ in range(5))
+    assert 20_000 / best > 100_000  # 350,000 and more on an idle core
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [7, 8])
+def test_a_dlrm_comes_near_the_teacher_and_a_linear_model_does_not(seed: int) -> None:
+    data = _stream(seed=seed, eval_samples=50_000, train_samples=1_200_000)
+    assert data.best_auc is not None
+    best = data.best_auc(50_000)
+    assert best - _trained_auc(data, dim=16, seed=seed) < 0.02
+    assert best - _trained_auc(data, dim=1, seed=seed) > 0.02
+
+
+def test_a_linear_model_stays_behind_even_with_small_tables_and_much_data() -> None:
+    data = _stream(table_sizes=[20] * 8, train_samples=150_000, eval_samples=30_000)
+    assert data.best_auc is not None
+    assert data.best_auc(30_000) - _trained_auc(data, dim=1, seed=7) > 0.02
+
+
+def _timed(call: object) -> float:
+    start = time.perf_counter()
+    call()  # type: ignore[operator]
+    return time.perf_counter() - start
+
+
+def _trained_auc(data: Data, *, dim: int, seed: int) -> float:
+    """One pass of a small torch model: logistic regression for dim 1, else a DLRM. Ids share 2^18 buckets a feature."""
+    torch.manual_seed(seed)
+    names = list(data.train.gather(np.arange(1)).ids)
+    model = _Model(data.train.schema.num_dense, len(names), dim)
+    dense = [p for n, p in model.named_parameters() if n != "table.weight"]
+    optimizers = [
+        torch.optim.Adagrad(model.table.parameters(), lr=0.1),
+        torch.optim.Adam(dense, lr=0.02 if dim == 1 else 2e-3),
+    ]
+    slices = StepSlices(len(data.train), batch_size=4096, seed=seed)
+    with torch.sparse.check_sparse_tensor_invariants(False):  # type: ignore[no-untyped-call]
+        for step in range(slices.num_steps):
+            logits, labels = model.run(data.train, slices.rows(step, 0), names)
+            loss = torch.nn.functional.binary_cross_entropy_with_logits(logits, labels)
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            for optimizer in optimizers:
+                optimizer.step()
+    assert data.eval is not None
+    with torch.no_grad():
+        parts = [
+            model.run(data.eval, np.arange(at, min(at + 8192, len(data.eval))), names)
+            for at in range(0, len(data.eval), 8192)
+        ]
+    return _auc(torch.cat([p[0] for p in parts]).numpy(), torch.cat([p[1] for p in parts]).numpy())
+
+
+class _Model(torch.nn.Module):
+    def __init__(self, num_dense: int, num_features: int, dim: int) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(num_features << 18, dim, sparse=True)
+        torch.nn.init.uniform_(self.table.weight, -0.05 * (dim > 1), 0.05 * (dim > 1))
+        self.dim = dim
+        count = num_features + 1
+        rows = torch.tril_indices(count, count, -1)
+        self.pairs = rows[0] * count + rows[1]
+        relu = torch.nn.ReLU
+        self.bottom = torch.nn.Sequential(torch.nn.Linear(num_dense, 64), relu(), torch.nn.Linear(64, dim), relu())
+        self.top = torch.nn.Sequential(
+            torch.nn.Linear(dim + len(self.pairs), 128),
+            relu(),
+            torch.nn.Linear(128, 64),
+            relu(),
+            torch.nn.Linear(64, 1),
+        )
+        self.linear = torch.nn.Linear(num_dense, 1)
+
+    def run(self, dataset: object, rows: NDArray[np.int64], names: list[str]) -> tuple[torch.Tensor, torch.Tensor]:
+        batch = dataset.gather(rows)  # type: ignore[attr-defined]
+        codes = np.stack([batch.ids[name].values_N for name in names], 1).view(np.uint64) >> np.uint64(46)
+        places = codes.astype(np.int64) + (np.arange(len(names)) << 18)
+        rows_BFD, dense = self.table(torch.from_numpy(places)), torch.from_numpy(batch.dense_BI)
+        labels = torch.from_numpy(batch.label_BT[:, 0])
+        if self.dim == 1:
+            return self.linear(dense)[:, 0] + rows_BFD.sum((1, 2)), labels
+        bottom = self.bottom(dense)
+        stack = torch.cat([bottom[:, None], rows_BFD], 1)
+        pairs = torch.bmm(stack, stack.transpose(1, 2)).flatten(1).index_select(1, self.pairs)
+        return self.top(torch.cat([bottom, pairs], 1))[:, 0], labels
+
+
+def _auc(scores: NDArray[np.float32], labels: NDArray[np.float32]) -> float:
+    ordered = labels[np.argsort(scores, kind="stable")] > 0.5
+    positives = int(ordered.sum())
+    rank_sum = float((np.flatnonzero(ordered) + 1).sum())
+    return (rank_sum - positives * (positives + 1) / 2) / (positives * (len(ordered) - positives))

@@ -1,0 +1,72 @@
+"""Batch: the samples of one step as plain arrays; what every source yields and every model's input starts from.
+
+B = batch, I = dense inputs, T = targets (1), N = ids of one feature over the whole batch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Int64s = NDArray[np.int64]
+Int32s = NDArray[np.int32]
+Float32s = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Ragged:
+    """Ids of one feature, sample after sample.
+
+    Attributes:
+        values_N: int64 ids of all samples, C-contiguous.
+        lengths_B: int32 number of ids of each sample; None = exactly one each (then N == B).
+        weights_N: float32 weight of each id; None = all 1.
+    """
+
+    values_N: Int64s
+    lengths_B: Int32s | None = None
+    weights_N: Float32s | None = None
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        return len(self.values_N) if self.lengths_B is None else len(self.lengths_B)
+
+    def slice(self, start: int, stop: int) -> Ragged:
+        """Samples [start, stop); views, not copies."""
+        if self.lengths_B is None:
+            first, last = start, stop
+        else:
+            first = int(self.lengths_B[:start].sum(dtype=np.int64))
+            last = first + int(self.lengths_B[start:stop].sum(dtype=np.int64))
+        return Ragged(
+            self.values_N[first:last],
+            None if self.lengths_B is None else self.lengths_B[start:stop],
+            None if self.weights_N is None else self.weights_N[first:last],
+        )
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples of one step.
+
+    Attributes:
+        dense_BI: float32, C-contiguous; I may be 0.
+        ids: the ids of each feature, in the schema's order.
+        label_BT: float32 of shape (B, 1), each 0 or 1.
+    """
+
+    dense_BI: Float32s
+    ids: Mapping[str, Ragged]
+    label_BT: Float32s
+
+    def __len__(self) -> int:
+        """Number of samples; may be 0."""
+        return len(self.label_BT)
+
+    def slice(self, start: int, stop: int) -> Batch:
+        """Samples [start, stop); views, not copies."""
+        ids = {name: ragged.slice(start, stop) for name, ragged in self.ids.items()}
+        return Batch(self.dense_BI[start:stop], ids, self.label_BT[start:stop])

@@ -1,0 +1,221 @@
+"""The columnar form of samples: Arrow IPC in chunks of 65,536 rows, written once, read in place at random.
+
+Knows arrays and bytes; not where samples come from, nor where the bytes lie.
+B = rows asked for, C = chunks, F = single-valued features, I = dense columns, N = rows or ids written
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from shardkeep.workers.data.batch import Batch, Ragged
+from shardkeep.workers.data.gather_kernels import (
+    CHUNK_ROWS,
+    gather_dense,
+    gather_ids,
+    gather_labels,
+    gather_lengths,
+    gather_lists,
+)
+from shardkeep.workers.data.schema import Schema
+
+Int64s = NDArray[np.int64]
+Float32s = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Lists:
+    """A multi-valued feature of N rows: ids, how many each row has, and maybe their weights."""
+
+    ids_V: Int64s
+    lengths_N: Int64s
+    weights_V: Float32s | None = None
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Decoded rows. dense_NI: float32, nan = missing; single_NF: int64, row-major; label_N: uint8."""
+
+    label_N: NDArray[np.uint8]
+    dense_NI: Float32s
+    single_NF: Int64s
+    lists: Mapping[str, Lists]
+
+    def __len__(self) -> int:
+        return len(self.label_N)
+
+    def take(self, keep_N: NDArray[np.bool_]) -> Rows:
+        """The rows where `keep_N` is true."""
+        lists = {}
+        for name, column in self.lists.items():
+            entries_V = np.repeat(keep_N, column.lengths_N)
+            weights_V = None if column.weights_V is None else column.weights_V[entries_V]
+            lists[name] = Lists(column.ids_V[entries_V], column.lengths_N[keep_N], weights_V)
+        return Rows(self.label_N[keep_N], self.dense_NI[keep_N], self.single_NF[keep_N], lists)
+
+
+class ColumnarWriter:
+    """Writes Rows of any number as record batches of exactly 65,536 rows (the last one shorter)."""
+
+    def __init__(self, sink: Any) -> None:
+        """`sink`: whatever pyarrow writes to. Holds at most one chunk and what was added last in memory."""
+        self._sink = sink
+        self._writer: Any = None
+        self._waiting: list[pa.RecordBatch] = []
+        self._num_waiting = 0
+        self.num_rows = 0
+
+    def add(self, rows: Rows) -> None:
+        """Appends rows; their arrays may be reused by the caller afterwards only after `close`."""
+        batch = _record_batch(rows)
+        if self._writer is None:
+            self._writer = pa.ipc.new_file(self._sink, batch.schema)
+        self._waiting.append(batch)
+        self._num_waiting += len(rows)
+        self.num_rows += len(rows)
+        if self._num_waiting >= CHUNK_ROWS:
+            self._flush(self._num_waiting - self._num_waiting % CHUNK_ROWS)
+
+    def close(self) -> None:
+        """Writes what is left and Arrow's footer; the sink stays open."""
+        if self._num_waiting:
+            self._flush(self._num_waiting)
+        if self._writer is not None:
+            self._writer.close()
+
+    def _flush(self, num_rows: int) -> None:
+        table = pa.Table.from_batches(self._waiting)
+        for start in range(0, num_rows, CHUNK_ROWS):
+            part = table.slice(start, min(CHUNK_ROWS, num_rows - start)).combine_chunks()
+            self._writer.write_batch(part.to_batches()[0])
+        rest = table.slice(num_rows)
+        self._waiting = rest.combine_chunks().to_batches() if len(rest) else []
+        self._num_waiting = len(rest)
+
+
+def _record_batch(rows: Rows) -> pa.RecordBatch:
+    columns: dict[str, pa.Array] = {"label": pa.array(rows.label_N)}
+    for name, matrix in (("dense", rows.dense_NI), ("single", rows.single_NF)):
+        if matrix.shape[1]:
+            flat = pa.array(np.ascontiguousarray(matrix).reshape(-1))
+            columns[name] = pa.FixedSizeListArray.from_arrays(flat, matrix.shape[1])
+    for name, column in rows.lists.items():
+        offsets = np.zeros(len(rows) + 1, np.int32)
+        np.cumsum(column.lengths_N, out=offsets[1:])
+        columns[f"ids:{name}"] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(column.ids_V))
+        if column.weights_V is not None:
+            columns[f"weights:{name}"] = pa.ListArray.from_arrays(pa.array(offsets), pa.array(column.weights_V))
+    return pa.record_batch(columns)
+
+
+@dataclass(frozen=True)
+class DenseTransform:
+    """What turns stored dense numbers into inputs, per column: (x - shift) * factor, or fill where missing."""
+
+    fill_I: Float32s
+    shift_I: Float32s
+    factor_I: Float32s
+
+
+class ColumnarDataset:
+    """Samples in Arrow IPC bytes, memory-mapped or in memory; `gather` copies nothing but the batch itself."""
+
+    def __init__(self, content: pa.Buffer, *, schema: Schema, lists: frozenset[str], transform: DenseTransform) -> None:
+        """`lists`: the multi-valued features. Raises ValueError or ArrowInvalid where `content` does not fit."""
+        self._schema = schema
+        self._transform = transform
+        self._single = [f.name for f in schema.features if f.name not in lists]
+        self._lists = lists
+        reader = pa.ipc.open_file(content)
+        batches = [reader.get_batch(i) for i in range(reader.num_record_batches)]
+        if any(len(batch) != CHUNK_ROWS for batch in batches[:-1]) or not batches:
+            raise ValueError("the record batches are not of 65,536 rows")
+        self._num_samples = sum(len(batch) for batch in batches)
+        words = np.frombuffer(content, np.int64, content.size // 8)
+        self._words = words
+        self._halves = words.view(np.int32)
+        self._octets = words.view(np.uint8)
+        self._floats = words.view(np.float32)
+        self._starts = _starts(batches, content.address)
+        self._check(batches[0])
+
+    @property
+    def schema(self) -> Schema:
+        return self._schema
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def gather(self, rows_B: Int64s) -> Batch:
+        rows_B = np.ascontiguousarray(rows_B, np.int64)
+        if len(rows_B) and not 0 <= rows_B.min() <= rows_B.max() < self._num_samples:
+            raise IndexError(f"a row is outside [0, {self._num_samples})")
+        label_B = np.empty(len(rows_B), np.float32)
+        gather_labels(self._octets, self._starts["label"], rows_B, label_B)
+        single = self._gather_single(rows_B)
+        ids = {
+            f.name: self._gather_list(f.name, rows_B) if f.name in self._lists else single[f.name]
+            for f in self._schema.features
+        }
+        return Batch(self._gather_dense(rows_B), ids, label_B[:, None])
+
+    def _gather_dense(self, rows_B: Int64s) -> Float32s:
+        dense_BI = np.empty((len(rows_B), self._schema.num_dense), np.float32)
+        if self._schema.num_dense:
+            t = self._transform
+            gather_dense(self._floats, self._starts["dense"], rows_B, t.fill_I, t.shift_I, t.factor_I, dense_BI)
+        return dense_BI
+
+    def _gather_single(self, rows_B: Int64s) -> dict[str, Ragged]:
+        ids_FB = np.empty((len(self._single), len(rows_B)), np.int64)
+        if self._single:
+            gather_ids(self._words, self._starts["single"], rows_B, ids_FB)
+        return {name: Ragged(ids_FB[f]) for f, name in enumerate(self._single)}
+
+    def _gather_list(self, name: str, rows_B: Int64s) -> Ragged:
+        offsets, starts = self._halves, self._starts
+        lengths_B = np.empty(len(rows_B), np.int32)
+        total = gather_lengths(offsets, starts[f"ids:{name}"], rows_B, lengths_B)
+        values_N = np.empty(total, np.int64)
+        at = starts[f"ids:{name}"]
+        gather_lists(offsets, at, self._words, starts[f"ids:{name}.values"], rows_B, values_N)
+        if f"weights:{name}" not in starts:
+            return Ragged(values_N, lengths_B)
+        weights_N = np.empty(total, np.float32)
+        at = starts[f"weights:{name}"]
+        gather_lists(offsets, at, self._floats, starts[f"weights:{name}.values"], rows_B, weights_N)
+        return Ragged(values_N, lengths_B, weights_N)
+
+    def _check(self, batch: pa.RecordBatch) -> None:
+        expected = {"label": pa.uint8()}
+        if self._schema.num_dense:
+            expected["dense"] = pa.list_(pa.float32(), self._schema.num_dense)
+        if self._single:
+            expected["single"] = pa.list_(pa.int64(), len(self._single))
+        held = {f.name: f.type for f in batch.schema if ":" not in f.name}
+        held_lists = {f.name.removeprefix("ids:") for f in batch.schema if f.name.startswith("ids:")}
+        if held != expected or held_lists != self._lists:
+            raise ValueError("the columns are not those of the config")
+
+
+def _starts(batches: list[pa.RecordBatch], base: int) -> dict[str, Int64s]:
+    """Where each column of each chunk begins in the content, counted in the column's own elements."""
+    starts: dict[str, list[int]] = {}
+    for batch in batches:
+        for name, column in zip(batch.schema.names, batch.columns, strict=True):
+            buffers = column.buffers()
+            data, width = (
+                buffers[-1],
+                column.type.bit_width // 8 if name == "label" else column.type.value_type.bit_width // 8,
+            )
+            if pa.types.is_list(column.type):
+                starts.setdefault(name, []).append((buffers[1].address - base) // 4)
+                name = f"{name}.values"
+            starts.setdefault(name, []).append((data.address - base) // width if data is not None else 0)
+    return {name: np.array(at, np.int64) for name, at in starts.items()}

@@ -1,0 +1,171 @@
+"""The source `csv`: delimited text, plain or compressed, streamed in blocks. Columns come out as bytes, unparsed."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.csv as pacsv  # type: ignore[import-untyped]
+
+from shardkeep.base.errors import DataError
+from shardkeep.workers.config import DataConfig
+from shardkeep.workers.data.cache import open_cached
+from shardkeep.workers.data.conversion import layout_of, refuse
+from shardkeep.workers.data.decoding import Chunk, missing_column
+from shardkeep.workers.data.samples import Data, Progress
+
+BLOCK_BYTES = 1 << 24  # a row must fit; also what one read holds in memory
+COMPRESSIONS = {
+    ".gz": ("gzip", b"\x1f\x8b"),
+    ".bz2": ("bz2", b"BZh"),
+    ".zst": ("zstd", b"\x28\xb5\x2f\xfd"),
+    ".lz4": ("lz4", b"\x04\x22\x4d\x18"),
+}
+
+
+def open_csv(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
+    """The source `csv`. Raises DataError for what is wrong with the files, ConfigError for the settings."""
+    refuse(config, ("synthetic", "options"))
+    form = CsvForm(config.delimiter, tuple(config.columns) if config.columns else None)
+    return open_cached(config, layout_of(config), form.read, reading=form.reading(), seed=seed, progress=progress)
+
+
+@dataclass(frozen=True)
+class CsvForm:
+    """What the files look like. `columns`: names of all columns; None = the first line has them."""
+
+    delimiter: str
+    columns: tuple[str, ...] | None
+    quoted: bool = True
+
+    def reading(self) -> dict[str, Any]:
+        """What the cache is keyed by."""
+        return {"form": "csv", "delimiter": self.delimiter, "columns": self.columns, "quoted": self.quoted}
+
+    def read(self, path: Path, columns: Sequence[str], progress: Callable[[float], None]) -> Iterator[Chunk]:
+        """Yields the file's rows, the named columns only, as bytes; blank lines are no rows."""
+        compression = _compression(path)
+        names, lines = self._header(path, _first_bytes(path, compression))
+        for column in columns:
+            if column not in names:
+                raise missing_column(str(path), column, names)
+            if (times := names.count(column)) > 1:
+                raise DataError(f"{path}: {times} columns are called {column}; give all columns names in data.columns")
+        size, done, bad = path.stat().st_size, 0, BadRow(lines)
+        with path.open("rb") as raw:
+            try:
+                stream = pa.input_stream(raw, compression=compression)
+                for batch in self._batches(stream, columns, names, lines, bad):
+                    rows_N = np.arange(done + 1, done + 1 + len(batch), dtype=np.int64)
+                    done += len(batch)
+                    progress(min(1.0, raw.tell() / size))
+                    yield Chunk(str(path), rows_N, dict(zip(batch.schema.names, batch.columns, strict=True)))
+            except (pa.ArrowInvalid, OSError) as error:
+                if str(error).startswith("Empty CSV"):
+                    return
+                raise DataError(bad.problem(path, error, done)) from error
+
+    def _batches(self, stream: Any, columns: Sequence[str], names: list[str], lines: int, bad: BadRow) -> Any:
+        unique = [name if names.count(name) == 1 else f"{name}#{i}" for i, name in enumerate(names)]
+        return pacsv.open_csv(
+            stream,
+            read_options=pacsv.ReadOptions(
+                use_threads=False, block_size=BLOCK_BYTES, column_names=unique, skip_rows=lines
+            ),
+            parse_options=pacsv.ParseOptions(
+                delimiter=self.delimiter,
+                quote_char='"' if self.quoted else False,
+                newlines_in_values=self.quoted,
+                invalid_row_handler=bad,
+            ),
+            convert_options=pacsv.ConvertOptions(
+                column_types=dict.fromkeys(columns, pa.binary()),
+                include_columns=list(columns),
+                strings_can_be_null=False,
+            ),
+        )
+
+    def _header(self, path: Path, start: bytes) -> tuple[list[str], int]:
+        """The names of all columns, and how many lines at the top are no data."""
+        if not start.strip():
+            raise DataError(f"{path}: is empty")
+        text = start.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+        lines = io.StringIO(text, newline="")
+        if self.quoted:
+            reader = csv.reader(lines, delimiter=self.delimiter)
+        else:
+            reader = csv.reader(lines, delimiter=self.delimiter, quoting=csv.QUOTE_NONE)
+        try:
+            first = next(([f.strip() for f in row] for row in reader if any(f.strip() for f in row)), [])
+        except csv.Error as error:
+            raise DataError(f"{path}: the first line cannot be read ({error})") from error
+        if self.columns is None or list(self.columns) == first:
+            return first, reader.line_num
+        if len(first) != len(self.columns):
+            held = f"{len(first)} fields, data.columns names {len(self.columns)}"
+            raise DataError(f"{path}, row 1: has {held}; check data.columns and data.delimiter ({self.delimiter!r})")
+        return list(self.columns), 0
+
+
+@dataclass
+class BadRow:
+    """Skips rows of spaces only, and remembers the first row with too many or too few fields."""
+
+    skipped: int  # lines of the header, and blank ones since
+    found: Any = None
+
+    def __call__(self, row: Any) -> str:
+        if not row.text.strip():
+            self.skipped += 1
+            return "skip"
+        self.found = self.found or row
+        return "error"
+
+    def problem(self, path: Path, error: Exception, done: int) -> str:
+        """One line for what stopped the reading after `done` rows."""
+        if self.found is not None:
+            row, text = self.found, self.found.text[:60]
+            fields = f"has {row.actual_columns} fields, expected {row.expected_columns}"
+            return f"{path}, row {row.number - self.skipped}: {fields} ({text!r})"
+        return f"{path}, after row {done}: {_reason(error)}"
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)
+    if any(word in text for word in ("runcated", "inflate", "EOF", "decompress")):
+        return f"the compressed file is truncated or damaged ({text})"
+    return f"cannot be read ({text})"
+
+
+def _compression(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    for suffix, (name, magic) in COMPRESSIONS.items():
+        if start.startswith(magic):
+            return name
+        if path.suffix == suffix and start:
+            raise DataError(f"{path}: ends in {suffix} but does not hold {name} data")
+    return None
+
+
+def _first_bytes(path: Path, compression: str | None) -> bytes:
+    """The first MB of the text, unpacked. Raises DataError where it is not text."""
+    try:
+        with path.open("rb") as raw:
+            start = bytes(pa.input_stream(raw, compression=compression).read(1 << 20))
+    except OSError as error:
+        raise DataError(f"{path}: {_reason(error)}") from error
+    if start[:4] == b"PAR1":
+        raise DataError(f"{path}: is a parquet file; use data.source: parquet")
+    if b"\0" in start:
+        raise DataError(f"{path}: is binary, not delimited text (byte {start.index(0)} is 0)")
+    return start

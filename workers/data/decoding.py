@@ -1,0 +1,296 @@
+"""Raw columns of one chunk to numbers, ids and labels. Names file, row and column in every error.
+
+N = rows of the chunk, V = ids of the chunk
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from shardkeep.base.errors import DataError
+from shardkeep.workers.data.hashing import MISSING_ID, hash_texts
+
+Float64s = NDArray[np.float64]
+Int64s = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some rows of one file as Arrow arrays, each of length N; rows_N: int64 numbers of the data rows, from 1.
+
+    `dense` holds the dense columns where they have names of their own, apart from `columns`.
+    """
+
+    path: str
+    rows_N: Int64s
+    columns: Mapping[str, pa.Array]
+    dense: Mapping[str, pa.Array] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows_N)
+
+    def column(self, name: str) -> Column:
+        """The column called `name`. Raises DataError, naming the nearest, where there is none."""
+        return self._column(name, self.columns)
+
+    def dense_column(self, name: str) -> Column:
+        """The dense column called `name`, likewise."""
+        return self._column(name, self.columns if self.dense is None else self.dense)
+
+    def filter(self, keep_N: NDArray[np.bool_]) -> Chunk:
+        """The rows where `keep_N` is true; itself where that is all of them."""
+        if keep_N.all():
+            return self
+        mask = pa.array(keep_N)
+        return self._map(self.rows_N[keep_N], lambda values: values.filter(mask))
+
+    def slice(self, start: int, stop: int) -> Chunk:
+        """The chunk's rows [start, stop), counted from 0."""
+        return self._map(self.rows_N[start:stop], lambda values: values.slice(start, stop - start))
+
+    def _map(self, rows_N: Int64s, part: Callable[[pa.Array], pa.Array]) -> Chunk:
+        dense = None if self.dense is None else {k: part(v) for k, v in self.dense.items()}
+        return Chunk(self.path, rows_N, {k: part(v) for k, v in self.columns.items()}, dense)
+
+    def _column(self, name: str, columns: Mapping[str, pa.Array]) -> Column:
+        if name not in columns:
+            raise missing_column(self.path, name, list(columns))
+        return Column(self.path, self.rows_N, name, columns[name])
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a chunk, and the number of the row that each value stands in."""
+
+    path: str
+    rows_N: Int64s
+    name: str
+    values: pa.Array
+
+    def error(self, index: int, problem: str) -> DataError:
+        """`problem` with its place in front; `index` is that of the value."""
+        return DataError(f"{self.path}, row {self.rows_N[index]}, column {self.name}: {problem}")
+
+    def entries(self, lists: pa.Array, lengths_N: Int64s) -> Column:
+        """The flattened entries of `lists`, a list array of this column."""
+        return Column(self.path, np.repeat(self.rows_N, lengths_N), self.name, lists.flatten())
+
+    def wrong_type(self, allowed: str) -> DataError:
+        """The column's type cannot be read as what it is used for."""
+        return DataError(f"{self.path}, column {self.name}: holds {self.values.type}; allowed: {allowed}")
+
+
+def missing_column(path: str, name: str, known: Sequence[str]) -> DataError:
+    """The error for a column that the file does not have."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}? " if near else ""
+    shown = ", ".join(known[:30]) + (", ..." if len(known) > 30 else "")
+    return DataError(f"{path}: has no column {name}; {hint}it has: {shown}")
+
+
+def clean_texts(values: pa.Array, missing: Sequence[str]) -> pa.Array:
+    """Texts without the spaces around them; those in `missing` become null. Bytes need not be UTF-8."""
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    large = values.type in (pa.large_string(), pa.large_binary())
+    if pa.types.is_binary(values.type) or large or not pa.types.is_string(values.type):
+        target = pa.large_string() if large else pa.string()
+        values = pc.cast(values, options=pc.CastOptions(target_type=target, allow_invalid_utf8=True))
+    values = pc.ascii_trim_whitespace(values)
+    if missing:
+        values = pc.if_else(pc.is_in(values, value_set=pa.array(missing, values.type)), None, values)
+    return values
+
+
+def decode_numbers(column: Column, missing: Sequence[str]) -> Float64s:
+    """A dense column as float64_N; missing is nan. Infinite numbers are refused."""
+    kind = column.values.type
+    if is_text(kind):
+        numbers = _parse(column, clean_texts(column.values, missing))
+    elif pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
+        numbers = column.values.cast(_storage(kind)).cast(pa.float64(), safe=False)
+    elif _is_number(kind):
+        numbers = column.values.cast(pa.float64(), safe=False)
+    elif pa.types.is_null(kind):
+        numbers = column.values.cast(pa.float64())
+    else:
+        raise column.wrong_type("numbers, or texts that are numbers")
+    found_N = np.array(pc.fill_null(numbers, float("nan")), np.float64)
+    infinite = np.isinf(found_N)
+    if infinite.any():
+        raise column.error(int(infinite.argmax()), "is infinite; allowed: finite numbers")
+    return found_N
+
+
+def decode_ids(column: Column, missing: Sequence[str]) -> Int64s:
+    """A single-valued category as int64_N: whole numbers are the ids, texts are hashed, missing is its own id."""
+    values = column.values
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    kind = values.type
+    if is_list(kind):
+        raise column.wrong_type("one value per row, as in the rows before")
+    if pa.types.is_null(kind):
+        return np.full(len(values), MISSING_ID, np.int64)
+    if is_text(kind):
+        return hash_texts(clean_texts(values, missing))
+    valid_N = np.array(values.is_valid())
+    ids_N = _whole(column, values)
+    ids_N[~valid_N] = MISSING_ID
+    return ids_N
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a column of this type has several values a row."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def as_lists(column: Column, missing: Sequence[str], separator: str | None) -> pa.Array:
+    """The column as list<...>: list columns as they are, texts cut at `separator`, else one entry each.
+
+    A missing field is an empty list.
+    """
+    values = column.values
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    kind = values.type
+    if is_list(kind):
+        return values.cast(pa.list_(kind.value_type))
+    if is_text(kind):
+        values = clean_texts(values, missing)
+        if separator is not None:
+            return pc.split_pattern(values, separator).cast(pa.list_(values.type))
+    elif separator is not None:
+        raise column.wrong_type(f"texts with {separator!r} between the ids, or a list column without separator")
+    lengths_N = np.array(values.is_valid()).astype(np.int32)
+    offsets = np.concatenate([[0], np.cumsum(lengths_N)]).astype(np.int32)
+    return pa.ListArray.from_arrays(pa.array(offsets), values.drop_null())
+
+
+def list_lengths(lists: pa.Array) -> Int64s:
+    """Entries per row; a null list has none."""
+    return np.array(pc.fill_null(pc.list_value_length(lists), 0), np.int64)
+
+
+def present(entries: pa.Array, missing: Sequence[str]) -> NDArray[np.bool_]:
+    """Which entries of the flattened lists are not missing."""
+    if is_text(entries.type):
+        entries = clean_texts(entries, missing)
+    return np.array(entries.is_valid())
+
+
+def decode_labels(column: Column, positive: Sequence[str] | None, missing: Sequence[str]) -> NDArray[np.uint8]:
+    """The label as uint8_N of 0 and 1. Raises DataError, naming the row, where it is missing or neither."""
+    if positive is not None:
+        texts = label_texts(column)
+        if texts.null_count:
+            raise column.error(_first_null(texts), "the label is missing")
+        found = pc.is_in(texts, value_set=pa.array([p.strip() for p in positive], texts.type))
+        return np.array(found).astype(np.uint8)
+    try:
+        numbers_N = decode_numbers(column, missing)
+    except DataError as error:
+        raise DataError(f"{error} (label; name the texts that mean 1 in data.label.positive)") from error
+    wrong_N = ~((numbers_N == 0.0) | (numbers_N == 1.0))
+    if wrong_N.any():
+        index = int(wrong_N.argmax())
+        held = "is missing" if np.isnan(numbers_N[index]) else f"is {numbers_N[index]:g}"
+        raise column.error(index, f"the label {held}; allowed: 0 and 1, or data.label.positive")
+    return numbers_N.astype(np.uint8)
+
+
+def label_texts(column: Column) -> pa.Array:
+    """The labels as stripped texts, the form in which `positive` is compared."""
+    values = column.values
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    return clean_texts(values if is_text(values.type) else values.cast(pa.string()), [""])
+
+
+def _parse(column: Column, texts: pa.Array) -> pa.Array:
+    try:
+        return texts.cast(pa.float64())
+    except pa.ArrowInvalid as error:
+        for index, text in enumerate(texts.cast(pa.binary()).to_pylist()):
+            if text is not None and not _parses(text):
+                shown = _shown(text)
+                raise column.error(index, f"{shown} is not a number; allowed: numbers, or data.missing") from error
+        raise
+
+
+def _parses(text: bytes) -> bool:
+    try:
+        pa.array([text.decode("utf-8")]).cast(pa.float64())
+    except (pa.ArrowInvalid, UnicodeDecodeError):
+        return False
+    return True
+
+
+def _whole(column: Column, values: pa.Array) -> Int64s:
+    """Whole numbers of any Arrow type as int64 (uint64 keeps its bits); nulls become 0."""
+    kind = values.type
+    if pa.types.is_floating(kind):
+        found_N = np.array(pc.fill_null(values, 0.0), np.float64)
+        return _from_floats(column, found_N)
+    if pa.types.is_uint64(kind):
+        return np.array(pc.fill_null(values, 0), np.uint64).view(np.int64)
+    if pa.types.is_decimal(kind):
+        return _from_floats(column, np.array(pc.fill_null(values.cast(pa.float64()), 0.0), np.float64))
+    if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
+        values = values.cast(_storage(kind))
+    elif not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+        raise column.wrong_type("whole numbers, texts, or lists of them")
+    return np.array(pc.fill_null(values.cast(pa.int64()), 0), np.int64)
+
+
+def _from_floats(column: Column, found_N: Float64s) -> Int64s:
+    missing_N = np.isnan(found_N)
+    wrong_N = ~missing_N & ((found_N != np.floor(found_N)) | (np.abs(found_N) >= 2.0**63))
+    if wrong_N.any():
+        index = int(wrong_N.argmax())
+        raise column.error(index, f"{found_N[index]:g} is not a whole number; a category is a text or a whole number")
+    ids_N = np.where(missing_N, 0.0, found_N).astype(np.int64)
+    ids_N[missing_N] = MISSING_ID
+    return ids_N
+
+
+def _storage(kind: pa.DataType) -> pa.DataType:
+    return pa.int32() if kind.bit_width == 32 else pa.int64()
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds texts or bytes, maybe dictionary-encoded."""
+    if pa.types.is_dictionary(kind):
+        return is_text(kind.value_type)
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+    )
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_decimal(kind)
+    )
+
+
+def _first_null(values: pa.Array) -> int:
+    return int(np.array(values.is_null()).argmax())
+
+
+def _shown(text: Any) -> str:
+    shown = repr(text.decode("utf-8", "replace"))
+    return shown if len(shown) <= 60 else shown[:57] + "..."

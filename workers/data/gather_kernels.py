@@ -1,0 +1,111 @@
+"""Kernels that pick rows out of the memory-mapped cache. A row is found by its chunk's offset: no search.
+
+B = rows asked for, C = chunks of 65,536 rows, I = dense columns, F = single-valued features, N = ids picked
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardkeep.base.kernels import kernel
+
+CHUNK_BITS = 16
+CHUNK_ROWS = 1 << CHUNK_BITS
+CHUNK_MASK = CHUNK_ROWS - 1
+
+
+@kernel(
+    "void(Array(float32, 1, 'C', readonly=True), int64[::1], int64[::1], float32[::1], float32[::1], float32[::1],"
+    " float32[:,::1])"
+)
+def gather_dense(
+    floats: NDArray[np.float32],
+    start_C: NDArray[np.int64],
+    rows_B: NDArray[np.int64],
+    fill_I: NDArray[np.float32],
+    shift_I: NDArray[np.float32],
+    factor_I: NDArray[np.float32],
+    out_BI: NDArray[np.float32],
+) -> None:
+    """out = fill where the stored number is nan, else (stored - shift) * factor."""
+    width = out_BI.shape[1]
+    for b in range(len(rows_B)):
+        row = rows_B[b]
+        at = start_C[row >> CHUNK_BITS] + (row & CHUNK_MASK) * width
+        for i in range(width):
+            x = floats[at + i]
+            out_BI[b, i] = fill_I[i] if np.isnan(x) else (x - shift_I[i]) * factor_I[i]
+
+
+@kernel("void(Array(int64, 1, 'C', readonly=True), int64[::1], int64[::1], int64[:,::1])")
+def gather_ids(
+    words: NDArray[np.int64], start_C: NDArray[np.int64], rows_B: NDArray[np.int64], out_FB: NDArray[np.int64]
+) -> None:
+    """Single-valued features: the F ids of a row lie side by side in the cache."""
+    width = out_FB.shape[0]
+    for b in range(len(rows_B)):
+        row = rows_B[b]
+        at = start_C[row >> CHUNK_BITS] + (row & CHUNK_MASK) * width
+        for f in range(width):
+            out_FB[f, b] = words[at + f]
+
+
+@kernel("void(Array(uint8, 1, 'C', readonly=True), int64[::1], int64[::1], float32[::1])")
+def gather_labels(
+    octets: NDArray[np.uint8], start_C: NDArray[np.int64], rows_B: NDArray[np.int64], out_B: NDArray[np.float32]
+) -> None:
+    """Labels, stored as one byte each."""
+    for b in range(len(rows_B)):
+        row = rows_B[b]
+        out_B[b] = octets[start_C[row >> CHUNK_BITS] + (row & CHUNK_MASK)]
+
+
+@kernel("int64(Array(int32, 1, 'C', readonly=True), int64[::1], int64[::1], int32[::1])")
+def gather_lengths(
+    offsets: NDArray[np.int32], start_C: NDArray[np.int64], rows_B: NDArray[np.int64], out_B: NDArray[np.int32]
+) -> int:
+    """Entries per row of a multi-valued feature; returns their sum."""
+    total = 0
+    for b in range(len(rows_B)):
+        row = rows_B[b]
+        at = start_C[row >> CHUNK_BITS] + (row & CHUNK_MASK)
+        out_B[b] = offsets[at + 1] - offsets[at]
+        total += out_B[b]
+    return total
+
+
+@kernel(
+    "void(Array(int32, 1, 'C', readonly=True), int64[::1], Array(int64, 1, 'C', readonly=True), int64[::1],"
+    " int64[::1], int64[::1])",
+    "void(Array(int32, 1, 'C', readonly=True), int64[::1], Array(float32, 1, 'C', readonly=True), int64[::1],"
+    " int64[::1], float32[::1])",
+)
+def gather_lists(
+    offsets: NDArray[np.int32],
+    start_C: NDArray[np.int64],
+    values: NDArray[np.int64] | NDArray[np.float32],
+    value_start_C: NDArray[np.int64],
+    rows_B: NDArray[np.int64],
+    out_N: NDArray[np.int64] | NDArray[np.float32],
+) -> None:
+    """Entries of the rows, one row after the other: ids or weights."""
+    n = 0
+    for b in range(len(rows_B)):
+        chunk = rows_B[b] >> CHUNK_BITS
+        at = start_C[chunk] + (rows_B[b] & CHUNK_MASK)
+        first = value_start_C[chunk]
+        for j in range(first + offsets[at], first + offsets[at + 1]):
+            out_N[n] = values[j]
+            n += 1
+
+
+@kernel("void(uint64, int64, float64, boolean[::1])")
+def hold_out(key: np.uint64, first_row: int, share: float, out_N: NDArray[np.bool_]) -> None:
+    """Which of the rows first_row, first_row + 1, ... are held out: a `share` of them, by splitmix64 of (key, row)."""
+    for i in range(len(out_N)):
+        x = key + np.uint64(first_row + i) * np.uint64(0x9E3779B97F4A7C15)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x ^= x >> np.uint64(31)
+        out_N[i] = float(x >> np.uint64(11)) * 1.1102230246251565e-16 < share

@@ -1,0 +1,45 @@
+"""The source `parquet`: row groups read in batches, the named columns only, with their own types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from shardkeep.base.errors import DataError
+from shardkeep.workers.config import DataConfig
+from shardkeep.workers.data.cache import open_cached
+from shardkeep.workers.data.conversion import layout_of, refuse
+from shardkeep.workers.data.decoding import Chunk, missing_column
+from shardkeep.workers.data.gather_kernels import CHUNK_ROWS
+from shardkeep.workers.data.samples import Data, Progress
+
+
+def open_parquet(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
+    """The source `parquet`. Raises DataError for what is wrong with the files, ConfigError for the settings."""
+    refuse(config, ("synthetic", "options", "columns", "delimiter"))
+    return open_cached(
+        config, layout_of(config), read_parquet, reading={"form": "parquet"}, seed=seed, progress=progress
+    )
+
+
+def read_parquet(path: Path, columns: Sequence[str], progress: Callable[[float], None]) -> Iterator[Chunk]:
+    """Yields the file's rows in batches of at most 65,536, the named columns only."""
+    try:
+        with pq.ParquetFile(path) as file:
+            for column in columns:
+                if column not in file.schema_arrow.names:
+                    raise missing_column(str(path), column, file.schema_arrow.names)
+            done, total = 0, file.metadata.num_rows or 1
+            for batch in file.iter_batches(CHUNK_ROWS, columns=list(columns), use_threads=False):
+                rows_N = np.arange(done + 1, done + 1 + len(batch), dtype=np.int64)
+                done += len(batch)
+                progress(done / total)
+                yield Chunk(str(path), rows_N, dict(zip(batch.schema.names, batch.columns, strict=True)))
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+        if path.stat().st_size == 0:
+            raise DataError(f"{path}: is empty") from error
+        raise DataError(f"{path}: cannot be read as parquet ({str(error).splitlines()[0]})") from error

@@ -1,0 +1,64 @@
+"""Dataset, the one thing every source provides, and Data, a job's two of them. No source is known here.
+
+B = rows asked for
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from shardkeep.workers.data.batch import Batch
+from shardkeep.workers.data.schema import Schema
+
+Progress = Callable[[str, float], None]
+"""Called with what is being done and the share that is done, in [0, 1]."""
+
+
+@runtime_checkable
+class Dataset(Protocol):
+    """Samples that can be read in any order, by any number of threads at once."""
+
+    @property
+    def schema(self) -> Schema:
+        """The columns of every batch."""
+        ...
+
+    def __len__(self) -> int:
+        """Number of samples."""
+        ...
+
+    def gather(self, rows_B: NDArray[np.int64]) -> Batch:
+        """The samples `rows_B` (int64, each in [0, len)), in that order, in fresh arrays that the caller may keep.
+
+        Raises IndexError where a row is out of range. Blocks for reading only.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Data:
+    """A job's samples.
+
+    Attributes:
+        train: what training visits.
+        eval: what evaluation visits; None = nothing to evaluate on. Its schema equals train's.
+        best_auc: of the synthetic stream only: the teacher's own AUC on the first n samples of eval.
+        source: where it comes from, in a few words, for a person.
+    """
+
+    train: Dataset
+    eval: Dataset | None = None
+    best_auc: Callable[[int], float] | None = None
+    source: str = ""
+
+    def describe(self) -> str:
+        """One line: how many samples, columns and features, and where from."""
+        schema = self.train.schema
+        held = f" + {len(self.eval):,} for evaluation" if self.eval is not None else ", none for evaluation"
+        columns = f"{schema.num_dense} dense columns, {len(schema.features)} features"
+        return f"{len(self.train):,} samples{held}; {columns}; {self.source}"
