@@ -1,0 +1,272 @@
+"""Collectives: threads against definitions, failures that wake everybody, and real processes against threads."""
+
+from __future__ import annotations
+
+import multiprocessing
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from shardkeep.base.errors import DeadlineExceeded, JobError, MemberLost, ShardkeepError
+from shardkeep.workers.collective import (
+    Collective,
+    ProcessCollective,
+    Solo,
+    ThreadCollective,
+    interface_of,
+    run_ranks,
+)
+from tests.workers.test_tower import Forgetful, seeded_model, tower_of, train
+
+WORLD = 3
+
+
+def every_call(collective: Collective) -> list[Any]:
+    """What this rank gets from each call, in plain values."""
+    rank = collective.rank
+    summed = torch.tensor([1.0, 10.0 * rank])
+    collective.all_reduce_sum(summed)
+    sent = torch.tensor([7 if rank == 0 else 0])
+    collective.broadcast(sent)
+    collective.barrier(timeout_s=20.0)
+    arrays = collective.gather_arrays(np.arange(rank * 3, dtype=np.float32))
+    none = collective.gather_arrays(np.empty(0, np.int64))
+    return [
+        collective.all_gather(torch.full((2, 1), rank)).tolist(),
+        collective.all_gather(torch.empty(0)).shape,
+        summed.tolist(),
+        sent.tolist(),
+        collective.broadcast_object({"on": True, "why": "ä"} if rank == 0 else None),
+        [(a.dtype.str, a.tolist()) for a in arrays],
+        [(a.dtype.str, a.size) for a in none],
+    ]
+
+
+EXPECTED = [
+    [[[0], [0]], [[1], [1]], [[2], [2]]],
+    torch.Size([3, 0]),
+    [3.0, 30.0],
+    [7],
+    {"on": True, "why": "ä"},
+    [("<f4", []), ("<f4", [0.0, 1.0, 2.0]), ("<f4", [0.0, 1.0, 2.0, 3.0, 4.0, 5.0])],
+    [("<i8", 0)] * 3,
+]
+
+
+def test_ranks_as_threads_get_what_each_call_promises():
+    for _ in range(20):
+        assert run_ranks(ThreadCollective.group(WORLD), every_call) == [EXPECTED] * WORLD
+
+
+def test_one_worker_alone_gets_its_own_values():
+    assert every_call(Solo())[2:5] == [[1.0, 0.0], [7], {"on": True, "why": "ä"}]
+    assert Solo().all_gather(torch.ones(2)).shape == (1, 2)
+
+
+def test_what_a_rank_gathered_is_its_own():
+    def work(collective: ThreadCollective) -> list[float]:
+        parts = collective.all_gather(torch.ones(2))
+        parts *= collective.rank
+        collective.barrier()
+        return parts.view(-1).tolist()
+
+    assert run_ranks(ThreadCollective.group(2), work) == [[0.0] * 4, [1.0] * 4]
+
+
+def test_a_wait_that_runs_out_names_the_missing_rank():
+    first, _ = ThreadCollective.group(2, timeout_s=0.05)
+    with pytest.raises(DeadlineExceeded, match=r"worker 1 did not join the others within 0\.05 s"):
+        first.barrier()
+
+
+@pytest.mark.parametrize("how", ["abort", "close"])
+def test_a_member_that_leaves_wakes_those_who_wait(how):
+    first, second = ThreadCollective.group(2, timeout_s=60.0)
+    failures: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            first.barrier()
+        except MemberLost as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    second.abort("out of memory") if how == "abort" else second.close()
+    thread.join(10.0)
+    assert not thread.is_alive() and ("out of memory" if how == "abort" else "worker 1 left") in str(failures[0])
+
+
+def test_the_first_failure_of_a_rank_is_the_one_that_is_raised():
+    def work(collective: ThreadCollective) -> None:
+        if collective.rank == 1:
+            raise ValueError("the cause")
+        collective.barrier()
+
+    with pytest.raises(ValueError, match="the cause"):
+        run_ranks(ThreadCollective.group(3), work)
+
+
+def test_an_address_of_another_machine_is_refused():
+    assert interface_of("127.0.0.1") in psutil.net_if_addrs()
+    with pytest.raises(JobError, match=r"203\.0\.113\.7: no interface of this machine has address"):
+        interface_of("203.0.113.7")
+
+
+SPLITS = [(0, 13), (13, 18), (18, 24)]
+
+
+def trained(collective: Collective, *, sync: bool, forgetful: bool = False) -> tuple[bytes, int]:
+    """Digest after five steps of two micro-batches, and the bytes this rank sent for them."""
+    model = Forgetful() if forgetful else seeded_model(collective.rank)
+    tower = tower_of(model=model, collective=collective, sync=sync)
+    before = collective.sent_bytes
+    train(tower, SPLITS, micro=2)
+    assert (tower._ddp is not None) == (collective.process_group is not None)
+    return tower.digest_bytes(), collective.sent_bytes - before
+
+
+def failure_of(call: Callable[[], Any]) -> tuple[str, str, float]:
+    """Kind and text of the error that `call` ends with, and after how many seconds."""
+    started = time.monotonic()
+    try:
+        call()
+    except ShardkeepError as error:
+        return type(error).__name__, str(error), time.monotonic() - started
+    return "none", "", time.monotonic() - started
+
+
+def one_process(rank: int, port: int, results: Any) -> None:
+    """Reports what `all_generations` found, or why it ended."""
+    try:
+        results.put(all_generations(rank, port))
+    except BaseException:
+        results.put({"rank": rank, "failed": traceback.format_exc()})
+
+
+def all_generations(rank: int, port: int) -> dict[str, Any]:
+    """A rank in a process of its own; in generation 3 rank 2 is silent, in generation 4 it leaves without a word."""
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
+
+    def form(generation: int, timeout_s: float = 60.0) -> ProcessCollective:
+        return ProcessCollective(store, rank=rank, world_size=WORLD, generation=generation, timeout_s=timeout_s)
+
+    found: dict[str, Any] = {"rank": rank}
+    collective = form(1)
+    found["calls"] = every_call(collective)
+    found["sync"] = trained(collective, sync=True)
+    moving = tower_of(model=seeded_model(rank), collective=collective)
+    train(moving, SPLITS, steps=3, micro=2)
+    collective.close()
+
+    collective = form(2)
+    moving.join(collective)
+    train(moving, SPLITS, first=3, steps=2, micro=2)
+    found["moved"] = moving.digest_bytes()
+    found["bounded"] = trained(collective, sync=False)
+    found["forgetful"] = trained(collective, sync=True, forgetful=True)
+    listening = [c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == "LISTEN"]
+    found["listens"] = sorted(set(listening))
+    collective.close()
+
+    collective = form(3)
+    if rank != 2:
+        found["silent"] = failure_of(lambda: collective.barrier(timeout_s=0.3))
+        store.set(f"gave up {rank}", "")
+    else:
+        store.wait(["gave up 0", "gave up 1"])
+    collective.close()
+
+    collective = form(4)
+    moving.join(collective)
+    train(moving, SPLITS, first=5, steps=2)
+    if rank != 2:
+        found["lost"] = failure_of(lambda: train(moving, SPLITS, first=7))
+    collective.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def processes():
+    """What each of three processes found, in rank order."""
+    context = multiprocessing.get_context("spawn")
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    results = context.Queue()
+    members = [context.Process(target=one_process, args=(r, store.port, results)) for r in range(WORLD)]
+    for member in members:
+        member.start()
+    try:
+        found = [results.get(timeout=60) for _ in members]
+        assert not [f["failed"] for f in found if "failed" in f], "\n".join(f.get("failed", "") for f in found)
+        yield sorted(found, key=lambda f: f["rank"])
+        for member in members:
+            member.join(30)
+    finally:
+        for member in members:
+            member.kill()
+            member.join()
+
+
+@pytest.mark.processes
+def test_processes_get_what_threads_get(processes):
+    assert [found["calls"] for found in processes] == [EXPECTED] * WORLD
+
+
+@pytest.mark.processes
+def test_processes_in_sync_mode_train_bit_for_bit_as_threads(processes):
+    models = [seeded_model(rank) for rank in range(WORLD)]
+
+    def work(collective: ThreadCollective) -> bytes:
+        tower = tower_of(model=models[collective.rank], collective=collective)
+        train(tower, SPLITS, micro=2)
+        return tower.digest_bytes()
+
+    expected = run_ranks(ThreadCollective.group(WORLD), work)
+    assert [found["sync"][0] for found in processes] == expected
+    assert [found["moved"] for found in processes] == expected  # a generation more on the way
+
+
+@pytest.mark.processes
+def test_replicas_are_equal_in_every_mode_and_with_parameters_left_out(processes):
+    for case in ("bounded", "forgetful"):
+        assert len({found[case][0] for found in processes}) == 1
+
+
+@pytest.mark.processes
+def test_sent_bytes_count_every_reduced_gradient(processes):
+    values = sum(p.numel() for p in seeded_model().parameters())
+    tensors = len(list(seeded_model().parameters()))
+    first = 2 * 4 * (values + tensors)  # the first step goes flat and says which parameters are used
+    assert {found["sync"][1] for found in processes} == {first + 4 * 2 * 4 * values}
+    assert all(abs(found["bounded"][1] - first - 4 * 4 * values * 4 / 3) <= 16 for found in processes)
+
+
+@pytest.mark.processes
+def test_listeners_are_bound_to_loopback_only(processes):
+    assert {ip for found in processes for ip in found["listens"]} == {"127.0.0.1"}
+
+
+@pytest.mark.processes
+def test_a_silent_process_is_reported_when_the_deadline_is_over(processes):
+    for found in processes[:2]:
+        kind, text, waited_s = found["silent"]
+        assert kind == "DeadlineExceeded" and waited_s < 20.0
+        assert text.startswith(f"worker {found['rank']} of 3: barrier in generation 3 failed after"), text
+
+
+@pytest.mark.processes
+def test_a_process_that_goes_away_during_the_backward_pass_is_reported_at_once(processes):
+    for found in processes[:2]:
+        kind, text, waited_s = found["lost"]
+        assert kind == "MemberLost" and "\n" not in text and waited_s < 20.0
+        assert text.startswith(f"worker {found['rank']} of 3: the sum of the dense gradients in generation 4"), text

@@ -1,0 +1,387 @@
+"""The embedding layer against numpy.unique and torch.nn.functional.embedding_bag."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from shardkeep.base.errors import ConfigError, DataError, ProtocolError
+from shardkeep.ps.config import TableSpec
+from shardkeep.workers.data.batch import Batch, Ragged
+from shardkeep.workers.data.schema import Feature, Schema
+from shardkeep.workers.embeddings import Embeddings, non_finite_rows, scale_rows
+from shardkeep.workers.plan import Plan, dedupe
+from shardkeep.workers.pooling import add_with_torch, pool_with_torch
+
+EXTREMES = [0, -1, 1, np.iinfo(np.int64).min, np.iinfo(np.int64).max]
+DIM = 3
+SCHEMA = Schema(
+    dense=(),
+    features=(
+        Feature("single", "users"),
+        Feature("bag", "items", "sum"),
+        Feature("average", "items", "mean"),
+        Feature("scored", "users", "weighted"),
+    ),
+)
+TABLES = {"users": TableSpec(name="users", dim=DIM), "items": TableSpec(name="items", dim=5)}
+EMBEDDINGS = Embeddings(SCHEMA, TABLES)
+
+
+def ids(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
+def batch_of(features: Mapping[str, Ragged], num_samples: int) -> Batch:
+    return Batch(np.zeros((num_samples, 0), np.float32), dict(features), np.zeros((num_samples, 1), np.float32))
+
+
+def random_batch(num_samples: int, *, seed: int, num_ids: int = 20, longest: int = 4) -> Batch:
+    """Few distinct ids, so that bags hold duplicates, share ids and are often empty."""
+    rng = np.random.default_rng(seed)
+
+    def values(count: int) -> np.ndarray:
+        return rng.integers(-num_ids // 2, num_ids // 2, count)
+
+    features = {"single": Ragged(values(num_samples))}
+    for name in ("bag", "average", "scored"):
+        lengths_B = rng.integers(0, longest + 1, num_samples).astype(np.int32)
+        count = int(lengths_B.sum())
+        weights_N = rng.normal(size=count).astype(np.float32) if name == "scored" else None
+        features[name] = Ragged(values(count), lengths_B, weights_N)
+    return batch_of(features, num_samples)
+
+
+def random_rows(plan: Plan, *, seed: int = 0) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(seed)
+    return {
+        table: rng.normal(size=(plan.unique[table].size, spec.dim)).astype(np.float32) for table, spec in TABLES.items()
+    }
+
+
+def reference(
+    batch: Batch, plan: Plan, rows: Mapping[str, np.ndarray]
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Pooled rows by embedding_bag in autograd, and the weights whose gradients it fills. In float64."""
+    weights = {t: torch.tensor(r, dtype=torch.float64, requires_grad=True) for t, r in rows.items()}
+    pooled = {}
+    for feature in SCHEMA.features:
+        ragged = batch.ids[feature.name]
+        lengths_B = np.ones(len(batch), np.int64) if ragged.lengths_B is None else ragged.lengths_B
+        positions = np.searchsorted(plan.unique[feature.table], ragged.values_N)
+        scores = None if ragged.weights_N is None else torch.tensor(ragged.weights_N, dtype=torch.float64)
+        pooled[feature.name] = F.embedding_bag(
+            torch.tensor(positions, dtype=torch.int64),
+            weights[feature.table],
+            torch.tensor(np.concatenate([[0], np.cumsum(lengths_B)]), dtype=torch.int64),
+            mode="mean" if feature.pooling == "mean" else "sum",
+            per_sample_weights=scores,
+            include_last_offset=True,
+        )
+    return pooled, weights
+
+
+def backward(pooled: Mapping[str, torch.Tensor], targets: Mapping[str, torch.Tensor]) -> None:
+    loss = sum((pooled[name].double() * targets[name]).sum() for name in pooled)
+    assert isinstance(loss, torch.Tensor)
+    loss.backward()
+
+
+def random_targets(num_samples: int, *, seed: int = 1) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        name: torch.randn(num_samples, dim, generator=generator, dtype=torch.float64)
+        for name, dim in EMBEDDINGS.feature_dims.items()
+    }
+
+
+@settings(deadline=None, max_examples=200)
+@given(
+    ids_N=arrays(
+        np.int64,
+        st.integers(0, 200),
+        elements=st.one_of(st.sampled_from(EXTREMES), st.integers(-8, 8), st.integers(-(2**63), 2**63 - 1)),
+    )
+)
+def test_dedupe_equals_numpy_unique_for_any_ids(ids_N: np.ndarray) -> None:
+    expected_U, expected_N = np.unique(ids_N, return_inverse=True)
+    ids_U, inverse_N = dedupe(ids_N)
+    assert ids_U.dtype == np.int64
+    assert inverse_N.dtype == np.int32
+    assert np.array_equal(ids_U, expected_U)
+    assert np.array_equal(inverse_N, expected_N)
+
+
+@pytest.mark.parametrize("count", [15, 16, 17, 4096, 50_000])
+def test_dedupe_of_distinct_and_of_hashed_ids_at_every_table_size(count: int) -> None:
+    distinct = np.random.default_rng(count).permutation(count).astype(np.int64) * 2**40
+    hashed = np.random.default_rng(count).integers(-(2**63), 2**63 - 1, count)
+    for ids_N in (distinct, hashed, np.zeros(count, np.int64)):
+        expected_U, expected_N = np.unique(ids_N, return_inverse=True)
+        ids_U, inverse_N = dedupe(ids_N)
+        assert np.array_equal(ids_U, expected_U)
+        assert np.array_equal(inverse_N, expected_N)
+
+
+def test_a_plan_lists_each_tables_ids_once_over_all_its_features() -> None:
+    batch = batch_of(
+        {
+            "single": Ragged(ids(5, -7)),
+            "bag": Ragged(ids(1, 1), np.array([2, 0], np.int32)),
+            "average": Ragged(ids(3), np.array([0, 1], np.int32)),
+            "scored": Ragged(ids(9, 5), np.array([1, 1], np.int32), np.array([2, 3], np.float32)),
+        },
+        2,
+    )
+    plan = EMBEDDINGS.plan(batch)
+    assert {table: u.tolist() for table, u in plan.unique.items()} == {"users": [-7, 5, 9], "items": [1, 3]}
+    assert plan.num_samples == 2
+    assert plan.features["single"].inverse_N.tolist() == [1, 0]
+    assert plan.features["scored"].inverse_N.tolist() == [2, 1]
+
+
+@settings(deadline=None, max_examples=60)
+@given(num_samples=st.integers(1, 12), seed=st.integers(0, 10_000), num_ids=st.integers(2, 30))
+def test_pooling_and_its_gradient_equal_embedding_bag(num_samples: int, seed: int, num_ids: int) -> None:
+    batch = random_batch(num_samples, seed=seed, num_ids=num_ids)
+    plan = EMBEDDINGS.plan(batch)
+    rows = random_rows(plan, seed=seed)
+    expected, weights = reference(batch, plan, rows)
+    leaves = EMBEDDINGS.lookup(plan, rows)
+    assert list(leaves) == [feature.name for feature in SCHEMA.features]
+    for name, leaf in leaves.items():
+        assert leaf.is_leaf
+        assert leaf.requires_grad
+        assert leaf.dtype == torch.float32
+        torch.testing.assert_close(leaf.double(), expected[name], rtol=1e-6, atol=1e-5)
+    targets = random_targets(num_samples, seed=seed)
+    backward(expected, targets)
+    backward(leaves, targets)
+    grads = EMBEDDINGS.zero_gradients(plan)
+    EMBEDDINGS.collect(plan, leaves, grads)
+    for table, grad_UD in grads.items():
+        expected_UD = weights[table].grad
+        assert expected_UD is not None
+        torch.testing.assert_close(torch.from_numpy(grad_UD).double(), expected_UD, rtol=1e-5, atol=1e-5)
+
+
+def test_an_empty_bag_is_zero_and_a_bag_of_one_is_its_row() -> None:
+    features = {
+        "single": Ragged(ids(1, 2)),
+        "bag": Ragged(ids(4), np.array([0, 1], np.int32)),
+        "average": Ragged(ids(), np.array([0, 0], np.int32)),
+        "scored": Ragged(ids(), np.array([0, 0], np.int32), np.array([], np.float32)),
+    }
+    plan = EMBEDDINGS.plan(batch_of(features, 2))
+    rows = random_rows(plan)
+    leaves = EMBEDDINGS.lookup(plan, rows)
+    assert leaves["bag"].tolist() == [[0.0] * 5, rows["items"][0].tolist()]
+    assert not leaves["average"].detach().numpy().any()
+    assert not leaves["scored"].detach().numpy().any()
+
+
+def test_a_single_weighted_id_needs_no_lengths() -> None:
+    embeddings = Embeddings(Schema((), (Feature("scored", "users", "weighted"),)), TABLES)
+    weights_N = np.array([2.0, -0.5], np.float32)
+    plan = embeddings.plan(batch_of({"scored": Ragged(ids(7, 7), None, weights_N)}, 2))
+    rows = {"users": np.array([[1, 2, 3]], np.float32)}
+    leaves = embeddings.lookup(plan, rows)
+    assert leaves["scored"].tolist() == [[2, 4, 6], [-0.5, -1, -1.5]]
+    leaves["scored"].sum().backward()
+    grads = embeddings.zero_gradients(plan)
+    embeddings.collect(plan, leaves, grads)
+    assert grads["users"].tolist() == [[1.5, 1.5, 1.5]]
+
+
+@pytest.mark.parametrize("cuts", [[0, 7], [0, 3, 7], [0, 1, 1, 2, 7], list(range(8))], ids=str)
+def test_micro_batches_add_up_to_the_batch(cuts: list[int]) -> None:
+    batch = random_batch(7, seed=5)
+    plan = EMBEDDINGS.plan(batch)
+    rows = random_rows(plan)
+    targets = random_targets(7)
+    whole = EMBEDDINGS.lookup(plan, rows)
+    backward(whole, targets)
+    expected, grads = EMBEDDINGS.zero_gradients(plan), EMBEDDINGS.zero_gradients(plan)
+    EMBEDDINGS.collect(plan, whole, expected)
+    for start, stop in itertools.pairwise(cuts):
+        part = slice(start, stop)
+        leaves = EMBEDDINGS.lookup(plan, rows, part)
+        for name, leaf in leaves.items():
+            assert torch.equal(leaf, whole[name][part])
+        backward(leaves, {name: target[part] for name, target in targets.items()})
+        EMBEDDINGS.collect(plan, leaves, grads, part)
+    for table in grads:
+        np.testing.assert_allclose(grads[table], expected[table], rtol=1e-6, atol=1e-6)
+
+
+def test_a_part_of_a_batch_is_the_plan_of_those_samples_alone() -> None:
+    batch = random_batch(9, seed=11)
+    rows = random_rows(EMBEDDINGS.plan(batch))
+    part = EMBEDDINGS.lookup(EMBEDDINGS.plan(batch), rows, slice(4, None))
+    alone = EMBEDDINGS.plan(batch.slice(4, 9))
+    mine = {
+        table: rows[table][np.searchsorted(EMBEDDINGS.plan(batch).unique[table], alone.unique[table])] for table in rows
+    }
+    for name, leaf in EMBEDDINGS.lookup(alone, mine).items():
+        assert torch.equal(leaf, part[name])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_form_for_devices_gives_the_same_values_and_gradients(seed: int) -> None:
+    batch = random_batch(8, seed=seed)
+    plan = EMBEDDINGS.plan(batch)
+    rows = random_rows(plan)
+    leaves = EMBEDDINGS.lookup(plan, rows)
+    backward(leaves, random_targets(8))
+    expected = EMBEDDINGS.zero_gradients(plan)
+    EMBEDDINGS.collect(plan, leaves, expected)
+    there = {table: torch.from_numpy(r.copy()) for table, r in rows.items()}
+    grads = {table: torch.zeros_like(r) for table, r in there.items()}
+    for name, feature in plan.parts(slice(0, 8)).items():
+        torch.testing.assert_close(pool_with_torch(feature, there[feature.table]), leaves[name].detach())
+        grad_BD = leaves[name].grad
+        assert grad_BD is not None
+        add_with_torch(feature, grad_BD, grads[feature.table])
+    for table, grad_UD in grads.items():
+        torch.testing.assert_close(grad_UD, torch.from_numpy(expected[table]), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_a_cuda_device_gives_the_same_and_the_same_bits_twice() -> None:
+    batch = random_batch(3000, seed=1, num_ids=50)
+    plan = EMBEDDINGS.plan(batch)
+    rows, targets = random_rows(plan), random_targets(3000)
+    results = []
+    for device in (torch.device("cpu"), torch.device("cuda"), torch.device("cuda")):
+        leaves = EMBEDDINGS.lookup(plan, rows, None, device)
+        assert all(leaf.device.type == device.type for leaf in leaves.values())
+        backward(leaves, {name: target.to(device) for name, target in targets.items()})
+        results.append(EMBEDDINGS.zero_gradients(plan))
+        EMBEDDINGS.collect(plan, leaves, results[-1])
+    for table in TABLES:
+        np.testing.assert_allclose(results[1][table], results[0][table], rtol=1e-4, atol=1e-4)
+        assert np.array_equal(results[1][table], results[2][table])
+
+
+def test_collecting_twice_gives_equal_bits() -> None:
+    plan = EMBEDDINGS.plan(random_batch(500, seed=2))
+    leaves = EMBEDDINGS.lookup(plan, random_rows(plan))
+    backward(leaves, random_targets(500))
+    first, second = EMBEDDINGS.zero_gradients(plan), EMBEDDINGS.zero_gradients(plan)
+    EMBEDDINGS.collect(plan, leaves, first)
+    EMBEDDINGS.collect(plan, leaves, second)
+    assert all(np.array_equal(first[t], second[t]) for t in first)
+
+
+def test_lookup_copies_rows_and_takes_read_only_ones() -> None:
+    plan = EMBEDDINGS.plan(random_batch(6, seed=3))
+    rows = random_rows(plan)
+    for rows_UD in rows.values():
+        rows_UD.flags.writeable = False
+    leaves = EMBEDDINGS.lookup(plan, rows)
+    assert not any(np.shares_memory(leaf.detach().numpy(), r) for leaf in leaves.values() for r in rows.values())
+
+
+def test_lookup_serves_evaluation_without_gradients() -> None:
+    plan = EMBEDDINGS.plan(random_batch(6, seed=3))
+    rows = random_rows(plan)
+    expected = {name: leaf.detach() for name, leaf in EMBEDDINGS.lookup(plan, rows).items()}
+    for context in (torch.no_grad(), torch.inference_mode()):
+        with context:
+            leaves = EMBEDDINGS.lookup(plan, rows)
+            assert all(torch.equal(leaves[name], expected[name]) for name in expected)
+
+
+def test_a_leaf_that_the_model_did_not_use_adds_nothing() -> None:
+    plan = EMBEDDINGS.plan(random_batch(6, seed=3))
+    leaves = EMBEDDINGS.lookup(plan, random_rows(plan))
+    leaves["single"].sum().backward()
+    grads = EMBEDDINGS.zero_gradients(plan)
+    EMBEDDINGS.collect(plan, leaves, grads)
+    assert grads["users"].any()
+    assert not grads["items"].any()
+
+
+def test_a_batch_without_samples_needs_no_rows_and_blank_leaves_stand_in() -> None:
+    plan = EMBEDDINGS.plan(random_batch(0, seed=0))
+    assert all(u.size == 0 for u in plan.unique.values())
+    leaves = EMBEDDINGS.lookup(plan, random_rows(plan))
+    assert leaves["bag"].shape == (0, 5)
+    EMBEDDINGS.collect(plan, leaves, EMBEDDINGS.zero_gradients(plan))
+    blank = EMBEDDINGS.blank()
+    assert {name: tuple(leaf.shape) for name, leaf in blank.items()} == {
+        "single": (1, DIM), "bag": (1, 5), "average": (1, 5), "scored": (1, DIM),
+    }  # fmt: skip
+    assert all(leaf.requires_grad and leaf.is_leaf and not leaf.any() for leaf in blank.values())
+
+
+def test_non_finite_rows_are_found_wherever_the_value_is() -> None:
+    grad_UD = np.zeros((6, 4), np.float32)
+    grad_UD[1, 0], grad_UD[2, 3], grad_UD[4, 2] = np.nan, -np.inf, np.inf
+    grad_UD[3], grad_UD[5, 1] = 3.4e38, -np.nan
+    assert non_finite_rows(grad_UD).tolist() == [False, True, True, False, True, True]
+    assert non_finite_rows(np.empty((0, 4), np.float32)).tolist() == []
+
+
+def test_rows_are_scaled_in_place() -> None:
+    grads = {"users": np.array([[2.0, -4.0]], np.float32)}
+    same = grads["users"]
+    scale_rows(grads, 1.0)
+    scale_rows(grads, 0.25)
+    assert same.tolist() == [[0.5, -1.0]]
+    assert same.dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("name", "ragged", "told"),
+    [
+        ("single", Ragged(ids(1)), "1 ids without lengths, for a batch of 2 samples"),
+        ("single", Ragged(np.array([1.5, 2.5])), "ids of float64; allowed: int64"),
+        ("bag", Ragged(ids(1, 2, 3), np.array([1, 1], np.int32)), "3 ids with 2 lengths that sum to 2"),
+        ("bag", Ragged(ids(1, 2), np.array([3, -1], np.int32)), "2 ids with 2 lengths that sum to 2"),
+        ("bag", Ragged(ids(1, 2), np.array([1, 1, 0], np.int32)), "2 ids with 3 lengths"),
+        ("bag", Ragged(ids(1, 2), None, np.ones(2, np.float32)), "pooling: sum with weights"),
+        ("scored", Ragged(ids(1, 2)), "pooling: weighted without weights"),
+        ("scored", Ragged(ids(1, 2), None, np.ones(3, np.float32)), "3 weights for 2 ids"),
+    ],
+)
+def test_a_batch_that_does_not_fit_itself_is_refused_by_name(name: str, ragged: Ragged, told: str) -> None:
+    good = {
+        "single": Ragged(ids(1, 2)),
+        "bag": Ragged(ids(1, 2)),
+        "average": Ragged(ids(1, 2)),
+        "scored": Ragged(ids(1, 2), None, np.ones(2, np.float32)),
+    }
+    EMBEDDINGS.plan(batch_of(good, 2))
+    with pytest.raises(DataError, match=f"feature {name}: .*{told}"):
+        EMBEDDINGS.plan(batch_of(good | {name: ragged}, 2))
+    del good[name]
+    with pytest.raises(DataError, match=f"no ids for feature {name}"):
+        EMBEDDINGS.plan(batch_of(good, 2))
+
+
+def test_a_feature_of_an_unknown_table_is_refused() -> None:
+    with pytest.raises(ConfigError, match="feature colour names table paint; known: items, users"):
+        Embeddings(Schema((), (Feature("colour", "paint"),)), TABLES)
+
+
+def test_rows_and_gradients_of_another_shape_are_refused() -> None:
+    plan = EMBEDDINGS.plan(random_batch(4, seed=0))
+    rows = random_rows(plan)
+    with pytest.raises(ProtocolError, match="table items: float32 rows"):
+        EMBEDDINGS.lookup(plan, rows | {"items": rows["items"][1:]})
+    with pytest.raises(ProtocolError, match="table users: no rows"):
+        EMBEDDINGS.lookup(plan, {"items": rows["items"]})
+    leaves = EMBEDDINGS.lookup(plan, rows)
+    backward(leaves, random_targets(4))
+    with pytest.raises(ProtocolError, match=r"feature single: gradient \(4, 3\); the part is \(2, 3\)"):
+        EMBEDDINGS.collect(plan, leaves, EMBEDDINGS.zero_gradients(plan), slice(0, 2))

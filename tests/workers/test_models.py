@@ -1,0 +1,165 @@
+"""The models: shapes, gradients, options, mixed dims, and the user's own classes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from shardkeep.base.errors import UserError
+from shardkeep.workers.config import ModelConfig
+from shardkeep.workers.models.dlrm import DotInteraction
+from shardkeep.workers.models.registry import MODELS, build_model
+
+FEATURES = {"a.b": 8, "type": 4, "keys": 16}  # names and dims that a ModuleDict would refuse
+NAMES = list(MODELS)
+
+
+def made(name, *, num_dense=5, features=FEATURES, **settings):
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = ModelConfig(name=name, top=[16, 8], **settings)
+        return build_model(config, num_dense=num_dense, features=features, default_dim=8)
+
+
+def inputs(num_samples=6, num_dense=5, features=FEATURES):
+    made_by = torch.Generator().manual_seed(1)
+    leaves = {n: torch.randn(num_samples, d, generator=made_by).requires_grad_() for n, d in features.items()}
+    return torch.randn(num_samples, num_dense, generator=made_by), leaves
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("num_dense", [5, 0], ids=["dense", "no dense"])
+def test_a_model_gives_one_logit_a_sample_and_gradients_reach_all_parameters_and_embeddings(name, num_dense):
+    model = made(name, num_dense=num_dense)
+    dense, leaves = inputs(num_samples=64, num_dense=num_dense)
+    logits = model(dense, leaves)
+    assert logits.shape == (64, 1)
+    logits.square().sum().backward()
+    for key, value in [*model.named_parameters(), *leaves.items()]:
+        assert value.grad is not None and value.grad.abs().sum() > 0, key
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_feature_and_dense_column_changes_the_logit(name):
+    model = made(name)
+    dense, leaves = inputs(num_samples=64)
+    before = model(dense, leaves)
+    for feature in FEATURES:
+        assert not torch.equal(before, model(dense, leaves | {feature: leaves[feature] + 1.0})), feature
+    for column in range(5):
+        other = dense.clone()
+        other[:, column] += 1.0
+        assert not torch.equal(before, model(other, leaves)), column
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_samples_do_not_mix_and_absent_bags_are_finite(name):
+    model = made(name)
+    dense, leaves = inputs()
+    alone = model(dense[2:3], {n: v[2:3] for n, v in leaves.items()})
+    torch.testing.assert_close(alone, model(dense, leaves)[2:3])
+    assert model(dense, {n: torch.zeros_like(v) for n, v in leaves.items()}).isfinite().all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_single_feature_is_enough(name):
+    for num_dense in (0, 5):
+        one = {"only": 4}
+        model = made(name, num_dense=num_dense, features=one)
+        assert model(*inputs(num_dense=num_dense, features=one)).shape == (6, 1)
+    assert made(name, features={})(*inputs(features={})).shape == (6, 1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_activation_checkpointing_changes_no_bit_of_the_gradient(name):
+    grads = []
+    for checkpointing in (False, True):
+        model = made(name, activation_checkpointing=checkpointing)
+        dense, leaves = inputs()
+        model(dense, leaves).sum().backward()
+        grads.append([v.grad for v in [*model.parameters(), *leaves.values()]])
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
+
+
+def test_dot_interaction_is_the_lower_triangle_of_the_products():
+    vectors = torch.randn(3, 4, 5)
+    expected = torch.stack([(vectors[:, i] * vectors[:, j]).sum(1) for i in range(4) for j in range(i)], dim=1)
+    torch.testing.assert_close(DotInteraction(4)(vectors), expected)
+
+
+def test_deepfm_pairs_every_field_with_every_other():
+    model = made("deepfm", num_dense=2, features={"x": 8, "y": 8})
+    dense, leaves = inputs(num_dense=2, features={"x": 8, "y": 8})
+    fields = [leaves["x"], leaves["y"], *(dense[:, i : i + 1] * model.dense_vectors_ID[i] for i in range(2))]
+    expected = sum((fields[i] * fields[j]).sum(1, keepdim=True) for i in range(4) for j in range(i))
+    torch.testing.assert_close(model._pairwise(dense, leaves), expected)
+
+
+def test_low_rank_crosses_have_the_weight_of_the_product():
+    model = made("dcn_v2", cross_layers=1, cross_rank=2)
+    thin, wide = model.crosses[0].weight
+    x = torch.randn(3, model.joined.out_width)
+    expected = x * (x @ (wide.weight @ thin.weight).T + wide.bias) + x
+    torch.testing.assert_close(model.crosses[0](x, x), expected)
+    assert sum(1 for _ in made("dcn_v2", cross_layers=4).crosses) == 4
+
+
+def test_dropout_acts_in_training_only():
+    model = made("dlrm", dropout=0.5)
+    dense, leaves = inputs()
+    assert not torch.equal(model(dense, leaves), model(dense, leaves))
+    model.eval()
+    assert torch.equal(model(dense, leaves), model(dense, leaves))
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"name": "dcn_v2", "bottom": [4]}, "model.bottom: has no effect with model.name: dcn_v2"),
+        ({"name": "dlrm", "cross_layers": 2}, "model.cross_layers: has no effect with model.name: dlrm"),
+        ({"name": "deepfm", "cross_rank": 2}, "model.cross_rank: has no effect with model.name: deepfm"),
+        ({"name": "wide_deep", "options": {"a": 1}}, "model.options: has no effect with model.name: wide_deep"),
+        ({"name": "dlmr"}, "model.name: dlmr is unknown; allowed: dlrm, dcn_v2, deepfm, wide_deep"),
+        ({"name": "own_model:Own", "top": [4]}, "model.top: has no effect with model.name: own_model:Own"),
+        ({"name": "own_model:Own", "activation_checkpointing": True}, "model.activation_checkpointing: has no"),
+        ({"name": "no_such_module:Own"}, "module 'no_such_module' cannot be imported"),
+        ({"name": "own_model:Nobody"}, "module 'own_model' has no 'Nobody'"),
+        ({"name": "own_model:Own", "options": {"hiden": 3}}, "could not be built"),
+        ({"name": "own_model:nothing"}, "it must be an nn.Module"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_wrong_model_setting_is_refused_in_one_line(settings, said, own_folder):
+    with pytest.raises(UserError) as refused:
+        build_model(ModelConfig(**settings), num_dense=3, features={"x": 4}, default_dim=4, import_from=own_folder)
+    assert said in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_what_has_no_input_is_refused():
+    with pytest.raises(UserError, match="has no input"):
+        build_model(ModelConfig(), num_dense=0, features={}, default_dim=4)
+    with pytest.raises(UserError, match=r"model.bottom: has no effect: the data has no dense"):
+        build_model(ModelConfig(bottom=[4]), num_dense=0, features={"x": 4}, default_dim=4)
+
+
+def test_a_class_of_the_users_is_found_beside_the_config_and_gets_its_options(own_folder):
+    config = ModelConfig(name="own_model:Own", options={"hidden": 7})
+    model = build_model(config, num_dense=3, features={"x": 4}, default_dim=4, import_from=own_folder)
+    assert model.layer.in_features == 7 and model.asked == (3, {"x": 4})
+
+
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    (tmp_path / "own_model.py").write_text(
+        "from torch import nn\n"
+        "class Own(nn.Module):\n"
+        "    def __init__(self, num_dense, features, hidden=1):\n"
+        "        super().__init__()\n"
+        "        self.asked = (num_dense, features)\n"
+        "        self.layer = nn.Linear(hidden, 1)\n"
+        "def nothing(num_dense, features):\n"
+        "    return 3\n"
+    )
+    monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
+    yield tmp_path
+    __import__("sys").modules.pop("own_model", None)

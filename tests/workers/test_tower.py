@@ -1,0 +1,408 @@
+"""The tower: ranks against one joined batch, accumulation, overflow, clipping, schedules, compile, state."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import math
+import threading
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from shardkeep.base.errors import UserError
+from shardkeep.workers import compiling
+from shardkeep.workers.collective import Collective, Solo, ThreadCollective, run_ranks
+from shardkeep.workers.config import ModelConfig, TowerConfig
+from shardkeep.workers.models.registry import build_model
+from shardkeep.workers.tower import Tower
+
+CPU = torch.device("cpu")
+FEATURES = {"a": 4, "b": 8}
+BUILDING = threading.Lock()  # ranks that are threads share torch's generator
+
+
+def seeded_model(seed: int = 0, **settings: Any) -> nn.Module:
+    with BUILDING, torch.random.fork_rng():
+        torch.manual_seed(seed)
+        config = ModelConfig(name="dlrm", bottom=[8], top=[16], **settings)
+        return build_model(config, num_dense=3, features=FEATURES, default_dim=8)
+
+
+def tower_of(
+    *, model: nn.Module | None = None, collective: Collective | None = None, config: Any = None, **others: Any
+) -> Tower:
+    settings = {"compile": "off", "amp": "off", **(config or {})}
+    defaults = {"device": CPU, "sync": True, "batch_size": 8}
+    return Tower(
+        model or seeded_model(),
+        config=TowerConfig(**settings),
+        collective=collective or Solo(),
+        **(defaults | others),
+    )
+
+
+def batch(step: int, num_samples: int) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor]:
+    drawn = torch.Generator().manual_seed(step)
+    dense = torch.randn(num_samples, 3, generator=drawn)
+    values = {n: torch.randn(num_samples, d, generator=drawn) for n, d in FEATURES.items()}
+    return dense, values, (torch.rand(num_samples, 1, generator=drawn) < 0.4).float()
+
+
+def part_of(whole: Any, start: int, stop: int) -> Any:
+    dense, values, label = whole
+    leaves = {n: v[start:stop].clone().requires_grad_() for n, v in values.items()}
+    return dense[start:stop], leaves, label[start:stop]
+
+
+def train(
+    tower: Tower, splits: list[tuple[int, int]], *, first: int = 0, steps: int = 5, micro: int = 1
+) -> list[torch.Tensor]:
+    """Trains on this rank's rows of each step's 24 samples; returns the gradient of feature a, per step."""
+    grads = []
+    start, stop = splits[tower.collective.rank]
+    for step in range(first, first + steps):
+        edges = [start + (stop - start) * i // micro for i in range(micro + 1)]
+        parts = [part_of(batch(step, 24), edges[i], edges[i + 1]) for i in range(micro)]
+        if start == stop:
+            parts = [part_of(batch(step, 24), 0, 1)]
+        for i, (dense, leaves, label) in enumerate(parts):
+            tower.backward(dense, leaves, label, 1 / 24 if stop > start else 0.0, last=i == len(parts) - 1)
+        assert tower.update(step).applied
+        grads.append(torch.cat([leaves["a"].grad for _, leaves, _ in parts]))
+    return grads
+
+
+def values_of(tower: Tower) -> torch.Tensor:
+    return nn.utils.parameters_to_vector(tower.model.parameters()).detach()
+
+
+SPLITS = {
+    "two even": [(0, 12), (12, 24)],
+    "two ragged": [(0, 17), (17, 24)],
+    "three, one without samples": [(0, 13), (13, 13), (13, 24)],
+}
+
+
+@pytest.mark.parametrize("splits", SPLITS.values(), ids=SPLITS)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam", "adamw"])
+def test_ranks_together_train_as_one_worker_on_the_joined_batch(splits, optimizer):
+    config = {"optimizer": {"name": optimizer, "lr": 0.01, "weight_decay": 0.01}}
+    alone = tower_of(config=config)
+    alone_grads = train(alone, [(0, 24)])
+
+    def work(collective: ThreadCollective) -> tuple[torch.Tensor, list[torch.Tensor], bytes]:
+        tower = tower_of(model=models[collective.rank], collective=collective, config=config)
+        grads = train(tower, splits)
+        return values_of(tower), grads, tower.digest_bytes()
+
+    models = [seeded_model(rank) for rank in range(len(splits))]  # rank 0's parameters are the ones used
+    ranks = run_ranks(ThreadCollective.group(len(splits)), work)
+    assert len({digest for _, _, digest in ranks}) == 1
+    for values, _, _ in ranks:
+        torch.testing.assert_close(values, values_of(alone), rtol=1e-5, atol=1e-6)
+    for step, expected in enumerate(alone_grads):
+        joined = torch.cat([ranks[r][1][step] for r, (i, j) in enumerate(splits) if j > i])
+        torch.testing.assert_close(joined, expected, rtol=1e-4, atol=1e-6)
+
+
+def test_a_rank_without_samples_leaves_a_gradient_of_exact_zeros():
+    def work(collective: ThreadCollective) -> torch.Tensor:
+        return train(tower_of(collective=collective), [(0, 24), (24, 24)])[0]
+
+    assert not run_ranks(ThreadCollective.group(2), work)[1].any()
+
+
+def test_one_worker_trains_as_a_plain_pytorch_loop():
+    tower, plain = tower_of(), seeded_model()
+    optimizer = torch.optim.Adam(plain.parameters(), lr=0.001)
+    for step in range(5):
+        dense, leaves, label = part_of(batch(step, 24), 0, 24)
+        loss = tower.backward(dense, leaves, label, 1 / 24)
+        tower.update(step)
+        mean = F.binary_cross_entropy_with_logits(plain(dense, leaves), label)
+        optimizer.zero_grad()
+        mean.backward()
+        optimizer.step()
+        torch.testing.assert_close(loss, mean.detach())
+    plain_values = nn.utils.parameters_to_vector(plain.parameters()).detach()
+    torch.testing.assert_close(values_of(tower), plain_values, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_accumulated_micro_batches_equal_one_batch(world_size):
+    splits = [(0, 24)] if world_size == 1 else [(0, 16), (16, 24)]
+
+    def work(collective: ThreadCollective, micro: int) -> torch.Tensor:
+        tower = tower_of(collective=collective)
+        train(tower, splits, micro=micro)
+        return values_of(tower)
+
+    whole = run_ranks(ThreadCollective.group(world_size), lambda c: work(c, 1))[0]
+    for values in run_ranks(ThreadCollective.group(world_size), lambda c: work(c, 4)):
+        torch.testing.assert_close(values, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_a_gradient_that_is_not_finite_skips_the_dense_update_on_all_ranks():
+    def work(collective: ThreadCollective) -> tuple[bool, bool, float, bool]:
+        tower = tower_of(collective=collective)
+        before = values_of(tower).clone()
+        dense, leaves, label = part_of(batch(0, 24), 0, 24)
+        if collective.rank == 1:
+            dense = dense.clone()
+            dense[3, 1] = math.inf
+        tower.backward(dense, leaves, label, 1 / 48)
+        skipped = tower.update(0)
+        same = torch.equal(values_of(tower), before)
+        tower.backward(*part_of(batch(1, 24), 0, 24), 1 / 48)
+        return skipped.applied, same, skipped.row_scale, tower.update(1).applied
+
+    assert run_ranks(ThreadCollective.group(2), work) == [(False, True, 1.0, True)] * 2
+
+
+FP16 = {"amp": "fp16"}
+
+
+@pytest.mark.parametrize("where", ["dense gradient", "rows"])
+def test_an_overflow_on_one_rank_skips_the_step_on_both_and_halves_the_scale(where):
+    def work(collective: ThreadCollective) -> list[Any]:
+        tower = tower_of(collective=collective, config=FP16)
+        before = values_of(tower).clone()
+        dense, leaves, label = part_of(batch(0, 24), 0, 24)
+        hit = collective.rank == 1
+        if hit and where == "dense gradient":
+            dense = torch.full_like(dense, 1e30)
+        tower.backward(dense, leaves, label, 1 / 48)
+        first = tower.update(0, rows_finite=not (hit and where == "rows"))
+        unchanged = torch.equal(values_of(tower), before)
+        tower.backward(*part_of(batch(1, 24), 0, 24), 1 / 48)
+        second = tower.update(1)
+        return [first.applied, unchanged, first.row_scale * 65536, second.applied, second.row_scale * 65536]
+
+    assert run_ranks(ThreadCollective.group(2), work) == [[False, True, 1.0, True, 2.0]] * 2
+
+
+def test_row_gradients_under_a_scaler_times_row_scale_are_the_true_ones():
+    grads = {}
+    for amp in ("off", "fp16"):
+        tower = tower_of(config={"amp": amp})
+        dense, leaves, label = part_of(batch(0, 24), 0, 24)
+        loss = tower.backward(dense, leaves, label, 1 / 24)
+        update = tower.update(0)
+        grads[amp] = leaves["a"].grad * update.row_scale
+        assert loss.dtype == torch.float32 and update.applied and tower.scaling == (amp == "fp16")
+    scale = grads["off"].abs().max()
+    assert (grads["fp16"] - grads["off"]).abs().max() < 0.02 * scale
+
+
+def test_clipping_bounds_the_norm_over_all_ranks():
+    def work(collective: ThreadCollective) -> tuple[float, float]:
+        tower = tower_of(collective=collective, clip_norm=0.01, config={"optimizer": {"name": "sgd", "lr": 1.0}})
+        before = values_of(tower).clone()
+        tower.backward(*part_of(batch(0, 24), 12 * collective.rank, 12 * collective.rank + 12), 1 / 24)
+        return tower.update(0).grad_norm, float((values_of(tower) - before).norm())
+
+    alone = tower_of()
+    alone.backward(*part_of(batch(0, 24), 0, 24), 1 / 24)
+    true_norm = alone.update(0).grad_norm
+    assert true_norm > 0.02
+    for norm, moved in run_ranks(ThreadCollective.group(2), work):
+        assert norm == pytest.approx(true_norm, rel=1e-4) and moved == pytest.approx(0.01, rel=1e-3)
+
+
+def test_the_schedule_sets_the_rate_by_the_step_in_the_call():
+    schedule = {"warmup_steps": 4, "decay": "linear", "decay_steps": 10}
+    moved = {}
+    for step in (0, 3, 9, 14):
+        tower = tower_of(config={"optimizer": {"name": "sgd", "lr": 0.5, "schedule": schedule}})
+        before = values_of(tower).clone()
+        tower.backward(*part_of(batch(0, 24), 0, 24), 1 / 24)
+        norm = tower.update(step).grad_norm
+        moved[step] = float((values_of(tower) - before).norm()) / norm
+    assert moved == pytest.approx({0: 0.125, 3: 0.5, 9: 0.25, 14: 0.0}, rel=1e-3)
+
+
+class Forgetful(nn.Module):
+    """Leaves one of its parameters out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used, self.unused = nn.Linear(3, 1), nn.Linear(3, 1)
+
+    def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.used(dense) + sum(e.sum(1, keepdim=True) for e in embeddings.values())
+
+
+def test_a_parameter_that_the_model_leaves_out_stays_as_it_is():
+    def work(collective: ThreadCollective) -> bool:
+        tower = tower_of(
+            model=Forgetful(),
+            collective=collective,
+            config={"optimizer": {"name": "adamw", "weight_decay": 0.1}},
+        )
+        before = tower.model.unused.weight.detach().clone()
+        train(tower, [(0, 12), (12, 24)])
+        return torch.equal(tower.model.unused.weight, before)
+
+    assert run_ranks(ThreadCollective.group(2), work) == [True, True]
+
+
+def test_predict_is_float32_has_no_dropout_and_leaves_training_mode_on():
+    tower = tower_of(model=seeded_model(dropout=0.5), config={"amp": "bf16"})
+    dense, values, _ = batch(0, 24)
+    first = tower.predict(dense, values)
+    assert first.dtype == torch.float32 and first.shape == (24, 1) and not first.requires_grad
+    assert torch.equal(first, tower.predict(dense, values)) and tower.model.training
+
+
+def test_dropout_depends_on_seed_and_step_and_leaves_the_global_generator_alone():
+    def digest(seed: int) -> bytes:
+        tower = tower_of(model=seeded_model(dropout=0.5), seed=seed)
+        train(tower, [(0, 24)], micro=2)
+        return tower.digest_bytes()
+
+    state = torch.get_rng_state()
+    first = digest(1)
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.rand(5)
+    assert digest(1) == first and digest(2) != first
+
+
+@pytest.mark.parametrize("amp", ["off", "fp16"])
+def test_a_loaded_state_goes_on_bit_for_bit(amp):
+    config = {"amp": amp}
+    straight, other = tower_of(config=config), tower_of(model=seeded_model(9), config=config)
+    train(straight, [(0, 24)], steps=3)
+    other.load_state_dict(copy.deepcopy(straight.state_dict()))
+    assert other.digest_bytes() == straight.digest_bytes()
+    for tower in (straight, other):
+        tower.backward(*part_of(batch(3, 24), 0, 24), 1 / 24)
+        tower.update(3)
+    assert other.digest_bytes() == straight.digest_bytes()
+
+
+def test_the_digest_sees_parameters_and_optimizer_state():
+    tower = tower_of()
+    train(tower, [(0, 24)], steps=1)
+    before = tower.digest_bytes()
+    with torch.no_grad():
+        tower._optimizer.state[tower._parameters[0]]["exp_avg"].view(-1)[0] += 1e-3
+    changed = tower.digest_bytes()
+    assert changed != before
+    with torch.no_grad():
+        tower._parameters[0].view(-1)[0] += 1.0
+    assert tower.digest_bytes() != changed
+
+
+# Compile and mixed precision: what is chosen, and why.
+
+
+def test_compile_on_without_a_compiler_is_a_user_error_and_auto_says_so(monkeypatch):
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(UserError, match=r"no C\+\+ compiler \(no-such-compiler\)"):
+        tower_of(config={"compile": "on"})
+    assert tower_of(config={"compile": "auto"}, sync=False).chosen["compile"].startswith("off: there is no C++")
+
+
+def test_compile_auto_is_off_in_sync_and_in_jobs_too_short_to_repay_it():
+    assert "sync" in tower_of(config={"compile": "auto"}).chosen["compile"]
+    tower = tower_of(config={"compile": "auto"}, sync=False, total_steps=100, batch_size=24)
+    train(tower, [(0, 24)], steps=20)
+    assert tower.chosen["compile"].startswith("off: 87 steps of") and tower.compile_s == 0.0
+
+
+def test_compile_auto_without_full_batches_stays_off():
+    tower = tower_of(config={"compile": "auto"}, sync=False, batch_size=100)
+    train(tower, [(0, 24)], steps=20)
+    assert tower.chosen["compile"] == "off: no batch of the full size to compile for"
+
+
+def test_emulated_bf16_is_said_once_and_auto_never_chooses_it(monkeypatch, caplog):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False})
+    with caplog.at_level(logging.WARNING):
+        assert "off:" in tower_of(config={"amp": "auto"}).chosen["amp"] and not caplog.records
+        assert "does not compute in bf16" in tower_of(config={"amp": "bf16"}).chosen["amp"]
+    assert len(caplog.records) == 1
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
+    assert tower_of(config={"amp": "auto"}).chosen["amp"].startswith("bf16: ")
+
+
+class Small(nn.Module):
+    """One layer: as little to compile as possible."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3 + 4 + 8, 1)
+
+    def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.layer(torch.cat([dense, *embeddings.values()], dim=1).tanh())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inductor's own imports
+@pytest.mark.skipif(compiling.why_no_compiler(CPU) is not None, reason="torch.compile cannot run here")
+@pytest.mark.parametrize("make", [Small, pytest.param(seeded_model, marks=pytest.mark.slow)], ids=["small", "dlrm"])
+def test_a_compiled_tower_trains_as_the_eager_one_and_never_recompiles(make):
+    import torch._dynamo.config
+
+    model = make()
+    eager = tower_of(model=copy.deepcopy(model), batch_size=12)
+    compiled = tower_of(model=model, config={"compile": "on"}, batch_size=12)
+    train(eager, [(0, 24)], micro=2)
+    train(eager, [(0, 23)], micro=2, steps=1)
+    state = torch.get_rng_state()
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        train(compiled, [(0, 24)], micro=2)
+        train(compiled, [(0, 23)], micro=2, steps=1)  # 11 samples: eager
+    assert compiled.compile_s > 0 and compiled._switch.enabled
+    assert torch.equal(torch.get_rng_state(), state)
+    torch.testing.assert_close(values_of(compiled), values_of(eager), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("speed", "kept"), [(2.0, True), (0.5, False)], ids=["faster", "slower"])
+def test_compile_auto_keeps_what_rank_0_measured_to_be_faster(speed, kept, monkeypatch):
+    """The compiler is left out: what counts here is that all ranks change over together and agree."""
+
+    def compile_for(switch: compiling.Switch, *_: Any, **__: Any) -> None:
+        switch._compiled, switch.enabled = switch.model, True
+
+    monkeypatch.setattr(compiling.Switch, "compile_for", compile_for)
+    seen: list[tuple[int, str]] = []
+
+    def work(collective: ThreadCollective) -> tuple[bool, str]:
+        tower = tower_of(collective=collective, config={"compile": "auto"}, sync=False, batch_size=12)
+        for step in range(30):
+            seen.append((collective.rank, tower._trial.phase))
+            # rank 1 measures the opposite of rank 0
+            slow = speed if collective.rank == 0 else 1 / speed
+            per_batch_s = 1.0 / slow if tower._switch.enabled else 1.0
+            tower.backward(*part_of(batch(step, 24), 0, 12), 1 / 24)
+            tower._trial.seconds[-1:] = [per_batch_s] * len(tower._trial.seconds[-1:])
+            tower.update(step)
+        return tower._switch.enabled, tower.chosen["compile"].split(":")[0]
+
+    assert run_ranks(ThreadCollective.group(2), work) == [(kept, "on" if kept else "off")] * 2
+    assert {phase for _, phase in seen} == {"eager", "compiled", "over"}
+
+
+def test_a_compilation_that_fails_on_one_rank_leaves_all_ranks_eager(monkeypatch):
+    failing: list[compiling.Switch] = []
+
+    def compile_for(switch: compiling.Switch, *_: Any, **__: Any) -> str | None:
+        switch._compiled, switch.enabled = switch.model, True
+        return "CppCompileError: no space left" if switch in failing else None
+
+    monkeypatch.setattr(compiling.Switch, "compile_for", compile_for)
+
+    def work(collective: ThreadCollective) -> tuple[bool, str]:
+        tower = tower_of(collective=collective, config={"compile": "auto"}, sync=False, batch_size=12)
+        if collective.rank == 1:
+            failing.append(tower._switch)
+        train(tower, [(0, 12), (12, 24)], steps=20)
+        return tower._switch.enabled, tower.chosen["compile"]
+
+    first, second = run_ranks(ThreadCollective.group(2), work)
+    assert first == (False, "off: compiling failed: worker 1 could not compile; its log says why")
+    assert second == (False, "off: compiling failed: CppCompileError: no space left")

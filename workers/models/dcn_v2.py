@@ -1,0 +1,62 @@
+"""DCN-V2: explicit feature crosses, then an MLP."""
+
+# B = batch, I = dense columns, X = width of the joined input, R = rank
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import nn
+
+from shardkeep.workers.models.layers import Joined, Mlp, linear
+
+
+class DcnV2(nn.Module):
+    """Deep & Cross Network V2, stacked form (Wang et al., arXiv:2008.13535).
+
+    The input x0 is the dense columns and the embeddings side by side, of any dims. `cross_rank` makes the
+    weight of each cross layer a product of two thin matrices.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_dense: int,
+        features: Mapping[str, int],
+        cross_layers: int,
+        cross_rank: int | None,
+        top: Sequence[int],
+        dropout: float,
+        checkpointing: bool,
+    ) -> None:
+        super().__init__()
+        self.joined = Joined(num_dense, features)
+        width = self.joined.out_width
+        self.crosses = nn.ModuleList(Cross(width, cross_rank) for _ in range(cross_layers))
+        self.top = Mlp(width, top, dropout=dropout, checkpointing=checkpointing)
+        self.logit = linear(self.top.out_width, 1)
+
+    def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Logits (B, 1) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""
+        start_BX = x_BX = self.joined(dense_BI, embeddings)
+        for cross in self.crosses:
+            x_BX = cross(start_BX, x_BX)
+        logits_B1: torch.Tensor = self.logit(self.top(x_BX))
+        return logits_B1
+
+
+class Cross(nn.Module):
+    """x0 * (W x + b) + x, with W = U V^T of rank R where a rank is given (equations 1 and 2 of the paper)."""
+
+    def __init__(self, width: int, rank: int | None) -> None:
+        super().__init__()
+        self.weight = (
+            linear(width, width)
+            if rank is None
+            else nn.Sequential(linear(width, rank, bias=False), linear(rank, width))
+        )
+
+    def forward(self, start_BX: torch.Tensor, x_BX: torch.Tensor) -> torch.Tensor:
+        crossed_BX: torch.Tensor = start_BX * self.weight(x_BX) + x_BX
+        return crossed_BX

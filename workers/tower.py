@@ -1,0 +1,401 @@
+"""The dense tower of one worker: model, optimizer, schedule, DDP, compile and mixed precision behind two calls a step.
+
+It knows no rows and no servers: embeddings come in as leaves of autograd and leave with their gradients.
+"""
+
+# B = batch, I = dense columns, T = outputs (1)
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import gc
+import logging
+import math
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+import xxhash
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from shardkeep.base.errors import JobError, UserError
+from shardkeep.workers.collective import Collective
+from shardkeep.workers.compiling import (
+    COMPILE_TIMEOUT_S,
+    Switch,
+    Trial,
+    faster_of,
+    why_no_compiler,
+    worth_compiling,
+)
+from shardkeep.workers.config import TowerConfig, TowerOptimizerConfig
+from shardkeep.workers.precision import choose_precision
+from shardkeep.workers.reduce import sum_flat, wrap_in_ddp
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Update:
+    """What one `Tower.update` did.
+
+    `applied`: the dense step was made. `row_scale`: factor that brings this step's row gradients to their true
+    size. `grad_norm`: norm of the summed dense gradient before clipping; not finite when the step was skipped.
+    """
+
+    applied: bool
+    row_scale: float
+    grad_norm: float
+
+
+class Tower:
+    """Trains the dense model; every rank makes the same calls, one `update` per step.
+
+    Args:
+        model: `forward(dense_BI, embeddings) -> logits_BT`; moved to `device` and from then on owned by the tower.
+        collective: the ranks of this generation; rank 0's parameters are sent to the others here (blocks).
+        sync: add gradients in rank order, and let nothing depend on timing.
+        clip_norm: largest norm of the summed gradient, None = no clipping.
+        total_steps: steps of the whole job for `compile: auto`, None = unknown.
+        batch_size: samples of a full micro-batch; only those are compiled.
+        seed: of dropout; the random numbers of a micro-batch depend on (seed, step, rank, micro-batch) only.
+
+    Attributes:
+        chosen: what `compile` and `amp` came to and why, one line each.
+        compile_s: seconds this rank has spent compiling.
+
+    Raises:
+        UserError: `compile: on` where torch.compile cannot run.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        config: TowerConfig,
+        collective: Collective,
+        device: torch.device,
+        sync: bool,
+        clip_norm: float | None = None,
+        total_steps: int | None = None,
+        batch_size: int,
+        seed: int = 0,
+    ) -> None:
+        if device.type == "cuda":
+            torch.set_float32_matmul_precision("high")  # TF32
+        self.model = model.to(device)
+        self.device = device
+        self.chosen: dict[str, str] = {}
+        self.compile_s = 0.0
+        self._config = config
+        self._sync = sync
+        self._clip_norm = clip_norm
+        self._total_steps = total_steps
+        self._seed = seed
+        self._parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self._optimizer = build_optimizer(config.optimizer, self._parameters)
+        self._step = 0
+        self._micro = 0
+        self._input_shape: tuple[int, dict[str, int]] | None = None
+        self._switch = Switch(self.model, batch_size)
+        self._choose_precision()
+        self._trial = self._choose_compile()
+        self._ddp: DistributedDataParallel | None = None
+        self.join(collective)
+
+    def _choose_precision(self) -> None:
+        self._precision = choose_precision(self._config.amp, self.device)
+        self._scaler = torch.amp.GradScaler(self.device.type, enabled=self._precision.scaled)
+        self._say("amp", self._precision.reason, logging.WARNING if self._precision.slower else logging.INFO)
+
+    def _choose_compile(self) -> Trial:
+        wish, lacking = self._config.compile, why_no_compiler(self.device)
+        if wish == "on" and lacking:
+            raise UserError(f"tower.compile: on is not possible here: {lacking}; allowed: auto or off")
+        if wish == "off":
+            self._say("compile", "off: as configured")
+        elif wish == "auto" and self._sync:
+            self._say("compile", "off: in sync mode nothing may depend on timing")
+        elif wish == "auto" and lacking:
+            self._say("compile", f"off: {lacking}")
+        elif wish == "auto":
+            self._say("compile", "undecided: the first steps are measured")
+            return Trial()
+        else:
+            self._say("compile", "on: as configured")
+        return Trial(phase="over")
+
+    def _say(self, what: str, reason: str, level: int = logging.INFO) -> None:
+        self.chosen[what] = reason
+        log.log(level, "tower %s=%r", what, reason)
+
+    def join(self, collective: Collective) -> None:
+        """Takes the ranks of another generation; rank 0's parameters and buffers go to all of them. Blocks.
+
+        The optimizer's state is not sent: a newcomer loads rank 0's `state_dict` before it trains.
+        """
+        self.leave()
+        self.collective = collective
+        if collective.world_size > 1:
+            for tensor in [*self.model.parameters(), *self.model.buffers()]:
+                collective.broadcast(tensor.detach())
+
+    def leave(self) -> None:
+        """Lets go of the generation's process group; a collective that closes calls it."""
+        had_ddp = self._ddp is not None
+        self._ddp = None
+        self._reduced = False
+        self._forget_gradients()
+        if had_ddp:
+            gc.collect()  # DDP is part of a reference cycle, and holds the group
+
+    @property
+    def scaling(self) -> bool:
+        """Whether a GradScaler is on: then an update that was not applied drops the step's rows too."""
+        return bool(self._scaler.is_enabled())
+
+    def backward(
+        self,
+        dense_BI: torch.Tensor,
+        embeddings: dict[str, torch.Tensor],
+        label_BT: torch.Tensor,
+        weight: float,
+        *,
+        last: bool = True,
+    ) -> torch.Tensor:
+        """Loss and gradients of one micro-batch; the embeddings' gradients are left in their `.grad`.
+
+        Args:
+            embeddings: feature -> (B, D) leaves with requires_grad. Their gradients are scaled where a
+                GradScaler is on: multiply by `Update.row_scale`.
+            weight: of each sample's loss: 1 / samples of the step over all ranks, 0 for a stand-in batch.
+            last: the step's last micro-batch; gradients are summed over ranks with it (may block).
+
+        Returns:
+            The sum of the weighted losses of this micro-batch, float32, without a graph.
+        """
+        self._prepare(dense_BI, embeddings)
+        started = self._clock()
+        loss = self._backward(dense_BI, embeddings, label_BT, weight, last)
+        self._micro += 1
+        if not last:
+            self._keep_gradients()
+        if self._trial.measuring and len(dense_BI) == self._switch.batch_size:
+            self._trial.seconds.append(self._clock() - started)
+        return loss
+
+    def _backward(
+        self,
+        dense_BI: torch.Tensor,
+        embeddings: dict[str, torch.Tensor],
+        label_BT: torch.Tensor,
+        weight: float,
+        last: bool,
+    ) -> torch.Tensor:
+        run: nn.Module = self._switch if self._ddp is None else self._ddp
+        accumulating = self._ddp.no_sync() if self._ddp is not None and not last else contextlib.nullcontext()
+        self._reduced = last and self._ddp is not None
+        # DDP talks to the other ranks in the forward pass, too: once, when it rebuilds its buckets.
+        with self.collective.guard("the sum of the dense gradients"), self._seeded(), accumulating:
+            with self._autocast():
+                logits_BT = run(dense_BI, embeddings)
+            loss = F.binary_cross_entropy_with_logits(logits_BT.float(), label_BT, reduction="sum") * weight
+            self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+        return loss.detach()
+
+    def update(self, step: int, rows_finite: bool = True) -> Update:
+        """Ends step `step` (counted from 0): sums over ranks, unscales, clips, and steps the optimizer. Blocks.
+
+        The dense update is skipped where the summed gradient is not finite. With a GradScaler an overflow
+        anywhere, also in the rows of another rank (`rows_finite` = False there), skips it on all ranks, and
+        the caller drops the rows of the step when `applied` is False.
+        """
+        self._sum_over_ranks()
+        row_scale = 1.0
+        if self._scaler.is_enabled():
+            row_scale = 1.0 / self._scaler.get_scale()
+            self._spread_overflow(rows_finite)
+            self._scaler.unscale_(self._optimizer)
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
+        grad_norm = float(norm)
+        applied = math.isfinite(grad_norm)
+        if applied:
+            self._clip_and_step(step, norm)
+        if self._scaler.is_enabled():
+            self._scaler.update()
+        self._forget_gradients()
+        self._step, self._micro = step + 1, 0
+        if self._trial.step_done():
+            self._decide(step)
+        return Update(applied, row_scale, grad_norm)
+
+    def _sum_over_ranks(self) -> None:
+        if self.collective.world_size == 1:
+            return
+        if not self._reduced:
+            everywhere = sum_flat(self._parameters, self.collective)
+            if self._ddp is None and self.collective.process_group is not None:
+                # The first step goes without DDP and shows which parameters the model leaves out.
+                self._ddp = wrap_in_ddp(self._switch, self.collective, sync=self._sync, find_unused=not everywhere)
+                self.collective.before_close(self.leave)
+        for buffer in self.model.buffers():
+            if buffer.is_floating_point():
+                self.collective.broadcast(buffer)
+
+    def _spread_overflow(self, rows_finite: bool) -> None:
+        """One rank's overflow in its rows becomes everybody's: an infinite gradient, which the scaler sees."""
+        bad = torch.tensor([0.0 if rows_finite else 1.0])
+        self.collective.all_reduce_sum(bad)
+        if bad.item():
+            next(p.grad for p in self._parameters if p.grad is not None).fill_(math.inf)
+
+    def _clip_and_step(self, step: int, norm: torch.Tensor) -> None:
+        if self._clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._clip_norm, norm)
+        rate = self._config.optimizer.lr * self._config.optimizer.schedule.factor(step)
+        for group in self._optimizer.param_groups:
+            group["lr"] = rate
+        self._optimizer.step()
+
+    def _keep_gradients(self) -> None:
+        """With CUDA graphs the next micro-batch overwrites the memory these gradients lie in."""
+        if self._switch.enabled and self.device.type == "cuda" and self._config.mode != "default":
+            for p in self._parameters:
+                p.grad = None if p.grad is None else p.grad.clone()
+
+    def _forget_gradients(self) -> None:
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def predict(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Logits (B, T) in float32 without gradients; dropout off; always eager."""
+        was_training = self.model.training
+        self.model.eval()
+        try:
+            with torch.inference_mode(), self._autocast():
+                logits_BT: torch.Tensor = self.model(dense_BI, embeddings)
+                return logits_BT.float()
+        finally:
+            self.model.train(was_training)
+
+    # Contexts.
+
+    def _autocast(self) -> contextlib.AbstractContextManager[Any]:
+        if self._precision.dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=self._precision.dtype)
+
+    @contextlib.contextmanager
+    def _seeded(self) -> Iterator[None]:
+        """Random numbers of this micro-batch; the process's own generator is left as it was."""
+        place = struct.pack("<4q", self._seed, self._step, self.collective.rank, self._micro)
+        key = xxhash.xxh3_64_intdigest(place) >> 1
+        with torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []):
+            torch.default_generator.manual_seed(key)
+            if self.device.type == "cuda":
+                torch.cuda.manual_seed(key)
+            yield
+
+    def _clock(self) -> float:
+        if self._trial.measuring and self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        return time.perf_counter()
+
+    # Compiling. Ranks compile outside the reduction, wait for each other, and agree.
+
+    def _prepare(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> None:
+        if self._input_shape is None:
+            dims = {name: leaf.shape[1] for name, leaf in embeddings.items()}
+            self._input_shape = (dense_BI.shape[1], dims)
+            if self._config.compile == "on":
+                problem = self._compile()
+                if problem is not None:
+                    raise JobError(f"tower.compile: on failed: {problem}; tower.compile: off trains without it")
+
+    def _compile(self) -> str | None:
+        assert self._input_shape is not None
+        num_dense, dims = self._input_shape
+        started = time.perf_counter()
+        problem = self._switch.compile_for(dims, num_dense, mode=self._config.mode, context=self._autocast)
+        self.compile_s += time.perf_counter() - started
+        self.collective.barrier(timeout_s=COMPILE_TIMEOUT_S)
+        failed_W = self.collective.all_gather(torch.tensor([int(problem is not None)])).view(-1)
+        if not failed_W.any():
+            return None
+        self._switch.enabled = False
+        return problem or f"worker {int(failed_W.argmax())} could not compile; its log says why"
+
+    def _decide(self, step: int) -> None:
+        if self._trial.phase == "eager":
+            self._trial.eager_s = self._trial.next("compiled")
+            left = None if self._total_steps is None else self._total_steps - step - 1
+            go_on, reason = self._agree(worth_compiling(self._trial.eager_s, left, self.device))
+            problem = self._compile() if go_on else None
+            if problem is not None:
+                go_on, reason = False, f"off: compiling failed: {problem}"
+            if go_on:
+                return
+        else:
+            go_on, reason = self._agree(faster_of(self._trial.eager_s, self._trial.next("over")))
+        self._trial.phase = "over"
+        self._switch.enabled = go_on
+        self._say("compile", reason)
+
+    def _agree(self, mine: tuple[bool, str]) -> tuple[bool, str]:
+        go_on, reason = self.collective.broadcast_object(list(mine))
+        return bool(go_on), str(reason)
+
+    # State.
+
+    def state_dict(self) -> dict[str, Any]:
+        """Parameters, buffers, optimizer, scaler and the next step; tensors are the live ones."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "scaler": self._scaler.state_dict(),
+            "step": self._step,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes the state of another tower of the same model and config; it is copied."""
+        self.model.load_state_dict(state["model"])
+        self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch keeps the tensors it is given
+        self._scaler.load_state_dict(state["scaler"])
+        self._step = state["step"]
+
+    def digest_bytes(self) -> bytes:
+        """Name and bytes of every parameter, buffer and optimizer value, in the order of the names; a copy."""
+        names = {id(p): name for name, p in self.model.named_parameters()}
+        tensors = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        for parameter, slots in self._optimizer.state.items():
+            for key, value in slots.items():
+                tensors[f"{names[id(parameter)]}/{key}"] = torch.as_tensor(value)
+        return b"".join(name.encode() + _bytes_of(tensors[name]) for name in sorted(tensors))
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def build_optimizer(config: TowerOptimizerConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """torch.optim's SGD, Adam or AdamW, fused; the rate is set anew before each step."""
+    if not parameters:
+        raise UserError("the model has no trainable parameters")
+    if config.name == "sgd":
+        return torch.optim.SGD(
+            parameters, lr=config.lr, momentum=config.momentum or 0.0, weight_decay=config.weight_decay, fused=True
+        )
+    kind: type[torch.optim.Adam] = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
+    return kind(
+        parameters,
+        lr=config.lr,
+        betas=config.betas or (0.9, 0.999),
+        eps=1e-8 if config.eps is None else config.eps,
+        weight_decay=config.weight_decay,
+        fused=True,
+    )
