@@ -1,0 +1,74 @@
+"""Pooling: the rows of a feature's ids made into one row per sample, and its transpose. Outside autograd.
+
+Two forms of each: kernels on the host, torch operators where the rows are on a device. Checks nothing.
+"""
+# B = samples, N = ids of one feature, U = unique ids of its table, D = embedding dim
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from shardkeep.workers import kernels
+from shardkeep.workers.plan import FeaturePlan
+
+Rows = npt.NDArray[np.float32]
+
+
+def pool_on_host(feature: FeaturePlan, rows_UD: Rows) -> torch.Tensor:
+    """The pooled rows, fresh float32 (B, D), as torch.nn.EmbeddingBag has it; a bag of no ids is zero."""
+    pooled_BD = np.empty((feature.num_samples, rows_UD.shape[1]), dtype=np.float32)
+    if feature.offsets_B1 is None:
+        kernels.gather_rows(rows_UD, feature.inverse_N, pooled_BD)
+    else:
+        kernels.pool_rows(rows_UD, feature.inverse_N, feature.offsets_B1, feature.weights_N, feature.mean, pooled_BD)
+    return torch.from_numpy(pooled_BD)
+
+
+def add_on_host(feature: FeaturePlan, grad: torch.Tensor, grad_UD: Rows) -> None:
+    """Adds the gradient of the pooled rows (B, D) to that of the rows, in the order of samples and ids."""
+    grad_BD = grad.contiguous().numpy()
+    if feature.offsets_B1 is None:
+        kernels.add_gathered(grad_BD, feature.inverse_N, grad_UD)
+    else:
+        kernels.add_pooled(grad_BD, feature.inverse_N, feature.offsets_B1, feature.weights_N, feature.mean, grad_UD)
+
+
+def to_device(array: npt.NDArray[np.float32 | np.int32], device: torch.device) -> torch.Tensor:
+    """A copy of the array on the device."""
+    writeable = array if array.flags.writeable else array.copy()  # torch warns about read-only arrays
+    return torch.from_numpy(writeable).to(device, copy=True)
+
+
+def pool_with_torch(feature: FeaturePlan, rows_UD: torch.Tensor) -> torch.Tensor:
+    """The pooled rows, float32 (B, D), computed where the rows are."""
+    inverse_N = to_device(feature.inverse_N, rows_UD.device)
+    if feature.offsets_B1 is None:
+        return rows_UD.index_select(0, inverse_N)
+    return F.embedding_bag(
+        inverse_N,
+        rows_UD,
+        to_device(feature.offsets_B1, rows_UD.device),
+        mode="mean" if feature.mean else "sum",
+        per_sample_weights=to_device(feature.weights_N, rows_UD.device) if feature.weights_N.size else None,
+        include_last_offset=True,
+    )
+
+
+def add_with_torch(feature: FeaturePlan, grad_BD: torch.Tensor, grad_UD: torch.Tensor) -> None:
+    """Adds the gradient of the pooled rows to that of the rows, where both are.
+
+    By `index_put_(accumulate=True)`: on CUDA it sorts the positions first and so adds in a fixed order,
+    where `index_add_` uses atomics in any order."""
+    grad_ND = grad_BD
+    if feature.offsets_B1 is not None:
+        lengths_B = to_device(np.diff(feature.offsets_B1), grad_BD.device)
+        if feature.mean:
+            grad_BD = grad_BD / lengths_B.unsqueeze(1)  # an empty bag divides by 0 and is repeated 0 times
+        grad_ND = torch.repeat_interleave(grad_BD, lengths_B, dim=0, output_size=feature.inverse_N.size)
+    if feature.weights_N.size:
+        grad_ND = grad_ND * to_device(feature.weights_N, grad_BD.device).unsqueeze(1)
+    inverse_N = to_device(feature.inverse_N, grad_BD.device).long()
+    grad_UD.index_put_((inverse_N,), grad_ND, accumulate=True)

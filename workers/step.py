@@ -1,0 +1,139 @@
+"""One training step of one worker: rows to leaves, leaves to gradients, gradients to a push.
+
+Reads top to bottom as the life of a step (DESIGN section 5). Owns no loop.
+"""
+# B = batch, D = embedding dim, U = unique ids of a table, T = targets
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from shardkeep.ps.client import EmbeddingClient, Pull, Request, Rows
+from shardkeep.workers.collective import Collective
+from shardkeep.workers.data.batch import Batch, Float32s, Ragged
+from shardkeep.workers.data.samples import Dataset
+from shardkeep.workers.data.sampling import StepSlices
+from shardkeep.workers.embeddings import Embeddings, non_finite_rows, scale_rows
+from shardkeep.workers.plan import Plan
+from shardkeep.workers.tower import Tower
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A step's samples of this rank, read, deduplicated and placed: all that needs no rows."""
+
+    step: int
+    batch: Batch
+    plan: Plan
+    request: Request
+    rank_samples: int
+    """Samples of this rank; 0 = `batch` holds one dummy sample without ids, which weighs nothing."""
+    step_samples: int
+    """Samples of all ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    loss: float
+    """Mean loss of this rank's samples; 0 when it had none."""
+    applied: bool
+    """Whether the tower was updated; not when its gradient was not finite."""
+    dropped_rows: int
+    """Row gradients that were not finite and therefore not sent."""
+    staleness: int
+
+
+class Step:
+    """Runs steps: `prepare` ahead of time in another thread, `run` when its pull is on the way."""
+
+    def __init__(
+        self,
+        *,
+        dataset: Dataset,
+        slices: StepSlices,
+        client: EmbeddingClient,
+        embeddings: Embeddings,
+        tower: Tower,
+        collective: Collective,
+        micro_batch: int,
+        device: torch.device,
+    ) -> None:
+        self._dataset = dataset
+        self._slices = slices
+        self._client = client
+        self._embeddings = embeddings
+        self._tower = tower
+        self._collective = collective
+        self._micro_batch = micro_batch
+        self._device = device
+
+    def prepare(self, step: int) -> Prepared:
+        """Reads, deduplicates and places a step's samples. Touches neither servers nor tower."""
+        rows_B = self._slices.rows(step, self._collective.rank)
+        batch = self._dataset.gather(rows_B) if rows_B.size else self._dummy()
+        plan = self._embeddings.plan(batch)
+        request = self._client.request(plan.unique)
+        return Prepared(step, batch, plan, request, int(rows_B.size), self._slices.samples(step))
+
+    def run(self, prepared: Prepared, pull: Pull) -> StepResult:
+        """Waits for the rows, trains on them, pushes their gradients, updates the tower."""
+        rows = pull.result()
+        sent = self._collective.sent_bytes
+        grads = self._embeddings.zero_gradients(prepared.plan)
+        weight = 1.0 / prepared.step_samples if prepared.rank_samples else 0.0
+        loss_sum = 0.0
+        starts = range(0, len(prepared.batch), self._micro_batch)
+        for start in starts:
+            part = slice(start, min(start + self._micro_batch, len(prepared.batch)))
+            loss_sum += self._micro_step(prepared, rows, grads, part, weight, last=start == starts[-1])
+        grads, request, dropped = self._finite(grads, prepared.request)
+        update = self._tower.update(prepared.step, rows_finite=not dropped)
+        scale_rows(grads, update.row_scale)
+        if self._tower.scaling and not update.applied:  # an overflow of the loss scale: no rank keeps this step
+            grads = {}
+        self._client.push(prepared.step, request, grads)
+        self._client.ledger.add("tower", "values", self._collective.sent_bytes - sent)
+        mean = loss_sum * prepared.step_samples / prepared.rank_samples if prepared.rank_samples else 0.0
+        return StepResult(mean, update.applied, dropped, pull.staleness)
+
+    def _micro_step(
+        self,
+        prepared: Prepared,
+        rows: Mapping[str, Rows],
+        grads: dict[str, Rows],
+        part: slice,
+        weight: float,
+        *,
+        last: bool,
+    ) -> float:
+        batch = prepared.batch.slice(part.start, part.stop)
+        leaves = self._embeddings.lookup(prepared.plan, rows, part=part, device=self._device)
+        loss = self._tower.backward(
+            self._on_device(batch.dense_BI), leaves, self._on_device(batch.label_BT), weight, last=last
+        )
+        self._embeddings.collect(prepared.plan, leaves, grads, part=part)
+        return float(loss)
+
+    def _finite(self, grads: dict[str, Rows], request: Request) -> tuple[dict[str, Rows], Request, int]:
+        """Leaves out the rows whose gradient is not finite: (gradients, request, rows left out)."""
+        kept = {name: ~non_finite_rows(grad_UD) for name, grad_UD in grads.items()}
+        dropped = sum(int(mask.size - mask.sum()) for mask in kept.values())
+        if not dropped:
+            return grads, request, 0
+        finite = self._client.request({name: request.ids[name][mask] for name, mask in kept.items()})
+        return {name: np.ascontiguousarray(grads[name][mask]) for name, mask in kept.items()}, finite, dropped
+
+    def _on_device(self, array: Float32s) -> torch.Tensor:
+        return torch.from_numpy(array).to(self._device, non_blocking=True)
+
+    def _dummy(self) -> Batch:
+        """One sample without ids for a rank that has none in this step: the reduction needs every rank."""
+        schema = self._dataset.schema
+        empty = Ragged(np.empty(0, np.int64), np.zeros(1, np.int32))
+        weighted = Ragged(np.empty(0, np.int64), np.zeros(1, np.int32), np.empty(0, np.float32))
+        ids = {f.name: weighted if f.pooling == "weighted" else empty for f in schema.features}
+        return Batch(np.zeros((1, schema.num_dense), np.float32), ids, np.zeros((1, 1), np.float32))

@@ -1,0 +1,89 @@
+"""The summary of a finished job: the counts of all workers, the servers' reports, the digest of the model."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from shardkeep.compression.ledger import Ledger, merge_totals
+from shardkeep.ps.client import EmbeddingClient
+from shardkeep.workers.collective import Collective
+from shardkeep.workers.telemetry import Telemetry, gather_records, merged_histogram
+from shardkeep.workers.tower import Tower
+
+
+def summarize(
+    *,
+    client: EmbeddingClient,
+    tower: Tower,
+    collective: Collective,
+    telemetry: Telemetry,
+    ledger: Ledger,
+    control_bytes: int,
+    steps: int,
+    evaluation: Mapping[str, Any] | None,
+) -> dict[str, Any] | None:
+    """The job's summary on rank 0, None elsewhere. Blocks until every rank has called it.
+
+    `wall_s`, `versions`, `machine` and `status` are added by whoever keeps the run folder."""
+    client.fence(steps)
+    collective.barrier()
+    mine = {
+        "bytes": ledger.totals(),
+        "control": control_bytes,
+        "staleness": {str(k): n for k, n in client.staleness_seen.items()},
+        "dropped_rows": telemetry.dropped_rows,
+        "skipped_steps": telemetry.skipped_steps,
+    }
+    workers = gather_records(collective, mine)
+    if collective.rank != 0:
+        return None
+    servers = client.ask({"ask": "report"})
+    byte_totals = merge_totals([w["bytes"] for w in workers])
+    byte_totals["control"] = sum(w["control"] for w in workers)
+    return {
+        "steps": steps,
+        "samples": telemetry.samples,
+        "samples_per_s": telemetry.samples_per_s(),
+        "eval": dict(evaluation or {}),
+        "bytes": _per_sample(byte_totals, telemetry.samples),
+        "staleness": merged_histogram([w["staleness"] for w in workers]),
+        "dropped_rows": sum(w["dropped_rows"] for w in workers),
+        "skipped_steps": workers[0]["skipped_steps"],
+        "recoveries": [],
+        "tables": table_totals(servers),
+        "state_digest": state_digest(servers, tower.digest_bytes()),
+        "tower": {"chosen": dict(tower.chosen), "compile_s": tower.compile_s},
+    }
+
+
+def _per_sample(totals: dict[str, Any], samples: int) -> dict[str, Any]:
+    everything = sum(v for part in totals.values() if isinstance(part, dict) for v in part.values())
+    everything += sum(v for k, v in totals.items() if not isinstance(v, dict) and k != "total")
+    return totals | {"total": everything, "per_sample": everything / samples if samples else 0.0}
+
+
+def table_totals(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Rows and bytes of each table over all servers, in the tables' order."""
+    totals: dict[str, dict[str, Any]] = {}
+    for server in servers:
+        for table in server["tables"]:
+            entry = totals.setdefault(table["name"], {"name": table["name"], "rows": 0, "bytes": 0})
+            entry["rows"] += table["rows"]
+            entry["bytes"] += table["bytes"]
+    return list(totals.values())
+
+
+def state_digest(servers: Sequence[Mapping[str, Any]], dense: bytes) -> str:
+    """SHA-256 over every table's digest (summed over servers, so that neither the order of rows nor the number of
+    servers matters) and the dense parameters' bytes. Equal digests mean equal models, bit for bit."""
+    sums: dict[str, int] = {}
+    for server in servers:
+        for name, part in server["digest"].items():
+            sums[name] = (sums.get(name, 0) + int(part, 16)) % (1 << 128)
+    sha = hashlib.sha256()
+    for name in sorted(sums):
+        sha.update(f"{name}:{sums[name]:032x};".encode())
+    sha.update(dense)
+    return sha.hexdigest()

@@ -1,0 +1,92 @@
+"""Telemetry: what one worker counts while it trains, and how the counts of all workers become a summary."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from shardkeep.workers.collective import Collective
+from shardkeep.workers.step import StepResult
+
+# Steps whose time is not counted as steady: first touches, allocator, connections.
+WARM_UP_STEPS = 10
+
+
+class Telemetry:
+    """Samples, time, losses and dropped rows of one worker. Times are of this process's clock."""
+
+    def __init__(self) -> None:
+        self.samples = 0
+        self.dropped_rows = 0
+        self.skipped_steps = 0
+        self._steps = 0
+        self._started = time.perf_counter()
+        self._steady_from: tuple[float, int] | None = None
+        self._losses: list[float] = []
+        self._reported = time.perf_counter()
+        self._reported_samples = 0
+
+    def step_done(self, samples: int, result: StepResult) -> None:
+        """Counts a step of `samples` samples over all workers."""
+        self.samples += samples
+        self._steps += 1
+        self._losses.append(result.loss)
+        self.dropped_rows += result.dropped_rows
+        self.skipped_steps += not result.applied
+        if self._steps == WARM_UP_STEPS:
+            self._steady_from = (time.perf_counter(), self.samples)
+
+    def pause(self, seconds: float) -> None:
+        """Takes `seconds` that were not training out of the rates."""
+        self._started += seconds
+        self._reported += seconds
+        if self._steady_from is not None:
+            self._steady_from = (self._steady_from[0] + seconds, self._steady_from[1])
+
+    def restart_warm_up(self) -> None:
+        """Counts the steady state anew: what came before was compiled or measured."""
+        self._steps = 0
+        self._steady_from = None
+
+    def samples_per_s(self) -> float:
+        """Samples per second over all workers in the steady state; of the whole run when it was too short."""
+        start, before = self._steady_from or (self._started, 0)
+        if self.samples == before:
+            start, before = self._started, 0
+        return (self.samples - before) / max(time.perf_counter() - start, 1e-9)
+
+    def report_due(self, every_s: float) -> bool:
+        return time.perf_counter() - self._reported >= every_s
+
+    def snapshot(self) -> dict[str, Any]:
+        """The record since the last snapshot: samples, mean loss of this rank, samples per second."""
+        now = time.perf_counter()
+        rate = (self.samples - self._reported_samples) / max(now - self._reported, 1e-9)
+        loss = float(np.mean(self._losses)) if self._losses else 0.0
+        self._losses, self._reported, self._reported_samples = [], now, self.samples
+        return {
+            "samples": self.samples,
+            "loss": loss,
+            "samples_per_s": rate,
+            "dropped_rows": self.dropped_rows,
+            "skipped_steps": self.skipped_steps,
+        }
+
+
+def gather_records(collective: Collective, record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every rank's record, on every rank, in order of the ranks."""
+    body = np.frombuffer(json.dumps(record).encode("utf-8"), dtype=np.uint8).copy()
+    return [json.loads(bytes(part).decode("utf-8")) for part in collective.gather_arrays(body)]
+
+
+def merged_histogram(parts: Sequence[dict[str, int]]) -> dict[str, int]:
+    """The sum of histograms with integer keys, sorted by key."""
+    total: dict[int, int] = {}
+    for part in parts:
+        for key, count in part.items():
+            total[int(key)] = total.get(int(key), 0) + count
+    return {str(key): total[key] for key in sorted(total)}

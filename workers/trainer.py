@@ -1,0 +1,100 @@
+"""Trainer: the loop of one worker. Wires a step, an evaluation and a reporter that are built elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from shardkeep.base.errors import Diverged, JobStopped
+from shardkeep.ps.client import EmbeddingClient, Pull
+from shardkeep.workers.config import EvalConfig, TrainConfig
+from shardkeep.workers.data.sampling import StepSlices
+from shardkeep.workers.evaluate import Evaluation
+from shardkeep.workers.prefetch import Prefetch
+from shardkeep.workers.step import Prepared, Step, StepResult
+from shardkeep.workers.telemetry import Telemetry
+
+
+class Progress(Protocol):
+    """Where a worker's progress goes: the control plane, or a run folder in one process."""
+
+    def report(self, kind: str, record: dict[str, Any]) -> None: ...
+    def update(self, *, step: int, phase: str) -> None: ...
+
+
+class Trainer:
+    """Trains from `start_step` to the end, evaluating on the way."""
+
+    def __init__(
+        self,
+        *,
+        step: Step,
+        evaluation: Evaluation | None,
+        client: EmbeddingClient,
+        slices: StepSlices,
+        train: TrainConfig,
+        evaluate: EvalConfig,
+        window: int,
+        telemetry: Telemetry,
+    ) -> None:
+        self._step = step
+        self._evaluation = evaluation
+        self._client = client
+        self._slices = slices
+        self._train = train
+        self._eval = evaluate
+        self._window = window
+        self._telemetry = telemetry
+        self._bad_steps = 0
+        self.total_steps = min(slices.num_steps, train.max_steps or slices.num_steps)
+        self.last_eval: dict[str, Any] | None = None
+
+    def run(self, progress: Progress, should_stop: Callable[[int], bool], start_step: int = 0) -> int:
+        """Runs to the end; returns the number of steps done.
+
+        `should_stop(step)` is asked before each step and must answer alike on all ranks. Raises JobStopped, Diverged,
+        and what pulls and pushes raise."""
+        ahead = Prefetch(self._step.prepare, start=start_step, stop=self.total_steps, depth=self._window + 1)
+        under_way: deque[tuple[Prepared, Pull]] = deque()
+        requested = start_step
+        try:
+            for step in range(start_step, self.total_steps):
+                if should_stop(step):
+                    raise JobStopped(f"stopped at step {step}")
+                while requested < self.total_steps and len(under_way) < self._window:
+                    prepared = ahead.next()
+                    under_way.append((prepared, self._client.pull(prepared.step, prepared.request)))
+                    requested += 1
+                progress.update(step=step, phase="training")
+                self._check(step, self._step.run(*under_way.popleft()), progress)
+                self._evaluate_after(step, progress)
+            return self.total_steps
+        finally:
+            ahead.close()
+
+    def _check(self, step: int, result: StepResult, progress: Progress) -> None:
+        """Counts, reports, and ends a job that has diverged."""
+        self._telemetry.step_done(self._slices.samples(step), result)
+        self._bad_steps = self._bad_steps + 1 if result.dropped_rows or not result.applied else 0
+        if self._bad_steps >= self._train.max_bad_steps:
+            raise Diverged(
+                f"the gradients of {self._bad_steps} steps in a row were not finite (last: step {step}, "
+                f"{result.dropped_rows} rows); lower the learning rates or set train.clip_norm"
+            )
+        if self._telemetry.report_due(self._train.report_every_s) or step == self.total_steps - 1:
+            epoch = self._slices.epoch(step)
+            done = {"step": step + 1, "total_steps": self.total_steps, "epoch": epoch}
+            progress.report("progress", done | self._telemetry.snapshot())
+
+    def _evaluate_after(self, step: int, progress: Progress) -> None:
+        done = step + 1
+        every = self._eval.every_steps or self._slices.steps_per_epoch
+        if self._evaluation is None or (done % every and done != self.total_steps):
+            return
+        progress.update(step=done, phase="evaluating")
+        started = time.perf_counter()
+        self.last_eval = self._evaluation.run(done)
+        self._telemetry.pause(time.perf_counter() - started)
+        progress.report("eval", {"step": done} | self.last_eval)
