@@ -1,0 +1,187 @@
+"""Builds the parts of a server and of a worker from a JobConfig and hands them to each other. Starts nothing."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from shardkeep.base.errors import ConfigError
+from shardkeep.compression.ledger import Ledger
+from shardkeep.config import JobConfig
+from shardkeep.ps.client import EmbeddingClient
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.shard.service import ShardService
+from shardkeep.ps.transport import Transport
+from shardkeep.workers.collective import Collective
+from shardkeep.workers.data.samples import Data
+from shardkeep.workers.data.sampling import StepSlices
+from shardkeep.workers.data.schema import Schema
+from shardkeep.workers.embeddings import Embeddings
+from shardkeep.workers.evaluate import Evaluation
+from shardkeep.workers.models.registry import build_model
+from shardkeep.workers.step import Step
+from shardkeep.workers.summary import summarize
+from shardkeep.workers.telemetry import Telemetry
+from shardkeep.workers.tower import Tower
+from shardkeep.workers.trainer import Progress, Trainer
+
+_SEEDING = threading.Lock()  # torch's generator is the process's; workers may be threads of one
+
+
+def table_specs(config: JobConfig, schema: Schema) -> list[TableSpec]:
+    """The tables that the schema's features use, fully defined. Raises ConfigError for a table no feature uses."""
+    names = schema.tables()
+    unused = [name for name in config.tables if name != "default" and name not in names]
+    if unused:
+        raise ConfigError(f"tables.{unused[0]}: no feature uses this table; the tables are {', '.join(names)}")
+    return [config.table(name) for name in names]
+
+
+def build_service(config: JobConfig, tables: Sequence[TableSpec], *, shard: int, generation: int) -> ShardService:
+    """Server `shard` of the job, empty."""
+    return ShardService(
+        shard=shard,
+        num_shards=max(config.servers, 1),
+        tables=tables,
+        consistency=config.consistency,
+        num_workers=config.workers,
+        seed=config.seed,
+        pull_values=config.compression.pull.values,
+        generation=generation,
+    )
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A worker's parts, ready to run."""
+
+    trainer: Trainer
+    client: EmbeddingClient
+    tower: Tower
+    collective: Collective
+    telemetry: Telemetry
+    ledger: Ledger
+    data: Data
+
+    def run(
+        self, progress: Progress, should_stop: Callable[[int], bool], control_bytes: Callable[[], int]
+    ) -> dict[str, Any] | None:
+        """Trains to the end; the job's summary on rank 0, None elsewhere."""
+        steps = self.trainer.run(progress, should_stop)
+        progress.update(step=steps, phase="closing")
+        return summarize(
+            client=self.client,
+            tower=self.tower,
+            collective=self.collective,
+            telemetry=self.telemetry,
+            ledger=self.ledger,
+            control_bytes=control_bytes(),
+            steps=steps,
+            evaluation=self.trainer.last_eval,
+        )
+
+
+def build_worker(
+    config: JobConfig,
+    *,
+    data: Data,
+    transport: Transport,
+    collective: Collective,
+    generation: int,
+    device: torch.device,
+) -> Worker:
+    """Worker `collective.rank` of the job, at step 0."""
+    schema = data.train.schema
+    tables = table_specs(config, schema)
+    slices = StepSlices(
+        num_samples=len(data.train),
+        batch_size=config.train.batch_size,
+        world_size=config.workers,
+        accumulate=config.train.accumulate,
+        epochs=config.train.epochs,
+        seed=config.seed,
+        shuffle=config.train.shuffle,
+    )
+    ledger = Ledger()
+    client = EmbeddingClient(
+        transport,
+        tables=tables,
+        rank=collective.rank,
+        generation=generation,
+        consistency=config.consistency,
+        compression=config.compression,
+        ledger=ledger,
+        timeout_s=config.liveness.step_timeout_s,
+    )
+    embeddings = Embeddings(schema, client.tables)
+    tower = _build_tower(config, schema, embeddings, collective, slices, device)
+    step = Step(
+        dataset=data.train,
+        slices=slices,
+        client=client,
+        embeddings=embeddings,
+        tower=tower,
+        collective=collective,
+        micro_batch=config.train.batch_size,
+        device=device,
+    )
+    evaluation = None
+    if data.eval is not None:
+        evaluation = Evaluation(
+            dataset=data.eval,
+            client=client,
+            embeddings=embeddings,
+            tower=tower,
+            collective=collective,
+            batch_size=config.eval.batch_size or 4 * config.train.batch_size,
+            max_samples=config.eval.max_samples,
+            best_auc=data.best_auc,
+            device=device,
+        )
+    telemetry = Telemetry()
+    trainer = Trainer(
+        step=step,
+        evaluation=evaluation,
+        client=client,
+        slices=slices,
+        train=config.train,
+        evaluate=config.eval,
+        window=config.consistency.window,
+        telemetry=telemetry,
+    )
+    return Worker(trainer, client, tower, collective, telemetry, ledger, data)
+
+
+def _build_tower(
+    config: JobConfig,
+    schema: Schema,
+    embeddings: Embeddings,
+    collective: Collective,
+    slices: StepSlices,
+    device: torch.device,
+) -> Tower:
+    with _SEEDING, torch.random.fork_rng(devices=[]):
+        torch.manual_seed(config.seed)
+        model = build_model(
+            config.model,
+            num_dense=schema.num_dense,
+            features=embeddings.feature_dims,
+            default_dim=config.table("default").dim,
+            import_from=Path(config.data.root),
+        )
+    return Tower(
+        model,
+        config=config.tower,
+        collective=collective,
+        device=device,
+        sync=config.consistency.mode == "sync",
+        clip_norm=config.train.clip_norm,
+        total_steps=min(slices.num_steps, config.train.max_steps or slices.num_steps),
+        batch_size=config.train.batch_size,
+        seed=config.seed,
+    )

@@ -1,0 +1,165 @@
+"""Role processes on this machine: started by exec, watched, ended without leftovers.
+
+A child holds the read end of a pipe whose other end only the launcher has: when the launcher dies, however it
+dies, the pipe ends and so does the child (`end_with_parent`). Knows nothing of jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from shardkeep.base.deadlines import Deadline
+
+_NATIVE_LOG = re.compile(r"\[[IW]\d{4} ")  # information and warnings of torch's C++ side
+LAST_SECONDS_S = 5.0
+"""What a child that was interrupted gets to end in order."""
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a child ended."""
+
+    role: str
+    index: int
+    pid: int
+    code: int
+    """Exit code, or minus the signal's number."""
+    last_words: str
+    """The last telling line of its log; may be empty."""
+
+    def how(self) -> str:
+        """`killed by SIGKILL` or `exit code 1: last line of its log`."""
+        if self.code < 0:
+            return f"killed by {_signal_name(-self.code)}"
+        return f"exit code {self.code}" + (f": {self.last_words}" if self.last_words else "")
+
+    def text(self) -> str:
+        """`worker 1 (pid 123) ended: killed by SIGKILL`."""
+        return f"{self.role} {self.index} (pid {self.pid}) ended: {self.how()}"
+
+
+class Child:
+    """One role process, the leader of its own session, so that Ctrl-C reaches the launcher alone."""
+
+    def __init__(self, role: str, index: int, arguments: Sequence[str], *, log: Path, env: Mapping[str, str]) -> None:
+        self.role, self.index, self._log = role, index, log
+        command = [sys.executable, "-P", "-m", "shardkeep", role, *arguments, "--parent-pipe"]
+        self._swept = False
+        with log.open("ab") as output:
+            self._process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=dict(env),
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        if self._process.poll() is None:
+            return True
+        if not self._swept:  # once and at once: later the number may be another process's
+            self._swept = True
+            self._kill_group()
+        return False
+
+    def death(self) -> Death | None:
+        """How it ended; None while it runs."""
+        if self.running:
+            return None
+        return Death(self.role, self.index, self.pid, self._process.returncode, last_words(self._log))
+
+    def terminate(self) -> None:
+        """Asks it to end."""
+        if self.running:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """Kills it and whatever it started (compile workers); collects its exit code. Closes the pipe."""
+        if self.running:
+            self._swept = True
+            self._kill_group()
+        self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it is gone; macOS: EPERM for a zombie
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+def end_all(children: Iterable[Child], *, grace_s: float) -> list[Child]:
+    """Ends every child and its group: SIGTERM, `grace_s` seconds, SIGKILL. Returns those that had to be killed."""
+    children = list(children)
+    for child in children:
+        child.terminate()
+    wait_all(children, Deadline(grace_s))
+    killed = [child for child in children if child.running]
+    for child in children:
+        child.kill()
+    return killed
+
+
+def wait_all(children: Sequence[Child], deadline: Deadline) -> bool:
+    """Waits until all have ended; False when the time ran out first."""
+    while any(child.running for child in children):
+        if deadline.over:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def end_with_parent(*, patience_s: float) -> None:
+    """In a child: starts the thread that ends this process group once the launcher's end of stdin is closed.
+
+    Args:
+        patience_s: Seconds left to the main thread to end by itself before it is interrupted by SIGTERM.
+    """
+    threading.Thread(target=_outlive_nobody, args=(patience_s,), name="parent-pipe", daemon=True).start()
+
+
+def _outlive_nobody(patience_s: float) -> None:
+    while os.read(0, 1024):
+        pass
+    print("error: the launcher is gone; ending", file=sys.stderr, flush=True)
+    time.sleep(patience_s)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(LAST_SECONDS_S)
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(1)
+
+
+def last_words(log: Path, *, tail_bytes: int = 16_384) -> str:
+    """The last `error:` line of a log, else its last line; what a person needs to see first."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - tail_bytes))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not _NATIVE_LOG.match(line)]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or [""])[-1][:500]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

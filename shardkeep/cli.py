@@ -1,0 +1,225 @@
+"""The command line: one command per role and per question. Reads arguments, prints errors; does nothing itself.
+
+Exit codes: 0 done, 1 the job failed or was stopped, 2 the user's input is wrong.
+Imports that take time stand inside the commands, so that `--help` is instant.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+from shardkeep import __version__
+from shardkeep.base.errors import JobStopped, ShardkeepError
+
+if TYPE_CHECKING:
+    from shardkeep.config import JobConfig
+    from shardkeep.report import RunFolder
+
+app = typer.Typer(
+    help="Trains recommendation models whose embedding tables live in parameter servers.",
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
+
+Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the job; `demo` is the built-in one.")]
+Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override a setting; repeatable.")]
+RunDir = Annotated[Path | None, typer.Option(help="New folder of the run [default: runs/NAME-DATE].")]
+Coordinator = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the coordinator listens.")]
+Index = Annotated[int, typer.Option(min=0, help="Number of this process among its role, from 0.")]
+Advertise = Annotated[str, typer.Option(metavar="HOST", help="This machine's address, as the others reach it.")]
+ParentPipe = Annotated[bool, typer.Option("--parent-pipe", hidden=True)]  # end when stdin ends
+Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")]
+
+
+@app.command()
+def train(config: Config, set_: Set = None, run_dir: RunDir = None, debug: Debug = False) -> None:
+    """Run a whole job on this machine."""
+
+    def run() -> int:
+        from rich.console import Console
+
+        from shardkeep.launch import run_job
+        from shardkeep.report import default_run_dir
+
+        path, job = _load(config, set_)
+        folder = run_dir or default_run_dir(job.name)
+        run_job(job, run_dir=folder, console=Console(highlight=False), code_folder=path.resolve().parent)
+        return 0
+
+    _end(run, debug)
+
+
+@app.command()
+def coordinator(
+    config: Config,
+    set_: Set = None,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Port 0 = any free one.")] = "127.0.0.1:0",
+    run_dir: RunDir = None,
+    parent_pipe: ParentPipe = False,
+    debug: Debug = False,
+) -> None:
+    """Run a job's coordinator; prints one line of JSON with its address."""
+
+    def run() -> int:
+        from shardkeep.report import RunFolder, default_run_dir
+
+        _, job = _load(config, set_)
+        path = run_dir or default_run_dir(job.name)
+        folder = RunFolder(path) if parent_pipe else RunFolder.create(path, job)  # a launcher has made it already
+        stop = _stop_event()
+        from shardkeep.roles import run_coordinator  # loads torch; the user's errors come first
+
+        return run_coordinator(job, listen=listen, sink=folder, ready=lambda at: _ready(at, folder), stop=stop)
+
+    _begin("coordinator", 0, parent_pipe)
+    _end(run, debug)
+
+
+@app.command()
+def server(
+    coordinator: Coordinator,
+    index: Index,
+    advertise: Advertise = "127.0.0.1",
+    parent_pipe: ParentPipe = False,
+    debug: Debug = False,
+) -> None:
+    """Run one embedding server of a job."""
+
+    def run() -> int:
+        from shardkeep.roles import run_server
+
+        return run_server(coordinator, index=index, advertise=advertise)
+
+    _begin("server", index, parent_pipe)
+    _end(run, debug)
+
+
+@app.command()
+def worker(
+    coordinator: Coordinator,
+    index: Index,
+    advertise: Advertise = "127.0.0.1",
+    parent_pipe: ParentPipe = False,
+    debug: Debug = False,
+) -> None:
+    """Run one worker of a job."""
+
+    def run() -> int:
+        from shardkeep.roles import run_worker
+
+        return run_worker(coordinator, index=index, advertise=advertise)
+
+    _begin("worker", index, parent_pipe)
+    _end(run, debug)
+
+
+@app.command()
+def status(
+    run: Annotated[Path | None, typer.Argument(help="Run folder [default: the newest in runs/].")] = None,
+    coordinator: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Ask this coordinator.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Show how far a job is."""
+
+    def show() -> int:
+        from rich.console import Console
+
+        from shardkeep.status import show_job, show_run
+
+        console = Console(highlight=False)
+        return show_job(coordinator, console) if coordinator is not None else show_run(run, console)
+
+    _end(show, debug)
+
+
+@app.command()
+def version() -> None:
+    """Print the version."""
+    typer.echo(__version__)
+
+
+def main() -> NoReturn:
+    """The `shardkeep` command."""
+    try:
+        app(prog_name="shardkeep")
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    if "torch" in sys.modules:  # its teardown takes a second of CPU, and all that matters is closed by now
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def _load(path: Path, overrides: list[str] | None) -> tuple[Path, JobConfig]:
+    """The config and the file it came from."""
+    from shardkeep.config import load_config
+
+    built_in = Path(__file__).parent / "examples" / "demo.yaml"
+    found = built_in if str(path) == "demo" and not path.exists() else path
+    return found, load_config(found, overrides or [])
+
+
+def _begin(role: str, index: int, parent_pipe: bool) -> None:
+    """What every role does first: its log, its end with the launcher, SIGTERM as an orderly Ctrl-C."""
+    from shardkeep.base.log import configure
+
+    configure(role, index)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if parent_pipe:
+        from shardkeep.children import end_with_parent
+
+        # the coordinator stops the job in order; the others see it, or follow when it does not come to that
+        end_with_parent(patience_s=0.0 if role == "coordinator" else 4.0)
+
+
+def _stop_event() -> threading.Event:
+    """Set by the first SIGINT or SIGTERM; the second interrupts."""
+    stop = threading.Event()
+
+    def caught(number: int, _frame: object) -> None:
+        signal.signal(number, signal.default_int_handler)
+        stop.set()
+
+    signal.signal(signal.SIGINT, caught)
+    signal.signal(signal.SIGTERM, caught)
+    return stop
+
+
+def _ready(address: str, folder: RunFolder) -> None:
+    folder.coordinator(address, pid=os.getpid())
+    print(json.dumps({"coordinator": address, "run_dir": str(folder.path)}), flush=True)
+
+
+def _end(run: Callable[[], int], debug: bool) -> NoReturn:
+    """Runs a command's body and exits with its code; an error of ours is one line on stderr."""
+    try:
+        code = run()
+    except ShardkeepError as error:
+        if debug:
+            traceback.print_exc()
+        head = "" if isinstance(error, JobStopped) else "error: "
+        _say(f"{head}{error}")
+        code = error.exit_code
+    except KeyboardInterrupt:
+        _say("interrupted")
+        code = 1
+    raise typer.Exit(code)
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

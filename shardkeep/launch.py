@@ -1,0 +1,155 @@
+"""A whole job on this machine, from a config to a summary: its phases, in processes or in this one."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from shardkeep.base.errors import JobStopped
+from shardkeep.config import JobConfig, load_config
+from shardkeep.interrupts import Interrupts
+from shardkeep.report import Record, RunFolder, default_run_dir
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from shardkeep.screen import Screen
+
+
+def train(config: JobConfig | str | Path, *, run_dir: str | Path | None = None, quiet: bool = False) -> dict[str, Any]:
+    """Runs a whole job on this machine; blocks until it is over.
+
+    Args:
+        config: The job, or the path of its YAML file.
+        run_dir: The run folder, which must not exist yet; left out = runs/NAME-DATE under the current folder.
+        quiet: Show nothing.
+
+    Returns:
+        What summary.json holds.
+
+    Raises:
+        UserError: The input is wrong.
+        JobError: The job failed or was stopped; the text names who and why.
+    """
+    from rich.console import Console
+
+    code_folder = None if isinstance(config, JobConfig) else Path(config).resolve().parent
+    job = config if isinstance(config, JobConfig) else load_config(config)
+    path = Path(run_dir) if run_dir is not None else default_run_dir(job.name)
+    return run_job(job, run_dir=path, console=Console(quiet=quiet, highlight=False), code_folder=code_folder)
+
+
+def run_job(config: JobConfig, *, run_dir: Path, console: Console, code_folder: Path | None = None) -> dict[str, Any]:
+    """Runs a whole job; returns what summary.json holds. Blocks; raises as `train`.
+
+    Args:
+        config: The job.
+        run_dir: The run folder, made here.
+        console: Where phases, progress and the closing table are shown.
+        code_folder: Where the user's own modules are found, beside the import path.
+    """
+    from shardkeep.local_job import LocalJob
+    from shardkeep.screen import Screen
+
+    screen = Screen(console)
+    config = _anchored(config)
+    RunFolder.refuse_taken(run_dir)
+    with Interrupts() as interrupts, _importable(code_folder):
+        try:
+            _prepare(config, screen)
+        except KeyboardInterrupt:
+            raise JobStopped("stopped before the first step") from None
+        finally:
+            screen.end_bar()
+        folder = RunFolder.create(run_dir, config)
+        job = LocalJob(config, folder, screen, interrupts, code_folder) if config.servers else None
+        try:
+            summary = job.run() if job is not None else _in_process(config, folder, screen, interrupts)
+        finally:
+            screen.end_bar()
+    screen.closing(summary, run_dir)
+    return summary
+
+
+class ShownFolder:
+    """A run folder whose records are shown too: the sink of a job in this process."""
+
+    def __init__(self, folder: RunFolder, screen: Screen) -> None:
+        self._folder, self._screen = folder, screen
+        self.step = 0
+
+    def members(self, generation: int, members: Any) -> None:
+        self._folder.members(generation, members)
+
+    def progress(self, record: Record) -> None:
+        self._folder.progress(record)
+        self.step = int(record.get("step", self.step))
+        self._screen.record(record)
+
+    def event(self, record: Record) -> None:
+        self._folder.event(record)
+        self._screen.record(record)
+
+    def finished(self, status: str, message: str, summary: Record | None) -> None:
+        self._folder.finished(status, message, summary)
+
+
+def _in_process(config: JobConfig, folder: RunFolder, screen: Screen, interrupts: Interrupts) -> dict[str, Any]:
+    """`servers: 0`: the job in this process. Ctrl-C ends it after the running step, a second one at once."""
+    from shardkeep.roles import run_in_process
+
+    sink = ShownFolder(folder, screen)
+    interrupts.tolerated = 1
+    screen.phase("start", "one process")
+    try:
+        summary = run_in_process(config, sink, lambda: interrupts.count > 0)
+        if interrupts.count:
+            raise JobStopped(f"stopped at step {sink.step}")
+    except KeyboardInterrupt:
+        folder.finished("stopped", "stopped", None)
+        raise JobStopped(f"stopped at step {sink.step}") from None
+    except Exception as error:
+        folder.finished("stopped" if isinstance(error, JobStopped) else "failed", str(error), None)
+        raise
+    folder.finished("completed", "", summary)
+    return folder.summary() or {}
+
+
+def _prepare(config: JobConfig, screen: Screen) -> None:
+    """What every role needs, made once: compiled kernels, converted data. User errors show here."""
+    from shardkeep.base.kernels import compile_kernels, kernel_modules
+    from shardkeep.workers.data.dataset import prepare_data
+
+    if config.checkpoint.every_steps:
+        screen.phase("note", f"checkpoint.every_steps: {config.checkpoint.every_steps}: not written in this version")
+    began = time.monotonic()
+    compile_kernels(kernel_modules())
+    screen.phase("kernels", f"ready in {time.monotonic() - began:.1f} s")
+    began = time.monotonic()
+    samples = prepare_data(
+        config.data, seed=config.seed, progress=lambda text, done: screen.working("data", text, done)
+    )
+    screen.end_bar()
+    screen.phase("data", f"{samples}; ready in {time.monotonic() - began:.1f} s")
+
+
+def _anchored(config: JobConfig) -> JobConfig:
+    """The config with an absolute data.root: roles and later readers may stand elsewhere."""
+    root = str(Path(config.data.root).expanduser().resolve())
+    return config.model_copy(update={"data": config.data.model_copy(update={"root": root})})
+
+
+@contextlib.contextmanager
+def _importable(folder: Path | None) -> Iterator[None]:
+    if folder is None or str(folder) in sys.path:
+        yield
+        return
+    sys.path.append(str(folder))
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))

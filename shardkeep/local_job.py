@@ -1,0 +1,199 @@
+"""The processes of one job on this machine: started, watched, stopped, none left behind. Decides how the job ended."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from shardkeep.base.deadlines import Deadline
+from shardkeep.base.errors import JobError, JobStopped, ShardkeepError, UserError
+from shardkeep.children import Child, Death, end_all
+from shardkeep.config import JobConfig
+from shardkeep.interrupts import Interrupts
+from shardkeep.report import MetricsTail, RunFolder
+from shardkeep.screen import Screen
+
+POLL_S = 0.05
+STOP_S = 10.0
+"""Seconds a job gets to stop in order."""
+VERDICT_S = 4.0
+"""Seconds the coordinator gets, after a member's death, to say why the job failed."""
+CLOSE_S = 15.0
+"""Seconds the roles get to end once the job is over."""
+TERMINATE_S = 2.0
+
+
+class LocalJob:
+    """The processes of one job, from start to end."""
+
+    def __init__(
+        self, config: JobConfig, folder: RunFolder, screen: Screen, interrupts: Interrupts, code_folder: Path | None
+    ) -> None:
+        self._config, self._folder, self._screen, self._interrupts = config, folder, screen, interrupts
+        self._env = child_environment(os.environ, threads=config.threads, code_folder=code_folder)
+        self._tail = MetricsTail(folder.metrics_path)
+        self._children: list[Child] = []
+        self._told: set[int] = set()
+        self._step: int | None = None
+
+    def run(self) -> dict[str, Any]:
+        """Starts all roles and waits for the end; whatever happens, no process is left behind."""
+        self._interrupts.tolerated = 1_000_000
+        try:
+            self._start()
+            self._watch()
+            self._close()
+        finally:
+            deaths = self._deaths()  # before the children that hang are killed from here
+            end_all(self._children, grace_s=TERMINATE_S)
+        return self._outcome(deaths)
+
+    def _start(self) -> None:
+        began = time.monotonic()
+        self._child("coordinator", 0, [str(self._folder.config_path), "--run-dir", str(self._folder.path)])
+        address = self._wait_for_address()
+        if address is None:
+            return
+        for role, count in (("server", self._config.servers), ("worker", self._config.workers)):
+            for index in range(count):
+                self._child(role, index, ["--coordinator", address, "--index", str(index)])
+        import shardkeep.ps.control.client  # noqa: F401 - now, while the roles start; needed fast when one dies
+
+        while not self._folder.member_list() and not self._ending:
+            time.sleep(POLL_S)
+        if self._folder.member_list():
+            members = f"{_plural(self._config.servers, 'server')}, {_plural(self._config.workers, 'worker')}"
+            self._screen.phase("start", f"coordinator, {members}; formed in {time.monotonic() - began:.1f} s")
+
+    def _child(self, role: str, index: int, arguments: list[str]) -> None:
+        log = self._folder.log_path(role, index)
+        self._children.append(Child(role, index, arguments, log=log, env=self._env))
+
+    def _wait_for_address(self) -> str | None:
+        deadline = Deadline(self._config.liveness.form_timeout_s)
+        while (address := self._folder.address()) is None and not self._ending:
+            deadline.check("the coordinator to listen")
+            time.sleep(POLL_S)
+        return address
+
+    @property
+    def _ending(self) -> bool:
+        """Somebody wants the job to stop, it is over, or a child has ended before its time."""
+        return bool(self._interrupts.count or self._deaths() or self._folder.summary() is not None)
+
+    def _watch(self) -> None:
+        """Until the job is over or cannot go on: shows records, passes on deaths and Ctrl-C."""
+        limit: Deadline | None = None
+        while any(child.running for child in self._children):
+            self._show_records()
+            self._tell_deaths()
+            if self._folder.summary() is not None or self._interrupts.count > 1 or (limit is not None and limit.over):
+                return
+            if limit is None and self._interrupts.count:
+                limit = Deadline(STOP_S)
+                self._screen.phase("stop", "stopping in order; once more Ctrl-C ends it at once")
+                self._ask(_request_stop)
+            elif limit is None and (deaths := self._deaths()):
+                alone = any(death.role == "coordinator" for death in deaths)
+                limit = Deadline(0.0 if alone else VERDICT_S)
+            time.sleep(POLL_S)
+
+    def _close(self) -> None:
+        """The job is over: gives the roles the time to end by themselves."""
+        summary = self._folder.summary()
+        if summary is not None and self._interrupts.count < 2:
+            deadline = Deadline(CLOSE_S if summary["status"] == "completed" else TERMINATE_S)
+            while any(child.running for child in self._children) and not deadline.over and self._interrupts.count < 2:
+                self._tell_deaths()
+                time.sleep(POLL_S)
+        self._show_records()
+
+    def _tell_deaths(self) -> None:
+        """Tells the coordinator once of each member that died: sooner than its lease would."""
+        for death in self._deaths():
+            if death.pid not in self._told and death.role != "coordinator":
+                self._told.add(death.pid)
+                self._ask(functools.partial(_report_death, death=death))
+
+    def _ask(self, call: Callable[[str], None]) -> None:
+        """Calls the coordinator beside the loop; one that does not answer is seen by its limit."""
+        address = self._folder.address()
+        if address is not None:
+            threading.Thread(target=call, args=(address,), name="ask-coordinator", daemon=True).start()
+
+    def _deaths(self) -> list[Death]:
+        """Children that ended badly, the likely cause first: killed by a signal, wrong input, then others."""
+        ended = [death for child in self._children if (death := child.death()) is not None and death.code != 0]
+        return sorted(ended, key=lambda death: (death.code >= 0, death.code != UserError.exit_code))
+
+    def _show_records(self) -> None:
+        for record in self._tail:
+            if record.get("kind") == "progress":
+                self._step = record.get("step", self._step)
+            self._screen.record(record)
+
+    def _outcome(self, deaths: list[Death]) -> dict[str, Any]:
+        """The summary of a completed job; raises for any other, and sees to it that summary.json says the same."""
+        summary = self._folder.summary() or {}
+        status = summary.get("status")
+        if status == "completed":
+            return summary
+        if status == "stopped" or (status is None and self._interrupts.count):
+            raise JobStopped(self._settled(summary, "stopped", self._stopped_text()))
+        message = self._settled(summary, "failed", self._failed_text(deaths), cause=deaths[0] if deaths else None)
+        if any(death.code == UserError.exit_code for death in deaths):
+            raise UserError(message)
+        raise JobError(f"{message}; logs: {self._folder.logs}")
+
+    def _settled(self, summary: Mapping[str, Any], status: str, text: str, *, cause: Death | None = None) -> str:
+        """The coordinator's message, unless it has none or names a survivor where a process was killed."""
+        message = str(summary.get("message") or "")
+        if message and (cause is None or cause.code >= 0 or f"(pid {cause.pid} " in message):
+            return message
+        self._folder.finished(status, text, summary or {"steps": self._step or 0})
+        return text
+
+    def _stopped_text(self) -> str:
+        return f"stopped at step {self._step}" if self._step is not None else "stopped before the first step"
+
+    def _failed_text(self, deaths: list[Death]) -> str:
+        last = f"last step {self._step}" if self._step is not None else "before the first step"
+        return f"{deaths[0].text()}, {last}" if deaths else f"the roles ended without a summary, {last}"
+
+
+def child_environment(base: Mapping[str, str], *, threads: int, code_folder: Path | None) -> dict[str, str]:
+    """The environment of roles: fixed threads, quiet gRPC, and an import path that ends with this very package."""
+    counts = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+    path = [base.get("PYTHONPATH"), str(Path(__file__).resolve().parent.parent), code_folder and str(code_folder)]
+    return {
+        **base,
+        **dict.fromkeys(counts, str(threads)),
+        "GRPC_ENABLE_FORK_SUPPORT": "0",
+        "GRPC_VERBOSITY": "ERROR",
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONPATH": os.pathsep.join(part for part in path if part),
+    }
+
+
+def _request_stop(address: str) -> None:
+    from shardkeep.ps.control.client import request_stop
+
+    with contextlib.suppress(ShardkeepError):  # unreachable: the loop's limit ends the job
+        request_stop(address, "Ctrl-C or SIGTERM")
+
+
+def _report_death(address: str, *, death: Death) -> None:
+    from shardkeep.ps.control.client import report_death
+
+    with contextlib.suppress(ShardkeepError):
+        report_death(address, role=death.role, index=death.index, pid=death.pid, reason=death.how())
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

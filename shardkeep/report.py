@@ -1,0 +1,207 @@
+"""The run folder: what a job leaves behind for people and programs to read. Written by the coordinator's process.
+
+config.yaml       the resolved config
+coordinator.json  the coordinator's address and pid
+members.json      every member of the current generation
+metrics.jsonl     one JSON object per record: progress, eval, phase, event
+summary.json      how the job ended
+logs/             ROLE-INDEX.log
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from shardkeep.base.errors import UserError
+from shardkeep.base.files import atomic_write
+from shardkeep.base.telemetry import machine, versions
+from shardkeep.config import JobConfig
+
+Record = Mapping[str, Any]
+
+NO_SUMMARY: Record = {
+    "steps": 0,
+    "samples": 0,
+    "wall_s": 0.0,
+    "samples_per_s": 0.0,
+    "eval": None,
+    "bytes": {"push": {}, "pull": {}, "tower": {}, "control": 0, "total": 0, "per_sample": 0.0},
+    "staleness": {},
+    "recoveries": [],
+    "tables": [],
+    "state_digest": None,
+}
+"""The keys of every summary.json, for a job that ended before it could fill them."""
+
+
+class RunFolder:
+    """Writes the files of one run; what the coordinator calls when something is to be kept. Thread safe."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).absolute()
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self._lock = threading.Lock()
+        self._start = time.monotonic()
+        self._last: Record = {}
+
+    @classmethod
+    def create(cls, path: str | Path, config: JobConfig) -> RunFolder:
+        """A new run folder with its config.yaml. Raises UserError where another run lives already."""
+        cls.refuse_taken(path)
+        try:
+            folder = cls(path)
+            atomic_write(folder.config_path, config.to_yaml())
+        except OSError as error:
+            raise UserError(f"--run-dir {path}: cannot be written ({error.strerror or error})") from error
+        return folder
+
+    @staticmethod
+    def refuse_taken(path: str | Path) -> None:
+        """Raises UserError if `path` is a file or holds a run."""
+        path = Path(path)
+        if (path / "config.yaml").exists() or (path.exists() and not path.is_dir()):
+            raise UserError(f"--run-dir {path}: exists already; choose another folder or delete it")
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    def log_path(self, role: str, index: int) -> Path:
+        return self.logs / f"{role}-{index}.log"
+
+    def coordinator(self, address: str, *, pid: int) -> None:
+        """Keeps where the coordinator listens; the launcher and `shardkeep status` wait for this file."""
+        atomic_write(self.path / "coordinator.json", _json({"address": address, "pid": pid}) + "\n")
+
+    def members(self, generation: int, members: Sequence[Any]) -> None:
+        """Rewrites members.json: the coordinator and all members (dataclasses with role, index, host, pid).
+
+        `port` is where a member listens for others to dial, null where the transport chooses one itself.
+        """
+        rows = [{**dataclasses.asdict(m), "generation": generation} for m in members]
+        first = _read(self.path / "coordinator.json")
+        if first is not None:
+            host, _, port = str(first["address"]).rpartition(":")
+            place = {"host": host, "pid": first["pid"], "port": int(port)}
+            rows.insert(0, {"role": "coordinator", "index": 0, **place, "generation": generation})
+        rows = [{"port": None, **row} for row in rows]
+        text = _json({"generation": generation, "members": rows}, indent=2)
+        with self._lock:
+            atomic_write(self.path / "members.json", text + "\n")
+
+    def progress(self, record: Record) -> None:
+        """Appends a record of kind progress (step, total_steps, epoch, samples, loss, samples_per_s) or eval."""
+        if record.get("kind", "progress") == "progress":
+            self._last = dict(record)
+        self._append({"kind": "progress", **record})
+
+    def event(self, record: Record) -> None:
+        """Appends a record of kind phase or event."""
+        self._append({"kind": "event", **record})
+
+    def finished(self, status: str, message: str, summary: Record | None) -> None:
+        """Writes summary.json; keys the job could not fill are there, empty. A later call replaces it."""
+        last = {"steps": self._last.get("step", 0), "samples": self._last.get("samples", 0)}
+        known = {**NO_SUMMARY, **last, "wall_s": time.monotonic() - self._start, **(summary or {})}
+        known |= {"versions": {**versions(), **known.get("versions", {})}}
+        known |= {"machine": {**machine(), **known.get("machine", {})}}
+        head = {"status": status, **({"message": message} if message else {})}
+        text = _json({**head, **{k: v for k, v in known.items() if k not in ("status", "message")}}, indent=2)
+        with self._lock:
+            atomic_write(self.path / "summary.json", text + "\n")
+
+    def summary(self) -> dict[str, Any] | None:
+        """What summary.json holds, or None while the job runs."""
+        return _read(self.path / "summary.json")
+
+    def address(self) -> str | None:
+        """The coordinator's address, or None before it listens."""
+        found = _read(self.path / "coordinator.json")
+        return None if found is None else str(found["address"])
+
+    def member_list(self) -> list[dict[str, Any]]:
+        """The members of the current generation; empty before the first."""
+        return list((_read(self.path / "members.json") or {}).get("members", ()))
+
+    def _append(self, record: Record) -> None:
+        line = _json({"time": datetime.now().isoformat(timespec="milliseconds"), **record}) + "\n"
+        with self._lock, self.metrics_path.open("a", encoding="utf-8") as file:
+            file.write(line)
+
+
+class MetricsTail:
+    """Reads what was added to a metrics.jsonl since the last look; a half-written line waits for its end."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._position = 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._position)
+                added = file.read()
+        except FileNotFoundError:
+            return
+        whole = added[: added.rfind(b"\n") + 1]
+        self._position += len(whole)
+        for line in whole.splitlines():
+            yield json.loads(line)
+
+
+def default_run_dir(name: str) -> Path:
+    """runs/NAME-YYYYmmdd-HHMMSS under the current folder; a number is added where that exists."""
+    base = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    path, number = base, 1
+    while path.exists():
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path
+
+
+def latest_run(root: Path = Path("runs")) -> Path | None:
+    """The run folder under `root` that was started last, or None."""
+    found = [p.parent for p in root.glob("*/config.yaml")]
+    return max(found, key=lambda p: (p / "config.yaml").stat().st_mtime, default=None)
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    return dict(found)
+
+
+def _json(value: Any, *, indent: int | None = None) -> str:
+    return json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON knows it: NaN and infinities, which JSON has not, become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    item = getattr(value, "item", None)  # a numpy scalar
+    return _plain(item()) if callable(item) else str(value)

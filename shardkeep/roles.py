@@ -1,0 +1,205 @@
+"""The mains of the roles: each starts, wires and stops one process's parts, and nothing more."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from shardkeep.assembly import build_service, build_worker, table_specs
+from shardkeep.base.errors import ConfigError, JobStopped, MemberLost, ShardkeepError, TransportError
+from shardkeep.base.kernels import compile_kernels, kernel_modules
+from shardkeep.config import JobConfig, parse_config
+from shardkeep.ps.control.client import ControlClient
+from shardkeep.ps.control.records import Formation, JobSink
+from shardkeep.ps.transport import LocalTransport, RpcTransport, connect_store
+from shardkeep.workers.collective import ProcessCollective, Solo
+from shardkeep.workers.data.dataset import open_data
+
+# A worker waits so long for its peers while one of them may be compiling its tower.
+COMPILE_ALLOWANCE_S = 600.0
+
+
+def run_server(address: str, *, index: int, advertise: str) -> int:
+    """A server's life; returns the exit code when the job is over."""
+    control = ControlClient(address, role="server", index=index, advertise=advertise)
+    with _Membership(control) as config:
+        compile_kernels(kernel_modules())
+        formation = control.join(None)
+        service = build_service(config, formation.tables, shard=index, generation=formation.generation)
+        transport = _join_group(config, formation, "server", index, advertise, service.handle)
+        control.update(step=formation.start_step, phase="serving")
+        try:
+            control.over.wait()
+        finally:
+            service.close("the job is over")
+            transport.close()
+    return 0
+
+
+def run_worker(address: str, *, index: int, advertise: str) -> int:
+    """A worker's life; returns the exit code when its part is done."""
+    control = ControlClient(address, role="worker", index=index, advertise=advertise)
+    with _Membership(control) as config:
+        compile_kernels(kernel_modules())
+        torch.set_num_threads(config.threads)
+        data = open_data(config.data, seed=config.seed)
+        formation = control.join(table_specs(config, data.train.schema))
+        transport = _join_group(config, formation, "worker", index, advertise, None)
+        collective = ProcessCollective(
+            connect_store(formation.store_host, formation.store_port, timeout_s=config.liveness.form_timeout_s),
+            rank=index,
+            world_size=config.workers,
+            generation=formation.generation,
+            timeout_s=_patience(config),
+            backend=_device(config, index)[1],
+        )
+        worker = build_worker(
+            config,
+            data=data,
+            transport=transport,
+            collective=collective,
+            generation=formation.generation,
+            device=_device(config, index)[0],
+        )
+        try:
+            summary = worker.run(control, lambda _step: _stop(control), lambda: control.bytes_total)
+            if summary is not None:
+                control.report("summary", summary)
+            collective.barrier()
+        finally:
+            collective.close()
+            transport.close()
+    return 0
+
+
+def run_coordinator(
+    config: JobConfig, *, listen: str, sink: JobSink, ready: Callable[[str], None], stop: threading.Event
+) -> int:
+    """The coordinator's life; calls `ready(address)` once it listens; returns the job's exit code."""
+    from shardkeep.ps.control.server import serve_job
+
+    return serve_job(
+        config_yaml=config.to_yaml(),
+        num_servers=config.servers,
+        num_workers=config.workers,
+        liveness=config.liveness,
+        listen=listen,
+        sink=sink,
+        ready=ready,
+        stop=stop,
+    )
+
+
+def run_in_process(config: JobConfig, sink: JobSink, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+    """The whole job in this process (`servers: 0`); the summary. Raises what training raises."""
+    compile_kernels(kernel_modules())
+    torch.set_num_threads(config.threads)
+    data = open_data(config.data, seed=config.seed)
+    tables = table_specs(config, data.train.schema)
+    service = build_service(config, tables, shard=0, generation=0)
+    worker = build_worker(
+        config,
+        data=data,
+        transport=LocalTransport([service.handle]),
+        collective=Solo(),
+        generation=0,
+        device=_device(config, 0)[0],
+    )
+    summary = worker.run(_SinkProgress(sink), lambda _step: should_stop(), lambda: 0)
+    assert summary is not None  # rank 0 is the only one
+    return summary
+
+
+class _SinkProgress:
+    """Progress of a job in one process: straight into the run folder."""
+
+    def __init__(self, sink: JobSink) -> None:
+        self._sink = sink
+
+    def report(self, kind: str, record: dict[str, Any]) -> None:
+        record = {"kind": kind, "role": "worker", "index": 0} | record
+        if kind == "progress":
+            self._sink.progress(record)
+        else:
+            self._sink.event(record)
+
+    def update(self, *, step: int, phase: str) -> None:
+        pass
+
+
+class _Membership:
+    """Registered and alive inside the `with`; on the way out says how it ended, with the job's verdict on the cause."""
+
+    def __init__(self, control: ControlClient) -> None:
+        self._control = control
+
+    def __enter__(self) -> JobConfig:
+        config = parse_config(self._control.register(), origin="the coordinator's config")
+        self._control.start_heartbeats()
+        return config
+
+    def __exit__(self, kind: object, error: BaseException | None, _trace: object) -> None:
+        control = self._control
+        try:
+            if error is None:
+                control.leave(0)
+                return
+            # Losing a peer is a symptom: who died comes first in the job's message when the coordinator learns it.
+            symptom = isinstance(error, TransportError | MemberLost) or not isinstance(error, ShardkeepError)
+            code = error.exit_code if isinstance(error, ShardkeepError) else 1
+            state = control.leave(code, _one_line(error), symptom=symptom)
+            if symptom and state.state in ("stopping", "stopped"):
+                raise JobStopped(state.message) from None
+        finally:
+            control.close()
+
+
+def _stop(control: ControlClient) -> bool:
+    if control.failed.is_set():
+        raise control.state.error() or JobStopped("the job failed")
+    return control.stop_requested.is_set()
+
+
+def _join_group(
+    config: JobConfig,
+    formation: Formation,
+    role: str,
+    index: int,
+    host: str,
+    handler: Any,
+) -> RpcTransport:
+    store = connect_store(formation.store_host, formation.store_port, timeout_s=config.liveness.form_timeout_s)
+    return RpcTransport(
+        store,
+        generation=formation.generation,
+        role=role,
+        index=index,
+        num_servers=config.servers,
+        num_workers=config.workers,
+        host=host,
+        timeout_s=config.liveness.form_timeout_s,
+        handler=handler,
+    )
+
+
+def _patience(config: JobConfig) -> float:
+    return config.liveness.step_timeout_s + (0.0 if config.tower.compile == "off" else COMPILE_ALLOWANCE_S)
+
+
+def _device(config: JobConfig, index: int) -> tuple[torch.device, str]:
+    """The worker's device and the collective's backend."""
+    wanted, available = config.tower.device, torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if wanted == "cuda" or (wanted == "auto" and available >= config.workers):
+        if not available:
+            raise ConfigError("tower.device: cuda, but this machine has no CUDA device; allowed: auto or cpu")
+        local = int(os.environ.get("LOCAL_RANK", index)) % available
+        return torch.device("cuda", local), "nccl" if available >= config.workers else "gloo"
+    return torch.device("cpu"), "gloo"
+
+
+def _one_line(error: BaseException) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

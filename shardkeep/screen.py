@@ -1,0 +1,156 @@
+"""What a person sees of a job: one line a phase, a progress bar, a closing table. Reads records, decides nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+PLAIN_EVERY_S = 5.0
+"""Seconds between two lines of progress where there is no terminal to draw a bar on."""
+
+
+class Screen:
+    """Shows one job on a console. All methods belong to one thread."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._bar: Progress | None = None
+        self._task: TaskID | None = None
+        self._next_line = 0.0
+
+    def phase(self, name: str, text: str) -> None:
+        """One line: a phase has begun or is done."""
+        line = Text(f"{name:<9} ", style="bold cyan")
+        line.append(text, style="default not bold")
+        self._console.print(line, soft_wrap=True)
+
+    def working(self, name: str, text: str, fraction: float) -> None:
+        """A phase that takes a while: drawn over itself on a terminal, not at all elsewhere."""
+        if self._console.is_terminal:
+            self._show_bar(name, text, done=int(1000 * fraction), total=1000, numbers="")
+
+    def record(self, record: Mapping[str, Any]) -> None:
+        """Shows one record of metrics.jsonl; worker 0 speaks for the others, which report the same."""
+        kind = record.get("kind")
+        if record.get("index", 0) != 0:
+            return
+        if kind == "progress":
+            self._progress(record)
+        elif kind == "eval":
+            self.phase("evaluate", f"step {record.get('step', 0):,}  {quality(record)}")
+        elif kind == "phase" and record.get("text"):
+            self.phase(str(record.get("phase", "")), str(record["text"]))
+
+    def end_bar(self) -> None:
+        """Takes the bar away; what is printed next stays alone."""
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar = self._task = None
+
+    def closing(self, summary: Mapping[str, Any], run: Path) -> None:
+        """The table at the end of a completed job."""
+        self.end_bar()
+        self._console.print()
+        self._console.print(two_columns(closing_rows(summary, run)))
+
+    def _progress(self, record: Mapping[str, Any]) -> None:
+        step, total = int(record.get("step", 0)), int(record.get("total_steps") or 0)
+        numbers = f"loss {_number(record.get('loss'), '.4f')}  {_number(record.get('samples_per_s'), ',.0f')} samples/s"
+        if self._console.is_terminal:
+            self._show_bar("train", f"step {step:,}/{total:,}", done=step, total=total or None, numbers=numbers)
+        elif time.monotonic() >= self._next_line or step == total:
+            self._next_line = time.monotonic() + PLAIN_EVERY_S
+            self.phase("train", f"step {step:,}/{total:,}  {numbers}")
+
+    def _show_bar(self, name: str, text: str, *, done: int, total: int | None, numbers: str) -> None:
+        if self._bar is None or self._task is None:
+            columns = (
+                TextColumn("[bold cyan]{task.description:<9}"),
+                BarColumn(),
+                TextColumn("{task.fields[text]}"),
+            )
+            times = (TextColumn("{task.fields[numbers]}"), TimeElapsedColumn(), TimeRemainingColumn())
+            self._bar = Progress(*columns, *times, console=self._console, transient=True)
+            self._task = self._bar.add_task(name, total=total, text=text, numbers=numbers)
+            self._bar.start()
+        self._bar.update(self._task, description=name, completed=done, total=total, text=text, numbers=numbers)
+
+
+def two_columns(rows: Sequence[tuple[str, str]]) -> Table:
+    """Names and values, aligned."""
+    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, value in rows:
+        table.add_row(name, Text(value))
+    return table
+
+
+def quality(scores: Mapping[str, Any]) -> str:
+    """AUC, with the best possible beside it where that is known, and logloss."""
+    best = f" (best possible {_number(scores['best_auc'], '.4f')})" if scores.get("best_auc") is not None else ""
+    return f"AUC {_number(scores.get('auc'), '.4f')}{best}  logloss {_number(scores.get('logloss'), '.4f')}"
+
+
+def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]:
+    """The closing table's names and values."""
+    samples = int(summary.get("samples") or 0)
+    rows = [
+        (
+            "steps",
+            f"{int(summary.get('steps') or 0):,} ({samples:,} samples in {summary.get('wall_s', 0.0):.1f} s)",
+        ),
+        ("speed", f"{_number(summary.get('samples_per_s'), ',.0f')} samples/s"),
+    ]
+    scores = summary.get("eval")
+    if scores:
+        rows += [("AUC", quality(scores).split("  ")[0].removeprefix("AUC "))]
+        rows += [("logloss", _number(scores.get("logloss"), ".4f"))]
+        rows += [("normalized entropy", _number(scores.get("normalized_entropy"), ".4f"))]
+        rows += [("calibration", _number(scores.get("calibration"), ".4f"))]
+    counted = summary.get("bytes") or {}
+    per_sample = [f"{name} {_bytes(_total(counted.get(key)), samples)}" for name, key in BYTE_ROWS]
+    rows += [
+        ("bytes per sample", "  ".join(per_sample)),
+        ("staleness", _histogram(summary.get("staleness") or {})),
+    ]
+    tables = summary.get("tables") or []
+    held = sum(int(t.get("bytes", 0)) for t in tables)
+    total_rows = sum(int(t.get("rows", 0)) for t in tables)
+    rows += [("tables", f"{len(tables)} with {total_rows:,} rows, {held / 1e6:,.1f} MB on the servers")]
+    return [*rows, ("run folder", str(run))]
+
+
+BYTE_ROWS = (("pulled", "pull"), ("pushed", "push"), ("dense", "tower"))
+
+
+def _total(counted: Any) -> float:
+    """The bytes of a class, or the sum of its parts."""
+    if isinstance(counted, Mapping):
+        return float(counted["total"]) if "total" in counted else sum(_total(part) for part in counted.values())
+    return float(counted or 0)
+
+
+def _bytes(total: float, samples: int) -> str:
+    return f"{total / samples:,.{0 if total >= 100 * samples else 1}f}" if samples else "-"
+
+
+def _histogram(staleness: Mapping[str, Any]) -> str:
+    """Share of pulls per measured staleness: `0 steps 75 %, 1 step 25 %`."""
+    counts = {int(k): int(v) for k, v in staleness.items()}
+    total = sum(counts.values())
+    if not total:
+        return "-"
+    shares = [f"{k} step{'' if k == 1 else 's'} {100 * counts[k] / total:.0f} %" for k in sorted(counts)]
+    return ", ".join(shares)
+
+
+def _number(value: Any, form: str) -> str:
+    return format(value, form) if isinstance(value, (int, float)) else "-"

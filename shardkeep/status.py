@@ -1,0 +1,70 @@
+"""`shardkeep status`: where a job stands, from its coordinator while it runs, from its run folder afterwards."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from shardkeep.base.errors import JobError, TransportError, UserError
+from shardkeep.ps.control.client import fetch_status
+from shardkeep.ps.control.records import Status
+from shardkeep.report import RunFolder, latest_run
+from shardkeep.screen import closing_rows, quality, two_columns
+
+
+def show_run(run: Path | None, console: Console) -> int:
+    """Shows the run in folder `run` (None = the newest in runs/); 0, or 1 for a job that failed."""
+    path = run or latest_run()
+    if path is None:
+        raise UserError("no run folder in runs/; name one, or use --coordinator HOST:PORT")
+    if not (path / "config.yaml").exists():
+        raise UserError(f"{path}: is no run folder (it has no config.yaml)")
+    folder = RunFolder(path)
+    summary, address = folder.summary(), folder.address()
+    if summary is None:
+        if address is None:
+            raise JobError(f"{path}: the job has not started, or ended before it could")
+        try:
+            return show_job(address, console)
+        except TransportError as error:
+            raise JobError(f"{path}: the job is gone without a summary ({error}); logs: {folder.logs}") from error
+    console.print(f"{summary['status']}{': ' + summary['message'] if summary.get('message') else ''}", markup=False)
+    console.print(two_columns(closing_rows(summary, path)))
+    return 0 if summary["status"] == "completed" else 1
+
+
+def show_job(address: str, console: Console) -> int:
+    """Asks the coordinator at `address`. Raises TransportError when it does not answer."""
+    status = fetch_status(address)
+    console.print(f"{status.state}{': ' + status.message if status.message else ''}", markup=False)
+    console.print(two_columns(_progress_rows(status)))
+    console.print(_members(status))
+    return 1 if status.state == "failed" else 0
+
+
+def _progress_rows(status: Status) -> list[tuple[str, str]]:
+    rows = [("generation", str(status.generation))]
+    if status.progress:
+        progress = status.progress
+        rows.append(("step", f"{progress.get('step', 0):,}/{progress.get('total_steps') or 0:,}"))
+        if progress.get("loss") is not None:
+            rows.append(("loss", f"{progress['loss']:.4f}"))
+        rows.append(("speed", f"{progress.get('samples_per_s') or 0:,.0f} samples/s"))
+    if status.evaluation:
+        rows.append(("evaluation", f"step {status.evaluation.get('step', 0):,}  {quality(status.evaluation)}"))
+    return rows
+
+
+def _members(status: Status) -> Table:
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for name in ("member", "host", "pid", "condition", "last heartbeat", "step", "phase"):
+        table.add_column(name)
+    for member in status.members:
+        step = str(member.step) if member.step >= 0 else "-"
+        age = f"{member.age_s:.1f} s ago"
+        table.add_row(
+            f"{member.role} {member.index}", member.host, str(member.pid), member.condition, age, step, member.phase
+        )
+    return table

@@ -1,0 +1,107 @@
+"""The command line: what a user sees of it, its errors and exit codes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import shardkeep
+from shardkeep.cli import app
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def invoke(*arguments: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, list(arguments))
+    return done.exit_code, done.stdout, done.stderr
+
+
+def test_help_names_every_command() -> None:
+    code, out, _ = invoke("--help")
+    assert code == 0
+    for command in ("train", "coordinator", "server", "worker", "status", "version"):
+        assert f"\n  {command} " in out
+
+
+def test_the_version_is_the_packages() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert invoke("version") == (0, f"{project['version']}\n", "")
+
+
+def test_importing_the_package_or_asking_for_help_loads_nothing_heavy() -> None:
+    probe = (
+        "import sys, shardkeep, shardkeep.cli\n"
+        "heavy = {'torch', 'numba', 'grpc', 'pyarrow', 'pydantic', 'numpy'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unknown_public_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no_such_name"):
+        shardkeep.no_such_name  # noqa: B018
+
+
+@pytest.mark.parametrize("name", shardkeep.__all__)
+def test_every_public_name_loads(name: str) -> None:
+    assert getattr(shardkeep, name)
+
+
+def test_a_missing_config_is_one_line_and_code_2(tmp_path: Path) -> None:
+    code, out, error = invoke("train", str(tmp_path / "job.yaml"))
+    assert (code, out) == (2, "")
+    assert error == f"error: {tmp_path}/job.yaml: cannot be read (No such file or directory)\n"
+
+
+def test_a_wrong_setting_is_one_line_and_code_2(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("seed: 1\n")
+    code, _, error = invoke("train", str(tmp_path / "job.yaml"), "--set", "train.batch_sise=2")
+    assert code == 2
+    assert error == f"error: {tmp_path}/job.yaml: train.batch_sise: unknown key; did you mean batch_size?\n"
+
+
+def test_a_folder_of_another_run_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("seed: 1\n")
+    code, _, error = invoke("train", str(tmp_path / "config.yaml"), "--run-dir", str(tmp_path))
+    assert code == 2
+    assert error == f"error: --run-dir {tmp_path}: exists already; choose another folder or delete it\n"
+
+
+def test_missing_data_is_one_line_and_code_2_and_leaves_no_run_folder(tmp_path: Path) -> None:
+    text = "data: {source: csv, train: [absent.csv], label: y, sparse: [c]}\n"
+    (tmp_path / "job.yaml").write_text(text)
+    code, _, error = invoke("train", str(tmp_path / "job.yaml"), "--run-dir", str(tmp_path / "run"))
+    assert code == 2
+    assert error.startswith("error: ")
+    assert "absent.csv" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["train"], ["nonsense"], ["server", "--index", "0"], ["worker", "--index", "-1"]], ids=" ".join
+)
+def test_wrong_use_of_a_command_is_code_2(arguments: list[str]) -> None:
+    assert invoke(*arguments)[0] == 2
+
+
+def test_a_traceback_shows_with_debug_only(tmp_path: Path) -> None:
+    assert "Traceback" not in invoke("train", str(tmp_path / "no.yaml"))[2]
+    assert "Traceback" in invoke("train", str(tmp_path / "no.yaml"), "--debug")[2]
+
+
+def test_status_of_what_is_no_run_folder_is_code_2(tmp_path: Path) -> None:
+    assert invoke("status", str(tmp_path))[0] == 2
+
+
+def test_status_of_a_coordinator_that_is_not_there_is_one_line_and_code_1() -> None:
+    code, _, error = invoke("status", "--coordinator", "127.0.0.1:1")
+    assert code == 1
+    assert "127.0.0.1:1" in error
+    assert error.count("\n") == 1

@@ -1,0 +1,171 @@
+"""The config: the sample of the design, every line of validation, overrides, the round trip."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardkeep.base.errors import ConfigError
+from shardkeep.config import JobConfig, load_config, parse_config
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+SAMPLE = """
+name: adult-dlrm
+seed: 7
+servers: 2
+workers: 2
+data:
+  source: csv                  # csv | parquet | criteo | synthetic | module:function
+  root: .                      # relative paths below resolve against it; . = the config's folder
+  train: [adult.data]
+  eval: [adult.test]
+  label: {column: salary, positive: [">50K", ">50K."]}
+  dense: [age, education-num, capital-gain, capital-loss, hours-per-week]
+  sparse: [workclass, education, occupation, native-country]   # or {column: C1, table: user, pooling: mean}
+model: {name: dlrm, bottom: [64], top: [64]}   # the final D of bottom is added; other dims are projected to the default
+tables:                        # default is a reserved name; a table is named after its feature unless told otherwise
+  default: {dim: 16, optimizer: {name: rowwise_adagrad, lr: 0.05}}
+  occupation: {dim: 32}
+tower: {optimizer: {name: adam, lr: 0.001}, compile: auto, amp: auto}
+train: {batch_size: 512, epochs: 3}            # batch_size per worker; also max_steps, accumulate, clip_norm
+eval: {every_steps: 0}                         # 0 = after each epoch
+consistency: {mode: bounded, staleness: 2}
+compression:
+  push: {keep_rows: 1.0, values: fp32}
+  pull: {values: fp32}
+  tower: {name: none}
+checkpoint: {every_steps: 1000, keep: 3}
+"""
+
+
+def test_the_sample_of_the_design_is_read_as_it_is_meant() -> None:
+    config = parse_config(SAMPLE)
+    assert config.data.label is not None
+    assert config.data.label.positive == [">50K", ">50K."]
+    assert [c.column for c in config.data.sparse] == ["workclass", "education", "occupation", "native-country"]
+    assert config.table("workclass").dim == 16
+    assert config.table("occupation").dim == 32
+    assert config.table("occupation").optimizer.name == "rowwise_adagrad"
+    assert config.tower.compile == "auto"
+
+
+def test_an_empty_file_is_the_default_job() -> None:
+    assert parse_config("") == JobConfig()
+
+
+def test_the_resolved_config_reads_back_equal() -> None:
+    config = parse_config(SAMPLE)
+    assert parse_config(config.to_yaml()) == config
+
+
+def test_relative_data_is_found_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("data: {root: files}\n")
+    assert load_config(tmp_path / "job.yaml").data.root == str(tmp_path / "files")
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("servres: 2", "config: servres: unknown key; did you mean servers?"),
+        ("train: {batchsize: 4}", "config: train.batchsize: unknown key; did you mean batch_size?"),
+        ("tables: {user: {dimm: 4}}", "config: tables.user.dimm: unknown key; did you mean dim?"),
+        ("checkpoint: {zzz: 1}", "config: checkpoint.zzz: unknown key; known keys: every_steps, keep"),
+    ],
+    ids=["top", "below", "table", "no-near-one"],
+)
+def test_an_unknown_key_names_the_nearest_known_one(text: str, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text)
+    assert str(caught.value) == line
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("servers: two", ["servers", "'two'", "valid integer"]),
+        ("workers: 0", ["workers", "0 is not allowed", "greater than or equal to 1"]),
+        ("name: a b", ["name", "'a b'", "match pattern"]),
+        ("servers: 0", ["workers", "2", "servers: 0", "allowed: 1"]),
+        ("tower: {compile: maybe}", ["tower.compile", "'maybe'", "'auto', 'on' or 'off'"]),
+        ("tower: {optimizer: {name: sgd, eps: 1.0}}", ["tower.optimizer", "eps: has no effect with name: sgd"]),
+        ("tower: {optimizer: {name: adam, momentum: 0.9}}", ["momentum: has no effect with name: adam"]),
+        ("tower: {optimizer: {lr: .nan}}", ["tower.optimizer.lr", "nan", "finite number"]),
+        ("tower: {optimizer: {schedule: {decay: cosine}}}", ["decay_steps: 0 with decay: cosine"]),
+        ("tower: {optimizer: {schedule: {decay_steps: 5}}}", ["decay_steps: has no effect with decay: none"]),
+        (
+            "tower: {optimizer: {schedule: {decay: exponential, decay_steps: 5}}}",
+            ["final_factor: 0 with decay: exponential"],
+        ),
+        (
+            "tower: {optimizer: {schedule: {decay: inverse_sqrt, decay_steps: 5, final_factor: 0.5}}}",
+            ["final_factor: has no effect with decay: inverse_sqrt"],
+        ),
+        ("tables: {t: {optimizer: {name: adagrat}}}", ["tables.t.optimizer", "adagrat", "rowwise_adagrad"]),
+        ("tables: {t: {optimizer: {lr: 1.0}}}", ["tables.t.optimizer", "name"]),
+        ("consistency: {mode: sync, staleness: 2}", ["staleness: 2 with mode: sync", "allowed: 0"]),
+        ("compression: {push: {keep_rows: 0}}", ["compression.push.keep_rows", "0", "greater than 0"]),
+        ("data: {sparse: [{column: a, pooling: weighted}]}", ["data.sparse.0", "weights: COLUMN", "missing"]),
+        ("data: {delimiter: ';;'}", ["data.delimiter", "';;'", "at most 1 character"]),
+        ("data: 7", ["data", "7 is not allowed"]),
+        ("[1, 2]", ["config: holds [1, 2]", "a mapping"]),
+        ("a: [1", ["config: is not YAML", "line 1"]),
+    ],
+    ids=lambda value: value.replace(" ", "")[:34] if isinstance(value, str) else "",
+)
+def test_a_wrong_value_is_one_line_with_the_key_the_value_and_what_is_allowed(text: str, expected: list[str]) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text)
+    message = str(caught.value)
+    assert "\n" not in message
+    for part in expected:
+        assert part in message
+
+
+@pytest.mark.parametrize(
+    ("override", "line"),
+    [
+        ("train.batch_size", "--set train.batch_size: is not of the form a.b=value"),
+        ("train..x=1", "--set train..x=1: is not of the form a.b=value"),
+        ("name.first=1", "--set name.first=1: name holds 'job', which has no keys"),
+        ("seed=[1", "--set seed=[1: is not YAML"),
+    ],
+    ids=["no-value", "empty-part", "below-a-value", "not-yaml"],
+)
+def test_a_malformed_override_is_refused(override: str, line: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config("name: job", [override])
+    assert str(caught.value).startswith(line)
+
+
+def test_overrides_win_over_the_file_and_may_name_new_tables() -> None:
+    config = parse_config("seed: 1", ["seed=2", "tables.user.dim=8", "data.sparse=[a, b]"])
+    assert (config.seed, config.table("user").dim, len(config.data.sparse)) == (2, 8, 2)
+
+
+def test_a_file_that_is_missing_or_no_text_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nowhere\.yaml: cannot be read"):
+        load_config(tmp_path / "nowhere.yaml")
+    (tmp_path / "bytes.yaml").write_bytes(b"name: \xff\xfe")
+    with pytest.raises(ConfigError, match=r"bytes\.yaml: is not a text file in UTF-8"):
+        load_config(tmp_path / "bytes.yaml")
+
+
+def test_every_setting_has_a_description() -> None:
+    text = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
+    assert not [line for line in text.splitlines() if line.startswith("| `") and line.endswith("|  |")]
+
+
+def test_the_page_of_all_settings_has_not_drifted() -> None:
+    done = subprocess.run(
+        [sys.executable, ROOT / "scripts" / "gen-config-docs", "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.yaml")), ids=lambda p: p.name)
+def test_every_example_is_a_valid_config(path: Path) -> None:
+    load_config(path)

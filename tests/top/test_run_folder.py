@@ -1,0 +1,118 @@
+"""The run folder: every file whole, every key there, read back by whoever follows it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+
+import pytest
+
+from shardkeep.base.errors import UserError
+from shardkeep.config import JobConfig, load_config
+from shardkeep.ps.control.records import Member
+from shardkeep.report import NO_SUMMARY, MetricsTail, RunFolder, default_run_dir, latest_run
+
+
+def test_a_new_folder_holds_the_config_and_a_second_run_is_refused(tmp_path: Path) -> None:
+    config = JobConfig(seed=5)
+    folder = RunFolder.create(tmp_path / "run", config)
+    assert load_config(folder.config_path).seed == 5
+    assert folder.logs.is_dir()
+    with pytest.raises(UserError, match="exists already"):
+        RunFolder.create(tmp_path / "run", config)
+
+
+def test_a_folder_that_cannot_be_written_is_the_users_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UserError, match="cannot be written"):
+        RunFolder.create(tmp_path / "file" / "run", JobConfig())
+
+
+def test_members_are_listed_with_the_coordinator_and_the_generation(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.coordinator("127.0.0.1:4000", pid=10)
+    folder.members(1, [Member("server", 0, "127.0.0.1", 11), Member("worker", 0, "127.0.0.1", 12)])
+    assert [(m["role"], m["index"], m["pid"], m["port"], m["generation"]) for m in folder.member_list()] == [
+        ("coordinator", 0, 10, 4000, 1),
+        ("server", 0, 11, None, 1),
+        ("worker", 0, 12, None, 1),
+    ]
+    assert folder.address() == "127.0.0.1:4000"
+
+
+def test_records_are_lines_of_metrics_in_order_with_their_kind_and_time(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.event({"kind": "phase", "phase": "compile", "text": "eager"})
+    folder.progress({"kind": "progress", "step": 3, "loss": float("nan")})
+    folder.progress({"kind": "eval", "step": 3, "auc": 0.5})
+    lines = [json.loads(line) for line in folder.metrics_path.read_text().splitlines()]
+    assert [line["kind"] for line in lines] == ["phase", "progress", "eval"]
+    assert all("time" in line for line in lines)
+    assert lines[1]["loss"] is None
+
+
+def test_lines_written_by_many_threads_stay_whole(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    threads = [
+        threading.Thread(target=lambda n=n: [folder.event({"n": n, "text": "x" * 500}) for _ in range(20)])
+        for n in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len([json.loads(line) for line in folder.metrics_path.read_text().splitlines()]) == 160
+
+
+def test_a_tail_gives_each_record_once_and_waits_for_the_end_of_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    tail = MetricsTail(path)
+    assert list(tail) == []
+    path.write_text('{"a": 1}\n{"a": 2')
+    assert list(tail) == [{"a": 1}]
+    assert list(tail) == []
+    with path.open("a") as file:
+        file.write("}\n")
+    assert list(tail) == [{"a": 2}]
+
+
+def test_a_failed_job_has_every_key_of_a_summary_and_says_how_far_it_came(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    assert folder.summary() is None
+    folder.progress({"step": 40, "samples": 4000})
+    folder.finished("failed", "worker 1 ended", None)
+    summary = folder.summary() or {}
+    assert (summary["status"], summary["message"]) == ("failed", "worker 1 ended")
+    assert (summary["steps"], summary["samples"]) == (40, 4000)
+    assert set(NO_SUMMARY) | {"versions", "machine"} <= set(summary)
+    assert summary["versions"]["torch"]
+    assert summary["machine"]["cores"] >= 1
+
+
+def test_a_completed_job_keeps_what_the_trainer_reported(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.finished("completed", "", {"steps": 7, "eval": {"auc": 0.75}, "state_digest": "ab", "kind": "summary"})
+    summary = folder.summary() or {}
+    assert (summary["steps"], summary["eval"], summary["state_digest"]) == (7, {"auc": 0.75}, "ab")
+    assert next(iter(summary)) == "status"
+    assert "message" not in summary
+
+
+def test_a_better_message_replaces_the_first(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.finished("failed", "the connection ended", None)
+    folder.finished("failed", "server 0 was killed", None)
+    assert (folder.summary() or {})["message"] == "server 0 was killed"
+
+
+def test_default_folders_are_named_after_the_job_and_never_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = default_run_dir("adult")
+    assert first.parent == Path("runs")
+    assert first.name.startswith("adult-")
+    RunFolder.create(first, JobConfig())
+    assert not default_run_dir("adult").exists()
+    assert latest_run() == first

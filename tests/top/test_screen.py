@@ -1,0 +1,73 @@
+"""What a person sees of a job, where there is a terminal and where there is none."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from shardkeep.report import NO_SUMMARY
+from shardkeep.screen import Screen, closing_rows, quality
+
+SUMMARY: dict[str, Any] = {
+    "steps": 490,
+    "samples": 1000,
+    "wall_s": 42.0,
+    "samples_per_s": 24310.4,
+    "eval": {"auc": 0.78, "best_auc": 0.79, "logloss": 0.44, "normalized_entropy": 0.8, "calibration": 1.01},
+    "bytes": {"pull": {"ids": 1000, "values": 3000}, "push": {"ids": 500}, "tower": {"total": 9000, "values": 9000}},
+    "staleness": {"1": 1, "0": 3},
+    "tables": [{"name": "a", "rows": 10, "bytes": 640}, {"name": "b", "rows": 5, "bytes": 360}],
+}
+
+
+def screen(*, terminal: bool) -> tuple[Screen, io.StringIO]:
+    out = io.StringIO()
+    return Screen(Console(file=out, force_terminal=terminal, width=110, color_system=None)), out
+
+
+def test_without_a_terminal_progress_is_plain_lines() -> None:
+    view, out = screen(terminal=False)
+    view.phase("kernels", "ready in 0.1 s")
+    view.record({"kind": "progress", "step": 1, "total_steps": 10, "loss": 0.5, "samples_per_s": 1234.5})
+    view.record({"kind": "progress", "step": 2, "total_steps": 10, "loss": 0.5, "samples_per_s": 1234.5})
+    view.record({"kind": "eval", "step": 10, "auc": 0.75, "logloss": 0.4})
+    view.record({"kind": "progress", "step": 10, "total_steps": 10, "loss": None, "samples_per_s": None})
+    assert out.getvalue().splitlines() == [
+        "kernels   ready in 0.1 s",
+        "train     step 1/10  loss 0.5000  1,234 samples/s",
+        "evaluate  step 10  AUC 0.7500  logloss 0.4000",
+        "train     step 10/10  loss -  - samples/s",
+    ]
+
+
+def test_on_a_terminal_there_is_a_bar_and_lines_stand_above_it() -> None:
+    view, out = screen(terminal=True)
+    view.record({"kind": "progress", "step": 5, "total_steps": 10, "loss": 0.5, "samples_per_s": 1000.0})
+    view.record({"kind": "phase", "phase": "tower", "text": "eager [too short]"})
+    view.end_bar()
+    assert "step 5/10" in out.getvalue()
+    assert "tower     eager [too short]" in out.getvalue()
+
+
+def test_the_closing_table_has_every_figure_that_was_promised() -> None:
+    rows = dict(closing_rows(SUMMARY, Path("runs/a")))
+    assert rows["speed"] == "24,310 samples/s"
+    assert rows["AUC"] == "0.7800 (best possible 0.7900)"
+    assert rows["logloss"] == "0.4400"
+    assert rows["bytes per sample"] == "pulled 4.0  pushed 0.5  dense 9.0"
+    assert rows["staleness"] == "0 steps 75 %, 1 step 25 %"
+    assert rows["run folder"] == "runs/a"
+
+
+def test_the_closing_table_of_a_job_without_evaluation_shows_what_there_is() -> None:
+    assert "AUC" not in dict(closing_rows(NO_SUMMARY, Path("runs/a")))
+    view, out = screen(terminal=False)
+    view.closing({"status": "completed", **NO_SUMMARY}, Path("runs/a"))
+    assert "runs/a" in out.getvalue()
+
+
+def test_an_auc_of_one_class_is_shown_as_missing() -> None:
+    assert quality({"auc": None, "logloss": 0.1}) == "AUC -  logloss 0.1000"
