@@ -1,0 +1,60 @@
+"""Whole files, locks and deadlines."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from shardkeep.base.deadlines import Deadline
+from shardkeep.base.errors import DeadlineExceeded
+from shardkeep.base.files import atomic_write, file_lock
+
+
+def test_an_atomic_write_replaces_the_file_and_leaves_no_other(tmp_path: Path) -> None:
+    atomic_write(tmp_path / "a.json", "old")
+    atomic_write(tmp_path / "a.json", b"new")
+    assert [p.name for p in tmp_path.iterdir()] == ["a.json"]
+    assert (tmp_path / "a.json").read_text() == "new"
+
+
+def test_a_failed_write_keeps_the_old_file_and_leaves_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    atomic_write(tmp_path / "a.json", "old")
+
+    def full(_descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("shardkeep.base.files.os.fsync", full)
+    with pytest.raises(OSError, match="No space"):
+        atomic_write(tmp_path / "a.json", "new")
+    assert [p.read_text() for p in tmp_path.iterdir()] == ["old"]
+
+
+def test_a_lock_lets_one_in_at_a_time_and_tells_who_waits(tmp_path: Path) -> None:
+    waiting, entered = threading.Event(), threading.Event()
+
+    def second() -> None:
+        with file_lock(tmp_path / "lock", waiting=waiting.set):
+            entered.set()
+
+    thread = threading.Thread(target=second)
+    with file_lock(tmp_path / "lock"):
+        thread.start()
+        assert waiting.wait(10)
+        assert not entered.is_set()
+    thread.join(10)
+    assert entered.is_set()
+
+
+def test_a_deadline_names_what_was_waited_for_and_how_long() -> None:
+    now = [0.0]
+    deadline = Deadline(2.0, clock=lambda: now[0])
+    deadline.check("nothing yet")
+    now[0] = 1.5
+    assert deadline.remaining_s == 0.5
+    now[0] = 2.5
+    assert deadline.over
+    assert deadline.remaining_s == 0.0
+    with pytest.raises(DeadlineExceeded, match=r"waited 2\.5 s for server 1 \(limit 2 s\)"):
+        deadline.check("server 1")
