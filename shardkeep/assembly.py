@@ -30,6 +30,8 @@ from shardkeep.workers.telemetry import Telemetry
 from shardkeep.workers.tower import Tower
 from shardkeep.workers.trainer import Progress, Trainer
 
+COMPILE_ALLOWANCE_S = 600.0
+
 _SEEDING = threading.Lock()  # torch's generator is the process's; workers may be threads of one
 
 
@@ -40,6 +42,12 @@ def table_specs(config: JobConfig, schema: Schema) -> list[TableSpec]:
     if unused:
         raise ConfigError(f"tables.{unused[0]}: no feature uses this table; the tables are {', '.join(names)}")
     return [config.table(name) for name in names]
+
+
+def patience_s(config: JobConfig) -> float:
+    """Seconds that one pull, push or reduction may take: longer where a peer may be compiling its tower meanwhile."""
+    may_compile = config.tower.compile != "off" and config.consistency.mode != "sync" or config.tower.compile == "on"
+    return config.liveness.step_timeout_s + (COMPILE_ALLOWANCE_S if may_compile else 0.0)
 
 
 def build_service(config: JobConfig, tables: Sequence[TableSpec], *, shard: int, generation: int) -> ShardService:
@@ -116,7 +124,7 @@ def build_worker(
         consistency=config.consistency,
         compression=config.compression,
         ledger=ledger,
-        timeout_s=config.liveness.step_timeout_s,
+        timeout_s=patience_s(config),
     )
     embeddings = Embeddings(schema, client.tables)
     tower = _build_tower(config, schema, embeddings, collective, slices, device)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from shardkeep.assembly import build_service, build_worker, table_specs
+from shardkeep.assembly import build_service, build_worker, patience_s, table_specs
 from shardkeep.base.errors import ConfigError, JobStopped, MemberLost, ShardkeepError, TransportError
 from shardkeep.base.kernels import compile_kernels, kernel_modules
 from shardkeep.config import JobConfig, parse_config
@@ -18,9 +18,6 @@ from shardkeep.ps.control.records import Formation, JobSink
 from shardkeep.ps.transport import LocalTransport, RpcTransport, connect_store
 from shardkeep.workers.collective import ProcessCollective, Solo
 from shardkeep.workers.data.dataset import open_data
-
-# A worker waits so long for its peers while one of them may be compiling its tower.
-COMPILE_ALLOWANCE_S = 600.0
 
 
 def run_server(address: str, *, index: int, advertise: str) -> int:
@@ -54,7 +51,7 @@ def run_worker(address: str, *, index: int, advertise: str) -> int:
             rank=index,
             world_size=config.workers,
             generation=formation.generation,
-            timeout_s=_patience(config),
+            timeout_s=patience_s(config),
             backend=_device(config, index)[1],
         )
         worker = build_worker(
@@ -184,10 +181,6 @@ def _join_group(
         timeout_s=config.liveness.form_timeout_s,
         handler=handler,
     )
-
-
-def _patience(config: JobConfig) -> float:
-    return config.liveness.step_timeout_s + (0.0 if config.tower.compile == "off" else COMPILE_ALLOWANCE_S)
 
 
 def _device(config: JobConfig, index: int) -> tuple[torch.device, str]:

@@ -83,7 +83,8 @@ class Trainer:
                 f"the gradients of {self._bad_steps} steps in a row were not finite (last: step {step}, "
                 f"{result.dropped_rows} rows); lower the learning rates or set train.clip_norm"
             )
-        if self._telemetry.report_due(self._train.report_every_s) or step == self.total_steps - 1:
+        due = self._telemetry.report_due(self._train.report_every_s) or step == self.total_steps - 1
+        if due and self._client.rank == 0:
             epoch = self._slices.epoch(step)
             done = {"step": step + 1, "total_steps": self.total_steps, "epoch": epoch}
             progress.report("progress", done | self._telemetry.snapshot())
@@ -97,4 +98,5 @@ class Trainer:
         started = time.perf_counter()
         self.last_eval = self._evaluation.run(done)
         self._telemetry.pause(time.perf_counter() - started)
-        progress.report("eval", {"step": done} | self.last_eval)
+        if self._client.rank == 0:
+            progress.report("eval", {"step": done} | self.last_eval)
