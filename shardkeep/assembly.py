@@ -46,7 +46,7 @@ def table_specs(config: JobConfig, schema: Schema) -> list[TableSpec]:
 
 def patience_s(config: JobConfig) -> float:
     """Seconds that one pull, push or reduction may take: longer where a peer may be compiling its tower meanwhile."""
-    may_compile = config.tower.compile != "off" and config.consistency.mode != "sync" or config.tower.compile == "on"
+    may_compile = (config.tower.compile != "off" and config.consistency.mode != "sync") or config.tower.compile == "on"
     return config.liveness.step_timeout_s + (COMPILE_ALLOWANCE_S if may_compile else 0.0)
 
 

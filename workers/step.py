@@ -45,6 +45,8 @@ class StepResult:
     dropped_rows: int
     """Row gradients that were not finite and therefore not sent."""
     staleness: int
+    deciding: bool = False
+    """The tower is still finding out whether compiling pays."""
 
 
 class Step:
@@ -79,6 +81,11 @@ class Step:
         request = self._client.request(plan.unique)
         return Prepared(step, batch, plan, request, int(rows_B.size), self._slices.samples(step))
 
+    @property
+    def choices(self) -> dict[str, str]:
+        """What the tower chose where the config leaves it open, and why."""
+        return self._tower.chosen
+
     def run(self, prepared: Prepared, pull: Pull) -> StepResult:
         """Waits for the rows, trains on them, pushes their gradients, updates the tower."""
         rows = pull.result()
@@ -98,7 +105,7 @@ class Step:
         self._client.push(prepared.step, request, grads)
         self._client.ledger.add("tower", "values", self._collective.sent_bytes - sent)
         mean = loss_sum * prepared.step_samples / prepared.rank_samples if prepared.rank_samples else 0.0
-        return StepResult(mean, update.applied, dropped, pull.staleness)
+        return StepResult(mean, update.applied, dropped, pull.staleness, self._tower.deciding)
 
     def _micro_step(
         self,

@@ -33,7 +33,7 @@ class Telemetry:
     def step_done(self, samples: int, result: StepResult) -> None:
         """Counts a step of `samples` samples over all workers."""
         self.samples += samples
-        self._steps += 1
+        self._steps = 0 if result.deciding else self._steps + 1
         self._losses.append(result.loss)
         self.dropped_rows += result.dropped_rows
         self.skipped_steps += not result.applied
@@ -46,11 +46,6 @@ class Telemetry:
         self._reported += seconds
         if self._steady_from is not None:
             self._steady_from = (self._steady_from[0] + seconds, self._steady_from[1])
-
-    def restart_warm_up(self) -> None:
-        """Counts the steady state anew: what came before was compiled or measured."""
-        self._steps = 0
-        self._steady_from = None
 
     def samples_per_s(self) -> float:
         """Samples per second over all workers in the steady state; of the whole run when it was too short."""

@@ -131,6 +131,11 @@ class Tower:
             self._say("compile", "on: as configured")
         return Trial(phase="over")
 
+    @property
+    def deciding(self) -> bool:
+        """Whether `compile: auto` is still measuring; the steps until then are no steady state."""
+        return self._trial.phase != "over"
+
     def _say(self, what: str, reason: str, level: int = logging.INFO) -> None:
         self.chosen[what] = reason
         log.log(level, "tower %s=%r", what, reason)

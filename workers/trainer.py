@@ -48,6 +48,7 @@ class Trainer:
         self._window = window
         self._telemetry = telemetry
         self._bad_steps = 0
+        self._choices_told = False
         self.total_steps = min(slices.num_steps, train.max_steps or slices.num_steps)
         self.last_eval: dict[str, Any] | None = None
 
@@ -77,6 +78,7 @@ class Trainer:
     def _check(self, step: int, result: StepResult, progress: Progress) -> None:
         """Counts, reports, and ends a job that has diverged."""
         self._telemetry.step_done(self._slices.samples(step), result)
+        self._tell_choices(result, progress)
         self._bad_steps = self._bad_steps + 1 if result.dropped_rows or not result.applied else 0
         if self._bad_steps >= self._train.max_bad_steps:
             raise Diverged(
@@ -88,6 +90,13 @@ class Trainer:
             epoch = self._slices.epoch(step)
             done = {"step": step + 1, "total_steps": self.total_steps, "epoch": epoch}
             progress.report("progress", done | self._telemetry.snapshot())
+
+    def _tell_choices(self, result: StepResult, progress: Progress) -> None:
+        """Once: what the tower chose, as a line for the user."""
+        if not self._choices_told and not result.deciding and self._client.rank == 0:
+            self._choices_told = True
+            text = "; ".join(f"{what} {choice}" for what, choice in sorted(self._step.choices.items()))
+            progress.report("phase", {"phase": "tower", "text": text})
 
     def _evaluate_after(self, step: int, progress: Progress) -> None:
         done = step + 1
