@@ -5,9 +5,9 @@ Apart from the code they configure so that reading a config needs neither torch 
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from shardkeep.base.schedule import ScheduleConfig
 from shardkeep.base.settings import Settings
@@ -143,9 +143,14 @@ class ConsistencyConfig(Settings):
     staleness: int = Field(2, ge=0, le=64)
     """Steps that a pull may lag behind (bounded), or that a worker's own pushes may be under way (async)."""
 
-    def model_post_init(self, _context: object) -> None:
-        if self.mode == "sync" and "staleness" in self.model_fields_set and self.staleness:
-            raise ValueError(f"staleness: {self.staleness} with mode: sync; allowed: 0, or another mode")
+    @model_validator(mode="before")
+    @classmethod
+    def _sync_is_never_stale(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.get("mode") != "sync":
+            return data
+        if data.get("staleness", 0) != 0:
+            raise ValueError(f"staleness: {data['staleness']} with mode: sync; allowed: 0, or another mode")
+        return {**data, "staleness": 0}
 
     @property
     def window(self) -> int:

@@ -141,6 +141,13 @@ def test_a_malformed_override_is_refused(override: str, line: str) -> None:
     assert str(caught.value).startswith(line)
 
 
+def test_a_resolved_config_can_be_read_again_in_each_consistency_mode() -> None:
+    for mode in ("sync", "bounded", "async"):
+        config = parse_config("seed: 1", [f"consistency.mode={mode}"])
+        assert parse_config(config.to_yaml()) == config
+        assert config.consistency.staleness == (0 if mode == "sync" else 2)
+
+
 def test_overrides_win_over_the_file_and_may_name_new_tables() -> None:
     config = parse_config("seed: 1", ["seed=2", "tables.user.dim=8", "data.sparse=[a, b]"])
     assert (config.seed, config.table("user").dim, len(config.data.sparse)) == (2, 8, 2)
