@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol
@@ -206,14 +207,16 @@ class RpcTransport:
             _channels=["basic"],
         )
         try:
-            rpc._init_rpc_backend(  # type: ignore[no-untyped-call]
-                rpc.backend_registry.BackendType.TENSORPIPE,  # type: ignore[attr-defined]
-                PrefixStore(f"rpc/{generation}", store),
-                self._name,
-                index if role == "server" else num_servers + index,
-                num_servers + num_workers,
-                options,
-            )
+            with warnings.catch_warnings():  # torch's own use of a deprecated type, in each process of a job
+                warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
+                rpc._init_rpc_backend(  # type: ignore[no-untyped-call]
+                    rpc.backend_registry.BackendType.TENSORPIPE,  # type: ignore[attr-defined]
+                    PrefixStore(f"rpc/{generation}", store),
+                    self._name,
+                    index if role == "server" else num_servers + index,
+                    num_servers + num_workers,
+                    options,
+                )
         except RuntimeError as error:
             self.close()
             raise TransportError(f"generation {generation} could not be formed: {_first_line(error)}") from error

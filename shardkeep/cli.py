@@ -80,9 +80,18 @@ def coordinator(
         path = run_dir or default_run_dir(job.name)
         folder = RunFolder(path) if parent_pipe else RunFolder.create(path, job)  # a launcher has made it already
         stop = _stop_event()
-        from shardkeep.roles import run_coordinator  # loads torch; the user's errors come first
+        from shardkeep.ps.control.server import serve_job  # loads no torch: members can register at once
 
-        return run_coordinator(job, listen=listen, sink=folder, ready=lambda at: _ready(at, folder), stop=stop)
+        return serve_job(
+            config_yaml=job.to_yaml(),
+            num_servers=job.servers,
+            num_workers=job.workers,
+            liveness=job.liveness,
+            listen=listen,
+            sink=folder,
+            ready=lambda address: _ready(address, folder),
+            stop=stop,
+        )
 
     _begin("coordinator", 0, parent_pipe)
     _end(run, debug)
@@ -179,6 +188,7 @@ def _begin(role: str, index: int, parent_pipe: bool) -> None:
     from shardkeep.base.log import configure
 
     configure(role, index)
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a peer that leaves is no warning: losses are told by us
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     if parent_pipe:
         from shardkeep.children import end_with_parent

@@ -100,7 +100,7 @@ class RunFolder:
             host, _, port = str(first["address"]).rpartition(":")
             place = {"host": host, "pid": first["pid"], "port": int(port)}
             rows.insert(0, {"role": "coordinator", "index": 0, **place, "generation": generation})
-        rows = [{"port": None, **row} for row in rows]
+        rows = [row if "port" in row else {**row, "port": None} for row in rows]
         text = _json({"generation": generation, "members": rows}, indent=2)
         with self._lock:
             atomic_write(self.path / "members.json", text + "\n")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -71,24 +70,6 @@ def run_worker(address: str, *, index: int, advertise: str) -> int:
             collective.close()
             transport.close()
     return 0
-
-
-def run_coordinator(
-    config: JobConfig, *, listen: str, sink: JobSink, ready: Callable[[str], None], stop: threading.Event
-) -> int:
-    """The coordinator's life; calls `ready(address)` once it listens; returns the job's exit code."""
-    from shardkeep.ps.control.server import serve_job
-
-    return serve_job(
-        config_yaml=config.to_yaml(),
-        num_servers=config.servers,
-        num_workers=config.workers,
-        liveness=config.liveness,
-        listen=listen,
-        sink=sink,
-        ready=ready,
-        stop=stop,
-    )
 
 
 def run_in_process(config: JobConfig, sink: JobSink, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
