@@ -52,6 +52,7 @@ def run_worker(address: str, *, index: int, advertise: str) -> int:
             generation=formation.generation,
             timeout_s=patience_s(config),
             backend=_device(config, index)[1],
+            host=advertise,
         )
         worker = build_worker(
             config,
