@@ -145,7 +145,7 @@ class Coordinator:
             if seat is None:
                 self._fail(f"{role} {index} ended before it registered: {reason}", lost=True)
             elif not seat.gone and pid in (0, seat.member.pid):
-                self._lose(seat, f"{seat.member} ended: {reason}, {seat.last_step}")
+                self._lose(seat, f"{seat.member} ended: {reason}, {self._last_step(seat)}")
             return self._life.now
 
     def stop(self, reason: str) -> JobState:
@@ -184,7 +184,7 @@ class Coordinator:
                 self._began += gap
             for seat in self._members.expired(now):
                 silent = f"sent no heartbeat for {self.lease_s:g} s (lease_s)"
-                self._lose(seat, f"{seat.member} {silent}, {seat.last_step}")
+                self._lose(seat, f"{seat.member} {silent}, {self._last_step(seat)}")
             if self._life.now.state == "forming" and now - self._began > self.form_timeout_s:
                 limit = f"{self.form_timeout_s:g} s (form_timeout_s)"
                 self._fail(f"the job did not form within {limit}; missing: {', '.join(self._members.missing())}")
@@ -215,6 +215,13 @@ class Coordinator:
         seat = self._members.seat(token)
         seat.last_seen = self._clock()
         return seat
+
+    def _last_step(self, seat: Seat) -> str:
+        """For a sentence: where a lost member, or else the job, was. Servers count no steps of their own."""
+        steps = [s.step for s in self._members.seats("worker")] + [int(self._chronicle.progress.get("step", -1))]
+        if max(steps) < 0 or (seat.member.role == "worker" and seat.step >= 0):
+            return seat.last_step
+        return f"the job was at step {max(steps)}"
 
     def _refuse_when_late(self, hello: Hello) -> None:
         job = self._life.now

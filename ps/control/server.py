@@ -120,7 +120,7 @@ def serve_job(
         store.prepare()  # while members start
         while not coordinator.wait_over(STOP_POLL_S):
             if stop.is_set():
-                coordinator.stop("asked to stop")
+                coordinator.stop("the coordinator was asked to end")
         coordinator.wait_drained(liveness.lease_s)  # members still have to hear of it
     store.close()
     return coordinator.state.exit_code or 0

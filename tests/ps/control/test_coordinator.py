@@ -104,6 +104,14 @@ def test_a_member_that_is_silent_for_its_lease_fails_the_job_by_name() -> None:
     assert job.sink.of("finished") == [("finished", "failed", job.state.message, None)]
 
 
+def test_a_lost_server_is_told_with_the_step_of_the_job() -> None:
+    job = Job()
+    job.form()
+    job.pass_time(1, alive=[("worker", 0), ("worker", 1)], step=40)
+    job.coordinator.lost("server", 0, pid=100, reason="killed by SIGKILL")
+    assert job.state.message == "server 0 (pid 100 on 10.0.0.7) ended: killed by SIGKILL, the job was at step 40"
+
+
 def test_leases_hold_while_the_coordinator_itself_stood_still() -> None:
     job = Job()
     job.form()

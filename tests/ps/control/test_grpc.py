@@ -399,7 +399,7 @@ def test_a_whole_coordinator_serves_one_job_with_a_real_store() -> None:
             assert worker.stop_requested.wait(LIMIT_S)
             worker.leave(0)
         assert serving.result(LIMIT_S) == 1
-    assert sink.of("finished")[0][2] == "stopped before the first step: asked to stop"
+    assert sink.of("finished")[0][2] == "stopped before the first step: the coordinator was asked to end"
 
 
 def test_a_taken_place_after_an_early_leave_is_told(start: Callable[..., Cluster]) -> None:
