@@ -124,22 +124,24 @@ def wait_all(children: Sequence[Child], deadline: Deadline) -> bool:
     return True
 
 
-def end_with_parent(*, patience_s: float) -> None:
+def end_with_parent(*, patience_s: float, last_s: float = LAST_SECONDS_S) -> None:
     """In a child: starts the thread that ends this process group once the launcher's end of stdin is closed.
 
     Args:
         patience_s: Seconds left to the main thread to end by itself before it is interrupted by SIGTERM.
+        last_s: Seconds it gets from then on, before SIGKILL.
     """
-    threading.Thread(target=_outlive_nobody, args=(patience_s,), name="parent-pipe", daemon=True).start()
+    arguments = (patience_s, last_s)
+    threading.Thread(target=_outlive_nobody, args=arguments, name="parent-pipe", daemon=True).start()
 
 
-def _outlive_nobody(patience_s: float) -> None:
+def _outlive_nobody(patience_s: float, last_s: float) -> None:
     while os.read(0, 1024):
         pass
     print("error: the launcher is gone; ending", file=sys.stderr, flush=True)
     time.sleep(patience_s)
     os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(LAST_SECONDS_S)
+    time.sleep(last_s)
     if os.getpgrp() == os.getpid():
         os.killpg(os.getpid(), signal.SIGKILL)
     os._exit(1)

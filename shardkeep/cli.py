@@ -193,8 +193,11 @@ def _begin(role: str, index: int, parent_pipe: bool) -> None:
     if parent_pipe:
         from shardkeep.children import end_with_parent
 
-        # the coordinator stops the job in order; the others see it, or follow when it does not come to that
-        end_with_parent(patience_s=0.0 if role == "coordinator" else 4.0)
+        # The coordinator stops the job in order and outlives the others, who see it or, if not, follow.
+        if role == "coordinator":
+            end_with_parent(patience_s=0.0, last_s=12.0)
+        else:
+            end_with_parent(patience_s=4.0)
 
 
 def _stop_event() -> threading.Event:

@@ -20,7 +20,7 @@ from shardkeep.report import MetricsTail, RunFolder
 from shardkeep.screen import Screen
 
 POLL_S = 0.05
-STOP_S = 10.0
+STOP_S = 6.0
 """Seconds a job gets to stop in order."""
 VERDICT_S = 4.0
 """Seconds the coordinator gets, after a member's death, to say why the job failed."""

@@ -177,4 +177,6 @@ def _device(config: JobConfig, index: int) -> tuple[torch.device, str]:
 
 
 def _one_line(error: BaseException) -> str:
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
     return (str(error).strip() or type(error).__name__).splitlines()[0]
