@@ -1,0 +1,165 @@
+"""Golden AUCs: what each model, setting and mode learns, on a planted csv and, where it is at hand, on UCI's data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardkeep.config import load_config, parse_config
+from shardkeep.launch import train
+from shardkeep.workers.data.dataset import open_data
+from tests.support.local_job import LocalJob
+from tests.support.teacher import YAML, write_planted_csv
+
+ROOT = Path(__file__).parents[2]
+REAL = ROOT.parent / "shared" / "data"
+MODELS = {
+    "dlrm": "{name: dlrm, bottom: [32], top: [64, 32]}",
+    "dcn_v2": "{name: dcn_v2, top: [64, 32]}",
+    "deepfm": "{name: deepfm, top: [64, 32]}",
+    "wide_deep": "{name: wide_deep, top: [64, 32]}",
+}
+
+
+class Planted:
+    """The planted csv and the teacher's AUC on its evaluation file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.best_auc = write_planted_csv(folder)
+
+    def train(self, *settings: str) -> dict[str, Any]:
+        return _train_in_process(parse_config(YAML, settings, folder=self.folder), self.folder)
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Planted:
+    return Planted(tmp_path_factory.mktemp("planted"))
+
+
+@pytest.fixture(scope="module")
+def plain(planted: Planted) -> dict[str, Any]:
+    """The planted job as it is."""
+    return planted.train()
+
+
+def _train_in_process(config: Any, folder: Path) -> dict[str, Any]:
+    number = len(list(folder.glob("run-*")))
+    return train(config, run_dir=folder / f"run-{number}", quiet=True)
+
+
+def _auc(summary: dict[str, Any]) -> float:
+    return float(summary["eval"]["auc"])
+
+
+def test_a_dlrm_comes_near_the_teacher_of_a_planted_csv(planted: Planted, plain: dict[str, Any]) -> None:
+    assert 0.0 < planted.best_auc - _auc(plain) < 0.02
+    assert 0.9 < plain["eval"]["calibration"] < 1.1
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "dlrm"])
+def test_every_model_learns_the_planted_csv(planted: Planted, name: str) -> None:
+    assert planted.best_auc - _auc(planted.train(f"model={MODELS[name]}")) < 0.035
+
+
+def test_a_job_whose_rows_do_not_move_stays_far_behind(planted: Planted) -> None:
+    frozen = planted.train("tables.default.optimizer={name: sgd, lr: 1.0e-9}", "train.epochs=2")
+    assert planted.best_auc - _auc(frozen) > 0.05
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    ["{name: sgd, lr: 1.0}", "{name: adagrad, lr: 0.1}", "{name: adam, lr: 0.01}", "{name: ftrl, lr: 0.3}"],
+    ids=["sgd", "adagrad", "adam", "ftrl"],
+)
+def test_every_row_optimizer_learns_the_planted_csv(planted: Planted, optimizer: str) -> None:
+    assert planted.best_auc - _auc(planted.train(f"tables.default.optimizer={optimizer}")) < 0.025
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["compression.pull.values=fp16", "compression.push.values=fp16"],
+        ["compression.pull.values=bf16", "compression.push.values=bf16"],
+        ["tower.optimizer={name: adam, lr: 0.01, schedule: {warmup_steps: 50, decay: cosine, decay_steps: 600}}"],
+        ["train.clip_norm=0.5"],
+    ],
+    ids=["fp16", "bf16", "warm-up and cosine", "clip_norm"],
+)
+def test_formats_schedules_and_clipping_cost_little(
+    planted: Planted, plain: dict[str, Any], settings: list[str]
+) -> None:
+    assert abs(_auc(planted.train(*settings)) - _auc(plain)) < 0.006
+
+
+def test_a_quarter_of_the_rows_in_fp16_still_learns(planted: Planted, plain: dict[str, Any]) -> None:
+    sparse = planted.train("compression.push={keep_rows: 0.25, values: fp16}")
+    assert planted.best_auc - _auc(sparse) < 0.025
+    assert sparse["bytes"]["push"]["values"] < 0.2 * plain["bytes"]["push"]["values"]
+
+
+def test_four_micro_batches_learn_what_one_batch_of_their_samples_learns(
+    planted: Planted, plain: dict[str, Any]
+) -> None:
+    split = planted.train("train.batch_size=32", "train.accumulate=4")
+    assert split["steps"] == plain["steps"]
+    assert split["eval"]["logloss"] == pytest.approx(plain["eval"]["logloss"], abs=1e-4)
+
+
+def test_activation_checkpointing_changes_no_bit(planted: Planted, plain: dict[str, Any]) -> None:
+    assert planted.train("model.activation_checkpointing=true")["state_digest"] == plain["state_digest"]
+
+
+def test_bounded_and_async_learn_what_sync_learns(planted: Planted) -> None:
+    found = {mode: _auc(_two_by_two(planted, mode)) for mode in ("sync", "bounded", "async")}
+    assert planted.best_auc - found["sync"] < 0.02
+    assert found["bounded"] == pytest.approx(found["sync"], abs=0.006), found
+    assert found["async"] == pytest.approx(found["sync"], abs=0.006), found
+
+
+def _two_by_two(planted: Planted, mode: str) -> dict[str, Any]:
+    settings = [f"consistency.mode={mode}", "servers=2", "workers=2", "train.batch_size=128"]
+    config = parse_config(YAML, settings, folder=planted.folder)
+    return LocalJob(config, open_data(config.data, seed=config.seed)).run()
+
+
+def _real(folder: str, file: str) -> Path:
+    if not (REAL / folder / file).exists():
+        pytest.skip(f"{folder}/{file} is not in ../shared/data beside the checkout; docs/data.md says where it is from")
+    return REAL / folder
+
+
+# One pass in one process with seed 7; seeds 8 and 9 lie up to 0.003 away.
+ADULT_AUC = {"dlrm": 0.9257, "dcn_v2": 0.9299, "deepfm": 0.9274, "wide_deep": 0.9270}
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_every_model_reaches_its_golden_auc_on_adult(tmp_path: Path, name: str) -> None:
+    settings = [
+        f"data.root={_real('adult', 'adult.data')}",
+        f"data.cache={tmp_path / 'cache'}",
+        f"model={MODELS[name]}",
+    ]
+    settings += ["servers=0", "workers=1", "train.epochs=1", "consistency.mode=sync"]
+    summary = _train_in_process(load_config(ROOT / "examples" / "adult.yaml", settings), tmp_path)
+    assert summary["eval"]["samples"] == 16_281
+    assert _auc(summary) == pytest.approx(ADULT_AUC[name], abs=0.003)
+
+
+def test_census_reaches_its_target_in_one_pass(tmp_path: Path) -> None:
+    root = _real("census_income_kdd", "census-income.test.gz")
+    settings = [f"data.root={root}", f"data.cache={tmp_path / 'cache'}", "servers=0", "workers=1", "train.epochs=1"]
+    summary = _train_in_process(load_config(ROOT / "examples" / "census.yaml", settings), tmp_path)
+    assert summary["samples"] + summary["eval"]["samples"] == 99_762
+    assert _auc(summary) >= 0.945
+
+
+@pytest.mark.parametrize("amp", ["bf16", "fp16"])
+def test_a_forced_precision_trains_and_says_when_the_machine_emulates_it(planted: Planted, amp: str) -> None:
+    plain, mixed = (planted.train(f"tower.amp={kind}", "train.max_steps=40") for kind in ("off", amp))
+    assert mixed["eval"]["logloss"] == pytest.approx(plain["eval"]["logloss"], abs=0.01)
+    assert mixed["eval"]["logloss"] != plain["eval"]["logloss"]
+    assert mixed["tower"]["chosen"]["amp"].startswith(f"{amp}: as configured")
+    assert mixed["skipped_steps"] <= 3
