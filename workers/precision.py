@@ -12,13 +12,12 @@ class Precision:
     """The chosen arithmetic.
 
     `dtype` is autocast's, None = float32 throughout; `scaled` = a GradScaler is needed; `reason` is one line for
-    the log; `slower` = this hardware emulates the dtype, and the user asked for it all the same.
+    the log and the screen.
     """
 
     dtype: torch.dtype | None
     scaled: bool
     reason: str
-    slower: bool = False
 
 
 def choose_precision(amp: str, device: torch.device) -> Precision:
@@ -38,7 +37,7 @@ def choose_precision(amp: str, device: torch.device) -> Precision:
     dtype, scaled = (torch.float16, True) if amp == "fp16" else (torch.bfloat16, False)
     if native:
         return Precision(dtype, scaled, f"{amp}: as configured")
-    return Precision(dtype, scaled, f"{amp}: as configured, but {name} does not compute in {amp}; off is faster", True)
+    return Precision(dtype, scaled, f"{amp}: as configured, but {name} does not compute in {amp}; off is faster")
 
 
 def _computes_in(amp: str, device: torch.device) -> bool:

@@ -112,7 +112,7 @@ class Tower:
     def _choose_precision(self) -> None:
         self._precision = choose_precision(self._config.amp, self.device)
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self._precision.scaled)
-        self._say("amp", self._precision.reason, logging.WARNING if self._precision.slower else logging.INFO)
+        self._say("amp", self._precision.reason)
 
     def _choose_compile(self) -> Trial:
         wish, lacking = self._config.compile, why_no_compiler(self.device)
@@ -136,9 +136,9 @@ class Tower:
         """Whether `compile: auto` is still measuring; the steps until then are no steady state."""
         return self._trial.phase != "over"
 
-    def _say(self, what: str, reason: str, level: int = logging.INFO) -> None:
+    def _say(self, what: str, reason: str) -> None:
         self.chosen[what] = reason
-        log.log(level, "tower %s=%r", what, reason)
+        log.info("tower %s=%r", what, reason)
 
     def join(self, collective: Collective) -> None:
         """Takes the ranks of another generation; rank 0's parameters and buffers go to all of them. Blocks.

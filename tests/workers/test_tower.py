@@ -322,10 +322,10 @@ def test_compile_auto_without_full_batches_stays_off():
 
 def test_emulated_bf16_is_said_once_and_auto_never_chooses_it(monkeypatch, caplog):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": False})
-    with caplog.at_level(logging.WARNING):
-        assert "off:" in tower_of(config={"amp": "auto"}).chosen["amp"] and not caplog.records
+    with caplog.at_level(logging.INFO):
+        assert "off:" in tower_of(config={"amp": "auto"}).chosen["amp"]
         assert "does not compute in bf16" in tower_of(config={"amp": "bf16"}).chosen["amp"]
-    assert len(caplog.records) == 1
+    assert sum("off is faster" in record.getMessage() for record in caplog.records) == 1
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
     assert tower_of(config={"amp": "auto"}).chosen["amp"].startswith("bf16: ")
 
