@@ -52,6 +52,7 @@ def main() -> int:
             runs.append(_run(case, seed=seed, data=options.data, smoke=options.smoke))
             print(_line(runs[-1]), flush=True)
             if not options.smoke:
+                out.parent.mkdir(parents=True, exist_ok=True)
                 out.write_text(json.dumps(_result(runs), indent=1) + "\n")
     missed = [] if options.smoke else misses(runs)
     for text in missed:
@@ -81,7 +82,7 @@ def _run(case: Case, *, seed: int, data: Path | None, smoke: bool) -> Run:
         command = [sys.executable, "-m", "shardkeep", "train", str(ROOT / "examples" / f"{case.example}.yaml")]
         command += ["--run-dir", str(run), *(part for setting in settings for part in ("--set", setting))]
         path = os.pathsep.join(filter(None, [str(HERE), os.environ.get("PYTHONPATH")]))  # linear_model:Linear
-        began = time.monotonic()
+        load, began = os.getloadavg()[0], time.monotonic()
         done = subprocess.run(
             command, capture_output=True, text=True, cwd=ROOT, timeout=LIMIT_S, env={**os.environ, "PYTHONPATH": path}
         )
@@ -89,7 +90,7 @@ def _run(case: Case, *, seed: int, data: Path | None, smoke: bool) -> Run:
         if done.returncode:
             raise SystemExit(f"{case.name}: exit {done.returncode}\n{done.stdout}{done.stderr}")
         summary = json.loads((run / "summary.json").read_text())
-    return _record(case, seed, summary, seconds)
+    return _record(case, seed, summary, seconds) | {"load_before": round(load, 1)}
 
 
 def _record(case: Case, seed: int, summary: dict[str, Any], seconds: float) -> Run:
@@ -103,7 +104,6 @@ def _record(case: Case, seed: int, summary: dict[str, Any], seconds: float) -> R
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": _git("rev-parse", "--short", "HEAD"),
         "uncommitted_changes": bool(_git("status", "--porcelain", "--untracked-files=no")),
-        "load": round(os.getloadavg()[0], 1),
         "at_least": case.at_least,
         **{key: summary["eval"].get(key) for key in ("auc", "best_auc", "logloss", "calibration")},
         "seconds": round(seconds, 2),
