@@ -96,7 +96,8 @@ def pack(message: Message) -> Bytes:
 
 def unpack(buffer: Bytes) -> Message:
     """The message in `buffer`; its sections are views of it. Raises CorruptMessage."""
-    if buffer.dtype != np.uint8 or buffer.ndim != 1 or buffer.size < _HEADER.itemsize:
+    plain = buffer.dtype == np.uint8 and buffer.ndim == 1 and buffer.flags.c_contiguous
+    if not plain or buffer.size < _HEADER.itemsize:
         raise CorruptMessage(f"{buffer.size} bytes are no message; a header has {_HEADER.itemsize}")
     magic, version, kind, generation, rank, count, step, value, length = buffer[: _HEADER.itemsize].view(_HEADER)[0]
     if magic != MAGIC or version != VERSION:
@@ -104,6 +105,8 @@ def unpack(buffer: Bytes) -> Message:
     if length != buffer.size or _HEADER.itemsize + int(count) * _ENTRY.itemsize > buffer.size:
         raise CorruptMessage(f"{buffer.size} bytes received, the header says {length} with {count} sections")
     directory = buffer[_HEADER.itemsize : _HEADER.itemsize + int(count) * _ENTRY.itemsize].view(_ENTRY)
+    if count and int(directory["value_bytes"].max()) > buffer.size:  # beyond int64 the sum below would wrap around
+        raise CorruptMessage(f"{buffer.size} bytes received, a section says {int(directory['value_bytes'].max())}")
     starts, expected = _layout(directory)
     if expected != buffer.size:
         raise CorruptMessage(f"{buffer.size} bytes received, the sections add up to {expected}")

@@ -26,6 +26,9 @@ from torch.distributed import PrefixStore, Store, TCPStore, rpc  # type: ignore[
 from torch.distributed.rpc import internal as rpc_internal
 
 from shardkeep.base.errors import DeadlineExceeded, ProtocolError, ShardkeepError, TransportError
+from shardkeep.base.log import EventLog
+
+_log = EventLog("transport")
 
 Bytes = npt.NDArray[np.uint8]
 Handler = Callable[[Bytes], "Future[Bytes]"]
@@ -56,6 +59,10 @@ class LocalTransport:
         self.num_servers = len(self._handlers)
 
     def send(self, server: int, message: Bytes, *, timeout_s: float) -> Future[Bytes]:
+        if not self._handlers:
+            answer: Future[Bytes] = Future()
+            answer.set_exception(TransportError(f"server {server} cannot be reached: the transport is closed"))
+            return answer
         return self._handlers[server](message)
 
     def close(self) -> None:
@@ -83,10 +90,10 @@ _served: dict[str, Handler] = {}
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]
 def _serve(target: str, message: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     """Runs on the server: hands the message to the handler of `target`; the answer completes the call later."""
-    answer: torch.futures.Future[torch.Tensor] = torch.futures.Future()
     handler = _served.get(target)
     if handler is None:
         raise ProtocolError(f"{target} serves nothing in this process")
+    answer: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
     def finish(done: Future[Bytes]) -> None:
         error = done.exception()
@@ -111,12 +118,6 @@ _ADMITTED: dict[tuple[str, str], Any] = {
     ("builtins", "getattr"): _tensor_receiver,
     ("builtins", "set"): set,
     ("builtins", "RuntimeError"): RuntimeError,
-    ("builtins", "AttributeError"): AttributeError,
-    ("builtins", "AssertionError"): AssertionError,
-    ("builtins", "ValueError"): ValueError,
-    ("builtins", "TypeError"): TypeError,
-    (__name__, "ProtocolError"): ProtocolError,
-    ("shardkeep.base.errors", "ProtocolError"): ProtocolError,
     ("torch.distributed.rpc.internal", "PythonUDF"): rpc_internal.PythonUDF,
     ("torch.distributed.rpc.internal", "RemoteException"): rpc_internal.RemoteException,
     ("torch.distributed.rpc.internal", "_InternalRPCPickler"): rpc_internal._InternalRPCPickler,
@@ -125,14 +126,34 @@ _ADMITTED: dict[tuple[str, str], Any] = {
 }
 
 
+def _run(call: Any) -> Any:
+    """Stands for torch's `_run_function`, which prints a traceback for every call that fails: runs a call that was
+    unpickled, or refuses one that could not be. An exception becomes one line for the caller."""
+    try:
+        if isinstance(call, AttributeError):
+            raise ProtocolError(str(call.__cause__ or call))
+        return call.func(*call.args, **call.kwargs)
+    except Exception as error:
+        _log.warning("call refused", once=type(error).__name__, why=_first_line(error))
+        return rpc_internal.RemoteException(_first_line(error), RuntimeError)
+
+
 class RestrictedUnpickler(pickle.Unpickler):
     """Admits `_serve` and torch's own envelope, nothing else. Defence in depth only: see docs/security.md."""
+
+    def load(self) -> Any:
+        # torch turns an AttributeError into an answer; any other exception makes it print an error of its own.
+        try:
+            return super().load()
+        except AttributeError:
+            raise
+        except Exception as error:
+            raise AttributeError(f"shardkeep refuses an RPC that cannot be read: {_first_line(error)}") from None
 
     def find_class(self, module: str, name: str) -> Any:
         try:
             return _ADMITTED[module, name]
         except KeyError:
-            # torch turns an AttributeError into an answer; any other exception would end the connection.
             raise AttributeError(f"shardkeep refuses {module}.{name} in an RPC") from None
 
 
@@ -145,6 +166,7 @@ def _set_up_process(interface: str) -> None:
         os.environ["GLOO_SOCKET_IFNAME"] = interface
         if not _process_is_set_up:
             rpc_internal._unpickler = RestrictedUnpickler
+            rpc_internal._run_function = _run
             dist.autograd._init(0)  # type: ignore[attr-defined]  # a second call with another number would raise
             _process_is_set_up = True
 
@@ -153,7 +175,10 @@ def interface_of(host: str) -> str:
     """The network interface that carries the address `host`; loopback's for 127.0.0.1.
 
     Raises TransportError when no interface of this machine has the address."""
-    address = socket.gethostbyname(host)
+    try:
+        address = socket.gethostbyname(host)
+    except OSError as error:
+        raise TransportError(f"--advertise {host}: this name has no address ({error.strerror or error})") from error
     for name, addresses in psutil.net_if_addrs().items():
         if any(a.address == address for a in addresses):
             return name
@@ -195,6 +220,7 @@ class RpcTransport:
     ) -> None:
         self.num_servers = num_servers
         self._generation = generation
+        self._open = True
         self._name = f"{role}{index}-g{generation}"  # torch counts all-gathers per set of names: hence the generation
         _set_up_process(interface_of(host))
         if handler is not None:
@@ -206,12 +232,17 @@ class RpcTransport:
             _transports=["uv"],
             _channels=["basic"],
         )
+        # torch waits 24 days for a member that does not come (pytorch/torch/distributed/rpc/constants.py).
+        rpc.constants.DEFAULT_PROCESS_GROUP_TIMEOUT = datetime.timedelta(seconds=timeout_s)
+        started = time.monotonic()
+        group = PrefixStore(f"rpc/{generation}", store)
         try:
+            group.set(f"{role} {index}", "is here")
             with warnings.catch_warnings():  # torch's own use of a deprecated type, in each process of a job
                 warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
                 rpc._init_rpc_backend(  # type: ignore[no-untyped-call]
                     rpc.backend_registry.BackendType.TENSORPIPE,  # type: ignore[attr-defined]
-                    PrefixStore(f"rpc/{generation}", store),
+                    group,
                     self._name,
                     index if role == "server" else num_servers + index,
                     num_servers + num_workers,
@@ -219,7 +250,12 @@ class RpcTransport:
                 )
         except RuntimeError as error:
             self.close()
-            raise TransportError(f"generation {generation} could not be formed: {_first_line(error)}") from error
+            elapsed_s = time.monotonic() - started
+            missing = _missing(group, [("server", num_servers), ("worker", num_workers)])
+            raise TransportError(
+                f"the group of generation {generation} was not formed within {elapsed_s:.1f} s"
+                f"{missing or ': ' + _reason(error)}"
+            ) from error
 
     def send(self, server: int, message: Bytes, *, timeout_s: float) -> Future[Bytes]:
         target = f"server{server}-g{self._generation}"
@@ -228,31 +264,49 @@ class RpcTransport:
 
         def finish(done: torch.futures.Future[torch.Tensor]) -> None:
             try:
-                answer.set_result(done.value().numpy())
+                value = done.value()
+                if isinstance(value, Exception):  # what a server's `set_exception` becomes on the way
+                    raise TransportError(f"server {server}: {_first_line(value)}")
+                answer.set_result(value.numpy())
             except Exception as error:
-                answer.set_exception(_mapped(error, target, time.monotonic() - started))
+                answer.set_exception(_mapped(error, f"server {server}", time.monotonic() - started))
 
         try:
             call = rpc.rpc_async(target, _serve, args=(target, torch.from_numpy(message)), timeout=timeout_s)
             call.add_done_callback(finish)
         except Exception as error:
-            answer.set_exception(_mapped(error, target, time.monotonic() - started))
+            answer.set_exception(_mapped(error, f"server {server}", time.monotonic() - started))
         return answer
 
     def close(self) -> None:
-        """Leaves the group without waiting for the others."""
+        """Leaves the group without waiting for the others; what is under way ends with TransportError. Idempotent."""
         _served.pop(self._name, None)
-        if rpc._is_current_rpc_agent_set():  # type: ignore[attr-defined]
+        if self._open and rpc._is_current_rpc_agent_set():  # type: ignore[attr-defined]
             rpc.shutdown(graceful=False)
+        self._open = False  # the process may have joined another generation: its agent is not ours
+
+
+def _missing(group: Store, roles: Sequence[tuple[str, int]]) -> str:
+    """Which members never came, in words; nothing when all did or the store is gone."""
+    members = [f"{role} {index}" for role, count in roles for index in range(count)]
+    try:
+        missing = [member for member in members if not group.check([member])]
+    except RuntimeError:
+        return ""
+    return f"; did not come: {', '.join(missing)}" if missing else ""
 
 
 def _mapped(error: Exception, peer: str, elapsed_s: float) -> ShardkeepError:
     if isinstance(error, ShardkeepError):
         return error
-    text = _first_line(error)
+    text = _reason(error)
     if "timeout" in text:
         return DeadlineExceeded(f"{peer} did not answer within {elapsed_s:.1f} s (liveness.step_timeout_s)")
     return TransportError(f"{peer} was lost after {elapsed_s:.1f} s: {text}")
+
+
+def _reason(error: BaseException) -> str:
+    return _first_line(error).partition(" (this error originated at")[0]
 
 
 def _first_line(error: BaseException) -> str:

@@ -1,0 +1,92 @@
+"""Placement: every id on exactly one server, for ever the same one, and all servers alike."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from shardkeep.ps.placement import BUCKETS, bucket_of, server_of, split
+
+INT64 = np.iinfo(np.int64)
+ids_lists = hnp.arrays(np.int64, st.integers(0, 200), elements=st.integers(INT64.min, INT64.max), unique=True).map(
+    np.sort
+)
+servers = st.integers(1, 40)
+
+
+@given(ids_lists, servers)
+def test_a_split_is_a_partition_that_keeps_the_order(ids_U: np.ndarray, num_servers: int) -> None:
+    parts = split(ids_U, num_servers)
+    whole = np.arange(ids_U.size)
+    positions = [whole[parts.positions(server)] for server in range(num_servers)]
+    assert [part.size for part in positions] == [parts.count(server) for server in range(num_servers)]
+    assert (np.sort(np.concatenate(positions)) == whole).all()
+    for server, part in enumerate(positions):
+        assert (np.diff(part) > 0).all()
+        assert (server_of(ids_U[part], num_servers) == server).all()
+
+
+@given(ids_lists, servers, st.data())
+def test_where_an_id_lives_does_not_depend_on_its_company(
+    ids_U: np.ndarray, num_servers: int, data: st.DataObject
+) -> None:
+    chosen = np.array(data.draw(st.lists(st.booleans(), min_size=ids_U.size, max_size=ids_U.size)), dtype=bool)
+    assert (server_of(ids_U[chosen], num_servers) == server_of(ids_U, num_servers)[chosen]).all()
+
+
+@given(ids_lists, servers, servers)
+def test_another_number_of_servers_moves_whole_buckets_and_keeps_their_order(
+    ids_U: np.ndarray, before: int, after: int
+) -> None:
+    buckets = bucket_of(ids_U)
+    for num_servers in (before, after):
+        owners = server_of(ids_U, num_servers)
+        order = np.argsort(buckets, kind="stable")
+        assert (np.diff(owners[order].astype(int)) >= 0).all()
+        assert all(np.unique(owners[buckets == bucket]).size == 1 for bucket in np.unique(buckets))
+
+
+@pytest.mark.parametrize("num_servers", [1, 2, 3, 7, 64])
+@pytest.mark.parametrize(
+    "ids",
+    [
+        np.arange(200_000, dtype=np.int64),
+        np.arange(200_000, dtype=np.int64) << 20,
+        -np.arange(1, 200_001, dtype=np.int64),
+        np.random.default_rng(0).integers(INT64.min, INT64.max, 200_000),
+    ],
+    ids=["counted", "strided", "negative", "hashed"],
+)
+def test_servers_get_alike_many_ids(ids: np.ndarray, num_servers: int) -> None:
+    counts = np.bincount(server_of(ids, num_servers), minlength=num_servers)
+    share = ids.size / num_servers
+    # ranges of whole buckets differ by one bucket, the ids in them by chance
+    assert np.abs(counts - share).max() <= ids.size / BUCKETS + 5 * np.sqrt(share)
+
+
+def test_one_server_splits_without_a_copy() -> None:
+    ids_U = np.arange(10, dtype=np.int64)
+    assert np.shares_memory(ids_U[split(ids_U, 1).positions(0)], ids_U)
+
+
+def test_the_rule_is_this_one_for_ever() -> None:
+    """Checkpoints and running jobs rely on it: a change is a change of format."""
+    ids = np.array([0, 1, 2, -1, INT64.min, INT64.max, 123456789], dtype=np.int64)
+    assert bucket_of(ids).tolist() == [0, 1385, 3517, 2893, 604, 1446, 3873]
+    assert server_of(ids, 3).tolist() == [0, 1, 2, 2, 0, 1, 2]
+
+
+def mix(x: int) -> int:
+    """splitmix64's finalizer in plain integers (Steele, Lea, Flood 2014)."""
+    mask = (1 << 64) - 1
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & mask
+    return x ^ (x >> 31)
+
+
+@given(st.integers(INT64.min, INT64.max))
+def test_a_bucket_is_the_top_of_the_mixed_id(id_: int) -> None:
+    assert bucket_of(np.array([id_], dtype=np.int64))[0] == mix(id_ % 2**64) >> 52

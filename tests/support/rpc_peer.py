@@ -1,0 +1,157 @@
+"""An embedding server in a process of its own, told over a pipe what to do: the other end of the transport's tests.
+
+No coordinator and no launcher: the test itself hosts the store and is the worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+LIMIT_S = 60.0
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+class Peer:
+    """Server 0 of one server and one worker; `index` and `num_servers` for more."""
+
+    def __init__(self, store_port: int, *, index: int = 0, num_servers: int = 1, service: dict[str, Any]) -> None:
+        """`service` are the settings of its ShardService, `tables` and `consistency` as plain dicts."""
+        settings = {"store_port": store_port, "index": index, "num_servers": num_servers, "service": service}
+        self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by `close`
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.support.rpc_peer", json.dumps(settings)],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._errors,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+        self._answers: queue.Queue[str] = queue.Queue()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def tell(self, do: str, **more: Any) -> None:
+        """Sends a command; `answer` brings its result."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"do": do, **more}) + "\n")
+        self._process.stdin.flush()
+
+    def answer(self) -> Any:
+        """The result of the oldest command that was not answered yet."""
+        try:
+            text = self._answers.get(timeout=LIMIT_S)
+        except queue.Empty:
+            text = ""
+        assert text, f"the peer gave no answer within {LIMIT_S} s or ended:\n{self.stderr()}"
+        return json.loads(text)
+
+    def ask(self, do: str, **more: Any) -> Any:
+        self.tell(do, **more)
+        return self.answer()
+
+    def stderr(self) -> str:
+        """All that the process printed there so far."""
+        self._errors.seek(0)
+        return self._errors.read()
+
+    def kill(self) -> None:
+        """SIGKILL, and the end of the process seen."""
+        self._process.kill()
+        self._process.wait(LIMIT_S)
+
+    def close(self) -> int:
+        """Ends the process by the end of its pipe, else by force; its exit code."""
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.close()
+        try:
+            return self._process.wait(20.0)
+        finally:
+            self.kill()
+            self._reader.join(LIMIT_S)
+            self._process.stdout.close()
+            self._errors.close()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        for line in self._process.stdout:
+            self._answers.put(line)
+        self._answers.put("")
+
+
+def footprint() -> dict[str, int]:
+    """What this process holds: open descriptors, threads, bytes of memory."""
+    process = psutil.Process()
+    return {"descriptors": process.num_fds(), "threads": process.num_threads(), "rss": process.memory_info().rss}
+
+
+def main() -> None:
+    """The peer's life: one JSON command a line on stdin, one JSON result a line on stdout."""
+    from shardkeep.base.errors import ShardkeepError
+    from shardkeep.ps.config import ConsistencyConfig, TableSpec
+    from shardkeep.ps.shard.service import ShardService
+    from shardkeep.ps.transport import RpcTransport, connect_store
+
+    settings = json.loads(sys.argv[1])
+    given = settings["service"]
+    store = connect_store("127.0.0.1", settings["store_port"], timeout_s=LIMIT_S)
+    service: ShardService | None = None
+    transport: RpcTransport | None = None
+
+    def form(generation: int, timeout_s: float = LIMIT_S) -> str:
+        nonlocal service, transport
+        service = ShardService(
+            shard=settings["index"],
+            num_shards=settings["num_servers"],
+            tables=[TableSpec(**table) for table in given["tables"]],
+            consistency=ConsistencyConfig(**given["consistency"]),
+            num_workers=given["num_workers"],
+            seed=given["seed"],
+            generation=generation,
+        )
+        try:
+            transport = RpcTransport(
+                store,
+                generation=generation,
+                role="server",
+                index=settings["index"],
+                num_servers=settings["num_servers"],
+                num_workers=1,
+                host="127.0.0.1",
+                timeout_s=timeout_s,
+                handler=service.handle,
+            )
+        except ShardkeepError as error:
+            return f"{type(error).__name__}: {error}"
+        return "formed"
+
+    def leave() -> None:
+        assert service is not None and transport is not None
+        service.close("the server leaves")
+        transport.close()
+
+    def close_service(reason: str) -> None:
+        assert service is not None
+        service.close(reason)
+
+    commands = {"form": form, "leave": leave, "close_service": close_service, "footprint": footprint}
+    for line in sys.stdin:
+        command = json.loads(line)
+        result = commands[command.pop("do")](**command)
+        print(json.dumps(result), flush=True)
+    if transport is not None:
+        leave()
+
+
+if __name__ == "__main__":
+    main()
