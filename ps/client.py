@@ -19,6 +19,7 @@ from shardkeep.base.errors import CorruptMessage, ProtocolError, RemoteError
 from shardkeep.compression.codec import value_codec
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.ledger import Ledger
+from shardkeep.compression.quantize import saturated_values
 from shardkeep.compression.topk import select_rows
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.message import (
@@ -99,6 +100,8 @@ class EmbeddingClient:
         self.ledger = ledger if ledger is not None else Ledger()
         self.timeout_s = timeout_s
         self.staleness_seen: dict[int, int] = {}
+        self.saturated_values = 0
+        """Gradient values sent as the largest number of a 16-bit push format, because they were beyond its range."""
         self._index = {spec.name: i for i, spec in enumerate(tables)}
         self._transport = transport
         self._generation = generation
@@ -112,10 +115,22 @@ class EmbeddingClient:
     def num_servers(self) -> int:
         return self._transport.num_servers
 
+    @property
+    def push_format(self) -> str:
+        """The number format of pushed gradients, as the config names it."""
+        return self._push_codec.name
+
     # ---- pull ----
 
     def request(self, ids: Mapping[str, Ids]) -> Request:
-        """Places each table's ids (int64, sorted, unique) on servers. Pure; may run in another thread."""
+        """Places each table's ids (int64, sorted, unique) on servers. Pure; may run in another thread.
+
+        Raises ProtocolError for ids of another type or of a table that is not there."""
+        for name, ids_U in ids.items():
+            if name not in self._index:
+                raise ProtocolError(f"table {name} is unknown; the tables are {', '.join(self._index)}")
+            if ids_U.dtype != np.int64 or ids_U.ndim != 1:
+                raise ProtocolError(f"table {name}: ids of {ids_U.dtype} {ids_U.shape}; allowed: int64 (U,)")
         return Request(ids, {name: split(ids_U, self.num_servers) for name, ids_U in ids.items()})
 
     def pull(self, step: int, request: Request) -> Pull:
@@ -170,11 +185,13 @@ class EmbeddingClient:
             if len(answer.sections) != len(names):
                 raise CorruptMessage(f"server {server} answered {len(answer.sections)} tables, asked for {len(names)}")
             for name, section in zip(names, answer.sections, strict=True):
-                dim = self.tables[name].dim
-                decoded = value_codec(section.value_format).decode(section.values, dim)
                 where = request.splits[name]
+                decoded = value_codec(section.value_format).decode(section.values, self.tables[name].dim)
                 if section.table != self._index[name] or decoded.shape[0] != where.count(server):
-                    raise CorruptMessage(f"server {server} answered {decoded.shape[0]} rows for table {name}")
+                    raise CorruptMessage(
+                        f"server {server} answered {decoded.shape[0]} rows of table number {section.table}, "
+                        f"asked for {where.count(server)} of {self._index[name]} ({name})"
+                    )
                 rows[name][where.positions(server)] = decoded
             seen = max(seen, answer.value)
             self._count("pull", answer)
@@ -189,7 +206,11 @@ class EmbeddingClient:
         """Sends the gradients (U, D) of the request's rows; returns without waiting for the acknowledgement,
         unless as many steps as the consistency mode allows are already unacknowledged.
 
-        The gradients are encoded before this returns and may be reused by the caller."""
+        The gradients are encoded before this returns and may be reused by the caller. Tables may be left out.
+
+        Raises ProtocolError when gradients do not fit the request or the step was pushed before; and what
+        `Pull.result` raises, for an earlier push that failed."""
+        self._check_push(step, request, grads)
         self._wait_for_window(step)
         parts: list[list[Section]] = [[] for _ in range(self.num_servers)]
         for name, grad_UD in grads.items():
@@ -203,6 +224,18 @@ class EmbeddingClient:
         for server, packed in messages.items():
             pending.futures[server] = self._transport.send(server, packed, timeout_s=self.timeout_s)
 
+    def _check_push(self, step: int, request: Request, grads: Mapping[str, Rows]) -> None:
+        if step in self._unacknowledged:
+            raise ProtocolError(f"step {step} was pushed before and is not acknowledged yet; a step is pushed once")
+        for name, grad_UD in grads.items():
+            if name not in request.ids:
+                raise ProtocolError(f"gradients of table {name}, which the request has no ids of")
+            expected = (request.ids[name].size, self.tables[name].dim)
+            if grad_UD.shape != expected or grad_UD.dtype != np.float32 or not grad_UD.flags.c_contiguous:
+                raise ProtocolError(
+                    f"table {name}: {grad_UD.dtype} gradients {grad_UD.shape}; expected contiguous float32 {expected}"
+                )
+
     def _encode(self, name: str, request: Request, grad_UD: Rows, parts: list[list[Section]]) -> None:
         ids_U, where = request.ids[name], request.splits[name]
         if self._keep_rows < 1.0:
@@ -210,6 +243,7 @@ class EmbeddingClient:
             ids_U, grad_UD = ids_U[kept], grad_UD[kept]
             where = split(ids_U, self.num_servers)
         encoded_KR = self._push_codec.encode(grad_UD)
+        self.saturated_values += saturated_values(self._push_codec, encoded_KR)
         for server in range(self.num_servers):
             if count := where.count(server):
                 positions = where.positions(server)
@@ -249,7 +283,11 @@ class EmbeddingClient:
         return [json.loads(text_of(self._answer(s, f, Kind.ANSWER))) for s, f in enumerate(futures)]
 
     def _answer(self, server: int, future: Future[Bytes], expected: Kind) -> Message:
-        answer = unpack(wait(future, peer=f"server {server}", timeout_s=self.timeout_s + 1.0))
+        packed = wait(future, peer=f"server {server}", timeout_s=self.timeout_s + 1.0)
+        try:
+            answer = unpack(packed)
+        except CorruptMessage as error:
+            raise CorruptMessage(f"server {server} answered {error}") from error
         if answer.kind is Kind.ERROR:
             raise RemoteError(f"server {server}: {text_of(answer)}")
         if answer.kind is not expected:

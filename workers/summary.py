@@ -34,6 +34,7 @@ def summarize(
         "control": control_bytes,
         "staleness": {str(k): n for k, n in client.staleness_seen.items()},
         "dropped_rows": telemetry.dropped_rows,
+        "saturated_values": client.saturated_values,
         "skipped_steps": telemetry.skipped_steps,
     }
     workers = gather_records(collective, mine)
@@ -50,12 +51,18 @@ def summarize(
         "bytes": _per_sample(byte_totals, telemetry.samples),
         "staleness": merged_histogram([w["staleness"] for w in workers]),
         "dropped_rows": sum(w["dropped_rows"] for w in workers),
+        **_saturated(client.push_format, workers),
         "skipped_steps": workers[0]["skipped_steps"],
         "recoveries": [],
         "tables": table_totals(servers),
         "state_digest": state_digest(servers, tower.digest_bytes()),
         "tower": {"chosen": dict(tower.chosen), "compile_s": tower.compile_s},
     }
+
+
+def _saturated(push_format: str, workers: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """Gradient values that were beyond the range of the push format; nothing where every float32 fits."""
+    return {} if push_format == "fp32" else {"saturated_values": sum(w["saturated_values"] for w in workers)}
 
 
 def _per_sample(totals: dict[str, Any], samples: int) -> dict[str, Any]:
