@@ -12,11 +12,37 @@ from shardkeep.base.settings import Settings
 Scaling = Literal["none", "standard", "log", "log_standard"]
 
 
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _texts(value: Any) -> Any:
+    if isinstance(value, bool) or (isinstance(value, list) and any(isinstance(v, bool) for v in value)):
+        raise ValueError(
+            'YAML reads yes, no, on, off, true and false as a truth value; put the text in quotes: ["yes"]'
+        )
+    if isinstance(value, list):
+        return [str(v) if isinstance(v, int | float) else v for v in value]
+    return [str(value)] if isinstance(value, str | int | float) else value
+
+
+def _delimiter(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if not value or any(c in value for c in '"\r\n'):
+        raise ValueError("allowed: one or more characters, none of them a quote or the end of a line")
+    return "\t" if value in ("\\t", "tab") else value
+
+
+Names = Annotated[list[str], BeforeValidator(_listed)]  # one name needs no list
+Texts = Annotated[list[str], BeforeValidator(_texts)]  # YAML reads 4 as a number; a file holds texts
+
+
 class DenseColumn(Settings):
     """One number per sample."""
 
     column: str
-    """Name of the column."""
+    """Name of the column, or a pattern with *."""
     scale: Scaling | None = None
     """none, standard = (x - mean) / std over the training data, log = sign(x) * log(1 + |x|),
     log_standard = both; left out = `data.scale`."""
@@ -28,7 +54,7 @@ class SparseColumn(Settings):
     """One feature: ids per sample, looked up in a table."""
 
     column: str
-    """Name of the column; also the feature's name."""
+    """Name of the column, also the feature's name; or a pattern with *."""
     table: str | None = None
     """Table that holds its rows; features naming the same table share it; left out = one of its own."""
     pooling: Literal["sum", "mean", "weighted"] = "sum"
@@ -50,8 +76,8 @@ class LabelColumn(Settings):
 
     column: str
     """Name of the column."""
-    positive: list[str] | None = None
-    """Texts that mean 1, every other means 0; left out = the column holds the numbers 0 and 1."""
+    positive: Texts | None = None
+    """Values that mean 1, every other means 0; left out = the column holds 0 and 1, or true and false."""
 
 
 def _named(value: Any) -> Any:
@@ -80,19 +106,21 @@ class DataConfig(Settings):
     """csv, parquet, criteo, synthetic, or module:function of your own."""
     root: str = "."
     """Folder that relative paths below resolve against; . = the config's folder."""
-    train: list[str] = Field(default_factory=list)
+    train: Names = Field(default_factory=list)
     """Training files, folders or glob patterns."""
-    eval: list[str] = Field(default_factory=list)
+    eval: Names = Field(default_factory=list)
     """Evaluation files, folders or glob patterns."""
     eval_fraction: float = Field(0.0, ge=0.0, lt=1.0)
     """Share of the training files' rows held out for evaluation, by a seeded hash of the row's number;
     with `eval: []`."""
     columns: list[str] | None = None
     """Names of all columns of a csv without a header; left out = the first line is the header."""
-    delimiter: str = Field(",", min_length=1, max_length=1)
-    """Character between the fields of a csv."""
-    missing: list[str] = Field(default_factory=lambda: ["", "?", "NA", "nan", "NaN", "null"])
-    """Texts that mean a missing value, after stripping spaces."""
+    delimiter: Annotated[str, BeforeValidator(_delimiter)] = ","
+    """Between the fields of a csv; tab = "\\t"; with more than one character, quotes mean nothing."""
+    decimal: Literal[".", ","] = "."
+    """Decimal point of a csv's numbers."""
+    missing: Texts = Field(default_factory=lambda: ["", "?", "NA", "nan", "NaN", "null"])
+    """Values that mean a missing one: texts, after stripping spaces, and numbers."""
     label: Annotated[LabelColumn, BeforeValidator(_named)] | None = None
     """The column to predict; criteo and synthetic know theirs."""
     dense: list[Annotated[DenseColumn, BeforeValidator(_named)]] = Field(default_factory=list)

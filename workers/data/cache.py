@@ -29,7 +29,7 @@ from shardkeep.workers.data.input_files import find_files, identity
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.scaling import from_json, to_json
 
-FORMAT = 1  # a new number makes every older entry a stranger
+FORMAT = 2  # a new number makes every older entry a stranger
 
 Read = Callable[[Path, Sequence[str], Callable[[float], None]], Iterable[Chunk]]
 """Reads the named columns of one file; calls back with the share of the file that is read, in [0, 1]."""
@@ -90,12 +90,18 @@ def open_cached(
     return data
 
 
+def first_file(config: DataConfig) -> Path:
+    """The first training file: the one that says which columns there are."""
+    return _input_files(config)[0][0]
+
+
 def _input_files(config: DataConfig) -> tuple[list[Path], list[Path]]:
     root = Path(config.root)
     if config.eval and config.eval_fraction:
         raise DataError("data.eval_fraction: has no effect with data.eval; leave one of the two out")
-    train = find_files(root, config.train, key="data.train")
-    return train, find_files(root, config.eval, key="data.eval") if config.eval else []
+    kind = config.source
+    train = find_files(root, config.train, key="data.train", kind=kind)
+    return train, find_files(root, config.eval, key="data.eval", kind=kind) if config.eval else []
 
 
 def _open_entry(entry: Path, job: Job) -> Data | None:

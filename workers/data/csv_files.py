@@ -15,12 +15,14 @@ import pyarrow.csv as pacsv  # type: ignore[import-untyped]
 
 from shardkeep.base.errors import DataError
 from shardkeep.workers.config import DataConfig
-from shardkeep.workers.data.cache import open_cached
+from shardkeep.workers.data.cache import first_file, open_cached
+from shardkeep.workers.data.column_patterns import named_columns
 from shardkeep.workers.data.conversion import layout_of, refuse
 from shardkeep.workers.data.decoding import Chunk, missing_column
 from shardkeep.workers.data.samples import Data, Progress
 
 BLOCK_BYTES = 1 << 24  # a row must fit; also what one read holds in memory
+UNIT = b"\x1f"  # ASCII's unit separator stands for a delimiter of several characters
 COMPRESSIONS = {
     ".gz": ("gzip", b"\x1f\x8b"),
     ".bz2": ("bz2", b"BZh"),
@@ -32,7 +34,13 @@ COMPRESSIONS = {
 def open_csv(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
     """The source `csv`. Raises DataError for what is wrong with the files, ConfigError for the settings."""
     refuse(config, ("synthetic", "options"))
-    form = CsvForm(config.delimiter, tuple(config.columns) if config.columns else None)
+    form = CsvForm(
+        config.delimiter,
+        tuple(config.columns) if config.columns else None,
+        quoted=len(config.delimiter) == 1,
+        decimal=config.decimal,
+    )
+    config = named_columns(config, lambda: form.names(first_file(config)))
     return open_cached(config, layout_of(config), form.read, reading=form.reading(), seed=seed, progress=progress)
 
 
@@ -43,10 +51,16 @@ class CsvForm:
     delimiter: str
     columns: tuple[str, ...] | None
     quoted: bool = True
+    decimal: str = "."
 
     def reading(self) -> dict[str, Any]:
         """What the cache is keyed by."""
-        return {"form": "csv", "delimiter": self.delimiter, "columns": self.columns, "quoted": self.quoted}
+        form = {"delimiter": self.delimiter, "columns": self.columns, "quoted": self.quoted, "decimal": self.decimal}
+        return {"form": "csv", **form}
+
+    def names(self, path: Path) -> list[str]:
+        """Names of all columns of a file."""
+        return self._header(path, _first_bytes(path, _compression(path)))[0]
 
     def read(self, path: Path, columns: Sequence[str], progress: Callable[[float], None]) -> Iterator[Chunk]:
         """Yields the file's rows, the named columns only, as bytes; blank lines are no rows."""
@@ -65,7 +79,9 @@ class CsvForm:
                     rows_N = np.arange(done + 1, done + 1 + len(batch), dtype=np.int64)
                     done += len(batch)
                     progress(min(1.0, raw.tell() / size))
-                    yield Chunk(str(path), rows_N, dict(zip(batch.schema.names, batch.columns, strict=True)))
+                    yield Chunk(
+                        str(path), rows_N, dict(zip(batch.schema.names, batch.columns, strict=True)), None, self.decimal
+                    )
             except (pa.ArrowInvalid, OSError) as error:
                 if str(error).startswith("Empty CSV"):
                     return
@@ -73,13 +89,16 @@ class CsvForm:
 
     def _batches(self, stream: Any, columns: Sequence[str], names: list[str], lines: int, bad: BadRow) -> Any:
         unique = [name if names.count(name) == 1 else f"{name}#{i}" for i, name in enumerate(names)]
+        delimiter = self.delimiter
+        if len(delimiter) > 1:
+            stream, delimiter = OneByteDelimiter(stream, delimiter.encode()), UNIT.decode()
         return pacsv.open_csv(
             stream,
             read_options=pacsv.ReadOptions(
                 use_threads=False, block_size=BLOCK_BYTES, column_names=unique, skip_rows=lines
             ),
             parse_options=pacsv.ParseOptions(
-                delimiter=self.delimiter,
+                delimiter=delimiter,
                 quote_char='"' if self.quoted else False,
                 newlines_in_values=self.quoted,
                 invalid_row_handler=bad,
@@ -96,11 +115,9 @@ class CsvForm:
         if not start.strip():
             raise DataError(f"{path}: is empty")
         text = start.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
-        lines = io.StringIO(text, newline="")
-        if self.quoted:
-            reader = csv.reader(lines, delimiter=self.delimiter)
-        else:
-            reader = csv.reader(lines, delimiter=self.delimiter, quoting=csv.QUOTE_NONE)
+        single = self.delimiter if len(self.delimiter) == 1 else UNIT.decode()
+        lines = io.StringIO(text.replace(self.delimiter, single), newline="")
+        reader = csv.reader(lines, delimiter=single, quoting=csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE)
         try:
             first = next(([f.strip() for f in row] for row in reader if any(f.strip() for f in row)), [])
         except csv.Error as error:
@@ -111,6 +128,30 @@ class CsvForm:
             held = f"{len(first)} fields, data.columns names {len(self.columns)}"
             raise DataError(f"{path}, row 1: has {held}; check data.columns and data.delimiter ({self.delimiter!r})")
         return list(self.columns), 0
+
+
+class OneByteDelimiter:
+    """A stream of text whose delimiter of several characters is replaced by one byte as it is read."""
+
+    closed = False
+
+    def __init__(self, stream: Any, delimiter: bytes) -> None:
+        self._stream, self._delimiter = stream, delimiter
+        self._cut = b""  # what may be the first part of a delimiter
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes; none at the end only."""
+        while True:
+            fresh = bytes(self._stream.read(max(1, size - len(self._cut))))
+            text = (self._cut + fresh).replace(self._delimiter, UNIT)
+            held = range(len(self._delimiter) - 1, 0, -1) if fresh else ()
+            kept = next((n for n in held if text.endswith(self._delimiter[:n])), 0)
+            text, self._cut = text[: len(text) - kept], text[len(text) - kept :]
+            if text or not fresh:
+                return text
+
+    def close(self) -> None:
+        self.closed = True
 
 
 @dataclass
@@ -166,6 +207,10 @@ def _first_bytes(path: Path, compression: str | None) -> bytes:
         raise DataError(f"{path}: {_reason(error)}") from error
     if start[:4] == b"PAR1":
         raise DataError(f"{path}: is a parquet file; use data.source: parquet")
+    if start[:4] == b"PK\x03\x04":
+        raise DataError(f"{path}: is a zip archive or a spreadsheet; unpack it, or save it as csv")
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise DataError(f"{path}: is text in UTF-16; save it as UTF-8 (iconv -f UTF-16 -t UTF-8)")
     if b"\0" in start:
         raise DataError(f"{path}: is binary, not delimited text (byte {start.index(0)} is 0)")
     return start

@@ -26,7 +26,7 @@ def open_custom(config: DataConfig, *, seed: int, progress: Progress | None) -> 
     Arrays are held in memory, in every worker; an object with `schema`, `__len__` and `gather` is used as it is.
     Raises ConfigError where the function cannot be found, DataError for what it returns.
     """
-    refuse(config, ("synthetic", "train", "eval", "columns", "delimiter", "cache"))
+    refuse(config, ("synthetic", "train", "eval", "columns", "delimiter", "decimal", "cache"))
     function = _load(config)
     parts = [_call(function, config, split) for split in ("train", "eval")]
     if isinstance(parts[0], Dataset):

@@ -6,6 +6,7 @@ N = rows of the chunk, V = ids of the chunk
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,7 @@ from numpy.typing import NDArray
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.hashing import MISSING_ID, hash_texts
 
+COMMA_NUMBER = re.compile(rb"[+-]?[0-9]+,[0-9]+")
 Float64s = NDArray[np.float64]
 Int64s = NDArray[np.int64]
 
@@ -26,13 +28,15 @@ Int64s = NDArray[np.int64]
 class Chunk:
     """Some rows of one file as Arrow arrays, each of length N; rows_N: int64 numbers of the data rows, from 1.
 
-    `dense` holds the dense columns where they have names of their own, apart from `columns`.
+    `dense` holds the dense columns where they have names of their own, apart from `columns`; `decimal` is the
+    decimal point of numbers that are texts.
     """
 
     path: str
     rows_N: Int64s
     columns: Mapping[str, pa.Array]
     dense: Mapping[str, pa.Array] | None = None
+    decimal: str = "."
 
     def __len__(self) -> int:
         return len(self.rows_N)
@@ -58,12 +62,12 @@ class Chunk:
 
     def _map(self, rows_N: Int64s, part: Callable[[pa.Array], pa.Array]) -> Chunk:
         dense = None if self.dense is None else {k: part(v) for k, v in self.dense.items()}
-        return Chunk(self.path, rows_N, {k: part(v) for k, v in self.columns.items()}, dense)
+        return Chunk(self.path, rows_N, {k: part(v) for k, v in self.columns.items()}, dense, self.decimal)
 
     def _column(self, name: str, columns: Mapping[str, pa.Array]) -> Column:
         if name not in columns:
             raise missing_column(self.path, name, list(columns))
-        return Column(self.path, self.rows_N, name, columns[name])
+        return Column(self.path, self.rows_N, name, columns[name], self.decimal)
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,7 @@ class Column:
     rows_N: Int64s
     name: str
     values: pa.Array
+    decimal: str = "."
 
     def error(self, index: int, problem: str) -> DataError:
         """`problem` with its place in front; `index` is that of the value."""
@@ -81,7 +86,7 @@ class Column:
 
     def entries(self, lists: pa.Array, lengths_N: Int64s) -> Column:
         """The flattened entries of `lists`, a list array of this column."""
-        return Column(self.path, np.repeat(self.rows_N, lengths_N), self.name, lists.flatten())
+        return Column(self.path, np.repeat(self.rows_N, lengths_N), self.name, lists.flatten(), self.decimal)
 
     def wrong_type(self, allowed: str) -> DataError:
         """The column's type cannot be read as what it is used for."""
@@ -124,6 +129,8 @@ def decode_numbers(column: Column, missing: Sequence[str]) -> Float64s:
     else:
         raise column.wrong_type("numbers, or texts that are numbers")
     found_N = np.array(pc.fill_null(numbers, float("nan")), np.float64)
+    if marks := _numbers(missing):
+        found_N[np.isin(found_N, marks)] = np.nan
     infinite = np.isinf(found_N)
     if infinite.any():
         raise column.error(int(infinite.argmax()), "is infinite; allowed: finite numbers")
@@ -144,6 +151,8 @@ def decode_ids(column: Column, missing: Sequence[str]) -> Int64s:
         return hash_texts(clean_texts(values, missing))
     valid_N = np.array(values.is_valid())
     ids_N = _whole(column, values)
+    if marks := [int(m) for m in _numbers(missing) if m.is_integer() and abs(m) < 2.0**63]:
+        valid_N &= ~np.isin(ids_N, marks)
     ids_N[~valid_N] = MISSING_ID
     return ids_N
 
@@ -190,11 +199,7 @@ def present(entries: pa.Array, missing: Sequence[str]) -> NDArray[np.bool_]:
 def decode_labels(column: Column, positive: Sequence[str] | None, missing: Sequence[str]) -> NDArray[np.uint8]:
     """The label as uint8_N of 0 and 1. Raises DataError, naming the row, where it is missing or neither."""
     if positive is not None:
-        texts = label_texts(column)
-        if texts.null_count:
-            raise column.error(_first_null(texts), "the label is missing")
-        found = pc.is_in(texts, value_set=pa.array([p.strip() for p in positive], texts.type))
-        return np.array(found).astype(np.uint8)
+        return _positives(column, positive, missing)
     try:
         numbers_N = decode_numbers(column, missing)
     except DataError as error:
@@ -207,6 +212,19 @@ def decode_labels(column: Column, positive: Sequence[str] | None, missing: Seque
     return numbers_N.astype(np.uint8)
 
 
+def _positives(column: Column, positive: Sequence[str], missing: Sequence[str]) -> NDArray[np.uint8]:
+    if _is_number(column.values.type) and len(numbers := _numbers(positive)) == len(positive):
+        found_N = decode_numbers(column, missing)
+        missing_N, positive_N = np.isnan(found_N), np.isin(found_N, numbers)
+    else:
+        texts = label_texts(column)
+        missing_N = np.array(texts.is_null())
+        positive_N = np.array(pc.is_in(texts, value_set=pa.array([p.strip() for p in positive], texts.type)))
+    if missing_N.any():
+        raise column.error(int(missing_N.argmax()), "the label is missing")
+    return positive_N.astype(np.uint8)
+
+
 def label_texts(column: Column) -> pa.Array:
     """The labels as stripped texts, the form in which `positive` is compared."""
     values = column.values
@@ -216,14 +234,42 @@ def label_texts(column: Column) -> pa.Array:
 
 
 def _parse(column: Column, texts: pa.Array) -> pa.Array:
+    if column.decimal != ".":
+        texts = pc.replace_substring(texts, column.decimal, ".", max_replacements=1)
     try:
         return texts.cast(pa.float64())
     except pa.ArrowInvalid as error:
+        words = _as_truth(texts)
+        if words is None:
+            words = _as_dates(texts)
+        if words is not None:
+            return words
         for index, text in enumerate(texts.cast(pa.binary()).to_pylist()):
             if text is not None and not _parses(text):
-                shown = _shown(text)
-                raise column.error(index, f"{shown} is not a number; allowed: numbers, or data.missing") from error
+                hint = "; see data.decimal" if COMMA_NUMBER.fullmatch(text) else ""
+                shown = f"{_shown(text)} is not a number; allowed: numbers, or data.missing{hint}"
+                raise column.error(index, shown) from error
         raise
+
+
+def _as_truth(texts: pa.Array) -> pa.Array | None:
+    """true and false in any case as 1 and 0; None where there is anything else but numbers."""
+    lower = pc.ascii_lower(texts)
+    texts = pc.if_else(pc.equal(lower, "true"), "1", pc.if_else(pc.equal(lower, "false"), "0", texts))
+    try:
+        return texts.cast(pa.float64())
+    except pa.ArrowInvalid:
+        return None
+
+
+def _as_dates(texts: pa.Array) -> pa.Array | None:
+    """Dates and times of ISO 8601 as seconds since 1970; None where there is anything else."""
+    for kind in (pa.timestamp("us"), pa.timestamp("us", "UTC")):
+        try:
+            return pc.divide(texts.cast(kind).cast(pa.int64()).cast(pa.float64(), safe=False), 1e6)
+        except pa.ArrowInvalid:
+            continue
+    return None
 
 
 def _parses(text: bytes) -> bool:
@@ -232,6 +278,17 @@ def _parses(text: bytes) -> bool:
     except (pa.ArrowInvalid, UnicodeDecodeError):
         return False
     return True
+
+
+def _numbers(texts: Sequence[str]) -> list[float]:
+    """The finite numbers among `texts`."""
+    found = []
+    for text in texts:
+        try:
+            found.append(float(text))
+        except ValueError:
+            continue
+    return [number for number in found if np.isfinite(number)]
 
 
 def _whole(column: Column, values: pa.Array) -> Int64s:

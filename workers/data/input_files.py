@@ -9,30 +9,43 @@ from pathlib import Path
 
 from shardkeep.base.errors import ConfigError, DataError
 
+PARQUET = (".parquet", ".pq", ".parq")
+NO_DATA = (".yaml", ".yml", ".md", ".json", ".py", ".crc", ".names", ".pdf")
 
-def find_files(root: Path, entries: Sequence[str], *, key: str) -> list[Path]:
+
+def find_files(root: Path, entries: Sequence[str], *, key: str, kind: str) -> list[Path]:
     """The files that `entries` of the config key `key` name, in order; a folder's and a pattern's files by name.
 
-    Files whose name starts with . or _ are left out of folders. Raises DataError where nothing is there.
+    Left out of folders are names that start with . or _, and what cannot be of `kind` by its suffix.
+    Raises DataError where nothing is there.
     """
     if not entries:
         raise ConfigError(f"{key}: is empty; allowed: at least one file, folder or glob pattern")
-    return [path for entry in entries for path in _find(root, entry, key)]
+    return [path for entry in entries for path in _find(root, entry, key, kind)]
 
 
-def _find(root: Path, entry: str, key: str) -> list[Path]:
+def _find(root: Path, entry: str, key: str, kind: str) -> list[Path]:
     path = root / Path(entry).expanduser()
     if path.is_file():
         return [path]
     if path.is_dir():
-        inside = sorted(p for p in path.iterdir() if p.is_file() and p.name[0] not in "._")
-        if not inside:
-            raise DataError(f"{path}: the folder has no files ({key})")
-        return inside
+        return _inside(path, key, kind)
     found = sorted(p for p in map(Path, glob.glob(str(path), recursive=True)) if p.is_file())  # noqa: PTH207
     if not found:
         raise DataError(_not_found(path, key))
     return found
+
+
+def _inside(folder: Path, key: str, kind: str) -> list[Path]:
+    files = sorted(p for p in folder.iterdir() if p.is_file() and p.name[0] not in "._")
+    wanted = [p for p in files if (p.suffix in PARQUET) == (kind == "parquet") and p.suffix not in NO_DATA]
+    if not wanted and files:
+        raise DataError(f"{folder}: the folder has no {kind} files, only {files[0].name} ({key}); name the files")
+    if not wanted:
+        below = any(p.is_dir() and p.name[0] not in "._" for p in folder.iterdir())
+        hint = f"; for those in its subfolders: {key}: [{folder.name}/**/*]" if below else ""
+        raise DataError(f"{folder}: the folder has no files ({key}){hint}")
+    return wanted
 
 
 def _not_found(path: Path, key: str) -> str:

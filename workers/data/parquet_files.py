@@ -11,7 +11,8 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from shardkeep.base.errors import DataError
 from shardkeep.workers.config import DataConfig
-from shardkeep.workers.data.cache import open_cached
+from shardkeep.workers.data.cache import first_file, open_cached
+from shardkeep.workers.data.column_patterns import named_columns
 from shardkeep.workers.data.conversion import layout_of, refuse
 from shardkeep.workers.data.decoding import Chunk, missing_column
 from shardkeep.workers.data.gather_kernels import CHUNK_ROWS
@@ -20,10 +21,19 @@ from shardkeep.workers.data.samples import Data, Progress
 
 def open_parquet(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
     """The source `parquet`. Raises DataError for what is wrong with the files, ConfigError for the settings."""
-    refuse(config, ("synthetic", "options", "columns", "delimiter"))
+    refuse(config, ("synthetic", "options", "columns", "delimiter", "decimal"))
+    config = named_columns(config, lambda: parquet_names(first_file(config)))
     return open_cached(
         config, layout_of(config), read_parquet, reading={"form": "parquet"}, seed=seed, progress=progress
     )
+
+
+def parquet_names(path: Path) -> list[str]:
+    """Names of all columns of a file."""
+    try:
+        return list(pq.read_schema(path).names)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+        raise _unreadable(path, error) from error
 
 
 def read_parquet(path: Path, columns: Sequence[str], progress: Callable[[float], None]) -> Iterator[Chunk]:
@@ -40,6 +50,10 @@ def read_parquet(path: Path, columns: Sequence[str], progress: Callable[[float],
                 progress(done / total)
                 yield Chunk(str(path), rows_N, dict(zip(batch.schema.names, batch.columns, strict=True)))
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
-        if path.stat().st_size == 0:
-            raise DataError(f"{path}: is empty") from error
-        raise DataError(f"{path}: cannot be read as parquet ({str(error).splitlines()[0]})") from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    if path.stat().st_size == 0:
+        return DataError(f"{path}: is empty")
+    return DataError(f"{path}: cannot be read as parquet ({str(error).splitlines()[0]})")
