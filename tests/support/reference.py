@@ -95,10 +95,11 @@ class Reference:
         inputs = {f.name: self._pooled(f.table, f.pooling, batch.ids[f.name], len(batch)) for f in self.schema.features}
         logits = self.tower(torch.from_numpy(batch.dense_BI), inputs)
         loss = F.binary_cross_entropy_with_logits(logits, torch.from_numpy(batch.label_BT))
-        loss.backward()
-        for optimizer in [*self.optimizers.values(), self.tower_optimizer]:
-            optimizer.step()
-            optimizer.zero_grad()
+        with torch.sparse.check_sparse_tensor_invariants(enable=False):  # else torch warns that they are off
+            loss.backward()
+            for optimizer in [*self.optimizers.values(), self.tower_optimizer]:
+                optimizer.step()
+                optimizer.zero_grad()
         return loss.item()
 
     def _pooled(self, table: str, pooling: str, ids: Ragged, batch: int) -> torch.Tensor:

@@ -1,0 +1,429 @@
+"""EmbeddingClient against real services in this process: what it sends, waits for, checks and counts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardkeep.base.errors import CorruptMessage, DeadlineExceeded, ProtocolError, RemoteError, TransportError
+from shardkeep.compression.codec import value_codec
+from shardkeep.compression.config import CompressionConfig, PullConfig, PushConfig
+from shardkeep.compression.topk import num_kept
+from shardkeep.ps.client import EmbeddingClient
+from shardkeep.ps.config import ConsistencyConfig, TableSpec
+from shardkeep.ps.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message, unpack
+from shardkeep.ps.placement import server_of
+from shardkeep.ps.shard.service import ShardService
+from shardkeep.ps.shard.table import Table
+from shardkeep.ps.transport import Handler, LocalTransport
+
+TABLES = (
+    TableSpec(name="user", dim=4),
+    TableSpec(name="item", dim=3, optimizer={"name": "sgd", "lr": 1.0}, init={"name": "zeros"}),
+)
+SOON_S = 0.05
+
+
+def consistency(mode: str) -> ConsistencyConfig:
+    return ConsistencyConfig(mode=mode)
+
+
+def services(count: int = 1, mode: str = "bounded", pull_values: str = "fp32") -> list[ShardService]:
+    return [
+        ShardService(
+            shard=shard,
+            num_shards=count,
+            tables=TABLES,
+            consistency=consistency(mode),
+            num_workers=1,
+            seed=3,
+            pull_values=pull_values,
+        )
+        for shard in range(count)
+    ]
+
+
+def connect(handlers: Sequence[Handler], mode: str = "bounded", **settings: Any) -> EmbeddingClient:
+    return EmbeddingClient(LocalTransport(handlers), tables=TABLES, consistency=consistency(mode), **settings)
+
+
+class Recorded:
+    """A server's handler that keeps all packets of both directions."""
+
+    def __init__(self, service: ShardService) -> None:
+        self.asked: list[Bytes] = []
+        self.answered: list[Future[Bytes]] = []
+        self._service = service
+
+    def __call__(self, message: Bytes) -> Future[Bytes]:
+        self.asked.append(message)
+        self.answered.append(self._service.handle(message))
+        return self.answered[-1]
+
+    def num_bytes(self, *kinds: Kind) -> int:
+        """Bytes of the packets of these kinds and of their answers."""
+        pairs = zip(self.asked, self.answered, strict=True)
+        return sum(asked.size + done.result(0).size for asked, done in pairs if unpack(asked).kind in kinds)
+
+
+class Held:
+    """A server's handler that answers pushes, and only them, when told to."""
+
+    def __init__(self, service: ShardService) -> None:
+        self.pushes: list[tuple[int, Future[Bytes]]] = []
+        self.pulls: list[int] = []
+        self._service = service
+
+    def __call__(self, message: Bytes) -> Future[Bytes]:
+        header = unpack(message)
+        answer = self._service.handle(message)
+        if header.kind is not Kind.PUSH:
+            self.pulls.append(header.step)
+            return answer
+        late: Future[Bytes] = Future()
+        self.pushes.append((header.step, late))
+        return late
+
+    def acknowledge(self, step: int) -> None:
+        for pushed, late in self.pushes:
+            if pushed == step:
+                late.set_result(pack(Message(Kind.ACK, 0, 0, step)))
+
+
+def ids_of(*ids: int) -> np.ndarray:
+    return np.array(ids, dtype=np.int64)
+
+
+def many(count: int, seed: int = 0) -> np.ndarray:
+    return np.unique(np.random.default_rng(seed).integers(-(2**63), 2**63 - 1, count))
+
+
+def ones(ids: np.ndarray, table: int) -> np.ndarray:
+    return np.ones((ids.size, TABLES[table].dim), dtype=np.float32)
+
+
+# ---- rows and gradients find their way ----
+
+
+@pytest.mark.parametrize("num_servers", [1, 2, 3, 5])
+def test_rows_come_back_in_the_order_of_the_ids_from_any_number_of_servers(num_servers: int) -> None:
+    shards = services(num_servers)
+    client = connect([shard.handle for shard in shards])
+    expected = Table(TABLES[0], seed=3)
+    rng = np.random.default_rng(1)
+    for step in range(5):
+        ids = many(400, seed=step)
+        request = client.request({"user": ids})
+        pulled = client.pull(step, request)
+        assert (pulled.result()["user"] == expected.pull(ids)).all()
+        grad = rng.normal(size=(ids.size, 4)).astype(np.float32)
+        client.push(step, request, {"user": grad})
+        client.wait_acknowledged()
+        expected.apply(ids, grad, step=step)
+        assert pulled.staleness == 0
+    assert (client.read(request).result()["user"] == expected.pull(ids)).all()
+    assert sum(shard.tables[0].num_rows for shard in shards) == expected.num_rows
+    for server, shard in enumerate(shards):
+        assert (server_of(shard.tables[0].export()[0], num_servers) == server).all()
+
+
+@pytest.mark.parametrize("mode", ["sync", "bounded", "async"])
+def test_tables_without_ids_and_steps_without_tables_are_fine(mode: str) -> None:
+    shards = services(2, mode)
+    client = connect([shard.handle for shard in shards], mode)
+    none = np.empty(0, dtype=np.int64)
+    asked = [{"user": none, "item": many(5)}, {"user": none, "item": none}, {}, {"item": ids_of(7)}]
+    for step, ids in enumerate(asked):
+        request = client.request(ids)
+        rows = client.pull(step, request).result()
+        assert {name: row.shape for name, row in rows.items()} == {
+            name: (wanted.size, client.tables[name].dim) for name, wanted in ids.items()
+        }
+        client.push(step, request, {name: np.ones_like(row) for name, row in rows.items()})
+    client.fence(len(asked))
+    assert [report["pushes"] for report in client.ask({"ask": "report"})] == [4, 4]
+    assert (client.read(client.request({"item": ids_of(7)})).result()["item"] == -1.0).all()
+
+
+def test_gradients_may_be_reused_as_soon_as_push_returns() -> None:
+    shard = services(1, "sync")[0]
+    client = connect([shard.handle], "sync")
+    request = client.request({"item": ids_of(1, 2)})
+    grad = ones(ids_of(1, 2), 1)
+    client.pull(0, request).result()
+    client.push(0, request, {"item": grad})
+    grad[:] = 777.0
+    assert (client.pull(1, request).result()["item"] == -1.0).all()
+
+
+def test_what_the_server_holds_is_not_changed_through_pulled_rows() -> None:
+    client = connect([services()[0].handle])
+    request = client.request({"user": ids_of(1)})
+    rows = client.pull(0, request).result()["user"]
+    before = rows.copy()
+    rows[:] = 5.0
+    assert (client.read(request).result()["user"] == before).all()
+
+
+# ---- order and windows ----
+
+
+@pytest.mark.parametrize(("mode", "window"), [("sync", 1), ("bounded", 3), ("async", 3)])
+def test_a_push_waits_when_a_window_of_pushes_is_not_acknowledged(mode: str, window: int) -> None:
+    held = Held(services()[0])
+    client = connect([held], mode, timeout_s=SOON_S - 1.0)
+    assert client._consistency.window == window
+    request = client.request({"item": ids_of(1)})
+    for step in range(window):
+        client.push(step, request, {"item": ones(ids_of(1), 1)})
+    with pytest.raises(DeadlineExceeded, match="server 0 did not answer within"):
+        client.push(window, request, {"item": ones(ids_of(1), 1)})
+    assert [step for step, _ in held.pushes] == list(range(window))
+    held.acknowledge(0)
+    client.push(window, request, {"item": ones(ids_of(1), 1)})
+    assert [step for step, _ in held.pushes] == list(range(window + 1))
+
+
+def test_in_sync_a_pull_is_sent_only_when_every_server_has_acknowledged_the_push_before_it() -> None:
+    shards = services(2, "sync")
+    late = Held(shards[1])
+    client = connect([shards[0].handle, late], "sync", timeout_s=SOON_S - 1.0)
+    request = client.request({"user": many(50)})
+    client.pull(0, request).result()
+    client.push(0, request, {"user": ones(request.ids["user"], 0)})
+    with pytest.raises(DeadlineExceeded, match="server 1"):
+        client.pull(1, request)
+    assert late.pulls == [0]
+    late.acknowledge(0)
+    client.pull(1, request).result()
+    assert late.pulls == [0, 1]
+
+
+def test_a_fence_waits_for_acknowledgements() -> None:
+    held = Held(services()[0])
+    client = connect([held], timeout_s=SOON_S - 1.0)
+    request = client.request({"item": ids_of(1)})
+    client.push(0, request, {"item": ones(ids_of(1), 1)})
+    with pytest.raises(DeadlineExceeded):
+        client.fence(1)
+    held.acknowledge(0)
+    client.fence(1)
+
+
+def test_acknowledged_pushes_are_forgotten() -> None:
+    client = connect([services()[0].handle])
+    request = client.request({"item": ids_of(1)})
+    for step in range(50):
+        client.push(step, request, {"item": ones(ids_of(1), 1)})
+    assert len(client._unacknowledged) <= 1
+
+
+def test_the_histogram_counts_each_pull_that_asked_for_rows_once() -> None:
+    shard = services()[0]
+    client = connect([shard.handle])
+    shard.hold_pushes()
+    request = client.request({"item": ids_of(1)})
+    for step in range(3):
+        client.pull(step, request).result()
+        client.push(step, request, {"item": ones(ids_of(1), 1)})
+    client.pull(3, client.request({}))
+    client.read(request).result()
+    assert client.staleness_seen == {0: 1, 1: 1, 2: 1}
+    shard.release_pushes()
+
+
+# ---- compression ----
+
+FORMATS = ("fp32", "fp16", "bf16")
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    keep=st.sampled_from([1.0, 0.5, 0.25, 0.01]),
+    push=st.sampled_from(FORMATS),
+    pull=st.sampled_from(FORMATS),
+    num_servers=st.integers(1, 3),
+    num_ids=st.integers(0, 60),
+    seed=st.integers(0, 99),
+)
+def test_every_format_keeps_signs_sends_the_largest_rows_and_counts_every_byte(
+    keep: float, push: str, pull: str, num_servers: int, num_ids: int, seed: int
+) -> None:
+    recorded = [Recorded(shard) for shard in services(num_servers, pull_values=pull)]
+    compression = CompressionConfig(push=PushConfig(keep_rows=keep, values=push), pull=PullConfig(values=pull))
+    client = connect(recorded, compression=compression)
+    ids = many(num_ids, seed)
+    grad = np.random.default_rng(seed).normal(size=(ids.size, 3)).astype(np.float32) + np.float32(0.01)
+    request = client.request({"item": ids, "user": ids[: ids.size // 2]})
+    client.pull(0, request).result()
+    client.push(0, request, {"item": grad})
+    after = client.pull(1, request).result()["item"]  # zeros - 1.0 * gradient, through both formats
+    client.wait_acknowledged()
+    sent = np.flatnonzero(after.any(axis=1))
+    codecs = value_codec(push), value_codec(pull)
+    assert sent.size == (num_kept(ids.size, keep) if ids.size else 0)
+    assert (np.sign(after[sent]) == -np.sign(grad[sent])).all()
+    carried = codecs[0].decode(codecs[0].encode(grad[sent]), 3)
+    assert (after[sent] == codecs[1].decode(codecs[1].encode(-carried), 3)).all()
+    norms = np.linalg.norm(grad, axis=1)
+    assert sent.size == ids.size or norms[sent].min() >= np.delete(norms, sent).max()
+    totals = client.ledger.totals()
+    assert sum(totals["push"].values()) == sum(server.num_bytes(Kind.PUSH) for server in recorded)
+    assert sum(totals["pull"].values()) == sum(server.num_bytes(Kind.PULL) for server in recorded)
+    assert totals["push"]["values"] == sent.size * codecs[0].row_bytes(3)
+    assert totals["push"]["ids"] == sent.size * 8
+
+
+def test_reads_are_counted_as_pulled_bytes() -> None:
+    recorded = Recorded(services()[0])
+    client = connect([recorded])
+    client.read(client.request({"user": many(10)})).result()
+    assert sum(client.ledger.totals()["pull"].values()) == recorded.num_bytes(Kind.READ) > 0
+
+
+@pytest.mark.parametrize(("values", "saturated"), [("fp32", 0), ("fp16", 2), ("bf16", 0)])
+def test_values_beyond_a_16_bit_range_are_counted(values: str, saturated: int) -> None:
+    shard = services()[0]
+    client = connect([shard.handle], compression=CompressionConfig(push=PushConfig(values=values)))
+    request = client.request({"item": ids_of(1, 2)})
+    grad = np.array([[1e6, 1.0, 0.0], [-7e5, 60000.0, -1e-3]], np.float32)
+    for step in range(2):
+        client.push(step, request, {"item": grad})
+    assert client.saturated_values == 2 * saturated
+    client.wait_acknowledged()
+    assert np.isfinite(shard.tables[1].pull(ids_of(1, 2))).all()
+
+
+# ---- what is refused before it is sent ----
+
+
+BAD_PUSHES: dict[str, tuple[dict[str, np.ndarray], str]] = {
+    "too few rows": (
+        {"item": np.ones((1, 3), np.float32)},
+        r"table item: float32 gradients \(1, 3\); expected .* \(2, 3\)",
+    ),
+    "too many rows": ({"item": np.ones((3, 3), np.float32)}, r"gradients \(3, 3\)"),
+    "another dim": ({"item": np.ones((2, 4), np.float32)}, r"gradients \(2, 4\)"),
+    "float64": ({"item": np.ones((2, 3))}, "float64 gradients"),
+    "not contiguous": ({"item": np.ones((3, 2), np.float32).T}, "expected contiguous"),
+    "a table not asked for": (
+        {"user": np.ones((2, 4), np.float32)},
+        "gradients of table user, which the request has no",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_PUSHES)
+@pytest.mark.parametrize("num_servers", [1, 2])
+def test_gradients_that_do_not_fit_are_refused_and_nothing_is_sent(name: str, num_servers: int) -> None:
+    grads, text = BAD_PUSHES[name]
+    recorded = [Recorded(shard) for shard in services(num_servers)]
+    client = connect(recorded)
+    request = client.request({"item": ids_of(1, 2)})
+    with pytest.raises(ProtocolError, match=text):
+        client.push(0, request, grads)
+    assert [server.asked for server in recorded] == [[]] * num_servers
+    assert client.ledger.totals()["total"] == 0
+
+
+def test_a_step_is_pushed_once() -> None:
+    client = connect([Held(services()[0])])
+    request = client.request({"item": ids_of(1)})
+    client.push(0, request, {})
+    with pytest.raises(ProtocolError, match="step 0 was pushed before"):
+        client.push(0, request, {})
+
+
+@pytest.mark.parametrize(
+    ("ids", "text"),
+    [
+        ({"users": ids_of(1)}, "table users is unknown; the tables are user, item"),
+        ({"user": np.array([1, 2], np.int32)}, r"table user: ids of int32 \(2,\); allowed: int64"),
+        ({"user": np.array([[1]], np.int64)}, r"ids of int64 \(1, 1\)"),
+    ],
+    ids=["unknown table", "int32", "a matrix"],
+)
+def test_ids_that_cannot_be_placed_are_refused(ids: dict[str, np.ndarray], text: str) -> None:
+    with pytest.raises(ProtocolError, match=text):
+        connect([services()[0].handle]).request(ids)
+
+
+def test_ids_out_of_order_are_refused_by_the_server() -> None:
+    client = connect([services()[0].handle])
+    with pytest.raises(RemoteError, match="server 0: table user: id 1 follows 2; ids must rise"):
+        client.pull(0, client.request({"user": ids_of(2, 1)})).result()
+
+
+# ---- bad servers ----
+
+
+def answering(packed: Bytes) -> Handler:
+    def handler(_message: Bytes) -> Future[Bytes]:
+        future: Future[Bytes] = Future()
+        future.set_result(packed)
+        return future
+
+    return handler
+
+
+def rows(*sections: Section) -> Bytes:
+    return pack(Message(Kind.ROWS, 0, 0, 0, sections))
+
+
+def values(count: int, bytes_each: int = 16) -> Bytes:
+    return np.zeros(count * bytes_each, np.uint8)
+
+
+BAD_ANSWERS: dict[str, tuple[Bytes, type[Exception], str]] = {
+    "an error": (text_message(Kind.ERROR, "out of paper"), RemoteError, "^server 0: out of paper$"),
+    "another kind": (pack(Message(Kind.ACK, 0, 0, 0)), ProtocolError, "server 0 answered ACK, expected ROWS"),
+    "no message": (np.arange(99, dtype=np.uint8), CorruptMessage, "^server 0 answered magic"),
+    "nothing": (EMPTY, CorruptMessage, "^server 0 answered 0 bytes are no message"),
+    "no tables": (rows(), CorruptMessage, "server 0 answered 0 tables, asked for 1"),
+    "another table": (
+        rows(Section(1, 2, EMPTY, values(2))),
+        CorruptMessage,
+        r"table number 1, asked for 2 of 0 \(user\)",
+    ),
+    "a row too few": (rows(Section(0, 1, EMPTY, values(1))), CorruptMessage, "answered 1 rows"),
+    "a row too many": (rows(Section(0, 3, EMPTY, values(3))), CorruptMessage, "answered 3 rows"),
+    "half a row": (rows(Section(0, 2, EMPTY, values(2, 13))), CorruptMessage, "26 bytes"),
+    "another format": (
+        rows(Section(0, 2, EMPTY, values(2), value_format=99)),
+        CorruptMessage,
+        "unknown value format 99",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD_ANSWERS)
+def test_a_bad_answer_is_one_line(name: str) -> None:
+    packed, kind, text = BAD_ANSWERS[name]
+    client = connect([answering(packed)])
+    with pytest.raises(kind, match=text) as error:
+        client.pull(0, client.request({"user": ids_of(1, 2)})).result()
+    assert "\n" not in str(error.value)
+    assert not getattr(error.value, "retryable", False)
+
+
+def test_a_push_that_a_server_refused_is_told_by_the_next_wait_and_again_by_every_other() -> None:
+    client = connect([answering(text_message(Kind.ERROR, "no room"))])
+    client.push(0, client.request({"item": ids_of(1)}), {"item": ones(ids_of(1), 1)})
+    for call in (client.wait_acknowledged, lambda: client.fence(1), lambda: client.push(3, client.request({}), {})):
+        with pytest.raises(RemoteError, match="server 0: no room"):
+            call()
+
+
+def test_a_server_that_closes_is_told_with_its_reason() -> None:
+    shard = services(mode="sync")[0]
+    client = connect([shard.handle], "sync")
+    client.push(0, client.request({}), {})
+    shard.close("the job is over")
+    with pytest.raises(TransportError, match="the job is over"):
+        client.pull(1, client.request({})).result()
