@@ -1,0 +1,260 @@
+"""What each consistency mode promises, measured on whole jobs while servers delay the application of pushes."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardkeep.config import JobConfig, parse_config
+from shardkeep.ps.message import Bytes, Kind, unpack
+from shardkeep.ps.shard.consistency import BoundedGate, Gate, Work
+from shardkeep.ps.shard.service import ShardService
+from shardkeep.ps.transport import LocalTransport
+from tests.support.local_job import LocalJob
+from tests.support.samples import as_data, draw
+
+STEPS = 24
+LIMIT_S = 30.0
+
+
+def job_config(mode: str, staleness: int | None = None, *, servers: int = 2, workers: int = 2) -> JobConfig:
+    bound = "" if staleness is None else f", staleness: {staleness}"
+    return parse_config(
+        f"""
+        seed: 3
+        servers: {servers}
+        workers: {workers}
+        consistency: {{mode: {mode}{bound}}}
+        model: {{name: dlrm, bottom: [8], top: [8]}}
+        tables: {{default: {{dim: 4}}}}
+        tower: {{compile: off}}
+        train: {{batch_size: 8}}
+        """,
+    )
+
+
+def make_job(config: JobConfig) -> LocalJob:
+    job = LocalJob(config, as_data(draw(STEPS * 8 * config.workers, seed=1)))
+    assert job.workers[0].trainer.total_steps == STEPS
+    return job
+
+
+class Watched:
+    """A gate that says when it makes a pull wait, and remembers what was applied and admitted, in order."""
+
+    def __init__(self, inner: Gate[Any]) -> None:
+        self.inner, self.stages = inner, inner.stages
+        self.starved = threading.Event()
+        self.log: list[tuple[str, int, int]] = []  # (what, step, rank), rank -1 where it is of all
+
+    def push(self, rank: int, step: int, push: Any) -> bool:
+        self.log.append(("push", step, rank))
+        return self.inner.push(rank, step, push)
+
+    def arrive(self, rank: int, step: int) -> None:
+        self.inner.arrive(rank, step)
+        self.log.append(("pull", step, rank))
+
+    def take(self) -> Work[Any] | None:
+        return self.inner.take()
+
+    def done(self, work: Work[Any]) -> None:
+        self.inner.done(work)
+        self.log.append(("applied", work.step, -1))
+
+    def admits(self, step: int) -> bool:
+        admitted = self.inner.admits(step)
+        if not admitted:
+            self.starved.set()
+        return admitted
+
+    def staleness(self, step: int) -> int:
+        return self.inner.staleness(step)
+
+
+@contextmanager
+def pushes_held_until_a_pull_starves(services: list[ShardService]) -> Iterator[list[Watched]]:
+    """Each server acknowledges pushes and applies none, until one of its pulls has to wait: the longest delay that
+    does not end a job."""
+    gates = [Watched(service.gate) for service in services]
+    over = threading.Event()
+
+    def feed(service: ShardService, gate: Watched) -> None:
+        while gate.starved.wait(LIMIT_S) and not over.is_set():
+            gate.starved.clear()
+            service.release_pushes()
+            service.hold_pushes()
+
+    threads = []
+    for service, gate in zip(services, gates, strict=True):
+        service.gate = gate
+        service.hold_pushes()
+        threads.append(threading.Thread(target=feed, args=(service, gate), daemon=True))
+        threads[-1].start()
+    try:
+        yield gates
+    finally:
+        over.set()
+        for service, gate, thread in zip(services, gates, threads, strict=True):
+            gate.starved.set()
+            thread.join(LIMIT_S)
+            service.release_pushes()
+
+
+def histogram(job: LocalJob) -> dict[int, int]:
+    """Staleness of the pulls as the workers saw it; checked against what each server counted."""
+    summary = job.run()
+    seen = {int(steps): count for steps, count in summary["staleness"].items()}
+    assert sum(seen.values()) == STEPS * job.config.workers
+    worst = max(int(steps) for service in job.services for steps in service.report()["staleness"])
+    assert worst == max(seen)
+    return seen
+
+
+# ---- bounded ----
+
+
+@pytest.mark.parametrize(("bound", "workers"), [(0, 2), (2, 1), (2, 2), (5, 2)])
+def test_a_job_never_exceeds_its_bound_while_its_servers_delay_the_application_of_pushes(
+    bound: int, workers: int
+) -> None:
+    job = make_job(job_config("bounded", bound, workers=workers))
+    with pushes_held_until_a_pull_starves(job.services):
+        seen = histogram(job)
+    assert max(seen) == bound  # reached, so the delay was real, and not exceeded
+    assert all(service.report()["pushes"] == STEPS * workers for service in job.services)
+
+
+def test_with_the_gate_switched_off_the_same_delay_exceeds_the_bound() -> None:
+    """The test above can fail: this is the check, turned off."""
+    job = make_job(job_config("bounded", 2))
+    for service in job.services:
+        service.gate = BoundedGate(num_workers=2, start_step=0, bound=None)
+    with pushes_held_until_a_pull_starves(job.services):
+        seen = histogram(job)
+    assert max(seen) == STEPS - 1
+
+
+def test_one_slow_server_of_two_is_enough_to_hold_the_bound() -> None:
+    job = make_job(job_config("bounded", 1))
+    with pushes_held_until_a_pull_starves(job.services[1:]):
+        assert max(histogram(job)) == 1
+
+
+def test_async_goes_on_without_waiting_and_measures_how_stale_it_was() -> None:
+    job = make_job(job_config("async"))
+    with pushes_held_until_a_pull_starves(job.services) as gates:
+        seen = histogram(job)
+        assert not any(gate.starved.is_set() for gate in gates)
+    assert max(seen) == STEPS - 1
+
+
+# ---- sync ----
+
+
+def test_sync_sees_every_push_of_earlier_steps_and_none_of_its_own() -> None:
+    job = make_job(job_config("sync"))
+    gates = []
+    for service in job.services:
+        gates.append(Watched(service.gate))
+        service.gate = gates[-1]
+    assert set(histogram(job)) == {0}
+    for gate in gates:
+        assert [step for what, step, _ in gate.log if what == "applied"] == list(range(STEPS))
+        for step in range(STEPS):
+            applied = gate.log.index(("applied", step, -1))
+            for rank in range(2):
+                assert gate.log.index(("push", step, rank)) < gate.log.index(("pull", step + 1, rank)) < applied
+
+
+class Late:
+    """Answers of a server that come from another thread, in any order."""
+
+    def __init__(self, service: ShardService, seed: int) -> None:
+        self._service = service
+        self._rng = np.random.default_rng(seed)
+        self._waiting: queue.Queue[tuple[Future[Bytes], Future[Bytes]]] = queue.Queue()
+        threading.Thread(target=self._deliver, daemon=True).start()
+
+    def __call__(self, message: Bytes) -> Future[Bytes]:
+        late: Future[Bytes] = Future()
+        self._service.handle(message).add_done_callback(lambda done: self._waiting.put((late, done)))
+        return late
+
+    def _deliver(self) -> None:
+        while True:
+            batch = [self._waiting.get()]
+            while not self._waiting.empty():
+                batch.append(self._waiting.get())
+            for at in self._rng.permutation(len(batch)):
+                late, done = batch[at]
+                late.set_result(done.result())
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_sync_gives_the_same_model_whatever_the_order_of_answers(seed: int) -> None:
+    plain, late = make_job(job_config("sync")), make_job(job_config("sync"))
+    for worker in late.workers:
+        handlers = [Late(service, seed) for service in late.services]
+        worker.client._transport = LocalTransport(handlers)
+    assert late.run()["state_digest"] == plain.run()["state_digest"]
+
+
+# ---- pushes under way ----
+
+
+class Counted:
+    """A server's handler that counts each rank's pushes under way; acknowledges them only to who waits for it."""
+
+    def __init__(self, service: ShardService) -> None:
+        self._service = service
+        self._lock = threading.Lock()
+        self._under_way: Counter[int] = Counter()
+        self.most: Counter[int] = Counter()
+
+    def __call__(self, message: Bytes) -> Future[Bytes]:
+        header = unpack(message)
+        answer = self._service.handle(message)
+        if header.kind is not Kind.PUSH:
+            return answer
+        with self._lock:
+            self._under_way[header.rank] += 1
+            self.most[header.rank] = max(self.most[header.rank], self._under_way[header.rank])
+        return _Lazy(answer, lambda: self._arrived(header.rank))
+
+    def _arrived(self, rank: int) -> None:
+        with self._lock:
+            self._under_way[rank] -= 1
+
+
+class _Lazy(Future[Bytes]):
+    """Done only when somebody waits for it: the latest an acknowledgement can come without ending a job."""
+
+    def __init__(self, answer: Future[Bytes], arrived: Any) -> None:
+        super().__init__()
+        self._answer, self._arrived = answer, arrived
+
+    def result(self, timeout: float | None = None) -> Bytes:
+        if not self.done():
+            self.set_result(self._answer.result(timeout))
+            self._arrived()
+        return super().result(timeout)
+
+
+@pytest.mark.parametrize(("mode", "staleness"), [("sync", None), ("bounded", 1), ("async", 0), ("async", 3)])
+def test_a_worker_has_no_more_pushes_under_way_than_its_window(mode: str, staleness: int | None) -> None:
+    job = make_job(job_config(mode, staleness))
+    counted = [Counted(service) for service in job.services]
+    for worker in job.workers:
+        worker.client._transport = LocalTransport(counted)
+    job.run()
+    window = job.config.consistency.window
+    assert [dict(sorted(server.most.items())) for server in counted] == [{0: window, 1: window}] * 2
