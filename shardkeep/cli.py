@@ -82,7 +82,7 @@ def coordinator(
         stop = _stop_event()
         from shardkeep.ps.control.server import serve_job  # loads no torch: members can register at once
 
-        return serve_job(
+        serve_job(
             config_yaml=job.to_yaml(),
             num_servers=job.servers,
             num_workers=job.workers,
@@ -92,6 +92,7 @@ def coordinator(
             ready=lambda address: _ready(address, folder),
             stop=stop,
         )
+        return 0
 
     _begin("coordinator", 0, parent_pipe)
     _end(run, debug)

@@ -11,6 +11,7 @@ import torch
 from shardkeep.assembly import build_service, build_worker, patience_s, table_specs
 from shardkeep.base.errors import ConfigError, JobStopped, MemberLost, ShardkeepError, TransportError
 from shardkeep.base.kernels import compile_kernels, kernel_modules
+from shardkeep.base.log import EventLog
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.control.client import ControlClient
 from shardkeep.ps.control.records import Formation, JobSink
@@ -18,33 +19,40 @@ from shardkeep.ps.transport import LocalTransport, RpcTransport, connect_store
 from shardkeep.workers.collective import ProcessCollective, Solo
 from shardkeep.workers.data.dataset import open_data
 
+_log = EventLog("roles")
+
 
 def run_server(address: str, *, index: int, advertise: str) -> int:
-    """A server's life; returns the exit code when the job is over."""
+    """A server's life; returns 0 when the job is completed. Raises why it was not."""
     control = ControlClient(address, role="server", index=index, advertise=advertise)
-    with _Membership(control) as config:
+    with Membership(control) as config:
         compile_kernels(kernel_modules())
         formation = control.join(None)
         service = build_service(config, formation.tables, shard=index, generation=formation.generation)
-        transport = _join_group(config, formation, "server", index, advertise, service.handle)
+        transport = join_group(config, formation, "server", index, advertise, service.handle)
         control.update(step=formation.start_step, phase="serving")
+        _log.info("serving", generation=formation.generation, tables=len(formation.tables))
         try:
             control.over.wait()
         finally:
             service.close("the job is over")
             transport.close()
+    state = control.state
+    if state.state != "completed" and (error := state.error()) is not None:
+        raise error
+    _log.info("done")
     return 0
 
 
 def run_worker(address: str, *, index: int, advertise: str) -> int:
     """A worker's life; returns the exit code when its part is done."""
     control = ControlClient(address, role="worker", index=index, advertise=advertise)
-    with _Membership(control) as config:
+    with Membership(control) as config:
         compile_kernels(kernel_modules())
         torch.set_num_threads(config.threads)
         data = open_data(config.data, seed=config.seed)
         formation = control.join(table_specs(config, data.train.schema))
-        transport = _join_group(config, formation, "worker", index, advertise, None)
+        transport = join_group(config, formation, "worker", index, advertise, None)
         collective = ProcessCollective(
             connect_store(formation.store_host, formation.store_port, timeout_s=config.liveness.form_timeout_s),
             rank=index,
@@ -62,6 +70,7 @@ def run_worker(address: str, *, index: int, advertise: str) -> int:
             generation=formation.generation,
             device=_device(config, index)[0],
         )
+        _log.info("training", generation=formation.generation, steps=worker.trainer.total_steps)
         try:
             summary = worker.run(control, lambda _step: _stop(control), lambda: control.bytes_total)
             if summary is not None:
@@ -70,6 +79,7 @@ def run_worker(address: str, *, index: int, advertise: str) -> int:
         finally:
             collective.close()
             transport.close()
+        _log.info("done", step=worker.trainer.total_steps)
     return 0
 
 
@@ -110,7 +120,7 @@ class _SinkProgress:
         pass
 
 
-class _Membership:
+class Membership:
     """Registered and alive inside the `with`; on the way out says how it ended, with the job's verdict on the cause."""
 
     def __init__(self, control: ControlClient) -> None:
@@ -143,7 +153,7 @@ def _stop(control: ControlClient) -> bool:
     return control.stop_requested.is_set()
 
 
-def _join_group(
+def join_group(
     config: JobConfig,
     formation: Formation,
     role: str,

@@ -8,9 +8,12 @@ from __future__ import annotations
 from collections import deque
 
 from shardkeep.base.errors import ProtocolError
+from shardkeep.base.log import EventLog
 from shardkeep.ps.control.records import REPORT_KINDS, JobSink, Member, Record
 
 EVENTS_KEPT = 500
+
+_log = EventLog("control")
 
 
 class Chronicle:
@@ -49,7 +52,8 @@ class Chronicle:
         self._sink.event(full)
 
     def note(self, text: str) -> None:
-        """An event of the coordinator itself."""
+        """An event of the coordinator itself: one line in its log too."""
+        _log.info(text)
         record: Record = {"kind": "event", "role": "coordinator", "index": 0, "text": text}
         self._remember(record)
         self._sink.event(record)

@@ -243,6 +243,7 @@ class Coordinator:
             self._fail(f"the generation cannot be opened: {error}")
         else:
             self._life.formed(self._formation.generation)
+            self._keep(lambda: self._chronicle.note(f"generation {self._members.generation} formed"))
             self._changed.notify_all()
 
     def _new_formation(self) -> Formation:

@@ -92,8 +92,8 @@ def serve_job(
     sink: JobSink,
     ready: Callable[[str], None],
     stop: threading.Event,
-) -> int:
-    """The coordinator's life: serves one job until it is over; returns the job's exit code.
+) -> None:
+    """The coordinator's life: serves one job until it is completed. Blocks.
 
     Args:
         config_yaml: The resolved config, handed to every member.
@@ -104,6 +104,9 @@ def serve_job(
         sink: Who keeps the records.
         ready: Called once with the address to give to members.
         stop: Set it (from a signal handler) to end the job in order.
+
+    Raises:
+        UserError, JobError: The job failed (JobStopped: was stopped); the text is the job's message.
     """
     store = StoreHost(bind=split_address(listen, lowest_port=0)[0])
     coordinator = Coordinator(
@@ -123,4 +126,5 @@ def serve_job(
                 coordinator.stop("the coordinator was asked to end")
         coordinator.wait_drained(liveness.lease_s)  # members still have to hear of it
     store.close()
-    return coordinator.state.exit_code or 0
+    if coordinator.state.state != "completed" and (error := coordinator.state.error()) is not None:
+        raise error
