@@ -1,0 +1,198 @@
+"""Whole jobs as real processes: they complete, they are alike, they end in order, and they leave nothing behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from shardkeep.config import JobConfig
+from shardkeep.report import NO_SUMMARY, RunFolder
+from shardkeep.workers.data.dataset import open_data
+from tests.support.cluster import Cluster, Ended, gone, kinds, listening, records, stalled
+from tests.support.local_job import LocalJob
+
+pytestmark = pytest.mark.processes
+
+TRAIN = {"batch_size": 50, "report_every_s": 0.1}
+TINY: dict[str, Any] = {
+    "name": "tiny",
+    "seed": 3,
+    "servers": 2,
+    "workers": 2,
+    "data": {"synthetic": {"train_samples": 1950, "eval_samples": 300, "num_dense": 3, "table_sizes": [50, 90, 3000]}},
+    "model": {"bottom": [8], "top": [8]},
+    "tower": {"compile": "off"},
+    "train": TRAIN,
+}
+ENDLESS = {**TINY, "servers": 1, "train": {**TRAIN, "epochs": 100_000}, "eval": {"every_steps": 1_000_000}}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path) as cluster:
+        yield cluster
+
+
+def check_completed(ended: Ended, folder: RunFolder, config: dict[str, Any]) -> dict[str, Any]:
+    """What every completed job leaves: code 0, quiet screen and logs, all files, all keys. Returns the summary."""
+    assert (ended.code, ended.err) == (0, "")
+    summary = folder.summary() or {}
+    assert set(NO_SUMMARY) | {"status", "versions", "machine"} <= set(summary)
+    assert (summary["status"], summary["steps"], summary["samples"]) == ("completed", 20, 1950)
+    assert summary["wall_s"] > 0 and summary["samples_per_s"] > 0
+    assert 0.5 < summary["eval"]["auc"] < summary["eval"]["best_auc"] and summary["eval"]["samples"] == 300
+    check_bytes(summary["bytes"], summary["samples"])
+    assert sum(summary["staleness"].values()) == summary["steps"] * config["workers"]
+    assert [t["name"] for t in summary["tables"]] == ["C1", "C2", "C3"]
+    assert all(t["rows"] > 0 and t["bytes"] > 64 * t["rows"] for t in summary["tables"])
+    assert re.fullmatch("[0-9a-f]{64}", summary["state_digest"])
+    roles = [("coordinator", 0)] + [(r, i) for r in ("server", "worker") for i in range(config[f"{r}s"])]
+    members = folder.member_list()
+    assert [(m["role"], m["index"]) for m in members] == roles
+    assert {(m["host"], m["generation"]) for m in members} == {("127.0.0.1", 1)}
+    assert {"progress", "eval", "phase", "event"} <= kinds(folder)
+    assert not gone_members(folder)
+    return summary
+
+
+def check_bytes(counted: dict[str, Any], samples: int) -> None:
+    parts = [sum(counted[name].values()) for name in ("push", "pull", "tower")] + [counted["control"]]
+    assert min(parts) > 0
+    assert counted["total"] == sum(parts)
+    assert counted["per_sample"] == counted["total"] / samples
+
+
+def check_logs(folder: RunFolder) -> None:
+    """Only our own lines: no warnings of libraries, no tracebacks, nothing of C++."""
+    for log in folder.logs.glob("*.log"):
+        ours = re.compile(rf"(\{{|{log.stem.replace('-', '/')} )")
+        strange = [line for line in log.read_text().splitlines() if not ours.match(line) or "level=" in line]
+        assert not strange, f"{log.name}: {strange}"
+
+
+def gone_members(folder: RunFolder) -> list[int]:
+    return [m["pid"] for m in folder.member_list() if psutil.pid_exists(m["pid"])]
+
+
+def test_a_sync_job_ends_with_the_same_model_as_one_in_this_process_whatever_the_servers(cluster: Cluster) -> None:
+    digests = []
+    for servers in (1, 2):
+        config = {**TINY, "servers": servers, "consistency": {"mode": "sync"}}
+        job, folder = cluster.job(config, name=f"servers-{servers}")
+        summary = check_completed(job.end(), folder, config)
+        check_logs(folder)
+        assert summary["staleness"] == {"0": 40}
+        digests.append(summary["state_digest"])
+    parsed = JobConfig.model_validate({**TINY, "consistency": {"mode": "sync"}})
+    here = LocalJob(parsed, open_data(parsed.data, seed=parsed.seed)).run()
+    assert digests == [here["state_digest"]] * 2
+
+
+def test_a_bounded_job_shows_its_phases_and_its_result(cluster: Cluster) -> None:
+    config = {**TINY, "consistency": {"mode": "bounded", "staleness": 2}}
+    job, folder = cluster.job(config)
+    ended = job.end()
+    summary = check_completed(ended, folder, config)
+    check_logs(folder)
+    assert max(int(k) for k in summary["staleness"]) <= 2
+    lines = [line.split()[0] for line in ended.out.splitlines() if line]
+    assert lines[:3] == ["kernels", "data", "start"]
+    assert {"train", "evaluate", "AUC", "logloss", "bytes", "speed", "run"} <= set(lines)
+
+
+def test_roles_started_by_hand_train_an_async_job(cluster: Cluster) -> None:
+    config = {**TINY, "consistency": {"mode": "async"}}
+    coordinator, address, folder = cluster.coordinator(config)
+    members = [cluster.role(role, index, address) for role in ("worker", "server") for index in (1, 0)]
+    endings = [command.end() for command in [*members, coordinator]]
+    assert [ended.code for ended in endings] == [0] * 5
+    check_completed(Ended(0, "", ""), folder, config)
+    assert not [line for ended in endings for line in ended.err.splitlines() if "level=" in line or "arn" in line]
+
+
+@pytest.mark.parametrize("victim", ["coordinator 0", "server 0", "worker 1"])
+def test_a_killed_process_ends_the_job_within_seconds_and_one_line_names_it(cluster: Cluster, victim: str) -> None:
+    job, folder = cluster.job(ENDLESS)
+    members = cluster.training(folder)
+    assert set(members) == {"coordinator 0", "server 0", "worker 0", "worker 1"}
+    began = time.monotonic()
+    members[victim].kill()
+    ended = job.end(limit_s=20)
+    assert time.monotonic() - began < 8
+    assert ended.code == 1
+    line = rf"error: {victim} \(pid {members[victim].pid}.*\) ended: killed by SIGKILL, .*step \d+"
+    assert re.match(line, ended.err), ended.err
+    assert ended.err.count("\n") == 1
+    assert not gone(members.values(), limit_s=0)
+    summary = folder.summary() or {}
+    assert summary["status"] == "failed"
+    assert summary["message"] in ended.err
+
+
+def test_two_jobs_side_by_side_end_alone_one_by_ctrl_c_one_with_its_launcher(cluster: Cluster) -> None:
+    (first, folder), (second, other) = (cluster.job(ENDLESS, name=name) for name in ("first", "second"))
+    members, others = cluster.training(folder), cluster.training(other)
+
+    first.signal(signal.SIGINT)
+    ended = first.end(limit_s=20)
+    assert ended.code == 1
+    assert re.fullmatch(r"stopped at step \d+: Ctrl-C or SIGTERM\n", ended.err)
+    assert (folder.summary() or {})["status"] == "stopped"
+    assert not gone(members.values(), limit_s=0)
+
+    assert second.running and other.summary() is None
+    second.signal(signal.SIGKILL)
+    assert not gone(others.values(), limit_s=15)
+    assert (other.summary() or {})["status"] == "stopped"
+
+
+def test_a_stalled_worker_is_named_when_its_lease_ends_and_all_listen_on_loopback_only(cluster: Cluster) -> None:
+    job, folder = cluster.job({**ENDLESS, "liveness": {"lease_s": 3.0}})
+    members = cluster.training(folder)
+    hosts = {name: listening(process) for name, process in members.items()}
+    assert {host for found in hosts.values() for host in found} == {"127.0.0.1"}, hosts
+    assert all(hosts.values()), hosts
+    with stalled(members["worker 1"]):
+        ended = job.end(limit_s=20)
+    assert ended.code == 1
+    pid = members["worker 1"].pid
+    line = rf"error: worker 1 \(pid {pid} on 127.0.0.1\) sent no heartbeat for 3 s \(lease_s\), .*at step \d+"
+    assert re.match(line, ended.err), ended.err
+    assert ended.err.count("\n") == 1
+    assert not gone(members.values(), limit_s=0)
+
+
+def test_a_mistake_that_only_a_worker_sees_ends_with_code_2_and_one_line(cluster: Cluster) -> None:
+    config = {**TINY, "servers": 1, "workers": 1, "model": {"name": "dlrm", "cross_layers": 2}}
+    job, folder = cluster.job(config)
+    ended = job.end()
+    assert ended.code == 2
+    assert ended.err.count("\n") == 1 and "cross_layers" in ended.err
+    assert (folder.summary() or {})["status"] == "failed"
+
+
+@pytest.mark.parametrize("place", ["file/run", "/proc/run"], ids=["below-a-file", "where-nobody-may-write"])
+def test_a_run_folder_that_cannot_be_made_is_one_line(cluster: Cluster, tmp_path: Path, place: str) -> None:
+    (tmp_path / "file").write_text("")
+    ended = cluster.command("train", str(cluster.write(TINY)), "--run-dir", place, cwd=tmp_path).end()
+    assert ended.code == 2
+    assert re.fullmatch(rf"error: --run-dir {place}: cannot be written \(.+\)\n", ended.err)
+
+
+def test_the_records_of_a_run_are_lines_of_json_with_a_time(cluster: Cluster) -> None:
+    config = {**TINY, "servers": 0, "workers": 1}
+    job, folder = cluster.job(config)
+    assert job.end().code == 0
+    told = records(folder)
+    assert all({"time", "kind"} <= set(record) for record in told)
+    assert json.loads((folder.path / "summary.json").read_text()) == folder.summary()
+    steps = [r["step"] for r in told if r["kind"] == "progress"]
+    assert steps == sorted(set(steps)) and steps[-1] == 39
