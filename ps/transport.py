@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 import os
 import pickle
+import secrets
 import socket
 import sys
 import threading
@@ -219,10 +220,12 @@ class RpcTransport:
         handler: Handler | None = None,
     ) -> None:
         self.num_servers = num_servers
-        self._generation = generation
         self._open = True
-        self._name = f"{role}{index}-g{generation}"  # torch counts all-gathers per set of names: hence the generation
         _set_up_process(interface_of(host))
+        started = time.monotonic()
+        group = PrefixStore(f"rpc/{generation}", store)
+        self._suffix = _suffix(group, generation)
+        self._name = f"{role}{index}{self._suffix}"
         if handler is not None:
             _served[self._name] = handler
         options = rpc.TensorPipeRpcBackendOptions(
@@ -234,8 +237,6 @@ class RpcTransport:
         )
         # torch waits 24 days for a member that does not come (pytorch/torch/distributed/rpc/constants.py).
         rpc.constants.DEFAULT_PROCESS_GROUP_TIMEOUT = datetime.timedelta(seconds=timeout_s)
-        started = time.monotonic()
-        group = PrefixStore(f"rpc/{generation}", store)
         try:
             group.set(f"{role} {index}", "is here")
             with warnings.catch_warnings():  # torch's own use of a deprecated type, in each process of a job
@@ -257,8 +258,12 @@ class RpcTransport:
                 f"{missing or ': ' + _reason(error)}"
             ) from error
 
+    def server_name(self, server: int) -> str:
+        """What the server is called in this group, and what it serves under."""
+        return f"server{server}{self._suffix}"
+
     def send(self, server: int, message: Bytes, *, timeout_s: float) -> Future[Bytes]:
-        target = f"server{server}-g{self._generation}"
+        target = self.server_name(server)
         answer: Future[Bytes] = Future()
         started = time.monotonic()
 
@@ -284,6 +289,15 @@ class RpcTransport:
         if self._open and rpc._is_current_rpc_agent_set():  # type: ignore[attr-defined]
             rpc.shutdown(graceful=False)
         self._open = False  # the process may have joined another generation: its agent is not ours
+
+
+def _suffix(group: Store, generation: int) -> str:
+    """The end of all names in a group, of which no process has seen another: torch counts all-gathers per set of
+    names, and a process that joins two jobs, one after the other, is in generation 1 twice."""
+    try:
+        return f"-g{generation}-{group.compare_set('incarnation', '', secrets.token_hex(4)).decode()}"
+    except RuntimeError as error:
+        raise TransportError(f"the coordinator's store was lost: {_first_line(error)}") from error
 
 
 def _missing(group: Store, roles: Sequence[tuple[str, int]]) -> str:
