@@ -7,6 +7,7 @@ no network, no error feedback.
 
 from __future__ import annotations
 
+import functools
 from typing import Protocol
 
 import numpy as np
@@ -41,6 +42,7 @@ class ValueCodec(Protocol):
         ...
 
 
+@functools.cache
 def value_codec(name_or_tag: str | int) -> ValueCodec:
     """The codec of a config name or wire tag. Raises CorruptMessage for an unknown tag, KeyError for a name."""
     from shardkeep.compression import quantize

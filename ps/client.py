@@ -163,7 +163,7 @@ class EmbeddingClient:
                 Section(
                     table=self._index[name],
                     rows=request.splits[name].count(server),
-                    ids=_bytes(request.ids[name][request.splits[name].positions(server)]),
+                    ids=_bytes(request.splits[name].of_server(request.ids[name], server)),
                     values=EMPTY,
                 )
                 for name in names
@@ -192,7 +192,7 @@ class EmbeddingClient:
                         f"server {server} answered {decoded.shape[0]} rows of table number {section.table}, "
                         f"asked for {where.count(server)} of {self._index[name]} ({name})"
                     )
-                rows[name][where.positions(server)] = decoded
+                where.put_rows(server, decoded, rows[name])
             seen = max(seen, answer.value)
             self._count("pull", answer)
         pull.staleness = seen
@@ -246,13 +246,12 @@ class EmbeddingClient:
         self.saturated_values += saturated_values(self._push_codec, encoded_KR)
         for server in range(self.num_servers):
             if count := where.count(server):
-                positions = where.positions(server)
                 parts[server].append(
                     Section(
                         table=self._index[name],
                         rows=count,
-                        ids=_bytes(ids_U[positions]),
-                        values=_bytes(encoded_KR[positions]),
+                        ids=_bytes(where.of_server(ids_U, server)),
+                        values=_bytes(where.of_server(encoded_KR, server)),
                         value_format=self._push_codec.tag,
                     )
                 )

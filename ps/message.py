@@ -11,6 +11,7 @@ Knows no table, codec or socket. A message is immutable once packed; unpacking c
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,14 +82,14 @@ def pack(message: Message) -> Bytes:
         [(s.table, s.id_format, s.value_format, 0, s.rows, s.ids.size, s.values.size) for s in sections],
         dtype=_ENTRY,
     )
-    starts, length = _layout(directory)
+    parts = [s.ids for s in sections] + [s.values for s in sections]
+    starts, length = _layout([part.size for part in parts])
     out = np.zeros(length, dtype=np.uint8)
     out[: _HEADER.itemsize].view(_HEADER)[0] = (
         MAGIC, VERSION, int(message.kind), message.generation, message.rank,
         len(sections), message.step, message.value, length,
     )  # fmt: skip
     out[_HEADER.itemsize : _HEADER.itemsize + directory.nbytes] = directory.view(np.uint8)
-    parts = [s.ids for s in sections] + [s.values for s in sections]
     for start, part in zip(starts, parts, strict=True):
         out[start : start + part.size] = part
     return out
@@ -105,9 +106,8 @@ def unpack(buffer: Bytes) -> Message:
     if length != buffer.size or _HEADER.itemsize + int(count) * _ENTRY.itemsize > buffer.size:
         raise CorruptMessage(f"{buffer.size} bytes received, the header says {length} with {count} sections")
     directory = buffer[_HEADER.itemsize : _HEADER.itemsize + int(count) * _ENTRY.itemsize].view(_ENTRY)
-    if count and int(directory["value_bytes"].max()) > buffer.size:  # beyond int64 the sum below would wrap around
-        raise CorruptMessage(f"{buffer.size} bytes received, a section says {int(directory['value_bytes'].max())}")
-    starts, expected = _layout(directory)
+    entries = directory.tolist()
+    starts, expected = _layout([entry[5] for entry in entries] + [entry[6] for entry in entries])
     if expected != buffer.size:
         raise CorruptMessage(f"{buffer.size} bytes received, the sections add up to {expected}")
     try:
@@ -124,15 +124,15 @@ def unpack(buffer: Bytes) -> Message:
             id_format=id_format,
             value_format=value_format,
         )
-        for i, (table, id_format, value_format, _, rows, id_bytes, value_bytes) in enumerate(directory.tolist())
+        for i, (table, id_format, value_format, _, rows, id_bytes, value_bytes) in enumerate(entries)
     )
     return Message(known, int(generation), int(rank), int(step), sections, int(value))
 
 
 def overhead(message: Message) -> int:
     """Bytes of the packed message that are neither ids nor values."""
-    _, length = _layout(np.array([(0, 0, 0, 0, 0, s.ids.size, s.values.size) for s in message.sections], dtype=_ENTRY))
-    return length - sum(s.ids.size + s.values.size for s in message.sections)
+    sizes = [part.size for s in message.sections for part in (s.ids, s.values)]
+    return _layout(sizes)[1] - sum(sizes)
 
 
 def text_message(kind: Kind, text: str, *, generation: int = 0, rank: int = 0) -> Bytes:
@@ -148,10 +148,10 @@ def text_of(message: Message) -> str:
     return bytes(message.sections[0].values).decode("utf-8", errors="replace")
 
 
-def _layout(directory: npt.NDArray[np.void]) -> tuple[list[int], int]:
-    """Where each section's ids, then each section's values start, and the length of the whole."""
-    sizes = np.concatenate([directory["id_bytes"].astype(np.int64), directory["value_bytes"].astype(np.int64)])
-    padded = (sizes + 7) & ~7
-    first = (_HEADER.itemsize + directory.nbytes + 7) & ~7
-    ends = first + np.cumsum(padded)
-    return (ends - padded).tolist(), int(ends[-1]) if ends.size else first
+def _layout(parts: Sequence[int]) -> tuple[list[int], int]:
+    """Where parts of these sizes start (every section's ids, then every section's values), and the whole's length."""
+    starts, at = [], _HEADER.itemsize + len(parts) // 2 * _ENTRY.itemsize
+    for size in parts:
+        starts.append(at)
+        at += (size + 7) & ~7
+    return starts, at

@@ -8,13 +8,18 @@ buckets, so another number of servers moves whole buckets. Tables share the rule
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-Ids = npt.NDArray[np.int64]
+from shardkeep.ps import placement_kernels
 
-BUCKET_BITS = 12
+Ids = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.float32]
+T = TypeVar("T", bound=np.generic)
+
+BUCKET_BITS = placement_kernels.BUCKET_BITS
 BUCKETS = 1 << BUCKET_BITS
 
 
@@ -35,28 +40,41 @@ class Split:
     def count(self, server: int) -> int:
         return self.starts[server + 1] - self.starts[server]
 
+    def of_server(self, array_U: npt.NDArray[T], server: int) -> npt.NDArray[T]:
+        """The part of an array (U, ...) that belongs to one server, in the order of `positions`; a view if it can."""
+        positions = self.positions(server)
+        return array_U[positions] if isinstance(positions, slice) else array_U.take(positions, axis=0)
 
-def bucket_of(ids_U: Ids) -> npt.NDArray[np.uint64]:
+    def put_rows(self, server: int, rows_KD: Rows, out_UD: Rows) -> None:
+        """Copies one server's rows to their places among all, both float32."""
+        positions = self.positions(server)
+        if isinstance(positions, slice):
+            out_UD[positions] = rows_KD
+        else:  # numpy's own indexing of rows is six times slower
+            placement_kernels.scatter(_plain(rows_KD), positions, out_UD)
+
+
+def bucket_of(ids_U: Ids) -> Ids:
     """The placement bucket of each id, in [0, BUCKETS): the top bits of the id's splitmix64 finalizer."""
-    x = ids_U.view(np.uint64).copy()
-    x ^= x >> np.uint64(30)
-    x *= np.uint64(0xBF58476D1CE4E5B9)
-    x ^= x >> np.uint64(27)
-    x *= np.uint64(0x94D049BB133111EB)
-    x ^= x >> np.uint64(31)
-    return x >> np.uint64(64 - BUCKET_BITS)
+    buckets_U = np.empty(ids_U.size, dtype=np.int64)
+    placement_kernels.find_buckets(_plain(ids_U), buckets_U)
+    return buckets_U
 
 
-def server_of(ids_U: Ids, num_servers: int) -> npt.NDArray[np.uint16]:
+def server_of(ids_U: Ids, num_servers: int) -> Ids:
     """The server of each id, in [0, num_servers)."""
-    return (bucket_of(ids_U) * np.uint64(num_servers) >> np.uint64(BUCKET_BITS)).astype(np.uint16)
+    return bucket_of(ids_U) * num_servers >> BUCKET_BITS
 
 
 def split(ids_U: Ids, num_servers: int) -> Split:
     """Splits ids among servers; keeps their order within each server."""
     if num_servers == 1:
         return Split(None, (0, ids_U.size))
-    servers = server_of(ids_U, num_servers)
-    order = np.argsort(servers, kind="stable")
-    starts = np.concatenate([[0], np.cumsum(np.bincount(servers, minlength=num_servers))])
-    return Split(order, tuple(starts.tolist()))
+    order_U, starts = np.empty(ids_U.size, dtype=np.int64), np.zeros(num_servers + 1, dtype=np.int64)
+    placement_kernels.group(_plain(ids_U), num_servers, order_U, starts)
+    return Split(order_U, tuple(starts.tolist()))
+
+
+def _plain(array: npt.NDArray[T]) -> npt.NDArray[T]:
+    """The array itself where kernels can take it, else a copy: contiguous, aligned, writable."""
+    return array if array.flags.carray else array.copy()

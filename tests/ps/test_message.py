@@ -174,7 +174,7 @@ def test_sizes_that_wrap_around_64_bits_are_corrupt() -> None:
     buffer = push()  # parts of 24 + 8 + 40 + 8 bytes; now -8 and 56 in place of the two lengths of values
     buffer[HEADER + 16 : HEADER + 24].view("<u8")[0] = 2**64 - 8
     buffer[HEADER + ENTRY + 16 : HEADER + ENTRY + 24].view("<u8")[0] = 56
-    with pytest.raises(CorruptMessage, match=r"a section says 1844674407370955\d+"):
+    with pytest.raises(CorruptMessage, match="the sections add up to"):
         unpack(buffer)
 
 
