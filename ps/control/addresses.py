@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+
 from shardkeep.base.errors import ConfigError
 
 ANY_HOST = frozenset({"", "0.0.0.0", "::", "[::]"})
@@ -20,3 +22,20 @@ def split_address(address: str, *, lowest_port: int = 1) -> tuple[str, int]:
 
 def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def check_advertised(advertise: str, *, coordinator: str) -> None:
+    """Raises ConfigError for a loopback address where the coordinator's is none: to members on other machines it
+    would mean themselves, and the group would fail minutes later with a refused connection."""
+    if _is_loopback(advertise) and not _is_loopback(coordinator):
+        raise ConfigError(
+            f"--advertise {advertise}: the coordinator is at {coordinator}, so members may be on several machines; "
+            "give this machine's address as they reach it"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost"

@@ -12,7 +12,7 @@ from shardkeep.base.errors import ShardkeepError
 from shardkeep.proto import control_pb2 as pb
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control import wire
-from shardkeep.ps.control.addresses import ANY_HOST
+from shardkeep.ps.control.addresses import ANY_HOST, check_advertised
 from shardkeep.ps.control.channel import ControlChannel
 from shardkeep.ps.control.heartbeat import Heartbeat
 from shardkeep.ps.control.records import (
@@ -41,7 +41,8 @@ class ControlClient:
         address: HOST:PORT of the coordinator.
         role: "server" or "worker".
         index: Place among its role, from 0.
-        advertise: Host under which the other members reach this one.
+        advertise: Host under which the other members reach this one. Raises ConfigError when it is loopback and the
+            coordinator is not.
         timeout_s: Seconds that one answer may take, and that registration waits for a coordinator to appear.
         protocol_version: For tests of the refusal.
         versions: What is told at registration; None = this process's.
@@ -65,6 +66,7 @@ class ControlClient:
         told = own_versions() if versions is None else versions
         self._hello = Hello(self.member, self._token, protocol_version, told)
         self._channel = ControlChannel(address)
+        check_advertised(advertise, coordinator=self._channel.host)
         self._heartbeat = Heartbeat(self._channel, self._token)
         self._reporter = Reporter(self._channel, self._token, timeout_s=timeout_s)
 
