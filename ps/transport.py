@@ -5,6 +5,8 @@ The only file that touches torch.distributed.rpc, its private names included. Kn
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import datetime
 import os
 import pickle
@@ -14,8 +16,9 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -287,8 +290,27 @@ class RpcTransport:
         """Leaves the group without waiting for the others; what is under way ends with TransportError. Idempotent."""
         _served.pop(self._name, None)
         if self._open and rpc._is_current_rpc_agent_set():  # type: ignore[attr-defined]
-            rpc.shutdown(graceful=False)
+            with _without_native_warnings():
+                rpc.shutdown(graceful=False)
         self._open = False  # the process may have joined another generation: its agent is not ours
+
+
+@contextlib.contextmanager
+def _without_native_warnings() -> Iterator[None]:
+    """torch prints a C++ warning for a connection that this side closes, unless the shutdown is graceful (`respond`
+    in tensorpipe_agent.cpp). Where the log's level cannot be found it prints it still."""
+    folder = Path(torch.__file__).parent / "lib"
+    try:
+        library = ctypes.CDLL(str(folder / ("libc10.dylib" if sys.platform == "darwin" else "libc10.so")))
+        level = ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
+    except (OSError, ValueError):
+        yield
+        return
+    before, level.value = level.value, max(level.value, 2)  # 2 = errors
+    try:
+        yield
+    finally:
+        level.value = before
 
 
 def _suffix(group: Store, generation: int) -> str:
