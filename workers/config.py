@@ -19,7 +19,7 @@ def _listed(value: Any) -> Any:
 def _texts(value: Any) -> Any:
     if isinstance(value, bool) or (isinstance(value, list) and any(isinstance(v, bool) for v in value)):
         raise ValueError(
-            'YAML reads yes, no, on, off, true and false as a truth value; put the text in quotes: ["yes"]'
+            'a bare yes, no, on, off, true or false is a truth value in YAML; put the text in quotes: ["yes"]'
         )
     if isinstance(value, list):
         return [str(v) if isinstance(v, int | float) else v for v in value]

@@ -6,12 +6,13 @@ written last and says which files, at which size and time, the entry was made fr
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,15 +77,16 @@ def open_cached(
     """
     train, held = _input_files(config)
     job = Job(config, layout, read, reading, train, held, seed)
-    entry = _cache_folder(config, train[0]) / _entry_name(job)
-    told = progress or (lambda _text, _share: None)
-    data = _open_entry(entry, job)
-    if data is None:
-        with _locked(entry, told):
+    folders, name = _cache_folders(config, train[0]), _entry_name(job)
+    for folder in folders:  # one that somebody else made may be read where nothing can be written
+        if (data := _open_entry(folder / name, job)) is not None:
+            return data
+    entry = _writable(folders) / name
+    with _locked(entry, progress or (lambda _text, _share: None)) as told:
+        data = _open_entry(entry, job)
+        if data is None:
+            _convert(entry, job, told)
             data = _open_entry(entry, job)
-            if data is None:
-                _convert(entry, job, told)
-                data = _open_entry(entry, job)
     if data is None:
         raise DataError(f"{entry}: the cache cannot be read back; delete the folder, or set data.cache")
     return data
@@ -136,6 +138,7 @@ def _convert(entry: Path, job: Job, progress: Progress) -> None:
             "transform": to_json(converter.scaler.transform()),
         }
         atomic_write(fresh / "meta.json", json.dumps(meta, indent=1))
+        fresh.chmod(entry.parent.stat().st_mode & 0o777)  # mkdtemp's is for one user only
         shutil.rmtree(entry, ignore_errors=True)  # processes that mapped the old files keep them
         fresh.rename(entry)
     except OSError as error:
@@ -161,7 +164,7 @@ def _write_parts(folder: Path, job: Job, converter: Converter, progress: Progres
         writers = [ColumnarWriter(sink) if sink else None for sink in sinks]
         try:
             chunks = _read_all(job, paths, progress)
-            converter.convert(chunks, writers[0], writers[1], share=share, seed=job.seed)
+            converter.convert(chunks, writers[0], writers[1], share=share, seed=job.seed, origin=_named(paths))
             for writer in writers:
                 if writer is not None:
                     writer.close()
@@ -171,6 +174,10 @@ def _write_parts(folder: Path, job: Job, converter: Converter, progress: Progres
                     sink.close()
         sizes |= {name: (folder / name).stat().st_size for name in names if name}
     return sizes
+
+
+def _named(paths: Sequence[Path]) -> str:
+    return str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
 
 
 def _read_all(job: Job, paths: Sequence[Path], progress: Progress) -> Iterable[Chunk]:
@@ -195,17 +202,18 @@ def _entry_name(job: Job) -> str:
     return f"{job.train[0].name.split('.')[0]}-{xxhash.xxh3_64_hexdigest(text.encode())}"
 
 
-def _cache_folder(config: DataConfig, first: Path) -> Path:
+def _cache_folders(config: DataConfig, first: Path) -> list[Path]:
+    """Where entries may lie, the preferred place first."""
     if config.cache is not None:
-        folder = Path(config.root) / Path(config.cache).expanduser()
-        _make(folder)
-        return folder
-    beside = first.resolve().parent / ".shardkeep-cache"
+        return [Path(config.root) / Path(config.cache).expanduser()]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    for folder in (beside, home / "shardkeep" / "data"):
-        if _usable(folder):
-            return folder
-    folder = Path(tempfile.gettempdir()) / f"shardkeep-data-{os.getuid()}"
+    temporary = Path(tempfile.gettempdir()) / f"shardkeep-data-{os.getuid()}"
+    return [first.resolve().parent / ".shardkeep-cache", home / "shardkeep" / "data", temporary]
+
+
+def _writable(folders: Sequence[Path]) -> Path:
+    """The first folder that can be written, made; the last one is not asked."""
+    folder = next((f for f in folders[:-1] if _usable(f)), folders[-1])
     _make(folder)
     return folder
 
@@ -230,6 +238,14 @@ def _make(folder: Path) -> None:
         raise DataError(f"{folder}: the cache folder cannot be made ({error.strerror}); set data.cache") from error
 
 
-def _locked(entry: Path, progress: Progress) -> Any:
+@contextlib.contextmanager
+def _locked(entry: Path, progress: Progress) -> Iterator[Progress]:
+    """Holds the entry's lock among processes."""
+    path = entry.parent / f".{entry.name}.lock"
     waiting = "waiting for another process that converts the data"
-    return file_lock(entry.parent / f".{entry.name}.lock", waiting=lambda: progress(waiting, 0.0))
+    with contextlib.ExitStack() as held:
+        try:
+            held.enter_context(file_lock(path, waiting=lambda: progress(waiting, 0.0)))
+        except OSError as error:
+            raise DataError(f"{path}: the cache cannot be written ({error.strerror}); set data.cache") from error
+        yield progress

@@ -126,10 +126,12 @@ class Converter:
         *,
         share: float = 0.0,
         seed: int = 0,
+        origin: str = "",
     ) -> None:
         """Writes every chunk: to `train`, or to `held`, or with both a `share` of the rows to `held`.
 
-        Only rows written to `train` enter the statistics. Raises DataError for what cannot be a sample.
+        Only rows written to `train` enter the statistics. `origin` names the input where it turns out to be empty.
+        Raises DataError for what cannot be a sample.
         """
         key = np.uint64(xxhash.xxh3_64_intdigest(b"eval_fraction", seed=seed))
         checks = (PartCheck("training"), PartCheck("evaluation"))
@@ -145,6 +147,8 @@ class Converter:
                     rows = self._rows(part, learn=writer is train)
                     check.add(rows.label_N, part, self.layout.label)
                     writer.add(rows)
+        if not row:
+            raise DataError(f"{origin or 'the data'}: has no rows")
         advice = f" (data.eval_fraction: {share})" if train is not None and held is not None else ""
         for writer, check in ((train, checks[0]), (held, checks[1])):
             if writer is not None:

@@ -68,7 +68,7 @@ class CsvForm:
         names, lines = self._header(path, _first_bytes(path, compression))
         for column in columns:
             if column not in names:
-                raise missing_column(str(path), column, names)
+                raise DataError(f"{missing_column(str(path), column, names)}{self._delimiter_hint(names)}")
             if (times := names.count(column)) > 1:
                 raise DataError(f"{path}: {times} columns are called {column}; give all columns names in data.columns")
         size, done, bad = path.stat().st_size, 0, BadRow(lines)
@@ -125,9 +125,13 @@ class CsvForm:
         if self.columns is None or list(self.columns) == first:
             return first, reader.line_num
         if len(first) != len(self.columns):
-            held = f"{len(first)} fields, data.columns names {len(self.columns)}"
-            raise DataError(f"{path}, row 1: has {held}; check data.columns and data.delimiter ({self.delimiter!r})")
+            held = f"has {len(first)} fields with delimiter {self.delimiter!r}, expected {len(self.columns)}"
+            raise DataError(f"{path}, row 1: {held}{self._delimiter_hint(first)}")
         return list(self.columns), 0
+
+    def _delimiter_hint(self, names: list[str]) -> str:
+        near = [c for c in (",", ";", "\t", "|") if c != self.delimiter and c in "".join(names)]
+        return f"; is data.delimiter {near[0]!r}, not {self.delimiter!r}?" if near and len(names) == 1 else ""
 
 
 class OneByteDelimiter:
@@ -140,7 +144,7 @@ class OneByteDelimiter:
         self._cut = b""  # what may be the first part of a delimiter
 
     def read(self, size: int) -> bytes:
-        """At most `size` bytes; none at the end only."""
+        """At most `size` bytes, which must be no fewer than the delimiter has; none at the end only."""
         while True:
             fresh = bytes(self._stream.read(max(1, size - len(self._cut))))
             text = (self._cut + fresh).replace(self._delimiter, UNIT)
@@ -171,9 +175,14 @@ class BadRow:
     def problem(self, path: Path, error: Exception, done: int) -> str:
         """One line for what stopped the reading after `done` rows."""
         if self.found is not None:
-            row, text = self.found, self.found.text[:60]
+            row, text = self.found, self.found.text[:60].replace(UNIT.decode(), " ")
+            if "\n" in row.text and row.text.count('"') % 2:
+                return f"{path}, row {row.number - self.skipped}: a quote is opened and never closed ({text!r})"
             fields = f"has {row.actual_columns} fields, expected {row.expected_columns}"
             return f"{path}, row {row.number - self.skipped}: {fields} ({text!r})"
+        if "straddling" in str(error):
+            size = f"{BLOCK_BYTES >> 20} MB"
+            return f"{path}, after row {done}: a row is longer than {size}, or a quote is opened and never closed"
         return f"{path}, after row {done}: {_reason(error)}"
 
 

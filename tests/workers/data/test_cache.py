@@ -135,6 +135,26 @@ def test_a_read_only_folder_is_left_alone(tmp_path: Path, monkeypatch: pytest.Mo
         data.chmod(0o755)
 
 
+def test_an_entry_beside_the_data_is_read_where_nothing_can_be_written(tmp_path: Path) -> None:
+    _write(tmp_path)
+    open_data(_config(tmp_path), seed=0)
+    (tmp_path / ".shardkeep-cache").chmod(0o555)
+    told: list[str] = []
+    try:
+        data = open_data(_config(tmp_path), seed=0, progress=lambda text, share: told.append(text))
+    finally:
+        (tmp_path / ".shardkeep-cache").chmod(0o755)
+    assert len(data.train) == 40 and not told
+
+
+def test_other_users_may_read_an_entry_where_they_may_read_the_folder(tmp_path: Path) -> None:
+    _write(tmp_path)
+    (tmp_path / "kept").mkdir(mode=0o755)
+    open_data(_config(tmp_path, cache="kept"), seed=0)
+    (entry,) = (tmp_path / "kept").glob("a-*")
+    assert entry.stat().st_mode & 0o055 == 0o055
+
+
 def test_the_cache_folder_can_be_named(tmp_path: Path) -> None:
     _write(tmp_path)
     open_data(_config(tmp_path, cache="kept"), seed=0)

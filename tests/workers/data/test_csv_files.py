@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.workers.config import DataConfig
+from shardkeep.workers.data.csv_files import OneByteDelimiter
 from shardkeep.workers.data.dataset import Data, open_data
 from shardkeep.workers.data.hashing import MISSING_ID, hash_text
 
@@ -88,6 +90,82 @@ def test_a_delimiter_and_names_for_a_file_without_a_header(tmp_path: Path) -> No
     assert _ids(data) == [hash_text(b"red"), hash_text(b"blue")]
 
 
+@pytest.mark.parametrize("rows", [3, 400_000], ids=["few", "more than a block"])
+def test_a_delimiter_of_several_characters_is_found_wherever_blocks_end(tmp_path: Path, rows: int) -> None:
+    content = "".join(f'{i}::"{i % 7}::{i % 2}\n' for i in range(rows))
+    data = _open(tmp_path, content, delimiter="::", columns=["x", "c", "y"], scale="none")
+    batch = data.train.gather(np.arange(rows))
+    assert np.array_equal(batch.dense_BI[:, 0], np.arange(rows))
+    assert np.array_equal(batch.label_BT[:, 0], np.arange(rows) % 2)
+    assert batch.ids["c"].values_N[:2].tolist() == [hash_text(b'"0'), hash_text(b'"1')]  # quotes mean nothing
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 1000])
+def test_a_stream_gives_the_same_bytes_for_blocks_of_any_size(size: int) -> None:
+    text = b"a::b:::c::::d:\n::"
+    stream, parts = OneByteDelimiter(io.BytesIO(text), b"::"), []
+    while part := stream.read(size):
+        assert len(part) <= size
+        parts.append(part)
+    assert b"".join(parts) == text.replace(b"::", b"\x1f")
+
+
+@pytest.mark.parametrize("delimiter", ["\t", "\\t", "tab"], ids=["a tab", "backslash t", "the word"])
+def test_a_tab_may_be_written_in_three_ways(tmp_path: Path, delimiter: str) -> None:
+    assert len(_ids(_open(tmp_path, GOOD.replace(",", "\t"), delimiter=delimiter))) == 3
+
+
+def test_numbers_may_have_a_decimal_comma(tmp_path: Path) -> None:
+    content = "x;c;y\n1,5;red;0\n-2,25e1;blue;1\n"
+    assert _dense(_open(tmp_path, content, delimiter=";", decimal=",", scale="none")) == [[1.5], [-22.5]]
+
+
+def test_true_and_false_are_one_and_zero(tmp_path: Path) -> None:
+    data = _open(tmp_path, "x,c,y\nTrue,a,False\nFALSE,b,True\n", scale="none")
+    assert _dense(data) == [[1.0], [0.0]]
+    assert data.train.gather(np.arange(2)).label_BT[:, 0].tolist() == [0.0, 1.0]
+
+
+def test_dates_can_be_dense_as_seconds(tmp_path: Path) -> None:
+    content = "x,c,y\n1970-01-02,a,0\n1970-01-01 00:00:30,b,1\n1970-01-01T01:00:00,b,1\n?,b,1\n"
+    assert _dense(_open(tmp_path, content, dense=[{"column": "x", "scale": "none", "fill": 7.0}])) == [
+        [86400.0],
+        [30.0],
+        [3600.0],
+        [7.0],
+    ]
+
+
+def test_a_number_among_the_missing_values_is_missing_however_it_is_written(tmp_path: Path) -> None:
+    content = "x,c,y\n-999,a,0\n-999.0,b,1\n4,b,1\n"
+    assert _dense(_open(tmp_path, content, missing=[-999], scale="none")) == [[4.0]] * 3
+
+
+def test_a_single_name_needs_no_list_and_numbers_no_quotes(tmp_path: Path) -> None:
+    data = _open(tmp_path, "x,c,y\n1,a,3\n2,b,5\n", train="a.csv", label={"column": "y", "positive": 5})
+    assert data.train.gather(np.arange(2)).label_BT[:, 0].tolist() == [0.0, 1.0]
+
+
+def test_patterns_name_all_columns_that_nothing_else_names(tmp_path: Path) -> None:
+    content = "id,f10,f2,c,w,f_x,y\n1,2,3,a,0.5,4,0\n1,2,3,b,0.5,4,1\n"
+    sparse = [{"column": "c", "separator": ";", "pooling": "weighted", "weights": "w"}, "f_x"]
+    schema = _open(tmp_path, content, dense=["f*", {"column": "*", "scale": "log"}], sparse=sparse).train.schema
+    assert schema.dense == ("f10", "f2", "id")
+    assert [feature.name for feature in schema.features] == ["c", "f_x"]
+
+
+def test_other_files_in_a_folder_are_no_data(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("name: a\n")
+    (tmp_path / "old.parquet").write_bytes(b"PAR1")
+    assert len(_ids(_open(tmp_path, train="."))) == 3
+
+
+def test_a_folder_of_folders_says_how_to_name_its_files(tmp_path: Path) -> None:
+    (tmp_path / "days" / "1").mkdir(parents=True)
+    with pytest.raises(DataError, match=r"has no files .*data.train: \[days/\*\*/\*\]"):
+        _open(tmp_path, train="days")
+
+
 def test_a_header_that_equals_the_given_names_is_no_sample(tmp_path: Path) -> None:
     assert len(_open(tmp_path, columns=["x", "c", "y"]).train) == 3
 
@@ -147,7 +225,7 @@ def test_a_share_of_the_rows_is_held_out_by_seed(tmp_path: Path) -> None:
     ("content", "settings", "expected"),
     [
         pytest.param("", {}, "a.csv: is empty", id="empty file"),
-        pytest.param("x,c,y\n", {}, "training data has no rows", id="only a header"),
+        pytest.param("x,c,y\n", {}, "a.csv: has no rows", id="only a header"),
         pytest.param(GOOD, {"dense": ["xx"]}, "has no column xx", id="missing column"),
         pytest.param(GOOD, {"label": "yy"}, "did you mean y?|it has: x, c, y", id="missing label"),
         pytest.param(GOOD, {"train": ["b.csv"]}, "b.csv: no such file .*did you mean a.csv", id="missing file"),
@@ -171,10 +249,20 @@ def test_a_share_of_the_rows_is_held_out_by_seed(tmp_path: Path) -> None:
         pytest.param("x,c,y\n1,a,0\n1,2\n", {}, r"a.csv, row 2: has 2 fields, expected 3 \('1,2'\)", id="short row"),
         pytest.param("x,c,y\n1,a,0\n\n  \n1,2,3,4\n", {}, "row 2: has 4 fields, expected 3", id="long row"),
         pytest.param("x,c,y\n1,a,0\n1,2\n", {"columns": ["x", "c", "y"]}, "row 2: has 2 fields", id="short row, named"),
-        pytest.param("1,2\n", {"columns": ["x", "c", "y"]}, "row 1: has 2 fields, data.columns names 3", id="columns"),
+        pytest.param(
+            "1,2\n", {"columns": ["x", "c", "y"]}, "row 1: has 2 fields with delimiter .*, expected 3", id="columns"
+        ),
         pytest.param("x,x,c,y\n1,1,a,0\n", {}, "2 columns are called x", id="column twice"),
         pytest.param(b"\x00\x01\x02" * 50, {}, "is binary, not delimited text", id="binary"),
         pytest.param(b"PAR1\x00\x01", {}, "use data.source: parquet", id="parquet"),
+        pytest.param(GOOD.replace(",", ";"), {}, "has no column y; .*is data.delimiter ';', not ','", id="delimiter"),
+        pytest.param('x,c,y\n1,"a,0\n' + "2,b,1\n" * 9, {}, "row 1: a quote is opened and never closed", id="quote"),
+        pytest.param("x;c;y\n1,5;a;0\n", {"delimiter": ";"}, "'1,5' is not a number.*data.decimal", id="comma"),
+        pytest.param("x,c,y\n2020-01-01,a,0\n5,b,1\n", {}, "'2020-01-01' is not a number", id="date and number"),
+        pytest.param("x,c,y\ntrue,a,0\nno,b,1\n", {}, "row 1, column x: 'true' is not a number", id="true and no"),
+        pytest.param(GOOD, {"dense": ["f*"]}, r"data.dense: no column matches f\*; there are: x, c, y", id="pattern"),
+        pytest.param(b"PK\x03\x04" + b"\0" * 9, {}, "is a zip archive", id="zip"),
+        pytest.param(GOOD.encode("utf-16"), {}, "is text in UTF-16", id="utf-16"),
         pytest.param(GOOD, {"eval": ["a.csv"], "eval_fraction": 0.5}, "eval_fraction: has no effect", id="two evals"),
         pytest.param(
             "x,c,w,y\n1,a;b,1,0\n",

@@ -89,6 +89,31 @@ def test_weights_follow_their_ids_when_missing_ids_are_dropped(tmp_path: Path) -
     assert ragged.weights_N is not None and ragged.weights_N.tolist() == [0.5, 0.25]
 
 
+@pytest.mark.parametrize("positive", [["4.0", "5"], [4, 5.0]], ids=["texts", "numbers"])
+def test_positive_numbers_are_compared_as_numbers(tmp_path: Path, positive: list[Any]) -> None:
+    label = {"column": "y", "positive": positive}
+    batch = _read(tmp_path, {"x": [1, 2, 3], "y": [3.5, 4.0, 5.0]}, dense=["x"], label=label)
+    assert batch.label_BT[:, 0].tolist() == [0.0, 1.0, 1.0]
+
+
+def test_numbers_among_the_missing_values_are_missing(tmp_path: Path) -> None:
+    columns = {"x": [-1.0, 3.0], "c": [-1, 5], "y": [0, 1]}
+    batch = _read(tmp_path, columns, dense=[{"column": "x", "fill": 9.0}], sparse=["c"], missing=["?", -1])
+    assert batch.dense_BI[:, 0].tolist() == [9.0, 3.0]
+    assert batch.ids["c"].values_N.tolist() == [MISSING_ID, 5]
+
+
+def test_of_a_folder_only_parquet_files_are_read(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("name: a\n")
+    assert len(_read(tmp_path, {"x": [1, 2], "y": [0, 1]}, dense=["*"], train=".")) == 2
+    (tmp_path / "a.parquet").unlink()
+    config = DataConfig.model_validate(
+        {"source": "parquet", "root": str(tmp_path), "train": ".", "label": "y", "dense": ["x"]}
+    )
+    with pytest.raises(DataError, match=r"has no parquet files, only job\.yaml"):
+        open_data(config, seed=0)
+
+
 def test_positive_texts_are_compared_with_whole_numbers_too(tmp_path: Path) -> None:
     label = {"column": "y", "positive": ["3"]}
     assert _read(tmp_path, {"x": [1, 2], "y": [3, 4]}, dense=["x"], label=label).label_BT[:, 0].tolist() == [1.0, 0.0]
