@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from typing import Any
@@ -13,6 +14,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.count = 0
         self.tolerated = 0
+        self.notice = ""  # written on stderr at the first that is tolerated
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -29,3 +31,5 @@ class Interrupts:
         self.count += 1
         if self.count > self.tolerated:
             raise KeyboardInterrupt
+        if self.count == 1 and self.notice:
+            os.write(2, f"{self.notice}\n".encode())  # print is not safe in a signal handler

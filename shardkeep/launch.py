@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardkeep.base.errors import JobStopped
+from shardkeep.base.errors import JobError, JobStopped
 from shardkeep.config import JobConfig, load_config
 from shardkeep.interrupts import Interrupts
 from shardkeep.report import Record, RunFolder, default_run_dir
@@ -24,7 +24,8 @@ def train(config: JobConfig | str | Path, *, run_dir: str | Path | None = None, 
     """Runs a whole job on this machine; blocks until it is over.
 
     Args:
-        config: The job, or the path of its YAML file.
+        config: The job, or the path of its YAML file. A module:Class or module:function is found in data.root, beside
+            the file, or (JobConfig) beside the running script.
         run_dir: The run folder, which must not exist yet; left out = runs/NAME-DATE under the current folder.
         quiet: Show nothing.
 
@@ -37,7 +38,7 @@ def train(config: JobConfig | str | Path, *, run_dir: str | Path | None = None, 
     """
     from rich.console import Console
 
-    code_folder = None if isinstance(config, JobConfig) else Path(config).resolve().parent
+    code_folder = _script_folder() if isinstance(config, JobConfig) else Path(config).resolve().parent
     job = config if isinstance(config, JobConfig) else load_config(config)
     path = Path(run_dir) if run_dir is not None else default_run_dir(job.name)
     return run_job(job, run_dir=path, console=Console(quiet=quiet, highlight=False), code_folder=code_folder)
@@ -86,16 +87,26 @@ class ShownFolder:
         self._folder.members(generation, members)
 
     def progress(self, record: Record) -> None:
-        self._folder.progress(record)
+        with self._writing():
+            self._folder.progress(record)
         self.step = int(record.get("step", self.step))
         self._screen.record(record)
 
     def event(self, record: Record) -> None:
-        self._folder.event(record)
+        with self._writing():
+            self._folder.event(record)
         self._screen.record(record)
 
     def finished(self, status: str, message: str, summary: Record | None) -> None:
-        self._folder.finished(status, message, summary)
+        with self._writing():
+            self._folder.finished(status, message, summary)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise JobError(f"{self._folder.path}: cannot be written ({error.strerror or error})") from error
 
 
 def _in_process(config: JobConfig, folder: RunFolder, screen: Screen, interrupts: Interrupts) -> dict[str, Any]:
@@ -104,18 +115,20 @@ def _in_process(config: JobConfig, folder: RunFolder, screen: Screen, interrupts
 
     sink = ShownFolder(folder, screen)
     interrupts.tolerated = 1
+    interrupts.notice = "stopping after the running step; once more Ctrl-C ends it at once"
     screen.phase("start", "one process")
     try:
         summary = run_in_process(config, sink, lambda: interrupts.count > 0)
         if interrupts.count:
             raise JobStopped(f"stopped at step {sink.step}")
     except KeyboardInterrupt:
-        folder.finished("stopped", "stopped", None)
+        sink.finished("stopped", f"stopped at step {sink.step}", None)
         raise JobStopped(f"stopped at step {sink.step}") from None
     except Exception as error:
-        folder.finished("stopped" if isinstance(error, JobStopped) else "failed", str(error), None)
+        with contextlib.suppress(OSError):
+            folder.finished("stopped" if isinstance(error, JobStopped) else "failed", str(error), None)
         raise
-    folder.finished("completed", "", summary)
+    sink.finished("completed", "", summary)
     return folder.summary() or {}
 
 
@@ -141,6 +154,12 @@ def _anchored(config: JobConfig) -> JobConfig:
     """The config with an absolute data.root: roles and later readers may stand elsewhere."""
     root = str(Path(config.data.root).expanduser().resolve())
     return config.model_copy(update={"data": config.data.model_copy(update={"root": root})})
+
+
+def _script_folder() -> Path:
+    """Where the modules beside the running script are; in a notebook or `python -c` the current folder."""
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    return Path(script).resolve().parent if script else Path.cwd()
 
 
 @contextlib.contextmanager

@@ -26,7 +26,9 @@ VERDICT_S = 4.0
 """Seconds the coordinator gets, after a member's death, to say why the job failed."""
 CLOSE_S = 15.0
 """Seconds the roles get to end once the job is over."""
-TERMINATE_S = 2.0
+FAILED_S = 1.0
+"""Seconds they get once it has failed: the peers of a dead process may be blocked."""
+TERMINATE_S = 1.0
 
 
 class LocalJob:
@@ -108,7 +110,7 @@ class LocalJob:
         """The job is over: gives the roles the time to end by themselves."""
         summary = self._folder.summary()
         if summary is not None and self._interrupts.count < 2:
-            deadline = Deadline(CLOSE_S if summary["status"] == "completed" else TERMINATE_S)
+            deadline = Deadline(CLOSE_S if summary["status"] == "completed" else FAILED_S)
             while any(child.running for child in self._children) and not deadline.over and self._interrupts.count < 2:
                 self._tell_deaths()
                 time.sleep(POLL_S)
@@ -156,7 +158,10 @@ class LocalJob:
         message = str(summary.get("message") or "")
         if message and (cause is None or cause.code >= 0 or f"(pid {cause.pid} " in message):
             return message
-        self._folder.finished(status, text, summary or {"steps": self._step or 0})
+        try:
+            self._folder.finished(status, text, summary or {"steps": self._step or 0})
+        except OSError as error:
+            return f"{text}; {self._folder.path}: cannot be written ({error.strerror or error})"
         return text
 
     def _stopped_text(self) -> str:
