@@ -60,5 +60,9 @@ class Data:
         """One line: how many samples, columns and features, and where from."""
         schema = self.train.schema
         held = f" + {len(self.eval):,} for evaluation" if self.eval is not None else ", none for evaluation"
-        columns = f"{schema.num_dense} dense columns, {len(schema.features)} features"
+        columns = f"{_counted(schema.num_dense, 'dense column')}, {_counted(len(schema.features), 'feature')}"
         return f"{len(self.train):,} samples{held}; {columns}; {self.source}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
