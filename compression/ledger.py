@@ -7,10 +7,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-DIRECTIONS = ("push", "pull", "tower", "control")
+DIRECTIONS = ("push", "pull", "tower", "read", "control")
 Totals = dict[str, Any]
-"""`{"push": {part: bytes}, "pull": {part: bytes}, "tower": {part: bytes}, "control": bytes, "total": bytes}`,
-as in summary.json. Pull counts both the ids asked for and the rows that came back."""
+"""`{"push": {part: bytes}, "pull": {..}, "tower": {..}, "read": {..}, "control": bytes, "total": bytes}`, as in
+summary.json. Pull counts both the ids asked for and the rows that came back; read is the same for evaluation."""
 
 
 class Ledger:

@@ -39,6 +39,7 @@ from shardkeep.ps.transport import Transport, wait
 
 Ids = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
+_DIRECTION = {Kind.PULL: "pull", Kind.READ: "read"}  # in the ledger: evaluation is not training's traffic
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +170,7 @@ class EmbeddingClient:
                 for name in names
             )
             message = Message(kind, self._generation, self.rank, step, sections)
-            self._count("pull", message)
+            self._count(_DIRECTION[kind], message)
             futures.append((server, self._transport.send(server, pack(message), timeout_s=self.timeout_s)))
         return Pull(request, kind, self, tables, futures)
 
@@ -194,7 +195,7 @@ class EmbeddingClient:
                     )
                 where.put_rows(server, decoded, rows[name])
             seen = max(seen, answer.value)
-            self._count("pull", answer)
+            self._count(_DIRECTION[pull.kind], answer)
         pull.staleness = seen
         if pull.kind is Kind.PULL and request.ids:
             self.staleness_seen[seen] = self.staleness_seen.get(seen, 0) + 1

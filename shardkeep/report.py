@@ -33,7 +33,7 @@ NO_SUMMARY: Record = {
     "wall_s": 0.0,
     "samples_per_s": 0.0,
     "eval": None,
-    "bytes": {"push": {}, "pull": {}, "tower": {}, "control": 0, "total": 0, "per_sample": 0.0},
+    "bytes": {"push": {}, "pull": {}, "tower": {}, "read": {}, "control": 0, "total": 0, "per_sample": 0.0},
     "staleness": {},
     "recoveries": [],
     "tables": [],

@@ -66,9 +66,10 @@ def _saturated(push_format: str, workers: Sequence[Mapping[str, Any]]) -> dict[s
 
 
 def _per_sample(totals: dict[str, Any], samples: int) -> dict[str, Any]:
-    everything = sum(v for part in totals.values() if isinstance(part, dict) for v in part.values())
-    everything += sum(v for k, v in totals.items() if not isinstance(v, dict) and k != "total")
-    return totals | {"total": everything, "per_sample": everything / samples if samples else 0.0}
+    """The totals with the sum of all and, as `per_sample`, what training alone cost per sample: no evaluation."""
+    read = sum(totals["read"].values())
+    everything = totals["control"] + sum(sum(part.values()) for part in totals.values() if isinstance(part, dict))
+    return totals | {"total": everything, "per_sample": (everything - read) / samples if samples else 0.0}
 
 
 def table_totals(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

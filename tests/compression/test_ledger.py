@@ -8,7 +8,7 @@ import pytest
 
 from shardkeep.compression.ledger import Ledger, merge_totals
 
-NOTHING = {"push": {}, "pull": {}, "tower": {}, "control": 0, "total": 0}
+NOTHING = {"push": {}, "pull": {}, "tower": {}, "read": {}, "control": 0, "total": 0}
 
 
 def filled(factor: int) -> Ledger:
@@ -18,6 +18,7 @@ def filled(factor: int) -> Ledger:
     ledger.add("push", "ids", 8 * factor)
     ledger.add("pull", "framing", 64 * factor)
     ledger.add("tower", "gradients", 1000 * factor)
+    ledger.add("read", "values", 5 * factor)
     ledger.add("control", "heartbeats", 30 * factor)
     ledger.add("control", "other", 3 * factor)
     return ledger
@@ -28,8 +29,9 @@ def test_totals_are_the_sums_by_direction_and_part() -> None:
         "push": {"ids": 88, "values": 640},
         "pull": {"framing": 64},
         "tower": {"gradients": 1000},
+        "read": {"values": 5},
         "control": 33,
-        "total": 1825,
+        "total": 1830,
     }
     assert Ledger().totals() == NOTHING
 
@@ -72,5 +74,5 @@ def test_threads_lose_no_byte() -> None:
 
 @pytest.mark.parametrize(("direction", "num_bytes"), [("sideways", 1), ("push", -1)])
 def test_what_cannot_be_is_refused(direction: str, num_bytes: int) -> None:
-    with pytest.raises(ValueError, match=r"allowed: 0 or more of push, pull, tower, control"):
+    with pytest.raises(ValueError, match=r"allowed: 0 or more of push, pull, tower, read, control"):
         Ledger().add(direction, "ids", num_bytes)

@@ -64,10 +64,10 @@ def check_completed(ended: Ended, folder: RunFolder, config: dict[str, Any]) -> 
 
 
 def check_bytes(counted: dict[str, Any], samples: int) -> None:
-    parts = [sum(counted[name].values()) for name in ("push", "pull", "tower")] + [counted["control"]]
+    parts = [sum(counted[name].values()) for name in ("push", "pull", "tower", "read")] + [counted["control"]]
     assert min(parts) > 0
     assert counted["total"] == sum(parts)
-    assert counted["per_sample"] == counted["total"] / samples
+    assert counted["per_sample"] == (counted["total"] - sum(counted["read"].values())) / samples
 
 
 def check_logs(folder: RunFolder) -> None:

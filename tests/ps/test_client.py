@@ -284,7 +284,7 @@ def test_reads_are_counted_as_pulled_bytes() -> None:
     recorded = Recorded(services()[0])
     client = connect([recorded])
     client.read(client.request({"user": many(10)})).result()
-    assert sum(client.ledger.totals()["pull"].values()) == recorded.num_bytes(Kind.READ) > 0
+    assert sum(client.ledger.totals()["read"].values()) == recorded.num_bytes(Kind.READ) > 0
 
 
 @pytest.mark.parametrize(("values", "saturated"), [("fp32", 0), ("fp16", 2), ("bf16", 0)])
