@@ -48,7 +48,7 @@ def test_a_second_reader_finds_the_cache_of_the_first(tmp_path: Path) -> None:
     _write(tmp_path)
     told: list[str] = []
     line = prepare_data(_config(tmp_path), seed=0, progress=lambda text, share: told.append(text))
-    assert "40 samples, none for evaluation; 1 dense columns, 1 features" in line
+    assert "40 samples, none for evaluation; 1 dense column, 1 feature" in line
     assert told
     told.clear()
     open_data(_config(tmp_path), seed=0, progress=lambda text, share: told.append(text))
