@@ -10,20 +10,41 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["EmbeddingClient", "JobConfig", "TableConfig", "TableSpec", "__version__", "load_config", "train"]
+__all__ = [
+    "CompressionConfig",
+    "ConsistencyConfig",
+    "EmbeddingClient",
+    "JobConfig",
+    "Lookup",
+    "TableConfig",
+    "TableSpec",
+    "__version__",
+    "connect",
+    "load_config",
+    "serve",
+    "train",
+]
 
 if TYPE_CHECKING:
+    from shardkeep.compression.config import CompressionConfig
     from shardkeep.config import JobConfig, load_config
+    from shardkeep.custom import EmbeddingClient, connect
     from shardkeep.launch import train
-    from shardkeep.ps.client import EmbeddingClient
-    from shardkeep.ps.config import TableConfig, TableSpec
+    from shardkeep.ps.config import ConsistencyConfig, TableConfig, TableSpec
+    from shardkeep.serving import serve
+    from shardkeep.workers.lookup import Lookup
 
 _HOMES = {
-    "EmbeddingClient": "shardkeep.ps.client",
+    "CompressionConfig": "shardkeep.compression.config",
+    "ConsistencyConfig": "shardkeep.ps.config",
+    "EmbeddingClient": "shardkeep.custom",
     "JobConfig": "shardkeep.config",
+    "Lookup": "shardkeep.workers.lookup",
     "TableConfig": "shardkeep.ps.config",
     "TableSpec": "shardkeep.ps.config",
+    "connect": "shardkeep.custom",
     "load_config": "shardkeep.config",
+    "serve": "shardkeep.serving",
     "train": "shardkeep.launch",
 }
 

@@ -119,5 +119,6 @@ def _load_class(name: str, import_from: Path | None) -> Any:
             f"model.name: module {module_name!r} cannot be imported{where}: {type(error).__name__}: {error}"
         ) from error
     if not hasattr(module, class_name):
-        raise UserError(f"model.name: module {module_name!r} has no {class_name!r}")
+        own = "; roles do not see a script's own classes: move it to a file" if module_name == "__main__" else ""
+        raise UserError(f"model.name: module {module_name!r} has no {class_name!r}{own}")
     return getattr(module, class_name)

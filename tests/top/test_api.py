@@ -1,0 +1,389 @@
+"""The Python API: loops of the user's own over EmbeddingClient, train from a script, the user's own modules."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+from torch import nn
+
+import shardkeep
+from shardkeep import EmbeddingClient, Lookup, TableSpec, connect, serve
+from shardkeep.base.errors import ConfigError, DataError, JobError, ShardkeepError, UserError
+from shardkeep.report import RunFolder
+from tests.support.cluster import Command
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+MODES = ("sync", "bounded", "async")
+SGD = {"name": "sgd", "lr": 0.5}
+TABLES = [TableSpec(name="user", dim=4, optimizer=SGD), TableSpec(name="item", dim=3)]
+
+
+@pytest.fixture
+def client() -> Iterator[EmbeddingClient]:
+    with EmbeddingClient.local(TABLES, seed=5, consistency="sync") as client:
+        yield client
+
+
+def train_step(client: EmbeddingClient, ids: Any, table: str = "user") -> Lookup:
+    """A step whose gradient is 1 for each value of each id."""
+    rows = client.lookup({table: ids})
+    rows[table].sum().backward()
+    client.apply(rows)
+    return rows
+
+
+def some_steps(client: EmbeddingClient, first: int = 0, count: int = 4) -> None:
+    for step in range(first, first + count):
+        ids = torch.arange(6).reshape(2, 3) * (step + 1) - 4
+        rows = client.lookup({"user": ids, "item": ids.flatten()})
+        ((rows["user"] ** 2).sum() + rows["item"].sum() * step).backward()
+        client.apply(rows)
+
+
+# ---- a loop in this process ----
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_loop_equals_a_plain_embedding_with_sgd(mode: str) -> None:
+    random = torch.Generator().manual_seed(1)
+    plain, head = nn.Embedding(20, 4), nn.Linear(4, 1)
+    with EmbeddingClient.local(TABLES, consistency=mode) as client:
+        with torch.no_grad():
+            plain.weight.copy_(client.read({"user": torch.arange(20)})["user"])
+        optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
+        for _ in range(20):
+            ids = torch.randint(20, (5, 3), generator=random)  # with duplicates
+            rows = client.lookup({"user": ids})
+            assert rows["user"].shape == (5, 3, 4) and rows["user"].is_leaf and rows["user"].requires_grad
+            for found in (plain(ids), rows["user"]):
+                head(found.mean(dim=1)).pow(2).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            client.apply(rows)
+        assert client.step == 20
+        torch.testing.assert_close(client.read({"user": torch.arange(20)})["user"], plain.weight.detach())
+
+
+def test_any_whole_numbers_of_any_shape_are_ids(client: EmbeddingClient) -> None:
+    huge = np.array([2**64 - 1, 7], dtype=np.uint64)
+    rows = client.lookup({"user": huge, "item": torch.tensor(-1, dtype=torch.int32)})
+    assert rows["user"].shape == (2, 4) and rows["item"].shape == (3,)
+    same = client.read({"user": torch.tensor([[-1], [7]])})["user"]
+    assert torch.equal(same.reshape(2, 4), rows["user"].detach()) and not same.requires_grad
+    assert client.lookup({"user": torch.empty(0, 2, dtype=torch.int64)})["user"].shape == (0, 2, 4)
+    assert client.lookup({"user": torch.arange(6).reshape(2, 3).T})["user"].shape == (3, 2, 4)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_read_sees_all_that_was_applied_and_stores_nothing(mode: str) -> None:
+    with EmbeddingClient.local(TABLES, consistency=mode) as client:
+        before = client.read({"user": torch.tensor([3])})["user"]
+        assert [table["rows"] for table in client.summary()["tables"]] == [0, 0]
+        train_step(client, torch.tensor([3, 3]))
+        torch.testing.assert_close(client.read({"user": torch.tensor([3])})["user"], before - 0.5 * 2)
+        assert [table["rows"] for table in client.summary()["tables"]] == [1, 0]
+
+
+def test_several_lookups_of_a_step_add_up() -> None:
+    digests = []
+    for parts in ([[1, 2, 2, 9]], [[1, 2], [2, 9]]):
+        with EmbeddingClient.local(TABLES, consistency="sync") as client:
+            lookups = [client.lookup({"user": torch.tensor(part)}) for part in parts]
+            for rows in lookups:
+                rows["user"].sum().backward()
+            client.apply(*lookups)
+            digests.append(client.summary()["state_digest"])
+            assert client.step == 1
+    assert digests[0] == digests[1]
+
+
+def test_a_step_without_samples_and_an_unused_table_push_nothing(client: EmbeddingClient) -> None:
+    client.apply()
+    client.apply(client.lookup({}))
+    rows = client.lookup({"user": torch.tensor([1]), "item": torch.tensor([1])})
+    rows["user"].sum().backward()
+    client.apply(rows)
+    assert [table["rows"] for table in client.summary()["tables"]] == [1, 0] and client.step == 3
+
+
+def test_scale_multiplies_the_gradients(client: EmbeddingClient) -> None:
+    before = client.read({"user": torch.tensor([1])})["user"]
+    rows = client.lookup({"user": torch.tensor([1])})
+    rows["user"].sum().backward()
+    client.apply(rows, scale=0.25)
+    torch.testing.assert_close(client.read({"user": torch.tensor([1])})["user"], before - 0.5 * 0.25)
+
+
+def test_rows_whose_gradient_is_not_finite_are_left_out_and_counted(client: EmbeddingClient) -> None:
+    before = client.read({"user": torch.tensor([1, 2])})["user"]
+    rows = client.lookup({"user": torch.tensor([1, 2])})
+    (rows["user"] * torch.tensor([[float("nan")], [1.0]])).sum().backward()
+    client.apply(rows)
+    after = client.read({"user": torch.tensor([1, 2])})["user"]
+    assert torch.equal(after[0], before[0]) and not torch.equal(after[1], before[1])
+    assert client.dropped_rows == 1 and client.summary()["dropped_rows"] == 1
+
+
+# ---- mistakes ----
+
+
+@pytest.mark.parametrize(
+    ("ids", "kind", "text"),
+    [
+        ({"user": torch.tensor([1.0])}, DataError, "table user: ids are float32; allowed: whole numbers"),
+        ({"user": np.array([True])}, DataError, "table user: ids are bool"),
+        ({"user": [1, 2]}, DataError, "table user: ids are a list; allowed: a tensor"),
+        ({"usr": torch.tensor([1])}, UserError, "unknown table usr; did you mean user?"),
+        ({"q": torch.tensor([1])}, UserError, "unknown table q; the tables are user, item"),
+        (torch.tensor([1]), UserError, "is given a Tensor; allowed: a dict of table name to ids"),
+    ],
+    ids=["floats", "bools", "a list", "a near name", "a far name", "no dict"],
+)
+def test_ids_that_cannot_be_looked_up_are_told_in_one_line(
+    client: EmbeddingClient, ids: Any, kind: type[ShardkeepError], text: str
+) -> None:
+    for call in (client.lookup, client.read):
+        with pytest.raises(kind) as told:
+            call(ids)
+        assert text in str(told.value) and "\n" not in str(told.value)
+
+
+def _apply_without_backward(client: EmbeddingClient) -> None:
+    client.apply(client.lookup({"user": torch.tensor([1])}))
+
+
+def _apply_twice(client: EmbeddingClient) -> None:
+    client.apply(train_step(client, torch.tensor([1])))
+
+
+def _apply_the_same_twice_at_once(client: EmbeddingClient) -> None:
+    rows = client.lookup({"user": torch.tensor([1])})
+    rows["user"].sum().backward()
+    client.apply(rows, rows)
+
+
+def _apply_an_earlier_step(client: EmbeddingClient) -> None:
+    rows = client.lookup({"user": torch.tensor([1])})
+    rows["user"].sum().backward()
+    train_step(client, torch.tensor([2]))
+    client.apply(rows)
+
+
+def _apply_anothers(client: EmbeddingClient) -> None:
+    with EmbeddingClient.local(TABLES) as other:
+        rows = other.lookup({"user": torch.tensor([1])})
+        rows["user"].sum().backward()
+        client.apply(rows)
+
+
+def _apply_a_dict(client: EmbeddingClient) -> None:
+    client.apply({"user": torch.zeros(1)})  # type: ignore[arg-type]
+
+
+def _look_up_after_close(client: EmbeddingClient) -> None:
+    client.close()
+    client.close()
+    client.lookup({"user": torch.tensor([1])})
+
+
+@pytest.mark.parametrize(
+    ("mistake", "text"),
+    [
+        (_apply_without_backward, "have no gradients; call loss.backward() first"),
+        (_apply_twice, "the rows of step 0 were applied already"),
+        (_apply_the_same_twice_at_once, "the same lookup twice"),
+        (_apply_an_earlier_step, "the rows are of step 0, this is step 1; look up again"),
+        (_apply_anothers, "looked up by another client"),
+        (_apply_a_dict, "is given a dict; allowed: what lookup returned"),
+        (_look_up_after_close, "lookup: the client is closed"),
+    ],
+)
+def test_a_misused_client_says_so_in_one_line(
+    client: EmbeddingClient, mistake: Callable[[EmbeddingClient], None], text: str
+) -> None:
+    with pytest.raises(UserError) as told:
+        mistake(client)
+    assert text in str(told.value) and "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("tables", "settings", "text"),
+    [
+        ([], {}, "tables: is empty"),
+        ([TABLES[0], TABLES[0]], {}, "two of them are named user"),
+        (["user"], {}, "holds a str; allowed: TableSpec"),
+        (TABLES, {"consistency": "loose"}, "consistency: 'loose'; allowed: sync, bounded, async"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(tables: Any, settings: dict[str, Any], text: str) -> None:
+    for start in (EmbeddingClient.local, lambda *a, **k: serve(*a, **k).__enter__()):
+        with pytest.raises(ConfigError, match=text):
+            start(tables, **settings)
+
+
+def test_every_public_name_is_there() -> None:
+    for name in shardkeep.__all__:
+        assert getattr(shardkeep, name) is not None
+    with pytest.raises(AttributeError, match="no attribute 'Trainer'"):
+        _ = shardkeep.Trainer
+
+
+# ---- processes ----
+
+
+def _local_digest() -> str:
+    with EmbeddingClient.local(TABLES, seed=5, consistency="sync") as client:
+        some_steps(client)
+        return str(client.summary()["state_digest"])
+
+
+@pytest.mark.processes
+def test_served_tables_are_those_of_one_process_and_one_script_can_serve_twice(tmp_path: Path) -> None:
+    for run in range(2):
+        folder = RunFolder(tmp_path / str(run)) if run == 0 else None
+        with serve(TABLES, servers=2 - run, seed=5, consistency="sync", run_dir=folder and folder.path) as client:
+            some_steps(client)
+            assert client.summary()["state_digest"] == _local_digest()
+        if folder is not None:
+            summary = folder.summary()
+            assert summary is not None and (summary["status"], summary["steps"]) == ("completed", 4)
+    assert psutil.Process().children() == []
+
+
+@pytest.mark.processes
+def test_a_server_that_dies_ends_the_loop_with_its_name(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with pytest.raises(JobError) as told, serve(TABLES, servers=2, run_dir=run) as client:
+        some_steps(client)
+        pid = next(m["pid"] for m in RunFolder(run).member_list() if (m["role"], m["index"]) == ("server", 1))
+        os.kill(pid, signal.SIGKILL)
+        while True:  # a lookup fails, within the client's own deadline
+            some_steps(client, client.step)
+    assert f"server 1 (pid {pid}) ended: killed by SIGKILL" in str(told.value)
+    assert psutil.Process().children() == []
+
+
+TRAINER = """
+import sys, torch
+from shardkeep import connect
+address, index = sys.argv[1], int(sys.argv[2])
+with connect(address, index) as client:
+    for step in range(4):
+        rows = client.lookup({"user": torch.arange(6) + index})
+        (rows["user"] ** 2).sum().backward()
+        client.apply(rows, scale=0.5)
+    print(client.summary()["state_digest"])
+"""
+
+
+@pytest.mark.processes
+def test_trainers_connect_by_hand_to_servers_started_by_hand(tmp_path: Path) -> None:
+    config = tmp_path / "job.yaml"
+    config.write_text(
+        "servers: 1\nworkers: 2\nseed: 5\nconsistency: {mode: sync}\n"
+        "tables: {user: {dim: 4, optimizer: {name: sgd, lr: 0.5}}}\n"
+    )
+    run = tmp_path / "run"
+    coordinator = Command("coordinator", str(config), "--run-dir", str(run))
+    roles = [coordinator]
+    try:
+        coordinator.line("{")
+        address = RunFolder(run).address()
+        assert address is not None
+        roles.append(Command("server", "--coordinator", address, "--index", "0"))
+        with ThreadPoolExecutor(2) as pool:
+            digests = list(pool.map(lambda i: _python(TRAINER, address, str(i), cwd=tmp_path), range(2)))
+        assert [role.end().code for role in roles] == [0, 0]
+    finally:
+        for role in roles:
+            role.kill()
+    assert digests[0] == digests[1] == _both_trainers_in_one()
+
+
+def _both_trainers_in_one() -> str:
+    with EmbeddingClient.local(TABLES[:1], seed=5, consistency="sync") as client:
+        for _ in range(4):
+            lookups = [client.lookup({"user": torch.arange(6) + index}) for index in range(2)]
+            for rows in lookups:
+                (rows["user"] ** 2).sum().backward()
+            client.apply(*lookups, scale=0.5)
+        return str(client.summary()["state_digest"])
+
+
+SCRIPT = """
+from shardkeep import JobConfig, train
+job = JobConfig.model_validate({
+    "name": "scripted", "servers": %d, "workers": 1,
+    "data": {"source": "my_source:sessions", "options": {"rows": 2000}},
+    "model": {"name": "my_model:GatedSum", "options": {"width": 8}},
+    "tables": {"default": {"dim": 4}},
+    "tower": {"compile": "off"}, "train": {"batch_size": 256},
+})
+summary = train(job, quiet=True)
+print(summary["status"], summary["steps"], 0.5 < summary["eval"]["auc"] < 1.0)
+"""
+
+
+def _examples_in(folder: Path) -> None:
+    for name in ("custom_model/my_model.py", "custom_source/my_source.py"):
+        source = ROOT / "examples" / name
+        (folder / source.name).write_text(source.read_text())
+
+
+@pytest.mark.processes
+def test_a_script_trains_modules_that_lie_beside_it_from_any_folder(tmp_path: Path) -> None:
+    beside, elsewhere = tmp_path / "code", tmp_path / "elsewhere"
+    beside.mkdir()
+    elsewhere.mkdir()
+    _examples_in(beside)
+    (beside / "script.py").write_text(SCRIPT % 1)  # no `if __name__ == "__main__"`: roles start by exec
+    assert _python(str(beside / "script.py"), cwd=elsewhere, inline=False) == "completed 8 True"
+
+
+def test_a_notebook_trains_modules_of_the_current_folder(tmp_path: Path) -> None:
+    _examples_in(tmp_path)
+    assert _python(SCRIPT % 0, cwd=tmp_path) == "completed 8 True"
+
+
+@pytest.mark.processes
+def test_a_job_file_finds_the_modules_beside_it_though_the_data_lie_elsewhere(tmp_path: Path) -> None:
+    _examples_in(tmp_path)
+    config = tmp_path / "job.yaml"
+    source = (ROOT / "examples" / "custom_source" / "job.yaml").read_text()
+    assert "model: {name: dlrm, bottom: [16], top: [64, 32]}" in source
+    config.write_text(source.replace("{name: dlrm, bottom: [16], top: [64, 32]}", "{name: my_model:GatedSum}"))
+    data = tmp_path / "data"
+    data.mkdir()
+    settings = ("servers=1", "workers=1", "data.options.rows=2000", f"data.root={data}", "train.epochs=1")
+    sets = [part for setting in settings for part in ("--set", setting)]
+    command = Command("train", str(config), *sets, "--run-dir", str(tmp_path / "run"), cwd=data)
+    try:
+        ended = command.end()
+        assert ended.code == 0, command.printed()
+    finally:
+        command.kill()
+
+
+def _python(code: str, *arguments: str, cwd: Path, inline: bool = True) -> str:
+    """Runs code of a user; what it printed last. Nothing may be printed to stderr."""
+    command = [sys.executable, *(("-c",) if inline else ()), code, *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
+    return done.stdout.strip().splitlines()[-1]
+
+
+def test_connect_names_the_address_where_nobody_answers() -> None:
+    with pytest.raises(ShardkeepError, match=r"127\.0\.0\.1:9"):
+        connect("127.0.0.1:9", 0, TABLES, timeout_s=0.3)
