@@ -31,6 +31,8 @@ def _delimiter(value: Any) -> Any:
         return value
     if not value or any(c in value for c in '"\r\n'):
         raise ValueError("allowed: one or more characters, none of them a quote or the end of a line")
+    if len(value) == 1 and not value.isascii():
+        raise ValueError("allowed: a character of ASCII, or several characters")
     return "\t" if value in ("\\t", "tab") else value
 
 

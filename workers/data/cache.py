@@ -144,9 +144,8 @@ def _convert(entry: Path, job: Job, progress: Progress) -> None:
     except OSError as error:
         if isinstance(error, DataError):
             raise
-        raise DataError(
-            f"{error.filename or entry}: the cache cannot be written ({error.strerror or error})"
-        ) from error
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise DataError(f"{entry}: the cache cannot be written ({reason}); set data.cache to another folder") from error
     finally:
         shutil.rmtree(fresh, ignore_errors=True)
 

@@ -114,12 +114,13 @@ class CsvForm:
         """The names of all columns, and how many lines at the top are no data."""
         if not start.strip():
             raise DataError(f"{path}: is empty")
-        text = start.removeprefix(b"\xef\xbb\xbf").decode("utf-8", "replace")
+        start = start.removeprefix(b"\xef\xbb\xbf")
         single = self.delimiter if len(self.delimiter) == 1 else UNIT.decode()
-        lines = io.StringIO(text.replace(self.delimiter, single), newline="")
+        text = start.replace(self.delimiter.encode(), single.encode()).decode("latin-1")  # one character a byte
+        lines = io.StringIO(text, newline="")
         reader = csv.reader(lines, delimiter=single, quoting=csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE)
         try:
-            first = next(([f.strip() for f in row] for row in reader if any(f.strip() for f in row)), [])
+            first = next(([_name(f) for f in row] for row in reader if any(f.strip() for f in row)), [])
         except csv.Error as error:
             raise DataError(f"{path}: the first line cannot be read ({error})") from error
         if self.columns is None or list(self.columns) == first:
@@ -184,6 +185,14 @@ class BadRow:
             size = f"{BLOCK_BYTES >> 20} MB"
             return f"{path}, after row {done}: a row is longer than {size}, or a quote is opened and never closed"
         return f"{path}, after row {done}: {_reason(error)}"
+
+
+def _name(field: str) -> str:
+    """A header's field from its bytes: UTF-8, or else Latin-1."""
+    try:
+        return field.encode("latin-1").decode("utf-8").strip()
+    except UnicodeDecodeError:
+        return field.strip()
 
 
 def _reason(error: Exception) -> str:

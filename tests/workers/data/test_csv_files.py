@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
 
 from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.workers.config import DataConfig
@@ -177,6 +178,24 @@ def test_quoted_fields_may_hold_delimiters_and_newlines(tmp_path: Path) -> None:
 
 def test_bytes_that_are_not_utf8_are_categories_too(tmp_path: Path) -> None:
     assert _ids(_open(tmp_path, b"x,c,y\n1,caf\xe9,0\n2,b,1\n"))[0] == hash_text(b"caf\xe9")
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1"])
+def test_names_of_columns_may_be_utf8_or_latin1(tmp_path: Path, encoding: str) -> None:
+    content = GOOD.replace("x,", "größe,").encode(encoding) + b"1,\xe9\xff,0\n"
+    assert _open(tmp_path, content, dense=["größe"]).train.schema.dense == ("größe",)
+
+
+@pytest.mark.parametrize("delimiter", ["", '"', "\n", "§"])
+def test_what_cannot_be_a_delimiter_is_refused(delimiter: str) -> None:
+    with pytest.raises(ValidationError, match="allowed: "):
+        DataConfig(delimiter=delimiter)
+
+
+@pytest.mark.parametrize("positive", [True, [True], [False, "no"]])
+def test_a_truth_value_of_yaml_is_no_text(positive: Any) -> None:
+    with pytest.raises(ValidationError, match="put the text in quotes"):
+        DataConfig.model_validate({"label": {"column": "y", "positive": positive}})
 
 
 def test_several_files_folders_and_patterns_are_read_in_order(tmp_path: Path) -> None:
