@@ -109,7 +109,7 @@ def test_an_unknown_key_names_the_nearest_known_one(text: str, line: str) -> Non
         ("consistency: {mode: sync, staleness: 2}", ["staleness: 2 with mode: sync", "allowed: 0"]),
         ("compression: {push: {keep_rows: 0}}", ["compression.push.keep_rows", "0", "greater than 0"]),
         ("data: {sparse: [{column: a, pooling: weighted}]}", ["data.sparse.0", "weights: COLUMN", "missing"]),
-        ("data: {delimiter: ';;'}", ["data.delimiter", "';;'", "at most 1 character"]),
+        ("data: {delimiter: ''}", ["data.delimiter", "''", "one or more characters"]),
         ("data: 7", ["data", "7 is not allowed"]),
         ("[1, 2]", ["config: holds [1, 2]", "a mapping"]),
         ("a: [1", ["config: is not YAML", "line 1"]),
