@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -52,6 +51,7 @@ def run_worker(address: str, *, index: int, advertise: str) -> int:
         torch.set_num_threads(config.threads)
         data = open_data(config.data, seed=config.seed)
         formation = control.join(table_specs(config, data.train.schema))
+        device, backend = _device(config, formation, index)
         transport = join_group(config, formation, "worker", index, advertise, None)
         collective = ProcessCollective(
             connect_store(formation.store_host, formation.store_port, timeout_s=config.liveness.form_timeout_s),
@@ -59,7 +59,7 @@ def run_worker(address: str, *, index: int, advertise: str) -> int:
             world_size=config.workers,
             generation=formation.generation,
             timeout_s=patience_s(config),
-            backend=_device(config, index)[1],
+            backend=backend,
             host=advertise,
         )
         worker = build_worker(
@@ -68,7 +68,7 @@ def run_worker(address: str, *, index: int, advertise: str) -> int:
             transport=transport,
             collective=collective,
             generation=formation.generation,
-            device=_device(config, index)[0],
+            device=device,
         )
         _log.info("training", generation=formation.generation, steps=worker.trainer.total_steps)
         try:
@@ -96,7 +96,7 @@ def run_in_process(config: JobConfig, sink: JobSink, should_stop: Callable[[], b
         transport=LocalTransport([service.handle]),
         collective=Solo(),
         generation=0,
-        device=_device(config, 0)[0],
+        device=_device(config, None, 0)[0],
     )
     summary = worker.run(_SinkProgress(sink), lambda _step: should_stop(), lambda: 0)
     assert summary is not None  # rank 0 is the only one
@@ -175,15 +175,19 @@ def join_group(
     )
 
 
-def _device(config: JobConfig, index: int) -> tuple[torch.device, str]:
-    """The worker's device and the collective's backend."""
-    wanted, available = config.tower.device, torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if wanted == "cuda" or (wanted == "auto" and available >= config.workers):
-        if not available:
-            raise ConfigError("tower.device: cuda, but this machine has no CUDA device; allowed: auto or cpu")
-        local = int(os.environ.get("LOCAL_RANK", index)) % available
-        return torch.device("cuda", local), "nccl" if available >= config.workers else "gloo"
-    return torch.device("cpu"), "gloo"
+def _device(config: JobConfig, formation: Formation | None, index: int) -> tuple[torch.device, str]:
+    """The worker's device and the collective's backend; None = the job is in one process.
+
+    The workers of one host share its GPUs in order of their indices."""
+    hosts = [m.host for m in formation.of_role("worker")] if formation is not None else [""] * (index + 1)
+    local, here = hosts[:index].count(hosts[index]), hosts.count(hosts[index])
+    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if config.tower.device == "cuda" and not available:
+        raise ConfigError("tower.device: cuda, but this machine has no CUDA device; allowed: auto or cpu")
+    if not available or config.tower.device == "cpu" or (config.tower.device == "auto" and available < here):
+        return torch.device("cpu"), "gloo"
+    # NCCL refuses two ranks on one GPU.
+    return torch.device("cuda", local % available), "nccl" if available >= here else "gloo"
 
 
 def _one_line(error: BaseException) -> str:
