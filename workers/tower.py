@@ -210,6 +210,9 @@ class Tower:
         with self.collective.guard("the sum of the dense gradients"), self._seeded(), accumulating:
             with self._autocast():
                 logits_BT = run(dense_BI, embeddings)
+            if logits_BT.shape != label_BT.shape:  # of a user's own model
+                wanted = tuple(label_BT.shape)
+                raise UserError(f"model.name: forward returned logits {tuple(logits_BT.shape)}; expected {wanted}")
             loss = F.binary_cross_entropy_with_logits(logits_BT.float(), label_BT, reduction="sum") * weight
             self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()

@@ -406,3 +406,13 @@ def test_a_compilation_that_fails_on_one_rank_leaves_all_ranks_eager(monkeypatch
     first, second = run_ranks(ThreadCollective.group(2), work)
     assert first == (False, "off: compiling failed: worker 1 could not compile; its log says why")
     assert second == (False, "off: compiling failed: CppCompileError: no space left")
+
+
+def test_a_model_whose_logits_have_another_shape_is_the_users_error() -> None:
+    class Flat(nn.Linear):
+        def forward(self, dense: torch.Tensor, _rows: dict[str, torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
+            return super().forward(dense).squeeze(1)
+
+    dense, leaves, label = part_of(batch(0, 6), 0, 6)
+    with pytest.raises(UserError, match=r"forward returned logits \(6,\); expected \(6, 1\)"):
+        tower_of(model=Flat(3, 1)).backward(dense, leaves, label, 1.0, last=True)
