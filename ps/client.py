@@ -56,7 +56,7 @@ class Pull:
 
     request: Request
     kind: Kind
-    _client: EmbeddingClient
+    _client: RowClient
     _tables: list[list[str]]
     _futures: list[tuple[int, Future[Bytes]]]
     staleness: int = 0
@@ -77,7 +77,7 @@ class _Unacknowledged:
     futures: dict[int, Future[Bytes]] = field(default_factory=dict)
 
 
-class EmbeddingClient:
+class RowClient:
     """One worker's access to all embedding servers.
 
     Not thread safe, but for `request`. Steps count from the job's start; each rank pushes once per step, to every

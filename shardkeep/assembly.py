@@ -13,7 +13,7 @@ import torch
 from shardkeep.base.errors import ConfigError
 from shardkeep.compression.ledger import Ledger
 from shardkeep.config import JobConfig
-from shardkeep.ps.client import EmbeddingClient
+from shardkeep.ps.client import RowClient
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.transport import Transport
@@ -69,7 +69,7 @@ class Worker:
     """A worker's parts, ready to run."""
 
     trainer: Trainer
-    client: EmbeddingClient
+    client: RowClient
     tower: Tower
     collective: Collective
     telemetry: Telemetry
@@ -116,7 +116,7 @@ def build_worker(
         shuffle=config.train.shuffle,
     )
     ledger = Ledger()
-    client = EmbeddingClient(
+    client = RowClient(
         transport,
         tables=tables,
         rank=collective.rank,

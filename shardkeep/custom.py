@@ -19,8 +19,7 @@ from shardkeep.base.kernels import compile_kernels, kernel_modules
 from shardkeep.base.log import EventLog
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.config import JobConfig
-from shardkeep.ps.client import EmbeddingClient as RowClient
-from shardkeep.ps.client import Request
+from shardkeep.ps.client import Request, RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.control.client import ControlClient
 from shardkeep.ps.transport import LocalTransport

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardkeep.ps.client import EmbeddingClient, Pull
+from shardkeep.ps.client import Pull, RowClient
 from shardkeep.workers.collective import Collective
 from shardkeep.workers.data.batch import Batch, Float32s
 from shardkeep.workers.data.samples import Dataset
@@ -30,7 +30,7 @@ class Evaluation:
         self,
         *,
         dataset: Dataset,
-        client: EmbeddingClient,
+        client: RowClient,
         embeddings: Embeddings,
         tower: Tower,
         collective: Collective,

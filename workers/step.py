@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from shardkeep.ps.client import EmbeddingClient, Pull, Request, Rows
+from shardkeep.ps.client import Pull, Request, RowClient, Rows
 from shardkeep.workers.collective import Collective
 from shardkeep.workers.data.batch import Batch, Float32s, Ragged
 from shardkeep.workers.data.samples import Dataset
@@ -57,7 +57,7 @@ class Step:
         *,
         dataset: Dataset,
         slices: StepSlices,
-        client: EmbeddingClient,
+        client: RowClient,
         embeddings: Embeddings,
         tower: Tower,
         collective: Collective,

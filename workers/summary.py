@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from shardkeep.compression.ledger import Ledger, merge_totals
-from shardkeep.ps.client import EmbeddingClient
+from shardkeep.ps.client import RowClient
 from shardkeep.workers.collective import Collective
 from shardkeep.workers.telemetry import Telemetry, gather_records, merged_histogram
 from shardkeep.workers.tower import Tower
@@ -15,7 +15,7 @@ from shardkeep.workers.tower import Tower
 
 def summarize(
     *,
-    client: EmbeddingClient,
+    client: RowClient,
     tower: Tower,
     collective: Collective,
     telemetry: Telemetry,

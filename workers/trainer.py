@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from shardkeep.base.errors import Diverged, JobStopped
-from shardkeep.ps.client import EmbeddingClient, Pull
+from shardkeep.ps.client import Pull, RowClient
 from shardkeep.workers.config import EvalConfig, TrainConfig
 from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.evaluate import Evaluation
@@ -32,7 +32,7 @@ class Trainer:
         *,
         step: Step,
         evaluation: Evaluation | None,
-        client: EmbeddingClient,
+        client: RowClient,
         slices: StepSlices,
         train: TrainConfig,
         evaluate: EvalConfig,

@@ -1,4 +1,4 @@
-"""EmbeddingClient against real services in this process: what it sends, waits for, checks and counts."""
+"""RowClient against real services in this process: what it sends, waits for, checks and counts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from shardkeep.base.errors import CorruptMessage, DeadlineExceeded, ProtocolErro
 from shardkeep.compression.codec import value_codec
 from shardkeep.compression.config import CompressionConfig, PullConfig, PushConfig
 from shardkeep.compression.topk import num_kept
-from shardkeep.ps.client import EmbeddingClient
+from shardkeep.ps.client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message, unpack
 from shardkeep.ps.placement import server_of
@@ -49,8 +49,8 @@ def services(count: int = 1, mode: str = "bounded", pull_values: str = "fp32") -
     ]
 
 
-def connect(handlers: Sequence[Handler], mode: str = "bounded", **settings: Any) -> EmbeddingClient:
-    return EmbeddingClient(LocalTransport(handlers), tables=TABLES, consistency=consistency(mode), **settings)
+def connect(handlers: Sequence[Handler], mode: str = "bounded", **settings: Any) -> RowClient:
+    return RowClient(LocalTransport(handlers), tables=TABLES, consistency=consistency(mode), **settings)
 
 
 class Recorded:
