@@ -206,8 +206,19 @@ def _cache_folders(config: DataConfig, first: Path) -> list[Path]:
     if config.cache is not None:
         return [Path(config.root) / Path(config.cache).expanduser()]
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
+    folders = [first.resolve().parent / ".shardkeep-cache", home / "shardkeep" / "data"]
     temporary = Path(tempfile.gettempdir()) / f"shardkeep-data-{os.getuid()}"
-    return [first.resolve().parent / ".shardkeep-cache", home / "shardkeep" / "data", temporary]
+    return [*folders, temporary] if _ours_or_absent(temporary) else folders
+
+
+def _ours_or_absent(folder: Path) -> bool:
+    """Whether nobody else can have put entries there: anyone can make a folder of that name in the temporary one."""
+    try:
+        status = folder.lstat()
+    except FileNotFoundError:
+        folder.mkdir(mode=0o700)
+        return True
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
 
 
 def _writable(folders: Sequence[Path]) -> Path:

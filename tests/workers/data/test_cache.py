@@ -15,6 +15,7 @@ import pytest
 
 from shardkeep.base.errors import DataError
 from shardkeep.workers.config import DataConfig
+from shardkeep.workers.data.cache import _cache_folders
 from shardkeep.workers.data.dataset import Data, open_data, prepare_data
 
 
@@ -240,3 +241,23 @@ def test_a_conversion_needs_memory_for_a_few_chunks_only(tmp_path: Path) -> None
     data = open_data(_config(tmp_path), seed=0, progress=watch)
     assert len(data.train) == 600_000
     assert peak < 120e6
+
+
+@pytest.mark.parametrize("mode", [0o770, 0o707], ids=["group", "everyone"])
+def test_a_temporary_cache_that_others_can_write_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    planted = tmp_path / f"shardkeep-data-{os.getuid()}"
+    planted.mkdir()
+    planted.chmod(mode)
+    assert planted not in _cache_folders(DataConfig(), tmp_path / "a.csv")
+    planted.chmod(0o700)
+    assert planted in _cache_folders(DataConfig(), tmp_path / "a.csv")
+
+
+def test_a_temporary_cache_is_made_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    made = _cache_folders(DataConfig(), tmp_path / "a.csv")[-1]
+    assert made.parent == tmp_path
+    assert made.stat().st_mode & 0o777 == 0o700
