@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,11 +22,14 @@ from shardkeep.workers.collective import ProcessCollective, Solo
 from shardkeep.workers.data.dataset import open_data
 
 _log = EventLog("roles")
+FAILED_GRACE_S = 10.0
+"""Seconds between a job's failure and the end of a role that is stuck in a call which cannot be interrupted."""
 
 
 def run_server(address: str, *, index: int, advertise: str) -> int:
     """A server's life; returns 0 when the job is completed. Raises why it was not."""
     control = ControlClient(address, role="server", index=index, advertise=advertise)
+    end_when_the_job_failed(control)
     with Membership(control) as config:
         compile_kernels(kernel_modules())
         formation = control.join(None)
@@ -46,6 +52,7 @@ def run_server(address: str, *, index: int, advertise: str) -> int:
 def run_worker(address: str, *, index: int, advertise: str) -> int:
     """A worker's life; returns the exit code when its part is done."""
     control = ControlClient(address, role="worker", index=index, advertise=advertise)
+    end_when_the_job_failed(control)
     with Membership(control) as config:
         compile_kernels(kernel_modules())
         torch.set_num_threads(config.threads)
@@ -145,6 +152,20 @@ class Membership:
                 raise JobStopped(state.message) from None
         finally:
             control.close()
+
+
+def end_when_the_job_failed(control: ControlClient, grace_s: float = FAILED_GRACE_S) -> None:
+    """Starts the thread that ends this process when the job has failed and the main thread does not come to it.
+
+    A collective with a silent peer, a compilation or a long evaluation may not see a failure for minutes."""
+
+    def watch() -> None:
+        control.failed.wait()
+        time.sleep(grace_s)  # the ordinary way out, with the error in the command line's words
+        _log.error("ending", reason=control.state.message)
+        os._exit(control.state.exit_code or 1)
+
+    threading.Thread(target=watch, name="job-failed", daemon=True).start()
 
 
 def _stop(control: ControlClient) -> bool:
