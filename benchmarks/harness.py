@@ -1,0 +1,94 @@
+"""Rounds of contestants in turn, each in fresh pinned processes; ratios within a round; JSON with machine and commit.
+
+A contestant is a function that runs for some seconds and returns its figures; it knows nothing of rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import os
+import statistics
+import subprocess
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+Figures = dict[str, float]
+Contestant = Callable[[float], Figures]
+
+
+def arguments(description: str) -> argparse.ArgumentParser:
+    """The options every benchmark takes."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--rounds", type=int, default=3, help="alternating rounds")
+    parser.add_argument("--seconds", type=float, default=20.0, help="measured seconds of each contestant and round")
+    parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--smoke", action="store_true", help="one round of one second: does it run at all")
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where towers train")
+    return parser
+
+
+def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    options = parser.parse_args()
+    if options.smoke:
+        options.rounds, options.seconds = 1, 1.0
+    return options
+
+
+def alternate(contestants: Mapping[str, Contestant], *, rounds: int, seconds: float) -> dict[str, list[Figures]]:
+    """Runs all contestants in turn, `rounds` times; their figures by name, one entry a round."""
+    found: dict[str, list[Figures]] = {name: [] for name in contestants}
+    for number in range(rounds):
+        for name, run in contestants.items():
+            figures = run(seconds)
+            found[name].append(figures)
+            shown = "  ".join(f"{key} {value:,.4g}" for key, value in figures.items())
+            print(f"round {number + 1}  {name:<34} {shown}", flush=True)
+    return found
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+
+def ratios(found: Mapping[str, list[Figures]], ours: str, other: str, key: str) -> dict[str, float]:
+    """ours / other round by round: min, median, max."""
+    return spread([a[key] / b[key] for a, b in zip(found[ours], found[other], strict=True)])
+
+
+def show_ratio(label: str, ratio: Mapping[str, float], target: float | None = None) -> None:
+    wanted = "" if target is None else f"   target {target:.2f}"
+    print(f"{label:<64} {ratio['min']:.2f} / {ratio['median']:.2f} / {ratio['max']:.2f}{wanted}", flush=True)
+
+
+def write(path: Path | None, benchmark: str, results: Mapping[str, Any]) -> None:
+    """Writes the results with date, commit, machine and versions."""
+    if path is None:
+        return
+    from shardkeep.base.telemetry import machine, versions
+
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
+    record = {
+        "benchmark": benchmark,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "commit": commit,
+        "machine": machine(),
+        "versions": versions(),
+        "results": results,
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(f"written to {path}")
+
+
+def pin(core: int) -> None:
+    """Binds this process to one core, with one thread."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {core % (os.cpu_count() or 1)})
+
+
+def cpu_seconds() -> float:
+    times = os.times()
+    return times.user + times.system
