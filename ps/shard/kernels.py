@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from llvmlite import ir  # type: ignore[import-untyped]
 from numba import carray  # type: ignore[attr-defined]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
@@ -24,6 +25,7 @@ Rows = npt.NDArray[np.float32]
 Entries = npt.NDArray[np.uint64]
 Addresses = npt.NDArray[np.int64]
 
+AHEAD = 12  # records fetched ahead of the one in work
 FIRST_WEIGHT = 2  # words of the id in front of the weights
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -46,6 +48,23 @@ def _void_pointer(_typing: Any, _address: Any) -> Any:
 _pointer: Any = intrinsic(_void_pointer)
 
 
+def _prefetch_line(_typing: Any, _address: Any) -> Any:
+    """Asks the CPU to fetch the cache line at an address; never faults."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        int32 = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, int32, int32, int32])
+        function = builder.module.declare_intrinsic("llvm.prefetch", [cgutils.voidptr_t], kind)
+        pointer = builder.inttoptr(args[0], cgutils.voidptr_t)
+        builder.call(function, [pointer, int32(0), int32(3), int32(1)])  # for reading, keep, data
+        return _context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+_prefetch: Any = intrinsic(_prefetch_line)
+
+
 @kernel("uint64(uint64)")
 def mix(x: np.uint64) -> np.uint64:
     """The finalizer of splitmix64 (Steele, Lea, Flood 2014): a bijection of 64 bits."""
@@ -60,6 +79,17 @@ def record(addresses: Addresses, shift: int, width: int, slot: int) -> Rows:
     start = addresses[slot >> shift] + (slot & ((1 << shift) - 1)) * width * 4
     words: Rows = carray(_pointer(start), (width,), np.float32)
     return words
+
+
+@kernel("void(int64[::1], int64, int64, int64[::1], int64)")
+def prefetch_record(addresses: Addresses, shift: int, width: int, slots_U: Slots, i: int) -> None:
+    """Fetches record `slots[i + AHEAD]` into the cache, if there is one: rows lie anywhere, and a loop over them
+    would wait for memory row by row."""
+    ahead = i + AHEAD
+    if ahead < slots_U.size and slots_U[ahead] >= 0:
+        start = addresses[slots_U[ahead] >> shift] + (slots_U[ahead] & ((1 << shift) - 1)) * width * 4
+        for line in range(0, width * 4 + 60, 64):
+            _prefetch(start + line)
 
 
 @kernel("int64(int64[::1], int64, int64, int64)")
@@ -91,12 +121,29 @@ def probe(entries: Entries, id_: int, hash_: np.uint64, addresses: Addresses, sh
         at = (at + np.uint64(1)) & mask
 
 
+@kernel("void(uint64[::1], int64[::1], int64[::1])")
+def first_guess(entries: Entries, ids_U: Ids, guess_U: Slots) -> None:
+    """The slot that the first entry of each id's chain names, -1 where its hash differs or it is empty.
+
+    No load waits for another, so the cache misses of many ids overlap; `probe` alone waits for two each."""
+    mask = np.uint64(entries.size - 1)
+    for i in range(ids_U.size):
+        hash_ = mix(np.uint64(ids_U[i]) + _GOLDEN)
+        entry = entries[hash_ & mask]
+        same = (entry ^ hash_) & _HIGH32 == np.uint64(0) and entry & _LOW32 != np.uint64(0)
+        guess_U[i] = np.int64(entry & _LOW32) - 1 if same else -1
+
+
 @kernel("void(uint64[::1], uint64[::1], int64[::1], int64[::1], int64, int64, int64[::1])")
 def find(
     entries: Entries, old: Entries, ids_U: Ids, addresses: Addresses, shift: int, width: int, slots_U: Slots
 ) -> None:
     """Slots of ids, -1 where absent. `old` holds entries not yet moved (size 1 = none)."""
+    first_guess(entries, ids_U, slots_U)
     for i in range(ids_U.size):
+        slot = slots_U[i]
+        if slot >= 0 and id_of(addresses, shift, width, slot) == ids_U[i]:
+            continue
         hash_ = mix(np.uint64(ids_U[i]) + _GOLDEN)
         slot = probe(entries, ids_U[i], hash_, addresses, shift, width)
         if slot < 0 and old.size > 1:
@@ -118,7 +165,11 @@ def find_or_add(
     """Slots of ids; absent ones get slots from `count` on and their ids are written. Returns the new count.
 
     The caller has made room: entries and records for all ids."""
+    first_guess(entries, ids_U, slots_U)
     for i in range(ids_U.size):
+        slot = slots_U[i]
+        if slot >= 0 and id_of(addresses, shift, width, slot) == ids_U[i]:
+            continue
         hash_ = mix(np.uint64(ids_U[i]) + _GOLDEN)
         slot = probe(entries, ids_U[i], hash_, addresses, shift, width)
         if slot < 0:
@@ -192,6 +243,7 @@ def gather(
     """Weights of rows; the initial value where the slot is -1."""
     dim = rows_UD.shape[1]
     for i in range(ids_U.size):
+        prefetch_record(addresses, shift, width, slots_U, i)
         if slots_U[i] < 0:
             initial_values(key, ids_U[i], law, scale, dim, rows_UD[i])
         else:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.base.kernels import kernel
-from shardkeep.ps.shard.kernels import FIRST_WEIGHT, record
+from shardkeep.ps.shard.kernels import FIRST_WEIGHT, prefetch_record, record
 
 Rows = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
@@ -37,6 +37,7 @@ def adagrad(addresses: Integers, shift: int, width: int, slots_U: Integers, grad
     rate, decay, eps = scalars[0], scalars[1], scalars[2]
     dim = grad_UD.shape[1]
     for i in range(slots_U.size):
+        prefetch_record(addresses, shift, width, slots_U, i)
         row = record(addresses, shift, width, slots_U[i])
         weights, sums = row[FIRST_WEIGHT : FIRST_WEIGHT + dim], row[FIRST_WEIGHT + dim :]
         for d in range(dim):
@@ -55,6 +56,7 @@ def rowwise_adagrad(
     rate, decay, eps = scalars[0], scalars[1], scalars[2]
     dim = grad_UD.shape[1]
     for i in range(slots_U.size):
+        prefetch_record(addresses, shift, width, slots_U, i)
         row = record(addresses, shift, width, slots_U[i])
         a = b = c = e = _ZERO  # four chains of additions hide the latency of one
         whole = dim & ~3
@@ -81,6 +83,7 @@ def adam(addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD
     rate, decay, eps, blend1, blend2 = scalars[0], scalars[1], scalars[2], scalars[3], scalars[4]
     dim = grad_UD.shape[1]
     for i in range(slots_U.size):
+        prefetch_record(addresses, shift, width, slots_U, i)
         row = record(addresses, shift, width, slots_U[i])
         weights = row[FIRST_WEIGHT : FIRST_WEIGHT + dim]
         means, squares = row[FIRST_WEIGHT + dim : FIRST_WEIGHT + 2 * dim], row[FIRST_WEIGHT + 2 * dim :]
@@ -102,6 +105,7 @@ def ftrl(addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD
     inverse, beta, l1, l2, factor = scalars[0], scalars[1], scalars[2], scalars[3], scalars[4]
     dim = grad_UD.shape[1]
     for i in range(slots_U.size):
+        prefetch_record(addresses, shift, width, slots_U, i)
         row = record(addresses, shift, width, slots_U[i])
         weights = row[FIRST_WEIGHT : FIRST_WEIGHT + dim]
         zs, ns = row[FIRST_WEIGHT + dim : FIRST_WEIGHT + 2 * dim], row[FIRST_WEIGHT + 2 * dim :]
