@@ -116,7 +116,8 @@ def worker_process(port: int, dim: int, seconds: float, seed: int, conn: Any, qu
     dense, label = np.zeros((workload.BATCH, 0), np.float32), np.zeros((workload.BATCH, 1), np.float32)
     batches = [Batch(dense, {n: Ragged(ids[b, f]) for f, n in enumerate(names)}, label) for b in range(NUM_BATCHES)]
     consistency = ConsistencyConfig(mode="bounded", staleness=2)
-    client = RowClient(_join(port, "worker"), tables=_specs(dim), consistency=consistency)
+    transport = _join(port, "worker")
+    client = RowClient(transport, tables=_specs(dim), consistency=consistency)
     embeddings = Embeddings(schema, client.tables)
     grads = {name: torch.randn(workload.BATCH, dim) * 1e-3 for name in names}
 
@@ -151,8 +152,11 @@ def worker_process(port: int, dim: int, seconds: float, seed: int, conn: Any, qu
     figures["server_cpu_ns_per_id"] = (conn.recv() - server_cpu) / figures["ids"] * 1e9
     figures["worker_cpu_ns_per_id"] = figures.pop("cpu_ns_per_id")
     figures["cpu_ns_per_id"] = figures["server_cpu_ns_per_id"] + figures["worker_cpu_ns_per_id"]
+    for _, _, pull in under_way:
+        pull.result()
     client.wait_acknowledged()
     ahead.close()
+    transport.close()
     conn.send(None)
     queue.put(figures)
 
