@@ -18,8 +18,9 @@ from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.control.client import ControlClient
 from shardkeep.ps.control.records import Formation, JobSink
 from shardkeep.ps.transport import LocalTransport, RpcTransport, connect_store
-from shardkeep.workers.collective import ProcessCollective, Solo
+from shardkeep.workers.collective import Solo
 from shardkeep.workers.data.dataset import open_data
+from shardkeep.workers.process_collective import ProcessCollective
 
 _log = EventLog("roles")
 FAILED_GRACE_S = 10.0

@@ -1,0 +1,170 @@
+"""ProcessCollective: workers that are processes, joined by gloo or NCCL. Rows never travel here.
+
+The only file that opens a group of torch.distributed; DDP is put on it by workers/reduce.py.
+"""
+
+# W = world size (number of workers), N = values of one rank
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from numpy.typing import NDArray
+
+# torch.distributed exports these two in a way that type checkers do not see.
+from torch._C._distributed_c10d import PrefixStore, Store
+
+from shardkeep.base.errors import DeadlineExceeded, JobError, MemberLost
+from shardkeep.ps.transport import interface_of
+from shardkeep.workers.collective import ring_bytes
+
+Array = NDArray[Any]
+
+
+class ProcessCollective:
+    """Ranks are processes, joined by torch.distributed; one such group in a process at a time.
+
+    Args:
+        store: a c10d store all ranks reach; used while the group forms.
+        generation: number of this formation; keys in the store are prefixed with it.
+        timeout_s: deadline of every call, and of forming the group.
+        backend: "gloo" (CPU tensors) or "nccl" (CUDA tensors too; CPU tensors still go over gloo).
+        host: address of this process's interface; listeners are bound to that interface only.
+
+    Raises:
+        JobError: no interface has the address, or a group is open in this process already.
+        DeadlineExceeded, MemberLost: the group could not form.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        rank: int,
+        world_size: int,
+        generation: int,
+        timeout_s: float = 30.0,
+        backend: str = "gloo",
+        host: str = "127.0.0.1",
+    ) -> None:
+        self.rank = rank
+        self.world_size = world_size
+        self.generation = generation
+        self.sent_bytes = 0
+        self.process_group: dist.ProcessGroup | None = None
+        self._before_close: list[Callable[[], None]] = []
+        if dist.is_initialized():
+            raise JobError("this process is in a group of workers already; close it before forming another")
+        with self.guard("forming the group"), _bound_to(interface_of(host)):
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
+                store=PrefixStore(f"ddp/{generation}", store),
+                rank=rank,
+                world_size=world_size,
+                timeout=timedelta(seconds=timeout_s),
+            )
+        self.process_group = dist.group.WORLD
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        out = tensor.new_empty((self.world_size, *tensor.shape))
+        if tensor.numel():  # gloo hangs on empty tensors
+            self.sent_bytes += (self.world_size - 1) * tensor.nbytes
+            with self.guard("all_gather"):
+                dist.all_gather(list(out.unbind()), tensor.detach().contiguous())
+        return out
+
+    def all_reduce_sum(self, tensor: torch.Tensor) -> None:
+        self.sent_bytes += ring_bytes(tensor, self.world_size)
+        with self.guard("all_reduce"):
+            dist.all_reduce(tensor)
+
+    def broadcast(self, tensor: torch.Tensor) -> None:
+        self.sent_bytes += tensor.nbytes if self.rank == 0 else 0
+        with self.guard("broadcast"):
+            dist.broadcast(tensor, src=0)
+
+    def broadcast_object(self, value: Any) -> Any:
+        text = json.dumps(value).encode() if self.rank == 0 else b""
+        size = torch.tensor([len(text)])
+        self.broadcast(size)
+        buffer = torch.zeros(int(size), dtype=torch.uint8)
+        if self.rank == 0:
+            buffer = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+        self.broadcast(buffer)
+        return json.loads(buffer.numpy().tobytes())
+
+    def gather_arrays(self, values_N: Array) -> list[Array]:
+        counts_W = self.all_gather(torch.tensor([len(values_N)])).view(-1).tolist()
+        padded = np.zeros(max(counts_W), values_N.dtype)
+        padded[: len(values_N)] = values_N
+        parts = self.all_gather(torch.from_numpy(padded.view(np.uint8))).numpy()
+        return [part.view(values_N.dtype)[:n].copy() for part, n in zip(parts, counts_W, strict=True)]
+
+    def barrier(self, *, timeout_s: float | None = None) -> None:
+        options = dist.BarrierOptions()
+        options.device = torch.device("cpu")
+        if timeout_s is not None:
+            options.timeout = timedelta(seconds=timeout_s)
+        with self.guard("barrier"):
+            assert self.process_group is not None
+            self.process_group.barrier(options).wait()
+
+    @contextlib.contextmanager
+    def guard(self, what: str) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        except RuntimeError as error:
+            if not _is_of_the_group(error):
+                raise
+            elapsed_s = time.monotonic() - started
+            text = re.sub(r"^\[\S+:\d+\] ", "", str(error)).split(". This ")[0].splitlines()[0]
+            kind = DeadlineExceeded if "imed out" in text or "imeout" in text else MemberLost
+            raise kind(
+                f"worker {self.rank} of {self.world_size}: {what} in generation {self.generation} failed "
+                f"after {elapsed_s:.1f} s: {text}"
+            ) from error
+
+    def before_close(self, callback: Callable[[], None]) -> None:
+        self._before_close.append(callback)
+
+    def close(self) -> None:
+        # DDP must go first. Were it the group's last owner, its destructor would join gloo's threads while it
+        # holds the interpreter's lock, and one of them may wait for that lock to free a tensor: a hang.
+        for callback in self._before_close:
+            callback()
+        self._before_close.clear()
+        if self.process_group is not None:
+            self.process_group = None
+            dist.destroy_process_group()
+
+
+def _is_of_the_group(error: RuntimeError) -> bool:
+    signs = ("gloo", "Connection", "onnection closed", "imed out", "NCCL", "socket")
+    return isinstance(error, dist.DistError) or any(sign in str(error) for sign in signs)
+
+
+@contextlib.contextmanager
+def _bound_to(interface: str) -> Iterator[None]:
+    """gloo and NCCL take the interface to bind from the environment only, when a group is made."""
+    names = ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME")
+    before = {name: os.environ.get(name) for name in names}
+    os.environ.update(dict.fromkeys(names, interface))
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
