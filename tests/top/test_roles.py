@@ -1,0 +1,65 @@
+"""The roles' mains: which device a worker gets, and the end of a role that is stuck when its job has failed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from shardkeep.base.errors import ConfigError
+from shardkeep.config import parse_config
+from shardkeep.ps.control.records import Formation, Member
+from shardkeep.roles import _device
+
+
+def formation(*hosts: str) -> Formation:
+    members = tuple(Member("worker", index, host, 1) for index, host in enumerate(hosts))
+    return Formation(1, "127.0.0.1", 1, members, ())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpus", "hosts", "expected"),
+    [
+        ("auto", 2, "aabb", [("cuda:0", "nccl"), ("cuda:1", "nccl"), ("cuda:0", "nccl"), ("cuda:1", "nccl")]),
+        ("auto", 1, "aa", [("cpu", "gloo")] * 2),
+        ("cuda", 1, "aa", [("cuda:0", "gloo")] * 2),
+        ("cpu", 2, "a", [("cpu", "gloo")]),
+        ("auto", 0, "a", [("cpu", "gloo")]),
+    ],
+    ids=["two hosts of two GPUs", "too few GPUs", "a GPU shared by will", "the CPU by will", "no GPU"],
+)
+def test_the_workers_of_a_host_share_its_gpus(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, gpus: int, hosts: str, expected: list[tuple[str, str]]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    config = parse_config(f"tower: {{device: {wanted}}}")
+    found = [_device(config, formation(*hosts), index) for index in range(len(hosts))]
+    assert [(str(device), backend) for device, backend in found] == expected
+
+
+def test_a_gpu_that_is_not_there_is_the_users_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"tower\.device: cuda, but this machine has no CUDA device"):
+        _device(parse_config("tower: {device: cuda}"), None, 0)
+
+
+STUCK = """
+import threading
+from shardkeep.roles import end_when_the_job_failed
+from shardkeep.ps.control.client import ControlClient
+control = ControlClient("127.0.0.1:1", role="worker", index=0)
+end_when_the_job_failed(control, grace_s=0.1)
+{failing}
+threading.Event().wait(3.0)
+print("still here")
+"""
+
+
+@pytest.mark.parametrize("failed", [True, False], ids=["failed", "running"])
+def test_a_role_that_is_stuck_ends_when_its_job_has_failed_and_only_then(failed: bool) -> None:
+    script = STUCK.format(failing="control.failed.set()" if failed else "")
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, "still here" in ended.stdout) == ((1, False) if failed else (0, True)), ended.stderr
