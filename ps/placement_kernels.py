@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.base.kernels import kernel
-from shardkeep.ps.shard.kernels import mix
+from shardkeep.ps.shard.index_kernels import mix
 
 Integers = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.base.errors import JobError
-from shardkeep.ps.shard import kernels
+from shardkeep.ps.shard import index_kernels
 from shardkeep.ps.shard.records import Records
 
 Ids = npt.NDArray[np.int64]
@@ -48,7 +48,7 @@ class RowIndex:
         """Slots of ids, int64; -1 where an id is absent. Changes nothing."""
         slots_U = np.empty(ids_U.size, dtype=np.int64)
         records = self.records
-        kernels.find(self._entries, self._old, ids_U, records.addresses, records.shift, records.width, slots_U)
+        index_kernels.find(self._entries, self._old, ids_U, records.addresses, records.shift, records.width, slots_U)
         return slots_U
 
     def find_or_add(self, ids_U: Ids) -> Ids:
@@ -58,7 +58,7 @@ class RowIndex:
         records = self.records
         self._make_room(ids_U.size)
         slots_U = np.empty(ids_U.size, dtype=np.int64)
-        self._count = kernels.find_or_add(
+        self._count = index_kernels.find_or_add(
             self._entries,
             self._old,
             ids_U,
@@ -104,7 +104,7 @@ class RowIndex:
             return
         end = min(self._moved + entries, self._old.size)
         records = self.records
-        kernels.move_entries(
+        index_kernels.move_entries(
             self._entries, self._old, self._moved, end, records.addresses, records.shift, records.width
         )
         self._moved = end

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.base.kernels import kernel
-from shardkeep.ps.shard.kernels import FIRST_WEIGHT, prefetch_record, record
+from shardkeep.ps.shard.index_kernels import FIRST_WEIGHT, prefetch_record, record
 
 Rows = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]

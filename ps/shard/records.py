@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shardkeep.ps.shard import kernels
+from shardkeep.ps.shard import index_kernels
 
 _BLOCK_BYTES = 8 << 20
 """A full block: large enough for huge pages (numpy asks for them from 4 MB), small enough to waste little."""
@@ -49,7 +49,7 @@ class Records:
     def ids(self, count: int) -> npt.NDArray[np.int64]:
         """Ids of the first `count` records, in the order of their slots."""
         ids_N = np.empty(count, dtype=np.int64)
-        kernels.read_ids(self.addresses, self.shift, self.width, ids_N)
+        index_kernels.read_ids(self.addresses, self.shift, self.width, ids_N)
         return ids_N
 
     def _grow_first(self, rows: int) -> None:

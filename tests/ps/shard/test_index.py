@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shardkeep.ps.placement import server_of
-from shardkeep.ps.shard import kernels
+from shardkeep.ps.shard import index_kernels
 from shardkeep.ps.shard.index import RowIndex
 from shardkeep.ps.shard.records import Records
 
@@ -62,7 +62,7 @@ def test_the_ids_of_one_server_spread_over_the_whole_index() -> None:
     """Placement and index hash the same ids; were they the same hash, every server's index would cluster."""
     ids = np.arange(400_000, dtype=np.int64)
     mine = ids[server_of(ids, 16) == 3]
-    home = np.array([kernels.mix((int(i) + 0x9E3779B97F4A7C15) % 2**64) % 64 for i in mine], dtype=np.int64)
+    home = np.array([index_kernels.mix((int(i) + 0x9E3779B97F4A7C15) % 2**64) % 64 for i in mine], dtype=np.int64)
     counts = np.bincount(home, minlength=64)
     assert np.abs(counts - mine.size / 64).max() < 6 * np.sqrt(mine.size / 64)
 
