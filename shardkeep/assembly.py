@@ -151,7 +151,7 @@ def build_worker(
             best_auc=data.best_auc,
             device=device,
         )
-    telemetry = Telemetry()
+    telemetry = Telemetry(tower.watch)
     trainer = Trainer(
         step=step,
         evaluation=evaluation,

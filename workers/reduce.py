@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
 from shardkeep.workers.collective import Collective, add_in_rank_order, ring_bytes
+from shardkeep.workers.stopwatch import Stopwatch
 
 # The argument's name since torch 2.13; the older one warns there.
 _BUFFERS = next(
@@ -37,9 +38,10 @@ class BucketSums:
     The sums are made by a callback of autograd, not by `Future.then`, which would run Python in gloo's threads.
     """
 
-    def __init__(self, collective: Collective, *, sync: bool) -> None:
+    def __init__(self, collective: Collective, *, sync: bool, watch: Stopwatch | None = None) -> None:
         self._collective = collective
         self._sync = sync
+        self._watch = watch if watch is not None else Stopwatch()
         self._under_way: list[tuple[dist.Work, Callable[[], torch.Tensor], torch.futures.Future[torch.Tensor]]] = []
 
     def start(self, mine: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
@@ -62,9 +64,10 @@ class BucketSums:
 
     def _finish(self) -> None:
         under_way, self._under_way = self._under_way, []
-        for work, result, summed in under_way:
-            work.wait()
-            summed.set_result(result())
+        with self._watch.within("dense_reduce"):  # what of the exchange the backward pass did not cover
+            for work, result, summed in under_way:
+                work.wait()
+                summed.set_result(result())
 
 
 def sum_bucket(sums: BucketSums, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
@@ -72,7 +75,9 @@ def sum_bucket(sums: BucketSums, bucket: GradBucket) -> torch.futures.Future[tor
     return sums.start(bucket.buffer())
 
 
-def wrap_in_ddp(module: nn.Module, collective: Collective, *, sync: bool, find_unused: bool) -> DistributedDataParallel:
+def wrap_in_ddp(
+    module: nn.Module, collective: Collective, *, sync: bool, find_unused: bool, watch: Stopwatch | None = None
+) -> DistributedDataParallel:
     """DDP around the tower with our hook; parameters are equal already, so nothing is sent to build it."""
     ddp = DistributedDataParallel(
         module,
@@ -82,7 +87,7 @@ def wrap_in_ddp(module: nn.Module, collective: Collective, *, sync: bool, find_u
         find_unused_parameters=find_unused,
         **{_BUFFERS: False},  # type: ignore[arg-type]
     )
-    ddp.register_comm_hook(BucketSums(collective, sync=sync), sum_bucket)
+    ddp.register_comm_hook(BucketSums(collective, sync=sync, watch=watch), sum_bucket)
     return ddp
 
 

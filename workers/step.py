@@ -72,6 +72,7 @@ class Step:
         self._collective = collective
         self._micro_batch = micro_batch
         self._device = device
+        self._watch = tower.watch
 
     def prepare(self, step: int) -> Prepared:
         """Reads, deduplicates and places a step's samples. Touches neither servers nor tower."""
@@ -88,7 +89,9 @@ class Step:
 
     def run(self, prepared: Prepared, pull: Pull) -> StepResult:
         """Waits for the rows, trains on them, pushes their gradients, updates the tower."""
+        self._watch.enter("pull_wait")
         rows = pull.result()
+        self._watch.enter("lookup")
         sent = self._collective.sent_bytes
         grads = self._embeddings.zero_gradients(prepared.plan)
         weight = 1.0 / prepared.step_samples if prepared.rank_samples else 0.0
@@ -99,10 +102,12 @@ class Step:
             loss_sum += self._micro_step(prepared, rows, grads, part, weight, last=start == starts[-1])
         grads, request, dropped = self._finite(grads, prepared.request)
         update = self._tower.update(prepared.step, rows_finite=not dropped)
+        self._watch.enter("push")
         scale_rows(grads, update.row_scale)
         if self._tower.scaling and not update.applied:  # an overflow of the loss scale: no rank keeps this step
             grads = {}
         self._client.push(prepared.step, request, grads)
+        self._watch.enter("other")
         self._client.ledger.add("tower", "values", self._collective.sent_bytes - sent)
         mean = loss_sum * prepared.step_samples / prepared.rank_samples if prepared.rank_samples else 0.0
         return StepResult(mean, update.applied, dropped, pull.staleness, self._tower.deciding)
@@ -117,11 +122,13 @@ class Step:
         *,
         last: bool,
     ) -> float:
+        self._watch.enter("lookup")
         batch = prepared.batch.slice(part.start, part.stop)
         leaves = self._embeddings.lookup(prepared.plan, rows, part=part, device=self._device)
         loss = self._tower.backward(
             self._on_device(batch.dense_BI), leaves, self._on_device(batch.label_BT), weight, last=last
         )
+        self._watch.enter("collect")
         self._embeddings.collect(prepared.plan, leaves, grads, part=part)
         return float(loss)
 

@@ -4,22 +4,35 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from shardkeep.workers.collective import Collective
 from shardkeep.workers.step import StepResult
+from shardkeep.workers.stopwatch import PARTS, Part, Stopwatch
 
 # Steps whose time is not counted as steady: first touches, allocator, connections.
 WARM_UP_STEPS = 10
 
 
-class Telemetry:
-    """Samples, time, losses and dropped rows of one worker. Times are of this process's clock."""
+@dataclass(frozen=True, slots=True)
+class _Mark:
+    """Where the stopwatch stood after a step."""
 
-    def __init__(self) -> None:
+    steps: int
+    seconds: Mapping[Part, float]
+
+
+class Telemetry:
+    """Samples, time, losses and dropped rows of one worker. Times are of this process's clock.
+
+    `watch` is switched by whoever takes a step; here it is only read."""
+
+    def __init__(self, watch: Stopwatch) -> None:
+        self.watch = watch
         self.samples = 0
         self.dropped_rows = 0
         self.skipped_steps = 0
@@ -29,16 +42,21 @@ class Telemetry:
         self._losses: list[float] = []
         self._reported = time.perf_counter()
         self._reported_samples = 0
+        self._all = _Mark(0, dict.fromkeys(PARTS, 0.0))
+        self._steady, self._last = self._all, self._all
+        self._done = 0
 
     def step_done(self, samples: int, result: StepResult) -> None:
         """Counts a step of `samples` samples over all workers."""
         self.samples += samples
+        self._done += 1
         self._steps = 0 if result.deciding else self._steps + 1
         self._losses.append(result.loss)
         self.dropped_rows += result.dropped_rows
         self.skipped_steps += not result.applied
         if self._steps == WARM_UP_STEPS:
             self._steady_from = (time.perf_counter(), self.samples)
+            self._steady = self._mark()
 
     def pause(self, seconds: float) -> None:
         """Takes `seconds` that were not training out of the rates."""
@@ -54,6 +72,18 @@ class Telemetry:
             start, before = self._started, 0
         return (self.samples - before) / max(time.perf_counter() - start, 1e-9)
 
+    def step_ms(self) -> dict[str, float]:
+        """Mean milliseconds of a step, `total` and by part, over the steps that `samples_per_s` counts."""
+        return self._mean_ms(self._steady if self._done > self._steady.steps else self._all)
+
+    def _mark(self) -> _Mark:
+        return _Mark(self._done, dict(self.watch.seconds))
+
+    def _mean_ms(self, since: _Mark) -> dict[str, float]:
+        steps = max(self._done - since.steps, 1)
+        parts = {part: 1e3 * (self.watch.seconds[part] - since.seconds[part]) / steps for part in PARTS}
+        return {name: round(ms, 4) for name, ms in ({"total": sum(parts.values())} | parts).items()}
+
     def report_due(self, every_s: float) -> bool:
         return time.perf_counter() - self._reported >= every_s
 
@@ -62,13 +92,15 @@ class Telemetry:
         now = time.perf_counter()
         rate = (self.samples - self._reported_samples) / max(now - self._reported, 1e-9)
         loss = float(np.mean(self._losses)) if self._losses else 0.0
-        self._losses, self._reported, self._reported_samples = [], now, self.samples
+        step_ms = self._mean_ms(self._last)
+        self._losses, self._reported, self._reported_samples, self._last = [], now, self.samples, self._mark()
         return {
             "samples": self.samples,
             "loss": loss,
             "samples_per_s": rate,
             "dropped_rows": self.dropped_rows,
             "skipped_steps": self.skipped_steps,
+            "step_ms": step_ms,
         }
 
 

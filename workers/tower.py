@@ -37,6 +37,7 @@ from shardkeep.workers.compiling import (
 from shardkeep.workers.config import TowerConfig, TowerOptimizerConfig
 from shardkeep.workers.precision import choose_precision
 from shardkeep.workers.reduce import sum_flat, wrap_in_ddp
+from shardkeep.workers.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,7 @@ class Tower:
     Attributes:
         chosen: what `compile` and `amp` came to and why, one line each.
         compile_s: seconds this rank has spent compiling.
+        watch: told what runs: forward, backward, dense_reduce, optimizer; compiling is not counted.
 
     Raises:
         UserError: `compile: on` where torch.compile cannot run.
@@ -98,6 +100,7 @@ class Tower:
         self._clip_norm = clip_norm
         self._total_steps = total_steps
         self._seed = seed
+        self.watch = Stopwatch()
         self._parameters = [p for p in self.model.parameters() if p.requires_grad]
         self._optimizer = build_optimizer(config.optimizer, self._parameters)
         self._step = 0
@@ -208,12 +211,14 @@ class Tower:
         self._reduced = last and self._ddp is not None
         # DDP talks to the other ranks in the forward pass, too: once, when it rebuilds its buckets.
         with self.collective.guard("the sum of the dense gradients"), self._seeded(), accumulating:
+            self.watch.enter("forward")
             with self._autocast():
                 logits_BT = run(dense_BI, embeddings)
             if logits_BT.shape != label_BT.shape:  # of a user's own model
                 wanted = tuple(label_BT.shape)
                 raise UserError(f"model.name: forward returned logits {tuple(logits_BT.shape)}; expected {wanted}")
             loss = F.binary_cross_entropy_with_logits(logits_BT.float(), label_BT, reduction="sum") * weight
+            self.watch.enter("backward")
             self._scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         return loss.detach()
 
@@ -224,11 +229,14 @@ class Tower:
         anywhere, also in the rows of another rank (`rows_finite` = False there), skips it on all ranks, and
         the caller drops the rows of the step when `applied` is False.
         """
+        self.watch.enter("dense_reduce")
         self._sum_over_ranks()
         row_scale = 1.0
         if self._scaler.is_enabled():
             row_scale = 1.0 / self._scaler.get_scale()
             self._spread_overflow(rows_finite)
+        self.watch.enter("optimizer")
+        if self._scaler.is_enabled():
             self._scaler.unscale_(self._optimizer)
         norm = torch.nn.utils.get_total_norm([p.grad for p in self._parameters if p.grad is not None])
         grad_norm = float(norm)
@@ -240,7 +248,8 @@ class Tower:
         self._forget_gradients()
         self._step, self._micro = step + 1, 0
         if self._trial.step_done():
-            self._decide(step)
+            with self.watch.within(None):
+                self._decide(step)
         return Update(applied, row_scale, grad_norm)
 
     def _sum_over_ranks(self) -> None:
@@ -250,7 +259,9 @@ class Tower:
             everywhere = sum_flat(self._parameters, self.collective)
             if self._ddp is None and self.collective.process_group is not None:
                 # The first step goes without DDP and shows which parameters the model leaves out.
-                self._ddp = wrap_in_ddp(self._switch, self.collective, sync=self._sync, find_unused=not everywhere)
+                self._ddp = wrap_in_ddp(
+                    self._switch, self.collective, sync=self._sync, find_unused=not everywhere, watch=self.watch
+                )
                 self.collective.before_close(self.leave)
         for buffer in self.model.buffers():
             if buffer.is_floating_point():
@@ -321,7 +332,8 @@ class Tower:
             dims = {name: leaf.shape[1] for name, leaf in embeddings.items()}
             self._input_shape = (dense_BI.shape[1], dims)
             if self._config.compile == "on":
-                problem = self._compile()
+                with self.watch.within(None):
+                    problem = self._compile()
                 if problem is not None:
                     raise JobError(f"tower.compile: on failed: {problem}; tower.compile: off trains without it")
 

@@ -47,6 +47,7 @@ class Trainer:
         self._eval = evaluate
         self._window = window
         self._telemetry = telemetry
+        self._watch = telemetry.watch
         self._bad_steps = 0
         self._choices_told = False
         self.total_steps = min(slices.num_steps, train.max_steps or slices.num_steps)
@@ -62,17 +63,22 @@ class Trainer:
         requested = start_step
         try:
             for step in range(start_step, self.total_steps):
+                self._watch.enter("other")
                 if should_stop(step):
                     raise JobStopped(f"stopped at step {step}")
                 while requested < self.total_steps and len(under_way) < self._window:
+                    self._watch.enter("data")
                     prepared = ahead.next()
+                    self._watch.enter("pull_wait")
                     under_way.append((prepared, self._client.pull(prepared.step, prepared.request)))
                     requested += 1
+                self._watch.enter("other")
                 progress.update(step=step, phase="training")
                 self._check(step, self._step.run(*under_way.popleft()), progress)
                 self._evaluate_after(step, progress)
             return self.total_steps
         finally:
+            self._watch.enter(None)
             ahead.close()
 
     def _check(self, step: int, result: StepResult, progress: Progress) -> None:
@@ -105,7 +111,8 @@ class Trainer:
             return
         progress.update(step=done, phase="evaluating")
         started = time.perf_counter()
-        self.last_eval = self._evaluation.run(done)
+        with self._watch.within(None):
+            self.last_eval = self._evaluation.run(done)
         self._telemetry.pause(time.perf_counter() - started)
         if self._client.rank == 0:
             progress.report("eval", {"step": done} | self.last_eval)
