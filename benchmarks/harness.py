@@ -6,12 +6,15 @@ A contestant is a function that runs for some seconds and returns its figures; i
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import json
 import os
+import queue as queue_module
 import statistics
 import subprocess
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +52,26 @@ def alternate(contestants: Mapping[str, Contestant], *, rounds: int, seconds: fl
     return found
 
 
+def result_of(processes: Sequence[Any], queue: Any, *, limit_s: float) -> Figures:
+    """Starts processes of multiprocessing's and returns what one of them puts into `queue`; leaves none behind.
+
+    Raises RuntimeError as soon as one of them has failed."""
+    deadline = time.monotonic() + limit_s
+    for process in processes:
+        process.start()
+    try:
+        while True:
+            with contextlib.suppress(queue_module.Empty):
+                figures: Figures = queue.get(timeout=0.5)
+                return figures
+            if any(process.exitcode for process in processes) or time.monotonic() > deadline:
+                raise RuntimeError(f"no figures: exit codes {[process.exitcode for process in processes]}")
+    finally:
+        for process in processes:
+            process.join(10)
+            process.kill()
+
+
 def spread(values: list[float]) -> dict[str, float]:
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
 
@@ -56,6 +79,11 @@ def spread(values: list[float]) -> dict[str, float]:
 def ratios(found: Mapping[str, list[Figures]], ours: str, other: str, key: str) -> dict[str, float]:
     """ours / other round by round: min, median, max."""
     return spread([a[key] / b[key] for a, b in zip(found[ours], found[other], strict=True)])
+
+
+def differences(found: Mapping[str, list[Figures]], ours: str, other: str, key: str) -> dict[str, float]:
+    """ours - other round by round: min, median, max."""
+    return spread([a[key] - b[key] for a, b in zip(found[ours], found[other], strict=True)])
 
 
 def show_ratio(label: str, ratio: Mapping[str, float], target: float | None = None) -> None:

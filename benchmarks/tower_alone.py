@@ -1,0 +1,91 @@
+"""The DLRM tower of W1 alone, as plain PyTorch: shardkeep's own module, inputs ready, one pinned process, no rows.
+
+Forward, binary cross entropy, backward into the 26 embeddings as leaves, SGD. What no row access can beat.
+"""
+# B = batch, D = embedding dim
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import time
+from collections.abc import Callable
+from typing import Any
+
+import harness
+import numpy as np
+import workload
+
+READY = 4
+"""Batches of inputs made ahead; more would only wait in slower memory."""
+
+
+def tower_alone(
+    *, dim: int, seconds: float, warm_up_s: float = 3.0, batch: int = workload.BATCH, core: int = 0, device: str = "cpu"
+) -> harness.Figures:
+    """samples_per_s, steps_per_s and cpu_us_per_sample of the tower in a fresh process on `core`."""
+    context = mp.get_context("spawn")
+    queue = context.Queue()
+    process = context.Process(target=_train, args=(dim, seconds, warm_up_s, batch, core, device, queue))
+    return harness.result_of([process], queue, limit_s=seconds + warm_up_s + 120)
+
+
+def _train(dim: int, seconds: float, warm_up_s: float, batch: int, core: int, device: str, queue: Any) -> None:
+    harness.pin(core)
+    step, finish = _prepared(dim, batch, device)
+    count = _repeat(step, warm_up_s, 0)
+    finish()
+    cpu, started = harness.cpu_seconds(), time.perf_counter()
+    steps = _repeat(step, seconds, count) - count
+    finish()
+    elapsed, cpu = time.perf_counter() - started, harness.cpu_seconds() - cpu
+    queue.put({
+        "samples_per_s": steps * batch / elapsed,
+        "steps_per_s": steps / elapsed,
+        "cpu_us_per_sample": cpu / (steps * batch) * 1e6,
+    })  # fmt: skip
+
+
+def _prepared(dim: int, batch: int, device: str) -> tuple[Callable[[int], None], Callable[[], None]]:
+    """The step, and what waits for the device to end all steps."""
+    import torch
+    import torch.nn.functional as F
+
+    from shardkeep.workers.models.dlrm import Dlrm
+
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    names = [f"C{f + 1}" for f in range(len(workload.TABLE_SIZES))]
+    model = Dlrm(
+        num_dense=workload.NUM_DENSE, features=dict.fromkeys(names, dim), default_dim=dim, bottom=[512, 256],
+        top=[512, 256], dropout=0.0, checkpointing=False,
+    ).to(device)  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
+    dense, label = (torch.from_numpy(array).to(device) for array in workload.draw_dense(READY, seed=1, batch=batch))
+    rng = np.random.default_rng(1)
+    rows = [{n: _leaf(rng, batch, dim).to(device).requires_grad_() for n in names} for _ in range(READY)]
+
+    def step(i: int) -> None:
+        leaves = rows[i % READY]
+        logits_B1 = model(dense[i % READY], leaves)
+        loss = F.binary_cross_entropy_with_logits(logits_B1, label[i % READY])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        for leaf in leaves.values():
+            leaf.grad = None
+
+    return step, torch.cuda.synchronize if device == "cuda" else lambda: None
+
+
+def _leaf(rng: np.random.Generator, batch: int, dim: int) -> Any:
+    import torch
+
+    return torch.from_numpy(rng.uniform(-0.05, 0.05, (batch, dim)).astype(np.float32))
+
+
+def _repeat(step: Callable[[int], None], seconds: float, first: int) -> int:
+    started = time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        step(first)
+        first += 1
+    return first
