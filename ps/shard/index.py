@@ -44,6 +44,16 @@ class RowIndex:
         """Bytes of the entries, without the records."""
         return self._entries.nbytes + self._old.nbytes + 8 * min(self._cleared, self._next.size)
 
+    @property
+    def entries(self) -> npt.NDArray[np.uint64]:
+        """The entries as kernels take them; another array after `make_room`."""
+        return self._entries
+
+    @property
+    def old(self) -> npt.NDArray[np.uint64]:
+        """Entries not yet moved, as kernels take them; another array after `make_room`."""
+        return self._old
+
     def find(self, ids_U: Ids) -> Ids:
         """Slots of ids, int64; -1 where an id is absent. Changes nothing."""
         slots_U = np.empty(ids_U.size, dtype=np.int64)
@@ -54,23 +64,22 @@ class RowIndex:
     def find_or_add(self, ids_U: Ids) -> Ids:
         """Slots of unique ids, int64; absent ones are added and get the slots from len(self) on.
 
-        Raises JobError when a shard would hold more than 2**32 - 2 rows."""
+        Raises what `make_room` raises."""
         records = self.records
-        self._make_room(ids_U.size)
+        self.make_room(ids_U.size)
         slots_U = np.empty(ids_U.size, dtype=np.int64)
-        self._count = index_kernels.find_or_add(
-            self._entries,
-            self._old,
-            ids_U,
-            records.addresses,
-            records.shift,
-            records.width,
-            self._count,
-            slots_U,
-        )
+        place = (records.addresses, records.shift, records.width)
+        self.added(index_kernels.find_or_add(self._entries, self._old, ids_U, *place, self._count, slots_U))
         return slots_U
 
-    def _make_room(self, extra: int) -> None:
+    def added(self, count: int) -> None:
+        """Notes the new number of ids that the kernel `find_or_add` returned to a caller of its own."""
+        self._count = count
+
+    def make_room(self, extra: int) -> None:
+        """Makes room for `extra` more ids, in the index and the records. Call it before the kernel `find_or_add`.
+
+        Raises JobError when a shard would hold more than 2**32 - 2 rows."""
         wanted = self._count + extra
         if wanted > MAX_ROWS:
             raise JobError(f"a table gets {wanted} rows on one server; allowed: {MAX_ROWS}; use more servers")
