@@ -15,19 +15,18 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import llvmlite.binding  # type: ignore[import-untyped]
-import numba
-from numba.core import config
 
 try:
     import fcntl
 except ImportError:  # a platform without POSIX locks: compiling twice is slow, not wrong
     fcntl = None  # type: ignore[assignment]
 
-numba_config: Any = config  # its settings are made at run time, unknown to type checkers
+PACKAGE = Path(__file__).resolve().parent.parent
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -38,6 +37,9 @@ def kernel(*signatures: str) -> Callable[[F], F]:
     nogil, no fastmath (results are compared bit for bit), no parallel (concurrent calls of parallel
     kernels kill the process under the workqueue layer); division by zero gives inf or nan.
     """
+    import numba  # here: a launcher that finds everything compiled needs none of its half second
+
+    numba_config: Any = numba.core.config  # its settings are made at run time, unknown to type checkers
 
     def decorate(function: F) -> F:
         # The locator of the cache reads the setting when the dispatcher is made, so a user's own
@@ -53,11 +55,34 @@ def kernel(*signatures: str) -> Callable[[F], F]:
     return decorate
 
 
-def compile_kernels(modules: Sequence[str]) -> None:
-    """Imports modules of kernels under a file lock, so that only one process compiles (up to a minute)."""
+def compile_kernels(modules: Sequence[str]) -> int:
+    """Imports those modules of kernels that this machine has not compiled yet; returns their number.
+
+    Under a file lock, so that only one process compiles (up to a minute). Call it before the modules are imported.
+    """
+    if not _missing(modules):
+        return 0
     with _locked(cache_folder() / "lock"):
-        for module in modules:
+        missing = _missing(modules)
+        for module in missing:
             importlib.import_module(module)
+            compiled_mark(module).touch()
+    return len(missing)
+
+
+def _missing(modules: Sequence[str]) -> list[str]:
+    return [module for module in modules if not compiled_mark(module).exists()]
+
+
+def compiled_mark(module: str, package: Path = PACKAGE) -> Path:
+    """The file that says that all kernels of a module are in the cache folder.
+
+    Named as numba keys its cache: by the source's place and time, besides the contents that name the folder.
+    """
+    source = package.joinpath(*module.split(".")[1:]).with_suffix(".py")
+    stamp = source.stat().st_mtime_ns if source.exists() else 0
+    key = hashlib.sha256(f"{source} {stamp}".encode()).hexdigest()[:16]
+    return cache_folder() / f"{module}-{key}.compiled"
 
 
 @functools.cache
@@ -77,17 +102,16 @@ def cache_folder() -> Path:
 
 def kernel_sources() -> list[Path]:
     """Every file of kernels in the package, in a fixed order."""
-    package = Path(__file__).resolve().parent.parent
-    rooms = [entry for entry in package.iterdir() if entry.is_dir()]  # links too: rglob does not follow them
+    rooms = [entry for entry in PACKAGE.iterdir() if entry.is_dir()]  # links too: rglob does not follow them
     found = [path for room in rooms for pattern in ("kernels.py", "*_kernels.py") for path in room.rglob(pattern)]
-    return sorted(set(found), key=lambda path: str(path.relative_to(package)))
+    return sorted(set(found), key=lambda path: str(path.relative_to(PACKAGE)))
 
 
 def _fingerprint() -> str:
     digest = hashlib.sha256()
     features = llvmlite.binding.get_host_cpu_features().flatten()
     versions = (
-        numba.__version__,
+        metadata.version("numba"),
         llvmlite.__version__,
         sys.version,
         llvmlite.binding.get_host_cpu_name(),
@@ -136,8 +160,5 @@ def _locked(path: Path) -> Iterator[None]:
 
 def kernel_modules() -> list[str]:
     """The import names of all modules of kernels, for `compile_kernels`."""
-    names = [
-        ".".join(path.relative_to(Path(__file__).resolve().parent.parent).with_suffix("").parts)
-        for path in kernel_sources()
-    ]
+    names = [".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in kernel_sources()]
     return [f"shardkeep.{name}" for name in names if name != "base.kernels"]

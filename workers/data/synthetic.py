@@ -17,7 +17,6 @@ from shardkeep.workers.config import DataConfig, SyntheticConfig
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.schema import Feature, Schema
-from shardkeep.workers.data.synthetic_kernels import make_samples
 
 # The teacher. Few, frequent ids carry most of the signal, because nobody can learn the effect of an id seen twice; the
 # features with the smallest tables interact. Chosen so that on the default stream a logistic regression stays 0.02
@@ -88,6 +87,8 @@ class SyntheticDataset:
         return _auc(logits, labels)
 
     def _make(self, rows_B: NDArray[np.int64]) -> tuple[Batch, NDArray[np.float64]]:
+        from shardkeep.workers.data.synthetic_kernels import make_samples  # here: the launcher makes no samples
+
         rows_B = np.ascontiguousarray(rows_B, np.int64)
         if len(rows_B) and not 0 <= rows_B.min() <= rows_B.max() < self._num_samples:
             raise IndexError(f"a row is outside [0, {self._num_samples})")

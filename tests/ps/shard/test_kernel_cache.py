@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +13,8 @@ import pytest
 from numba.core import config
 
 from shardkeep.base import kernels
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def opened(monkeypatch: pytest.MonkeyPatch, user_cache: Path, temporary: Path) -> Path:
@@ -75,7 +80,36 @@ def test_a_kernel_is_compiled_for_its_signature_and_leaves_numbas_setting_alone(
         total(np.ones(5, np.float64))
 
 
-def test_compile_kernels_imports_what_it_is_told() -> None:
-    kernels.compile_kernels(["shardkeep.ps.shard.kernels", "shardkeep.ps.shard.optimizer_kernels"])
+def compiled_elsewhere(folder: Path, *modules: str) -> list[str]:
+    """Calls compile_kernels in a fresh process with an own cache: how many it compiled, whether numba came."""
+    code = (
+        "import sys; from shardkeep.base.kernels import compile_kernels; "
+        f"print(compile_kernels({modules!r}), 'numba' in sys.modules)"
+    )
+    env = os.environ | {"XDG_CACHE_HOME": str(folder), "HOME": str(folder)}
+    done = subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_kernels_are_compiled_once_and_then_not_even_imported(tmp_path: Path) -> None:
+    module = "shardkeep.workers.data.sampling_kernels"
+    assert compiled_elsewhere(tmp_path, module) == ["1", "True"]
+    assert compiled_elsewhere(tmp_path, module) == ["0", "False"]
+    assert compiled_elsewhere(tmp_path, module, "shardkeep.workers.data.gather_kernels") == ["1", "True"]
+
+
+def test_a_module_of_kernels_that_is_new_or_touched_is_not_taken_for_compiled(tmp_path: Path) -> None:
+    module = "shardkeep.ps.shard.kernels"
+    source = tmp_path / "ps" / "shard" / "kernels.py"
+    source.parent.mkdir(parents=True)
+    source.write_text("")
+    first = kernels.compiled_mark(module, package=tmp_path)
+    assert first == kernels.compiled_mark(module, package=tmp_path)
+    os.utime(source, (1, 1))  # numba compares the time of the file with that of its cache
+    assert kernels.compiled_mark(module, package=tmp_path) != first
+    assert kernels.compiled_mark(module) != first  # another checkout
+
+
+def test_an_unknown_module_of_kernels_is_an_error() -> None:
     with pytest.raises(ModuleNotFoundError):
         kernels.compile_kernels(["shardkeep.ps.shard.no_such_kernels"])

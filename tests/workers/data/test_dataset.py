@@ -1,0 +1,36 @@
+"""The registry of sources."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardkeep.base.errors import ConfigError
+from shardkeep.workers.config import DataConfig
+from shardkeep.workers.data.dataset import SOURCES, open_data, source_named
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize("name", [*SOURCES, "my_module:my_function"])
+def test_every_source_has_its_function(name: str) -> None:
+    expected = f"open_{name}" if name in SOURCES else "open_custom"
+    assert source_named(name).__name__ == expected  # type: ignore[attr-defined]
+
+
+def test_an_unknown_source_is_told_with_what_is_allowed() -> None:
+    with pytest.raises(ConfigError, match=r"data\.source: tsv; allowed: csv, parquet, .*, or module:function"):
+        open_data(DataConfig(source="tsv"), seed=0)
+
+
+def test_a_source_loads_no_library_of_another_one() -> None:
+    code = (
+        "import sys; from shardkeep.workers.config import DataConfig; "
+        "from shardkeep.workers.data.dataset import prepare_data; prepare_data(DataConfig(), seed=0); "
+        "print([m for m in ('pyarrow', 'numba', 'torch') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
