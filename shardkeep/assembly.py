@@ -77,9 +77,13 @@ class Worker:
     data: Data
 
     def run(
-        self, progress: Progress, should_stop: Callable[[int], bool], control_bytes: Callable[[], int]
+        self,
+        progress: Progress,
+        should_stop: Callable[[int], bool],
+        control_bytes: Callable[[], int],
+        process: Callable[[], dict[str, Any]] = dict,
     ) -> dict[str, Any] | None:
-        """Trains to the end; the job's summary on rank 0, None elsewhere."""
+        """Trains to the end; the job's summary on rank 0, None elsewhere. `process` is asked after the last step."""
         steps = self.trainer.run(progress, should_stop)
         progress.update(step=steps, phase="closing")
         return summarize(
@@ -91,6 +95,7 @@ class Worker:
             control_bytes=control_bytes(),
             steps=steps,
             evaluation=self.trainer.last_eval,
+            process=process(),
         )
 
 

@@ -40,6 +40,7 @@ RunDir = Annotated[Path | None, typer.Option(help="New folder of the run [defaul
 Coordinator = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the coordinator listens.")]
 Index = Annotated[int, typer.Option(min=0, help="Number of this process among its role, from 0.")]
 Advertise = Annotated[str, typer.Option(metavar="HOST", help="This machine's address, as the others reach it.")]
+Traces = Annotated[Path, typer.Option("--run-dir", help="Folder for this process's profile, if there is one.")]
 ParentPipe = Annotated[bool, typer.Option("--parent-pipe", hidden=True)]  # end when stdin ends
 Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")]
 
@@ -103,6 +104,7 @@ def server(
     coordinator: Coordinator,
     index: Index,
     advertise: Advertise = "127.0.0.1",
+    run_dir: Traces = Path(),
     parent_pipe: ParentPipe = False,
     debug: Debug = False,
 ) -> None:
@@ -111,7 +113,7 @@ def server(
     def run() -> int:
         from shardkeep.roles import run_server
 
-        return run_server(coordinator, index=index, advertise=advertise)
+        return run_server(coordinator, index=index, advertise=advertise, folder=run_dir.absolute())
 
     _begin("server", index, parent_pipe)
     _end(run, debug)
@@ -122,6 +124,7 @@ def worker(
     coordinator: Coordinator,
     index: Index,
     advertise: Advertise = "127.0.0.1",
+    run_dir: Traces = Path(),
     parent_pipe: ParentPipe = False,
     debug: Debug = False,
 ) -> None:
@@ -130,7 +133,7 @@ def worker(
     def run() -> int:
         from shardkeep.roles import run_worker
 
-        return run_worker(coordinator, index=index, advertise=advertise)
+        return run_worker(coordinator, index=index, advertise=advertise, folder=run_dir.absolute())
 
     _begin("worker", index, parent_pipe)
     _end(run, debug)

@@ -14,7 +14,7 @@ from shardkeep.base.errors import ConfigError
 from shardkeep.base.settings import Settings
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.ps.config import ConsistencyConfig, LivenessConfig, TableConfig, TableSpec
-from shardkeep.workers.config import DataConfig, EvalConfig, ModelConfig, TowerConfig, TrainConfig
+from shardkeep.workers.config import DataConfig, EvalConfig, ModelConfig, ProfileConfig, TowerConfig, TrainConfig
 
 
 class CheckpointConfig(Settings):
@@ -59,6 +59,8 @@ class JobConfig(Settings):
     """Checkpoints."""
     liveness: LivenessConfig = LivenessConfig()
     """Deadlines and leases."""
+    profile: ProfileConfig = ProfileConfig()
+    """Traces of some steps."""
 
     @field_validator("workers")
     @classmethod

@@ -118,7 +118,7 @@ def _in_process(config: JobConfig, folder: RunFolder, screen: Screen, interrupts
     interrupts.notice = "stopping after the running step; once more Ctrl-C ends it at once"
     screen.phase("start", "one process")
     try:
-        summary = run_in_process(config, sink, lambda: interrupts.count > 0)
+        summary = run_in_process(config, sink, lambda: interrupts.count > 0, folder=folder.path)
         if interrupts.count:
             raise JobStopped(f"stopped at step {sink.step}")
     except KeyboardInterrupt:

@@ -64,7 +64,8 @@ class LocalJob:
             return
         for role, count in (("server", self._config.servers), ("worker", self._config.workers)):
             for index in range(count):
-                self._child(role, index, ["--coordinator", address, "--index", str(index)])
+                place = ["--coordinator", address, "--index", str(index)]
+                self._child(role, index, [*place, "--run-dir", str(self._folder.path)])
         import shardkeep.ps.control.client  # noqa: F401 - now, while the roles start; needed fast when one dies
 
         while not self._folder.member_list() and not self._ending:

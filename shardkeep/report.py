@@ -6,6 +6,7 @@ members.json      every member of the current generation
 metrics.jsonl     one JSON object per record: progress, eval, phase, event
 summary.json      how the job ended
 logs/             ROLE-INDEX.log
+profile/          ROLE-INDEX.pt.trace.json, where `profile` is on; each written by its process
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 
 from shardkeep.base.errors import UserError
 from shardkeep.base.files import atomic_write
-from shardkeep.base.telemetry import machine, versions
+from shardkeep.base.telemetry import machine, peak_rss_bytes, versions
 from shardkeep.config import JobConfig
 
 Record = Mapping[str, Any]
@@ -32,11 +33,13 @@ NO_SUMMARY: Record = {
     "samples": 0,
     "wall_s": 0.0,
     "samples_per_s": 0.0,
+    "step_ms": {},
     "eval": None,
     "bytes": {"push": {}, "pull": {}, "tower": {}, "read": {}, "control": 0, "total": 0, "per_sample": 0.0},
     "staleness": {},
     "recoveries": [],
     "tables": [],
+    "processes": [],
     "state_digest": None,
 }
 """The keys of every summary.json, for a job that ended before it could fill them."""
@@ -51,6 +54,7 @@ class RunFolder:
         self._lock = threading.Lock()
         self._start = time.monotonic()
         self._last: Record = {}
+        self._coordinates = False
 
     @classmethod
     def create(cls, path: str | Path, config: JobConfig) -> RunFolder:
@@ -88,6 +92,7 @@ class RunFolder:
     def coordinator(self, address: str, *, pid: int) -> None:
         """Keeps where the coordinator listens; the launcher and `shardkeep status` wait for this file."""
         atomic_write(self.path / "coordinator.json", _json({"address": address, "pid": pid}) + "\n")
+        self._coordinates = True
 
     def members(self, generation: int, members: Sequence[Any]) -> None:
         """Rewrites members.json: the coordinator and all members (dataclasses with role, index, host, pid).
@@ -119,6 +124,9 @@ class RunFolder:
         """Writes summary.json; keys the job could not fill are there, empty. A later call replaces it."""
         last = {"steps": self._last.get("step", 0), "samples": self._last.get("samples", 0)}
         known = {**NO_SUMMARY, **last, "wall_s": time.monotonic() - self._start, **(summary or {})}
+        if self._coordinates:
+            own = {"role": "coordinator", "index": 0, "peak_rss_bytes": peak_rss_bytes()}
+            known |= {"processes": [own, *known["processes"]]}
         known |= {"versions": {**versions(), **known.get("versions", {})}}
         known |= {"machine": {**machine(), **known.get("machine", {})}}
         head = {"status": status, **({"message": message} if message else {})}

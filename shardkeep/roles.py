@@ -6,14 +6,16 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
-from shardkeep.assembly import build_service, build_worker, patience_s, table_specs
+from shardkeep.assembly import Worker, build_service, build_worker, patience_s, table_specs
 from shardkeep.base.errors import ConfigError, JobStopped, MemberLost, ShardkeepError, TransportError
 from shardkeep.base.kernels import compile_kernels, kernel_modules
 from shardkeep.base.log import EventLog
+from shardkeep.base.telemetry import peak_rss_bytes
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.control.client import ControlClient
 from shardkeep.ps.control.records import Formation, JobSink
@@ -21,26 +23,36 @@ from shardkeep.ps.transport import LocalTransport, RpcTransport, connect_store
 from shardkeep.workers.collective import Solo
 from shardkeep.workers.data.dataset import open_data
 from shardkeep.workers.process_collective import ProcessCollective
+from shardkeep.workers.profiling import ServerProfile, WorkerProfile, check_profile, trace_path
 
 _log = EventLog("roles")
 FAILED_GRACE_S = 10.0
 """Seconds between a job's failure and the end of a role that is stuck in a call which cannot be interrupted."""
 
 
-def run_server(address: str, *, index: int, advertise: str) -> int:
-    """A server's life; returns 0 when the job is completed. Raises why it was not."""
+def run_server(address: str, *, index: int, advertise: str, folder: Path) -> int:
+    """A server's life; returns 0 when the job is completed. Raises why it was not.
+
+    `folder`: where a profile goes, below `profile/`."""
     control = ControlClient(address, role="server", index=index, advertise=advertise)
     end_when_the_job_failed(control)
     with Membership(control) as config:
-        compile_kernels(kernel_modules())
+        kernels_s = _load_kernels()
         formation = control.join(None)
         service = build_service(config, formation.tables, shard=index, generation=formation.generation)
-        transport = join_group(config, formation, "server", index, advertise, service.handle)
+        service.process = lambda: {"peak_rss_bytes": peak_rss_bytes(), "kernels_s": kernels_s}
+        profile = None
+        if config.profile.steps:
+            profile = ServerProfile(config.profile, trace_path(folder, "server", index), service.handle)
+        handle = service.handle if profile is None else profile.handle
+        transport = join_group(config, formation, "server", index, advertise, handle)
         control.update(step=formation.start_step, phase="serving")
         _log.info("serving", generation=formation.generation, tables=len(formation.tables))
         try:
             control.over.wait()
         finally:
+            if profile is not None:
+                profile.close()
             service.close("the job is over")
             transport.close()
     state = control.state
@@ -50,12 +62,12 @@ def run_server(address: str, *, index: int, advertise: str) -> int:
     return 0
 
 
-def run_worker(address: str, *, index: int, advertise: str) -> int:
-    """A worker's life; returns the exit code when its part is done."""
+def run_worker(address: str, *, index: int, advertise: str, folder: Path) -> int:
+    """A worker's life; returns the exit code when its part is done. `folder` as for a server."""
     control = ControlClient(address, role="worker", index=index, advertise=advertise)
     end_when_the_job_failed(control)
     with Membership(control) as config:
-        compile_kernels(kernel_modules())
+        kernels_s = _load_kernels()
         torch.set_num_threads(config.threads)
         data = open_data(config.data, seed=config.seed)
         formation = control.join(table_specs(config, data.train.schema))
@@ -78,9 +90,15 @@ def run_worker(address: str, *, index: int, advertise: str) -> int:
             generation=formation.generation,
             device=device,
         )
+        _attach(worker, _worker_profile(config, folder, index, device), config)
         _log.info("training", generation=formation.generation, steps=worker.trainer.total_steps)
         try:
-            summary = worker.run(control, lambda _step: _stop(control), lambda: control.bytes_total)
+            summary = worker.run(
+                control,
+                lambda _step: _stop(control),
+                lambda: control.bytes_total,
+                lambda: _process(kernels_s, device),
+            )
             if summary is not None:
                 control.report("summary", summary)
             collective.barrier()
@@ -91,22 +109,29 @@ def run_worker(address: str, *, index: int, advertise: str) -> int:
     return 0
 
 
-def run_in_process(config: JobConfig, sink: JobSink, should_stop: Callable[[], bool] = lambda: False) -> dict[str, Any]:
+def run_in_process(
+    config: JobConfig, sink: JobSink, should_stop: Callable[[], bool] = lambda: False, *, folder: Path
+) -> dict[str, Any]:
     """The whole job in this process (`servers: 0`); the summary. Raises what training raises."""
-    compile_kernels(kernel_modules())
+    kernels_s = _load_kernels()
     torch.set_num_threads(config.threads)
     data = open_data(config.data, seed=config.seed)
     tables = table_specs(config, data.train.schema)
     service = build_service(config, tables, shard=0, generation=0)
+    device = _device(config, None, 0)[0]
+    profile = _worker_profile(config, folder, 0, device)
     worker = build_worker(
         config,
         data=data,
-        transport=LocalTransport([service.handle]),
+        transport=LocalTransport([service.handle if profile is None else profile.drawn(service.handle)]),
         collective=Solo(),
         generation=0,
-        device=_device(config, None, 0)[0],
+        device=device,
     )
-    summary = worker.run(_SinkProgress(sink), lambda _step: should_stop(), lambda: 0)
+    _attach(worker, profile, config)
+    summary = worker.run(
+        _SinkProgress(sink), lambda _step: should_stop(), lambda: 0, lambda: _process(kernels_s, device)
+    )
     assert summary is not None  # rank 0 is the only one
     return summary
 
@@ -195,6 +220,30 @@ def join_group(
         timeout_s=config.liveness.form_timeout_s,
         handler=handler,
     )
+
+
+def _load_kernels() -> float:
+    """Compiles the kernels, or loads them where that was done before; the seconds it took."""
+    began = time.perf_counter()
+    compile_kernels(kernel_modules())
+    return time.perf_counter() - began
+
+
+def _process(kernels_s: float, device: torch.device) -> dict[str, Any]:
+    """What the summary says of a worker's process."""
+    known: dict[str, Any] = {"peak_rss_bytes": peak_rss_bytes(), "kernels_s": kernels_s}
+    return known | ({"peak_cuda_bytes": torch.cuda.max_memory_allocated(device)} if device.type == "cuda" else {})
+
+
+def _worker_profile(config: JobConfig, folder: Path, index: int, device: torch.device) -> WorkerProfile | None:
+    if not config.profile.steps:
+        return None
+    return WorkerProfile(config.profile, trace_path(folder, "worker", index), cuda=device.type == "cuda")
+
+
+def _attach(worker: Worker, profile: WorkerProfile | None, config: JobConfig) -> None:
+    check_profile(config.profile, total_steps=worker.trainer.total_steps)
+    worker.tower.watch.observer = profile
 
 
 def _device(config: JobConfig, formation: Formation | None, index: int) -> tuple[torch.device, str]:

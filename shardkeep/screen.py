@@ -109,6 +109,8 @@ def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]
         ),
         ("speed", f"{_number(summary.get('samples_per_s'), ',.0f')} samples/s"),
     ]
+    if summary.get("step_ms"):
+        rows += [("mean step", step_parts(summary["step_ms"]))]
     scores = summary.get("eval")
     if scores:
         rows += [("AUC", quality(scores).split("  ")[0].removeprefix("AUC "))]
@@ -125,7 +127,37 @@ def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]
     held = sum(int(t.get("bytes", 0)) for t in tables)
     total_rows = sum(int(t.get("rows", 0)) for t in tables)
     rows += [("tables", f"{len(tables)} with {total_rows:,} rows, {held / 1e6:,.1f} MB on the servers")]
+    if peaks := peak_memory(summary.get("processes") or ()):
+        rows += [("peak memory", peaks)]
+    if (run / "profile").is_dir():
+        rows += [("profile", str(run / "profile"))]
     return [*rows, ("run folder", str(run))]
+
+
+SHOWN_SHARE = 0.04
+"""Parts of a step that take less of it are shown together."""
+
+
+def step_parts(step_ms: Mapping[str, float]) -> str:
+    """`9.2 ms: dense reduce 4.2, backward 2.0, forward 1.8, the rest 1.2`, the longest first."""
+    total = step_ms["total"]
+    parts = sorted(((ms, name) for name, ms in step_ms.items() if name != "total"), reverse=True)
+    shown = [(ms, name.replace("_", " ")) for ms, name in parts if name != "other" and ms >= SHOWN_SHARE * total]
+    rest = total - sum(ms for ms, _ in shown)
+    return f"{total:.1f} ms: " + ", ".join([*(f"{name} {ms:.1f}" for ms, name in shown), f"the rest {rest:.1f}"])
+
+
+def peak_memory(processes: Sequence[Mapping[str, Any]]) -> str:
+    """`coordinator 259 MB, server 503 MB, 2 workers up to 520 MB`: the largest process of each role."""
+    found: dict[str, list[int]] = {}
+    for process in processes:
+        found.setdefault(str(process["role"]), []).append(int(process["peak_rss_bytes"]))
+    return ", ".join(_each(role, peaks) for role, peaks in found.items())
+
+
+def _each(role: str, peaks: Sequence[int]) -> str:
+    size = f"{max(peaks) / 1e6:,.0f} MB"
+    return f"{role} {size}" if len(peaks) == 1 else f"{len(peaks)} {role}s up to {size}"
 
 
 BYTE_ROWS = (("pulled", "pull"), ("pushed", "push"), ("dense", "tower"))

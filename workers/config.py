@@ -243,3 +243,18 @@ class EvalConfig(Settings):
     """Samples per worker and batch; left out = 4 times train.batch_size."""
     max_samples: int | None = Field(None, ge=1)
     """Evaluate on the first so many samples only; left out = all."""
+
+
+class ProfileConfig(Settings):
+    """A torch.profiler trace of some steps, in `profile/` of the run folder: one file per worker and server."""
+
+    start: int = Field(0, ge=0)
+    """First step of the trace, counted from 0."""
+    steps: int = Field(0, ge=0, le=1000)
+    """Steps in the trace; 0 = no trace."""
+
+    @model_validator(mode="after")
+    def _a_start_needs_steps(self) -> ProfileConfig:
+        if self.start and not self.steps:
+            raise ValueError(f"start: {self.start} has no effect with steps: 0; allowed: steps of 1 to 1000")
+        return self

@@ -18,14 +18,20 @@ PARTS: tuple[Part, ...] = get_args(Part)
 """In the order of a step; docs/performance.md says what each is."""
 
 
-class Ranges(Protocol):
-    """Who draws the parts into a trace."""
+class Observer(Protocol):
+    """Who draws steps and parts into a trace."""
+
+    def step(self, step: int) -> None:
+        """Step `step` begins."""
 
     def follow(self, part: Part | None) -> None:
         """Ends the range that is open and opens one for `part`; None = opens none."""
 
-    def nested(self, part: Part) -> contextlib.AbstractContextManager[object]:
-        """A range inside the open one; any thread."""
+    def nested(self, name: str) -> contextlib.AbstractContextManager[object]:
+        """A range of its own, inside the open one where the thread is the same."""
+
+    def close(self) -> None:
+        """There are no more steps."""
 
 
 class Stopwatch:
@@ -34,28 +40,48 @@ class Stopwatch:
     def __init__(self) -> None:
         self.seconds: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
         """Since the beginning."""
-        self.ranges: Ranges | None = None
-        """Set while a profile is taken."""
+        self.observer: Observer | None = None
+        """Set in a job that is profiled."""
         self._part: Part | None = None
         self._since = 0.0
+
+    def begin(self, step: int) -> float:
+        """Step `step` begins, with `other`; seconds that the observer took, which are nobody's."""
+        began = time.perf_counter()
+        if self.observer is not None:
+            self.enter(None)
+            self.observer.step(step)
+        paused = time.perf_counter() - began
+        self.enter("other")
+        return paused
+
+    def end(self) -> None:
+        """No step follows."""
+        self.enter(None)
+        if self.observer is not None:
+            self.observer.close()
 
     def enter(self, part: Part | None) -> None:
         """Ends the running part and begins `part`; None = nothing is counted until the next one."""
         self._switch(part)
-        if self.ranges is not None:
-            self.ranges.follow(part)
+        if self.observer is not None:
+            self.observer.follow(part)
 
     @contextlib.contextmanager
     def within(self, part: Part | None) -> Iterator[None]:
         """Counts the inside as `part` (None = not at all), then goes on with what ran before."""
         outer = self._part
-        drawn = self.ranges.nested(part) if self.ranges is not None and part is not None else contextlib.nullcontext()
+        drawn = contextlib.nullcontext() if part is None else self.drawn(part)
         self._switch(part)
         try:
             with drawn:
                 yield
         finally:
             self._switch(outer)
+
+    def drawn(self, name: str) -> contextlib.AbstractContextManager[object]:
+        """Draws the inside into a profile; counts nothing. Any thread."""
+        return contextlib.nullcontext() if self.observer is None else self.observer.nested(name)
 
     def _switch(self, part: Part | None) -> None:
         now = time.perf_counter()

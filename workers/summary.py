@@ -9,6 +9,7 @@ from typing import Any
 from shardkeep.compression.ledger import Ledger, merge_totals
 from shardkeep.ps.client import RowClient
 from shardkeep.workers.collective import Collective
+from shardkeep.workers.stopwatch import PARTS
 from shardkeep.workers.telemetry import Telemetry, gather_records, merged_histogram
 from shardkeep.workers.tower import Tower
 
@@ -23,10 +24,14 @@ def summarize(
     control_bytes: int,
     steps: int,
     evaluation: Mapping[str, Any] | None,
+    process: Mapping[str, Any],
 ) -> dict[str, Any] | None:
     """The job's summary on rank 0, None elsewhere. Blocks until every rank has called it.
 
-    `wall_s`, `versions`, `machine` and `status` are added by whoever keeps the run folder."""
+    Args:
+        process: What is known of this process, for its entry under `processes`.
+
+    `wall_s`, `versions`, `machine`, `status` and the coordinator's process are added by who keeps the run folder."""
     client.fence(steps)
     collective.barrier()
     mine = {
@@ -36,6 +41,8 @@ def summarize(
         "dropped_rows": telemetry.dropped_rows,
         "saturated_values": client.saturated_values,
         "skipped_steps": telemetry.skipped_steps,
+        "step_ms": telemetry.step_ms(),
+        "process": {"role": "worker", "index": collective.rank, **process, "compile_s": tower.compile_s},
     }
     workers = gather_records(collective, mine)
     if collective.rank != 0:
@@ -47,6 +54,7 @@ def summarize(
         "steps": steps,
         "samples": telemetry.samples,
         "samples_per_s": telemetry.samples_per_s(),
+        "step_ms": mean_step_ms([w["step_ms"] for w in workers]),
         "eval": dict(evaluation or {}),
         "bytes": _per_sample(byte_totals, telemetry.samples),
         "staleness": merged_histogram([w["staleness"] for w in workers]),
@@ -57,6 +65,7 @@ def summarize(
         "tables": table_totals(servers),
         "state_digest": state_digest(servers, tower.digest_bytes()),
         "tower": {"chosen": dict(tower.chosen), "compile_s": tower.compile_s},
+        "processes": server_processes(servers) + [w["process"] | {"step_ms": w["step_ms"]} for w in workers],
     }
 
 
@@ -81,6 +90,16 @@ def table_totals(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             entry["rows"] += table["rows"]
             entry["bytes"] += table["bytes"]
     return list(totals.values())
+
+
+def server_processes(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """One entry for each server that is a process of its own."""
+    return [{"role": "server", "index": s["shard"], **s["process"]} for s in servers if s["process"]]
+
+
+def mean_step_ms(workers: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The mean of the workers' step times, part by part."""
+    return {name: round(sum(w[name] for w in workers) / len(workers), 4) for name in ("total", *PARTS)}
 
 
 def state_digest(servers: Sequence[Mapping[str, Any]], dense: bytes) -> str:

@@ -58,12 +58,12 @@ class Trainer:
 
         `should_stop(step)` is asked before each step and must answer alike on all ranks. Raises JobStopped, Diverged,
         and what pulls and pushes raise."""
-        ahead = Prefetch(self._step.prepare, start=start_step, stop=self.total_steps, depth=self._window + 1)
+        ahead = Prefetch(self._prepare, start=start_step, stop=self.total_steps, depth=self._window + 1)
         under_way: deque[tuple[Prepared, Pull]] = deque()
         requested = start_step
         try:
             for step in range(start_step, self.total_steps):
-                self._watch.enter("other")
+                self._telemetry.pause(self._watch.begin(step))
                 if should_stop(step):
                     raise JobStopped(f"stopped at step {step}")
                 while requested < self.total_steps and len(under_way) < self._window:
@@ -78,8 +78,12 @@ class Trainer:
                 self._evaluate_after(step, progress)
             return self.total_steps
         finally:
-            self._watch.enter(None)
             ahead.close()
+            self._watch.end()
+
+    def _prepare(self, step: int) -> Prepared:
+        with self._watch.drawn("prepare"):
+            return self._step.prepare(step)
 
     def _check(self, step: int, result: StepResult, progress: Progress) -> None:
         """Counts, reports, and ends a job that has diverged."""

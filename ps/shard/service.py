@@ -53,6 +53,8 @@ class ShardService:
         self.shard = shard
         self.num_shards = num_shards
         self.generation = generation
+        self.process: Callable[[], dict[str, Any]] = dict
+        """What `report` says of the process; set by who runs one."""
         self.tables = [Table(spec, seed=seed) for spec in tables]
         self.gate: Gate[Gradients] = open_gate(consistency, num_workers=num_workers, start_step=start_step)
         self._table_locks = [threading.Lock() for _ in tables]
@@ -125,6 +127,7 @@ class ShardService:
             counts, staleness = Counter(self._counts), dict(sorted(self._staleness.items()))
         return {
             "shard": self.shard,
+            "process": self.process(),
             "tables": [{"name": t.spec.name, "rows": t.num_rows, "bytes": t.size_bytes} for t in self.tables],
             "digest": {name: f"{digest:032x}" for name, digest in digests.items()},
             "pushes": counts["pushes"],

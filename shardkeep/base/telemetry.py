@@ -35,6 +35,19 @@ def machine() -> Mapping[str, str | int | float]:
     }
 
 
+def peak_rss_bytes() -> int:
+    """The most memory that this process has had in RAM at once."""
+    status = Path("/proc/self/status")
+    if status.exists():  # getrusage there counts the memory of the process that started this one
+        for line in status.read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return int(peak if sys.platform == "darwin" else peak * 1024)
+
+
 def _cores() -> int:
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))

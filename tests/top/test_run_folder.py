@@ -99,6 +99,17 @@ def test_a_completed_job_keeps_what_the_trainer_reported(tmp_path: Path) -> None
     assert "message" not in summary
 
 
+def test_the_coordinator_adds_its_own_process_and_a_reader_of_the_folder_does_not(tmp_path: Path) -> None:
+    folder, summary = RunFolder(tmp_path), {"processes": [{"role": "server", "index": 0, "peak_rss_bytes": 1}]}
+    folder.finished("completed", "", summary)
+    assert (folder.summary() or {})["processes"] == summary["processes"]
+    folder.coordinator("127.0.0.1:1", pid=1)
+    folder.finished("completed", "", summary)
+    own, *others = (folder.summary() or {})["processes"]
+    assert (own["role"], own["index"], others) == ("coordinator", 0, summary["processes"])
+    assert own["peak_rss_bytes"] > 10_000_000
+
+
 def test_a_better_message_replaces_the_first(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.finished("failed", "the connection ended", None)

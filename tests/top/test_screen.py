@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from shardkeep.report import NO_SUMMARY
-from shardkeep.screen import Screen, closing_rows, quality
+from shardkeep.screen import Screen, closing_rows, peak_memory, quality, step_parts
 
 SUMMARY: dict[str, Any] = {
     "steps": 490,
@@ -19,6 +19,8 @@ SUMMARY: dict[str, Any] = {
     "eval": {"auc": 0.78, "best_auc": 0.79, "logloss": 0.44, "normalized_entropy": 0.8, "calibration": 1.01},
     "bytes": {"pull": {"ids": 1000, "values": 3000}, "push": {"ids": 500}, "tower": {"total": 9000, "values": 9000}},
     "staleness": {"1": 1, "0": 3},
+    "step_ms": {"total": 9.2, "data": 0.1, "backward": 2.0, "dense_reduce": 4.2, "forward": 1.8, "other": 1.1},
+    "processes": [{"role": "server", "index": i, "peak_rss_bytes": 1e6 * i} for i in range(3)],
     "tables": [{"name": "a", "rows": 10, "bytes": 640}, {"name": "b", "rows": 5, "bytes": 360}],
 }
 
@@ -59,7 +61,25 @@ def test_the_closing_table_has_every_figure_that_was_promised() -> None:
     assert rows["logloss"] == "0.4400"
     assert rows["bytes per sample"] == "pulled 4.0  pushed 0.5  dense 9.0"
     assert rows["staleness"] == "0 steps 75 %, 1 step 25 %"
+    assert rows["mean step"] == "9.2 ms: dense reduce 4.2, backward 2.0, forward 1.8, the rest 1.2"
+    assert rows["peak memory"] == "3 servers up to 2 MB"
     assert rows["run folder"] == "runs/a"
+    assert "profile" not in rows
+
+
+def test_the_closing_table_says_where_the_traces_are(tmp_path: Path) -> None:
+    (tmp_path / "profile").mkdir()
+    assert dict(closing_rows(SUMMARY, tmp_path))["profile"] == f"{tmp_path}/profile"
+
+
+def test_the_parts_of_a_step_that_are_shown_add_up_to_it() -> None:
+    assert step_parts({"total": 1.0, "data": 0.0, "other": 1.0}) == "1.0 ms: the rest 1.0"
+    assert step_parts({"total": 4.0, "push": 3.9, "other": 0.1}) == "4.0 ms: push 3.9, the rest 0.1"
+
+
+def test_the_largest_process_of_each_role_is_shown() -> None:
+    processes = [{"role": r, "peak_rss_bytes": b} for r, b in (("coordinator", 2e6), ("worker", 3e6), ("worker", 5e9))]
+    assert peak_memory(processes) == "coordinator 2 MB, 2 workers up to 5,000 MB"
 
 
 def test_the_closing_table_of_a_job_without_evaluation_shows_what_there_is() -> None:
