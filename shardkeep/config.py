@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator
 
+from shardkeep.affinity import AffinityConfig, check_counts
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.settings import Settings
 from shardkeep.compression.config import CompressionConfig
@@ -39,6 +40,8 @@ class JobConfig(Settings):
     """Worker processes."""
     threads: int = Field(1, ge=1)
     """CPU threads of each worker's tower."""
+    affinity: AffinityConfig = AffinityConfig()
+    """Cores that the processes of a job on this machine are pinned to: `none`, `auto`, or lists by role."""
     data: DataConfig = DataConfig()
     """Samples."""
     model: ModelConfig = ModelConfig()
@@ -68,6 +71,13 @@ class JobConfig(Settings):
         if info.data.get("servers") == 0 and workers != 1:
             raise ValueError("with servers: 0 everything runs in one process; allowed: 1")
         return workers
+
+    @field_validator("affinity")
+    @classmethod
+    def _cores_are_for_somebody(cls, affinity: AffinityConfig, info: Any) -> AffinityConfig:
+        if {"servers", "workers"} <= info.data.keys():
+            check_counts(affinity, servers=info.data["servers"], workers=info.data["workers"])
+        return affinity
 
     def table(self, name: str) -> TableSpec:
         """The full definition of table `name`: its own settings, then `tables.default`, then the built-in ones."""
