@@ -1,0 +1,120 @@
+"""A profiled job as real processes: every worker and server leaves a trace, and the model does not notice."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardkeep.report import RunFolder
+from shardkeep.workers.stopwatch import PARTS
+from tests.support.cluster import Cluster, records
+
+pytestmark = pytest.mark.processes
+
+CONFIG: dict[str, Any] = {
+    "name": "profiled",
+    "seed": 3,
+    "servers": 1,
+    "workers": 1,
+    "consistency": {"mode": "sync"},
+    "data": {"synthetic": {"train_samples": 1000, "eval_samples": 100, "num_dense": 3, "table_sizes": [50, 3000]}},
+    "model": {"bottom": [8], "top": [8]},
+    "train": {"batch_size": 50, "report_every_s": 0.1},
+}
+PROFILED = CONFIG | {"profile": {"start": 5, "steps": 4}}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path) as cluster:
+        yield cluster
+
+
+def ranges(path: Path) -> set[str]:
+    events = json.loads(path.read_text())["traceEvents"]
+    return {e["name"] for e in events if e.get("cat") == "user_annotation"}
+
+
+def check_traces(traces: Path) -> None:
+    worker, server = (ranges(traces / f"{role}-0.pt.trace.json") for role in ("worker", "server"))
+    assert {name for name in worker if "#" in name} >= {f"ProfilerStep#{step}" for step in (5, 6, 7, 8)}
+    assert {f"shardkeep:{part}" for part in (*PARTS, "prepare")} <= worker
+    assert {"shardkeep:pull", "shardkeep:push"} <= server
+
+
+def logs(folder: RunFolder) -> str:
+    return "".join(log.read_text() for log in folder.logs.glob("*.log"))
+
+
+def test_a_profiled_job_leaves_a_trace_of_each_process_and_trains_the_same_model(cluster: Cluster) -> None:
+    command, folder = cluster.job(PROFILED, name="traced")
+    ended = command.end()
+    assert (ended.code, ended.err) == (0, "")
+    check_traces(folder.path / "profile")
+    assert "\nprofile " in ended.out
+    assert logs(folder).count(" profile first=5 steps=4 path=") == 2
+    assert "USDT" not in logs(folder) + ended.out
+
+    command, plain = cluster.job(CONFIG, name="plain")
+    assert command.end().code == 0
+    assert not (plain.path / "profile").exists()
+    summaries = [folder.summary() or {}, plain.summary() or {}]
+    assert summaries[0]["state_digest"] == summaries[1]["state_digest"]
+    check_processes(summaries[1])
+    check_step_times(plain)
+
+
+def check_processes(summary: dict[str, Any]) -> None:
+    found = summary["processes"]
+    assert [(p["role"], p["index"]) for p in found] == [("coordinator", 0), ("server", 0), ("worker", 0)]
+    assert all(10e6 < p["peak_rss_bytes"] < 10e9 for p in found)
+    assert all(p["kernels_s"] > 0 for p in found[1:])
+    assert found[2]["compile_s"] == 0.0  # sync: the tower is not compiled
+    assert found[2]["step_ms"] == summary["step_ms"]
+
+
+def check_step_times(folder: RunFolder) -> None:
+    for record in [folder.summary() or {}, *(r for r in records(folder) if r["kind"] == "progress")]:
+        parts = dict(record["step_ms"])
+        total = parts.pop("total")
+        assert list(parts) == list(PARTS)
+        assert total == pytest.approx(sum(parts.values()), abs=0.001)
+        assert min(parts[name] for name in ("pull_wait", "forward", "backward", "push")) > 0
+    summary = folder.summary() or {}
+    assert 50 / summary["samples_per_s"] == pytest.approx(summary["step_ms"]["total"] / 1e3, rel=0.25)
+
+
+def test_a_profile_of_steps_that_the_job_does_not_have_is_refused(cluster: Cluster) -> None:
+    command, _ = cluster.job(CONFIG | {"profile": {"start": 20, "steps": 1}})
+    ended = command.end()
+    assert ended.code == 2
+    assert ended.err == "error: profile.start: 20 is not allowed: the job has 20 steps, counted from 0\n"
+
+
+def test_a_job_in_one_process_leaves_one_trace_that_shows_the_messages_too(cluster: Cluster) -> None:
+    command, folder = cluster.job(PROFILED | {"servers": 0})
+    assert command.end().code == 0
+    found = ranges(folder.path / "profile" / "worker-0.pt.trace.json")
+    assert {"ProfilerStep#5", "shardkeep:forward", "shardkeep:pull", "shardkeep:push"} <= found
+    assert [(p["role"], p["index"]) for p in (folder.summary() or {})["processes"]] == [("worker", 0)]
+
+
+def test_roles_by_hand_write_their_traces_where_they_are_told_or_stand(cluster: Cluster, tmp_path: Path) -> None:
+    coordinator, address, folder = cluster.coordinator(PROFILED)
+    there, here = tmp_path / "there", tmp_path / "here"
+    here.mkdir()
+    arguments = ("--coordinator", address, "--index", "0")
+    roles = [
+        cluster.command("server", *arguments, "--run-dir", str(there)),
+        cluster.command("worker", *arguments, cwd=here),
+    ]
+    ended = [role.end() for role in (*roles, coordinator)]
+    assert [e.code for e in ended] == [0, 0, 0]
+    for end, path in zip(ended, (there / "profile/server-0", here / "profile/worker-0"), strict=False):
+        assert ranges(Path(f"{path}.pt.trace.json"))
+        assert f"path={path}.pt.trace.json" in end.err
+    assert not (folder.path / "profile").exists()
