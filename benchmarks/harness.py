@@ -22,6 +22,10 @@ Figures = dict[str, float]
 Contestant = Callable[[float], Figures]
 
 
+class CannotRun(Exception):
+    """A contestant cannot run here, in one line; the benchmark goes on without it."""
+
+
 def arguments(description: str) -> argparse.ArgumentParser:
     """The options every benchmark takes."""
     parser = argparse.ArgumentParser(description=description)
@@ -41,11 +45,17 @@ def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def alternate(contestants: Mapping[str, Contestant], *, rounds: int, seconds: float) -> dict[str, list[Figures]]:
-    """Runs all contestants in turn, `rounds` times; their figures by name, one entry a round."""
+    """Runs all contestants in turn, `rounds` times; their figures by name, one entry a round, without those that
+    cannot run."""
     found: dict[str, list[Figures]] = {name: [] for name in contestants}
     for number in range(rounds):
-        for name, run in contestants.items():
-            figures = run(seconds)
+        for name in list(found):
+            try:
+                figures = contestants[name](seconds)
+            except CannotRun as reason:
+                print(f"without {name}: {reason}", flush=True)
+                del found[name]
+                continue
             found[name].append(figures)
             shown = "  ".join(f"{key} {value:,.4g}" for key, value in figures.items())
             print(f"round {number + 1}  {name:<34} {shown}", flush=True)
@@ -77,17 +87,24 @@ def spread(values: list[float]) -> dict[str, float]:
 
 
 def ratios(found: Mapping[str, list[Figures]], ours: str, other: str, key: str) -> dict[str, float]:
-    """ours / other round by round: min, median, max."""
+    """ours / other round by round: min, median, max; nothing when one of them could not run."""
+    if ours not in found or other not in found:
+        return {}
     return spread([a[key] / b[key] for a, b in zip(found[ours], found[other], strict=True)])
 
 
 def differences(found: Mapping[str, list[Figures]], ours: str, other: str, key: str) -> dict[str, float]:
-    """ours - other round by round: min, median, max."""
+    """ours - other round by round: min, median, max; nothing when one of them could not run."""
+    if ours not in found or other not in found:
+        return {}
     return spread([a[key] - b[key] for a, b in zip(found[ours], found[other], strict=True)])
 
 
 def show_ratio(label: str, ratio: Mapping[str, float], target: float | None = None) -> None:
     wanted = "" if target is None else f"   target {target:.2f}"
+    if not ratio:
+        print(f"{label:<64} not measured{wanted}", flush=True)
+        return
     print(f"{label:<64} {ratio['min']:.2f} / {ratio['median']:.2f} / {ratio['max']:.2f}{wanted}", flush=True)
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # a spawned process inherits it
-import workload  # noqa: E402
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # a spawned process inherits it
+import workload
 
 NUM_BATCHES = 64
 NUM_DENSE = workload.NUM_DENSE

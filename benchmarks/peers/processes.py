@@ -1,4 +1,4 @@
-"""The processes of an opponent's run: pinned, spawned, watched, their CPU read at the window's edges, none left behind."""
+"""The processes of an opponent's run: pinned, spawned, watched, their CPU read at both edges of the window, ended."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import psutil
 import torch
-from measurement import Options, Window, report
+from measurement import Options, Step, Window, changed, report
 
 START_S = 180.0
 """Limit for start and end together, on top of warm-up and window."""
@@ -33,14 +33,14 @@ def cpu_seconds() -> float:
     return times.user + times.system
 
 
-def alone(options: Options, step: Callable[[int], torch.Tensor | None], rows: Callable[[], torch.Tensor | None]) -> None:
+def alone(options: Options, step: Step, rows: Callable[[], torch.Tensor] | None = None) -> None:
     """Runs an opponent of one process, here, already pinned. `rows` gives a copy of rows that training changes."""
-    before, cpu = rows(), []
+    before = rows() if rows else None
+    cpu: list[float] = []
     window = Window(options, begin=lambda: cpu.append(cpu_seconds()), end=lambda: cpu.append(cpu_seconds()))
     figures = window.run(step)
-    after = rows()
-    changed = None if before is None or after is None else (before != after).any(1).double().mean().item()
-    report(options, figures, cpu_s=cpu[1] - cpu[0], rows_changed=changed)
+    share = changed(before, rows()) if rows else None
+    report(options, figures, cpu_s=cpu[1] - cpu[0], rows_changed=share)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,8 @@ def _role(name: str, main: Callable[..., None], cores: list[int], options: Optio
         main(options, link, *arguments)
     except BaseException as error:
         traceback.print_exc()
-        link.events.put(("failed", f"{name}: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"))
+        first = next(iter(str(error).splitlines()), "")
+        link.events.put(("failed", f"{name}: {type(error).__name__}: {first}"))
         raise SystemExit(1) from None
 
 

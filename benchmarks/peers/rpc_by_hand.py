@@ -14,9 +14,9 @@ from groups import form_rpc, form_workers, leave
 from measurement import Options, changed, options
 from processes import Link, together
 from pytorch_merged import Rows
-from tower import Tower, loss, optimizer
 from torch.distributed import rpc
 from torch.nn.parallel import DistributedDataParallel
+from tower import Tower, loss, optimizer
 
 PUSHES = 2
 """Pushes under way at most: an older one is waited for."""

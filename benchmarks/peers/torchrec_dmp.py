@@ -58,7 +58,7 @@ def parallel(options: Options, device: torch.device) -> nn.Module:
     planner = EmbeddingShardingPlanner(
         topology=Topology(world_size=options.workers, compute_device=device.type, local_world_size=options.workers),
         batch_size=options.batch,
-        constraints={name: only for name in NAMES},
+        constraints=dict.fromkeys(NAMES, only),
     )
     sharder = EmbeddingBagCollectionSharder()
     plan = planner.collective_plan(model, [sharder], dist.group.WORLD)

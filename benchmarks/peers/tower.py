@@ -1,9 +1,10 @@
-"""The tower that all opponents train: DLRM 13-512-256-D, dot products of 27 vectors, 512-256-1. As shardkeep's `dlrm`."""
+"""The tower that all opponents train: DLRM 13-512-256-D, dot products of 27 vectors, 512-256-1, as `dlrm`."""
 
 # B = batch, I = dense inputs, F = features, V = F + 1 vectors, D = embedding dim
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import torch
@@ -34,7 +35,7 @@ class Tower(nn.Module):
 
 def _mlp(widths: Sequence[int]) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for inputs, outputs in zip(widths, widths[1:], strict=False):
+    for inputs, outputs in itertools.pairwise(widths):
         layers += [nn.Linear(inputs, outputs), nn.ReLU()]
     return nn.Sequential(*layers)
 

@@ -29,7 +29,7 @@ def main(options: Options) -> None:
         sgd.step()
         return value
 
-    alone(options, step, rows=lambda: None)
+    alone(options, step)
 
 
 if __name__ == "__main__":
