@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pydantic import Field, field_validator, model_validator
@@ -130,6 +131,20 @@ def own_cores() -> str | None:
 def pin(pid: int, cores: Cores) -> None:
     """Pins the main thread of a process (0 = the calling thread) and every thread that it starts from now on."""
     os.sched_setaffinity(pid, cores)
+
+
+@contextlib.contextmanager
+def pinned(cores: Cores | None) -> Iterator[None]:
+    """Inside, the calling thread and those it starts are pinned to `cores`; None pins nothing."""
+    if cores is None:
+        yield
+        return
+    before = usable_cores()
+    pin(0, cores)
+    try:
+        yield
+    finally:
+        pin(0, before)
 
 
 def describe(pins: Pins) -> str:

@@ -1,9 +1,9 @@
-"""Builds the parts of a server and of a worker from a JobConfig and hands them to each other. Starts nothing."""
+"""Builds the parts of a worker from a JobConfig and hands them to each other. Starts nothing."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,6 @@ from shardkeep.compression.ledger import Ledger
 from shardkeep.config import JobConfig
 from shardkeep.ps.client import RowClient
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.transport import Transport
 from shardkeep.workers.collective import Collective
 from shardkeep.workers.data.samples import Data
@@ -48,20 +47,6 @@ def patience_s(config: JobConfig) -> float:
     """Seconds that one pull, push or reduction may take: longer where a peer may be compiling its tower meanwhile."""
     may_compile = (config.tower.compile != "off" and config.consistency.mode != "sync") or config.tower.compile == "on"
     return config.liveness.step_timeout_s + (COMPILE_ALLOWANCE_S if may_compile else 0.0)
-
-
-def build_service(config: JobConfig, tables: Sequence[TableSpec], *, shard: int, generation: int) -> ShardService:
-    """Server `shard` of the job, empty."""
-    return ShardService(
-        shard=shard,
-        num_shards=max(config.servers, 1),
-        tables=tables,
-        consistency=config.consistency,
-        num_workers=config.workers,
-        seed=config.seed,
-        pull_values=config.compression.pull.values,
-        generation=generation,
-    )
 
 
 @dataclass(frozen=True)

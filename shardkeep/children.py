@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from shardkeep.affinity import Cores, pin
 from shardkeep.base.deadlines import Deadline
 
 _NATIVE_LOG = re.compile(r"\[[IW]\d{4} ")  # information and warnings of torch's C++ side
@@ -49,9 +50,20 @@ class Death:
 
 
 class Child:
-    """One role process, the leader of its own session, so that Ctrl-C reaches the launcher alone."""
+    """One role process, the leader of its own session, so that Ctrl-C reaches the launcher alone.
 
-    def __init__(self, role: str, index: int, arguments: Sequence[str], *, log: Path, env: Mapping[str, str]) -> None:
+    `cores`: those it is pinned to, None = it runs where the system puts it."""
+
+    def __init__(
+        self,
+        role: str,
+        index: int,
+        arguments: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str],
+        cores: Cores | None = None,
+    ) -> None:
         self.role, self.index, self._log = role, index, log
         command = [sys.executable, "-P", "-m", "shardkeep", role, *arguments, "--parent-pipe"]
         self._swept = False
@@ -64,6 +76,9 @@ class Child:
                 env=dict(env),
                 start_new_session=True,
             )
+        if cores is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended already: `death` will tell
+                pin(self._process.pid, cores)  # at once: threads that it starts later inherit this
 
     @property
     def pid(self) -> int:

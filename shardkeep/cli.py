@@ -37,7 +37,9 @@ app = typer.Typer(
 Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the job; `demo` is the built-in one.")]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override a setting; repeatable.")]
 RunDir = Annotated[Path | None, typer.Option(help="New folder of the run [default: runs/NAME-DATE].")]
-Coordinator = Annotated[str, typer.Option(metavar="HOST:PORT", help="Where the coordinator listens.")]
+Coordinator = Annotated[
+    str, typer.Option(metavar="HOST:PORT", help="Where the coordinator listens; or its run folder, which will tell.")
+]
 Index = Annotated[int, typer.Option(min=0, help="Number of this process among its role, from 0.")]
 Advertise = Annotated[str, typer.Option(metavar="HOST", help="This machine's address, as the others reach it.")]
 Traces = Annotated[Path, typer.Option("--run-dir", help="Folder for this process's profile, if there is one.")]
@@ -111,9 +113,13 @@ def server(
     """Run one embedding server of a job."""
 
     def run() -> int:
-        from shardkeep.roles import run_server
+        from shardkeep.roles import coordinator_address, lasting_imports
 
-        return run_server(coordinator, index=index, advertise=advertise, folder=run_dir.absolute())
+        with lasting_imports() as kernels_s:
+            from shardkeep.server_role import run_server
+
+        address, folder = coordinator_address(coordinator), run_dir.absolute()
+        return run_server(address, index=index, advertise=advertise, folder=folder, kernels_s=kernels_s)
 
     _begin("server", index, parent_pipe)
     _end(run, debug)
@@ -131,9 +137,13 @@ def worker(
     """Run one worker of a job."""
 
     def run() -> int:
-        from shardkeep.roles import run_worker
+        from shardkeep.roles import coordinator_address, lasting_imports
 
-        return run_worker(coordinator, index=index, advertise=advertise, folder=run_dir.absolute())
+        with lasting_imports() as kernels_s:
+            from shardkeep.worker_role import run_worker
+
+        address, folder = coordinator_address(coordinator), run_dir.absolute()
+        return run_worker(address, index=index, advertise=advertise, folder=folder, kernels_s=kernels_s)
 
     _begin("worker", index, parent_pipe)
     _end(run, debug)

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardkeep.assembly import build_service
 from shardkeep.base.errors import ConfigError, JobStopped, TransportError, UserError
 from shardkeep.base.kernels import compile_kernels, kernel_modules
 from shardkeep.base.log import EventLog
@@ -24,6 +23,7 @@ from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.control.client import ControlClient
 from shardkeep.ps.transport import LocalTransport
 from shardkeep.roles import Membership, join_group
+from shardkeep.server_role import build_service
 from shardkeep.workers.lookup import Lookup, Wanted, finite_only, read_ids, summed
 from shardkeep.workers.summary import state_digest, table_totals
 

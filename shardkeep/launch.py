@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardkeep.affinity import choose, describe, pinned
 from shardkeep.base.errors import JobError, JobStopped
 from shardkeep.config import JobConfig, load_config
 from shardkeep.interrupts import Interrupts
@@ -59,6 +60,7 @@ def run_job(config: JobConfig, *, run_dir: Path, console: Console, code_folder: 
     screen = Screen(console)
     config = _anchored(config)
     RunFolder.refuse_taken(run_dir)
+    pins = choose(config.affinity, servers=config.servers, workers=config.workers, threads=config.threads)
     with Interrupts() as interrupts, _importable(code_folder):
         try:
             _prepare(config, screen)
@@ -66,10 +68,13 @@ def run_job(config: JobConfig, *, run_dir: Path, console: Console, code_folder: 
             raise JobStopped("stopped before the first step") from None
         finally:
             screen.end_bar()
+        if config.affinity.wanted:
+            screen.phase("affinity", describe(pins))
         folder = RunFolder.create(run_dir, config)
-        job = LocalJob(config, folder, screen, interrupts, code_folder) if config.servers else None
+        job = LocalJob(config, folder, screen, interrupts, code_folder, pins) if config.servers else None
         try:
-            summary = job.run() if job is not None else _in_process(config, folder, screen, interrupts)
+            with pinned(pins.get(("worker", 0)) if job is None else None):
+                summary = job.run() if job is not None else _in_process(config, folder, screen, interrupts)
         finally:
             screen.end_bar()
     screen.closing(summary, run_dir)
@@ -111,7 +116,7 @@ class ShownFolder:
 
 def _in_process(config: JobConfig, folder: RunFolder, screen: Screen, interrupts: Interrupts) -> dict[str, Any]:
     """`servers: 0`: the job in this process. Ctrl-C ends it after the running step, a second one at once."""
-    from shardkeep.roles import run_in_process
+    from shardkeep.worker_role import run_in_process
 
     sink = ShownFolder(folder, screen)
     interrupts.tolerated = 1

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from shardkeep.affinity import Pins
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import JobError, JobStopped, ShardkeepError, UserError
 from shardkeep.children import Child, Death, end_all
@@ -35,10 +36,17 @@ class LocalJob:
     """The processes of one job, from start to end."""
 
     def __init__(
-        self, config: JobConfig, folder: RunFolder, screen: Screen, interrupts: Interrupts, code_folder: Path | None
+        self,
+        config: JobConfig,
+        folder: RunFolder,
+        screen: Screen,
+        interrupts: Interrupts,
+        code_folder: Path | None,
+        pins: Pins,
     ) -> None:
         self._config, self._folder, self._screen, self._interrupts = config, folder, screen, interrupts
         self._env = child_environment(os.environ, threads=config.threads, code_folder=code_folder)
+        self._pins = pins
         self._tail = MetricsTail(folder.metrics_path)
         self._children: list[Child] = []
         self._told: set[int] = set()
@@ -58,14 +66,12 @@ class LocalJob:
 
     def _start(self) -> None:
         began = time.monotonic()
-        self._child("coordinator", 0, [str(self._folder.config_path), "--run-dir", str(self._folder.path)])
-        address = self._wait_for_address()
-        if address is None:
-            return
-        for role, count in (("server", self._config.servers), ("worker", self._config.workers)):
+        run = str(self._folder.path)
+        self._child("coordinator", 0, [str(self._folder.config_path), "--run-dir", run])
+        # The others find the coordinator's address in the run folder: their imports take longer than its start.
+        for role, count in (("worker", self._config.workers), ("server", self._config.servers)):
             for index in range(count):
-                place = ["--coordinator", address, "--index", str(index)]
-                self._child(role, index, [*place, "--run-dir", str(self._folder.path)])
+                self._child(role, index, ["--coordinator", run, "--index", str(index), "--run-dir", run])
         import shardkeep.ps.control.client  # noqa: F401 - now, while the roles start; needed fast when one dies
 
         while not self._folder.member_list() and not self._ending:
@@ -75,15 +81,8 @@ class LocalJob:
             self._screen.phase("start", f"coordinator, {members}; formed in {time.monotonic() - began:.1f} s")
 
     def _child(self, role: str, index: int, arguments: list[str]) -> None:
-        log = self._folder.log_path(role, index)
-        self._children.append(Child(role, index, arguments, log=log, env=self._env))
-
-    def _wait_for_address(self) -> str | None:
-        deadline = Deadline(self._config.liveness.form_timeout_s)
-        while (address := self._folder.address()) is None and not self._ending:
-            deadline.check("the coordinator to listen")
-            time.sleep(POLL_S)
-        return address
+        log, cores = self._folder.log_path(role, index), self._pins.get((role, index))
+        self._children.append(Child(role, index, arguments, log=log, env=self._env, cores=cores))
 
     @property
     def _ending(self) -> bool:

@@ -140,8 +140,7 @@ class RunFolder:
 
     def address(self) -> str | None:
         """The coordinator's address, or None before it listens."""
-        found = _read(self.path / "coordinator.json")
-        return None if found is None else str(found["address"])
+        return coordinator_in(self.path)
 
     def member_list(self) -> list[dict[str, Any]]:
         """The members of the current generation; empty before the first."""
@@ -181,6 +180,12 @@ def default_run_dir(name: str) -> Path:
         number += 1
         path = base.with_name(f"{base.name}-{number}")
     return path
+
+
+def coordinator_in(run: Path) -> str | None:
+    """The address of the coordinator of a run folder, or None before it listens."""
+    found = _read(run / "coordinator.json")
+    return None if found is None else str(found["address"])
 
 
 def latest_run(root: Path = Path("runs")) -> Path | None:

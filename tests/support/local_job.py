@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
-from shardkeep.assembly import Worker, build_service, build_worker, table_specs
+from shardkeep.assembly import Worker, build_worker, table_specs
 from shardkeep.config import JobConfig
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.transport import LocalTransport
+from shardkeep.server_role import build_service
 from shardkeep.workers.collective import Solo, ThreadCollective
 from shardkeep.workers.data.samples import Data
 

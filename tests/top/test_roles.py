@@ -11,7 +11,7 @@ import torch
 from shardkeep.base.errors import ConfigError
 from shardkeep.config import parse_config
 from shardkeep.ps.control.records import Formation, Member
-from shardkeep.roles import _device
+from shardkeep.worker_role import _device
 
 
 def formation(*hosts: str) -> Formation:

@@ -1,0 +1,155 @@
+"""The main of a worker, and of a job in one process: starts, wires and stops the parts, and nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # every optimizer of torch and DDP load it: here, while the other roles start
+
+from shardkeep.assembly import Worker, build_worker, patience_s, table_specs
+from shardkeep.base.errors import ConfigError, JobStopped
+from shardkeep.base.log import EventLog
+from shardkeep.config import JobConfig
+from shardkeep.ps.control.client import ControlClient
+from shardkeep.ps.control.records import Formation, JobSink
+from shardkeep.ps.transport import LocalTransport, connect_store
+from shardkeep.roles import Membership, compiled_kernels, end_when_the_job_failed, join_group, process_facts
+from shardkeep.server_role import build_service
+from shardkeep.workers.collective import Solo
+from shardkeep.workers.data.dataset import open_data
+from shardkeep.workers.process_collective import ProcessCollective
+from shardkeep.workers.profiling import WorkerProfile, check_profile, trace_path
+
+_log = EventLog("roles")
+
+
+def run_worker(address: str, *, index: int, advertise: str, folder: Path, kernels_s: float) -> int:
+    """A worker's life; returns the exit code when its part is done. `folder`, `kernels_s` as for a server."""
+    control = ControlClient(address, role="worker", index=index, advertise=advertise)
+    end_when_the_job_failed(control)
+    with Membership(control) as config:
+        torch.set_num_threads(config.threads)
+        data = open_data(config.data, seed=config.seed)
+        formation = control.join(table_specs(config, data.train.schema))
+        device, backend = _device(config, formation, index)
+        transport = join_group(config, formation, "worker", index, advertise, None)
+        collective = ProcessCollective(
+            connect_store(formation.store_host, formation.store_port, timeout_s=config.liveness.form_timeout_s),
+            rank=index,
+            world_size=config.workers,
+            generation=formation.generation,
+            timeout_s=patience_s(config),
+            backend=backend,
+            host=advertise,
+        )
+        worker = build_worker(
+            config,
+            data=data,
+            transport=transport,
+            collective=collective,
+            generation=formation.generation,
+            device=device,
+        )
+        _attach(worker, _worker_profile(config, folder, index, device), config)
+        _log.info("training", generation=formation.generation, steps=worker.trainer.total_steps)
+        try:
+            summary = worker.run(
+                control,
+                lambda _step: _stop(control),
+                lambda: control.bytes_total,
+                lambda: _process(kernels_s, device),
+            )
+            if summary is not None:
+                control.report("summary", summary)
+            collective.barrier()
+        finally:
+            collective.close()
+            transport.close()
+        _log.info("done", step=worker.trainer.total_steps)
+    return 0
+
+
+def run_in_process(
+    config: JobConfig, sink: JobSink, should_stop: Callable[[], bool] = lambda: False, *, folder: Path
+) -> dict[str, Any]:
+    """The whole job in this process (`servers: 0`); the summary. Raises what training raises."""
+    kernels_s = compiled_kernels()
+    torch.set_num_threads(config.threads)
+    data = open_data(config.data, seed=config.seed)
+    tables = table_specs(config, data.train.schema)
+    service = build_service(config, tables, shard=0, generation=0)
+    device = _device(config, None, 0)[0]
+    profile = _worker_profile(config, folder, 0, device)
+    worker = build_worker(
+        config,
+        data=data,
+        transport=LocalTransport([service.handle if profile is None else profile.drawn(service.handle)]),
+        collective=Solo(),
+        generation=0,
+        device=device,
+    )
+    _attach(worker, profile, config)
+    summary = worker.run(
+        _SinkProgress(sink), lambda _step: should_stop(), lambda: 0, lambda: _process(kernels_s, device)
+    )
+    assert summary is not None  # rank 0 is the only one
+    return summary
+
+
+class _SinkProgress:
+    """Progress of a job in one process: straight into the run folder."""
+
+    def __init__(self, sink: JobSink) -> None:
+        self._sink = sink
+
+    def report(self, kind: str, record: dict[str, Any]) -> None:
+        record = {"kind": kind, "role": "worker", "index": 0} | record
+        if kind == "progress":
+            self._sink.progress(record)
+        else:
+            self._sink.event(record)
+
+    def update(self, *, step: int, phase: str) -> None:
+        pass
+
+
+def _stop(control: ControlClient) -> bool:
+    if control.failed.is_set():
+        raise control.state.error() or JobStopped("the job failed")
+    return control.stop_requested.is_set()
+
+
+def _process(kernels_s: float, device: torch.device) -> dict[str, Any]:
+    """What the summary says of a worker's process."""
+    return process_facts(kernels_s) | (
+        {"peak_cuda_bytes": torch.cuda.max_memory_allocated(device)} if device.type == "cuda" else {}
+    )
+
+
+def _worker_profile(config: JobConfig, folder: Path, index: int, device: torch.device) -> WorkerProfile | None:
+    if not config.profile.steps:
+        return None
+    return WorkerProfile(config.profile, trace_path(folder, "worker", index), cuda=device.type == "cuda")
+
+
+def _attach(worker: Worker, profile: WorkerProfile | None, config: JobConfig) -> None:
+    check_profile(config.profile, total_steps=worker.trainer.total_steps)
+    worker.tower.watch.observer = profile
+
+
+def _device(config: JobConfig, formation: Formation | None, index: int) -> tuple[torch.device, str]:
+    """The worker's device and the collective's backend; None = the job is in one process.
+
+    The workers of one host share its GPUs in order of their indices."""
+    hosts = [m.host for m in formation.of_role("worker")] if formation is not None else [""] * (index + 1)
+    local, here = hosts[:index].count(hosts[index]), hosts.count(hosts[index])
+    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if config.tower.device == "cuda" and not available:
+        raise ConfigError("tower.device: cuda, but this machine has no CUDA device; allowed: auto or cpu")
+    if not available or config.tower.device == "cpu" or (config.tower.device == "auto" and available < here):
+        return torch.device("cpu"), "gloo"
+    # NCCL refuses two ranks on one GPU.
+    return torch.device("cuda", local % available), "nccl" if available >= here else "gloo"
