@@ -1,12 +1,15 @@
-"""W2: pull and push of 53,248 Zipf ids a step, without a tower: one server over RPC against PyTorch in process.
+"""W2: pull and push of 53,248 Zipf ids a step, without a tower: one server over RPC against what peers reach.
 
-PyTorch keeps the 26 tables merged in one tensor and does unique, index_select, index_add_ and row-wise Adagrad.
-Both spread the rows to samples and sum the samples' gradients back, as a model's step must.
+PyTorch, in process, keeps the 26 tables merged in one tensor and does unique, index_select, index_add_ and row-wise
+Adagrad; FBGEMM runs in process too; RPC by hand and OpenEmbedding have a server. All spread the rows to samples and
+sum the samples' gradients back, as a model's step must.
 """
 # B = batch, F = features, U = unique ids, D = embedding dim, N = B * F
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import multiprocessing as mp
 import time
 from collections import deque
@@ -16,9 +19,23 @@ from typing import Any
 import harness
 import numpy as np
 import workload
+from opponents import contestant
 
 NUM_BATCHES = 64
 WARM_UP_S = 3.0
+
+OURS, PYTORCH, OPENEMBEDDING = "shardkeep, 1 server over RPC", "PyTorch in process", "OpenEmbedding, 1 server"
+CONTESTANTS = {
+    "shardkeep": OURS,
+    "pytorch": PYTORCH,
+    "fbgemm_tbe": "FBGEMM TBE in process",
+    "rpc_by_hand": "RPC by hand, 1 server",
+    "openembedding": OPENEMBEDDING,
+}
+TARGETS = {
+    PYTORCH: {16: 2.2, 64: 2.0, 128: 1.6},
+    OPENEMBEDDING: {16: 2.5, 64: 2.5, 128: 2.5},
+}
 
 
 def pytorch_in_process(dim: int, seconds: float, seed: int, queue: Any) -> None:
@@ -95,6 +112,14 @@ def server_process(port: int, dim: int, conn: Any) -> None:
     transport = _join(port, "server", service.handle)
     while (asked := conn.recv()) is not None:
         conn.send(harness.cpu_seconds() if asked == "cpu" else service.report())
+    _leave_together(transport)
+
+
+def _leave_together(transport: Any) -> None:
+    """Both sides at once: whoever sees the other gone while it still listens prints a warning."""
+    from torch.distributed import rpc
+
+    rpc.shutdown(graceful=True, timeout=30)
     transport.close()
 
 
@@ -156,8 +181,8 @@ def worker_process(port: int, dim: int, seconds: float, seed: int, conn: Any, qu
         pull.result()
     client.wait_acknowledged()
     ahead.close()
-    transport.close()
     conn.send(None)
+    _leave_together(transport)
     queue.put(figures)
 
 
@@ -172,49 +197,47 @@ def shardkeep_over_rpc(dim: int, seconds: float, seed: int) -> harness.Figures:
         context.Process(target=server_process, args=(store.port, dim, mine)),
         context.Process(target=worker_process, args=(store.port, dim, seconds, seed, theirs, queue)),
     ]
-    return run(processes, queue, seconds)
+    return harness.result_of(processes, queue, limit_s=seconds + 120)
 
 
-def run(processes: list[Any], queue: Any, seconds: float) -> harness.Figures:
-    for process in processes:
-        process.start()
-    try:
-        return queue.get(timeout=seconds + 120)
-    finally:
-        for process in processes:
-            process.join(10)
-            process.kill()
+def contestants(dim: int, names: list[str]) -> dict[str, harness.Contestant]:
+    context, seeds = mp.get_context("spawn"), itertools.count(1)
+
+    def in_process(seconds: float) -> harness.Figures:
+        queue = context.Queue()
+        process = context.Process(target=pytorch_in_process, args=(dim, seconds, next(seeds), queue))
+        return harness.result_of([process], queue, limit_s=seconds + 120)
+
+    own = {"shardkeep": lambda seconds: shardkeep_over_rpc(dim, seconds, next(seeds)), "pytorch": in_process}
+    return {CONTESTANTS[name]: own.get(name) or contestant(name, workload="w2", dim=dim) for name in names}
+
+
+def show(dim: int, found: dict[str, list[harness.Figures]]) -> dict[str, Any]:
+    """Prints shardkeep's ratios to every other beside their targets."""
+    ratio, cpu = {}, {}
+    for other in found:
+        if other != OURS:
+            ratio[other] = harness.ratios(found, OURS, other, "m_ids_per_s")
+            cpu[other] = harness.ratios(found, OURS, other, "cpu_ns_per_id")
+            harness.show_ratio(f"D={dim} ids/s, shardkeep / {other}", ratio[other], TARGETS.get(other, {}).get(dim))
+            harness.show_ratio(
+                f"D={dim} CPU per id, shardkeep / {other}", cpu[other], 1.0 if other == PYTORCH else None
+            )
+    return {"rounds": found, "ratio": ratio, "cpu_ratio": cpu}
 
 
 def main() -> None:
     parser = harness.arguments(__doc__)
     parser.add_argument("--dims", type=int, nargs="+", default=[16, 64, 128])
-    options = harness.parse(parser)
-    context = mp.get_context("spawn")
+    parser.add_argument("--only", nargs="+", choices=list(CONTESTANTS), default=list(CONTESTANTS))
+    options: argparse.Namespace = harness.parse(parser)
+    if options.device != "cpu":
+        parser.error(f"--device {options.device}: W2 has no tower that could train there")
     results: dict[str, Any] = {}
     for dim in options.dims:
         print(f"D = {dim}")
-        seeds = iter(range(1, 1000))
-
-        def in_process(seconds: float, dim: int = dim, seeds: Any = seeds) -> harness.Figures:
-            queue = context.Queue()
-            process = context.Process(target=pytorch_in_process, args=(dim, seconds, next(seeds), queue))
-            return run([process], queue, seconds)
-
-        def over_rpc(seconds: float, dim: int = dim, seeds: Any = seeds) -> harness.Figures:
-            return shardkeep_over_rpc(dim, seconds, next(seeds))
-
-        found = harness.alternate(
-            {"shardkeep, 1 server over RPC": over_rpc, "PyTorch in process": in_process},
-            rounds=options.rounds, seconds=options.seconds,
-        )  # fmt: skip
-        ratio = harness.ratios(found, "shardkeep, 1 server over RPC", "PyTorch in process", "m_ids_per_s")
-        cpu = harness.ratios(found, "shardkeep, 1 server over RPC", "PyTorch in process", "cpu_ns_per_id")
-        harness.show_ratio(
-            f"D={dim} ids/s, shardkeep / PyTorch in process", ratio, {16: 2.2, 64: 2.0, 128: 1.6}.get(dim)
-        )
-        harness.show_ratio(f"D={dim} CPU per id, shardkeep / PyTorch in process", cpu, 1.0)
-        results[f"D={dim}"] = {"rounds": found, "ratio": ratio, "cpu_ratio": cpu}
+        ran = contestants(dim, options.only)
+        results[f"D={dim}"] = show(dim, harness.alternate(ran, rounds=options.rounds, seconds=options.seconds))
     harness.write(options.json, "pull_push", results)
 
 

@@ -97,10 +97,11 @@ class Window:
             torch.cuda.synchronize()
 
     def _loss_figures(self) -> dict[str, float]:
-        if len(self.losses) < 2 * CHECKED:
+        half = min(CHECKED, len(self.losses) // 2)
+        if not half:
             return {}
         values = torch.stack(self.losses).cpu()
-        return {"loss_first": values[:CHECKED].mean().item(), "loss_last": values[-CHECKED:].mean().item()}
+        return {"loss_first": values[:half].mean().item(), "loss_last": values[-half:].mean().item()}
 
 
 def changed(before: torch.Tensor, after: torch.Tensor) -> float:
