@@ -169,6 +169,35 @@ def status(
 
 
 @app.command()
+def estimate(
+    config: Config,
+    set_: Set = None,
+    gbit_per_s: Annotated[float, typer.Option(help="Bandwidth of each process's link, each way.")] = 10.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Tell a job's memory, traffic and shortest step without running it."""
+
+    def run() -> int:
+        from rich.console import Console
+
+        from shardkeep.estimate import estimate as estimated
+        from shardkeep.estimate_view import show_estimate, waiting
+
+        path, job = _load(config, set_)
+        sys.path.append(str(path.resolve().parent))  # modules of the user's own
+        with waiting() as progress:
+            found = estimated(job, gbit_per_s=gbit_per_s, progress=progress)
+        if as_json:
+            print(json.dumps(found, indent=2))
+        else:
+            show_estimate(found, Console(highlight=False, width=None if sys.stdout.isatty() else 110))
+        return 0
+
+    _end(run, debug)
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     typer.echo(__version__)

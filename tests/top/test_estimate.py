@@ -1,0 +1,205 @@
+"""The estimate: it agrees with what jobs report, it draws enough of the data, and it says what it could not look at."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from shardkeep.base.errors import ConfigError
+from shardkeep.cli import app
+from shardkeep.config import JobConfig
+from shardkeep.dry_run import DRAWN_SAMPLES, PLAYED_STEPS, Played, Seen, drawn_steps
+from shardkeep.estimate import estimate, links_of, memory_of, table_bytes
+from shardkeep.ps.config import AdamConfig, TableSpec
+from shardkeep.ps.shard.table import Table
+from shardkeep.workers.data.dataset import open_data
+from shardkeep.workers.data.sampling import StepSlices
+from shardkeep.workers.plan import FeaturePlan, Plan
+from tests.support.local_job import LocalJob
+
+JOB: dict[str, Any] = {
+    "name": "small",
+    "seed": 3,
+    "servers": 2,
+    "workers": 2,
+    "data": {
+        "synthetic": {"train_samples": 4100, "eval_samples": 100, "num_dense": 3, "table_sizes": [50, 900, 90_000]}
+    },
+    "model": {"bottom": [8], "top": [8]},
+    "tables": {"default": {"dim": 8}, "C2": {"dim": 12, "optimizer": {"name": "adam"}}},
+    "tower": {"compile": "off"},
+    "train": {"batch_size": 64},
+}
+
+
+def job(**more: Any) -> JobConfig:
+    return JobConfig.model_validate({**JOB, **more})
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {},
+        {"consistency": {"mode": "sync"}, "servers": 3},
+        {"compression": {"push": {"keep_rows": 0.3, "values": "fp16"}, "pull": {"values": "bf16"}}},
+        {"servers": 0, "workers": 1},
+        {"train": {"batch_size": 16, "accumulate": 5, "epochs": 2}},
+        {"train": {"batch_size": 64, "max_steps": 7}},
+        {"workers": 6, "consistency": {"mode": "sync"}},
+    ],
+    ids=["bounded", "sync", "compressed", "in one process", "accumulated", "cut short", "more than are played"],
+)
+def test_the_estimate_agrees_with_what_the_job_reports(more: dict[str, Any]) -> None:
+    config = job(**more)
+    found = estimate(config, gbit_per_s=10.0)
+    summary = LocalJob(config, open_data(config.data, seed=config.seed)).run()
+    assert found["job"]["steps"] == summary["steps"]
+    assert found["bytes_per_sample"] == pytest.approx(summary["bytes"]["per_sample"], rel=0.05)
+    by_class = {row["class"]: row["bytes"] for row in found["step"]["traffic"]}
+    per_sample = {d: sum(summary["bytes"][d].values()) / summary["samples"] for d in ("pull", "push")}
+    for name, counted in per_sample.items():
+        told = (by_class[name] + by_class[f"{name} answer"]) / found["job"]["step_samples"]
+        assert told == pytest.approx(counted, rel=0.05)
+    for told, table in zip(found["tables"], summary["tables"], strict=True):
+        kept = config.compression.push.keep_rows
+        assert kept * table["rows"] <= told["rows"] * 1.1 and told["rows"] >= table["rows"] * 0.99
+        assert 0.4 < told["bytes"] / table["bytes"] < 2.5  # blocks and indexes double
+
+
+def test_one_message_goes_to_each_server_and_comes_back_for_each_pull_and_push() -> None:
+    found = estimate(job(servers=3), gbit_per_s=10.0)
+    assert [row["messages"] for row in found["step"]["traffic"][:4]] == pytest.approx([6.0] * 4, rel=0.05)
+
+
+def test_the_ids_of_a_step_are_those_of_the_data() -> None:
+    step = estimate(job(), gbit_per_s=10.0)["step"]
+    assert step["ids_per_worker"] == pytest.approx(64 * 3)
+    assert 64 < step["distinct_per_worker"] < 64 * 3
+
+
+@pytest.mark.parametrize("rows", [1000, 70_000, 400_000])
+def test_a_tables_bytes_are_those_of_a_table(rows: int) -> None:
+    spec = TableSpec(name="t", dim=10, optimizer=AdamConfig())
+    table = Table(spec, seed=1)
+    for start in range(0, rows, 500):
+        ids = np.arange(start, start + 500, dtype=np.int64)
+        table.apply(ids, np.ones((500, 10), np.float32), step=0)
+    told = table_bytes(spec, rows)
+    assert told["bytes"] == pytest.approx(table.size_bytes, rel=0.15)
+    assert (told["weights"], told["slots"], told["ids"]) == (rows * 40, rows * 80, rows * 8)
+    assert told["weights"] + told["slots"] + told["ids"] + told["index"] <= told["bytes"]
+
+
+def test_a_server_holds_its_share_of_every_table() -> None:
+    tables = [TableSpec(name="a", dim=4), TableSpec(name="b", dim=8)]
+    shares = {"a": np.array([0.25, 0.75]), "b": np.array([0.5, 0.5])}
+    found = memory_of(tables, {"a": 1000.0, "b": 400.0}, shares)
+    assert [server["rows"] for server in found["servers"]] == [450, 950]
+    assert [table["rows"] for table in found["tables"]] == [1000, 400]
+    assert sum(s["bytes"] for s in found["servers"]) == sum(t["bytes"] for t in found["tables"])
+
+
+def test_all_steps_of_a_small_data_set_are_drawn_and_a_spread_of_a_large_one() -> None:
+    assert drawn_steps(StepSlices(1000, batch_size=100), steps=10) == list(range(10))
+    assert drawn_steps(StepSlices(1000, batch_size=100, epochs=3), steps=30) == list(range(10))
+    assert drawn_steps(StepSlices(1000, batch_size=100), steps=3) == [0, 1, 2]
+    large = drawn_steps(StepSlices(10 * DRAWN_SAMPLES, batch_size=1024), steps=2560)
+    assert len(large) == DRAWN_SAMPLES // 1024 > PLAYED_STEPS
+    assert large[0] == 0 and 2500 < large[-1] < 2560 and len(set(large)) == len(large)
+    assert len(drawn_steps(StepSlices(100 * DRAWN_SAMPLES, batch_size=DRAWN_SAMPLES), steps=100)) == 4
+
+
+@pytest.mark.parametrize("distinct", [500, 200_000], ids=["soon all seen", "ever new"])
+def test_rows_that_were_not_drawn_are_estimated_from_how_the_number_grew(distinct: int) -> None:
+    def ids_of(steps: int) -> list[np.ndarray]:
+        random = np.random.default_rng(5)
+        return [np.unique((random.random(1000) ** 4 * distinct).astype(np.int64)) for _ in range(steps)]
+
+    seen = Seen(["t"])
+    for i, ids_U in enumerate(ids_of(64)):
+        feature = FeaturePlan("t", False, np.zeros(1000, np.int32), None, np.zeros(0, np.float32))
+        seen.add([Plan(1000, {"t": ids_U}, {"f": feature})])
+        seen.mark(i + 1, 64)
+    assert (seen.num_ids, seen.num_unique) == (64_000, sum(ids_U.size for ids_U in ids_of(64)))
+    assert seen.rows_after("t", 1.0) == np.unique(np.concatenate(ids_of(64))).size
+    true = np.unique(np.concatenate(ids_of(512))).size
+    assert seen.rows_after("t", 8.0) == pytest.approx(true, rel=0.2)
+
+
+def test_the_slower_way_of_a_link_sets_the_pace() -> None:
+    flows = {
+        "pull": (4.0, np.array([1e6, 2e6])),
+        "pull answer": (4.0, np.array([6e6, 5e6])),
+        "push": (4.0, np.array([1e6, 2e6])),
+        "push answer": (4.0, np.array([0.0, 0.0])),
+    }
+    played = Played(steps=1, samples=1, rows={}, counted=True, shares={}, ids=1.0, unique=1.0, flows=flows)
+    server, worker = links_of(played, {"reduce_bytes_per_worker": 500_000}, job(), 8.0)
+    assert (server["in_bytes"], server["out_bytes"], server["bound_ms"]) == (4e6, 6e6, 6.0)
+    assert (worker["in_bytes"], worker["out_bytes"], worker["bound_ms"]) == (6e6, 3.5e6, 6.0)
+
+
+@pytest.mark.parametrize("speed", [0.0, -1.0, float("inf"), float("nan")])
+def test_a_bandwidth_that_is_none_is_refused(speed: float) -> None:
+    with pytest.raises(ConfigError, match=r"--gbit-per-s .*: allowed: a number above 0"):
+        estimate(job(), gbit_per_s=speed)
+
+
+def invoke(*arguments: str) -> tuple[int, str, str]:
+    done = CliRunner().invoke(app, ["estimate", *arguments])
+    return done.exit_code, done.stdout, done.stderr
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    (tmp_path / "job.yaml").write_text(json.dumps(JOB))
+    return str(tmp_path / "job.yaml")
+
+
+def test_the_command_prints_tables_or_json_and_starts_no_process(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("a process is started")
+
+    monkeypatch.setattr(subprocess.Popen, "__init__", refuse)
+    code, out, error = invoke(path)
+    assert (code, error) == (0, "")
+    assert "small: 2 servers, 2 workers, batches of 64 a worker" in out
+    assert {"C1", "C2", "C3", "all"} <= {line.split()[0] for line in out.splitlines() if line}
+    assert "a link of 10 Gbit/s each way" in out and "no step is shorter than" in out
+    assert max(map(len, out.splitlines())) <= 110
+    code, out, error = invoke(path, "--json", "--gbit-per-s", "20", "--set", "servers=5")
+    found = json.loads(out)
+    assert (code, error, found["gbit_per_s"], len(found["servers"])) == (0, "", 20.0, 5)
+
+
+def test_one_process_has_no_links(path: str) -> None:
+    code, out, _ = invoke(path, "--set", "servers=0", "--set", "workers=1")
+    assert code == 0
+    assert "servers: 0: nothing travels between processes" in out
+
+
+def test_a_wrong_setting_is_one_line_and_code_2(path: str) -> None:
+    assert invoke(path, "--gbit-per-s", "0") == (2, "", "error: --gbit-per-s 0: allowed: a number above 0\n")
+    code, out, error = invoke(path, "--set", "tables.C9.dim=4")
+    assert (code, out, error.count("\n")) == (2, "", 1) and "C9" in error
+    code, out, error = invoke(path, "--set", "model.cross_layers=2")
+    assert (code, out, error.count("\n")) == (2, "", 1) and "cross_layers" in error
+
+
+def test_without_data_there_is_the_memory_of_a_million_rows_of_each_table(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(
+        "data: {source: csv, train: [nowhere.csv], label: y, sparse: [a, {column: b, table: t}, {column: c, table: t}]}"
+    )
+    code, out, error = invoke(str(tmp_path / "job.yaml"))
+    assert (code, error) == (0, "")
+    assert "nowhere.csv: no such file" in " ".join(out.split())
+    code, out, _ = invoke(str(tmp_path / "job.yaml"), "--json")
+    found = json.loads(out)
+    assert [(t["name"], t["rows"]) for t in found["tables"]] == [("a", 1_000_000), ("t", 1_000_000)]
+    assert "links" not in found
