@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Literal, Protocol, get_args
 
 Part = Literal[
@@ -37,7 +37,8 @@ class Observer(Protocol):
 class Stopwatch:
     """Seconds by part. One thread at a time: autograd's may switch while the training thread waits for it."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self.seconds: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
         """Since the beginning."""
         self.observer: Observer | None = None
@@ -47,11 +48,11 @@ class Stopwatch:
 
     def begin(self, step: int) -> float:
         """Step `step` begins, with `other`; seconds that the observer took, which are nobody's."""
-        began = time.perf_counter()
+        began = self._clock()
         if self.observer is not None:
             self.enter(None)
             self.observer.step(step)
-        paused = time.perf_counter() - began
+        paused = self._clock() - began
         self.enter("other")
         return paused
 
@@ -84,7 +85,7 @@ class Stopwatch:
         return contextlib.nullcontext() if self.observer is None else self.observer.nested(name)
 
     def _switch(self, part: Part | None) -> None:
-        now = time.perf_counter()
+        now = self._clock()
         if self._part is not None:
             self.seconds[self._part] += now - self._since
         self._part, self._since = part, now

@@ -85,7 +85,7 @@ def check_step_times(folder: RunFolder) -> None:
         assert total == pytest.approx(sum(parts.values()), abs=0.001)
         assert min(parts[name] for name in ("pull_wait", "forward", "backward", "push")) > 0
     summary = folder.summary() or {}
-    assert 50 / summary["samples_per_s"] == pytest.approx(summary["step_ms"]["total"] / 1e3, rel=0.25)
+    assert 0 < summary["step_ms"]["total"] <= 1.05e3 * 50 / summary["samples_per_s"]  # which ends with the last push
 
 
 def test_a_profile_of_steps_that_the_job_does_not_have_is_refused(cluster: Cluster) -> None:
