@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from shardkeep import __version__
-from shardkeep.base.errors import JobStopped, ShardkeepError
+from shardkeep.base.errors import ConfigError, JobStopped, ShardkeepError
 
 if TYPE_CHECKING:
     from shardkeep.config import JobConfig
@@ -80,6 +80,10 @@ def coordinator(
         from shardkeep.report import RunFolder, default_run_dir
 
         _, job = _load(config, set_)
+        if job.affinity.wanted and not parent_pipe:
+            raise ConfigError(
+                "affinity: only `shardkeep train` pins processes; allowed here: none (roles by hand: taskset)"
+            )
         path = run_dir or default_run_dir(job.name)
         folder = RunFolder(path) if parent_pipe else RunFolder.create(path, job)  # a launcher has made it already
         stop = _stop_event()
@@ -193,6 +197,35 @@ def estimate(
         else:
             show_estimate(found, Console(highlight=False, width=None if sys.stdout.isatty() else 110))
         return 0
+
+    _end(run, debug)
+
+
+@app.command()
+def bench(
+    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Which; left out = all.")] = None,
+    list_: Annotated[bool, typer.Option("--list", help="Only tell their names and questions.")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Does it run at all: one round of one second.")] = False,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Alternating rounds.")] = None,
+    seconds: Annotated[float | None, typer.Option(min=0.1, help="Of each contestant and round.")] = None,
+    device: Annotated[str | None, typer.Option(metavar="cpu|cuda", help="Where towers train.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder of the JSON files [default: runs/bench-DATE].")] = None,
+    debug: Debug = False,
+) -> None:
+    """Run the benchmarks; without a name all of them."""
+
+    def run() -> int:
+        from shardkeep.bench import bench_all, chosen
+
+        benchmarks = chosen(names or ())
+        if list_:
+            width = max(len(benchmark.name) for benchmark in benchmarks)
+            for benchmark in benchmarks:
+                print(f"{benchmark.name:<{width}}  {benchmark.question}")
+            return 0
+        options = {"--rounds": rounds, "--seconds": seconds, "--device": device}
+        given = {name: str(value) for name, value in options.items() if value is not None}
+        return bench_all(benchmarks, options=given, smoke=smoke, out=out)
 
     _end(run, debug)
 

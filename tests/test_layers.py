@@ -97,8 +97,9 @@ def test_a_room_is_a_relative_link_in_the_package(room: str) -> None:
     assert link.readlink() == Path("..") / room
 
 
-def test_the_examples_are_linked_into_the_package_for_the_built_in_job() -> None:
-    assert (ROOT / "shardkeep" / "examples").readlink() == Path("../examples")
+@pytest.mark.parametrize("folder", ["examples", "benchmarks"])
+def test_what_the_command_line_runs_is_linked_into_the_package(folder: str) -> None:
+    assert (ROOT / "shardkeep" / folder).readlink() == Path("..") / folder
 
 
 def test_rooms_have_no_init_files_and_folders_of_tests_have_one() -> None:

@@ -1,0 +1,95 @@
+"""Pinned jobs as real processes: the system says of every thread that it runs where the job was asked to."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import shardkeep
+from tests.support.cluster import Cluster
+
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(len(CORES) < 2, reason="needs two cores and a system that pins processes to them"),
+]
+
+TRAIN = {"batch_size": 50, "report_every_s": 0.05}
+ENDLESS: dict[str, Any] = {
+    "name": "pinned",
+    "servers": 2,
+    "workers": 1,
+    "data": {"synthetic": {"train_samples": 1950, "eval_samples": 300, "num_dense": 3, "table_sizes": [50, 90]}},
+    "model": {"bottom": [8], "top": [8]},
+    "tower": {"compile": "off"},
+    "train": {**TRAIN, "epochs": 100_000},
+    "eval": {"every_steps": 1_000_000},
+}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path) as cluster:
+        yield cluster
+
+
+def cores_of_threads(process: psutil.Process) -> set[int]:
+    """Every core that some thread of the process may use."""
+    return set().union(*(os.sched_getaffinity(thread.id) for thread in process.threads()))
+
+
+def test_each_process_of_a_job_runs_on_the_cores_it_was_given(cluster: Cluster) -> None:
+    first, second = CORES[:2]
+    asked = f"affinity={{workers: [[{first}]], servers: [[{second}], [{second}, {first}]]}}"
+    job, folder = cluster.job(ENDLESS, "--set", asked)
+    found = {name: cores_of_threads(process) for name, process in cluster.training(folder).items()}
+    assert found == {
+        "coordinator 0": set(CORES),
+        "worker 0": {first},
+        "server 0": {second},
+        "server 1": {first, second},
+    }
+    job.signal(signal.SIGINT)
+    said = " ".join(job.end().out.split())
+    assert f"affinity server 0 on core {second}; server 1 on cores {first}-{second}; worker 0 on core {first} " in said
+
+
+def test_auto_says_what_it_chose_on_the_screen_and_in_the_summary(cluster: Cluster) -> None:
+    few = {**ENDLESS, "servers": 1, "train": TRAIN}
+    job, folder = cluster.job(few, "--set", "affinity=auto")
+    ended = job.end()
+    assert ended.code == 0, ended.err
+    pinned = {(p["role"], p["index"]): p.get("cores") for p in (folder.summary() or {})["processes"]}
+    assert f"worker 0 on core{'s' if '-' in pinned['worker', 0] else ''} {pinned['worker', 0]}" in ended.out
+    assert f"server 0 on core{'s' if '-' in pinned['server', 0] else ''} {pinned['server', 0]}" in ended.out
+    assert pinned["worker", 0] != pinned["server", 0]
+
+
+def test_a_core_that_is_not_there_ends_the_command_before_anything_starts(cluster: Cluster) -> None:
+    job, folder = cluster.job(ENDLESS, "--set", "affinity={workers: [[4000]]}")
+    ended = job.end()
+    assert (ended.code, ended.out) == (2, "")
+    assert ended.err.startswith("error: affinity.workers: there is no core 4000 to use; allowed: ")
+    assert not folder.config_path.exists()
+
+
+def test_a_job_in_this_process_is_pinned_while_it_runs(tmp_path: Path) -> None:
+    alone = {**ENDLESS, "servers": 0, "train": {**TRAIN, "epochs": 1}, "affinity": {"workers": [[CORES[1]]]}}
+    summary = shardkeep.train(shardkeep.JobConfig.model_validate(alone), run_dir=tmp_path / "run", quiet=True)
+    assert [p["cores"] for p in summary["processes"]] == [str(CORES[1])]
+    assert os.sched_getaffinity(0) == set(CORES)
+
+
+def test_a_coordinator_by_hand_refuses_an_affinity_that_nobody_would_apply(cluster: Cluster) -> None:
+    coordinator = cluster.command("coordinator", str(cluster.write({**ENDLESS, "affinity": "auto"})))
+    ended = coordinator.end()
+    assert ended.code == 2
+    assert ended.err == (
+        "error: affinity: only `shardkeep train` pins processes; allowed here: none (roles by hand: taskset)\n"
+    )
