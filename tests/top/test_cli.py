@@ -24,7 +24,7 @@ def invoke(*arguments: str) -> tuple[int, str, str]:
 def test_help_names_every_command() -> None:
     code, out, _ = invoke("--help")
     assert code == 0
-    for command in ("train", "coordinator", "server", "worker", "status", "version"):
+    for command in ("train", "coordinator", "server", "worker", "status", "estimate", "version"):
         assert f"\n  {command} " in out
 
 
