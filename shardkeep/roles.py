@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _log = EventLog("roles")
 FAILED_GRACE_S = 10.0
 """Seconds between a job's failure and the end of a role that is stuck in a call which cannot be interrupted."""
+LISTEN_S = LivenessConfig().form_timeout_s  # the job's own is known only to the coordinator
 ADDRESS_POLL_S = 0.02
 
 
@@ -60,7 +61,7 @@ def coordinator_address(given: str) -> str:
     A launched role can so start before the coordinator does. Raises DeadlineExceeded."""
     if not Path(given).is_dir():
         return given
-    deadline = Deadline(LivenessConfig().form_timeout_s)
+    deadline = Deadline(LISTEN_S)
     while (address := coordinator_in(Path(given))) is None:
         deadline.check(f"the coordinator to listen; {given} does not say where")
         time.sleep(ADDRESS_POLL_S)

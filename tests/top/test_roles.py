@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import subprocess
 import sys
+import threading
+from pathlib import Path
 
 import pytest
 import torch
 
-from shardkeep.base.errors import ConfigError
+from shardkeep import roles
+from shardkeep.base.errors import ConfigError, DeadlineExceeded
 from shardkeep.config import parse_config
 from shardkeep.ps.control.records import Formation, Member
+from shardkeep.report import RunFolder
+from shardkeep.roles import coordinator_address, lasting_imports
 from shardkeep.worker_role import _device
 
 
@@ -63,3 +70,56 @@ def test_a_role_that_is_stuck_ends_when_its_job_has_failed_and_only_then(failed:
     script = STUCK.format(failing="control.failed.set()" if failed else "")
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, "still here" in ended.stdout) == ((1, False) if failed else (0, True)), ended.stderr
+
+
+def loaded(modules: str, *suspects: str) -> list[str]:
+    """Which of the suspects a fresh process has after `import MODULES`; one that ends in . stands for a package."""
+    code = f"import json, sys, {modules}; print(json.dumps(list(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return [m for m in json.loads(done.stdout) for s in suspects if m == s or (s[-1] == "." and m.startswith(s))]
+
+
+@pytest.mark.parametrize(
+    ("modules", "suspects"),
+    [
+        ("shardkeep.cli", ("torch", "numba", "grpc", "pydantic", "yaml", "numpy")),
+        ("shardkeep.cli, shardkeep.launch, shardkeep.local_job, shardkeep.screen", ("torch", "numba", "pyarrow")),
+        ("shardkeep.cli, shardkeep.report, shardkeep.ps.control.server", ("torch", "numba", "pyarrow")),
+        ("shardkeep.roles", ("torch", "numba", "pyarrow")),
+        ("shardkeep.server_role", ("torch._dynamo", "pyarrow", "shardkeep.workers.data.", "shardkeep.workers.models.")),
+        ("shardkeep.worker_role", ("pyarrow", "sklearn", "rich")),
+    ],
+    ids=["help", "launcher", "coordinator", "role before it compiles kernels", "server", "worker"],
+)
+def test_a_process_loads_only_what_its_role_needs(modules: str, suspects: tuple[str, ...]) -> None:
+    assert loaded(modules, *suspects) == []
+
+
+def test_the_address_of_a_coordinator_is_given_or_found_in_its_run_folder(tmp_path: Path) -> None:
+    assert coordinator_address("127.0.0.1:5") == "127.0.0.1:5"
+    run = RunFolder(tmp_path)
+    late = threading.Timer(0.2, run.coordinator, args=("127.0.0.1:6",), kwargs={"pid": 1})
+    late.start()
+    try:
+        assert coordinator_address(str(tmp_path)) == "127.0.0.1:6"
+    finally:
+        late.join()
+
+
+def test_a_run_folder_that_never_tells_is_named_when_the_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(roles, "LISTEN_S", 0.05)
+    with pytest.raises(DeadlineExceeded, match=r"the coordinator to listen; .* does not say where \(limit 0.05 s\)"):
+        coordinator_address(str(tmp_path))
+
+
+def test_imports_of_a_role_are_kept_from_the_garbage_collector_and_it_works_again_afterwards() -> None:
+    before = gc.get_freeze_count()
+    try:
+        with pytest.raises(ImportError), lasting_imports() as seconds:
+            assert seconds < 60 and not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled() and gc.get_freeze_count() > before
+    finally:
+        gc.unfreeze()
