@@ -49,22 +49,26 @@ def _text(value: Any) -> str:
 
 def _output(command: list[str], limit_s: float) -> str:
     """What the command prints; its whole session is gone afterwards."""
-    process = subprocess.Popen(
+    with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )  # fmt: skip
-    try:
-        output, errors = process.communicate(timeout=limit_s)
-    except subprocess.TimeoutExpired:
-        raise harness.CannotRun(f"not done after {limit_s:.0f} s") from None
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    ) as process:  # fmt: skip
+        try:
+            output, errors = process.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            raise harness.CannotRun(f"not done after {limit_s:.0f} s") from None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
     if process.returncode or not output.strip():
-        last = (errors.strip().splitlines() or ["no word of why"])[-1]
-        raise harness.CannotRun(f"exit status {process.returncode}: {last}")
+        raise harness.CannotRun(f"exit status {process.returncode}: {_cause(errors)}")
     return output
+
+
+def _cause(errors: str) -> str:
+    """The line that says `error: ...`, else the last."""
+    lines = errors.strip().splitlines() or ["no word of why"]
+    return next((line.partition("error: ")[2] for line in reversed(lines) if "error: " in line), lines[-1])
 
 
 def _checked(figures: harness.Figures) -> harness.Figures:

@@ -111,15 +111,15 @@ def _watch(processes: dict[str, Any], events: Any, limit_s: float) -> tuple[dict
         except queue.Empty:
             for name, process in processes.items():
                 if process.exitcode not in (None, 0):
-                    sys.exit(f"{name} ended with exit status {process.exitcode}")
+                    sys.exit(f"error: {name} ended with exit status {process.exitcode}")
             continue
         if kind in ("begin", "end"):
             edges.append(sum(_cpu(process.pid) for process in processes.values()))
         elif kind == "done":
             return *value, edges[1] - edges[0]
         else:
-            sys.exit(value)
-    sys.exit(f"not done after {limit_s:.0f} s")
+            sys.exit(f"error: {value}")
+    sys.exit(f"error: not done after {limit_s:.0f} s")
 
 
 def _cpu(pid: int) -> float:
