@@ -100,11 +100,11 @@ WAITS = """
 import signal, sys, time
 def main():
     try:
+        print("up", flush=True)
         time.sleep(60)
     finally:
         time.sleep(0.5)
         open({target!r}, "w").write("cleaned up")
-print("up", flush=True)
 main()
 """
 
