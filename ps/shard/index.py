@@ -8,32 +8,38 @@ import numpy.typing as npt
 
 from shardkeep.base.errors import JobError
 from shardkeep.ps.shard import index_kernels
+from shardkeep.ps.shard.pages import LARGE, SMALL, Pages
 from shardkeep.ps.shard.records import Records
 
 Ids = npt.NDArray[np.int64]
 
-MAX_ROWS = (1 << 32) - 2
-"""An entry has 32 bits for slot + 1."""
-_FIRST_ENTRIES = 64
+MAX_ROWS = 3_000_000_000
+"""An entry has 32 bits for the hash, so that an index has fewer than 2**32 entries."""
+_MOST_WORDS = 1 << 32
+_FULL = 0.7
+_GROWTH = 1.5
 _MOVE_AT_LEAST = 4096
-_CLEAR_AT_LEAST = 1 << 17
-_NOTHING = np.zeros(1, dtype=np.uint64)
+_MOVES_PER_ROW = 8
+"""Entries moved for each id that may be added: what is left of an outgrown array gets at most 0.7 + 1/8 full."""
+_LARGE_FROM_BYTES = 4 << 20
+_EVERY_HASH = 1 << 32
 
 
 class RowIndex:
     """Hands out slots 0, 1, 2, ... in the order in which ids are added. Any 64-bit pattern is an id. Not thread safe.
 
-    An entry has 8 bytes; the ids stand in `records`. When three quarters of the entries are taken, an index of
-    twice the size takes the new ones, and each later call moves a share of the old ones: no call pays for all.
+    An entry has 8 bytes; the ids stand in `records`. When 0.7 of the entries are taken, an array half as large again
+    takes over. Each later call moves a share of the entries, front to back, and gives back the memory they leave: no
+    call pays for all, and at no time are there two full arrays.
     """
 
     def __init__(self, records: Records | None = None) -> None:
         self.records = records if records is not None else Records(2)
-        self._entries = np.zeros(_FIRST_ENTRIES, dtype=np.uint64)
-        self._old = _NOTHING
+        self._entries = _entries(0, 0)
+        self._old: Pages[np.uint64] | None = None
+        self._none = np.array([_EVERY_HASH], dtype=np.uint64)  # for `old`: the bound alone
         self._moved = 0
-        self._next = _NOTHING
-        self._cleared = 0
+        self._given_back = self._given_back_to = 0
         self._count = 0
 
     def __len__(self) -> int:
@@ -41,24 +47,34 @@ class RowIndex:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the entries, without the records."""
-        return self._entries.nbytes + self._old.nbytes + 8 * min(self._cleared, self._next.size)
+        """Bytes of the entries' pages that have been touched and not given back."""
+        if self._old is None:
+            return self._entries.array.nbytes
+        share = self._moved / (self._old.array.size - 1)
+        reached = int(share * self._entries.array.size) + 512  # chains may end a little further on
+        touched = min(self._entries.up(reached), self._entries.array.nbytes)
+        return touched + self._old.array.nbytes - self._given_back
 
     @property
     def entries(self) -> npt.NDArray[np.uint64]:
         """The entries as kernels take them; another array after `make_room`."""
-        return self._entries
+        return self._entries.array
 
     @property
     def old(self) -> npt.NDArray[np.uint64]:
         """Entries not yet moved, as kernels take them; another array after `make_room`."""
-        return self._old
+        return self._none if self._old is None else self._old.array
+
+    @property
+    def room(self) -> int:
+        """The number of rows up to which nobody has to call `make_room`; 0 while entries move."""
+        return 0 if self._old is not None else min(self.records.capacity, self._limit)
 
     def find(self, ids_U: Ids) -> Ids:
         """Slots of ids, int64; -1 where an id is absent. Changes nothing."""
         slots_U = np.empty(ids_U.size, dtype=np.int64)
         records = self.records
-        index_kernels.find(self._entries, self._old, ids_U, records.addresses, records.shift, records.width, slots_U)
+        index_kernels.find(self.entries, self.old, ids_U, records.addresses, records.shift, records.width, slots_U)
         return slots_U
 
     def find_or_add(self, ids_U: Ids) -> Ids:
@@ -69,53 +85,58 @@ class RowIndex:
         self.make_room(ids_U.size)
         slots_U = np.empty(ids_U.size, dtype=np.int64)
         place = (records.addresses, records.shift, records.width)
-        self.added(index_kernels.find_or_add(self._entries, self._old, ids_U, *place, self._count, slots_U))
+        self.added(index_kernels.find_or_add(self.entries, self.old, ids_U, *place, self._count, slots_U))
         return slots_U
 
     def added(self, count: int) -> None:
         """Notes the new number of ids that the kernel `find_or_add` returned to a caller of its own."""
         self._count = count
+        self.records.wrote(count)
 
     def make_room(self, extra: int) -> None:
         """Makes room for `extra` more ids, in the index and the records. Call it before the kernel `find_or_add`.
 
-        Raises JobError when a shard would hold more than 2**32 - 2 rows."""
+        Raises JobError when a shard would hold more than MAX_ROWS."""
         wanted = self._count + extra
         if wanted > MAX_ROWS:
             raise JobError(f"a table gets {wanted} rows on one server; allowed: {MAX_ROWS}; use more servers")
         self.records.reserve(wanted)
-        if self._old.size > 1:
-            # Four entries for each insert: the move is over long before the new index is full.
-            self._move(max(_MOVE_AT_LEAST, 4 * extra))
-        if 8 * wanted > 5 * self._entries.size:
-            self._prepare(wanted, extra)
-        if 4 * wanted > 3 * self._entries.size:
-            self._switch()
+        share = max(_MOVE_AT_LEAST, _MOVES_PER_ROW * extra)
+        self._move(share)
+        if wanted > self._limit:
+            self._grow(wanted)
+            self._move(share)
 
-    def _prepare(self, wanted: int, extra: int) -> None:
-        """Clears a part of the next index ahead of the switch: its first inserts would touch all of it at once,
-        and the kernel would clear 64 MB or more of fresh pages within one call."""
-        size = max(2 * self._entries.size, 1 << (2 * wanted - 1).bit_length())
-        if self._next.size < size:
-            self._next, self._cleared = np.zeros(size, dtype=np.uint64), 0
-        end = self._cleared + max(_CLEAR_AT_LEAST, 32 * extra)
-        self._next[self._cleared : end] = 0
-        self._cleared = end
+    @property
+    def _limit(self) -> int:
+        return int(_FULL * (self._entries.array.size - 1))
 
-    def _switch(self) -> None:
-        self._move(self._old.size)  # nothing, by the amounts above; to lose an entry would be to lose a row
-        self._old, self._moved = self._entries, 0
-        self._entries, self._next = self._next, _NOTHING
-        self._move(_MOVE_AT_LEAST)
+    def _grow(self, wanted: int) -> None:
+        while self._old is not None:
+            self._move(self._old.array.size)
+        self._old, self._entries = self._entries, _entries(self._entries.array.size, wanted)
 
-    def _move(self, entries: int) -> None:
-        if self._old.size == 1:
+    def _move(self, count: int) -> None:
+        if self._old is None:
             return
-        end = min(self._moved + entries, self._old.size)
-        records = self.records
-        index_kernels.move_entries(
-            self._entries, self._old, self._moved, end, records.addresses, records.shift, records.width
-        )
+        old = self._old.array
+        end = min(self._moved + count, old.size - 1)
+        index_kernels.move_entries(self.entries, old, 1 + self._moved, 1 + end)
         self._moved = end
-        if end == self._old.size:
-            self._old, self._moved = _NOTHING, 0
+        if end == old.size - 1:
+            self._old, self._moved, self._given_back, self._given_back_to = None, 0, 0, 0
+            return
+        # The last chains may go on at the first entry: what they reach stays.
+        begin = max(self._given_back_to, self._old.up(1 + index_kernels.first_empty(old)))
+        size = self._old.give_back(begin, 1 + end)
+        self._given_back_to = begin + size
+        self._given_back += size
+
+
+def _entries(words_before: int, wanted: int) -> Pages[np.uint64]:
+    """An empty array of whole pages, for at least `wanted` ids, with the bound in word 0."""
+    least, usual = int(wanted / _FULL) + 2, int(_GROWTH * words_before)
+    page_bytes = LARGE if 8 * max(least, usual) >= _LARGE_FROM_BYTES else SMALL
+    per_page = page_bytes // 8
+    num_pages = max(-(-least // per_page), round(usual / per_page))
+    return Pages(min(num_pages * per_page, _MOST_WORDS), np.uint64, page_bytes=page_bytes)

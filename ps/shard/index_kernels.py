@@ -25,15 +25,13 @@ Rows = npt.NDArray[np.float32]
 Entries = npt.NDArray[np.uint64]
 Addresses = npt.NDArray[np.int64]
 
+IDS_AT_ONCE = 128  # whose entries and records are on their way from memory at the same time
 AHEAD = 12  # records fetched ahead of the one in work
 FIRST_WEIGHT = 2  # words of the id in front of the weights
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _LOW32 = np.uint64(0xFFFFFFFF)
-_HIGH32 = np.uint64(0xFFFFFFFF00000000)
-_32 = np.uint64(32)
-_UNIT24 = np.float32(2.0**-23)
-_UNIT32 = 2.0**-32
+_32, _1, _0 = np.uint64(32), np.uint64(1), np.uint64(0)
 
 
 def _void_pointer(_typing: Any, _address: Any) -> Any:
@@ -73,12 +71,26 @@ def mix(x: np.uint64) -> np.uint64:
     return x ^ (x >> np.uint64(31))
 
 
+@kernel("int64(int64[::1], int64, int64, int64)")
+def start_of(addresses: Addresses, shift: int, width: int, slot: int) -> int:
+    """The address of a record."""
+    start: int = addresses[slot >> shift] + (slot & ((1 << shift) - 1)) * width * 4
+    return start
+
+
 @kernel("float32[::1](int64[::1], int64, int64, int64)")
 def record(addresses: Addresses, shift: int, width: int, slot: int) -> Rows:
     """The record of `slot`, W words, as a view."""
-    start = addresses[slot >> shift] + (slot & ((1 << shift) - 1)) * width * 4
-    words: Rows = carray(_pointer(start), (width,), np.float32)
+    words: Rows = carray(_pointer(start_of(addresses, shift, width, slot)), (width,), np.float32)
     return words
+
+
+@kernel("void(int64[::1], int64, int64, int64)")
+def fetch(addresses: Addresses, shift: int, width: int, slot: int) -> None:
+    """Asks for all cache lines of a record."""
+    start = start_of(addresses, shift, width, slot)
+    for line in range(start & ~63, start + width * 4, 64):
+        _prefetch(line)
 
 
 @kernel("void(int64[::1], int64, int64, int64[::1], int64)")
@@ -87,68 +99,126 @@ def prefetch_record(addresses: Addresses, shift: int, width: int, slots_U: Slots
     would wait for memory row by row."""
     ahead = i + AHEAD
     if ahead < slots_U.size and slots_U[ahead] >= 0:
-        start = addresses[slots_U[ahead] >> shift] + (slots_U[ahead] & ((1 << shift) - 1)) * width * 4
-        for line in range(0, width * 4 + 60, 64):
-            _prefetch(start + line)
+        fetch(addresses, shift, width, slots_U[ahead])
 
 
 @kernel("int64(int64[::1], int64, int64, int64)")
 def id_of(addresses: Addresses, shift: int, width: int, slot: int) -> int:
-    start = addresses[slot >> shift] + (slot & ((1 << shift) - 1)) * width * 4
-    id_: int = carray(_pointer(start), (1,), np.int64)[0]
+    id_: int = carray(_pointer(start_of(addresses, shift, width, slot)), (1,), np.int64)[0]
     return id_
 
 
-# The index is open addressing with linear probing over a power of two of entries; an entry is
-# (high half of the hash | slot + 1), 0 = empty. The id itself is compared in the record.
+# The index is open addressing with linear probing. Entry = (32 bits of the hash | slot + 1), 0 = empty; the id itself
+# is compared in the record. Of n entries, `hash * n >> 32` is the first of a hash's chain: chains start in the order of
+# the hashes, whatever n is, so an index grows by any factor and moves from one array into another front to back.
+#
+# Word 0 of an array is a bound, the entries follow. Ids whose hashes are below the bound of `old` are in `entries`,
+# the others still in `old`.
 
 
-@kernel("int64(uint64[::1], int64, uint64, int64[::1], int64, int64)")
-def probe(entries: Entries, id_: int, hash_: np.uint64, addresses: Addresses, shift: int, width: int) -> int:
+@kernel("uint64(int64)")
+def hash_of(id_: int) -> np.uint64:
+    """32 bits of an id's hash; placement takes its bits from another one."""
+    hash_: np.uint64 = mix(np.uint64(id_) + _GOLDEN) >> _32
+    return hash_
+
+
+@kernel("uint64(uint64[::1], uint64)")
+def home(entries: Entries, hash_: np.uint64) -> np.uint64:
+    """The first entry of a hash's chain."""
+    at: np.uint64 = (hash_ * np.uint64(entries.size - 1) >> _32) + _1
+    return at
+
+
+@kernel("int64(uint64[::1], uint64, int64, int64[::1], int64, int64)")
+def probe(entries: Entries, hash_: np.uint64, id_: int, addresses: Addresses, shift: int, width: int) -> int:
     """The slot of an id, or -1 - (position of the empty entry that ends its chain)."""
     slot: int
-    mask = np.uint64(entries.size - 1)
-    at = hash_ & mask
+    size = np.uint64(entries.size)
+    at = home(entries, hash_)
     while True:
         entry = entries[at]
-        if entry == np.uint64(0):
+        if entry == _0:
             slot = -1 - np.int64(at)  # type: ignore[assignment]
             return slot
-        if (entry ^ hash_) & _HIGH32 == np.uint64(0):
+        if entry >> _32 == hash_:
             slot = np.int64(entry & _LOW32) - 1  # type: ignore[assignment]
             if id_of(addresses, shift, width, slot) == id_:
                 return slot
-        at = (at + np.uint64(1)) & mask
+        at += _1
+        if at == size:
+            at = _1
 
 
-@kernel("void(uint64[::1], int64[::1], int64[::1])")
-def first_guess(entries: Entries, ids_U: Ids, guess_U: Slots) -> None:
-    """The slot that the first entry of each id's chain names, -1 where its hash differs or it is empty.
+@kernel("int64(uint64[::1], uint64[::1], int64, int64[::1], int64, int64)")
+def probe_either(entries: Entries, old: Entries, id_: int, addresses: Addresses, shift: int, width: int) -> int:
+    """As `probe`, in the array that has the id's hash."""
+    hash_ = hash_of(id_)
+    if hash_ < old[0]:
+        return probe(entries, hash_, id_, addresses, shift, width)
+    return probe(old, hash_, id_, addresses, shift, width)
 
-    No load waits for another, so the cache misses of many ids overlap; `probe` alone waits for two each."""
-    mask = np.uint64(entries.size - 1)
-    for i in range(ids_U.size):
-        hash_ = mix(np.uint64(ids_U[i]) + _GOLDEN)
-        entry = entries[hash_ & mask]
-        same = (entry ^ hash_) & _HIGH32 == np.uint64(0) and entry & _LOW32 != np.uint64(0)
-        guess_U[i] = np.int64(entry & _LOW32) - 1 if same else -1
+
+@kernel("int64(uint64[::1], uint64)")
+def guess(entries: Entries, hash_: np.uint64) -> int:
+    """The slot of the first entry of a hash, -1 if there is none. Another id may have the same hash."""
+    size = np.uint64(entries.size)
+    at = home(entries, hash_)
+    while True:
+        entry = entries[at]
+        if entry == _0:
+            return -1
+        if entry >> _32 == hash_:
+            slot: int = np.int64(entry & _LOW32) - 1  # type: ignore[assignment]
+            return slot
+        at += _1
+        if at == size:
+            at = _1
+
+
+@kernel("void(uint64[::1], uint64[::1], int64[::1], int64[::1], int64, int64, int64, int64, int64[::1])")
+def guess_slots(
+    entries: Entries,
+    old: Entries,
+    ids_U: Ids,
+    addresses: Addresses,
+    shift: int,
+    width: int,
+    begin: int,
+    end: int,
+    slots_U: Slots,
+) -> None:
+    """Guesses for ids [begin, end), and asks for the records they name.
+
+    No step waits for the memory of another id: first all entries are asked for, then all records."""
+    bound = old[0]
+    for i in range(begin, end):
+        hash_ = hash_of(ids_U[i])
+        slots_U[i] = np.int64(hash_)
+        if hash_ < bound:
+            _prefetch(entries.ctypes.data + np.int64(home(entries, hash_)) * 8)
+        else:
+            _prefetch(old.ctypes.data + np.int64(home(old, hash_)) * 8)
+    for i in range(begin, end):
+        hash_ = np.uint64(slots_U[i])
+        slot = guess(entries, hash_) if hash_ < bound else guess(old, hash_)
+        slots_U[i] = slot
+        if slot >= 0:
+            fetch(addresses, shift, width, slot)
 
 
 @kernel("void(uint64[::1], uint64[::1], int64[::1], int64[::1], int64, int64, int64[::1])")
 def find(
     entries: Entries, old: Entries, ids_U: Ids, addresses: Addresses, shift: int, width: int, slots_U: Slots
 ) -> None:
-    """Slots of ids, -1 where absent. `old` holds entries not yet moved (size 1 = none)."""
-    first_guess(entries, ids_U, slots_U)
-    for i in range(ids_U.size):
-        slot = slots_U[i]
-        if slot >= 0 and id_of(addresses, shift, width, slot) == ids_U[i]:
-            continue
-        hash_ = mix(np.uint64(ids_U[i]) + _GOLDEN)
-        slot = probe(entries, ids_U[i], hash_, addresses, shift, width)
-        if slot < 0 and old.size > 1:
-            slot = probe(old, ids_U[i], hash_, addresses, shift, width)
-        slots_U[i] = max(slot, -1)
+    """Slots of ids, -1 where absent."""
+    for begin in range(0, ids_U.size, IDS_AT_ONCE):
+        end = min(begin + IDS_AT_ONCE, ids_U.size)
+        guess_slots(entries, old, ids_U, addresses, shift, width, begin, end, slots_U)
+        for i in range(begin, end):
+            slot = slots_U[i]
+            if slot >= 0 and id_of(addresses, shift, width, slot) != ids_U[i]:
+                slots_U[i] = max(probe_either(entries, old, ids_U[i], addresses, shift, width), -1)
 
 
 @kernel("int64(uint64[::1], uint64[::1], int64[::1], int64[::1], int64, int64, int64, int64[::1])")
@@ -165,41 +235,67 @@ def find_or_add(
     """Slots of ids; absent ones get slots from `count` on and their ids are written. Returns the new count.
 
     The caller has made room: entries and records for all ids."""
-    first_guess(entries, ids_U, slots_U)
-    for i in range(ids_U.size):
-        slot = slots_U[i]
-        if slot >= 0 and id_of(addresses, shift, width, slot) == ids_U[i]:
-            continue
-        hash_ = mix(np.uint64(ids_U[i]) + _GOLDEN)
-        slot = probe(entries, ids_U[i], hash_, addresses, shift, width)
-        if slot < 0:
-            position = -1 - slot
-            slot = -1
-            if old.size > 1:
-                slot = probe(old, ids_U[i], hash_, addresses, shift, width)
+    for begin in range(0, ids_U.size, IDS_AT_ONCE):
+        end = min(begin + IDS_AT_ONCE, ids_U.size)
+        guess_slots(entries, old, ids_U, addresses, shift, width, begin, end, slots_U)
+        for i in range(begin, end):
+            slot = slots_U[i]
+            if slot >= 0 and id_of(addresses, shift, width, slot) == ids_U[i]:
+                continue
+            slot = probe_either(entries, old, ids_U[i], addresses, shift, width)
             if slot < 0:
+                position, hash_ = np.uint64(-1 - slot), hash_of(ids_U[i])
                 slot = count
                 count += 1
-                start = addresses[slot >> shift] + (slot & ((1 << shift) - 1)) * width * 4
-                carray(_pointer(start), (1,), np.int64)[0] = ids_U[i]
-            entries[position] = (hash_ & _HIGH32) | np.uint64(slot + 1)
-        slots_U[i] = slot
+                carray(_pointer(start_of(addresses, shift, width, slot)), (1,), np.int64)[0] = ids_U[i]
+                entry = hash_ << _32 | np.uint64(slot + 1)
+                if hash_ < old[0]:
+                    entries[position] = entry
+                else:
+                    old[position] = entry
+            slots_U[i] = slot
     return count
 
 
-@kernel("void(uint64[::1], uint64[::1], int64, int64, int64[::1], int64, int64)")
-def move_entries(
-    entries: Entries, old: Entries, begin: int, end: int, addresses: Addresses, shift: int, width: int
-) -> None:
-    """Copies entries [begin, end) of an outgrown index into the new one; those already there stay."""
-    for i in range(begin, end):
-        if old[i] != np.uint64(0):
-            slot: Any = np.int64(old[i] & _LOW32) - 1
-            id_ = id_of(addresses, shift, width, slot)
-            hash_ = mix(np.uint64(id_) + _GOLDEN)
-            found = probe(entries, id_, hash_, addresses, shift, width)
-            if found < 0:
-                entries[-1 - found] = old[i]
+@kernel("int64(uint64[::1])")
+def first_empty(entries: Entries) -> int:
+    """The position of the first empty entry."""
+    at = 1
+    while entries[at] != _0:
+        at += 1
+    return at
+
+
+@kernel("void(uint64[::1], uint64)")
+def put(entries: Entries, entry: np.uint64) -> None:
+    """Puts an entry that is not there at the end of its chain."""
+    size = np.uint64(entries.size)
+    at = home(entries, entry >> _32)
+    while entries[at] != _0:
+        at += _1
+        if at == size:
+            at = _1
+    entries[at] = entry
+
+
+@kernel("void(uint64[::1], uint64[::1], int64, int64)")
+def move_entries(entries: Entries, old: Entries, begin: int, end: int) -> None:
+    """Copies the entries of `old` whose chains start at [begin, end) into `entries`, and raises the bound."""
+    size, first, last = np.uint64(old.size), np.uint64(begin), np.uint64(end)
+    at, turn = first, False
+    while turn or at < last or old[at] != _0:
+        entry = old[at]
+        start = home(old, entry >> _32)
+        if entry != _0 and first <= start and start < last and (start > at) == turn:  # start > at: behind the turn
+            put(entries, entry)
+        at += _1
+        if at == size:
+            at, turn = _1, True
+        if turn and old[at] == _0:
+            break
+    # The least hash whose chain starts at `end` or later.
+    n = size - _1
+    old[0] = (((last - _1) << _32) + n - _1) // n
 
 
 @kernel("void(int64[::1], int64, int64, int64[::1])")

@@ -1,4 +1,4 @@
-"""Records: fixed-width rows of float32 words in blocks that never move once they are full size.
+"""Records: fixed-width rows of float32 words in blocks that never move.
 
 Only storage. What the words mean is the table's business; the first two hold the row's id.
 """
@@ -9,42 +9,53 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.ps.shard import index_kernels
+from shardkeep.ps.shard.pages import LARGE, SMALL, Pages
 
 _BLOCK_BYTES = 8 << 20
-"""A full block: large enough for huge pages (numpy asks for them from 4 MB), small enough to waste little."""
-_FIRST_ROWS = 64
+_REGION_BYTES = 128 << 20
+"""The most that is asked of the system at once. Only what is touched of it takes memory."""
+
+_LARGE_FROM_BYTES = 8 << 20
+"""From this size on a large page, most of it unused, is a small part of the table."""
 
 
 class Records:
     """Append-only storage of records of `width` words (even). Not thread safe.
 
-    The first block grows by doubling until it is full size; after that every growth is one more block, so a
-    table of any size grows without copying its rows.
+    Growth is one more region: as many blocks as there are, at first of small pages, so that a small table takes little.
+    Whoever writes records says so with `wrote`.
     """
 
     def __init__(self, width: int) -> None:
         if width < 2 or width % 2:
             raise ValueError(f"width {width}: a record has an even number of words, 2 or more")
         self.width = width
-        full_rows = max(_FIRST_ROWS, _BLOCK_BYTES // (width * 4))
-        self.shift = full_rows.bit_length() - 1
-        self._blocks: list[npt.NDArray[np.float32]] = []
+        self.shift = max(64, _BLOCK_BYTES // (width * 4)).bit_length() - 1
+        self._regions: list[Pages[np.float32]] = []
         self.addresses = np.zeros(1, dtype=np.int64)
         self.capacity = 0
+        self._count = 0
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all blocks."""
-        return sum(block.nbytes for block in self._blocks) + self.addresses.nbytes
+        """Bytes of all pages that hold a record."""
+        words, total = self._count * self.width, self.addresses.nbytes
+        for region in self._regions:
+            touched = min(words, region.array.size)
+            total += region.up(touched)
+            words -= touched
+        return total
+
+    def wrote(self, count: int) -> None:
+        """Notes that the first `count` records hold something."""
+        self._count = max(self._count, count)
 
     def reserve(self, count: int) -> None:
-        """Makes room for `count` records in all. May move the first block."""
-        full = 1 << self.shift
-        if self.capacity < full and count > self.capacity:
-            self._grow_first(min(full, max(_FIRST_ROWS, 1 << (count - 1).bit_length())))
+        """Makes room for `count` records in all."""
+        block = 1 << self.shift
         while self.capacity < count:
-            self._append(np.empty((full, self.width), dtype=np.float32))
-            self.capacity += full
+            most = max(1, _REGION_BYTES // (block * self.width * 4))
+            self._append(min(max(1, self.capacity // block), most))
 
     def ids(self, count: int) -> npt.NDArray[np.int64]:
         """Ids of the first `count` records, in the order of their slots."""
@@ -52,17 +63,13 @@ class Records:
         index_kernels.read_ids(self.addresses, self.shift, self.width, ids_N)
         return ids_N
 
-    def _grow_first(self, rows: int) -> None:
-        block = np.empty((rows, self.width), dtype=np.float32)
-        for old in self._blocks:
-            block[: len(old)] = old
-        self._blocks.clear()
-        self._append(block)
-        self.capacity = rows
-
-    def _append(self, block: npt.NDArray[np.float32]) -> None:
-        at = len(self._blocks)
-        if at == self.addresses.size:
+    def _append(self, blocks: int) -> None:
+        words = self.width << self.shift
+        large = 4 * self.width * self.capacity >= _LARGE_FROM_BYTES
+        region = Pages(blocks * words, np.float32, page_bytes=LARGE if large else SMALL)
+        at = self.capacity >> self.shift
+        while at + blocks > self.addresses.size:
             self.addresses = np.concatenate([self.addresses, np.zeros_like(self.addresses)])
-        self._blocks.append(block)
-        self.addresses[at] = block.ctypes.data
+        self.addresses[at : at + blocks] = region.array.ctypes.data + 4 * words * np.arange(blocks)
+        self._regions.append(region)
+        self.capacity += blocks << self.shift

@@ -1,0 +1,95 @@
+"""Records and the pages that they lie in."""
+
+from __future__ import annotations
+
+import mmap
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from shardkeep.ps.shard import index_kernels, pages
+from shardkeep.ps.shard.index import RowIndex
+from shardkeep.ps.shard.pages import LARGE, SMALL, Pages
+from shardkeep.ps.shard.records import Records
+
+
+def test_records_keep_their_content_while_they_grow() -> None:
+    records = Records(2)
+    index = RowIndex(records)
+    ids = np.arange(-5, 3_000_000, 7, dtype=np.int64)
+    for part in np.array_split(ids, 30):
+        index.find_or_add(part)
+    assert (records.ids(len(index)) == ids).all()
+    assert records.size_bytes <= 8 * ids.size + LARGE + 1024
+
+
+def test_a_record_never_moves() -> None:
+    records = Records(20)
+    records.reserve(10)
+    first = index_kernels.start_of(records.addresses, records.shift, records.width, 9)
+    records.reserve(2_000_000)
+    assert index_kernels.start_of(records.addresses, records.shift, records.width, 9) == first
+
+
+def test_records_do_not_overlap_where_blocks_and_regions_meet() -> None:
+    records = Records(20)
+    records.reserve(1_000_000)
+    place = (records.addresses, records.shift, records.width)
+    starts = sorted(index_kernels.start_of(*place, slot) for slot in range(0, records.capacity, 1 << 10))
+    assert all(b - a >= 80 << 10 for a, b in pairwise(starts))
+    for block in range(records.capacity >> records.shift):
+        index_kernels.record(*place, (block + 1 << records.shift) - 1)[:] = block  # the last of each: all is ours
+        assert index_kernels.record(*place, block << records.shift)[0] == 0
+
+
+def test_only_the_records_written_are_counted() -> None:
+    records = Records(20)
+    records.reserve(50_000)
+    assert records.size_bytes == records.addresses.nbytes
+    records.wrote(1)
+    assert records.size_bytes == records.addresses.nbytes + SMALL
+    records.wrote(50_000)
+    assert 0 <= records.size_bytes - 50_000 * 80 <= SMALL + records.addresses.nbytes
+
+
+@pytest.mark.parametrize("width", [0, 1, 19])
+def test_a_record_has_an_even_number_of_words(width: int) -> None:
+    with pytest.raises(ValueError, match=f"width {width}: a record has an even number of words"):
+        Records(width)
+
+
+@pytest.mark.parametrize("page_bytes", [SMALL, LARGE])
+def test_pages_are_zeros_from_the_start_of_a_page(page_bytes: int) -> None:
+    array = Pages(100_000, np.uint64, page_bytes=page_bytes).array
+    assert array.shape == (100_000,) and not array.any()
+    assert array.ctypes.data % page_bytes == 0
+    array[:] = 1  # all of it can be written
+
+
+def test_pages_given_back_leave_zeros_and_their_neighbours_alone() -> None:
+    memory = Pages(10 * SMALL // 8, np.uint64, page_bytes=SMALL)
+    memory.array[:] = 7
+    given = memory.give_back(2 * SMALL, 5 * SMALL // 8 + 3)
+    assert given == (3 * SMALL if pages._GIVE_BACK is not None else 0)
+    kept = memory.array.reshape(10, -1)
+    assert (kept[:2] == 7).all() and (kept[5:] == 7).all()
+    assert pages._GIVE_BACK is None or not kept[2:5].any()
+    assert memory.give_back(5 * SMALL, 5 * SMALL // 8 + 3) == 0
+
+
+def test_a_system_that_takes_no_memory_back_or_no_advice_still_has_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "_GIVE_BACK", None)
+    monkeypatch.setattr(pages, "_ADVICE", {SMALL: 9999, LARGE: None})
+    with pytest.raises(OSError):
+        mmap.mmap(-1, SMALL).madvise(9999)
+    memory = Pages(SMALL, np.uint64, page_bytes=SMALL)
+    memory.array[:] = 7
+    assert memory.give_back(0, SMALL) == 0
+    assert (memory.array == 7).all()
+    index = RowIndex()
+    ids = np.arange(20_000, dtype=np.int64)
+    for part in np.array_split(ids, 50):
+        index.find_or_add(part)
+    assert (index.find(ids) == ids).all()
+    assert index.size_bytes >= index.entries.nbytes
