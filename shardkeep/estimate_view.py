@@ -62,20 +62,21 @@ def _job_rows(found: Part) -> Iterator[tuple[str, str]]:
 
 
 def _memory(found: Part) -> Table:
-    view = _table("in MB: table", "dim", "rows", "weights", "slots", "ids", "index", "set aside", "bytes a row")
     tables = sorted(found["tables"], key=lambda t: -t["bytes"])
+    unit, factor = ("MB", 1e6) if _sum(tables)["bytes"] >= 1e7 else ("kB", 1e3)
+    view = _table(f"in {unit}: table", "dim", "rows", "weights", "slots", "ids", "index", "set aside", "bytes a row")
     about = "" if found.get("drawn", {}).get("rows_counted", True) else "~"
     for table in tables[:SHOWN_TABLES]:
-        view.add_row(table["name"], str(table["dim"]), *_sizes(table, about))
+        view.add_row(table["name"], str(table["dim"]), *_sizes(table, about, factor))
     if rest := tables[SHOWN_TABLES:]:
-        view.add_row(f"{len(rest)} smaller", "", *_sizes(_sum(rest), about))
+        view.add_row(f"{len(rest)} smaller", "", *_sizes(_sum(rest), about, factor))
     if len(tables) > 1:
-        view.add_row("all", "", *_sizes(_sum(tables), about), style="bold")
+        view.add_row("all", "", *_sizes(_sum(tables), about, factor), style="bold")
     return view
 
 
-def _sizes(table: Part, about: str) -> list[str]:
-    parts = [f"{table[key] / 1e6:,.{2 if table[key] < 1e7 else 1}f}" for key in PARTS]
+def _sizes(table: Part, about: str, factor: float) -> list[str]:
+    parts = [f"{table[key] / factor:,.{2 if table[key] < 10 * factor else 1}f}" for key in PARTS]
     return [f"{about}{table['rows']:,}", *parts, f"{table['bytes'] / max(table['rows'], 1):,.0f}"]
 
 

@@ -54,9 +54,11 @@ class Trace:
 
     def stop(self) -> None:
         """Ends the recording and writes the file. Raises OSError or RuntimeError where it cannot be written."""
-        self._profiler.stop_trace()
+        profiler = self._profiler
+        del self._profiler  # it holds all events
+        profiler.stop_trace()
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._profiler.export_chrome_trace(str(self._path))
+        profiler.export_chrome_trace(str(self._path))
 
 
 class Profile:
