@@ -64,7 +64,7 @@ def _job_rows(found: Part) -> Iterator[tuple[str, str]]:
 def _memory(found: Part) -> Table:
     tables = sorted(found["tables"], key=lambda t: -t["bytes"])
     unit, factor = ("MB", 1e6) if _sum(tables)["bytes"] >= 1e7 else ("kB", 1e3)
-    view = _table(f"in {unit}: table", "dim", "rows", "weights", "slots", "ids", "index", "set aside", "bytes a row")
+    view = _table(f"in {unit}: table", "dim", "rows", "weights", "slots", "ids", "index", "in all", "bytes a row")
     about = "" if found.get("drawn", {}).get("rows_counted", True) else "~"
     for table in tables[:SHOWN_TABLES]:
         view.add_row(table["name"], str(table["dim"]), *_sizes(table, about, factor))
