@@ -21,20 +21,11 @@ from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.ledger import Ledger
 from shardkeep.compression.quantize import saturated_values
 from shardkeep.compression.topk import select_rows
+from shardkeep.ps import values
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.message import (
-    EMPTY,
-    Bytes,
-    Kind,
-    Message,
-    Section,
-    overhead,
-    pack,
-    text_message,
-    text_of,
-    unpack,
-)
+from shardkeep.ps.message import Bytes, Kind, Packed, allocate, read, text_message, text_of, unpack
 from shardkeep.ps.placement import Split, split
+from shardkeep.ps.slab import Catalog, IdSlab, RowSlab
 from shardkeep.ps.transport import Transport, wait
 
 Ids = npt.NDArray[np.int64]
@@ -46,8 +37,8 @@ _DIRECTION = {Kind.PULL: "pull", Kind.READ: "read"}  # in the ledger: evaluation
 class Request:
     """A step's unique ids per table, placed and split; made ahead of the pull, needed again by the push."""
 
-    ids: Mapping[str, Ids]
-    splits: Mapping[str, Split]
+    ids: IdSlab
+    split: Split
 
 
 @dataclass(slots=True)
@@ -57,12 +48,13 @@ class Pull:
     request: Request
     kind: Kind
     _client: RowClient
-    _tables: list[list[str]]
     _futures: list[tuple[int, Future[Bytes]]]
+    received: bool = False
+    """Whether `result` has returned them."""
     staleness: int = 0
     """Steps that the rows lag behind, the largest of all servers; valid after `result`."""
 
-    def result(self) -> dict[str, Rows]:
+    def result(self) -> RowSlab:
         """Rows (U, D) per table, in the order of the request's ids.
 
         Raises DeadlineExceeded, TransportError or RemoteError."""
@@ -74,7 +66,13 @@ class _Unacknowledged:
     """A step's packed pushes by server, kept until each is acknowledged: a resend is the same bytes."""
 
     messages: dict[int, Bytes]
-    futures: dict[int, Future[Bytes]] = field(default_factory=dict)
+    pull: Pull
+    """The pull that went with the pushes: its rows acknowledge them too."""
+    futures: list[tuple[int, Future[Bytes]]] = field(default_factory=list)
+    """Of the pushes that went alone."""
+
+    def done(self) -> bool:
+        return all(future.done() for _, future in [*self.futures, *self.pull._futures])
 
 
 class RowClient:
@@ -103,14 +101,16 @@ class RowClient:
         self.staleness_seen: dict[int, int] = {}
         self.saturated_values = 0
         """Gradient values sent as the largest number of a 16-bit push format, because they were beyond its range."""
-        self._index = {spec.name: i for i, spec in enumerate(tables)}
+        self._catalog = Catalog(tables)
         self._transport = transport
         self._generation = generation
         self._consistency = consistency if consistency is not None else ConsistencyConfig()
         compression = compression if compression is not None else CompressionConfig()
         self._keep_rows = compression.push.keep_rows
         self._push_codec = value_codec(compression.push.values)
+        self._widths_T = values.widths(self._push_codec, self._catalog)
         self._unacknowledged: dict[int, _Unacknowledged] = {}
+        self._no_request = self.request({})
 
     @property
     def num_servers(self) -> int:
@@ -127,12 +127,9 @@ class RowClient:
         """Places each table's ids (int64, sorted, unique) on servers. Pure; may run in another thread.
 
         Raises ProtocolError for ids of another type or of a table that is not there."""
-        for name, ids_U in ids.items():
-            if name not in self._index:
-                raise ProtocolError(f"table {name} is unknown; the tables are {', '.join(self._index)}")
-            if ids_U.dtype != np.int64 or ids_U.ndim != 1:
-                raise ProtocolError(f"table {name}: ids of {ids_U.dtype} {ids_U.shape}; allowed: int64 (U,)")
-        return Request(ids, {name: split(ids_U, self.num_servers) for name, ids_U in ids.items()})
+        if not (isinstance(ids, IdSlab) and ids.layout.catalog.same(self._catalog)):
+            ids = IdSlab.of_arrays(self._catalog, ids)
+        return Request(ids, split(ids, self.num_servers))
 
     def pull(self, step: int, request: Request) -> Pull:
         """Asks for the rows that step `step` uses; returns at once, except in `sync`, which first waits until
@@ -150,58 +147,82 @@ class RowClient:
         rank pushed (every rank must call it)."""
         self.wait_acknowledged()
         if self._consistency.mode == "sync":
-            self._ask_rows(Kind.PULL, step, Request({}, {})).result()
+            self._ask_rows(Kind.PULL, step, self.request({})).result()
 
     def _ask_rows(self, kind: Kind, step: int, request: Request) -> Pull:
-        tables: list[list[str]] = []
-        futures: list[tuple[int, Future[Bytes]]] = []
-        for server in range(self.num_servers):
-            names = [name for name, s in request.splits.items() if s.count(server)]
-            tables.append(names)
-            if not names and not (kind is Kind.PULL and self._consistency.mode == "sync"):
-                continue
-            sections = tuple(
-                Section(
-                    table=self._index[name],
-                    rows=request.splits[name].count(server),
-                    ids=_bytes(request.splits[name].of_server(request.ids[name], server)),
-                    values=EMPTY,
-                )
-                for name in names
-            )
-            message = Message(kind, self._generation, self.rank, step, sections)
-            self._count(_DIRECTION[kind], message)
-            futures.append((server, self._transport.send(server, pack(message), timeout_s=self.timeout_s)))
-        return Pull(request, kind, self, tables, futures)
+        messages = self._pull_messages(kind, step, request)
+        send = self._transport.send
+        futures = [(server, send(server, message, timeout_s=self.timeout_s)) for server, message in messages.items()]
+        return Pull(request, kind, self, futures)
 
-    def _receive(self, pull: Pull) -> dict[str, Rows]:
-        request = pull.request
-        rows: dict[str, Rows] = {}
-        for name, ids_U in request.ids.items():
-            rows[name] = np.empty((ids_U.size, self.tables[name].dim), dtype=np.float32)
+    def _pull_messages(self, kind: Kind, step: int, request: Request) -> dict[int, Bytes]:
+        """One message to each server that holds an id of the request; in `sync` a pull goes to every server."""
+        messages: dict[int, Bytes] = {}
+        for server in range(self.num_servers):
+            if not request.split.count(server) and not (kind is Kind.PULL and self._consistency.mode == "sync"):
+                continue
+            tables_S, rows_S = _sections(request, server)
+            message = self._allocate(kind, step, tables_S=tables_S, rows_S=rows_S, id_bytes_S=8 * rows_S)
+            message.ids_area.view(np.int64)[:] = request.split.ids_of(server, request.ids.ids_V)
+            self._count(_DIRECTION[kind], message)
+            messages[server] = message.buffer
+        return messages
+
+    def _allocate(self, kind: Kind, step: int, **directory: Any) -> Packed:
+        return allocate(kind, generation=self._generation, rank=self.rank, step=step, **directory)
+
+    def _receive(self, pull: Pull) -> RowSlab:
+        request, layout = pull.request, pull.request.ids.layout
+        flat: Rows | None = None
         seen = 0
         for server, future in pull._futures:
             answer = self._answer(server, future, Kind.ROWS)
-            names = pull._tables[server]
-            if len(answer.sections) != len(names):
-                raise CorruptMessage(f"server {server} answered {len(answer.sections)} tables, asked for {len(names)}")
-            for name, section in zip(names, answer.sections, strict=True):
-                where = request.splits[name]
-                decoded = value_codec(section.value_format).decode(section.values, self.tables[name].dim)
-                if section.table != self._index[name] or decoded.shape[0] != where.count(server):
-                    raise CorruptMessage(
-                        f"server {server} answered {decoded.shape[0]} rows of table number {section.table}, "
-                        f"asked for {where.count(server)} of {self._index[name]} ({name})"
-                    )
-                where.put_rows(server, decoded, rows[name])
+            part = self._decode(server, answer, request)
+            if part.size == layout.num_values and part.flags.writeable:
+                flat = part  # all of it: no copy
+            else:
+                flat = np.empty(layout.num_values, dtype=np.float32) if flat is None else flat
+                request.split.put_rows(server, layout, part, flat)
             seen = max(seen, answer.value)
             self._count(_DIRECTION[pull.kind], answer)
-        pull.staleness = seen
+        pull.staleness, pull.received = seen, True
         if pull.kind is Kind.PULL and request.ids:
             self.staleness_seen[seen] = self.staleness_seen.get(seen, 0) + 1
-        return rows
+        return RowSlab(layout, np.empty(0, dtype=np.float32) if flat is None else flat, request.ids.names)
+
+    def _decode(self, server: int, answer: Packed, request: Request) -> Rows:
+        """The rows of one answer, flat; checked to be those that were asked for."""
+        tables_S, rows_S = _sections(request, server)
+        if not (np.array_equal(answer.tables_S, tables_S) and np.array_equal(answer.rows_S, rows_S)):
+            raise CorruptMessage(
+                f"server {server} answered {_told(answer.tables_S, answer.rows_S)}, asked for {_told(tables_S, rows_S)}"
+            )
+        return values.decode(answer, self._catalog)
 
     # ---- push ----
+
+    def gradients(self, step: int, request: Request) -> RowSlab:
+        """Zeros to add a step's gradients to, for the push of just this step and request. Where the push needs no other
+        form, they already lie in its message: nobody may change them after the push."""
+        if self.num_servers > 1 or self._keep_rows < 1.0 or self._push_codec.name != "fp32":
+            return RowSlab.zeros(request.ids)
+        message = self._push_message(step, request, 0)
+        flat = message.values_area.view(np.float32)
+        flat[:] = 0.0
+        return RowSlab(request.ids.layout, flat, request.ids.names, message)
+
+    def exchange(
+        self, step: int, request: Request, grads: Mapping[str, Rows], next_step: int, next_request: Request
+    ) -> Pull:
+        """`push`, then `pull` of another step; in one message per server where the mode allows it, for a call costs
+        more than its bytes."""
+        if self._consistency.mode == "sync" and self.num_servers > 1:  # each must hold the push before any is pulled
+            self.push(step, request, grads)
+            return self.pull(next_step, next_request)
+        messages = self._messages(step, request, grads)
+        if self._consistency.mode == "sync":
+            self.wait_acknowledged()
+        return self._send(step, messages, self._pull_messages(Kind.PULL, next_step, next_request), next_request)
 
     def push(self, step: int, request: Request, grads: Mapping[str, Rows]) -> None:
         """Sends the gradients (U, D) of the request's rows; returns without waiting for the acknowledgement,
@@ -211,23 +232,32 @@ class RowClient:
 
         Raises ProtocolError when gradients do not fit the request or the step was pushed before; and what
         `Pull.result` raises, for an earlier push that failed."""
-        self._check_push(step, request, grads)
-        self._wait_for_window(step)
-        parts: list[list[Section]] = [[] for _ in range(self.num_servers)]
-        for name, grad_UD in grads.items():
-            self._encode(name, request, grad_UD, parts)
-        messages: dict[int, Bytes] = {}
-        for server in range(self.num_servers):
-            message = Message(Kind.PUSH, self._generation, self.rank, step, tuple(parts[server]))
-            self._count("push", message)
-            messages[server] = pack(message)
-        pending = self._unacknowledged[step] = _Unacknowledged(messages)
-        for server, packed in messages.items():
-            pending.futures[server] = self._transport.send(server, packed, timeout_s=self.timeout_s)
+        self._send(step, self._messages(step, request, grads), {}, None)
 
-    def _check_push(self, step: int, request: Request, grads: Mapping[str, Rows]) -> None:
+    def _messages(self, step: int, request: Request, grads: Mapping[str, Rows]) -> dict[int, Bytes]:
+        """A step's pushes by server, as soon as the window of unacknowledged steps has room for them."""
         if step in self._unacknowledged:
             raise ProtocolError(f"step {step} was pushed before and is not acknowledged yet; a step is pushed once")
+        request, slab = self._fitted(request, grads)
+        self._wait_for_window(step)
+        if self._keep_rows < 1.0:
+            request, slab = self._selected(request, slab)
+        return self._encode(step, request, slab)
+
+    def _send(self, step: int, pushes: dict[int, Bytes], pulls: dict[int, Bytes], pulled: Request | None) -> Pull:
+        """Sends pushes, each with the pull to the same server behind it, whose answer then acknowledges both."""
+        pull = Pull(pulled if pulled is not None else self._no_request, Kind.PULL, self, [])
+        pending = self._unacknowledged[step] = _Unacknowledged(pushes, pull)
+        for server, message in pushes.items():
+            then = pulls.get(server)
+            future = self._transport.send(server, message, then, timeout_s=self.timeout_s)
+            (pending.futures if then is None else pull._futures).append((server, future))
+        return pull
+
+    def _fitted(self, request: Request, grads: Mapping[str, Rows]) -> tuple[Request, RowSlab]:
+        """The gradients as a slab, and the request of just the tables they are of."""
+        if isinstance(grads, RowSlab) and grads.layout.same(request.ids.layout) and len(grads) == len(request.ids):
+            return request, grads
         for name, grad_UD in grads.items():
             if name not in request.ids:
                 raise ProtocolError(f"gradients of table {name}, which the request has no ids of")
@@ -236,26 +266,46 @@ class RowClient:
                 raise ProtocolError(
                     f"table {name}: {grad_UD.dtype} gradients {grad_UD.shape}; expected contiguous float32 {expected}"
                 )
+        if set(grads) != set(request.ids):
+            request = self.request({name: request.ids[name] for name in grads})
+        return request, RowSlab.of_arrays(request.ids, grads)
 
-    def _encode(self, name: str, request: Request, grad_UD: Rows, parts: list[list[Section]]) -> None:
-        ids_U, where = request.ids[name], request.splits[name]
-        if self._keep_rows < 1.0:
-            kept = select_rows(grad_UD, self._keep_rows)
-            ids_U, grad_UD = ids_U[kept], grad_UD[kept]
-            where = split(ids_U, self.num_servers)
-        encoded_KR = self._push_codec.encode(grad_UD)
-        self.saturated_values += saturated_values(self._push_codec, encoded_KR)
+    def _selected(self, request: Request, grads: RowSlab) -> tuple[Request, RowSlab]:
+        """The rows worth sending, of each table."""
+        kept = {name: select_rows(grad_UD, self._keep_rows) for name, grad_UD in grads.items()}
+        request = self.request({name: request.ids[name][kept_K] for name, kept_K in kept.items()})
+        return request, RowSlab.of_arrays(request.ids, {name: grads[name][kept_K] for name, kept_K in kept.items()})
+
+    def _encode(self, step: int, request: Request, grads: RowSlab) -> dict[int, Bytes]:
+        """One packed push per server."""
+        if grads.message is not None and grads.message.step == step:
+            self._count("push", grads.message)
+            return {0: grads.message.buffer}
+        layout, codec = request.ids.layout, self._push_codec
+        encoded = values.encode(codec, grads.flat, np.diff(layout.starts_T1), None, self._catalog)
+        self.saturated_values += saturated_values(codec, encoded)
+        messages: dict[int, Bytes] = {}
         for server in range(self.num_servers):
-            if count := where.count(server):
-                parts[server].append(
-                    Section(
-                        table=self._index[name],
-                        rows=count,
-                        ids=_bytes(where.of_server(ids_U, server)),
-                        values=_bytes(where.of_server(encoded_KR, server)),
-                        value_format=self._push_codec.tag,
-                    )
-                )
+            message = self._push_message(step, request, server)
+            request.split.take_rows(server, layout, encoded, self._widths_T, message.values_area)
+            self._count("push", message)
+            messages[server] = message.buffer
+        return messages
+
+    def _push_message(self, step: int, request: Request, server: int) -> Packed:
+        """A push with its ids, and room for the values."""
+        tables_S, rows_S = _sections(request, server)
+        message = self._allocate(
+            Kind.PUSH,
+            step,
+            tables_S=tables_S,
+            rows_S=rows_S,
+            id_bytes_S=8 * rows_S,
+            value_bytes_S=rows_S * self._widths_T[tables_S],
+            value_formats_S=self._push_codec.tag,
+        )
+        message.ids_area.view(np.int64)[:] = request.split.ids_of(server, request.ids.ids_V)
+        return message
 
     def wait_acknowledged(self) -> None:
         """Blocks until every push is acknowledged. Raises what `Pull.result` raises."""
@@ -264,13 +314,16 @@ class RowClient:
 
     def _wait_for_window(self, step: int) -> None:
         for earlier in sorted(self._unacknowledged):
-            pending = self._unacknowledged[earlier]
-            if earlier <= step - self._consistency.window or all(f.done() for f in pending.futures.values()):
+            if earlier <= step - self._consistency.window or self._unacknowledged[earlier].done():
                 self._settle(earlier)
 
     def _settle(self, step: int) -> None:
-        for server, future in self._unacknowledged[step].futures.items():
+        pending = self._unacknowledged[step]
+        for server, future in pending.futures:
             self._count("push", self._answer(server, future, Kind.ACK))
+        if not pending.pull.received:
+            for server, future in pending.pull._futures:
+                self._answer(server, future, Kind.ROWS)
         del self._unacknowledged[step]
 
     # ---- questions ----
@@ -280,25 +333,34 @@ class RowClient:
         text = json.dumps(dict(question))
         packed = text_message(Kind.ASK, text, generation=self._generation, rank=self.rank)
         futures = [self._transport.send(s, packed, timeout_s=self.timeout_s) for s in range(self.num_servers)]
-        return [json.loads(text_of(self._answer(s, f, Kind.ANSWER))) for s, f in enumerate(futures)]
+        return [json.loads(text_of(unpack(self._answer(s, f, Kind.ANSWER).buffer))) for s, f in enumerate(futures)]
 
-    def _answer(self, server: int, future: Future[Bytes], expected: Kind) -> Message:
+    def _answer(self, server: int, future: Future[Bytes], expected: Kind) -> Packed:
         packed = wait(future, peer=f"server {server}", timeout_s=self.timeout_s + 1.0)
         try:
-            answer = unpack(packed)
+            answer = read(packed)
         except CorruptMessage as error:
             raise CorruptMessage(f"server {server} answered {error}") from error
         if answer.kind is Kind.ERROR:
-            raise RemoteError(f"server {server}: {text_of(answer)}")
+            raise RemoteError(f"server {server}: {text_of(unpack(packed))}")
         if answer.kind is not expected:
             raise ProtocolError(f"server {server} answered {answer.kind.name}, expected {expected.name}")
         return answer
 
-    def _count(self, direction: str, message: Message) -> None:
-        self.ledger.add(direction, "ids", sum(s.ids.size for s in message.sections))
-        self.ledger.add(direction, "values", sum(s.values.size for s in message.sections))
-        self.ledger.add(direction, "framing", overhead(message))
+    def _count(self, direction: str, message: Packed) -> None:
+        self.ledger.add(direction, "ids", int(message.id_bytes_S.sum()))
+        self.ledger.add(direction, "values", int(message.value_bytes_S.sum()))
+        self.ledger.add(direction, "framing", message.overhead)
 
 
-def _bytes(array: npt.NDArray[Any]) -> Bytes:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+def _sections(request: Request, server: int) -> tuple[Ids, Ids]:
+    """The tables of which a server holds ids of the request, and how many."""
+    counts_T = request.split.counts_ST[server]
+    tables_S = np.flatnonzero(counts_T)
+    return tables_S, counts_T[tables_S]
+
+
+def _told(tables_S: Ids, rows_S: Ids) -> str:
+    """Rows of tables, in words; the first few."""
+    shown = ", ".join(f"{rows} of table {table}" for table, rows in zip(tables_S[:4], rows_S[:4], strict=True))
+    return f"rows of {tables_S.size} tables" + (f" ({shown}{', ...' if tables_S.size > 4 else ''})" if shown else "")

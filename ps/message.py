@@ -1,17 +1,20 @@
 """The one binary form of every data-plane message: a header, a directory of sections, the sections' bytes.
 
-Knows no table, codec or socket. A message is immutable once packed; unpacking copies nothing.
+Knows no table, codec or socket. A message is immutable once sent; reading one copies nothing.
 
     header      40 B  magic, version, kind, generation, rank, step, number of sections, value
     directory   24 B a section: table, id format, value format, rows, bytes of ids, bytes of values
     ids         every section's, each starting at a multiple of 8 bytes
-    values      every section's, each starting at a multiple of 8 bytes
+    values      every section's, one after the other; the first starts at a multiple of 8 bytes
+
+`Packed` is a message in this form, with the directory as arrays: what the hot path works on. `Message` and its
+`Section`s are the same as objects, for everything that is small or rare.
 """
+# S = sections of a message
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,21 +23,20 @@ import numpy.typing as npt
 from shardkeep.base.errors import CorruptMessage
 
 Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
 
 MAGIC = 0x4B53  # "SK"
-VERSION = 1
+VERSION = 2
 _HEADER = np.dtype(
     [
         ("magic", "<u2"), ("version", "u1"), ("kind", "u1"), ("generation", "<u4"), ("rank", "<u4"),
         ("sections", "<u4"), ("step", "<i8"), ("value", "<i8"), ("length", "<u8"),
     ]
 )  # fmt: skip
-_ENTRY = np.dtype(
-    [
-        ("table", "<u4"), ("id_format", "u1"), ("value_format", "u1"), ("pad", "<u2"), ("rows", "<u4"),
-        ("id_bytes", "<u4"), ("value_bytes", "<u8"),
-    ]
-)  # fmt: skip
+KIND_AT = 3
+"""The byte of a message that says its kind."""
+_ENTRY_BYTES = 24
+_ENTRY_WORDS = 6  # of 32 bits: table, formats (ids | values << 8), rows, bytes of ids, bytes of values (low, high)
 
 
 class Kind(enum.IntEnum):
@@ -73,66 +75,160 @@ class Message:
 
 
 EMPTY: Bytes = np.empty(0, dtype=np.uint8)
+_NO_SECTIONS: Ints = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A message in its binary form: the header's fields, the directory's columns, and where each part lies."""
+
+    kind: Kind
+    generation: int
+    rank: int
+    step: int
+    value: int
+    buffer: Bytes
+    tables_S: Ints
+    rows_S: Ints
+    id_formats_S: Ints
+    value_formats_S: Ints
+    id_bytes_S: Ints
+    value_bytes_S: Ints
+    ids_at_S1: Ints
+    """Where each section's ids start in the buffer, and where the values' area would."""
+    values_at_S1: Ints
+    """Where each section's values start, and where the last one's end."""
+
+    @property
+    def ids_area(self) -> Bytes:
+        """All sections' ids, a view; gaps of padding where a section's ids are no multiple of 8 bytes."""
+        return self.buffer[self.ids_at_S1[0] : self.ids_at_S1[-1]]
+
+    @property
+    def values_area(self) -> Bytes:
+        """All sections' values, a view without gaps."""
+        return self.buffer[self.values_at_S1[0] : self.values_at_S1[-1]]
+
+    @property
+    def overhead(self) -> int:
+        """Bytes that are neither ids nor values."""
+        return self.buffer.size - int(self.id_bytes_S.sum()) - int(self.value_bytes_S.sum())
+
+    def section(self, s: int) -> Section:
+        """Section `s` as an object; its bytes are views."""
+        ids_at, values_at = int(self.ids_at_S1[s]), int(self.values_at_S1[s])
+        return Section(
+            table=int(self.tables_S[s]),
+            rows=int(self.rows_S[s]),
+            ids=self.buffer[ids_at : ids_at + int(self.id_bytes_S[s])],
+            values=self.buffer[values_at : values_at + int(self.value_bytes_S[s])],
+            id_format=int(self.id_formats_S[s]),
+            value_format=int(self.value_formats_S[s]),
+        )
+
+
+def allocate(
+    kind: Kind,
+    *,
+    generation: int,
+    rank: int,
+    step: int,
+    value: int = 0,
+    tables_S: Ints = _NO_SECTIONS,
+    rows_S: Ints = _NO_SECTIONS,
+    id_bytes_S: Ints | int = 0,
+    value_bytes_S: Ints | int = 0,
+    id_formats_S: Ints | int = 0,
+    value_formats_S: Ints | int = 0,
+) -> Packed:
+    """A message with its header and directory written and its padding cleared; the caller fills ids and values.
+
+    A number stands for a column of it."""
+    count = tables_S.size
+    id_bytes_S, value_bytes_S = _column(id_bytes_S, count), np.ascontiguousarray(_column(value_bytes_S, count))
+    ids_at_S1, values_at_S1, length = _layout(count, id_bytes_S, value_bytes_S)
+    buffer = np.empty(length, dtype=np.uint8)
+    buffer[: _HEADER.itemsize].view(_HEADER)[0] = (
+        MAGIC, VERSION, int(kind), generation, rank, count, step, value, length,
+    )  # fmt: skip
+    id_formats_S, value_formats_S = _column(id_formats_S, count), _column(value_formats_S, count)
+    if count:
+        words = buffer[_HEADER.itemsize : _HEADER.itemsize + count * _ENTRY_BYTES].view("<u4").reshape(count, -1)
+        words[:, 0] = tables_S
+        words[:, 1] = id_formats_S | value_formats_S << 8
+        words[:, 2] = rows_S
+        words[:, 3] = id_bytes_S
+        words[:, 4:] = value_bytes_S.view("<u4").reshape(count, 2)
+    if (id_bytes_S & 7).any():
+        buffer[ids_at_S1[0] : ids_at_S1[-1]] = 0
+    buffer[values_at_S1[-1] :] = 0
+    return Packed(
+        kind, generation, rank, step, value, buffer,
+        tables_S, rows_S, id_formats_S, value_formats_S, id_bytes_S, value_bytes_S, ids_at_S1, values_at_S1,
+    )  # fmt: skip
 
 
 def pack(message: Message) -> Bytes:
     """The message as one fresh uint8 array."""
     sections = message.sections
-    directory = np.array(
-        [(s.table, s.id_format, s.value_format, 0, s.rows, s.ids.size, s.values.size) for s in sections],
-        dtype=_ENTRY,
+    directory = [(s.table, s.rows, s.ids.size, s.values.size, s.id_format, s.value_format) for s in sections]
+    columns = np.array(directory, dtype=np.int64).reshape(-1, 6).T
+    packed = allocate(
+        message.kind,
+        generation=message.generation,
+        rank=message.rank,
+        step=message.step,
+        value=message.value,
+        tables_S=columns[0],
+        rows_S=columns[1],
+        id_bytes_S=columns[2],
+        value_bytes_S=columns[3],
+        id_formats_S=columns[4],
+        value_formats_S=columns[5],
     )
-    parts = [s.ids for s in sections] + [s.values for s in sections]
-    starts, length = _layout([part.size for part in parts])
-    out = np.zeros(length, dtype=np.uint8)
-    out[: _HEADER.itemsize].view(_HEADER)[0] = (
-        MAGIC, VERSION, int(message.kind), message.generation, message.rank,
-        len(sections), message.step, message.value, length,
-    )  # fmt: skip
-    out[_HEADER.itemsize : _HEADER.itemsize + directory.nbytes] = directory.view(np.uint8)
-    for start, part in zip(starts, parts, strict=True):
-        out[start : start + part.size] = part
-    return out
+    for s, section in enumerate(sections):
+        mine = packed.section(s)
+        mine.ids[:], mine.values[:] = section.ids, section.values
+    return packed.buffer
 
 
-def unpack(buffer: Bytes) -> Message:
-    """The message in `buffer`; its sections are views of it. Raises CorruptMessage."""
+def read(buffer: Bytes) -> Packed:
+    """The message in `buffer`, checked for being one whole message. Copies nothing. Raises CorruptMessage."""
     plain = buffer.dtype == np.uint8 and buffer.ndim == 1 and buffer.flags.c_contiguous
     if not plain or buffer.size < _HEADER.itemsize:
         raise CorruptMessage(f"{buffer.size} bytes are no message; a header has {_HEADER.itemsize}")
-    magic, version, kind, generation, rank, count, step, value, length = buffer[: _HEADER.itemsize].view(_HEADER)[0]
+    magic, version, kind, generation, rank, count, step, value, length = (
+        buffer[: _HEADER.itemsize].view(_HEADER)[0].item()
+    )
     if magic != MAGIC or version != VERSION:
         raise CorruptMessage(f"magic {magic:#x} version {version}, expected {MAGIC:#x} version {VERSION}")
-    if length != buffer.size or _HEADER.itemsize + int(count) * _ENTRY.itemsize > buffer.size:
+    end = _HEADER.itemsize + count * _ENTRY_BYTES
+    if length != buffer.size or end > buffer.size:
         raise CorruptMessage(f"{buffer.size} bytes received, the header says {length} with {count} sections")
-    directory = buffer[_HEADER.itemsize : _HEADER.itemsize + int(count) * _ENTRY.itemsize].view(_ENTRY)
-    entries = directory.tolist()
-    starts, expected = _layout([entry[5] for entry in entries] + [entry[6] for entry in entries])
+    words = buffer[_HEADER.itemsize : end].view("<u4").reshape(count, _ENTRY_WORDS).T.astype(np.int64, order="C")
+    tables_S, formats_S, rows_S, id_bytes_S = words[0], words[1], words[2], words[3]
+    if words[5].any():
+        raise CorruptMessage(f"{buffer.size} bytes received, one section alone has 2**32 or more of values")
+    value_bytes_S = words[4]
+    ids_at_S1, values_at_S1, expected = _layout(count, id_bytes_S, value_bytes_S)
     if expected != buffer.size:
         raise CorruptMessage(f"{buffer.size} bytes received, the sections add up to {expected}")
     try:
-        known = Kind(int(kind))
+        known = Kind(kind)
     except ValueError:
         raise CorruptMessage(f"unknown kind of message {kind}") from None
-    count = int(count)
-    sections = tuple(
-        Section(
-            table=table,
-            rows=rows,
-            ids=buffer[starts[i] : starts[i] + id_bytes],
-            values=buffer[starts[count + i] : starts[count + i] + value_bytes],
-            id_format=id_format,
-            value_format=value_format,
-        )
-        for i, (table, id_format, value_format, _, rows, id_bytes, value_bytes) in enumerate(entries)
-    )
-    return Message(known, int(generation), int(rank), int(step), sections, int(value))
+    return Packed(
+        known, generation, rank, step, value, buffer,
+        tables_S, rows_S, formats_S & 255, formats_S >> 8 & 255,
+        id_bytes_S, value_bytes_S, ids_at_S1, values_at_S1,
+    )  # fmt: skip
 
 
-def overhead(message: Message) -> int:
-    """Bytes of the packed message that are neither ids nor values."""
-    sizes = [part.size for s in message.sections for part in (s.ids, s.values)]
-    return _layout(sizes)[1] - sum(sizes)
+def unpack(buffer: Bytes) -> Message:
+    """The message in `buffer` as objects; its sections are views of it. Raises CorruptMessage."""
+    packed = read(buffer)
+    sections = tuple(packed.section(s) for s in range(packed.tables_S.size))
+    return Message(packed.kind, packed.generation, packed.rank, packed.step, sections, packed.value)
 
 
 def text_message(kind: Kind, text: str, *, generation: int = 0, rank: int = 0) -> Bytes:
@@ -148,10 +244,17 @@ def text_of(message: Message) -> str:
     return bytes(message.sections[0].values).decode("utf-8", errors="replace")
 
 
-def _layout(parts: Sequence[int]) -> tuple[list[int], int]:
-    """Where parts of these sizes start (every section's ids, then every section's values), and the whole's length."""
-    starts, at = [], _HEADER.itemsize + len(parts) // 2 * _ENTRY.itemsize
-    for size in parts:
-        starts.append(at)
-        at += (size + 7) & ~7
-    return starts, at
+def _layout(count: int, id_bytes_S: Ints, value_bytes_S: Ints) -> tuple[Ints, Ints, int]:
+    """Where the parts start and end, and the whole's length."""
+    ids_at_S1, values_at_S1 = np.empty(count + 1, dtype=np.int64), np.empty(count + 1, dtype=np.int64)
+    ids_at_S1[0] = _HEADER.itemsize + count * _ENTRY_BYTES
+    np.cumsum((id_bytes_S + 7) & ~7, out=ids_at_S1[1:])
+    ids_at_S1[1:] += ids_at_S1[0]
+    values_at_S1[0] = ids_at_S1[-1]
+    np.cumsum(value_bytes_S, out=values_at_S1[1:])
+    values_at_S1[1:] += values_at_S1[0]
+    return ids_at_S1, values_at_S1, (int(values_at_S1[-1]) + 7) & ~7
+
+
+def _column(value: Ints | int, count: int) -> Ints:
+    return np.full(count, value, dtype=np.int64) if isinstance(value, int) else value

@@ -3,7 +3,7 @@
 An id falls into one of 4096 buckets by a mix of its bits; servers own equal, contiguous ranges of
 buckets, so another number of servers moves whole buckets. Tables share the rule.
 """
-# U = unique ids
+# U = ids, V = ids of all tables, K = ids of one server, T = tables
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.ps import placement_kernels
+from shardkeep.ps.slab import IdSlab, Layout
 
+Bytes = npt.NDArray[np.uint8]
 Ids = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
 T = TypeVar("T", bound=np.generic)
@@ -25,33 +27,44 @@ BUCKETS = 1 << BUCKET_BITS
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A list of ids, split among servers: server s holds positions `order[starts[s]:starts[s + 1]]`."""
+    """The ids of a slab, split among servers: server s holds positions `order[starts[s]:starts[s + 1]]`."""
 
-    order_U: Ids | None
+    order_V: Ids | None
     """Positions grouped by server, in each group ascending; None = all on one server, as they are."""
     starts: tuple[int, ...]
+    counts_ST: Ids
+    """How many ids of each table a server holds."""
 
-    def positions(self, server: int) -> Ids | slice:
-        """The positions of one server's ids in the split list."""
-        if self.order_U is None:
-            return slice(self.starts[server], self.starts[server + 1])
-        return self.order_U[self.starts[server] : self.starts[server + 1]]
+    def positions(self, server: int) -> Ids | None:
+        """The positions of one server's ids in the slab; None = all."""
+        return None if self.order_V is None else self.order_V[self.starts[server] : self.starts[server + 1]]
 
     def count(self, server: int) -> int:
         return self.starts[server + 1] - self.starts[server]
 
-    def of_server(self, array_U: npt.NDArray[T], server: int) -> npt.NDArray[T]:
-        """The part of an array (U, ...) that belongs to one server, in the order of `positions`; a view if it can."""
-        positions = self.positions(server)
-        return array_U[positions] if isinstance(positions, slice) else array_U.take(positions, axis=0)
+    def ids_of(self, server: int, ids_V: Ids) -> Ids:
+        """The ids of one server (K,), table after table; a view if it can."""
+        positions_K = self.positions(server)
+        return ids_V if positions_K is None else ids_V.take(positions_K)
 
-    def put_rows(self, server: int, rows_KD: Rows, out_UD: Rows) -> None:
-        """Copies one server's rows to their places among all, both float32."""
-        positions = self.positions(server)
-        if isinstance(positions, slice):
-            out_UD[positions] = rows_KD
-        else:  # numpy's own indexing of rows is six times slower
-            placement_kernels.scatter(_plain(rows_KD), positions, out_UD)
+    def take_rows(self, server: int, layout: Layout, encoded: Bytes, widths_T: Ids, out: Bytes) -> None:
+        """Copies one server's rows out of all tables' encoded ones, of `widths` bytes each."""
+        positions_K = self.positions(server)
+        if positions_K is None:
+            out[:] = encoded
+            return
+        if not (widths_T & 3).any() and encoded.flags.aligned and not (encoded.ctypes.data | out.ctypes.data) & 3:
+            encoded, out, widths_T = encoded.view(np.uint32), out.view(np.uint32), widths_T >> 2
+        placement_kernels.take_rows(encoded, positions_K, self.counts_ST[server], layout.starts_T1, widths_T, out)
+
+    def put_rows(self, server: int, layout: Layout, rows: Rows, out: Rows) -> None:
+        """Copies one server's rows, flat float32, to their places among all tables'."""
+        positions_K = self.positions(server)
+        if positions_K is None:
+            out[:] = rows
+            return
+        dims_T = layout.catalog.dims_T
+        placement_kernels.put_rows(rows, positions_K, self.counts_ST[server], layout.starts_T1, dims_T, out)
 
 
 def bucket_of(ids_U: Ids) -> Ids:
@@ -66,13 +79,15 @@ def server_of(ids_U: Ids, num_servers: int) -> Ids:
     return bucket_of(ids_U) * num_servers >> BUCKET_BITS
 
 
-def split(ids_U: Ids, num_servers: int) -> Split:
-    """Splits ids among servers; keeps their order within each server."""
+def split(ids: IdSlab, num_servers: int) -> Split:
+    """Splits a slab's ids among servers; keeps their order within each server."""
+    ids_V, starts_T1 = ids.ids_V, ids.layout.starts_T1
     if num_servers == 1:
-        return Split(None, (0, ids_U.size))
-    order_U, starts = np.empty(ids_U.size, dtype=np.int64), np.zeros(num_servers + 1, dtype=np.int64)
-    placement_kernels.group(_plain(ids_U), num_servers, order_U, starts)
-    return Split(order_U, tuple(starts.tolist()))
+        return Split(None, (0, ids_V.size), np.diff(starts_T1).reshape(1, -1))
+    order_V, starts = np.empty(ids_V.size, dtype=np.int64), np.zeros(num_servers + 1, dtype=np.int64)
+    counts_ST = np.zeros((num_servers, starts_T1.size - 1), dtype=np.int64)
+    placement_kernels.group(_plain(ids_V), starts_T1, num_servers, order_V, starts, counts_ST)
+    return Split(order_V, tuple(starts.tolist()), counts_ST)
 
 
 def _plain(array: npt.NDArray[T]) -> npt.NDArray[T]:

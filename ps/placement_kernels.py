@@ -1,5 +1,5 @@
 """Kernels of placement: which server an id belongs to, and rows moved between a table's order and its servers'."""
-# U = unique ids, K = rows of one server, D = embedding dim
+# V = ids of all tables, K = ids of one server, T = tables
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from shardkeep.base.kernels import kernel
 from shardkeep.ps.shard.index_kernels import mix
 
 Integers = npt.NDArray[np.int64]
+Table = npt.NDArray[np.int64]
+Words = npt.NDArray[np.generic]
 Rows = npt.NDArray[np.float32]
 
 BUCKET_BITS = 12
@@ -29,23 +31,59 @@ def find_buckets(ids_U: Integers, buckets_U: Integers) -> None:
         buckets_U[i] = bucket(ids_U[i])
 
 
-@kernel("void(int64[::1], int64, int64[::1], int64[::1])")
-def group(ids_U: Integers, num_servers: int, order_U: Integers, starts: Integers) -> None:
-    """Counting sort of positions by server, ascending in each; `starts` (num_servers + 1) comes as zeros."""
-    for i in range(ids_U.size):
-        starts[(bucket(ids_U[i]) * num_servers >> BUCKET_BITS) + 1] += 1
+@kernel("void(int64[::1], int64[::1], int64, int64[::1], int64[::1], int64[:,::1])")
+def group(
+    ids_V: Integers, starts_T1: Integers, num_servers: int, order_V: Integers, starts: Integers, counts_ST: Table
+) -> None:
+    """Counting sort of positions by server, ascending in each; `starts` (num_servers + 1) and the ids of each server
+    and table come as zeros."""
+    for t in range(starts_T1.size - 1):
+        for i in range(starts_T1[t], starts_T1[t + 1]):
+            counts_ST[bucket(ids_V[i]) * num_servers >> BUCKET_BITS, t] += 1
     for server in range(num_servers):
-        starts[server + 1] += starts[server]
+        starts[server + 1] = starts[server] + counts_ST[server].sum()
     place = starts.copy()
-    for i in range(ids_U.size):
-        server = bucket(ids_U[i]) * num_servers >> BUCKET_BITS
-        order_U[place[server]] = i
+    for i in range(ids_V.size):
+        server = bucket(ids_V[i]) * num_servers >> BUCKET_BITS
+        order_V[place[server]] = i
         place[server] += 1
 
 
-@kernel("void(float32[:,::1], int64[::1], float32[:,::1])")
-def scatter(rows_KD: Rows, positions_K: Integers, out_UD: Rows) -> None:
-    """Row k to position `positions_K[k]`."""
-    for k in range(positions_K.size):
-        for d in range(out_UD.shape[1]):
-            out_UD[positions_K[k], d] = rows_KD[k, d]
+@kernel(
+    *(
+        f"void(Array({t}, 1, 'C', readonly=True), int64[::1], int64[::1], int64[::1], int64[::1], {t}[::1])"
+        for t in ("uint32", "uint8")
+    )
+)
+def take_rows(
+    words: Words, positions_K: Integers, counts_T: Integers, starts_T1: Integers, widths_T: Integers, out: Words
+) -> None:
+    """Rows of one server, in the order of their positions, out of all tables' rows. Table t has rows of `widths[t]`
+    words, and `counts[t]` of the positions."""
+    k = to = table_at = 0
+    for t in range(counts_T.size):
+        width = widths_T[t]
+        for _ in range(counts_T[t]):
+            at = table_at + (positions_K[k] - starts_T1[t]) * width
+            for w in range(width):
+                out[to + w] = words[at + w]
+            to += width
+            k += 1
+        table_at += (starts_T1[t + 1] - starts_T1[t]) * width
+
+
+@kernel("void(Array(float32, 1, 'C', readonly=True), int64[::1], int64[::1], int64[::1], int64[::1], float32[::1])")
+def put_rows(
+    rows: Rows, positions_K: Integers, counts_T: Integers, starts_T1: Integers, dims_T: Integers, out: Rows
+) -> None:
+    """The transpose of `take_rows`: rows of one server to their positions among all tables' rows."""
+    k = at = table_at = 0
+    for t in range(counts_T.size):
+        dim = dims_T[t]
+        for _ in range(counts_T[t]):
+            to = table_at + (positions_K[k] - starts_T1[t]) * dim
+            for d in range(dim):
+                out[to + d] = rows[at + d]
+            at += dim
+            k += 1
+        table_at += (starts_T1[t + 1] - starts_T1[t]) * dim

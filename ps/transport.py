@@ -35,7 +35,8 @@ from shardkeep.base.log import EventLog
 _log = EventLog("transport")
 
 Bytes = npt.NDArray[np.uint8]
-Handler = Callable[[Bytes], "Future[Bytes]"]
+Handler = Callable[..., "Future[Bytes]"]
+"""Called with a message, or with two that came together; ends with the answer."""
 
 # More pulls can be parked than there are threads: a parked pull is a Future, not a thread.
 RPC_THREADS = 4
@@ -46,8 +47,9 @@ class Transport(Protocol):
 
     num_servers: int
 
-    def send(self, server: int, message: Bytes, *, timeout_s: float) -> Future[Bytes]:
-        """Sends at once, never blocks; `message` must not change until the future is done.
+    def send(self, server: int, message: Bytes, then: Bytes | None = None, *, timeout_s: float) -> Future[Bytes]:
+        """Sends at once, never blocks; the messages must not change until the future is done. Two go in one call, and
+        the handler says what answers both.
 
         The future ends with the packed answer, or with DeadlineExceeded or TransportError."""
         ...
@@ -62,12 +64,12 @@ class LocalTransport:
         self._handlers = list(handlers)
         self.num_servers = len(self._handlers)
 
-    def send(self, server: int, message: Bytes, *, timeout_s: float) -> Future[Bytes]:
+    def send(self, server: int, message: Bytes, then: Bytes | None = None, *, timeout_s: float) -> Future[Bytes]:
         if not self._handlers:
             answer: Future[Bytes] = Future()
             answer.set_exception(TransportError(f"server {server} cannot be reached: the transport is closed"))
             return answer
-        return self._handlers[server](message)
+        return self._handlers[server](message) if then is None else self._handlers[server](message, then)
 
     def close(self) -> None:
         self._handlers = []
@@ -92,8 +94,8 @@ _served: dict[str, Handler] = {}
 
 
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]
-def _serve(target: str, message: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-    """Runs on the server: hands the message to the handler of `target`; the answer completes the call later."""
+def _serve(target: str, *messages: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
+    """Runs on the server: hands the messages to the handler of `target`; the answer completes the call later."""
     handler = _served.get(target)
     if handler is None:
         raise ProtocolError(f"{target} serves nothing in this process")
@@ -106,7 +108,7 @@ def _serve(target: str, message: torch.Tensor) -> torch.futures.Future[torch.Ten
         else:
             answer.set_result(torch.from_numpy(done.result()))
 
-    handler(message.numpy()).add_done_callback(finish)
+    handler(*(message.numpy() for message in messages)).add_done_callback(finish)
     return answer
 
 
@@ -265,7 +267,7 @@ class RpcTransport:
         """What the server is called in this group, and what it serves under."""
         return f"server{server}{self._suffix}"
 
-    def send(self, server: int, message: Bytes, *, timeout_s: float) -> Future[Bytes]:
+    def send(self, server: int, message: Bytes, then: Bytes | None = None, *, timeout_s: float) -> Future[Bytes]:
         target = self.server_name(server)
         answer: Future[Bytes] = Future()
         started = time.monotonic()
@@ -280,7 +282,8 @@ class RpcTransport:
                 answer.set_exception(_mapped(error, f"server {server}", time.monotonic() - started))
 
         try:
-            call = rpc.rpc_async(target, _serve, args=(target, torch.from_numpy(message)), timeout=timeout_s)
+            tensors = [torch.from_numpy(part) for part in (message, then) if part is not None]
+            call = rpc.rpc_async(target, _serve, args=(target, *tensors), timeout=timeout_s)
             call.add_done_callback(finish)
         except Exception as error:
             answer.set_exception(_mapped(error, f"server {server}", time.monotonic() - started))

@@ -59,9 +59,11 @@ class Meter:
         """By `pull`, `pull answer`, `push` and `push answer`."""
         self._transport = transport
 
-    def send(self, server: int, message: Bytes, *, timeout_s: float) -> Future[Bytes]:
-        self.flows[self.phase].add(server, len(message))
-        answer, name = self._transport.send(server, message, timeout_s=timeout_s), f"{self.phase} answer"
+    def send(self, server: int, message: Bytes, then: Bytes | None = None, *, timeout_s: float) -> Future[Bytes]:
+        for part in (message, then):
+            if part is not None:
+                self.flows[self.phase].add(server, len(part))
+        answer, name = self._transport.send(server, message, then, timeout_s=timeout_s), f"{self.phase} answer"
         answer.add_done_callback(lambda done: self.flows[name].add(server, len(done.result())))
         return answer
 
@@ -183,7 +185,7 @@ class Seen:
 
     def add(self, plans: Sequence[Plan]) -> None:
         for plan in plans:
-            self.num_ids += sum(feature.inverse_N.size for feature in plan.features.values())
+            self.num_ids += plan.inverse_N.size
             for table, ids_U in plan.unique.items():
                 self.num_unique += ids_U.size
                 self._new[table].append(ids_U)

@@ -13,15 +13,17 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from shardkeep.base.array_kernels import all_finite
 from shardkeep.base.errors import ConfigError, ProtocolError
 from shardkeep.ps.config import TableSpec
+from shardkeep.ps.slab import Catalog, RowSlab
 from shardkeep.workers import kernels
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.schema import Schema
-from shardkeep.workers.plan import Plan, make_plan
-from shardkeep.workers.pooling import add_on_host, add_with_torch, pool_on_host, pool_with_torch, to_device
+from shardkeep.workers.plan import Plan, Planner
+from shardkeep.workers.pooling import add_with_torch, pool_with_torch, to_device
 
-__all__ = ["Embeddings", "Plan", "non_finite_rows", "scale_rows"]
+__all__ = ["Embeddings", "Plan", "all_finite_rows", "non_finite_rows", "scale_rows"]
 
 Rows = npt.NDArray[np.float32]
 _CPU = torch.device("cpu")
@@ -38,16 +40,18 @@ class Embeddings:
                     f"feature {feature.name} names table {feature.table}; known: {', '.join(sorted(tables))}"
                 )
         self._table_of = {feature.name: feature.table for feature in schema.features}
-        self._of_table = {t: [f for f in schema.features if f.table == t] for t in schema.tables()}
-        self.table_dims = {table: tables[table].dim for table in self._of_table}
+        self._catalog = Catalog(list(tables.values()))
+        self._planner = Planner(schema.features, self._catalog)
+        self.table_dims = {table: tables[table].dim for table in schema.tables()}
         """Values per row of each table, in the order of first use."""
         self.feature_dims = {name: self.table_dims[table] for name, table in self._table_of.items()}
         """Values per sample that the model gets for each feature."""
+        self._dims_F = list(self.feature_dims.values())
 
     def plan(self, batch: Batch) -> Plan:
         """Deduplicates the batch's ids per table. CPU only and without the GIL in its loops: meant for a
         prefetching thread. Raises DataError when a feature's arrays do not fit each other or the batch."""
-        return make_plan(batch, self._of_table)
+        return self._planner.plan(batch)
 
     def lookup(
         self,
@@ -64,25 +68,40 @@ class Embeddings:
             device: where the leaves live; not the CPU = rows travel there once per table and call.
 
         Raises ProtocolError when rows are missing or have another shape."""
-        for table, dim in self.table_dims.items():
-            _check_rows(table, rows.get(table), (plan.unique[table].size, dim))
-        features = plan.parts(part)
+        if not (isinstance(rows, RowSlab) and rows.layout.same(plan.unique.layout)):
+            for table, dim in self.table_dims.items():
+                _check_rows(table, rows.get(table), (plan.unique[table].size, dim))
+            rows = RowSlab.of_arrays(plan.unique, {table: rows[table] for table in self.table_dims})
         if device.type == "cpu":
-            pooled = {name: pool_on_host(features[name], rows[t]) for name, t in self._table_of.items()}
+            pooled = self._pool(plan, rows, *plan.range_of(part))
         else:
             there = {table: to_device(rows[table], device) for table in self.table_dims}
-            pooled = {name: pool_with_torch(features[name], there[t]) for name, t in self._table_of.items()}
-        return {name: pooled_BD.requires_grad_() for name, pooled_BD in pooled.items()}
+            pooled = [pool_with_torch(plan.feature(name, part), there[t]) for name, t in self._table_of.items()]
+        return {name: leaf.requires_grad_() for name, leaf in zip(self._table_of, pooled, strict=True)}
 
-    def zero_gradients(self, plan: Plan) -> dict[str, Rows]:
-        """Per table a fresh accumulator for `collect`: zeros, float32 (U, D)."""
-        return {t: np.zeros((plan.unique[t].size, dim), np.float32) for t, dim in self.table_dims.items()}
+    def _pool(self, plan: Plan, rows: RowSlab, start: int, stop: int) -> list[torch.Tensor]:
+        """The pooled rows (B, D) of each feature: views of one fresh array."""
+        num_samples = stop - start
+        flat = np.empty(num_samples * sum(self._dims_F), dtype=np.float32)
+        kernels.pool_features(
+            plan.features_FK, plan.inverse_N, plan.offsets, plan.weights, plan.unique.layout.values_T1,
+            self._catalog.dims_T, rows.flat, start, stop, flat,
+        )  # fmt: skip
+        pooled = torch.from_numpy(flat)
+        if len(set(self._dims_F)) == 1:
+            return list(pooled.view(len(self._dims_F), num_samples, self._dims_F[0]).unbind())
+        parts = torch.split(pooled, [num_samples * dim for dim in self._dims_F])
+        return [part.view(num_samples, dim) for part, dim in zip(parts, self._dims_F, strict=True)]
+
+    def zero_gradients(self, plan: Plan) -> RowSlab:
+        """A fresh accumulator for `collect`: per table zeros, float32 (U, D)."""
+        return RowSlab.zeros(plan.unique)
 
     def collect(
         self,
         plan: Plan,
         leaves: Mapping[str, torch.Tensor],
-        grads: Mapping[str, Rows],
+        grads: RowSlab,
         part: slice | None = None,
     ) -> None:
         """Adds the gradients of the leaves of `lookup` (same `part`) to the rows' accumulators `grads`.
@@ -91,21 +110,42 @@ class Embeddings:
         bits. A leaf that got no gradient adds nothing. Blocks until a device has sent its sums.
 
         Raises ProtocolError when a gradient or an accumulator has another shape than it must."""
-        for table, dim in self.table_dims.items():
-            _check_rows(table, grads.get(table), (plan.unique[table].size, dim))
-        features = plan.parts(part)
+        if not grads.layout.same(plan.unique.layout):
+            raise ProtocolError("the accumulators are of another plan; zero_gradients(plan) makes those of this one")
+        start, stop = plan.range_of(part)
+        here: list[torch.Tensor] = []  # keeps alive what the addresses point to
+        addresses_F = np.zeros(len(self._dims_F), dtype=np.int64)
         on_device: dict[str, torch.Tensor] = {}
-        for name, table in self._table_of.items():
-            grad_BD = _gradient(name, leaves[name], (features[name].num_samples, self.table_dims[table]))
-            if grad_BD is None:
+        for f, (name, dim) in enumerate(self.feature_dims.items()):
+            grad = leaves[name].grad
+            if grad is None:
                 continue
-            if grad_BD.device.type == "cpu":
-                add_on_host(features[name], grad_BD, grads[table])
-                continue
-            if table not in on_device:
-                on_device[table] = grad_BD.new_zeros(grads[table].shape)
-            add_with_torch(features[name], grad_BD, on_device[table])
-        for table, grad_UD in on_device.items():
+            if tuple(grad.shape) != (stop - start, dim) or grad.dtype != torch.float32:
+                told = f"{grad.dtype} gradient {tuple(grad.shape)}"
+                raise ProtocolError(f"feature {name}: {told}; the part is torch.float32 {(stop - start, dim)}")
+            if grad.is_cpu:
+                here.append(grad.contiguous())
+                addresses_F[f] = here[-1].data_ptr()
+            else:
+                on_device[name] = grad.detach()
+        if here:
+            kernels.add_features(
+                plan.features_FK, plan.inverse_N, plan.offsets, plan.weights, plan.unique.layout.values_T1,
+                self._catalog.dims_T, addresses_F, start, stop, grads.flat,
+            )  # fmt: skip
+        if on_device:
+            self._add_from_device(plan, on_device, grads, part)
+
+    def _add_from_device(
+        self, plan: Plan, found: Mapping[str, torch.Tensor], grads: RowSlab, part: slice | None
+    ) -> None:
+        sums: dict[str, torch.Tensor] = {}
+        for name, grad_BD in found.items():
+            table = self._table_of[name]
+            if table not in sums:
+                sums[table] = grad_BD.new_zeros(grads[table].shape)
+            add_with_torch(plan.feature(name, part), grad_BD, sums[table])
+        for table, grad_UD in sums.items():
             grads[table][...] += grad_UD.cpu().numpy()
 
     def blank(self, num_samples: int = 1, device: torch.device = _CPU) -> dict[str, torch.Tensor]:
@@ -124,19 +164,15 @@ def non_finite_rows(grad_UD: Rows) -> npt.NDArray[np.bool_]:
     return bad_U
 
 
-def scale_rows(grads: Mapping[str, Rows], factor: float) -> None:
+def scale_rows(grads: RowSlab, factor: float) -> None:
     """Multiplies gradients in place, in float32; a factor of 1 costs nothing."""
     if factor != 1.0:
-        for grad_UD in grads.values():
-            grad_UD *= np.float32(factor)
+        grads.flat *= np.float32(factor)
 
 
-def _gradient(name: str, leaf: torch.Tensor, shape: tuple[int, int]) -> torch.Tensor | None:
-    if leaf.grad is None:
-        return None
-    if leaf.grad.shape != shape:
-        raise ProtocolError(f"feature {name}: gradient {tuple(leaf.grad.shape)}; the part is {shape}")
-    return leaf.grad.detach()
+def all_finite_rows(grads: RowSlab) -> bool:
+    """Whether no row holds an infinity or a NaN."""
+    return bool(all_finite(grads.flat.view(np.uint32)))
 
 
 def _check_rows(table: str, rows_UD: Rows | None, shape: tuple[int, int]) -> None:

@@ -3,61 +3,132 @@
 Callers check shapes and bounds; nothing is checked here. Every sum runs in sample order, so results are
 a function of the inputs alone. Read-only inputs are accepted where a kernel only reads.
 """
-# N = ids of one table or feature, U = unique ids, B = samples of a part, D = embedding dim
+# G = lists of ids, N = ids, U = distinct ids of a table, V = those of all tables, T = tables, F = features,
+# B = samples of a part, D = embedding dim
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from numba import carray  # type: ignore[attr-defined]
 
+from shardkeep.base.array_kernels import pointer
 from shardkeep.base.kernels import kernel
 
 Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 
-_IDS = "Array(int64, 1, 'C', readonly=True)"
 _POSITIONS = "Array(int32, 1, 'C', readonly=True)"
 _WEIGHTS = "Array(float32, 1, 'C', readonly=True)"
 _ROWS = "Array(float32, 2, 'C', readonly=True)"
+_VALUES = "Array(float32, 1, 'C', readonly=True)"
 
 
-@kernel(f"int64({_IDS}, int32[::1], int64[::1], int32[::1])")
-def first_seen(ids_N: Int64, slots: Int32, unique_N: Int64, inverse_N: Int32) -> int:
-    """Numbers the distinct ids by first appearance: fills the head of `unique_N` and all of `inverse_N`,
-    returns their count. `slots`: a power of two > N entries, all -1; in the end the index of `unique_N`."""
+@kernel("int64(int64)")
+def bits_of(number: int) -> int:
+    """`int.bit_length` of a number that is not negative."""
+    bits = 0
+    while number > 0:
+        number >>= 1
+        bits += 1
+    return bits
+
+
+@kernel("int64(int64[::1], int32[::1], int64, int64[::1], int32[::1])")
+def number_ids(ids_N: Int64, slots: Int32, count: int, distinct_U: Int64, inverse_N: Int32) -> int:
+    """Numbers distinct ids by first appearance, from `count` on: `distinct` by number, `inverse` the number of each.
+    Returns the new count. `slots`: a power of two > ids ever numbered, -1 where free."""
     mask = np.uint64(slots.size - 1)
-    count = 0
     for n in range(ids_N.size):
         key = ids_N[n]
         mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
         slot = (mixed ^ (mixed >> np.uint64(32))) & mask
-        while slots[slot] >= 0 and unique_N[slots[slot]] != key:
+        while slots[slot] >= 0 and distinct_U[slots[slot]] != key:
             slot = (slot + np.uint64(1)) & mask
         found = slots[slot]
         if found < 0:
             found = np.int32(count)
             slots[slot] = found
-            unique_N[count] = key
+            distinct_U[count] = key
             count += 1
         inverse_N[n] = found
     return count
 
 
-@kernel("void(int64[::1], int32[::1], int64[::1], int32[::1], int32[::1])")
-def renumber_sorted(sorted_U: Int64, slots: Int32, unique_N: Int64, rank_U: Int32, inverse_N: Int32) -> None:
-    """Turns the numbers of `first_seen` into positions in `sorted_U`, by looking every sorted id up again:
-    sorting values and probing costs a third of an argsort."""
-    mask = np.uint64(slots.size - 1)
-    for rank in range(sorted_U.size):
-        key = sorted_U[rank]
-        mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
-        slot = (mixed ^ (mixed >> np.uint64(32))) & mask
-        while unique_N[slots[slot]] != key:
-            slot = (slot + np.uint64(1)) & mask
-        rank_U[slots[slot]] = rank
-    for n in range(inverse_N.size):
-        inverse_N[n] = rank_U[inverse_N[n]]
+@kernel("void(int64[::1], int64[::1], int32[::1], int32[::1])")
+def sort_ids(keys_U: Int64, spare_U: Int64, order_U: Int32, spare_order_U: Int32) -> None:
+    """Sorts keys ascending, in place; `order`: where each came from. Radix sort (LSD, 8 bits a pass), of the bytes
+    in which the keys differ: ids of a table below 2**24 take three passes. The spares are of the same size."""
+    size = keys_U.size
+    differ = np.uint64(0)
+    for i in range(size):
+        order_U[i] = i
+        differ |= np.uint64(keys_U[i] ^ keys_U[0])
+    starts = np.empty(257, dtype=np.int64)
+    swapped = False
+    for byte in range(8):
+        shift = np.uint64(8 * byte)
+        if (differ >> shift) & np.uint64(255) == np.uint64(0):
+            continue
+        flip = np.uint64(128 if byte == 7 else 0)  # the sign: negative keys come first
+        source, target = (spare_U, keys_U) if swapped else (keys_U, spare_U)
+        source_order, target_order = (spare_order_U, order_U) if swapped else (order_U, spare_order_U)
+        starts[:] = 0
+        for i in range(size):
+            starts[np.int64(((np.uint64(source[i]) >> shift) & np.uint64(255)) ^ flip) + 1] += 1
+        for digit in range(256):
+            starts[digit + 1] += starts[digit]
+        for i in range(size):
+            at = np.int64(((np.uint64(source[i]) >> shift) & np.uint64(255)) ^ flip)
+            to = starts[at]
+            starts[at] = to + 1
+            target[to] = source[i]
+            target_order[to] = source_order[i]
+        swapped = not swapped
+    if swapped:
+        keys_U[:] = spare_U
+        order_U[:] = spare_order_U
+
+
+@kernel("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int32[::1])")
+def dedupe(
+    addresses_G: Int64, sizes_G: Int64, tables_G: Int64, starts_T1: Int64, unique_V: Int64, inverse_N: Int32
+) -> None:
+    """The distinct ids of each table, ascending, one table after the other; and each id's position among its table's.
+
+    G lists of ids lie at `addresses`, those of a table in a row (`tables` rises). `unique` has room for all ids.
+    All that one table needs fits the first-level cache for a batch of a few thousand."""
+    largest = size = 0
+    for g in range(sizes_G.size):
+        size = sizes_G[g] + (size if g > 0 and tables_G[g] == tables_G[g - 1] else 0)
+        largest = max(largest, size)
+    slots = np.empty(1 << (max(4, bits_of(2 * largest))), dtype=np.int32)
+    spare, order = np.empty(largest, dtype=np.int64), np.empty(largest, dtype=np.int32)
+    spare_order, rank = np.empty(largest, dtype=np.int32), np.empty(largest, dtype=np.int32)
+    g = at = start = 0
+    for t in range(starts_T1.size - 1):
+        starts_T1[t] = start
+        first, begin, size = g, at, 0
+        while g < sizes_G.size and tables_G[g] == t:
+            size += sizes_G[g]
+            g += 1
+        if size == 0:
+            continue
+        mine = slots[: 1 << (max(4, bits_of(2 * size)))]
+        mine[:] = -1
+        count = 0
+        for list_ in range(first, g):
+            ids = carray(pointer(addresses_G[list_]), (sizes_G[list_],), np.int64)
+            count = number_ids(ids, mine, count, unique_V[start:], inverse_N[at : at + ids.size])
+            at += ids.size
+        sort_ids(unique_V[start : start + count], spare[:count], order[:count], spare_order[:count])
+        for i in range(count):
+            rank[order[i]] = i
+        for n in range(begin, at):
+            inverse_N[n] = rank[inverse_N[n]]
+        start += count
+    starts_T1[-1] = start
 
 
 @kernel(f"void({_ROWS}, {_POSITIONS}, float32[:, ::1])")
@@ -113,6 +184,78 @@ def add_pooled(
             weight = weights_N[n] if weights_N.size > 0 else scale
             for d in range(grad_BD.shape[1]):
                 grad_UD[u, d] += weight * grad_BD[b, d]
+
+
+# A feature is a row of `features`, int64:
+TABLE, IDS_AT, NUM_IDS = 0, 1, 2  # its table; where its ids begin in `inverse`, and how many they are
+OFFSETS_AT, WEIGHTS_AT, MEAN = 3, 4, 5  # where its B + 1 offsets and its weights begin, -1 = one id each, all 1
+FEATURE_COLUMNS = 6
+
+_FEATURES = f"int64[:,::1], {_POSITIONS}, {_POSITIONS}, {_WEIGHTS}, int64[::1], int64[::1]"
+
+
+@kernel(f"void({_FEATURES}, {_VALUES}, int64, int64, float32[::1])")
+def pool_features(
+    features: Int64,
+    inverse_N: Int32,
+    offsets: Int32,
+    weights: Float32,
+    values_T1: Int64,
+    dims_T: Int64,
+    values: Float32,
+    start: int,
+    stop: int,
+    out: Float32,
+) -> None:
+    """`gather_rows` or `pool_rows` of samples [start, stop) for every feature, one (B, D) after the other in `out`."""
+    to = 0
+    for f in range(features.shape[0]):
+        table, ids_at, num_ids = features[f, TABLE], features[f, IDS_AT], features[f, NUM_IDS]
+        offsets_at, weights_at = features[f, OFFSETS_AT], features[f, WEIGHTS_AT]
+        dim = dims_T[table]
+        part = values[values_T1[table] : values_T1[table + 1]]
+        rows_UD = part.reshape((part.size // dim, dim))
+        end = to + (stop - start) * dim
+        out_BD = out[to:end].reshape((stop - start, dim))
+        if offsets_at < 0:
+            gather_rows(rows_UD, inverse_N[ids_at + start : ids_at + stop], out_BD)
+        else:
+            mine = weights[weights_at : weights_at + num_ids] if weights_at >= 0 else weights[:0]
+            bags = offsets[offsets_at + start : offsets_at + stop + 1]
+            pool_rows(rows_UD, inverse_N[ids_at : ids_at + num_ids], bags, mine, features[f, MEAN] != 0, out_BD)
+        to = end
+
+
+@kernel(f"void({_FEATURES}, int64[::1], int64, int64, float32[::1])")
+def add_features(
+    features: Int64,
+    inverse_N: Int32,
+    offsets: Int32,
+    weights: Float32,
+    values_T1: Int64,
+    dims_T: Int64,
+    addresses_F: Int64,
+    start: int,
+    stop: int,
+    grads: Float32,
+) -> None:
+    """The transpose of `pool_features`, added to `grads`, in the order of features, samples and ids. The gradient
+    (B, D) of a feature's pooled rows lies at its address; 0 = it has none."""
+    for f in range(features.shape[0]):
+        table, ids_at, num_ids = features[f, TABLE], features[f, IDS_AT], features[f, NUM_IDS]
+        offsets_at, weights_at = features[f, OFFSETS_AT], features[f, WEIGHTS_AT]
+        dim = dims_T[table]
+        if addresses_F[f] == 0:
+            continue
+        part = grads[values_T1[table] : values_T1[table + 1]]
+        grad_UD = part.reshape((part.size // dim, dim))
+        grad_BD = carray(pointer(addresses_F[f]), (stop - start, dim), np.float32)
+        if offsets_at < 0:
+            add_gathered(grad_BD, inverse_N[ids_at + start : ids_at + stop], grad_UD)
+        else:
+            mine = weights[weights_at : weights_at + num_ids] if weights_at >= 0 else weights[:0]
+            bags = offsets[offsets_at + start : offsets_at + stop + 1]
+            add_pooled(grad_BD, inverse_N[ids_at : ids_at + num_ids], bags, mine, features[f, MEAN] != 0, grad_UD)
 
 
 @kernel("void(Array(uint32, 2, 'C', readonly=True), boolean[::1])")

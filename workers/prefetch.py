@@ -31,6 +31,10 @@ class Prefetch(Generic[Item]):
             raise item
         return item
 
+    def ready(self) -> bool:
+        """Whether `next` would return at once."""
+        return not self._ready.empty()
+
     def close(self) -> None:
         """Stops the thread, whatever it is doing once the running `make` has returned."""
         self._closed.set()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from shardkeep.base.errors import ConfigError, ShardkeepError
 from shardkeep.base.log import EventLog
-from shardkeep.ps.message import Bytes, Kind, unpack
+from shardkeep.ps.message import KIND_AT, Bytes, Kind, read
 from shardkeep.workers.config import ProfileConfig
 from shardkeep.workers.stopwatch import Part
 
@@ -128,14 +128,14 @@ class WorkerProfile:
         """A range of its own. Any thread."""
         return record_function(PREFIX + name) if self._profile.recording else contextlib.nullcontext()
 
-    def drawn(self, handle: Callable[[Bytes], Future[Bytes]]) -> Callable[[Bytes], Future[Bytes]]:
+    def drawn(self, handle: Callable[..., Future[Bytes]]) -> Callable[..., Future[Bytes]]:
         """The handler of a service in this same process, whose messages are drawn too."""
 
-        def draw(buffer: Bytes) -> Future[Bytes]:
+        def draw(*messages: Bytes) -> Future[Bytes]:
             if not self._profile.recording:
-                return handle(buffer)
-            with record_function(PREFIX + unpack(buffer).kind.name.lower()):
-                return handle(buffer)
+                return handle(*messages)
+            with record_function(PREFIX + _kinds(messages)):
+                return handle(*messages)
 
         return draw
 
@@ -160,34 +160,34 @@ class ServerProfile:
         handle: The service's.
     """
 
-    def __init__(self, config: ProfileConfig, path: Path, handle: Callable[[Bytes], Future[Bytes]]) -> None:
+    def __init__(self, config: ProfileConfig, path: Path, handle: Callable[..., Future[Bytes]]) -> None:
         trace = Trace(path)
         trace.prepare()
         self._profile = Profile(config, trace, path)
         self._handle = handle
         self._lock = threading.Lock()
 
-    def handle(self, buffer: Bytes) -> Future[Bytes]:
-        """What the service answers. Any thread."""
+    def handle(self, *messages: Bytes) -> Future[Bytes]:
+        """What the service answers to a message, or to two that came together. Any thread."""
         if self._profile.over:
-            return self._handle(buffer)
-        kind = self._look(buffer)
-        if kind is None or not self._profile.recording:
-            return self._handle(buffer)
-        with record_function(PREFIX + kind.name.lower()):
-            return self._handle(buffer)
+            return self._handle(*messages)
+        readable = all(list(map(self._look, messages)))
+        if not readable or not self._profile.recording:
+            return self._handle(*messages)
+        with record_function(PREFIX + _kinds(messages)):
+            return self._handle(*messages)
 
     def close(self) -> None:
         """Writes the trace of a job that ended before its last profiled step did."""
         with self._lock:
             self._profile.end()
 
-    def _look(self, buffer: Bytes) -> Kind | None:
-        """The message's kind, None for what is no message; begins and ends the trace as its step says."""
+    def _look(self, buffer: Bytes) -> bool:
+        """Whether it is a message; begins and ends the trace as its step says."""
         try:
-            message = unpack(buffer)
+            message = read(buffer)
         except ShardkeepError:
-            return None  # the service's answer says what is wrong
+            return False  # the service's answer says what is wrong
         profile = self._profile
         if message.kind in (Kind.PULL, Kind.PUSH):
             with self._lock:
@@ -195,7 +195,12 @@ class ServerProfile:
                     profile.end()
                 elif not profile.recording and profile.due(message.step):
                     profile.begin()
-        return message.kind
+        return True
+
+
+def _kinds(messages: Sequence[Bytes]) -> str:
+    """`push`, or `push and pull` of two that came together."""
+    return " and ".join(Kind(int(message[KIND_AT])).name.lower() for message in messages)
 
 
 def check_profile(config: ProfileConfig, *, total_steps: int) -> None:

@@ -6,18 +6,19 @@ Reads top to bottom as the life of a step (DESIGN section 5). Owns no loop.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
 from shardkeep.ps.client import Pull, Request, RowClient, Rows
+from shardkeep.ps.slab import RowSlab
 from shardkeep.workers.collective import Collective
 from shardkeep.workers.data.batch import Batch, Float32s, Ragged
 from shardkeep.workers.data.samples import Dataset
 from shardkeep.workers.data.sampling import StepSlices
-from shardkeep.workers.embeddings import Embeddings, non_finite_rows, scale_rows
+from shardkeep.workers.embeddings import Embeddings, all_finite_rows, non_finite_rows, scale_rows
 from shardkeep.workers.plan import Plan
 from shardkeep.workers.tower import Tower
 
@@ -47,6 +48,10 @@ class StepResult:
     staleness: int
     deciding: bool = False
     """The tower is still finding out whether compiling pays."""
+
+
+Ahead = tuple[Prepared, Pull]
+"""A step to come, whose rows are on their way."""
 
 
 class Step:
@@ -87,13 +92,18 @@ class Step:
         """What the tower chose where the config leaves it open, and why."""
         return self._tower.chosen
 
-    def run(self, prepared: Prepared, pull: Pull) -> StepResult:
-        """Waits for the rows, trains on them, pushes their gradients, updates the tower."""
+    def run(
+        self, prepared: Prepared, pull: Pull, following: Callable[[], Prepared | None] = lambda: None
+    ) -> tuple[StepResult, Ahead | None]:
+        """Waits for the rows, trains on them, updates the tower, pushes the rows' gradients.
+
+        `following` is asked just before the push: the step whose pull goes with it, None = the push goes alone. That
+        step and its pull are returned."""
         self._watch.enter("pull_wait")
         rows = pull.result()
         self._watch.enter("lookup")
         sent = self._collective.sent_bytes
-        grads = self._embeddings.zero_gradients(prepared.plan)
+        grads = self._client.gradients(prepared.step, prepared.request)
         weight = 1.0 / prepared.step_samples if prepared.rank_samples else 0.0
         loss_sum = 0.0
         starts = range(0, len(prepared.batch), self._micro_batch)
@@ -104,19 +114,24 @@ class Step:
         update = self._tower.update(prepared.step, rows_finite=not dropped)
         self._watch.enter("push")
         scale_rows(grads, update.row_scale)
-        if self._tower.scaling and not update.applied:  # an overflow of the loss scale: no rank keeps this step
-            grads = {}
-        self._client.push(prepared.step, request, grads)
+        overflow = self._tower.scaling and not update.applied  # of the loss scale: no rank keeps this step's rows
+        ahead = self._push(prepared.step, request, {} if overflow else grads, following())
         self._watch.enter("other")
         self._client.ledger.add("tower", "values", self._collective.sent_bytes - sent)
         mean = loss_sum * prepared.step_samples / prepared.rank_samples if prepared.rank_samples else 0.0
-        return StepResult(mean, update.applied, dropped, pull.staleness, self._tower.deciding)
+        return StepResult(mean, update.applied, dropped, pull.staleness, self._tower.deciding), ahead
+
+    def _push(self, step: int, request: Request, grads: Mapping[str, Rows], following: Prepared | None) -> Ahead | None:
+        if following is None:
+            self._client.push(step, request, grads)
+            return None
+        return following, self._client.exchange(step, request, grads, following.step, following.request)
 
     def _micro_step(
         self,
         prepared: Prepared,
-        rows: Mapping[str, Rows],
-        grads: dict[str, Rows],
+        rows: RowSlab,
+        grads: RowSlab,
         part: slice,
         weight: float,
         *,
@@ -132,14 +147,14 @@ class Step:
         self._embeddings.collect(prepared.plan, leaves, grads, part=part)
         return float(loss)
 
-    def _finite(self, grads: dict[str, Rows], request: Request) -> tuple[dict[str, Rows], Request, int]:
+    def _finite(self, grads: RowSlab, request: Request) -> tuple[RowSlab, Request, int]:
         """Leaves out the rows whose gradient is not finite: (gradients, request, rows left out)."""
+        if all_finite_rows(grads):
+            return grads, request, 0
         kept = {name: ~non_finite_rows(grad_UD) for name, grad_UD in grads.items()}
         dropped = sum(int(mask.size - mask.sum()) for mask in kept.values())
-        if not dropped:
-            return grads, request, 0
         finite = self._client.request({name: request.ids[name][mask] for name, mask in kept.items()})
-        return {name: np.ascontiguousarray(grads[name][mask]) for name, mask in kept.items()}, finite, dropped
+        return RowSlab.of_arrays(finite.ids, {name: grads[name][mask] for name, mask in kept.items()}), finite, dropped
 
     def _on_device(self, array: Float32s) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)

@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from shardkeep.base.errors import Diverged, JobStopped
-from shardkeep.ps.client import Pull, RowClient
+from shardkeep.ps.client import RowClient
 from shardkeep.workers.config import EvalConfig, TrainConfig
 from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.evaluate import Evaluation
 from shardkeep.workers.prefetch import Prefetch
-from shardkeep.workers.step import Prepared, Step, StepResult
+from shardkeep.workers.step import Ahead, Prepared, Step, StepResult
 from shardkeep.workers.telemetry import Telemetry
 
 
@@ -59,8 +59,16 @@ class Trainer:
         `should_stop(step)` is asked before each step and must answer alike on all ranks. Raises JobStopped, Diverged,
         and what pulls and pushes raise."""
         ahead = Prefetch(self._prepare, start=start_step, stop=self.total_steps, depth=self._window + 1)
-        under_way: deque[tuple[Prepared, Pull]] = deque()
+        under_way: deque[Ahead] = deque()
         requested = start_step
+
+        def following() -> Prepared | None:
+            """The next step to pull, if there is room for one and it is ready: waiting for data would hold up the
+            push, and with it other workers."""
+            if requested == self.total_steps or len(under_way) >= self._window or not ahead.ready():
+                return None
+            return ahead.next()
+
         try:
             for step in range(start_step, self.total_steps):
                 self._telemetry.pause(self._watch.begin(step))
@@ -74,7 +82,11 @@ class Trainer:
                     requested += 1
                 self._watch.enter("other")
                 progress.update(step=step, phase="training")
-                self._check(step, self._step.run(*under_way.popleft()), progress)
+                result, sent_ahead = self._step.run(*under_way.popleft(), following)
+                if sent_ahead is not None:
+                    under_way.append(sent_ahead)
+                    requested += 1
+                self._check(step, result, progress)
                 self._evaluate_after(step, progress)
             return self.total_steps
         finally:

@@ -1,75 +1,81 @@
-"""From the sections of a message to ids and gradients. A message is wholly valid before any of it is used.
+"""From a packed request to sections and gradients. A message is wholly valid before any of it is used.
 
 Knows the tables' specs only: no rows, no gate.
 """
-# U = unique ids, D = embedding dim
+# S = sections, V = ids of all sections
 
 from __future__ import annotations
-
-from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from shardkeep.base.errors import CorruptMessage, ProtocolError
-from shardkeep.compression.codec import value_codec
-from shardkeep.ps.config import TableSpec
-from shardkeep.ps.message import Message, Section
-from shardkeep.ps.shard import kernels
+from shardkeep.ps import values
+from shardkeep.ps.message import Packed
+from shardkeep.ps.shard import table_kernels
+from shardkeep.ps.shard.table import plain
+from shardkeep.ps.shard.tables import Gradients, Pulled, Sections
+from shardkeep.ps.slab import Catalog
 
-Ids = npt.NDArray[np.int64]
-Rows = npt.NDArray[np.float32]
-Gradients = dict[int, tuple[Ids, Rows]]
-"""A decoded push: ids (U) and gradients (U, D) by table index."""
-Wanted = list[tuple[int, Ids]]
-"""A decoded pull: table index and ids (U), in the order of the request."""
+Ints = npt.NDArray[np.int64]
 
 
 class Decoder:
     """Decodes requests to one server. Its methods raise CorruptMessage or ProtocolError."""
 
-    def __init__(self, tables: Sequence[TableSpec]) -> None:
-        self._tables = list(tables)
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
 
-    def wanted(self, message: Message) -> Wanted:
+    def wanted(self, packed: Packed) -> Sections:
         """The ids of a PULL or READ."""
-        self._check_tables(message)
-        for section in message.sections:
-            if section.values.size:
-                raise CorruptMessage(f"{message.kind.name} with {section.values.size} bytes of values")
-        return [(section.table, self._ids(section)) for section in message.sections]
+        if packed.value_bytes_S.any():
+            raise CorruptMessage(f"{packed.kind.name} with {int(packed.value_bytes_S.sum())} bytes of values")
+        return self._sorted(self._sections(packed))
 
-    def gradients(self, message: Message) -> Gradients:
-        """The ids and gradients of a PUSH; the arrays may be views of the message."""
-        self._check_tables(message)
-        return {section.table: (self._ids(section), self._values(section)) for section in message.sections}
+    def gradients(self, packed: Packed, pulled: Pulled | None) -> Gradients:
+        """The ids and gradients of a PUSH; the arrays may be views of the message.
 
-    def _check_tables(self, message: Message) -> None:
-        named = [section.table for section in message.sections]
-        if unknown := [index for index in named if index >= len(self._tables)]:
-            raise ProtocolError(f"table {unknown[0]} of {len(self._tables)}")
-        if len(set(named)) < len(named):
-            raise CorruptMessage(f"a table stands twice in one {message.kind.name}")
+        `pulled`: what the same rank's pull of the step found: a push of the same ids needs no check and no second
+        search."""
+        sections = self._sections(packed)
+        flat = plain(values.decode(packed, self._catalog), np.float32)
+        if pulled is not None and sections.same(pulled.sections):
+            return Gradients(pulled.sections, flat, pulled)
+        return Gradients(self._sorted(sections), flat)
 
-    def _ids(self, section: Section) -> Ids:
-        name = self._tables[section.table].name
+    def _sections(self, packed: Packed) -> Sections:
+        self._check_tables(packed)
+        wrong = (packed.id_bytes_S != 8 * packed.rows_S) | (packed.id_formats_S != 0)
+        if wrong.any():
+            self._refuse(packed, int(wrong.argmax()))
+        starts_S1 = np.zeros(packed.rows_S.size + 1, dtype=np.int64)
+        np.cumsum(packed.rows_S, out=starts_S1[1:])
+        return Sections(packed.tables_S, starts_S1, plain(packed.ids_area.view(np.int64), np.int64))
+
+    def _check_tables(self, packed: Packed) -> None:
+        tables_S = packed.tables_S
+        if tables_S.size and int(tables_S.max()) >= len(self._catalog):
+            raise ProtocolError(f"table {int(tables_S.max())} of {len(self._catalog)}")
+        if (disorder_S := np.diff(tables_S) <= 0).any():
+            s = int(disorder_S.argmax())
+            raise CorruptMessage(
+                f"{packed.kind.name}: table {tables_S[s + 1]} follows table {tables_S[s]}; "
+                "tables rise and none stands twice"
+            )
+
+    def _refuse(self, packed: Packed, s: int) -> None:
+        section = packed.section(s)
+        name = self._catalog.names[section.table]
         if section.id_format != 0:
             raise CorruptMessage(f"table {name}: unknown id format {section.id_format}; allowed: 0")
-        if section.ids.size != 8 * section.rows:
-            raise CorruptMessage(f"table {name}: {section.ids.size} bytes of ids for {section.rows} rows")
-        ids_U = section.ids.view(np.int64)
-        if not ids_U.flags.carray:  # read-only or unaligned: kernels take neither
-            ids_U = ids_U.copy()
-        if (at := kernels.first_disorder(ids_U)) >= 0:
-            raise CorruptMessage(f"table {name}: id {ids_U[at]} follows {ids_U[at - 1]}; ids must rise")
-        return ids_U
+        raise CorruptMessage(f"table {name}: {section.ids.size} bytes of ids for {section.rows} rows")
 
-    def _values(self, section: Section) -> Rows:
-        spec = self._tables[section.table]
-        codec = value_codec(section.value_format)
-        if section.values.size != section.rows * codec.row_bytes(spec.dim):
+    def _sorted(self, sections: Sections) -> Sections:
+        at = table_kernels.disorder(sections.starts_S1, sections.ids_V)
+        if at >= 0:
+            table = sections.tables_S[int(np.searchsorted(sections.starts_S1, at, side="right")) - 1]
+            ids_V = sections.ids_V
             raise CorruptMessage(
-                f"table {spec.name}: {section.values.size} bytes of {codec.name} values "
-                f"for {section.rows} rows of {spec.dim}"
+                f"table {self._catalog.names[table]}: id {ids_V[at]} follows {ids_V[at - 1]}; ids must rise"
             )
-        return codec.decode(section.values, spec.dim).reshape(section.rows, spec.dim)
+        return sections

@@ -14,20 +14,24 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from shardkeep.base.errors import ProtocolError, ShardkeepError, TransportError
 from shardkeep.compression.codec import ValueCodec, value_codec
+from shardkeep.ps import values
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message, text_of, unpack
+from shardkeep.ps.message import KIND_AT, Bytes, Kind, Packed, allocate, read, text_message, text_of, unpack
 from shardkeep.ps.shard.consistency import Gate, Work, open_gate
-from shardkeep.ps.shard.requests import Decoder, Gradients, Wanted
-from shardkeep.ps.shard.table import Table
+from shardkeep.ps.shard.requests import Decoder
+from shardkeep.ps.shard.tables import Gradients, Pulled, Sections, Tables
+from shardkeep.ps.slab import Catalog
 
 
 @dataclass(frozen=True, slots=True)
 class _Parked:
     future: Future[Bytes]
-    message: Message
-    wanted: Wanted
+    message: Packed
+    wanted: Sections
 
 
 class ShardService:
@@ -55,12 +59,15 @@ class ShardService:
         self.generation = generation
         self.process: Callable[[], dict[str, Any]] = dict
         """What `report` says of the process; set by who runs one."""
-        self.tables = [Table(spec, seed=seed) for spec in tables]
+        self.tables = Tables(tables, seed=seed)
         self.gate: Gate[Gradients] = open_gate(consistency, num_workers=num_workers, start_step=start_step)
-        self._table_locks = [threading.Lock() for _ in tables]
-        self._decoder = Decoder(tables)
+        self._catalog = Catalog(tables)
+        self._decoder = Decoder(self._catalog)
         self._codec: ValueCodec = value_codec(pull_values)
+        self._widths_T = values.widths(self._codec, self._catalog)
         self._num_workers = num_workers
+        self._pulled: dict[int, dict[int, Pulled]] = {}  # by rank and step, until their push comes
+        self._window = consistency.window
         self._lock = threading.Lock()  # the gate, what is parked, the counts; never held while tables work
         self._parked: list[_Parked] = []
         self._acks: dict[tuple[int, int], Future[Bytes]] = {}  # of pushes being applied, by (rank, step)
@@ -68,7 +75,7 @@ class ShardService:
         self._closed: str | None = None
         self._counts: Counter[str] = Counter()
         self._staleness: Counter[int] = Counter()
-        self._answers: dict[Kind, Callable[[Message], Future[Bytes]]] = {
+        self._answers: dict[Kind, Callable[[Packed], Future[Bytes]]] = {
             Kind.PULL: self._pull,
             Kind.READ: self._read,
             Kind.PUSH: self._push,
@@ -77,12 +84,29 @@ class ShardService:
 
     # ---- messages in, futures out ----
 
-    def handle(self, buffer: Bytes) -> Future[Bytes]:
+    def handle(self, buffer: Bytes, then: Bytes | None = None) -> Future[Bytes]:
         """Answers one packed message: PULL and READ -> ROWS, PUSH -> ACK, ASK -> ANSWER, anything bad -> ERROR.
 
+        With `then`, a second message, the answer is the second's, which is looked at when the first has been answered;
+        an ERROR of the first is the answer to both.
+
         The future ends with an exception, a TransportError, only when the service is closed."""
+        if then is None:
+            return self._handle(buffer)
+        both = _promised()
+
+        def go_on(first: Future[Bytes]) -> None:
+            if first.exception() is not None or first.result()[KIND_AT] == Kind.ERROR:
+                _pass_on(first, both)
+            else:
+                self._handle(then).add_done_callback(lambda second: _pass_on(second, both))
+
+        self._handle(buffer).add_done_callback(go_on)
+        return both
+
+    def _handle(self, buffer: Bytes) -> Future[Bytes]:
         try:
-            message = unpack(buffer)
+            message = read(buffer)
             self._check_header(message)
             return self._answers[message.kind](message)
         except TransportError as error:
@@ -112,17 +136,9 @@ class ShardService:
             self._held = False
         self._advance()
 
-    def digests(self) -> dict[str, int]:
-        """The digest of this server's rows by table; those of all servers add up modulo 2**128."""
-        found = {}
-        for table, lock in zip(self.tables, self._table_locks, strict=True):
-            with lock:
-                found[table.spec.name] = table.digest()
-        return found
-
     def report(self) -> dict[str, Any]:
         """Tables, digests and counts, as JSON types. Blocks for a scan of all rows."""
-        digests = self.digests()
+        digests = self.tables.digests()
         with self._lock:
             counts, staleness = Counter(self._counts), dict(sorted(self._staleness.items()))
         return {
@@ -140,7 +156,7 @@ class ShardService:
 
     # ---- one method per kind ----
 
-    def _pull(self, message: Message) -> Future[Bytes]:
+    def _pull(self, message: Packed) -> Future[Bytes]:
         parked = _Parked(_promised(), message, self._decoder.wanted(message))
         with self._lock:
             self._check_open()
@@ -149,17 +165,19 @@ class ShardService:
         self._advance()
         return parked.future
 
-    def _read(self, message: Message) -> Future[Bytes]:
+    def _read(self, message: Packed) -> Future[Bytes]:
         wanted = self._decoder.wanted(message)
         with self._lock:
             self._check_open()
             self._counts["reads"] += 1
         return _done(self._rows(message, wanted, staleness=0))
 
-    def _push(self, message: Message) -> Future[Bytes]:
+    def _push(self, message: Packed) -> Future[Bytes]:
         """Acknowledged when staged (`sync`) or applied (other modes); a duplicate when the first one is."""
-        gradients = self._decoder.gradients(message)
         key = (message.rank, message.step)
+        with self._lock:
+            pulled = self._pulled.get(message.rank, {}).pop(message.step, None)
+        gradients = self._decoder.gradients(message, pulled)
         ack: Future[Bytes] = _promised()
         with self._lock:
             self._check_open()
@@ -174,10 +192,10 @@ class ShardService:
         return ack
 
     def _ack(self, rank: int, step: int) -> Bytes:
-        return pack(Message(Kind.ACK, self.generation, rank, step))
+        return allocate(Kind.ACK, generation=self.generation, rank=rank, step=step).buffer
 
-    def _ask(self, message: Message) -> Future[Bytes]:
-        text = text_of(message)
+    def _ask(self, message: Packed) -> Future[Bytes]:
+        text = text_of(unpack(message.buffer))
         try:
             question = json.loads(text)
         except ValueError:
@@ -228,10 +246,7 @@ class ShardService:
         return found
 
     def _apply(self, work: Work[Gradients]) -> None:
-        for index, (table, lock) in enumerate(zip(self.tables, self._table_locks, strict=True)):
-            parts = [push[index] for push in work.pushes if index in push]
-            with lock:
-                table.apply_sum(parts, step=work.step)
+        self.tables.apply(work.pushes, step=work.step)
 
     def _answer(self, parked: _Parked, staleness: int) -> None:
         try:
@@ -240,18 +255,39 @@ class ShardService:
             answer = self._error(error)
         parked.future.set_result(answer)
 
-    def _rows(self, message: Message, wanted: Wanted, *, staleness: int) -> Bytes:
-        sections = []
-        for index, ids_U in wanted:
-            with self._table_locks[index]:
-                rows_UD = self.tables[index].pull(ids_U)
-            values = self._codec.encode(rows_UD).reshape(-1)
-            sections.append(Section(index, ids_U.size, EMPTY, values, value_format=self._codec.tag))
-        return pack(Message(Kind.ROWS, self.generation, message.rank, message.step, tuple(sections), value=staleness))
+    def _rows(self, message: Packed, wanted: Sections, *, staleness: int) -> Bytes:
+        answer = allocate(
+            Kind.ROWS,
+            generation=self.generation,
+            rank=message.rank,
+            step=message.step,
+            value=staleness,
+            tables_S=wanted.tables_S,
+            rows_S=message.rows_S,
+            value_bytes_S=message.rows_S * self._widths_T[wanted.tables_S],
+            value_formats_S=self._codec.tag,
+        )
+        if self._codec.name == "fp32":
+            pulled = self.tables.pull(wanted, answer.values_area.view(np.float32))
+        else:
+            rows = np.empty(int((message.rows_S * self._catalog.dims_T[wanted.tables_S]).sum()), dtype=np.float32)
+            pulled = self.tables.pull(wanted, rows)
+            answer.values_area[:] = values.encode(self._codec, rows, message.rows_S, wanted.tables_S, self._catalog)
+        if message.kind is Kind.PULL and wanted:
+            self._remember(message.rank, message.step, pulled)
+        return answer.buffer
+
+    def _remember(self, rank: int, step: int, pulled: Pulled) -> None:
+        """Keeps what a pull found for the push of its step: usually the same ids."""
+        with self._lock:
+            mine = self._pulled.setdefault(rank, {})
+            mine[step] = pulled
+            while len(mine) > self._window:
+                del mine[min(mine)]
 
     # ---- checks ----
 
-    def _check_header(self, message: Message) -> None:
+    def _check_header(self, message: Packed) -> None:
         if message.generation != self.generation:
             raise ProtocolError(
                 f"server {self.shard} is in generation {self.generation}, "
@@ -280,6 +316,14 @@ def _promised() -> Future[Bytes]:
     future: Future[Bytes] = Future()
     future.set_running_or_notify_cancel()
     return future
+
+
+def _pass_on(done: Future[Bytes], to: Future[Bytes]) -> None:
+    error = done.exception()
+    if error is not None:
+        to.set_exception(error)
+    else:
+        to.set_result(done.result())
 
 
 def _done(answer: Bytes) -> Future[Bytes]:

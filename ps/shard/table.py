@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -11,7 +10,9 @@ import numpy.typing as npt
 
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.shard import kernels
+from shardkeep.ps.shard import table_kernels as at
 from shardkeep.ps.shard.index import RowIndex
+from shardkeep.ps.shard.index_kernels import FIRST_WEIGHT
 from shardkeep.ps.shard.initial import Initial
 from shardkeep.ps.shard.optimizers import OPTIMIZERS, step_scalars
 from shardkeep.ps.shard.records import Records
@@ -19,6 +20,7 @@ from shardkeep.ps.shard.records import Records
 Ids = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
 T = TypeVar("T", bound=np.generic)
+_ONE_TABLE = np.zeros(1, dtype=np.int64)
 
 
 class Table:
@@ -28,15 +30,32 @@ class Table:
     first gradient applied to it; before that its value is computed from its id.
     """
 
-    def __init__(self, spec: TableSpec, *, seed: int) -> None:
+    def __init__(
+        self,
+        spec: TableSpec,
+        *,
+        seed: int,
+        place: Ids | None = None,
+        scale: Rows | None = None,
+    ) -> None:
+        """`place` (int64, COLUMNS) and `scale` (float32, 2): where the table keeps what kernels must know of it, so
+        that many tables' stand in one array; left out = of its own."""
         self.spec = spec
         self.skipped_rows = 0
         self._optimizer = OPTIMIZERS[spec.optimizer.name]
         self._num_slots = self._optimizer.num_slots(spec.dim)
         self._initial = Initial(spec.init, seed=seed, name=spec.name)
-        self._used = kernels.FIRST_WEIGHT + spec.dim + self._num_slots
+        self._used = FIRST_WEIGHT + spec.dim + self._num_slots
         self._records = Records(self._used + self._used % 2)
         self._index = RowIndex(self._records)
+        self.place = np.zeros(at.COLUMNS, dtype=np.int64) if place is None else place
+        self.scale = np.zeros(2, dtype=np.float32) if scale is None else scale
+        self.scale[:] = self._initial.scale, self._optimizer.initial_slot(spec.optimizer)
+        self.place[at.SHIFT], self.place[at.WIDTH] = self._records.shift, self._records.width
+        self.place[at.DIM], self.place[at.LAW] = spec.dim, self._initial.law
+        self.place[at.KEY] = self._initial.key.astype(np.int64)
+        self.place[at.OPTIMIZER] = at.OPTIMIZER_NUMBERS[spec.optimizer.name]
+        self._find_place()
 
     @property
     def num_rows(self) -> int:
@@ -47,34 +66,42 @@ class Table:
         """Bytes set aside for rows, slots, ids and index."""
         return self._records.size_bytes + self._index.size_bytes
 
+    def make_room(self, rows: int) -> None:
+        """Makes room for so many new rows. Must come before kernels add rows through `place`."""
+        self._index.make_room(rows)
+        self._find_place()
+
+    def added(self) -> None:
+        """Kernels have added rows through `place`."""
+        self._index.added(int(self.place[at.COUNT]))
+
+    def _find_place(self) -> None:
+        index, records = self._index, self._records
+        for column, array in ((at.ENTRIES, index.entries), (at.OLD, index.old), (at.ADDRESSES, records.addresses)):
+            self.place[column] = array.__array_interface__["data"][0]
+            self.place[column + 1] = array.size
+        self.place[at.COUNT], self.place[at.ROOM] = len(index), index.room
+
     def pull(self, ids_U: Ids) -> Rows:
         """Weights of ids as a fresh float32 (U, D); the initial value of unknown ones. Never changes the table."""
-        ids_U = _plain(ids_U, np.int64)
+        ids_U = plain(ids_U, np.int64)
         rows_UD = np.empty((ids_U.size, self.spec.dim), dtype=np.float32)
-        initial = self._initial
-        kernels.gather(ids_U, self._index.find(ids_U), *self._place, initial.key, initial.law, initial.scale, rows_UD)
+        starts, slots_U = np.array([0, ids_U.size]), np.empty(ids_U.size, dtype=np.int64)
+        absent = np.empty(1, dtype=np.int64)
+        at.pull(self.place[None], self.scale[None], _ONE_TABLE, starts, ids_U, slots_U, absent, rows_UD.reshape(-1))
         return rows_UD
 
     def apply(self, ids_U: Ids, grad_UD: Rows, *, step: int) -> None:
         """One optimizer update per id. Rows with inf or nan in their gradient are left alone and counted."""
-        ids_U, grad_UD = self._finite(_plain(ids_U, np.int64), self._shaped(grad_UD, ids_U.size))
+        ids_U, grad_UD = self.finite(plain(ids_U, np.int64), self._shaped(grad_UD, ids_U.size))
         slots_U = self._find_or_create(ids_U)
-        self._optimizer.kernel(*self._place, slots_U, grad_UD, step_scalars(self.spec.optimizer, step))
-
-    def apply_sum(self, parts: Sequence[tuple[Ids, Rows]], *, step: int) -> None:
-        """Adds the gradients of several (ids, gradients), row by row in the order of `parts`, then one `apply`."""
-        if not parts:
-            return
-        ids_U, grad_UD = parts[0]
-        for ids_V, grad_VD in parts[1:]:
-            ids_U, grad_UD = self._merged(ids_U, grad_UD, ids_V, grad_VD)
-        self.apply(ids_U, grad_UD, step=step)
+        at.update(self.place, slots_U, grad_UD, step_scalars(self.spec.optimizer, step))
 
     def digest(self) -> int:
         """128 bits that depend on every id, weight and slot, on the seed and the table's name, not on any order.
 
         Digests of the parts of a table on several servers add up modulo 2**128 to the whole table's."""
-        low, high = kernels.digest(*self._place, self.num_rows, self._used, self._initial.key)
+        low, high = kernels.digest(*self._records_at, self.num_rows, self._used, self._initial.key)
         return int(low) | int(high) << 64
 
     def export(self) -> tuple[Ids, Rows, Rows]:
@@ -83,31 +110,23 @@ class Table:
         order_N = np.argsort(ids_N, kind="stable")
         rows_ND = np.empty((ids_N.size, self.spec.dim), dtype=np.float32)
         slots_NS = np.empty((ids_N.size, self._num_slots), dtype=np.float32)
-        kernels.read_words(*self._place, order_N, kernels.FIRST_WEIGHT, rows_ND)
-        kernels.read_words(*self._place, order_N, kernels.FIRST_WEIGHT + self.spec.dim, slots_NS)
+        kernels.read_words(*self._records_at, order_N, FIRST_WEIGHT, rows_ND)
+        kernels.read_words(*self._records_at, order_N, FIRST_WEIGHT + self.spec.dim, slots_NS)
         return ids_N[order_N], rows_ND, slots_NS
 
     def load(self, ids: Ids, rows: Rows, slots: Rows) -> None:
         """Sets weights (N, D) and optimizer slots (N, S) of unique ids (N), adding what is absent."""
-        where_N = self._find_or_create(_plain(ids, np.int64))
-        kernels.write_words(*self._place, where_N, kernels.FIRST_WEIGHT, self._shaped(rows, ids.size))
-        slots_NS = _plain(slots, np.float32).reshape(ids.size, self._num_slots)
-        kernels.write_words(*self._place, where_N, kernels.FIRST_WEIGHT + self.spec.dim, slots_NS)
+        where_N = self._find_or_create(plain(ids, np.int64))
+        kernels.write_words(*self._records_at, where_N, FIRST_WEIGHT, self._shaped(rows, ids.size))
+        slots_NS = plain(slots, np.float32).reshape(ids.size, self._num_slots)
+        kernels.write_words(*self._records_at, where_N, FIRST_WEIGHT + self.spec.dim, slots_NS)
 
     @property
-    def _place(self) -> tuple[npt.NDArray[np.int64], int, int]:
+    def _records_at(self) -> tuple[npt.NDArray[np.int64], int, int]:
         return self._records.addresses, self._records.shift, self._records.width
 
-    def _find_or_create(self, ids_U: Ids) -> Ids:
-        before = self.num_rows
-        slots_U = self._index.find_or_add(ids_U)
-        if self.num_rows > before:
-            law = (self._initial.key, self._initial.law, self._initial.scale)
-            slot = np.float32(self._optimizer.initial_slot(self.spec.optimizer))
-            kernels.initialise(ids_U, slots_U, before, *self._place, *law, self.spec.dim, slot)
-        return slots_U
-
-    def _finite(self, ids_U: Ids, grad_UD: Rows) -> tuple[Ids, Rows]:
+    def finite(self, ids_U: Ids, grad_UD: Rows) -> tuple[Ids, Rows]:
+        """Without the rows whose gradient is not finite, which are counted."""
         finite_U = np.empty(ids_U.size, dtype=np.bool_)
         good = kernels.finite_rows(grad_UD, finite_U)
         if good == ids_U.size:
@@ -115,19 +134,18 @@ class Table:
         self.skipped_rows += ids_U.size - good
         return ids_U[finite_U], grad_UD[finite_U]
 
-    def _merged(self, ids_U: Ids, grad_UD: Rows, ids_V: Ids, grad_VD: Rows) -> tuple[Ids, Rows]:
-        grad_UD, grad_VD = self._shaped(grad_UD, ids_U.size), self._shaped(grad_VD, ids_V.size)
-        ids = np.empty(ids_U.size + ids_V.size, dtype=np.int64)
-        grads = np.empty((ids.size, self.spec.dim), dtype=np.float32)
-        first, second = _plain(ids_U, np.int64), _plain(ids_V, np.int64)
-        count = kernels.merge_sum(first, grad_UD, second, grad_VD, ids, grads)
-        return ids[:count], grads[:count]
+    def _find_or_create(self, ids_U: Ids) -> Ids:
+        self.make_room(ids_U.size)
+        slots_U = np.empty(ids_U.size, dtype=np.int64)
+        at.add_rows(self.place, self.scale, ids_U, slots_U, False)
+        self.added()
+        return slots_U
 
     def _shaped(self, rows: Rows, count: int) -> Rows:
-        return _plain(rows, np.float32).reshape(count, self.spec.dim)
+        return plain(rows, np.float32).reshape(count, self.spec.dim)
 
 
-def _plain(array: npt.NDArray[T], dtype: type[T]) -> npt.NDArray[T]:
+def plain(array: npt.NDArray[T], dtype: type[T]) -> npt.NDArray[T]:
     """The array itself where kernels can take it, else a copy: contiguous, aligned, writable."""
     if array.flags.carray and array.dtype == dtype:
         return array

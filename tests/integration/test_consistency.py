@@ -220,9 +220,9 @@ class Counted:
         self._under_way: Counter[int] = Counter()
         self.most: Counter[int] = Counter()
 
-    def __call__(self, message: Bytes) -> Future[Bytes]:
+    def __call__(self, message: Bytes, *then: Bytes) -> Future[Bytes]:
         header = unpack(message)
-        answer = self._service.handle(message)
+        answer = self._service.handle(message, *then)
         if header.kind is not Kind.PUSH:
             return answer
         with self._lock:

@@ -165,7 +165,7 @@ def test_a_free_run_agrees_with_the_plain_loop_in_loss() -> None:
     for step in range(100):
         run = both.job.workers[0].trainer._step
         prepared = run.prepare(step)
-        ours = run.run(prepared, both.job.workers[0].client.pull(step, prepared.request)).loss
+        ours = run.run(prepared, both.job.workers[0].client.pull(step, prepared.request))[0].loss
         losses.append((ours, both.reference.step(both._joined(step))))
     assert max(abs(a - b) for a, b in losses) < 1e-3
     assert np.mean(losses[-10:]) < np.mean(losses[:10])

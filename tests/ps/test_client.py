@@ -385,14 +385,26 @@ BAD_ANSWERS: dict[str, tuple[Bytes, type[Exception], str]] = {
     "another kind": (pack(Message(Kind.ACK, 0, 0, 0)), ProtocolError, "server 0 answered ACK, expected ROWS"),
     "no message": (np.arange(99, dtype=np.uint8), CorruptMessage, "^server 0 answered magic"),
     "nothing": (EMPTY, CorruptMessage, "^server 0 answered 0 bytes are no message"),
-    "no tables": (rows(), CorruptMessage, "server 0 answered 0 tables, asked for 1"),
+    "no tables": (
+        rows(),
+        CorruptMessage,
+        r"server 0 answered rows of 0 tables, asked for rows of 1 tables \(2 of table 0\)",
+    ),
     "another table": (
         rows(Section(1, 2, EMPTY, values(2))),
         CorruptMessage,
-        r"table number 1, asked for 2 of 0 \(user\)",
+        r"answered rows of 1 tables \(2 of table 1\), asked for rows of 1 tables \(2 of table 0\)",
     ),
-    "a row too few": (rows(Section(0, 1, EMPTY, values(1))), CorruptMessage, "answered 1 rows"),
-    "a row too many": (rows(Section(0, 3, EMPTY, values(3))), CorruptMessage, "answered 3 rows"),
+    "a row too few": (
+        rows(Section(0, 1, EMPTY, values(1))),
+        CorruptMessage,
+        r"answered rows of 1 tables \(1 of table 0\)",
+    ),
+    "a row too many": (
+        rows(Section(0, 3, EMPTY, values(3))),
+        CorruptMessage,
+        r"answered rows of 1 tables \(3 of table 0\)",
+    ),
     "half a row": (rows(Section(0, 2, EMPTY, values(2, 13))), CorruptMessage, "26 bytes"),
     "another format": (
         rows(Section(0, 2, EMPTY, values(2), value_format=99)),

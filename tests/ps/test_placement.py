@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import BUCKETS, bucket_of, server_of, split
+from shardkeep.ps.slab import Catalog, IdSlab
 
 INT64 = np.iinfo(np.int64)
 ids_lists = hnp.arrays(np.int64, st.integers(0, 200), elements=st.integers(INT64.min, INT64.max), unique=True).map(
@@ -17,11 +19,15 @@ ids_lists = hnp.arrays(np.int64, st.integers(0, 200), elements=st.integers(INT64
 servers = st.integers(1, 40)
 
 
+def slab(ids_U: np.ndarray) -> IdSlab:
+    return IdSlab.of_arrays(Catalog([TableSpec(name="t")]), {"t": ids_U})
+
+
 @given(ids_lists, servers)
 def test_a_split_is_a_partition_that_keeps_the_order(ids_U: np.ndarray, num_servers: int) -> None:
-    parts = split(ids_U, num_servers)
+    parts = split(slab(ids_U), num_servers)
     whole = np.arange(ids_U.size)
-    positions = [whole[parts.positions(server)] for server in range(num_servers)]
+    positions = [whole if num_servers == 1 else parts.positions(server) for server in range(num_servers)]
     assert [part.size for part in positions] == [parts.count(server) for server in range(num_servers)]
     assert (np.sort(np.concatenate(positions)) == whole).all()
     for server, part in enumerate(positions):
@@ -69,7 +75,29 @@ def test_servers_get_alike_many_ids(ids: np.ndarray, num_servers: int) -> None:
 
 def test_one_server_splits_without_a_copy() -> None:
     ids_U = np.arange(10, dtype=np.int64)
-    assert np.shares_memory(ids_U[split(ids_U, 1).positions(0)], ids_U)
+    assert np.shares_memory(split(slab(ids_U), 1).ids_of(0, ids_U), ids_U)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.sampled_from([(4, 4, 4), (3, 1, 7), (2,)]), st.booleans())
+def test_rows_taken_for_the_servers_and_put_back_are_the_same_rows(
+    seed: int, num_servers: int, dims: tuple[int, ...], halves: bool
+) -> None:
+    rng = np.random.default_rng(seed)
+    catalog = Catalog([TableSpec(name=f"t{t}", dim=dim) for t, dim in enumerate(dims)])
+    by_table = {f"t{t}": np.unique(rng.integers(INT64.min, INT64.max, rng.integers(0, 40))) for t in range(len(dims))}
+    ids = IdSlab.of_arrays(catalog, by_table)
+    values = rng.normal(size=ids.layout.num_values).astype(np.float32)
+    parts = split(ids, num_servers)
+    back = np.full_like(values, np.nan)
+    for server in range(num_servers):
+        widths_T = catalog.dims_T * (2 if halves else 4)
+        encoded = values.astype(np.float16).view(np.uint8) if halves else values.view(np.uint8)
+        taken = np.empty(int((parts.counts_ST[server] * widths_T).sum()), np.uint8)
+        parts.take_rows(server, ids.layout, encoded, widths_T, taken)
+        rows = taken.view(np.float16).astype(np.float32) if halves else taken.view(np.float32)
+        parts.put_rows(server, ids.layout, rows, back)
+    assert (back == (values.astype(np.float16).astype(np.float32) if halves else values)).all()
+    assert parts.counts_ST.sum(0).tolist() == [by_table[name].size for name in catalog.names]
 
 
 def test_the_rule_is_this_one_for_ever() -> None:

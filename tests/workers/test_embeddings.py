@@ -15,6 +15,7 @@ from hypothesis.extra.numpy import arrays
 
 from shardkeep.base.errors import ConfigError, DataError, ProtocolError
 from shardkeep.ps.config import TableSpec
+from shardkeep.ps.slab import Catalog, Layout, RowSlab
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Feature, Schema
 from shardkeep.workers.embeddings import Embeddings, non_finite_rows, scale_rows
@@ -144,8 +145,8 @@ def test_a_plan_lists_each_tables_ids_once_over_all_its_features() -> None:
     plan = EMBEDDINGS.plan(batch)
     assert {table: u.tolist() for table, u in plan.unique.items()} == {"users": [-7, 5, 9], "items": [1, 3]}
     assert plan.num_samples == 2
-    assert plan.features["single"].inverse_N.tolist() == [1, 0]
-    assert plan.features["scored"].inverse_N.tolist() == [2, 1]
+    assert plan.feature("single").inverse_N.tolist() == [1, 0]
+    assert plan.feature("scored").inverse_N.tolist() == [2, 1]
 
 
 @settings(deadline=None, max_examples=60)
@@ -245,7 +246,8 @@ def test_the_form_for_devices_gives_the_same_values_and_gradients(seed: int) -> 
     EMBEDDINGS.collect(plan, leaves, expected)
     there = {table: torch.from_numpy(r.copy()) for table, r in rows.items()}
     grads = {table: torch.zeros_like(r) for table, r in there.items()}
-    for name, feature in plan.parts(slice(0, 8)).items():
+    for name in leaves:
+        feature = plan.feature(name, slice(0, 8))
         torch.testing.assert_close(pool_with_torch(feature, there[feature.table]), leaves[name].detach())
         grad_BD = leaves[name].grad
         assert grad_BD is not None
@@ -333,7 +335,8 @@ def test_non_finite_rows_are_found_wherever_the_value_is() -> None:
 
 
 def test_rows_are_scaled_in_place() -> None:
-    grads = {"users": np.array([[2.0, -4.0]], np.float32)}
+    layout = Layout.of_counts(Catalog([TableSpec(name="users", dim=2)]), np.array([1]))
+    grads = RowSlab(layout, np.array([2.0, -4.0], np.float32))
     same = grads["users"]
     scale_rows(grads, 1.0)
     scale_rows(grads, 0.25)
@@ -383,5 +386,7 @@ def test_rows_and_gradients_of_another_shape_are_refused() -> None:
         EMBEDDINGS.lookup(plan, {"items": rows["items"]})
     leaves = EMBEDDINGS.lookup(plan, rows)
     backward(leaves, random_targets(4))
-    with pytest.raises(ProtocolError, match=r"feature single: gradient \(4, 3\); the part is \(2, 3\)"):
+    with pytest.raises(
+        ProtocolError, match=r"feature single: torch.float32 gradient \(4, 3\); the part is torch.float32 \(2, 3\)"
+    ):
         EMBEDDINGS.collect(plan, leaves, EMBEDDINGS.zero_gradients(plan), slice(0, 2))

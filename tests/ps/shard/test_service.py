@@ -17,6 +17,8 @@ from shardkeep.ps.message import EMPTY, Bytes, Kind, Message, Section, pack, tex
 from shardkeep.ps.shard.consistency import BoundedGate
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.shard.table import Table
+from shardkeep.ps.shard.tables import Tables
+from tests.ps.shard.test_tables import of_one_table
 
 TABLES = (TableSpec(name="user", dim=4), TableSpec(name="item", dim=3, optimizer={"name": "sgd"}))
 IDS = np.array([-5, 0, 7, 2**40], dtype=np.int64)
@@ -77,8 +79,8 @@ def read(service: ShardService, table: int = 0, ids: np.ndarray = IDS) -> np.nda
 
 def test_rows_come_back_section_by_section_and_pushes_change_them() -> None:
     service = make_service()
-    first = answer(pull(service, 0, wanted(1), wanted(0, IDS[:2])))
-    assert [(s.table, s.rows, s.ids.size, s.values.size) for s in first.sections] == [(1, 4, 0, 48), (0, 2, 0, 32)]
+    first = answer(pull(service, 0, wanted(0, IDS[:2]), wanted(1)))
+    assert [(s.table, s.rows, s.ids.size, s.values.size) for s in first.sections] == [(0, 2, 0, 32), (1, 4, 0, 48)]
     assert (first.kind, first.rank, first.step, first.value) == (Kind.ROWS, 0, 0, 0)
     before = read(service, 1)
     assert answer(push(service, 0, gradient(1))).kind is Kind.ACK
@@ -132,11 +134,11 @@ def test_the_report_counts_what_happened() -> None:
 def test_sync_gives_the_bits_of_one_process_for_any_order_of_arrival(num_workers: int, seed: int) -> None:
     rng = np.random.default_rng(seed)
     service = make_service("sync", num_workers=num_workers)
-    expected = Table(TABLES[0], seed=1)
+    expected = Tables(TABLES[:1], seed=1)
     for step in range(6):
         shown = {rank: pull(service, step, wanted(0), rank=rank) for rank in rng.permutation(num_workers).tolist()}
         for future in shown.values():
-            assert (rows_of(future) == expected.pull(IDS)).all()
+            assert (rows_of(future) == expected[0].pull(IDS)).all()
             assert answer(future).value == 0
         parts = []
         for _ in range(num_workers):
@@ -146,10 +148,10 @@ def test_sync_gives_the_bits_of_one_process_for_any_order_of_arrival(num_workers
             ids, grad = parts[rank]
             acknowledged = push(service, step, Section(0, ids.size, raw(ids), raw(grad)), rank=rank)
             assert acknowledged.done() and answer(acknowledged).kind is Kind.ACK
-        expected.apply_sum(parts, step=step)
+        expected.apply([of_one_table(ids, grad) for ids, grad in parts], step=step)
     fences = [pull(service, 6, rank=rank) for rank in range(num_workers)]
     assert all(answer(fence).kind is Kind.ROWS for fence in fences)
-    assert report(service)["digest"]["user"] == f"{expected.digest():032x}"
+    assert report(service)["digest"]["user"] == f"{expected[0].digest():032x}"
     assert report(service)["staleness"] == {"0": 6 * num_workers}
 
 
@@ -245,14 +247,14 @@ def test_concurrent_pushes_and_pulls_lose_no_update() -> None:
 def test_a_bounded_push_is_acknowledged_when_it_is_applied() -> None:
     service = make_service(num_workers=2)
     entered, leave = threading.Event(), threading.Event()
-    apply = service.tables[0].apply_sum
+    apply = service.tables.apply
 
     def slowly(*args: Any, **kwargs: Any) -> None:
         entered.set()
         assert leave.wait(LIMIT_S)
         apply(*args, **kwargs)
 
-    service.tables[0].apply_sum = slowly  # type: ignore[method-assign]
+    service.tables.apply = slowly  # type: ignore[method-assign]
     with ThreadPoolExecutor(1) as threads:
         call = threads.submit(push, service, 0, gradient(0))
         assert entered.wait(LIMIT_S)
@@ -283,7 +285,7 @@ GARBAGE: dict[str, tuple[Bytes, str]] = {
     "truncated": (pack(Message(Kind.PUSH, 0, 0, 0, (gradient(0),)))[:-8].copy(), "the header says"),
     "unknown table": (pack(Message(Kind.PUSH, 0, 0, 0, (gradient(0), _broken(gradient(1), table=2)))), "table 2 of 2"),
     "a table twice": (pack(Message(Kind.PUSH, 0, 0, 0, (gradient(0), gradient(0)))), "twice"),
-    "unsorted ids": (pack(Message(Kind.PUSH, 0, 0, 0, (gradient(1), gradient(0, IDS[::-1])))), "ids must rise"),
+    "unsorted ids": (pack(Message(Kind.PUSH, 0, 0, 0, (gradient(0, IDS[::-1]), gradient(1)))), "ids must rise"),
     "an id twice": (pack(Message(Kind.PULL, 0, 0, 0, (wanted(0, IDS[[0, 1, 1]]),))), "id 0 follows 0"),
     "too few ids": (pack(Message(Kind.PUSH, 0, 0, 0, (_broken(gradient(0), rows=5),))), "32 bytes of ids for 5 rows"),
     "odd bytes of ids": (
@@ -291,7 +293,7 @@ GARBAGE: dict[str, tuple[Bytes, str]] = {
         "29 bytes of ids for 4 rows",
     ),
     "too few values": (
-        pack(Message(Kind.PUSH, 0, 0, 0, (gradient(1), _broken(gradient(0), values=raw(np.zeros(15, np.float32)))))),
+        pack(Message(Kind.PUSH, 0, 0, 0, (_broken(gradient(0), values=raw(np.zeros(15, np.float32))), gradient(1)))),
         "60 bytes of fp32 values for 4 rows of 4",
     ),
     "values of another table": (pack(Message(Kind.PUSH, 0, 0, 0, (_broken(gradient(0), table=1),))), "4 rows of 3"),
@@ -368,7 +370,7 @@ def test_a_push_that_cannot_be_applied_ends_the_service_with_its_reason() -> Non
     def out_of_memory(*_args: Any, **_kwargs: Any) -> None:
         raise MemoryError("no room for a block")
 
-    service.tables[0].apply_sum = out_of_memory  # type: ignore[method-assign]
+    service.tables.apply = out_of_memory  # type: ignore[method-assign]
     message = answer(pull(service, 1, wanted(0)))
     assert message.kind is Kind.ERROR and "MemoryError: no room for a block" in text_of(message)
     with pytest.raises(TransportError, match="server 0 could not apply step 0: MemoryError"):

@@ -88,41 +88,6 @@ def test_consecutive_ids_get_unrelated_values() -> None:
 # ---- apply ----
 
 
-@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
-def test_a_sum_of_parts_equals_one_update_with_the_joined_gradient(optimizer: str) -> None:
-    pool = many_ids(300, 9)
-    rng = np.random.default_rng(4)
-    parts = [(np.sort(rng.choice(pool, n, replace=False)), gradients(n, seed=n)) for n in (100, 0, 250, 31)]
-    joined = {id_: np.zeros(5, np.float32) for id_ in pool.tolist()}
-    for ids, grads in parts:
-        for id_, g in zip(ids.tolist(), grads, strict=True):
-            joined[id_] = joined[id_] + g
-    touched = np.array(sorted({i for ids, _ in parts for i in ids.tolist()}), dtype=np.int64)
-    summed, expected = make_table(optimizer), make_table(optimizer)
-    for step in range(3):
-        summed.apply_sum(parts, step=step)
-        expected.apply(touched, np.stack([joined[i] for i in touched.tolist()]), step=step)
-    assert summed.digest() == expected.digest()
-
-
-def test_the_order_of_parts_decides_the_bits_of_a_sum() -> None:
-    one = np.array([4], dtype=np.int64)
-    parts = [(one, np.full((1, 5), v, np.float32)) for v in (1.0, 1e8, -1e8)]
-    forward, backward = make_table("sgd"), make_table("sgd")
-    forward.apply_sum(parts, step=0)
-    backward.apply_sum(parts[::-1], step=0)
-    assert forward.digest() != backward.digest()
-
-
-def test_no_parts_or_empty_parts_change_nothing() -> None:
-    table = make_table()
-    table.apply_sum([], step=0)
-    table.apply_sum([(IDS[:0], gradients(0)), (IDS[:0], gradients(0))], step=0)
-    table.apply(IDS[:0], gradients(0), step=0)
-    assert (table.num_rows, table.digest()) == (0, 0)
-    assert table.pull(IDS[:0]).shape == (0, 5)
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=str)
 def test_a_row_with_a_non_finite_gradient_is_skipped_and_counted(bad: float) -> None:
     table, expected = make_table("adam"), make_table("adam")

@@ -1,0 +1,202 @@
+"""Tables: all of one server's tables, pulled and updated by one kernel call for many of them. Thread safe.
+
+Knows no message and no gate. A table by itself is table.py.
+"""
+# S = sections, T = tables, V = ids of all sections
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkeep.base.array_kernels import all_finite
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.shard import table_kernels as at
+from shardkeep.ps.shard.optimizers import step_scalars
+from shardkeep.ps.shard.table import Table
+
+Ids = npt.NDArray[np.int64]
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+NUM_LOCKS = 4
+"""As many threads as RPC has can work at once, on different tables."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sections:
+    """Ids of some tables, table after table: tables rise, ids rise within each. The arrays suit kernels."""
+
+    tables_S: Ints
+    starts_S1: Ints
+    ids_V: Ids
+
+    def __bool__(self) -> bool:
+        return self.ids_V.size > 0
+
+    def same(self, other: Sections) -> bool:
+        return (
+            np.array_equal(self.tables_S, other.tables_S)
+            and np.array_equal(self.starts_S1, other.starts_S1)
+            and np.array_equal(self.ids_V, other.ids_V)
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """What a pull found: the rows' slots, -1 for ids that had no row then, and how many of these a section has. A row
+    keeps its slot for ever."""
+
+    sections: Sections
+    slots_V: Ints
+    absent_S: Ints
+
+
+@dataclass(frozen=True, slots=True)
+class Gradients:
+    """Gradients of sections' rows, flat float32; and what an earlier pull of the same sections found, if any."""
+
+    sections: Sections
+    values: Floats
+    pulled: Pulled | None = None
+
+
+class Tables(Sequence[Table]):
+    """The tables of a server, each under one of a few locks."""
+
+    def __init__(self, specs: Sequence[TableSpec], *, seed: int) -> None:
+        self._places = np.zeros((len(specs), at.COLUMNS), dtype=np.int64)
+        self._scales = np.zeros((len(specs), 2), dtype=np.float32)
+        self._tables = [
+            Table(spec, seed=seed, place=self._places[t], scale=self._scales[t]) for t, spec in enumerate(specs)
+        ]
+        self.dims_T: Ints = self._places[:, at.DIM].copy()
+        self._configs = list(dict.fromkeys(spec.optimizer for spec in specs))
+        self._config_T = np.array([self._configs.index(spec.optimizer) for spec in specs], dtype=np.int64)
+        count = min(NUM_LOCKS, max(len(specs), 1))
+        self._locks = [threading.Lock() for _ in range(count)]
+        self._bounds = np.array([len(specs) * lock // count for lock in range(count + 1)])
+
+    def __getitem__(self, t: int) -> Table:  # type: ignore[override]
+        return self._tables[t]
+
+    def __len__(self) -> int:
+        return len(self._tables)
+
+    def pull(self, sections: Sections, values: Floats) -> Pulled:
+        """Weights of all ids into `values` (flat, table after table); the initial value of unknown ones. Changes no
+        table."""
+        slots_V = np.empty(sections.ids_V.size, dtype=np.int64)
+        absent_S = np.empty(sections.tables_S.size, dtype=np.int64)
+        for part, ids, where in self._parts(sections):
+            starts_S1 = sections.starts_S1[part.start : part.stop + 1] - ids.start
+            at.pull(
+                self._places, self._scales, sections.tables_S[part], starts_S1, sections.ids_V[ids], slots_V[ids],
+                absent_S[part], values[where],
+            )  # fmt: skip
+        return Pulled(sections, slots_V, absent_S)
+
+    def apply(self, pushes: Sequence[Gradients], *, step: int) -> None:
+        """Adds several pushes' gradients, row by row in the order of `pushes`, then makes one optimizer update per
+        row. Rows whose gradient is not finite are left alone and counted."""
+        if not pushes:
+            return
+        gradients = pushes[0]
+        for other in pushes[1:]:
+            gradients = self._sum(gradients, other)
+        if not all_finite(gradients.values.view(np.uint32)):
+            gradients = self._finite(gradients)
+        self._apply(gradients, step)
+
+    def _apply(self, gradients: Gradients, step: int) -> None:
+        sections, pulled = gradients.sections, gradients.pulled
+        found = pulled is not None
+        if pulled is not None:
+            slots_V, new_S = pulled.slots_V, pulled.absent_S
+        else:
+            slots_V, new_S = np.empty(sections.ids_V.size, dtype=np.int64), np.diff(sections.starts_S1)
+        scalars_SK = self._scalars(sections.tables_S, step)
+        for part, ids, where in self._parts(sections):
+            tables_S = sections.tables_S[part]
+            starts_S1 = sections.starts_S1[part.start : part.stop + 1] - ids.start
+            self._make_room(tables_S, new_S[part])
+            before_S = self._places[tables_S, at.COUNT]
+            at.apply(
+                self._places, self._scales, tables_S, starts_S1, sections.ids_V[ids], slots_V[ids], found,
+                gradients.values[where], scalars_SK[part],
+            )  # fmt: skip
+            for t in tables_S[self._places[tables_S, at.COUNT] > before_S].tolist():
+                self._tables[t].added()
+
+    def _make_room(self, tables_S: Ints, rows_S: Ints) -> None:
+        tight_S = (self._places[tables_S, at.COUNT] + rows_S > self._places[tables_S, at.ROOM]) & (rows_S > 0)
+        for t, rows in zip(tables_S[tight_S].tolist(), rows_S[tight_S].tolist(), strict=True):
+            self._tables[t].make_room(rows)
+
+    def _parts(self, sections: Sections) -> Iterator[tuple[slice, slice, slice]]:
+        """The sections under one lock, their ids and their values, while holding that lock; one after the other."""
+        starts = sections.starts_S1
+        values_S1 = np.zeros(starts.size, dtype=np.int64)
+        np.cumsum(np.diff(starts) * self.dims_T[sections.tables_S], out=values_S1[1:])
+        bounds = np.searchsorted(sections.tables_S, self._bounds).tolist()
+        for lock, first, end in zip(self._locks, bounds, bounds[1:], strict=False):
+            if first < end:
+                with lock:
+                    yield (
+                        slice(first, end),
+                        slice(int(starts[first]), int(starts[end])),
+                        slice(int(values_S1[first]), int(values_S1[end])),
+                    )
+
+    def _scalars(self, tables_S: Ints, step: int) -> Floats:
+        """What the optimizers' kernels are told for a step, a row per section."""
+        found = [step_scalars(config, step) for config in self._configs]
+        scalars_CK = np.zeros((len(found), max(map(len, found), default=0)), dtype=np.float32)
+        for c, scalars in enumerate(found):
+            scalars_CK[c, : scalars.size] = scalars
+        return scalars_CK[self._config_T[tables_S]]
+
+    def _sum(self, a: Gradients, b: Gradients) -> Gradients:
+        rows = a.sections.ids_V.size + b.sections.ids_V.size
+        count = a.sections.tables_S.size + b.sections.tables_S.size
+        tables, starts = np.empty(count, dtype=np.int64), np.empty(count + 1, dtype=np.int64)
+        ids, values = np.empty(rows, dtype=np.int64), np.empty(a.values.size + b.values.size, dtype=np.float32)
+        count = at.merge(
+            self.dims_T,
+            a.sections.tables_S, a.sections.starts_S1, a.sections.ids_V, a.values,
+            b.sections.tables_S, b.sections.starts_S1, b.sections.ids_V, b.values,
+            tables, starts, ids, values,
+        )  # fmt: skip
+        tables, starts = tables[:count], starts[: count + 1]
+        size = int((np.diff(starts) * self.dims_T[tables]).sum())
+        return Gradients(Sections(tables, starts, ids[: starts[-1]]), values[:size])
+
+    def _finite(self, gradients: Gradients) -> Gradients:
+        """Without the rows that are not finite, table by table: rare."""
+        sections, at_value = gradients.sections, 0
+        parts: list[tuple[Ids, Floats]] = []
+        for s, t in enumerate(sections.tables_S.tolist()):
+            ids_U = sections.ids_V[sections.starts_S1[s] : sections.starts_S1[s + 1]]
+            size = ids_U.size * int(self.dims_T[t])
+            grad_UD = gradients.values[at_value : at_value + size].reshape(ids_U.size, -1)
+            with self._locks[self._lock_of(t)]:
+                parts.append(self._tables[t].finite(ids_U, grad_UD))
+            at_value += size
+        starts_S1 = np.cumsum([0] + [ids_U.size for ids_U, _ in parts])
+        kept = replace(sections, starts_S1=starts_S1, ids_V=np.concatenate([ids_U for ids_U, _ in parts]))
+        return Gradients(kept, np.concatenate([grad_UD.reshape(-1) for _, grad_UD in parts]))
+
+    def digests(self) -> dict[str, int]:
+        """The digest of each table's rows by name; those of all servers add up modulo 2**128."""
+        found = {}
+        for t, table in enumerate(self._tables):
+            with self._locks[self._lock_of(t)]:
+                found[table.spec.name] = table.digest()
+        return found
+
+    def _lock_of(self, t: int) -> int:
+        return int(np.searchsorted(self._bounds, t, side="right")) - 1
