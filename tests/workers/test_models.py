@@ -7,7 +7,7 @@ import torch
 
 from shardkeep.base.errors import UserError
 from shardkeep.workers.config import ModelConfig
-from shardkeep.workers.models.dlrm import DotInteraction
+from shardkeep.workers.models.interaction import DotInteraction, _eager_on_the_cpu
 from shardkeep.workers.models.registry import MODELS, build_model
 
 FEATURES = {"a.b": 8, "type": 4, "keys": 16}  # names and dims that a ModuleDict would refuse
@@ -81,10 +81,64 @@ def test_activation_checkpointing_changes_no_bit_of_the_gradient(name):
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
-def test_dot_interaction_is_the_lower_triangle_of_the_products():
-    vectors = torch.randn(3, 4, 5)
-    expected = torch.stack([(vectors[:, i] * vectors[:, j]).sum(1) for i in range(4) for j in range(i)], dim=1)
-    torch.testing.assert_close(DotInteraction(4)(vectors), expected)
+def pairs_of(vectors):
+    """V tensors (B, D), what the interaction makes of them by kernels, and the same by autograd in float64."""
+    wide = [v.detach().double().requires_grad_() for v in vectors]
+    pairs = [(wide[i] * wide[j]).sum(1) for i in range(len(wide)) for j in range(i)]
+    return DotInteraction(len(vectors))(vectors), torch.cat([wide[0], *(p[:, None] for p in pairs)], dim=1), wide
+
+
+# Tiles of the kernels hold 32 samples and 8 dims: whole ones, parts of one, and both.
+@pytest.mark.parametrize(("num_vectors", "num_samples", "dim"), [(27, 64, 16), (4, 3, 5), (5, 70, 12), (2, 32, 1)])
+def test_dot_interaction_is_the_first_vector_beside_the_lower_triangle_of_the_products(num_vectors, num_samples, dim):
+    vectors = [torch.randn(num_samples, dim).requires_grad_() for _ in range(num_vectors)]
+    joined, expected, wide = pairs_of(vectors)
+    torch.testing.assert_close(joined.double(), expected, rtol=1e-5, atol=1e-5)
+    weight = torch.randn_like(joined)
+    (joined * weight).sum().backward()
+    (expected * weight.double()).sum().backward()
+    for vector, twin in zip(vectors, wide, strict=True):
+        torch.testing.assert_close(vector.grad.double(), twin.grad, rtol=1e-5, atol=1e-5)
+
+
+def test_dot_interaction_by_torch_operators_gives_the_same():
+    vectors = [torch.randn(40, 12) for _ in range(6)]
+    interaction = DotInteraction(6)
+    torch.testing.assert_close(interaction(vectors)[:, 12:], interaction.products(vectors))
+    wide = interaction([v.double() for v in vectors])  # not float32: no kernels
+    torch.testing.assert_close(interaction(vectors).double(), wide, rtol=1e-5, atol=1e-5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert not _eager_on_the_cpu(vectors)
+
+
+def test_dot_interaction_of_a_sample_does_not_depend_on_where_it_stands():
+    vectors = [torch.randn(70, 12) for _ in range(6)]
+    whole = DotInteraction(6)(vectors)
+    for first in (1, 31, 64):
+        assert torch.equal(DotInteraction(6)([v[first:] for v in vectors]), whole[first:])
+
+
+def test_dot_interaction_takes_vectors_and_gradients_that_lie_apart_in_memory():
+    vectors = [torch.randn(9, 8)[:, ::2].requires_grad_() for _ in range(3)]
+    joined, expected, _ = pairs_of(vectors)
+    torch.testing.assert_close(joined.double(), expected, rtol=1e-5, atol=1e-5)
+    joined.t().contiguous().t().sum().backward()
+    assert all(v.grad.isfinite().all() for v in vectors)
+
+
+def test_the_gradients_of_dot_interaction_are_taken_without_a_copy():
+    vectors = [torch.randn(9, 8).requires_grad_() for _ in range(3)]
+    DotInteraction(3)(vectors).sum().backward()
+    places = [v.grad.data_ptr() for v in vectors]
+    assert [b - a for a, b in zip(places, places[1:], strict=False)] == [9 * 8 * 4] * 2
+
+
+def test_nothing_but_the_dense_columns_interacts_with_nothing():
+    first = torch.randn(5, 4).requires_grad_()
+    joined = DotInteraction(1)([first])
+    assert torch.equal(joined, first)
+    joined.sum().backward()
+    assert torch.equal(first.grad, torch.ones(5, 4))
 
 
 def test_deepfm_pairs_every_field_with_every_other():
