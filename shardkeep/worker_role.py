@@ -10,6 +10,7 @@ import torch
 import torch._dynamo  # every optimizer of torch and DDP load it: here, while the other roles start
 
 from shardkeep.assembly import Worker, build_worker, patience_s, table_specs
+from shardkeep.base.allocator import keep_freed_memory
 from shardkeep.base.errors import ConfigError, JobStopped
 from shardkeep.base.log import EventLog
 from shardkeep.config import JobConfig
@@ -31,6 +32,7 @@ def run_worker(address: str, *, index: int, advertise: str, folder: Path, kernel
     control = ControlClient(address, role="worker", index=index, advertise=advertise)
     end_when_the_job_failed(control)
     with Membership(control) as config:
+        keep_freed_memory()
         torch.set_num_threads(config.threads)
         data = open_data(config.data, seed=config.seed)
         formation = control.join(table_specs(config, data.train.schema))
@@ -77,6 +79,7 @@ def run_in_process(
 ) -> dict[str, Any]:
     """The whole job in this process (`servers: 0`); the summary. Raises what training raises."""
     kernels_s = compiled_kernels()
+    keep_freed_memory()
     torch.set_num_threads(config.threads)
     data = open_data(config.data, seed=config.seed)
     tables = table_specs(config, data.train.schema)
