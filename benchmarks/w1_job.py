@@ -33,7 +33,7 @@ START_LIMIT_S = 180.0
 END_LIMIT_S = 30.0
 POLL_S = 0.01
 
-Cores = Sequence[Sequence[int]]
+Cores = list[list[int]]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def shardkeep_job(
     Args:
         staleness: of `bounded` and `async`.
         batch: samples per worker and step.
-        cores: for each worker, then for each server, the cores it may use; the last entry also serves the rest.
+        cores: for each worker, then for each server, the cores it may use (`affinity` of the config).
             Left out: worker i on core i; one server beside one worker on core 1, other servers on any.
         overrides: `a.b=value`, as of `--set`.
 
@@ -75,10 +75,10 @@ def shardkeep_job(
     consistency = {"mode": mode} if mode == "sync" else {"mode": mode, "staleness": staleness}
     config = job_config(
         dim=dim, servers=servers, workers=workers, consistency=consistency, batch=batch, device=device,
-        report_every_s=min(2.0, seconds / 8),
+        cores=cores or default_cores(servers, workers), report_every_s=min(2.0, seconds / 8),
     )  # fmt: skip
     with running(config, overrides) as job:
-        job.pin(cores or default_cores(servers, workers))
+        job.wait()
         before, after = job.window(warm_up_s, seconds)
         job.end()
     return figures(before, after, batch * workers)
@@ -92,6 +92,7 @@ def job_config(
     consistency: dict[str, Any],
     batch: int,
     device: str,
+    cores: tuple[Cores, Cores],
     report_every_s: float,
 ) -> dict[str, Any]:
     """W1 as a config of shardkeep's; it has no end."""
@@ -101,6 +102,7 @@ def job_config(
         "servers": servers,
         "workers": workers,
         "threads": 1,
+        "affinity": {"workers": cores[0], "servers": cores[1]} if sys.platform == "linux" else "none",
         "data": {
             "source": "w1_data:ready",
             "root": str(HERE),
@@ -117,7 +119,7 @@ def job_config(
 def default_cores(servers: int, workers: int) -> tuple[Cores, Cores]:
     every = list(range(os.cpu_count() or 1))
     apart = servers == workers == 1 and len(every) > 1
-    return [[i % len(every)] for i in range(workers)], [[1] if apart else every] * servers
+    return [[i % len(every)] for i in range(workers)], [[1] if apart else every for _ in range(servers)]
 
 
 @contextlib.contextmanager
@@ -151,18 +153,14 @@ class Job:
         self._in_process = config["servers"] == 0
         self.processes: dict[str, psutil.Process] = {}
 
-    def pin(self, cores: tuple[Cores, Cores]) -> None:
-        """Waits for the first steps, then binds each worker and server to its cores."""
+    def wait(self) -> None:
+        """Waits for the first steps."""
         self._next_record(START_LIMIT_S)
         launcher = psutil.Process(self._launcher.pid)
         self.processes = {"worker 0" if self._in_process else "launcher 0": launcher}
         if not self._in_process:
             members = json.loads((self.run / "members.json").read_text(encoding="utf-8"))["members"]
             self.processes |= {f"{m['role']} {m['index']}": psutil.Process(m["pid"]) for m in members}
-        for role, places in zip(("worker", "server"), cores, strict=True):
-            for name, process in self.processes.items():
-                if name.startswith(role) and places:
-                    bind(process.pid, places[min(int(name.split()[1]), len(places) - 1)])
 
     def window(self, warm_up_s: float, seconds: float) -> tuple[Moment, Moment]:
         """The moments at both ends of the measured window."""
@@ -233,14 +231,6 @@ class Job:
         return RuntimeError(f"the job {text}\n{tails}")
 
 
-def bind(pid: int, cores: Sequence[int]) -> None:
-    """Every thread of a process; threads that start later inherit it."""
-    if sys.platform == "linux":
-        for thread in Path(f"/proc/{pid}/task").iterdir():
-            with contextlib.suppress(ProcessLookupError):
-                os.sched_setaffinity(int(thread.name), cores)
-
-
 def figures(before: Moment, after: Moment, samples_per_step: int) -> harness.Figures:
     steps, seconds = after.step - before.step, after.time_s - before.time_s
     samples = steps * samples_per_step
@@ -259,7 +249,7 @@ def figures(before: Moment, after: Moment, samples_per_step: int) -> harness.Fig
     }
 
 
-def main() -> None:
+def once() -> None:
     parser = harness.arguments(__doc__)
     parser.add_argument("--dim", type=int, default=16)
     parser.add_argument("--servers", type=int, default=1)
@@ -281,4 +271,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    once()

@@ -31,7 +31,7 @@ class DotInteraction(nn.Module):
     def forward(self, vectors: list[torch.Tensor]) -> torch.Tensor:
         """(B, D + P) of V tensors (B, D)."""
         if _eager_on_the_cpu(vectors):
-            joined_BO: torch.Tensor = _Pairs.apply(*vectors)
+            joined_BO: torch.Tensor = _Pairs.apply(*vectors)  # type: ignore[no-untyped-call]
             return joined_BO
         return torch.cat([vectors[0], self.products(vectors).to(vectors[0].dtype)], dim=1)
 
@@ -62,7 +62,7 @@ class _Pairs(torch.autograd.Function):
         return joined_BO
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_BO: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (vectors_VBD,) = ctx.saved_tensors
         num_vectors, num_samples, dim = vectors_VBD.shape
