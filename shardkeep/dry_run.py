@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from itertools import zip_longest
 
 import numpy as np
 import numpy.typing as npt
 
 from shardkeep.config import JobConfig
-from shardkeep.ps.client import RowClient
+from shardkeep.ps.client import Request, RowClient
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.message import Bytes
+from shardkeep.ps.message import KIND_AT, Bytes, Kind
 from shardkeep.ps.placement import server_of
+from shardkeep.ps.slab import RowSlab
 from shardkeep.ps.transport import LocalTransport
 from shardkeep.server_role import build_service
 from shardkeep.workers.data.samples import Dataset
@@ -37,38 +39,30 @@ PLAYED_WORKERS = 4
 """Workers that are played; more are taken to be like them."""
 
 
-@dataclass
-class Flow:
-    """Messages and bytes of one kind, over the steps that were played."""
-
-    messages: int = 0
-    bytes_S: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-
-    def add(self, server: int, size: int) -> None:
-        self.messages += 1
-        self.bytes_S[server] += size
-
-
 class Meter:
-    """A transport that weighs what passes through. `phase` names what is being sent: pull or push."""
+    """A transport that weighs what passes through, and counts the calls."""
 
     def __init__(self, transport: LocalTransport) -> None:
         self.num_servers = transport.num_servers
-        self.phase = "pull"
-        self.flows: dict[str, Flow] = defaultdict(lambda: Flow(bytes_S=np.zeros(self.num_servers, np.int64)))
-        """By `pull`, `pull answer`, `push` and `push answer`."""
+        self.calls = 0
+        self.bytes_S: dict[str, npt.NDArray[np.int64]] = defaultdict(lambda: np.zeros(self.num_servers, np.int64))
+        """By server, of `pull`, `pull answer`, `push`, `push answer`. Rows acknowledge the push beside their pull."""
         self._transport = transport
 
     def send(self, server: int, message: Bytes, then: Bytes | None = None, *, timeout_s: float) -> Future[Bytes]:
-        for part in (message, then):
-            if part is not None:
-                self.flows[self.phase].add(server, len(part))
-        answer, name = self._transport.send(server, message, then, timeout_s=timeout_s), f"{self.phase} answer"
-        answer.add_done_callback(lambda done: self.flows[name].add(server, len(done.result())))
+        self.calls += 1
+        for part in (message,) if then is None else (message, then):
+            kind = Kind(int(part[KIND_AT])).name.lower()
+            self.bytes_S[kind][server] += len(part)
+        answer, name = self._transport.send(server, message, then, timeout_s=timeout_s), f"{kind} answer"
+        answer.add_done_callback(lambda done: self._answered(name, server, len(done.result())))
         return answer
 
     def close(self) -> None:
         self._transport.close()
+
+    def _answered(self, name: str, server: int, size: int) -> None:
+        self.bytes_S[name][server] += size
 
 
 @dataclass(frozen=True)
@@ -76,8 +70,8 @@ class Played:
     """What was drawn and played.
 
     `rows`: rows of each table after the job's steps; `counted`: whether all ids were looked at, or only some and the
-    rest estimated from how the number grew. `shares`: of each server (S,), by table. `flows`: messages, and bytes by
-    server, of one full step over all workers. `ids`, `unique`: per step and worker.
+    rest estimated from how the number grew. `shares`: of each server (S,), by table. `calls`, `bytes_S`: of one full
+    step over all workers, the bytes by class as a Meter has them. `ids`, `unique`: per step and worker.
     """
 
     steps: int
@@ -87,7 +81,8 @@ class Played:
     shares: dict[str, npt.NDArray[np.float64]]
     ids: float
     unique: float
-    flows: dict[str, tuple[float, npt.NDArray[np.floating]]]
+    calls: float
+    bytes_S: dict[str, npt.NDArray[np.floating]]
 
 
 def play(config: JobConfig, tables: Sequence[TableSpec], dataset: Dataset, slices: StepSlices, steps: int) -> Played:
@@ -111,7 +106,7 @@ def play(config: JobConfig, tables: Sequence[TableSpec], dataset: Dataset, slice
             played_samples += slices.samples(step)
         seen.mark(i + 1, len(drawn))
     visited = min(slices.samples_before(steps), len(dataset))
-    scale = slices.global_batch / played_samples
+    meter, scale = cast.finish(), slices.global_batch / played_samples * slices.world_size / cast.workers
     return Played(
         steps=len(drawn),
         samples=samples,
@@ -120,7 +115,8 @@ def play(config: JobConfig, tables: Sequence[TableSpec], dataset: Dataset, slice
         shares=seen.shares(max(config.servers, 1)),
         ids=seen.num_ids * slices.global_batch / samples / slices.world_size,
         unique=seen.num_unique * slices.global_batch / samples / slices.world_size,
-        flows={name: (flow.messages * scale, flow.bytes_S * scale) for name, flow in cast.flows(slices.world_size)},
+        calls=meter.calls / len(played) * slices.world_size / cast.workers,
+        bytes_S={name: bytes_S * scale for name, bytes_S in meter.bytes_S.items()},
     )
 
 
@@ -137,41 +133,47 @@ class Cast:
     """Servers and workers of the job within this process, the workers by their clients alone."""
 
     def __init__(self, config: JobConfig, tables: Sequence[TableSpec]) -> None:
-        self._workers = min(config.workers, PLAYED_WORKERS)
-        here = config.model_copy(update={"workers": self._workers})
+        self.workers = min(config.workers, PLAYED_WORKERS)
+        here = config.model_copy(update={"workers": self.workers})
         services = [build_service(here, tables, shard=s, generation=0) for s in range(max(config.servers, 1))]
         self._meter = Meter(LocalTransport([service.handle for service in services]))
         self._clients = [
             RowClient(
                 self._meter, tables=tables, rank=rank, consistency=config.consistency, compression=config.compression
             )
-            for rank in range(self._workers)
+            for rank in range(self.workers)
         ]
         self._random = np.random.default_rng(0)
-        self._step = 0
+        self._requests: list[Request] = []
+        self._step = -1
 
     def play(self, plans: Sequence[Plan]) -> None:
-        """One step: every worker pulls, then every worker pushes. Workers without samples push nothing."""
-        requests = [
-            client.request(plans[rank].unique if rank < len(plans) else {}) for rank, client in enumerate(self._clients)
-        ]
-        self._meter.phase = "pull"
-        pulls = [client.pull(self._step, request) for client, request in zip(self._clients, requests, strict=True)]
-        rows = [pull.result() for pull in pulls]
-        self._meter.phase = "push"
-        for client, request, values in zip(self._clients, requests, rows, strict=True):
-            # Any finite gradients: a push's size depends on how many rows it has, not on what they are.
-            grads = {t: self._random.standard_normal(r.shape, dtype=np.float32) for t, r in values.items()}
-            client.push(self._step, request, grads)
-        self._step += 1
+        """Every worker pushes the last step's gradients and pulls this step's rows, as a trainer does."""
+        requests = [c.request(plans[r].unique if r < len(plans) else {}) for r, c in enumerate(self._clients)]
+        pulls = []
+        for client, before, request in zip_longest(self._clients, self._requests, requests):
+            if before is None:
+                pulls.append(client.pull(self._step + 1, request))
+            else:
+                grads = self._gradients(client, before)
+                pulls.append(client.exchange(self._step, before, grads, self._step + 1, request))
+        for pull in pulls:
+            pull.result()
+        self._requests, self._step = requests, self._step + 1
 
-    def flows(self, workers: int) -> Iterator[tuple[str, Flow]]:
-        """What passed, scaled to all `workers`."""
+    def finish(self) -> Meter:
+        """Pushes the last step's gradients; what passed."""
+        for client, request in zip(self._clients, self._requests, strict=True):
+            client.push(self._step, request, self._gradients(client, request))
         for client in self._clients:
             client.wait_acknowledged()
-        for name, flow in self._meter.flows.items():
-            factor = workers / self._workers
-            yield name, Flow(round(flow.messages * factor), (flow.bytes_S * factor).astype(np.int64))
+        return self._meter
+
+    def _gradients(self, client: RowClient, request: Request) -> RowSlab:
+        """Any finite ones: a push's size depends on how many rows it has, not on what they are."""
+        grads = client.gradients(self._step, request)
+        self._random.standard_normal(out=grads.flat, dtype=np.float32)
+        return grads
 
 
 class Seen:

@@ -91,7 +91,12 @@ def _with_data(config: JobConfig, data: Data, gbit_per_s: float) -> Part:
         "drawn": {"steps": played.steps, "samples": played.samples, "rows_counted": played.counted},
         **memory_of(tables, played.rows, played.shares),
         "tower": tower,
-        "step": {"ids_per_worker": played.ids, "distinct_per_worker": played.unique, "traffic": traffic},
+        "step": {
+            "ids_per_worker": played.ids,
+            "distinct_per_worker": played.unique,
+            "calls": played.calls,
+            "traffic": traffic,
+        },
         "bytes_per_step": per_step,
         "bytes_per_sample": per_step / slices.global_batch,
         "gbit_per_s": gbit_per_s,
@@ -176,11 +181,10 @@ def tower_of(config: JobConfig, data: Data) -> Part:
 
 
 def traffic_of(played: Played, tower: Mapping[str, Any], *, workers: int) -> list[Part]:
-    """Messages and bytes of a full step over all workers, by class."""
+    """Bytes of a full step over all workers, by class."""
     rows: list[Part] = []
     for name, text in CLASSES.items():
-        messages, bytes_s = played.flows.get(name, (0.0, np.zeros(1)))
-        rows.append({"class": name, "text": text, "messages": messages, "bytes": float(bytes_s.sum())})
+        rows.append({"class": name, "text": text, "bytes": float(played.bytes_S.get(name, np.zeros(1)).sum())})
     if workers > 1:
         rows.append({"class": "dense", "text": "gradients of the tower", "bytes": float(tower["reduce_bytes"])})
     return rows
@@ -190,8 +194,7 @@ def links_of(played: Played, tower: Mapping[str, Any], config: JobConfig, gbit_p
     """What a step brings into and out of the busiest server and a worker, and the time that takes at least."""
     if not config.servers:
         return []
-    zero = (0.0, np.zeros(config.servers))
-    pull, rows, push, acks = (played.flows.get(name, zero)[1] for name in CLASSES)
+    pull, rows, push, acks = (played.bytes_S.get(name, np.zeros(config.servers)) for name in CLASSES)
     reduced = tower["reduce_bytes_per_worker"]
     to_servers, to_workers = float((pull + push).sum()), float((rows + acks).sum())
     ends = [

@@ -38,6 +38,7 @@ def show_estimate(found: Part, console: Console) -> None:
         return
     console.print()
     console.print(_traffic(found))
+    console.print(f"in {_count(round(found['step']['calls']), 'call')} to servers")
     console.print()
     if found["links"]:
         console.print(_links(found))
@@ -90,12 +91,11 @@ def _servers_line(servers: Sequence[Part]) -> str:
 
 
 def _traffic(found: Part) -> Table:
-    view = _table("a step of all workers", "messages", "bytes", "bytes a sample")
+    view = _table("a step of all workers", "bytes", "bytes a sample")
     samples = found["job"]["step_samples"]
     for row in found["step"]["traffic"]:
-        messages = f"{row['messages']:,.0f}" if "messages" in row else "-"
-        view.add_row(row["text"], messages, _size(row["bytes"]), f"{row['bytes'] / samples:,.1f}")
-    view.add_row("all", "", _size(found["bytes_per_step"]), f"{found['bytes_per_sample']:,.1f}", style="bold")
+        view.add_row(row["text"], _size(row["bytes"]), f"{row['bytes'] / samples:,.1f}")
+    view.add_row("all", _size(found["bytes_per_step"]), f"{found['bytes_per_sample']:,.1f}", style="bold")
     return view
 
 

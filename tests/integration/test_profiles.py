@@ -49,9 +49,15 @@ def check_traces(traces: Path) -> None:
     assert {name for name in worker if name.startswith("ProfilerStep")} == {
         f"ProfilerStep#{step}" for step in (5, 6, 7, 8)
     }
-    assert {f"shardkeep:{part}" for part in (*PARTS, "prepare")} <= set(worker)
+    always = (*(part for part in PARTS if part != "data"), "prepare")  # nobody waits for data that is ready
+    assert {f"shardkeep:{part}" for part in always} <= set(worker)
     assert worker["shardkeep:dense_reduce"] == 2 * 4  # within the backward pass, and before the optimizer
-    assert server["shardkeep:pull"] >= 2 * 4 <= server["shardkeep:push"]
+    assert handled(server, "pull") >= 2 * 4 <= handled(server, "push")
+
+
+def handled(found: Counter[str], kind: str) -> int:
+    """Messages of a kind, whether they came alone or together with another."""
+    return sum(times for name, times in found.items() if kind in name.removeprefix("shardkeep:").split(" and "))
 
 
 def logs(folder: RunFolder) -> str:
@@ -93,7 +99,7 @@ def check_step_times(folder: RunFolder) -> None:
         total = parts.pop("total")
         assert list(parts) == list(PARTS)
         assert total == pytest.approx(sum(parts.values()), abs=0.001)
-        assert min(parts[name] for name in ("pull_wait", "forward", "backward", "push")) > 0
+        assert min(parts[name] for name in ("lookup", "forward", "backward", "push")) > 0
     summary = folder.summary() or {}
     assert 0 < summary["step_ms"]["total"] <= 1.05e3 * 50 / summary["samples_per_s"]  # which ends with the last push
 
@@ -109,7 +115,8 @@ def test_a_job_in_one_process_leaves_one_trace_that_shows_the_messages_too(clust
     command, folder = cluster.job(PROFILED | {"servers": 0, "workers": 1})
     assert command.end().code == 0
     found = ranges(folder.path / "profile" / "worker-0.pt.trace.json")
-    assert {"ProfilerStep#5", "shardkeep:forward", "shardkeep:pull", "shardkeep:push"} <= set(found)
+    assert {"ProfilerStep#5", "shardkeep:forward"} <= set(found)
+    assert min(handled(found, "pull"), handled(found, "push")) >= 4
     assert [(p["role"], p["index"]) for p in (folder.summary() or {})["processes"]] == [("worker", 0)]
 
 

@@ -18,9 +18,12 @@ from shardkeep.dry_run import DRAWN_SAMPLES, PLAYED_STEPS, Played, Seen, drawn_s
 from shardkeep.estimate import estimate, links_of, memory_of, table_bytes
 from shardkeep.ps.config import AdamConfig, TableSpec
 from shardkeep.ps.shard.table import Table
+from shardkeep.ps.slab import Catalog
+from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.dataset import open_data
 from shardkeep.workers.data.sampling import StepSlices
-from shardkeep.workers.plan import FeaturePlan, Plan
+from shardkeep.workers.data.schema import Feature
+from shardkeep.workers.plan import Planner
 from tests.support.local_job import LocalJob
 
 JOB: dict[str, Any] = {
@@ -73,9 +76,10 @@ def test_the_estimate_agrees_with_what_the_job_reports(more: dict[str, Any]) -> 
             assert told["bytes"] == pytest.approx(table["bytes"], rel=0.3, abs=config.servers * 16384)
 
 
-def test_one_message_goes_to_each_server_and_comes_back_for_each_pull_and_push() -> None:
-    found = estimate(job(servers=3), gbit_per_s=10.0)
-    assert [row["messages"] for row in found["step"]["traffic"][:4]] == pytest.approx([6.0] * 4, rel=0.05)
+@pytest.mark.parametrize(("mode", "calls"), [("bounded", 6), ("sync", 12)])
+def test_a_push_takes_the_next_pull_along_where_the_mode_allows_it(mode: str, calls: int) -> None:
+    found = estimate(job(servers=3, consistency={"mode": mode}), gbit_per_s=10.0)
+    assert found["step"]["calls"] == pytest.approx(calls, rel=0.05)
 
 
 def test_the_ids_of_a_step_are_those_of_the_data() -> None:
@@ -120,27 +124,33 @@ def test_all_steps_of_a_small_data_set_are_drawn_and_a_spread_of_a_large_one() -
 def test_rows_that_were_not_drawn_are_estimated_from_how_the_number_grew(distinct: int) -> None:
     def ids_of(steps: int) -> list[np.ndarray]:
         random = np.random.default_rng(5)
-        return [np.unique((random.random(1000) ** 4 * distinct).astype(np.int64)) for _ in range(steps)]
+        return [(random.random(1000) ** 4 * distinct).astype(np.int64) for _ in range(steps)]
 
+    planner = Planner([Feature("f", "t")], Catalog([TableSpec(name="t", dim=4)]))
     seen = Seen(["t"])
-    for i, ids_U in enumerate(ids_of(64)):
-        feature = FeaturePlan("t", False, np.zeros(1000, np.int32), None, np.zeros(0, np.float32))
-        seen.add([Plan(1000, {"t": ids_U}, {"f": feature})])
+    for i, ids_N in enumerate(ids_of(64)):
+        batch = Batch(np.zeros((1000, 0), np.float32), {"f": Ragged(ids_N)}, np.zeros((1000, 1), np.float32))
+        seen.add([planner.plan(batch)])
         seen.mark(i + 1, 64)
-    assert (seen.num_ids, seen.num_unique) == (64_000, sum(ids_U.size for ids_U in ids_of(64)))
+    assert (seen.num_ids, seen.num_unique) == (64_000, sum(np.unique(ids_N).size for ids_N in ids_of(64)))
     assert seen.rows_after("t", 1.0) == np.unique(np.concatenate(ids_of(64))).size
     true = np.unique(np.concatenate(ids_of(512))).size
     assert seen.rows_after("t", 8.0) == pytest.approx(true, rel=0.2)
 
 
 def test_the_slower_way_of_a_link_sets_the_pace() -> None:
-    flows = {
-        "pull": (4.0, np.array([1e6, 2e6])),
-        "pull answer": (4.0, np.array([6e6, 5e6])),
-        "push": (4.0, np.array([1e6, 2e6])),
-        "push answer": (4.0, np.array([0.0, 0.0])),
-    }
-    played = Played(steps=1, samples=1, rows={}, counted=True, shares={}, ids=1.0, unique=1.0, flows=flows)
+    bytes_s = {"pull": [1e6, 2e6], "pull answer": [6e6, 5e6], "push": [1e6, 2e6]}
+    played = Played(
+        steps=1,
+        samples=1,
+        rows={},
+        counted=True,
+        shares={},
+        ids=1.0,
+        unique=1.0,
+        calls=4.0,
+        bytes_S={name: np.array(sizes) for name, sizes in bytes_s.items()},
+    )
     server, worker = links_of(played, {"reduce_bytes_per_worker": 500_000}, job(), 8.0)
     assert (server["in_bytes"], server["out_bytes"], server["bound_ms"]) == (4e6, 6e6, 6.0)
     assert (worker["in_bytes"], worker["out_bytes"], worker["bound_ms"]) == (6e6, 3.5e6, 6.0)
