@@ -110,6 +110,7 @@ def server_process(port: int, dim: int, conn: Any) -> None:
         num_workers=1, seed=1,
     )  # fmt: skip
     transport = _join(port, "server", service.handle)
+    harness.settle_garbage_collector()
     while (asked := conn.recv()) is not None:
         conn.send(harness.cpu_seconds() if asked == "cpu" else service.report())
     _leave_together(transport)
@@ -165,10 +166,13 @@ def worker_process(port: int, dim: int, seconds: float, seed: int, conn: Any, qu
         leaves = embeddings.lookup(plan, rows)
         for name, leaf in leaves.items():
             leaf.grad = grads[name]
-        sums = embeddings.zero_gradients(plan)
+        sums = client.gradients(i, request)
         embeddings.collect(plan, leaves, sums)
-        client.push(i, request, sums)
+        plan, next_request = ahead.next()
+        under_way.append((plan, next_request, client.exchange(i, request, sums, asked, next_request)))
+        asked += 1
 
+    harness.settle_garbage_collector()
     first = repeat(step, WARM_UP_S)
     conn.send("cpu")
     server_cpu = conn.recv()
