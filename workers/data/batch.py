@@ -68,5 +68,7 @@ class Batch:
 
     def slice(self, start: int, stop: int) -> Batch:
         """Samples [start, stop); views, not copies."""
+        if start == 0 and stop >= len(self):
+            return self
         ids = {name: ragged.slice(start, stop) for name, ragged in self.ids.items()}
         return Batch(self.dense_BI[start:stop], ids, self.label_BT[start:stop])

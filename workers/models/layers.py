@@ -33,7 +33,7 @@ class Mlp(nn.Module):
         super().__init__()
         blocks: list[nn.Module] = []
         for width in widths:
-            block = [linear(inputs, width), nn.ReLU()]
+            block = [linear(inputs, width), nn.ReLU(inplace=True)]  # in place: 1 % of the tower
             blocks.append(nn.Sequential(*block, nn.Dropout(dropout)) if dropout else nn.Sequential(*block))
             inputs = width
         self.blocks = nn.ModuleList(blocks)
@@ -63,7 +63,10 @@ class Projections(nn.Module):
 
     def forward(self, embeddings: dict[str, torch.Tensor]) -> list[torch.Tensor]:
         """F tensors (B, D) in the order of the features."""
-        return [layer(embeddings[name]) for name, layer in zip(self.names, self.layers, strict=True)]
+        return [
+            embeddings[name] if isinstance(layer, nn.Identity) else layer(embeddings[name])
+            for name, layer in zip(self.names, self.layers, strict=True)
+        ]
 
 
 class Joined(nn.Module):

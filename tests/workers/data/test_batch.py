@@ -21,6 +21,7 @@ def test_slices_of_a_ragged_batch_hold_their_own_ids_and_weights() -> None:
     assert part.ids["r"].weights_N is not None and part.ids["r"].weights_N.tolist() == [np.float32(0.4)]
     assert part.ids["s"].values_N.tolist() == [1, 2]
     assert len(batch.slice(4, 4)) == 0
+    assert batch.slice(0, 4) is batch
 
 
 def test_tables_are_named_in_order_of_first_use() -> None:
