@@ -101,7 +101,10 @@ def _join(port: int, role: str, handler: Any = None) -> Any:
 
 
 def server_process(port: int, dim: int, conn: Any) -> None:
+    from shardkeep.base.allocator import keep_freed_memory
+
     harness.pin(1)
+    keep_freed_memory()
     from shardkeep.ps.config import ConsistencyConfig
     from shardkeep.ps.shard.service import ShardService
 
@@ -125,7 +128,10 @@ def _leave_together(transport: Any) -> None:
 
 
 def worker_process(port: int, dim: int, seconds: float, seed: int, conn: Any, queue: Any) -> None:
+    from shardkeep.base.allocator import keep_freed_memory
+
     harness.pin(0)
+    keep_freed_memory()
     import torch
 
     from shardkeep.ps.client import RowClient

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from shardkeep.base.allocator import keep_freed_memory
 from shardkeep.base.log import EventLog
 from shardkeep.config import JobConfig
 from shardkeep.ps.config import TableSpec
@@ -26,6 +27,7 @@ def run_server(address: str, *, index: int, advertise: str, folder: Path, kernel
     control = ControlClient(address, role="server", index=index, advertise=advertise)
     end_when_the_job_failed(control)
     with Membership(control) as config:
+        keep_freed_memory()
         formation = control.join(None)
         service = build_service(config, formation.tables, shard=index, generation=formation.generation)
         service.process = lambda: process_facts(kernels_s)

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.base.array_kernels import all_finite
+from shardkeep.base.telemetry import usable_cores
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.shard import table_kernels as at
 from shardkeep.ps.shard.optimizers import step_scalars
@@ -23,8 +24,8 @@ Ids = npt.NDArray[np.int64]
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
-NUM_LOCKS = 4
-"""As many threads as RPC has can work at once, on different tables."""
+MOST_LOCKS = 4
+"""As many threads as RPC has can work at once, on different tables; fewer where there are fewer cores for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +78,7 @@ class Tables(Sequence[Table]):
         self.dims_T: Ints = self._places[:, at.DIM].copy()
         self._configs = list(dict.fromkeys(spec.optimizer for spec in specs))
         self._config_T = np.array([self._configs.index(spec.optimizer) for spec in specs], dtype=np.int64)
-        count = min(NUM_LOCKS, max(len(specs), 1))
+        count = min(MOST_LOCKS, usable_cores(), max(len(specs), 1))
         self._locks = [threading.Lock() for _ in range(count)]
         self._bounds = np.array([len(specs) * lock // count for lock in range(count + 1)])
 

@@ -30,7 +30,7 @@ def machine() -> Mapping[str, str | int | float]:
     return {
         "system": f"{platform.system()} {platform.release()}",
         "processor": _processor(),
-        "cores": _cores(),
+        "cores": usable_cores(),
         "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
     }
 
@@ -48,7 +48,8 @@ def peak_rss_bytes() -> int:
     return int(peak if sys.platform == "darwin" else peak * 1024)
 
 
-def _cores() -> int:
+def usable_cores() -> int:
+    """Cores that this process may run on."""
     if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
