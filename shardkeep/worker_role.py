@@ -19,7 +19,7 @@ from shardkeep.ps.control.records import Formation, JobSink
 from shardkeep.ps.transport import LocalTransport, connect_store
 from shardkeep.roles import Membership, compiled_kernels, end_when_the_job_failed, join_group, process_facts
 from shardkeep.server_role import build_service
-from shardkeep.workers.collective import Solo
+from shardkeep.workers.collective import Collective, Solo
 from shardkeep.workers.data.dataset import open_data
 from shardkeep.workers.process_collective import ProcessCollective
 from shardkeep.workers.profiling import WorkerProfile, check_profile, trace_path
@@ -38,15 +38,7 @@ def run_worker(address: str, *, index: int, advertise: str, folder: Path, kernel
         formation = control.join(table_specs(config, data.train.schema))
         device, backend = _device(config, formation, index)
         transport = join_group(config, formation, "worker", index, advertise, None)
-        collective = ProcessCollective(
-            connect_store(formation.store_host, formation.store_port, timeout_s=config.liveness.form_timeout_s),
-            rank=index,
-            world_size=config.workers,
-            generation=formation.generation,
-            timeout_s=patience_s(config),
-            backend=backend,
-            host=advertise,
-        )
+        collective = _collective(config, formation, index, advertise, backend)
         worker = build_worker(
             config,
             data=data,
@@ -72,6 +64,21 @@ def run_worker(address: str, *, index: int, advertise: str, folder: Path, kernel
             transport.close()
         _log.info("done", step=worker.trainer.total_steps)
     return 0
+
+
+def _collective(config: JobConfig, formation: Formation, index: int, host: str, backend: str) -> Collective:
+    """The ranks of this generation; the thread of a gloo group of one would wake 100 times a second for nobody."""
+    if config.workers == 1:
+        return Solo()
+    return ProcessCollective(
+        connect_store(formation.store_host, formation.store_port, timeout_s=config.liveness.form_timeout_s),
+        rank=index,
+        world_size=config.workers,
+        generation=formation.generation,
+        timeout_s=patience_s(config),
+        backend=backend,
+        host=host,
+    )
 
 
 def run_in_process(
