@@ -120,7 +120,7 @@ class Embeddings:
             grad = leaves[name].grad
             if grad is None:
                 continue
-            if tuple(grad.shape) != (stop - start, dim) or grad.dtype != torch.float32:
+            if grad.shape != (stop - start, dim) or grad.dtype is not torch.float32:
                 told = f"{grad.dtype} gradient {tuple(grad.shape)}"
                 raise ProtocolError(f"feature {name}: {told}; the part is torch.float32 {(stop - start, dim)}")
             if grad.is_cpu:

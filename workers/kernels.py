@@ -3,7 +3,7 @@
 Callers check shapes and bounds; nothing is checked here. Every sum runs in sample order, so results are
 a function of the inputs alone. Read-only inputs are accepted where a kernel only reads.
 """
-# G = lists of ids, N = ids, U = distinct ids of a table, V = those of all tables, T = tables, F = features,
+# N = ids, U = distinct ids of a table, V = those of all tables, T = tables, F = features,
 # B = samples of a part, D = embedding dim
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ Int32 = npt.NDArray[np.int32]
 Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 
+_IDS = "Array(int64, 1, 'C', readonly=True)"
 _POSITIONS = "Array(int32, 1, 'C', readonly=True)"
 _WEIGHTS = "Array(float32, 1, 'C', readonly=True)"
 _ROWS = "Array(float32, 2, 'C', readonly=True)"
@@ -35,10 +36,11 @@ def bits_of(number: int) -> int:
     return bits
 
 
-@kernel("int64(int64[::1], int32[::1], int64, int64[::1], int32[::1])")
-def number_ids(ids_N: Int64, slots: Int32, count: int, distinct_U: Int64, inverse_N: Int32) -> int:
-    """Numbers distinct ids by first appearance, from `count` on: `distinct` by number, `inverse` the number of each.
-    Returns the new count. `slots`: a power of two > ids ever numbered, -1 where free."""
+@kernel(f"int64({_IDS}, int32[::1], int64[::1], int32[::1])")
+def number_ids(ids_N: Int64, slots: Int32, distinct_U: Int64, inverse_N: Int32) -> int:
+    """Numbers distinct ids by first appearance: `distinct` by number, `inverse` the number of each. Returns how many
+    there are. `slots`: a power of two > ids, all -1."""
+    count = 0
     mask = np.uint64(slots.size - 1)
     for n in range(ids_N.size):
         key = ids_N[n]
@@ -91,42 +93,33 @@ def sort_ids(keys_U: Int64, spare_U: Int64, order_U: Int32, spare_order_U: Int32
         order_U[:] = spare_order_U
 
 
-@kernel("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int32[::1])")
-def dedupe(
-    addresses_G: Int64, sizes_G: Int64, tables_G: Int64, starts_T1: Int64, unique_V: Int64, inverse_N: Int32
-) -> None:
+@kernel(f"void({_IDS}, int64[::1], int64[::1], int64[::1], int32[::1])")
+def dedupe(ids_N: Int64, bounds_T1: Int64, starts_T1: Int64, unique_V: Int64, inverse_N: Int32) -> None:
     """The distinct ids of each table, ascending, one table after the other; and each id's position among its table's.
 
-    G lists of ids lie at `addresses`, those of a table in a row (`tables` rises). `unique` has room for all ids.
-    All that one table needs fits the first-level cache for a batch of a few thousand."""
-    largest = size = 0
-    for g in range(sizes_G.size):
-        size = sizes_G[g] + (size if g > 0 and tables_G[g] == tables_G[g - 1] else 0)
-        largest = max(largest, size)
+    Table t has the ids from `bounds[t]` up to `bounds[t + 1]`. `unique` has room for all ids. All that one table needs
+    fits the first-level cache for a batch of a few thousand."""
+    largest = 0
+    for t in range(bounds_T1.size - 1):
+        largest = max(largest, bounds_T1[t + 1] - bounds_T1[t])
     slots = np.empty(1 << (max(4, bits_of(2 * largest))), dtype=np.int32)
     spare, order = np.empty(largest, dtype=np.int64), np.empty(largest, dtype=np.int32)
     spare_order, rank = np.empty(largest, dtype=np.int32), np.empty(largest, dtype=np.int32)
-    g = at = start = 0
-    for t in range(starts_T1.size - 1):
+    start = 0
+    for t in range(bounds_T1.size - 1):
         starts_T1[t] = start
-        first, begin, size = g, at, 0
-        while g < sizes_G.size and tables_G[g] == t:
-            size += sizes_G[g]
-            g += 1
-        if size == 0:
+        if bounds_T1[t + 1] == bounds_T1[t]:
             continue
-        mine = slots[: 1 << (max(4, bits_of(2 * size)))]
+        ids, inverse = ids_N[bounds_T1[t] : bounds_T1[t + 1]], inverse_N[bounds_T1[t] : bounds_T1[t + 1]]
+        mine = slots[: 1 << (max(4, bits_of(2 * ids.size)))]
         mine[:] = -1
-        count = 0
-        for list_ in range(first, g):
-            ids = carray(pointer(addresses_G[list_]), (sizes_G[list_],), np.int64)
-            count = number_ids(ids, mine, count, unique_V[start:], inverse_N[at : at + ids.size])
-            at += ids.size
-        sort_ids(unique_V[start : start + count], spare[:count], order[:count], spare_order[:count])
+        distinct = unique_V[start : start + ids.size]
+        count = number_ids(ids, mine, distinct, inverse)
+        sort_ids(distinct[:count], spare[:count], order[:count], spare_order[:count])
         for i in range(count):
             rank[order[i]] = i
-        for n in range(begin, at):
-            inverse_N[n] = rank[inverse_N[n]]
+        for n in range(inverse.size):
+            inverse[n] = rank[inverse[n]]
         start += count
     starts_T1[-1] = start
 

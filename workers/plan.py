@@ -126,13 +126,14 @@ def _deduped(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int64]]:
     """Where each table's distinct ids start, these ids, each id's position among its table's, and where each list's
     positions start. The lists of a table follow each other."""
-    addresses_G = np.array([ids.__array_interface__["data"][0] for ids in lists], dtype=np.int64)
+    ids_N = lists[0] if len(lists) == 1 else np.concatenate(lists) if lists else np.empty(0, dtype=np.int64)
     starts_G = np.zeros(len(lists) + 1, dtype=np.int64)
     np.cumsum([ids.size for ids in lists], out=starts_G[1:])
     starts_T1 = np.empty(num_tables + 1, dtype=np.int64)
     unique_V = np.empty(int(starts_G[-1]), dtype=np.int64)
     inverse_N = np.empty(int(starts_G[-1]), dtype=np.int32)
-    kernels.dedupe(addresses_G, np.diff(starts_G), tables_G, starts_T1, unique_V, inverse_N)
+    bounds_T1 = starts_G[np.searchsorted(tables_G, np.arange(num_tables + 1))]
+    kernels.dedupe(ids_N, bounds_T1, starts_T1, unique_V, inverse_N)
     return starts_T1, unique_V[: int(starts_T1[-1])], inverse_N, starts_G
 
 
