@@ -17,11 +17,10 @@ from shardkeep.base.array_kernels import all_finite
 from shardkeep.base.errors import ConfigError, ProtocolError
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.slab import Catalog, RowSlab
-from shardkeep.workers import kernels
+from shardkeep.workers import device_rows, kernels
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.plan import Plan, Planner
-from shardkeep.workers.pooling import add_with_torch, pool_with_torch, to_device
 
 __all__ = ["Embeddings", "Plan", "all_finite_rows", "non_finite_rows", "scale_rows"]
 
@@ -75,8 +74,7 @@ class Embeddings:
         if device.type == "cpu":
             pooled = self._pool(plan, rows, *plan.range_of(part))
         else:
-            there = {table: to_device(rows[table], device) for table in self.table_dims}
-            pooled = [pool_with_torch(plan.feature(name, part), there[t]) for name, t in self._table_of.items()]
+            pooled = device_rows.pool_features(plan, rows, part, device)
         return {name: leaf.requires_grad_() for name, leaf in zip(self._table_of, pooled, strict=True)}
 
     def _pool(self, plan: Plan, rows: RowSlab, start: int, stop: int) -> list[torch.Tensor]:
@@ -134,19 +132,7 @@ class Embeddings:
                 self._catalog.dims_T, addresses_F, start, stop, grads.flat,
             )  # fmt: skip
         if on_device:
-            self._add_from_device(plan, on_device, grads, part)
-
-    def _add_from_device(
-        self, plan: Plan, found: Mapping[str, torch.Tensor], grads: RowSlab, part: slice | None
-    ) -> None:
-        sums: dict[str, torch.Tensor] = {}
-        for name, grad_BD in found.items():
-            table = self._table_of[name]
-            if table not in sums:
-                sums[table] = grad_BD.new_zeros(grads[table].shape)
-            add_with_torch(plan.feature(name, part), grad_BD, sums[table])
-        for table, grad_UD in sums.items():
-            grads[table][...] += grad_UD.cpu().numpy()
+            device_rows.add_features(plan, on_device, part, grads)
 
     def blank(self, num_samples: int = 1, device: torch.device = _CPU) -> dict[str, torch.Tensor]:
         """Leaves of zeros, float32 (B, D): inputs for a rank without samples, which must not stay out of a

@@ -1,6 +1,7 @@
 """Pooling: the rows of a feature's ids made into one row per sample, and its transpose. Outside autograd.
 
-Two forms of each: kernels on the host, torch operators where the rows are on a device. Checks nothing.
+Two forms of each: kernels on the host, torch operators where the rows are on a device (for all tables of a step:
+device_rows.py). Checks nothing.
 """
 # B = samples, N = ids of one feature, U = unique ids of its table, D = embedding dim
 

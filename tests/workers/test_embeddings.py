@@ -16,11 +16,11 @@ from hypothesis.extra.numpy import arrays
 from shardkeep.base.errors import ConfigError, DataError, ProtocolError
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.slab import Catalog, Layout, RowSlab
+from shardkeep.workers import device_rows
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Feature, Schema
 from shardkeep.workers.embeddings import Embeddings, non_finite_rows, scale_rows
 from shardkeep.workers.plan import Plan, dedupe
-from shardkeep.workers.pooling import add_with_torch, pool_with_torch
 
 EXTREMES = [0, -1, 1, np.iinfo(np.int64).min, np.iinfo(np.int64).max]
 DIM = 3
@@ -239,21 +239,19 @@ def test_a_part_of_a_batch_is_the_plan_of_those_samples_alone() -> None:
 def test_the_form_for_devices_gives_the_same_values_and_gradients(seed: int) -> None:
     batch = random_batch(8, seed=seed)
     plan = EMBEDDINGS.plan(batch)
-    rows = random_rows(plan)
-    leaves = EMBEDDINGS.lookup(plan, rows)
-    backward(leaves, random_targets(8))
-    expected = EMBEDDINGS.zero_gradients(plan)
-    EMBEDDINGS.collect(plan, leaves, expected)
-    there = {table: torch.from_numpy(r.copy()) for table, r in rows.items()}
-    grads = {table: torch.zeros_like(r) for table, r in there.items()}
-    for name in leaves:
-        feature = plan.feature(name, slice(0, 8))
-        torch.testing.assert_close(pool_with_torch(feature, there[feature.table]), leaves[name].detach())
-        grad_BD = leaves[name].grad
-        assert grad_BD is not None
-        add_with_torch(feature, grad_BD, grads[feature.table])
-    for table, grad_UD in grads.items():
-        torch.testing.assert_close(grad_UD, torch.from_numpy(expected[table]), rtol=1e-6, atol=1e-6)
+    rows = RowSlab.of_arrays(plan.unique, random_rows(plan))
+    for part in (None, slice(2, 7)):
+        leaves = EMBEDDINGS.lookup(plan, rows, part)
+        targets = {name: target[part or slice(None)] for name, target in random_targets(8).items()}
+        backward(leaves, targets)
+        expected, found = EMBEDDINGS.zero_gradients(plan), EMBEDDINGS.zero_gradients(plan)
+        EMBEDDINGS.collect(plan, leaves, expected, part)
+        pooled = device_rows.pool_features(plan, rows, part, torch.device("cpu"))
+        for leaf, pooled_BD in zip(leaves.values(), pooled, strict=True):
+            torch.testing.assert_close(pooled_BD, leaf.detach())
+        grads = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+        device_rows.add_features(plan, grads, part, found)
+        np.testing.assert_allclose(found.flat, expected.flat, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.gpu
