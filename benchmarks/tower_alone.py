@@ -20,17 +20,33 @@ READY = 4
 
 
 def tower_alone(
-    *, dim: int, seconds: float, warm_up_s: float = 3.0, batch: int = workload.BATCH, core: int = 0, device: str = "cpu"
+    *,
+    dim: int,
+    seconds: float,
+    warm_up_s: float = 3.0,
+    batch: int = workload.BATCH,
+    core: int = 0,
+    device: str = "cpu",
+    keep_memory: bool = False,
 ) -> harness.Figures:
-    """samples_per_s, steps_per_s and cpu_us_per_sample of the tower in a fresh process on `core`."""
+    """samples_per_s, steps_per_s and cpu_us_per_sample of the tower in a fresh process on `core`.
+
+    `keep_memory`: with malloc set as shardkeep's workers set it (shardkeep/base/allocator.py); else as glibc has it,
+    where page faults come and go from run to run."""
     context = mp.get_context("spawn")
     queue = context.Queue()
-    process = context.Process(target=_train, args=(dim, seconds, warm_up_s, batch, core, device, queue))
+    process = context.Process(target=_train, args=(dim, seconds, warm_up_s, batch, core, device, keep_memory, queue))
     return harness.result_of([process], queue, limit_s=seconds + warm_up_s + 120)
 
 
-def _train(dim: int, seconds: float, warm_up_s: float, batch: int, core: int, device: str, queue: Any) -> None:
+def _train(
+    dim: int, seconds: float, warm_up_s: float, batch: int, core: int, device: str, keep: bool, queue: Any
+) -> None:
     harness.pin(core)
+    if keep:
+        from shardkeep.base.allocator import keep_freed_memory
+
+        keep_freed_memory()
     step, finish = _prepared(dim, batch, device)
     count = _repeat(step, warm_up_s, 0)
     finish()
