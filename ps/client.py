@@ -278,9 +278,14 @@ class RowClient:
 
     def _encode(self, step: int, request: Request, grads: RowSlab) -> dict[int, Bytes]:
         """One packed push per server."""
-        if grads.message is not None and grads.message.step == step:
-            self._count("push", grads.message)
-            return {0: grads.message.buffer}
+        message = grads.message
+        if (
+            message is not None
+            and message.step == step
+            and np.array_equal(message.ids_area.view(np.int64), request.ids.ids_V)  # not of another request
+        ):
+            self._count("push", message)
+            return {0: message.buffer}
         layout, codec = request.ids.layout, self._push_codec
         encoded = values.encode(codec, grads.flat, np.diff(layout.starts_T1), None, self._catalog)
         self.saturated_values += saturated_values(codec, encoded)

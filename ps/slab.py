@@ -33,10 +33,6 @@ class Catalog:
     def __len__(self) -> int:
         return len(self.names)
 
-    def names_of(self, tables_S: Ints) -> list[str]:
-        """The names of tables, given as numbers."""
-        return [self.names[t] for t in tables_S.tolist()]
-
     def same(self, other: Catalog) -> bool:
         """Whether both have the same tables in the same order."""
         return self is other or (self.names == other.names and bool((self.dims_T == other.dims_T).all()))

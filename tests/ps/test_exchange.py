@@ -1,0 +1,69 @@
+"""A push and the next pull in one call: what answers both, what is refused, and gradients that lie in their message."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shardkeep.base.errors import RemoteError
+from shardkeep.ps.client import RowClient
+from shardkeep.ps.config import ConsistencyConfig, TableSpec
+from shardkeep.ps.message import Kind, Message, pack, unpack
+from shardkeep.ps.shard.service import ShardService
+from shardkeep.ps.transport import LocalTransport
+
+SPEC = TableSpec(name="t", dim=4, optimizer={"name": "sgd", "lr": 1.0}, init={"name": "zeros"})
+IDS = np.array([1, 5, 9], np.int64)
+
+
+def make(mode: str = "bounded", num_servers: int = 1) -> tuple[RowClient, list[ShardService]]:
+    consistency = ConsistencyConfig(mode=mode)
+    services = [
+        ShardService(shard=s, num_shards=num_servers, tables=[SPEC], consistency=consistency, num_workers=1, seed=1)
+        for s in range(num_servers)
+    ]
+    transport = LocalTransport([service.handle for service in services])
+    return RowClient(transport, tables=[SPEC], consistency=consistency), services
+
+
+@pytest.mark.parametrize("mode", ["sync", "bounded", "async"])
+@pytest.mark.parametrize("num_servers", [1, 3])
+def test_an_exchange_is_a_push_and_a_pull(mode: str, num_servers: int) -> None:
+    client, services = make(mode, num_servers)
+    request = client.request({"t": IDS})
+    pull = client.pull(0, request)
+    for step in range(4):
+        assert (pull.result()["t"] == -step).all()
+        grads = client.gradients(step, request)
+        grads["t"][...] += 1.0
+        pull = client.exchange(step, request, grads, step + 1, request)
+    assert (pull.result()["t"] == -4).all()
+    client.wait_acknowledged()
+    assert sum(service.report()["pushes"] for service in services) == 4 * num_servers
+
+
+def test_a_refused_push_answers_for_both_and_nothing_is_pulled() -> None:
+    _, (service,) = make()
+    bad = pack(Message(Kind.PUSH, 7, 0, 0))
+    answer = service.handle(bad, pack(Message(Kind.PULL, 0, 0, 1))).result(5)
+    assert unpack(answer).kind is Kind.ERROR
+    assert service.report()["pulls"] == 0
+
+
+def test_an_exchange_that_is_refused_raises_when_its_rows_are_wanted() -> None:
+    client, _ = make()
+    request = client.request({"t": IDS})
+    client._generation = 3
+    pull = client.exchange(0, request, {"t": np.ones((3, 4), np.float32)}, 1, request)
+    with pytest.raises(RemoteError, match="generation 0, the message is of generation 3"):
+        pull.result()
+
+
+def test_gradients_made_for_other_ids_are_sent_with_the_ids_of_their_push() -> None:
+    client, (service,) = make()
+    other = client.request({"t": IDS + 100})
+    grads = client.gradients(0, other)
+    grads["t"][...] += 1.0
+    client.push(0, client.request({"t": IDS}), grads)
+    client.wait_acknowledged()
+    assert (service.tables[0].pull(IDS) == -1).all() and (service.tables[0].pull(IDS + 100) == 0).all()
