@@ -1,4 +1,4 @@
-"""Settings of the parameter-server room: tables, row optimizers, consistency, liveness.
+"""Settings of the parameter-server room: tables, row optimizers, consistency, transport, liveness.
 
 Apart from the code they configure so that reading a config needs neither torch nor numba.
 """
@@ -156,6 +156,14 @@ class ConsistencyConfig(Settings):
     def window(self) -> int:
         """Batches whose pulls may be under way at once, the running one included."""
         return 1 if self.mode == "sync" else self.staleness + 1
+
+
+class TransportConfig(Settings):
+    """How bytes move between workers and servers."""
+
+    same_host: Literal["memory", "sockets"] = "memory"
+    """Between processes of one Linux host: memory = the receiver copies arrays out of the sender's memory, through
+    sockets where the system does not allow that; sockets = always, so that network counters see every byte."""
 
 
 class LivenessConfig(Settings):

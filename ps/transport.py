@@ -16,10 +16,11 @@ import sys
 import threading
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -93,6 +94,31 @@ _process_is_set_up = False
 _served: dict[str, Handler] = {}
 
 
+class _UnderWay:
+    """Arrays that a peer may still be reading out of this process's memory.
+
+    torch lets go of them as soon as a group is left, in the middle of a read too; so those of the last group are kept
+    until this process leaves another, when nobody reads them any more."""
+
+    def __init__(self) -> None:
+        self._arrays: dict[int, weakref.ref[Bytes]] = {}
+        self._kept: list[Bytes] = []
+
+    def add(self, array: Bytes) -> None:
+        """Follows an array that was handed to torch; forgets it when torch lets go of it."""
+        key = id(array)
+        self._arrays[key] = weakref.ref(array, lambda _: self._arrays.pop(key, None))
+
+    def keep(self) -> None:
+        """Keeps those that torch has not let go of yet."""
+        self._kept = []
+        arrays = [reference() for reference in list(self._arrays.values())]
+        self._kept = [array for array in arrays if array is not None]
+
+
+_under_way = _UnderWay()
+
+
 @rpc.functions.async_execution  # type: ignore[untyped-decorator]
 def _serve(target: str, *messages: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
     """Runs on the server: hands the messages to the handler of `target`; the answer completes the call later."""
@@ -106,6 +132,7 @@ def _serve(target: str, *messages: torch.Tensor) -> torch.futures.Future[torch.T
         if error is not None:
             answer.set_exception(RuntimeError(str(error)))  # type: ignore[arg-type]
         else:
+            _under_way.add(done.result())
             answer.set_result(torch.from_numpy(done.result()))
 
     handler(*(message.numpy() for message in messages)).add_done_callback(finish)
@@ -223,6 +250,7 @@ class RpcTransport:
         host: str,
         timeout_s: float,
         handler: Handler | None = None,
+        same_host: Literal["memory", "sockets"] = "memory",
     ) -> None:
         self.num_servers = num_servers
         self._open = True
@@ -237,8 +265,10 @@ class RpcTransport:
             num_worker_threads=RPC_THREADS,
             rpc_timeout=timeout_s,
             # TensorPipe's shared memory busy-polls: a merely connected process burns a core's share (DESIGN section 3).
+            # Its "cma" does not: messages go through sockets, and their tensors are read where they lie, one copy
+            # instead of two. Where the peer's memory cannot be read (another host or container) it takes "basic".
             _transports=["uv"],
-            _channels=["basic"],
+            _channels=["cma", "basic"] if same_host == "memory" else ["basic"],
         )
         # torch waits 24 days for a member that does not come (pytorch/torch/distributed/rpc/constants.py).
         rpc.constants.DEFAULT_PROCESS_GROUP_TIMEOUT = datetime.timedelta(seconds=timeout_s)
@@ -282,7 +312,10 @@ class RpcTransport:
                 answer.set_exception(_mapped(error, f"server {server}", time.monotonic() - started))
 
         try:
-            tensors = [torch.from_numpy(part) for part in (message, then) if part is not None]
+            parts = [part for part in (message, then) if part is not None]
+            for part in parts:
+                _under_way.add(part)
+            tensors = [torch.from_numpy(part) for part in parts]
             call = rpc.rpc_async(target, _serve, args=(target, *tensors), timeout=timeout_s)
             call.add_done_callback(finish)
         except Exception as error:
@@ -293,6 +326,7 @@ class RpcTransport:
         """Leaves the group without waiting for the others; what is under way ends with TransportError. Idempotent."""
         _served.pop(self._name, None)
         if self._open and rpc._is_current_rpc_agent_set():  # type: ignore[attr-defined]
+            _under_way.keep()
             with _without_native_warnings():
                 rpc.shutdown(graceful=False)
         self._open = False  # the process may have joined another generation: its agent is not ours

@@ -14,7 +14,7 @@ from shardkeep.affinity import AffinityConfig, check_counts
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.settings import Settings
 from shardkeep.compression.config import CompressionConfig
-from shardkeep.ps.config import ConsistencyConfig, LivenessConfig, TableConfig, TableSpec
+from shardkeep.ps.config import ConsistencyConfig, LivenessConfig, TableConfig, TableSpec, TransportConfig
 from shardkeep.workers.config import DataConfig, EvalConfig, ModelConfig, ProfileConfig, TowerConfig, TrainConfig
 
 
@@ -60,6 +60,8 @@ class JobConfig(Settings):
     """What is compressed."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints."""
+    transport: TransportConfig = TransportConfig()
+    """How bytes move."""
     liveness: LivenessConfig = LivenessConfig()
     """Deadlines and leases."""
     profile: ProfileConfig = ProfileConfig()

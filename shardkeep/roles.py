@@ -136,6 +136,7 @@ def join_group(
         host=host,
         timeout_s=config.liveness.form_timeout_s,
         handler=handler,
+        same_host=config.transport.same_host,
     )
 
 
