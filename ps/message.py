@@ -15,28 +15,23 @@ Knows no table, codec or socket. A message is immutable once sent; reading one c
 from __future__ import annotations
 
 import enum
+import struct
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from shardkeep.base.errors import CorruptMessage
+from shardkeep.ps import message_kernels as at
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
 MAGIC = 0x4B53  # "SK"
 VERSION = 2
-_HEADER = np.dtype(
-    [
-        ("magic", "<u2"), ("version", "u1"), ("kind", "u1"), ("generation", "<u4"), ("rank", "<u4"),
-        ("sections", "<u4"), ("step", "<i8"), ("value", "<i8"), ("length", "<u8"),
-    ]
-)  # fmt: skip
+_HEADER = struct.Struct("<HBBIIIqqQ")  # magic, version, kind, generation, rank, sections, step, value, length
 KIND_AT = 3
 """The byte of a message that says its kind."""
-_ENTRY_BYTES = 24
-_ENTRY_WORDS = 6  # of 32 bits: table, formats (ids | values << 8), rows, bytes of ids, bytes of values (low, high)
 
 
 class Kind(enum.IntEnum):
@@ -50,6 +45,9 @@ class Kind(enum.IntEnum):
     ASK = 6  # a question in JSON (one section of values)
     ANSWER = 7  # its answer in JSON
     ERROR = 8  # the answer to anything that failed; a line of text
+
+
+_KINDS = {int(kind): kind for kind in Kind}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,27 +143,20 @@ def allocate(
 
     A number stands for a column of it."""
     count = tables_S.size
-    id_bytes_S, value_bytes_S = _column(id_bytes_S, count), np.ascontiguousarray(_column(value_bytes_S, count))
-    ids_at_S1, values_at_S1, length = _layout(count, id_bytes_S, value_bytes_S)
+    columns = np.empty((at.NUM_COLUMNS, count + 1), dtype=np.int64)
+    columns[at.TABLES, :count], columns[at.ROWS, :count] = tables_S, rows_S
+    columns[at.ID_FORMATS, :count], columns[at.VALUE_FORMATS, :count] = id_formats_S, value_formats_S
+    columns[at.ID_BYTES, :count], columns[at.VALUE_BYTES, :count] = id_bytes_S, value_bytes_S
+    directory_end = _HEADER.size + count * at.ENTRY_BYTES
+    length = at.place(columns, directory_end)
     buffer = np.empty(length, dtype=np.uint8)
-    buffer[: _HEADER.itemsize].view(_HEADER)[0] = (
-        MAGIC, VERSION, int(kind), generation, rank, count, step, value, length,
-    )  # fmt: skip
-    id_formats_S, value_formats_S = _column(id_formats_S, count), _column(value_formats_S, count)
-    if count:
-        words = buffer[_HEADER.itemsize : _HEADER.itemsize + count * _ENTRY_BYTES].view("<u4").reshape(count, -1)
-        words[:, 0] = tables_S
-        words[:, 1] = id_formats_S | value_formats_S << 8
-        words[:, 2] = rows_S
-        words[:, 3] = id_bytes_S
-        words[:, 4:] = value_bytes_S.view("<u4").reshape(count, 2)
-    if (id_bytes_S & 7).any():
-        buffer[ids_at_S1[0] : ids_at_S1[-1]] = 0
-    buffer[values_at_S1[-1] :] = 0
-    return Packed(
-        kind, generation, rank, step, value, buffer,
-        tables_S, rows_S, id_formats_S, value_formats_S, id_bytes_S, value_bytes_S, ids_at_S1, values_at_S1,
-    )  # fmt: skip
+    _HEADER.pack_into(buffer.data, 0, MAGIC, VERSION, int(kind), generation, rank, count, step, value, length)
+    at.write_directory(columns, buffer[_HEADER.size : directory_end].view(np.uint32))
+    packed = _packed(kind, generation, rank, step, value, buffer, columns)
+    if (packed.id_bytes_S & 7).any():
+        packed.ids_area[:] = 0
+    buffer[columns[at.VALUES_AT, count] :] = 0
+    return packed
 
 
 def pack(message: Message) -> Bytes:
@@ -195,33 +186,23 @@ def pack(message: Message) -> Bytes:
 def read(buffer: Bytes) -> Packed:
     """The message in `buffer`, checked for being one whole message. Copies nothing. Raises CorruptMessage."""
     plain = buffer.dtype == np.uint8 and buffer.ndim == 1 and buffer.flags.c_contiguous
-    if not plain or buffer.size < _HEADER.itemsize:
-        raise CorruptMessage(f"{buffer.size} bytes are no message; a header has {_HEADER.itemsize}")
-    magic, version, kind, generation, rank, count, step, value, length = (
-        buffer[: _HEADER.itemsize].view(_HEADER)[0].item()
-    )
+    if not plain or buffer.size < _HEADER.size:
+        raise CorruptMessage(f"{buffer.size} bytes are no message; a header has {_HEADER.size}")
+    magic, version, kind, generation, rank, count, step, value, length = _HEADER.unpack_from(buffer.data)
     if magic != MAGIC or version != VERSION:
         raise CorruptMessage(f"magic {magic:#x} version {version}, expected {MAGIC:#x} version {VERSION}")
-    end = _HEADER.itemsize + count * _ENTRY_BYTES
-    if length != buffer.size or end > buffer.size:
+    directory_end = _HEADER.size + count * at.ENTRY_BYTES
+    if length != buffer.size or directory_end > buffer.size:
         raise CorruptMessage(f"{buffer.size} bytes received, the header says {length} with {count} sections")
-    words = buffer[_HEADER.itemsize : end].view("<u4").reshape(count, _ENTRY_WORDS).T.astype(np.int64, order="C")
-    tables_S, formats_S, rows_S, id_bytes_S = words[0], words[1], words[2], words[3]
-    if words[5].any():
+    columns = np.empty((at.NUM_COLUMNS, count + 1), dtype=np.int64)
+    if not at.read_directory(buffer, _HEADER.size, columns):
         raise CorruptMessage(f"{buffer.size} bytes received, one section alone has 2**32 or more of values")
-    value_bytes_S = words[4]
-    ids_at_S1, values_at_S1, expected = _layout(count, id_bytes_S, value_bytes_S)
+    expected = at.place(columns, directory_end)
     if expected != buffer.size:
         raise CorruptMessage(f"{buffer.size} bytes received, the sections add up to {expected}")
-    try:
-        known = Kind(kind)
-    except ValueError:
-        raise CorruptMessage(f"unknown kind of message {kind}") from None
-    return Packed(
-        known, generation, rank, step, value, buffer,
-        tables_S, rows_S, formats_S & 255, formats_S >> 8 & 255,
-        id_bytes_S, value_bytes_S, ids_at_S1, values_at_S1,
-    )  # fmt: skip
+    if kind not in _KINDS:
+        raise CorruptMessage(f"unknown kind of message {kind}")
+    return _packed(_KINDS[kind], generation, rank, step, value, buffer, columns)
 
 
 def unpack(buffer: Bytes) -> Message:
@@ -244,17 +225,16 @@ def text_of(message: Message) -> str:
     return bytes(message.sections[0].values).decode("utf-8", errors="replace")
 
 
-def _layout(count: int, id_bytes_S: Ints, value_bytes_S: Ints) -> tuple[Ints, Ints, int]:
-    """Where the parts start and end, and the whole's length."""
-    ids_at_S1, values_at_S1 = np.empty(count + 1, dtype=np.int64), np.empty(count + 1, dtype=np.int64)
-    ids_at_S1[0] = _HEADER.itemsize + count * _ENTRY_BYTES
-    np.cumsum((id_bytes_S + 7) & ~7, out=ids_at_S1[1:])
-    ids_at_S1[1:] += ids_at_S1[0]
-    values_at_S1[0] = ids_at_S1[-1]
-    np.cumsum(value_bytes_S, out=values_at_S1[1:])
-    values_at_S1[1:] += values_at_S1[0]
-    return ids_at_S1, values_at_S1, (int(values_at_S1[-1]) + 7) & ~7
-
-
-def _column(value: Ints | int, count: int) -> Ints:
-    return np.full(count, value, dtype=np.int64) if isinstance(value, int) else value
+def _packed(kind: Kind, generation: int, rank: int, step: int, value: int, buffer: Bytes, columns: Ints) -> Packed:
+    count = columns.shape[1] - 1
+    return Packed(
+        kind, generation, rank, step, value, buffer,
+        columns[at.TABLES, :count],
+        columns[at.ROWS, :count],
+        columns[at.ID_FORMATS, :count],
+        columns[at.VALUE_FORMATS, :count],
+        columns[at.ID_BYTES, :count],
+        columns[at.VALUE_BYTES, :count],
+        columns[at.IDS_AT],
+        columns[at.VALUES_AT],
+    )  # fmt: skip
