@@ -1,7 +1,7 @@
 """Many small messages (W1 with batch 64): steps per second against the official tutorial's way, 1 server + 1 worker.
 
-Beside them what no step over torch RPC can go below: bare round trips between two pinned processes over the same
-sockets, empty and of a step's sizes (one pull with its answer, then one push with its acknowledgement).
+Beside them what no step over torch RPC can go below: bare round trips between two pinned processes, set up as
+shardkeep is, empty and of a step's sizes (one pull with its answer, then one push with its acknowledgement).
 """
 # U = unique ids of a step over all tables, D = embedding dim
 
@@ -102,7 +102,7 @@ def _member(rank: int, meeting: str, id_bytes: int, row_bytes: int, seconds: flo
     harness.pin(1 - rank)  # rank 0 answers, on core 1
     torch.set_num_threads(1)
     options = rpc.TensorPipeRpcBackendOptions(
-        num_worker_threads=4, init_method=meeting, _transports=["uv"], _channels=["basic"]
+        num_worker_threads=4, init_method=meeting, _transports=["uv"], _channels=["cma", "basic"]
     )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=UserWarning)

@@ -28,7 +28,7 @@ def form_rpc(link: Link, name: str, num_workers: int, *, rank: int = 0) -> None:
     os.environ["TP_SOCKET_IFNAME"] = "lo"
     # TensorPipe's first choice, shared memory, busy-polls. With a core for each of two processes that is faster (W2,
     # D=16: 9 against 8 M ids/s); with three on two cores it cost 7-10 us of CPU a sample, so there sockets are better.
-    sockets = {"_transports": ["uv"], "_channels": ["basic"]} if num_workers > 1 else {}
+    sockets = {"_transports": ["uv"], "_channels": ["cma", "basic"]} if num_workers > 1 else {}
     options = rpc.TensorPipeRpcBackendOptions(init_method=f"file://{link.folder}/rpc", rpc_timeout=LIMIT_S, **sockets)
     with warnings.catch_warnings():  # torch's own use of a deprecated type
         warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
