@@ -84,6 +84,19 @@ class Worker:
         )
 
 
+def step_slices(config: JobConfig, *, num_samples: int) -> StepSlices:
+    """Which samples each rank draws in each step of the job."""
+    return StepSlices(
+        num_samples,
+        batch_size=config.train.batch_size,
+        world_size=config.workers,
+        accumulate=config.train.accumulate,
+        epochs=config.train.epochs,
+        seed=config.seed,
+        shuffle=config.train.shuffle,
+    )
+
+
 def build_worker(
     config: JobConfig,
     *,
@@ -96,15 +109,7 @@ def build_worker(
     """Worker `collective.rank` of the job, at step 0."""
     schema = data.train.schema
     tables = table_specs(config, schema)
-    slices = StepSlices(
-        num_samples=len(data.train),
-        batch_size=config.train.batch_size,
-        world_size=config.workers,
-        accumulate=config.train.accumulate,
-        epochs=config.train.epochs,
-        seed=config.seed,
-        shuffle=config.train.shuffle,
-    )
+    slices = step_slices(config, num_samples=len(data.train))
     ledger = Ledger()
     client = RowClient(
         transport,

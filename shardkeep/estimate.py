@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkeep.assembly import table_specs
+from shardkeep.assembly import step_slices, table_specs
 from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.base.kernels import compile_kernels, kernel_modules
 from shardkeep.config import JobConfig
@@ -23,7 +23,6 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.shard.optimizers import OPTIMIZERS
 from shardkeep.workers.data.dataset import open_data
 from shardkeep.workers.data.samples import Data, Progress
-from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.embeddings import Embeddings
 from shardkeep.workers.models.registry import build_model
 
@@ -70,15 +69,7 @@ def estimate(config: JobConfig, *, gbit_per_s: float, progress: Progress | None 
 
 def _with_data(config: JobConfig, data: Data, gbit_per_s: float) -> Part:
     tables = table_specs(config, data.train.schema)
-    slices = StepSlices(
-        len(data.train),
-        batch_size=config.train.batch_size,
-        world_size=config.workers,
-        accumulate=config.train.accumulate,
-        epochs=config.train.epochs,
-        seed=config.seed,
-        shuffle=config.train.shuffle,
-    )
+    slices = step_slices(config, num_samples=len(data.train))
     steps = min(slices.num_steps, config.train.max_steps or slices.num_steps)
     played = play(config, tables, data.train, slices, steps)
     tower = tower_of(config, data)
