@@ -333,15 +333,20 @@ class RowClient:
 
     # ---- questions ----
 
-    def ask(self, question: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Asks every server a question in JSON; their answers in order of the servers."""
+    def ask(self, question: Mapping[str, Any], *, timeout_s: float | None = None) -> list[dict[str, Any]]:
+        """Asks every server a question in JSON; their answers in order of the servers. `timeout_s` replaces the
+        deadline for this one call.
+
+        Raises DeadlineExceeded, TransportError, or RemoteError when a server refuses or fails."""
+        limit_s = self.timeout_s if timeout_s is None else timeout_s
         text = json.dumps(dict(question))
         packed = text_message(Kind.ASK, text, generation=self._generation, rank=self.rank)
-        futures = [self._transport.send(s, packed, timeout_s=self.timeout_s) for s in range(self.num_servers)]
-        return [json.loads(text_of(unpack(self._answer(s, f, Kind.ANSWER).buffer))) for s, f in enumerate(futures)]
+        futures = [self._transport.send(s, packed, timeout_s=limit_s) for s in range(self.num_servers)]
+        answers = [self._answer(s, f, Kind.ANSWER, limit_s) for s, f in enumerate(futures)]
+        return [json.loads(text_of(unpack(answer.buffer))) for answer in answers]
 
-    def _answer(self, server: int, future: Future[Bytes], expected: Kind) -> Packed:
-        packed = wait(future, peer=f"server {server}", timeout_s=self.timeout_s + 1.0)
+    def _answer(self, server: int, future: Future[Bytes], expected: Kind, limit_s: float | None = None) -> Packed:
+        packed = wait(future, peer=f"server {server}", timeout_s=(self.timeout_s if limit_s is None else limit_s) + 1.0)
         try:
             answer = read(packed)
         except CorruptMessage as error:

@@ -11,14 +11,17 @@ from typing import Any
 import torch
 
 from shardkeep.base.errors import ConfigError
+from shardkeep.base.telemetry import versions
 from shardkeep.compression.ledger import Ledger
 from shardkeep.config import JobConfig
+from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.client import RowClient
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.transport import Transport
+from shardkeep.workers.checkpoint import CheckpointWriter, load_tower
 from shardkeep.workers.collective import Collective
 from shardkeep.workers.data.samples import Data
-from shardkeep.workers.data.sampling import StepSlices
+from shardkeep.workers.data.sampling import Origin, StepSlices
 from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.embeddings import Embeddings
 from shardkeep.workers.evaluate import Evaluation
@@ -30,6 +33,7 @@ from shardkeep.workers.tower import Tower
 from shardkeep.workers.trainer import Progress, Trainer
 
 COMPILE_ALLOWANCE_S = 600.0
+START = Origin()
 
 _SEEDING = threading.Lock()  # torch's generator is the process's; workers may be threads of one
 
@@ -60,6 +64,7 @@ class Worker:
     telemetry: Telemetry
     ledger: Ledger
     data: Data
+    start: Origin
 
     def run(
         self,
@@ -69,7 +74,7 @@ class Worker:
         process: Callable[[], dict[str, Any]] = dict,
     ) -> dict[str, Any] | None:
         """Trains to the end; the job's summary on rank 0, None elsewhere. `process` is asked after the last step."""
-        steps = self.trainer.run(progress, should_stop)
+        steps = self.trainer.run(progress, should_stop, self.start.step)
         progress.update(step=steps, phase="closing")
         return summarize(
             client=self.client,
@@ -84,7 +89,7 @@ class Worker:
         )
 
 
-def step_slices(config: JobConfig, *, num_samples: int) -> StepSlices:
+def step_slices(config: JobConfig, *, num_samples: int, origin: Origin = START) -> StepSlices:
     """Which samples each rank draws in each step of the job."""
     return StepSlices(
         num_samples,
@@ -94,6 +99,7 @@ def step_slices(config: JobConfig, *, num_samples: int) -> StepSlices:
         epochs=config.train.epochs,
         seed=config.seed,
         shuffle=config.train.shuffle,
+        origin=origin,
     )
 
 
@@ -105,11 +111,16 @@ def build_worker(
     collective: Collective,
     generation: int,
     device: torch.device,
+    checkpoints: Checkpoints | None = None,
+    resumed: Checkpoint | None = None,
 ) -> Worker:
-    """Worker `collective.rank` of the job, at step 0."""
+    """Worker `collective.rank` of the job, at step 0, or where a checkpoint was taken.
+
+    `checkpoints`: where new ones go, if the config wants any. Raises CheckpointError."""
     schema = data.train.schema
     tables = table_specs(config, schema)
-    slices = step_slices(config, num_samples=len(data.train))
+    start = START if resumed is None else Origin(resumed.step, int(resumed.facts["samples"]))
+    slices = step_slices(config, num_samples=len(data.train), origin=start)
     ledger = Ledger()
     client = RowClient(
         transport,
@@ -146,10 +157,23 @@ def build_worker(
             best_auc=data.best_auc,
             device=device,
         )
-    telemetry = Telemetry(tower.watch)
+    if resumed is not None:
+        load_tower(tower, resumed)
+    telemetry = Telemetry(tower.watch, samples=start.samples)
+    writer = None
+    if checkpoints is not None and config.checkpoint.every_steps:
+        writer = CheckpointWriter(
+            checkpoints,
+            config.checkpoint,
+            client=client,
+            tower=tower,
+            collective=collective,
+            facts=lambda _step: checkpoint_facts(config, telemetry.samples, len(data.train)),
+        )
     trainer = Trainer(
         step=step,
         evaluation=evaluation,
+        checkpoints=writer,
         client=client,
         slices=slices,
         train=config.train,
@@ -157,7 +181,19 @@ def build_worker(
         window=config.consistency.window,
         telemetry=telemetry,
     )
-    return Worker(trainer, client, tower, collective, telemetry, ledger, data)
+    return Worker(trainer, client, tower, collective, telemetry, ledger, data, start)
+
+
+def checkpoint_facts(config: JobConfig, samples: int, num_samples: int) -> dict[str, Any]:
+    """What a checkpoint's manifest tells of the job: the data position, and what it was taken with."""
+    return {
+        "samples": samples,
+        "epoch_samples": num_samples,
+        "servers": config.servers,
+        "workers": config.workers,
+        "seed": config.seed,
+        "versions": versions(),
+    }
 
 
 def _build_tower(

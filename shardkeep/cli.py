@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from shardkeep import __version__
-from shardkeep.base.errors import ConfigError, JobStopped, ShardkeepError
+from shardkeep.base.errors import ConfigError, JobStopped, ShardkeepError, UserError
 
 if TYPE_CHECKING:
     from shardkeep.config import JobConfig
@@ -48,18 +48,38 @@ Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback with an e
 
 
 @app.command()
-def train(config: Config, set_: Set = None, run_dir: RunDir = None, debug: Debug = False) -> None:
-    """Run a whole job on this machine."""
+def train(
+    config: Annotated[
+        Path | None, typer.Argument(metavar="[CONFIG]", help="YAML file of the job; `demo` is the built-in one.")
+    ] = None,
+    set_: Set = None,
+    run_dir: RunDir = None,
+    resume: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Go on with this run from its newest checkpoint, without CONFIG.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Run a whole job on this machine, or go on with one."""
 
     def run() -> int:
         from rich.console import Console
 
+        if (config is None) == (resume is None):
+            raise UserError("shardkeep train takes a CONFIG or --resume RUN, one of the two")
+        console = Console(highlight=False)
+        if config is None:
+            from shardkeep.launch import resume as go_on
+
+            if run_dir is not None:
+                raise UserError(f"--run-dir {run_dir}: has no effect with --resume, which goes on in RUN")
+            go_on(resume or Path(), overrides=set_ or [], console=console)
+            return 0
         from shardkeep.launch import run_job
         from shardkeep.report import default_run_dir
 
         path, job = _load(config, set_)
         folder = run_dir or default_run_dir(job.name)
-        run_job(job, run_dir=folder, console=Console(highlight=False), code_folder=path.resolve().parent)
+        run_job(job, run_dir=folder, console=console, code_folder=path.resolve().parent)
         return 0
 
     _end(run, debug)
@@ -71,6 +91,9 @@ def coordinator(
     set_: Set = None,
     listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Port 0 = any free one.")] = "127.0.0.1:0",
     run_dir: RunDir = None,
+    start_step: Annotated[
+        int, typer.Option(min=0, help="Go on from the checkpoint of this step; 0 = from the start.")
+    ] = 0,
     parent_pipe: ParentPipe = False,
     debug: Debug = False,
 ) -> None:
@@ -84,6 +107,8 @@ def coordinator(
             raise ConfigError(
                 "affinity: only `shardkeep train` pins processes; allowed here: none (roles by hand: taskset)"
             )
+        if job.checkpoint.every_steps and job.checkpoint.dir is None and not parent_pipe:
+            raise ConfigError("checkpoint.dir: roles by hand have no common run folder; allowed: a folder they share")
         path = run_dir or default_run_dir(job.name)
         folder = RunFolder(path) if parent_pipe else RunFolder.create(path, job)  # a launcher has made it already
         stop = _stop_event()
@@ -98,6 +123,7 @@ def coordinator(
             sink=folder,
             ready=lambda address: _ready(address, folder),
             stop=stop,
+            start_step=start_step,
         )
         return 0
 

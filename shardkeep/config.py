@@ -15,16 +15,15 @@ from shardkeep.base.errors import ConfigError
 from shardkeep.base.settings import Settings
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.ps.config import ConsistencyConfig, LivenessConfig, TableConfig, TableSpec, TransportConfig
-from shardkeep.workers.config import DataConfig, EvalConfig, ModelConfig, ProfileConfig, TowerConfig, TrainConfig
-
-
-class CheckpointConfig(Settings):
-    """Checkpoints of the whole job. Not written yet: a job with every_steps above 0 says so when it starts."""
-
-    every_steps: int = Field(0, ge=0)
-    """Steps between two checkpoints; 0 = none."""
-    keep: int = Field(3, ge=1)
-    """Checkpoints kept; older ones are deleted."""
+from shardkeep.workers.config import (
+    CheckpointConfig,
+    DataConfig,
+    EvalConfig,
+    ModelConfig,
+    ProfileConfig,
+    TowerConfig,
+    TrainConfig,
+)
 
 
 class JobConfig(Settings):

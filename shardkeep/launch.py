@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from shardkeep.affinity import choose, describe, pinned
+from shardkeep.affinity import Pins, choose, describe, pinned
 from shardkeep.base.errors import JobError, JobStopped
 from shardkeep.config import JobConfig, load_config
 from shardkeep.interrupts import Interrupts
@@ -18,6 +18,7 @@ from shardkeep.report import Record, RunFolder, default_run_dir
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from shardkeep.resume import Resumed
     from shardkeep.screen import Screen
 
 
@@ -45,21 +46,29 @@ def train(config: JobConfig | str | Path, *, run_dir: str | Path | None = None, 
     return run_job(job, run_dir=path, console=Console(quiet=quiet, highlight=False), code_folder=code_folder)
 
 
-def run_job(config: JobConfig, *, run_dir: Path, console: Console, code_folder: Path | None = None) -> dict[str, Any]:
+def run_job(
+    config: JobConfig,
+    *,
+    run_dir: Path,
+    console: Console,
+    code_folder: Path | None = None,
+    resumed: Resumed | None = None,
+) -> dict[str, Any]:
     """Runs a whole job; returns what summary.json holds. Blocks; raises as `train`.
 
     Args:
         config: The job.
-        run_dir: The run folder, made here.
+        run_dir: The run folder, made here, or that of the run that goes on.
         console: Where phases, progress and the closing table are shown.
         code_folder: Where the user's own modules are found, beside the import path.
+        resumed: Where the job goes on; None = a new one.
     """
-    from shardkeep.local_job import LocalJob
     from shardkeep.screen import Screen
 
     screen = Screen(console)
     config = _anchored(config)
-    RunFolder.refuse_taken(run_dir)
+    if resumed is None:
+        RunFolder.refuse_taken(run_dir)
     pins = choose(config.affinity, servers=config.servers, workers=config.workers, threads=config.threads)
     with Interrupts() as interrupts, _importable(code_folder):
         try:
@@ -70,15 +79,44 @@ def run_job(config: JobConfig, *, run_dir: Path, console: Console, code_folder: 
             screen.end_bar()
         if config.affinity.wanted:
             screen.phase("affinity", describe(pins))
-        folder = RunFolder.create(run_dir, config)
-        job = LocalJob(config, folder, screen, interrupts, code_folder, pins) if config.servers else None
-        try:
-            with pinned(pins.get(("worker", 0)) if job is None else None):
-                summary = job.run() if job is not None else _in_process(config, folder, screen, interrupts)
-        finally:
-            screen.end_bar()
+        folder = RunFolder.create(run_dir, config) if resumed is None else RunFolder(run_dir)
+        with folder.held():
+            if resumed is not None:
+                _reopen(folder, config, resumed, screen)
+            start_step = 0 if resumed is None else resumed.checkpoint.step
+            try:
+                summary = _run(config, folder, screen, interrupts, code_folder, pins, start_step)
+            finally:
+                screen.end_bar()
     screen.closing(summary, run_dir)
     return summary
+
+
+def _run(
+    config: JobConfig,
+    folder: RunFolder,
+    screen: Screen,
+    interrupts: Interrupts,
+    code_folder: Path | None,
+    pins: Pins,
+    start_step: int,
+) -> dict[str, Any]:
+    if not config.servers:
+        with pinned(pins.get(("worker", 0))):
+            return _in_process(config, folder, screen, interrupts, start_step)
+    from shardkeep.local_job import LocalJob
+
+    return LocalJob(config, folder, screen, interrupts, code_folder, pins, start_step).run()
+
+
+def _reopen(folder: RunFolder, config: JobConfig, resumed: Resumed, screen: Screen) -> None:
+    """Makes the folder of an earlier run this one's."""
+    from shardkeep.resume import await_leftovers
+
+    await_leftovers(folder)
+    RunFolder.reopen(folder.path, config)
+    screen.phase("resume", resumed.text())
+    folder.event({"text": f"resumed {resumed.text()}"})
 
 
 class ShownFolder:
@@ -114,7 +152,9 @@ class ShownFolder:
             raise JobError(f"{self._folder.path}: cannot be written ({error.strerror or error})") from error
 
 
-def _in_process(config: JobConfig, folder: RunFolder, screen: Screen, interrupts: Interrupts) -> dict[str, Any]:
+def _in_process(
+    config: JobConfig, folder: RunFolder, screen: Screen, interrupts: Interrupts, start_step: int
+) -> dict[str, Any]:
     """`servers: 0`: the job in this process. Ctrl-C ends it after the running step, a second one at once."""
     from shardkeep.worker_role import run_in_process
 
@@ -123,7 +163,7 @@ def _in_process(config: JobConfig, folder: RunFolder, screen: Screen, interrupts
     interrupts.notice = "stopping after the running step; once more Ctrl-C ends it at once"
     screen.phase("start", "one process")
     try:
-        summary = run_in_process(config, sink, lambda: interrupts.count > 0, folder=folder.path)
+        summary = run_in_process(config, sink, lambda: interrupts.count > 0, folder=folder.path, start_step=start_step)
         if interrupts.count:
             raise JobStopped(f"stopped at step {sink.step}")
     except KeyboardInterrupt:
@@ -142,8 +182,6 @@ def _prepare(config: JobConfig, screen: Screen) -> None:
     from shardkeep.base.kernels import compile_kernels, kernel_modules
     from shardkeep.workers.data.dataset import prepare_data
 
-    if config.checkpoint.every_steps:
-        screen.phase("note", f"checkpoint.every_steps: {config.checkpoint.every_steps}: not written in this version")
     began = time.monotonic()
     compile_kernels(kernel_modules())
     screen.phase("kernels", f"ready in {time.monotonic() - began:.1f} s")
@@ -159,6 +197,15 @@ def _anchored(config: JobConfig) -> JobConfig:
     """The config with an absolute data.root: roles and later readers may stand elsewhere."""
     root = str(Path(config.data.root).expanduser().resolve())
     return config.model_copy(update={"data": config.data.model_copy(update={"root": root})})
+
+
+def resume(run: Path, *, overrides: Sequence[str], console: Console) -> dict[str, Any]:
+    """Goes on with a run from its newest complete checkpoint; as `run_job`."""
+    from shardkeep.resume import plan_resume
+
+    resumed = plan_resume(run, overrides)
+    code_folder = Path(resumed.config.data.root)
+    return run_job(resumed.config, run_dir=run, console=console, code_folder=code_folder, resumed=resumed)
 
 
 def _script_folder() -> Path:

@@ -43,11 +43,13 @@ class LocalJob:
         interrupts: Interrupts,
         code_folder: Path | None,
         pins: Pins,
+        start_step: int = 0,
     ) -> None:
         self._config, self._folder, self._screen, self._interrupts = config, folder, screen, interrupts
         self._env = child_environment(os.environ, threads=config.threads, code_folder=code_folder)
         self._pins = pins
-        self._tail = MetricsTail(folder.metrics_path)
+        self._start_step = start_step
+        self._tail = MetricsTail(folder.metrics_path, from_end=start_step > 0)
         self._children: list[Child] = []
         self._told: set[int] = set()
         self._step: int | None = None
@@ -67,7 +69,8 @@ class LocalJob:
     def _start(self) -> None:
         began = time.monotonic()
         run = str(self._folder.path)
-        self._child("coordinator", 0, [str(self._folder.config_path), "--run-dir", run])
+        start = ["--start-step", str(self._start_step)] if self._start_step else []
+        self._child("coordinator", 0, [str(self._folder.config_path), "--run-dir", run, *start])
         # The others find the coordinator's address in the run folder: their imports take longer than its start.
         for role, count in (("worker", self._config.workers), ("server", self._config.servers)):
             for index in range(count):

@@ -5,13 +5,16 @@ coordinator.json  the coordinator's address and pid
 members.json      every member of the current generation
 metrics.jsonl     one JSON object per record: progress, eval, phase, event
 summary.json      how the job ended
+checkpoints/      step-N/, where `checkpoint` is on (ps/checkpoints.py); written by worker 0 and the servers
 logs/             ROLE-INDEX.log
 profile/          ROLE-INDEX.pt.trace.json, where `profile` is on; each written by its process
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import fcntl
 import json
 import math
 import threading
@@ -66,6 +69,29 @@ class RunFolder:
         except OSError as error:
             raise UserError(f"--run-dir {path}: cannot be written ({error.strerror or error})") from error
         return folder
+
+    @classmethod
+    def reopen(cls, path: str | Path, config: JobConfig) -> RunFolder:
+        """The folder of a run that goes on, with its config as it is now; what told of its last start is gone, for
+        members look there for the coordinator. Raises UserError."""
+        try:
+            folder = cls(path)
+            for name in ("coordinator.json", "members.json", "summary.json"):
+                (folder.path / name).unlink(missing_ok=True)
+            atomic_write(folder.config_path, config.to_yaml())
+        except OSError as error:
+            raise UserError(f"--resume {path}: cannot be written ({error.strerror or error})") from error
+        return folder
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps other launchers out of the folder. Raises UserError when one is in it."""
+        with (self.path / ".lock").open("ab") as file:
+            try:
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"{self.path}: a job is running in this folder") from None
+            yield
 
     @staticmethod
     def refuse_taken(path: str | Path) -> None:
@@ -155,9 +181,10 @@ class RunFolder:
 class MetricsTail:
     """Reads what was added to a metrics.jsonl since the last look; a half-written line waits for its end."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        """`from_end`: what is there already has been read."""
         self._path = path
-        self._position = 0
+        self._position = path.stat().st_size if from_end and path.exists() else 0
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         try:

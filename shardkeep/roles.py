@@ -18,6 +18,7 @@ from shardkeep.base.kernels import compile_kernels, kernel_modules
 from shardkeep.base.log import EventLog
 from shardkeep.base.telemetry import peak_rss_bytes
 from shardkeep.config import JobConfig, parse_config
+from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.config import LivenessConfig
 from shardkeep.ps.control.client import ControlClient
 from shardkeep.ps.control.records import Formation
@@ -112,6 +113,16 @@ def end_when_the_job_failed(control: ControlClient, grace_s: float = FAILED_GRAC
         os._exit(control.state.exit_code or 1)
 
     threading.Thread(target=watch, name="job-failed", daemon=True).start()
+
+
+def checkpoints_of(config: JobConfig, run_dir: Path) -> Checkpoints:
+    """The folder of the job's checkpoints, as this process reaches it."""
+    return Checkpoints(Path(config.checkpoint.dir) if config.checkpoint.dir is not None else run_dir / "checkpoints")
+
+
+def resumed_from(checkpoints: Checkpoints, start_step: int) -> Checkpoint | None:
+    """The checkpoint that a job which starts at this step goes on from. Raises CheckpointError."""
+    return checkpoints.load(start_step) if start_step else None
 
 
 def join_group(

@@ -8,11 +8,20 @@ from pathlib import Path
 from shardkeep.base.allocator import keep_freed_memory
 from shardkeep.base.log import EventLog
 from shardkeep.config import JobConfig
+from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.client import ControlClient
 from shardkeep.ps.shard.service import ShardService
+from shardkeep.ps.shard.snapshot import load_snapshots
 from shardkeep.ps.transport import RpcTransport  # noqa: F401 - loads torch RPC while the other roles start
-from shardkeep.roles import Membership, end_when_the_job_failed, join_group, process_facts
+from shardkeep.roles import (
+    Membership,
+    checkpoints_of,
+    end_when_the_job_failed,
+    join_group,
+    process_facts,
+    resumed_from,
+)
 
 _log = EventLog("roles")
 
@@ -21,7 +30,7 @@ def run_server(address: str, *, index: int, advertise: str, folder: Path, kernel
     """A server's life; returns 0 when the job is completed. Raises why it was not.
 
     Args:
-        folder: Where a profile goes, below `profile/`.
+        folder: The run folder: a profile goes there, and checkpoints where the config names no other place.
         kernels_s: Seconds it took to compile kernels, for the summary.
     """
     control = ControlClient(address, role="server", index=index, advertise=advertise)
@@ -29,7 +38,15 @@ def run_server(address: str, *, index: int, advertise: str, folder: Path, kernel
     with Membership(control) as config:
         keep_freed_memory()
         formation = control.join(None)
-        service = build_service(config, formation.tables, shard=index, generation=formation.generation)
+        checkpoints = checkpoints_of(config, folder)
+        service = build_service(
+            config,
+            formation.tables,
+            shard=index,
+            generation=formation.generation,
+            checkpoints=checkpoints,
+            resumed=resumed_from(checkpoints, formation.start_step),
+        )
         service.process = lambda: process_facts(kernels_s)
         profile = None
         if config.profile.steps:
@@ -57,9 +74,17 @@ def run_server(address: str, *, index: int, advertise: str, folder: Path, kernel
     return 0
 
 
-def build_service(config: JobConfig, tables: Sequence[TableSpec], *, shard: int, generation: int) -> ShardService:
-    """Server `shard` of the job, empty."""
-    return ShardService(
+def build_service(
+    config: JobConfig,
+    tables: Sequence[TableSpec],
+    *,
+    shard: int,
+    generation: int,
+    checkpoints: Checkpoints | None = None,
+    resumed: Checkpoint | None = None,
+) -> ShardService:
+    """Server `shard` of the job, empty, or with its rows of a checkpoint. Raises CheckpointError."""
+    service = ShardService(
         shard=shard,
         num_shards=max(config.servers, 1),
         tables=tables,
@@ -68,4 +93,9 @@ def build_service(config: JobConfig, tables: Sequence[TableSpec], *, shard: int,
         seed=config.seed,
         pull_values=config.compression.pull.values,
         generation=generation,
+        start_step=0 if resumed is None else resumed.step,
+        checkpoints=checkpoints,
     )
+    if resumed is not None:
+        load_snapshots(service.tables, resumed, shard=shard, num_shards=max(config.servers, 1))
+    return service

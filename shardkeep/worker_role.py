@@ -17,7 +17,15 @@ from shardkeep.config import JobConfig
 from shardkeep.ps.control.client import ControlClient
 from shardkeep.ps.control.records import Formation, JobSink
 from shardkeep.ps.transport import LocalTransport, connect_store
-from shardkeep.roles import Membership, compiled_kernels, end_when_the_job_failed, join_group, process_facts
+from shardkeep.roles import (
+    Membership,
+    checkpoints_of,
+    compiled_kernels,
+    end_when_the_job_failed,
+    join_group,
+    process_facts,
+    resumed_from,
+)
 from shardkeep.server_role import build_service
 from shardkeep.workers.collective import Collective, Solo
 from shardkeep.workers.data.dataset import open_data
@@ -39,6 +47,7 @@ def run_worker(address: str, *, index: int, advertise: str, folder: Path, kernel
         device, backend = _device(config, formation, index)
         transport = join_group(config, formation, "worker", index, advertise, None)
         collective = _collective(config, formation, index, advertise, backend)
+        checkpoints = checkpoints_of(config, folder)
         worker = build_worker(
             config,
             data=data,
@@ -46,6 +55,8 @@ def run_worker(address: str, *, index: int, advertise: str, folder: Path, kernel
             collective=collective,
             generation=formation.generation,
             device=device,
+            checkpoints=checkpoints,
+            resumed=resumed_from(checkpoints, formation.start_step),
         )
         _attach(worker, _worker_profile(config, folder, index, device), config)
         _log.info("training", generation=formation.generation, steps=worker.trainer.total_steps)
@@ -82,15 +93,23 @@ def _collective(config: JobConfig, formation: Formation, index: int, host: str, 
 
 
 def run_in_process(
-    config: JobConfig, sink: JobSink, should_stop: Callable[[], bool] = lambda: False, *, folder: Path
+    config: JobConfig,
+    sink: JobSink,
+    should_stop: Callable[[], bool] = lambda: False,
+    *,
+    folder: Path,
+    start_step: int = 0,
 ) -> dict[str, Any]:
-    """The whole job in this process (`servers: 0`); the summary. Raises what training raises."""
+    """The whole job in this process (`servers: 0`), from a checkpoint where `start_step` is above 0; the summary.
+    Raises what training raises."""
     kernels_s = compiled_kernels()
     keep_freed_memory()
     torch.set_num_threads(config.threads)
     data = open_data(config.data, seed=config.seed)
     tables = table_specs(config, data.train.schema)
-    service = build_service(config, tables, shard=0, generation=0)
+    checkpoints = checkpoints_of(config, folder)
+    resumed = resumed_from(checkpoints, start_step)
+    service = build_service(config, tables, shard=0, generation=0, checkpoints=checkpoints, resumed=resumed)
     device = _device(config, None, 0)[0]
     profile = _worker_profile(config, folder, 0, device)
     worker = build_worker(
@@ -100,6 +119,8 @@ def run_in_process(
         collective=Solo(),
         generation=0,
         device=device,
+        checkpoints=checkpoints,
+        resumed=resumed,
     )
     _attach(worker, profile, config)
     summary = worker.run(
@@ -146,7 +167,10 @@ def _worker_profile(config: JobConfig, folder: Path, index: int, device: torch.d
 
 
 def _attach(worker: Worker, profile: WorkerProfile | None, config: JobConfig) -> None:
-    check_profile(config.profile, total_steps=worker.trainer.total_steps)
+    total_steps = worker.trainer.total_steps
+    if worker.start.step and worker.start.step >= total_steps:
+        raise ConfigError(f"the job is done at step {total_steps}; raise train.epochs or train.max_steps to go on")
+    check_profile(config.profile, total_steps=total_steps)
     worker.tower.watch.observer = profile
 
 

@@ -245,6 +245,17 @@ class EvalConfig(Settings):
     """Evaluate on the first so many samples only; left out = all."""
 
 
+class CheckpointConfig(Settings):
+    """Checkpoints of the whole job, from which `shardkeep train --resume` goes on."""
+
+    every_steps: int = Field(0, ge=0)
+    """Steps between two checkpoints, one at the end of training too; 0 = none."""
+    keep: int = Field(3, ge=1)
+    """Checkpoints kept; older ones are deleted."""
+    dir: str | None = None
+    """Folder of the checkpoints, which all members must share; left out = `checkpoints` in the run folder."""
+
+
 class ProfileConfig(Settings):
     """A torch.profiler trace of some steps, in `profile/` of the run folder: one file per worker and server."""
 

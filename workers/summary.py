@@ -56,7 +56,7 @@ def summarize(
         "samples_per_s": telemetry.samples_per_s(),
         "step_ms": mean_step_ms([w["step_ms"] for w in workers]),
         "eval": dict(evaluation or {}),
-        "bytes": _per_sample(byte_totals, telemetry.samples),
+        "bytes": _per_sample(byte_totals, telemetry.trained),
         "staleness": merged_histogram([w["staleness"] for w in workers]),
         "dropped_rows": sum(w["dropped_rows"] for w in workers),
         **_saturated(client.push_format, workers),

@@ -31,17 +31,19 @@ class Telemetry:
 
     `watch` is switched by whoever takes a step; here it is only read."""
 
-    def __init__(self, watch: Stopwatch) -> None:
+    def __init__(self, watch: Stopwatch, *, samples: int = 0) -> None:
+        """`samples`: those of the steps before, where a job goes on."""
         self.watch = watch
-        self.samples = 0
+        self.samples = samples
+        self._before = samples
         self.dropped_rows = 0
         self.skipped_steps = 0
         self._steps = 0
-        self._started = time.perf_counter()
+        self._started = (time.perf_counter(), samples)
         self._steady_from: tuple[float, int] | None = None
         self._losses: list[float] = []
         self._reported = time.perf_counter()
-        self._reported_samples = 0
+        self._reported_samples = samples
         self._all = _Mark(0, dict.fromkeys(PARTS, 0.0))
         self._steady, self._last = self._all, self._all
         self._done = 0
@@ -58,18 +60,23 @@ class Telemetry:
             self._steady_from = (time.perf_counter(), self.samples)
             self._steady = self._mark()
 
+    @property
+    def trained(self) -> int:
+        """Samples of the steps counted here: without those before a job went on."""
+        return self.samples - self._before
+
     def pause(self, seconds: float) -> None:
         """Takes `seconds` that were not training out of the rates."""
-        self._started += seconds
+        self._started = (self._started[0] + seconds, self._started[1])
         self._reported += seconds
         if self._steady_from is not None:
             self._steady_from = (self._steady_from[0] + seconds, self._steady_from[1])
 
     def samples_per_s(self) -> float:
         """Samples per second over all workers in the steady state; of the whole run when it was too short."""
-        start, before = self._steady_from or (self._started, 0)
+        start, before = self._steady_from or self._started
         if self.samples == before:
-            start, before = self._started, 0
+            start, before = self._started
         return (self.samples - before) / max(time.perf_counter() - start, 1e-9)
 
     def step_ms(self) -> dict[str, float]:

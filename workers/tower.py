@@ -34,7 +34,8 @@ from shardkeep.workers.compiling import (
     why_no_compiler,
     worth_compiling,
 )
-from shardkeep.workers.config import TowerConfig, TowerOptimizerConfig
+from shardkeep.workers.config import TowerConfig
+from shardkeep.workers.dense_optimizer import build_optimizer
 from shardkeep.workers.precision import choose_precision
 from shardkeep.workers.reduce import sum_flat, wrap_in_ddp
 from shardkeep.workers.stopwatch import Stopwatch
@@ -109,6 +110,7 @@ class Tower:
         self._switch = Switch(self.model, batch_size)
         self._choose_precision()
         self._trial = self._choose_compile()
+        self._compile_first = config.compile == "on"
         self._ddp: DistributedDataParallel | None = None
         self.join(collective)
 
@@ -331,11 +333,13 @@ class Tower:
         if self._input_shape is None:
             dims = {name: leaf.shape[1] for name, leaf in embeddings.items()}
             self._input_shape = (dense_BI.shape[1], dims)
-            if self._config.compile == "on":
+            if self._compile_first:
                 with self.watch.within(None):
                     problem = self._compile()
-                if problem is not None:
+                if problem is not None and self._config.compile == "on":
                     raise JobError(f"tower.compile: on failed: {problem}; tower.compile: off trains without it")
+                if problem is not None:
+                    self._say("compile", f"off: compiling failed: {problem}")
 
     def _compile(self) -> str | None:
         assert self._input_shape is not None
@@ -379,6 +383,7 @@ class Tower:
             "optimizer": self._optimizer.state_dict(),
             "scaler": self._scaler.state_dict(),
             "step": self._step,
+            "compiled": None if self.deciding else self._switch.enabled,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -387,6 +392,9 @@ class Tower:
         self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch keeps the tensors it is given
         self._scaler.load_state_dict(state["scaler"])
         self._step = state["step"]
+        if self.deciding and state["compiled"] is not None:  # decided once in the life of a job
+            self._trial, self._compile_first = Trial(phase="over"), bool(state["compiled"])
+            self._say("compile", f"{'on' if self._compile_first else 'off'}: as the job decided before")
 
     def digest_bytes(self) -> bytes:
         """Name and bytes of every parameter, buffer and optimizer value, in the order of the names; a copy."""
@@ -400,22 +408,3 @@ class Tower:
 
 def _bytes_of(tensor: torch.Tensor) -> bytes:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
-
-
-def build_optimizer(config: TowerOptimizerConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """torch.optim's SGD, Adam or AdamW, fused; the rate is set anew before each step."""
-    if not parameters:
-        raise UserError("the model has no trainable parameters")
-    if config.name == "sgd":
-        return torch.optim.SGD(
-            parameters, lr=config.lr, momentum=config.momentum or 0.0, weight_decay=config.weight_decay, fused=True
-        )
-    kind: type[torch.optim.Adam] = torch.optim.AdamW if config.name == "adamw" else torch.optim.Adam
-    return kind(
-        parameters,
-        lr=config.lr,
-        betas=config.betas or (0.9, 0.999),
-        eps=1e-8 if config.eps is None else config.eps,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )

@@ -1,4 +1,4 @@
-"""Trainer: the loop of one worker. Wires a step, an evaluation and a reporter that are built elsewhere."""
+"""Trainer: the loop of one worker. Wires a step, an evaluation, checkpoints and a reporter, all built elsewhere."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from shardkeep.base.errors import Diverged, JobStopped
 from shardkeep.ps.client import RowClient
+from shardkeep.workers.checkpoint import CheckpointWriter
 from shardkeep.workers.config import EvalConfig, TrainConfig
 from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.evaluate import Evaluation
@@ -32,6 +33,7 @@ class Trainer:
         *,
         step: Step,
         evaluation: Evaluation | None,
+        checkpoints: CheckpointWriter | None,
         client: RowClient,
         slices: StepSlices,
         train: TrainConfig,
@@ -41,6 +43,7 @@ class Trainer:
     ) -> None:
         self._step = step
         self._evaluation = evaluation
+        self._checkpoints = checkpoints
         self._client = client
         self._slices = slices
         self._train = train
@@ -58,6 +61,8 @@ class Trainer:
 
         `should_stop(step)` is asked before each step and must answer alike on all ranks. Raises JobStopped, Diverged,
         and what pulls and pushes raise."""
+        if self._checkpoints is not None:
+            self._checkpoints.open()
         ahead = Prefetch(self._prepare, start=start_step, stop=self.total_steps, depth=self._window + 1)
         under_way: deque[Ahead] = deque()
         requested = start_step
@@ -88,6 +93,7 @@ class Trainer:
                     requested += 1
                 self._check(step, result, progress)
                 self._evaluate_after(step, progress)
+                self._save_after(step, progress)
             return self.total_steps
         finally:
             ahead.close()
@@ -121,9 +127,9 @@ class Trainer:
             progress.report("phase", {"phase": "tower", "text": text})
 
     def _evaluate_after(self, step: int, progress: Progress) -> None:
-        done = step + 1
-        every = self._eval.every_steps or self._slices.steps_per_epoch
-        if self._evaluation is None or (done % every and done != self.total_steps):
+        done, every = step + 1, self._eval.every_steps
+        due = not done % every if every else self._slices.ends_epoch(step)
+        if self._evaluation is None or not (due or done == self.total_steps):
             return
         progress.update(step=done, phase="evaluating")
         started = time.perf_counter()
@@ -132,3 +138,15 @@ class Trainer:
         self._telemetry.pause(time.perf_counter() - started)
         if self._client.rank == 0:
             progress.report("eval", {"step": done} | self.last_eval)
+
+    def _save_after(self, step: int, progress: Progress) -> None:
+        done = step + 1
+        if self._checkpoints is None or not (self._checkpoints.due(done) or done == self.total_steps):
+            return
+        progress.update(step=done, phase="saving")
+        started = time.perf_counter()
+        with self._watch.within(None):
+            record = self._checkpoints.write(done)
+        self._telemetry.pause(time.perf_counter() - started)
+        if record is not None:
+            progress.report("phase", {"phase": "checkpoint"} | record)

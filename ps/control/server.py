@@ -92,6 +92,7 @@ def serve_job(
     sink: JobSink,
     ready: Callable[[str], None],
     stop: threading.Event,
+    start_step: int = 0,
 ) -> None:
     """The coordinator's life: serves one job until it is completed. Blocks.
 
@@ -104,6 +105,7 @@ def serve_job(
         sink: Who keeps the records.
         ready: Called once with the address to give to members.
         stop: Set it (from a signal handler) to end the job in order.
+        start_step: First step to train; above 0 = members load the checkpoint of that step.
 
     Raises:
         UserError, JobError: The job failed (JobStopped: was stopped); the text is the job's message.
@@ -117,6 +119,7 @@ def serve_job(
         form_timeout_s=liveness.form_timeout_s,
         open_store=store.open,
         sink=sink,
+        start_step=start_step,
     )
     with ControlServer(coordinator, listen) as server:
         ready(server.address)

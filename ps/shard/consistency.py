@@ -54,6 +54,10 @@ class Gate(Protocol[P]):
         """Steps that rows read now for `step` lag behind: steps before it that are not applied for all ranks."""
         ...
 
+    def is_at(self, step: int) -> bool:
+        """Whether all pushes of the steps before `step` are applied, and no other has come."""
+        ...
+
 
 class SyncGate(Generic[P]):
     """The pull of step t sees exactly all pushes of steps below t.
@@ -112,6 +116,9 @@ class SyncGate(Generic[P]):
     def staleness(self, step: int) -> int:
         return 0
 
+    def is_at(self, step: int) -> bool:
+        return self._next == step and not self._staged
+
 
 @dataclass(slots=True)
 class _Progress:
@@ -164,6 +171,9 @@ class BoundedGate(Generic[P]):
 
     def staleness(self, step: int) -> int:
         return max(0, step - 1 - min(progress.watermark for progress in self._ranks))
+
+    def is_at(self, step: int) -> bool:
+        return all(progress.watermark == step - 1 and not progress.accepted for progress in self._ranks)
 
 
 def open_gate(config: ConsistencyConfig, *, num_workers: int, start_step: int) -> Gate[P]:

@@ -11,18 +11,20 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from shardkeep.base.errors import ProtocolError, ShardkeepError, TransportError
+from shardkeep.base.errors import CheckpointError, ProtocolError, ShardkeepError, TransportError
 from shardkeep.compression.codec import ValueCodec, value_codec
 from shardkeep.ps import values
+from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.message import KIND_AT, Bytes, Kind, Packed, allocate, read, text_message, text_of, unpack
 from shardkeep.ps.shard.consistency import Gate, Work, open_gate
 from shardkeep.ps.shard.requests import Decoder
+from shardkeep.ps.shard.snapshot import write_snapshot
 from shardkeep.ps.shard.tables import Gradients, Pulled, Sections, Tables
 from shardkeep.ps.slab import Catalog
 
@@ -53,6 +55,7 @@ class ShardService:
         pull_values: Literal["fp32", "fp16", "bf16"] = "fp32",
         generation: int = 0,
         start_step: int = 0,
+        checkpoints: Checkpoints | None = None,
     ) -> None:
         self.shard = shard
         self.num_shards = num_shards
@@ -61,6 +64,7 @@ class ShardService:
         """What `report` says of the process; set by who runs one."""
         self.tables = Tables(tables, seed=seed)
         self.gate: Gate[Gradients] = open_gate(consistency, num_workers=num_workers, start_step=start_step)
+        self._checkpoints = checkpoints
         self._catalog = Catalog(tables)
         self._decoder = Decoder(self._catalog)
         self._codec: ValueCodec = value_codec(pull_values)
@@ -80,6 +84,11 @@ class ShardService:
             Kind.READ: self._read,
             Kind.PUSH: self._push,
             Kind.ASK: self._ask,
+        }
+        self._questions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+            "report": lambda _: self.report(),
+            "see": self._see,
+            "snapshot": self._snapshot,
         }
 
     # ---- messages in, futures out ----
@@ -200,12 +209,37 @@ class ShardService:
             question = json.loads(text)
         except ValueError:
             question = None
-        if not isinstance(question, dict) or question.get("ask") != "report":
-            raise ProtocolError(f'question {text[:80]!r} is unknown; allowed: {{"ask": "report"}}')
+        kind = question.get("ask") if isinstance(question, dict) else None
+        if kind not in self._questions:
+            raise ProtocolError(f'question {text[:80]!r} is unknown; allowed: {{"ask": {"|".join(self._questions)}}}')
         with self._lock:
             self._check_open()
-        answer = json.dumps(self.report())
+        answer = json.dumps(self._questions[kind](question))
         return _done(text_message(Kind.ANSWER, answer, generation=self.generation, rank=message.rank))
+
+    def _see(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Whether this server sees the folder that worker 0 writes checkpoints to."""
+        self._folder().check_token(str(question.get("token")))
+        return {}
+
+    def _snapshot(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Writes this server's part of the checkpoint of a step boundary; nobody may push meanwhile."""
+        step = question.get("step")
+        if not isinstance(step, int):
+            raise ProtocolError(f"a snapshot of step {step!r}; allowed: a whole number")
+        with self._lock:
+            if not self.gate.is_at(step):
+                raise ProtocolError(f"a snapshot of step {step} while pushes of other steps are here")
+        try:
+            files = write_snapshot(self.tables, self._folder().partial(step), shard=self.shard)
+        except OSError as error:
+            raise CheckpointError(f"{error.filename or self._folder().folder}: {error.strerror or error}") from error
+        return {"files": [asdict(file) for file in files]}
+
+    def _folder(self) -> Checkpoints:
+        if self._checkpoints is None:
+            raise CheckpointError("this server was told no folder for checkpoints")
+        return self._checkpoints
 
     # ---- progress: apply what is due, then answer what may be answered ----
 

@@ -106,13 +106,26 @@ class Table:
 
     def export(self) -> tuple[Ids, Rows, Rows]:
         """Copies of all ids (N), weights (N, D) and optimizer slots (N, S), sorted by id."""
-        ids_N = self._records.ids(self.num_rows)
+        ids_N = self.ids()
         order_N = np.argsort(ids_N, kind="stable")
-        rows_ND = np.empty((ids_N.size, self.spec.dim), dtype=np.float32)
-        slots_NS = np.empty((ids_N.size, self._num_slots), dtype=np.float32)
-        kernels.read_words(*self._records_at, order_N, FIRST_WEIGHT, rows_ND)
-        kernels.read_words(*self._records_at, order_N, FIRST_WEIGHT + self.spec.dim, slots_NS)
-        return ids_N[order_N], rows_ND, slots_NS
+        return ids_N[order_N], *self.read(order_N)
+
+    def ids(self) -> Ids:
+        """A copy of all ids (N), in the order of their slots."""
+        return self._records.ids(self.num_rows)
+
+    def read(self, slots_N: Ids) -> tuple[Rows, Rows]:
+        """Copies of the weights (N, D) and optimizer slots (N, S) of rows, given as positions in `ids()`."""
+        rows_ND = np.empty((slots_N.size, self.spec.dim), dtype=np.float32)
+        slots_NS = np.empty((slots_N.size, self._num_slots), dtype=np.float32)
+        kernels.read_words(*self._records_at, slots_N, FIRST_WEIGHT, rows_ND)
+        kernels.read_words(*self._records_at, slots_N, FIRST_WEIGHT + self.spec.dim, slots_NS)
+        return rows_ND, slots_NS
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row's id, weights and slots."""
+        return 4 * self._used
 
     def load(self, ids: Ids, rows: Rows, slots: Rows) -> None:
         """Sets weights (N, D) and optimizer slots (N, S) of unique ids (N), adding what is absent."""

@@ -6,6 +6,7 @@ ShardkeepError
 │   └── DataError        a file, a row, a column, a label
 ├── JobError             the job failed (exit code 1)
 │   ├── MemberLost       a process died or its lease ended
+│   ├── CheckpointError  a checkpoint cannot be written, is damaged, or does not fit
 │   ├── Diverged         too many steps in a row with non-finite gradients
 │   └── JobStopped       somebody asked the job to stop before it was done
 ├── TransportError       a message did not arrive or was not answered (retryable)
@@ -42,6 +43,10 @@ class JobError(ShardkeepError):
 
 
 class MemberLost(JobError):
+    pass
+
+
+class CheckpointError(JobError):
     pass
 
 

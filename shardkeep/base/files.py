@@ -1,4 +1,4 @@
-"""Files that are never half written, and locks between processes. Knows nothing of what the files hold."""
+"""Files that are never half written, their checksums, and locks between processes. Knows nothing of what they hold."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+
+import xxhash
+
+_READ_BYTES = 1 << 20
 
 
 def atomic_write(path: str | Path, content: str | bytes) -> None:
@@ -26,6 +30,24 @@ def atomic_write(path: str | Path, content: str | bytes) -> None:
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def checksum(path: str | Path) -> str:
+    """xxh3 of a file's bytes, 128 bits, as hex. Raises OSError."""
+    found = xxhash.xxh3_128()
+    with Path(path).open("rb") as file:
+        while part := file.read(_READ_BYTES):
+            found.update(part)
+    return found.hexdigest()
+
+
+def sync_folder(path: str | Path) -> None:
+    """Brings a folder's entries to disk: names made or renamed in it. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 @contextlib.contextmanager

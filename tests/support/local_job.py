@@ -11,6 +11,7 @@ import torch
 
 from shardkeep.assembly import Worker, build_worker, table_specs
 from shardkeep.config import JobConfig
+from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.transport import LocalTransport
 from shardkeep.server_role import build_service
@@ -37,13 +38,18 @@ class LocalJob:
 
     config: JobConfig
     data: Data
+    checkpoints: Checkpoints | None = None
+    resumed: Checkpoint | None = None
     services: list[ShardService] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
+    records: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    """What the workers reported."""
 
     def __post_init__(self) -> None:
         tables = table_specs(self.config, self.data.train.schema)
         count = max(self.config.servers, 1)
-        self.services = [build_service(self.config, tables, shard=s, generation=0) for s in range(count)]
+        kept = {"checkpoints": self.checkpoints, "resumed": self.resumed}
+        self.services = [build_service(self.config, tables, shard=s, generation=0, **kept) for s in range(count)]
         handlers = [service.handle for service in self.services]
         ranks = ThreadCollective.group(self.config.workers) if self.config.workers > 1 else [Solo()]
         # A Tower's first act is a broadcast, so the ranks must be built side by side.
@@ -56,6 +62,7 @@ class LocalJob:
                     collective=rank,
                     generation=0,
                     device=torch.device("cpu"),
+                    **kept,
                 )
                 for rank in ranks
             ]
@@ -63,7 +70,9 @@ class LocalJob:
 
     def run(self) -> dict[str, Any]:
         """Trains; the summary of rank 0."""
-        return in_threads([lambda w=w: w.run(Silent(), lambda _: False, lambda: 0) for w in self.workers])[0]
+        told = Silent()
+        self.records = told.records
+        return in_threads([lambda w=w: w.run(told, lambda _: False, lambda: 0) for w in self.workers])[0]
 
 
 def in_threads(calls: list[Callable[[], Any]], timeout_s: float = 60.0) -> list[Any]:

@@ -13,8 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shardkeep.base.errors import UserError
+from shardkeep.base.errors import CheckpointError, UserError
+from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.workers import compiling
+from shardkeep.workers.checkpoint import load_tower, save_tower
 from shardkeep.workers.collective import Collective, Solo, ThreadCollective, run_ranks
 from shardkeep.workers.config import ModelConfig, TowerConfig
 from shardkeep.workers.models.registry import build_model
@@ -284,6 +286,37 @@ def test_a_loaded_state_goes_on_bit_for_bit(amp):
     assert other.digest_bytes() == straight.digest_bytes()
 
 
+@pytest.mark.parametrize("amp", ["off", "fp16"])
+def test_a_saved_tower_goes_on_bit_for_bit(amp, tmp_path):
+    config = {"amp": amp}
+    straight, other = tower_of(config=config), tower_of(model=seeded_model(9), config=config)
+    train(straight, [(0, 24)], steps=3)
+    checkpoints = Checkpoints(tmp_path)
+    files = save_tower(straight, checkpoints.begin(3))
+    load_tower(other, checkpoints.commit(3, files, {}))
+    for tower in (straight, other):
+        tower.backward(*part_of(batch(3, 24), 0, 24), 1 / 24)
+        tower.update(3)
+    assert other.digest_bytes() == straight.digest_bytes()
+
+
+def test_a_saved_tower_of_another_model_is_refused_in_one_line(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    saved = checkpoints.commit(1, save_tower(tower_of(), checkpoints.begin(1)), {})
+    other = tower_of(model=nn.Linear(3, 1))
+    with pytest.raises(CheckpointError, match=r"tower: does not fit the model: [^\n]*$"):
+        load_tower(other, saved)
+
+
+def test_what_auto_decided_before_is_not_measured_again(tmp_path):
+    straight = tower_of(config={"compile": "auto"}, sync=False)
+    assert straight.deciding and straight.state_dict()["compiled"] is None
+    state = copy.deepcopy(straight.state_dict()) | {"compiled": False}
+    straight.load_state_dict(state)
+    assert not straight.deciding
+    assert straight.chosen["compile"] == "off: as the job decided before"
+
+
 def test_the_digest_sees_parameters_and_optimizer_state():
     tower = tower_of()
     train(tower, [(0, 24)], steps=1)
@@ -308,7 +341,7 @@ def test_compile_on_without_a_compiler_is_a_user_error_and_auto_says_so(monkeypa
 
 
 def test_compile_auto_is_off_in_sync_and_in_jobs_too_short_to_repay_it():
-    assert "sync" in tower_of(config={"compile": "auto"}).chosen["compile"]
+    assert "sync" in tower_of(config={"compile": "auto"}, sync=False).chosen["compile"]
     tower = tower_of(config={"compile": "auto"}, sync=False, total_steps=100, batch_size=24)
     train(tower, [(0, 24)], steps=20)
     assert tower.chosen["compile"].startswith("off: 87 steps of") and tower.compile_s == 0.0

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shardkeep.workers.data.sampling import StepSlices
+from shardkeep.workers.data.sampling import Origin, StepSlices
 
 SHAPES = {
     "num_samples": st.integers(1, 700),
@@ -91,3 +91,41 @@ def test_samples_before_counts_over_short_steps_and_epochs() -> None:
 def test_a_step_or_rank_outside_the_job_is_refused(step: int, rank: int) -> None:
     with pytest.raises(IndexError, match="outside"):
         StepSlices(12, batch_size=2, world_size=2).rows(step, rank)
+
+
+@given(**SHAPES, workers_then=st.integers(1, 7), epochs=st.integers(1, 3), share=st.floats(0.0, 1.0))
+@settings(max_examples=150, deadline=None)
+def test_a_job_that_goes_on_with_any_number_of_workers_visits_what_is_left_exactly_once(
+    num_samples: int, workers_then: int, epochs: int, share: float, **shape: int
+) -> None:
+    before = StepSlices(num_samples, epochs=epochs, **shape)  # type: ignore[arg-type]
+    at = int(share * before.num_steps)
+    origin = Origin(at, before.samples_before(at))
+    then = StepSlices(num_samples, epochs=epochs, origin=origin, **shape | {"world_size": workers_then})  # type: ignore[arg-type]
+    seen: dict[int, list[int]] = {epoch: [] for epoch in range(epochs)}
+    for slices, steps in ((before, range(at)), (then, range(at, then.num_steps))):
+        for step in steps:
+            parts = [slices.rows(step, rank).tolist() for rank in range(slices.world_size)]
+            seen[slices.epoch(step)] += [row for part in parts for row in part]
+    assert all(sorted(rows) == list(range(num_samples)) for rows in seen.values())
+    assert then.samples_before(then.num_steps) == epochs * num_samples
+    assert (
+        sum(then.ends_epoch(step) for step in range(at, then.num_steps))
+        + sum(before.ends_epoch(step) for step in range(at))
+        == epochs
+    )
+
+
+def test_a_job_that_goes_on_with_as_many_workers_takes_the_same_steps() -> None:
+    whole = StepSlices(103, batch_size=5, world_size=2, epochs=3, seed=4)
+    for at in (1, 10, 11, 12, 30, 33):
+        rest = StepSlices(
+            103, batch_size=5, world_size=2, epochs=3, seed=4, origin=Origin(at, whole.samples_before(at))
+        )
+        assert rest.num_steps == whole.num_steps == 33
+        for step in range(at, 33):
+            assert rest.epoch(step) == whole.epoch(step)
+            for rank in range(2):
+                assert rest.rows(step, rank).tolist() == whole.rows(step, rank).tolist()
+        with pytest.raises(IndexError, match=rf"step {at - 1} is outside \[{at}, 33\)"):
+            rest.rows(at - 1, 0)

@@ -1,0 +1,88 @@
+"""`shardkeep train --resume RUN`: which settings may change, where the job goes on, the run folder made ready again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from shardkeep.base.deadlines import Deadline
+from shardkeep.base.errors import UserError
+from shardkeep.config import JobConfig, load_config
+from shardkeep.ps.checkpoints import Checkpoint
+from shardkeep.report import RunFolder
+from shardkeep.roles import checkpoints_of
+
+MAY_CHANGE = (
+    "servers", "workers", "threads", "affinity", "transport", "liveness", "profile", "checkpoint", "eval",
+    "train.epochs", "train.max_steps", "train.report_every_s", "train.max_bad_steps",
+    "tower.compile", "tower.device", "data.root", "data.cache",
+)  # fmt: skip
+"""Settings, or groups of them, that `--set` may change; the others would make it another job."""
+
+LEFTOVERS_S = 20.0
+"""Seconds that processes of a run whose launcher was killed get to end: they notice by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A run that goes on."""
+
+    config: JobConfig
+    checkpoint: Checkpoint
+    changed: tuple[str, ...]
+    """Settings that were changed, `a.b=value`."""
+
+    def text(self) -> str:
+        """One line for the user."""
+        changed = f"; changed: {', '.join(self.changed)}" if self.changed else ""
+        return f"at step {self.checkpoint.step} from {self.checkpoint.folder.name}{changed}"
+
+
+def plan_resume(run: Path, overrides: Sequence[str] = ()) -> Resumed:
+    """Reads a run's config and its newest complete checkpoint. Raises UserError (no such run, nothing to go on from, a
+    setting that may not change), ConfigError and CheckpointError."""
+    if not (run / "config.yaml").is_file():
+        raise UserError(f"--resume {run}: is no run folder; it has no config.yaml")
+    before, config = load_config(run / "config.yaml"), load_config(run / "config.yaml", overrides)
+    changed = dict(_differences(before.model_dump(mode="json"), config.model_dump(mode="json")))
+    for key in changed:
+        if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in MAY_CHANGE):
+            raise UserError(f"--set {key}: may not change when a job goes on; allowed: {', '.join(MAY_CHANGE)}")
+    checkpoints = checkpoints_of(config, run)
+    checkpoint = checkpoints.latest()
+    if checkpoint is None:
+        raise UserError(f"--resume {run}: there is no complete checkpoint in {checkpoints.folder}; start the job anew")
+    return Resumed(config, checkpoint, tuple(f"{key}={value}" for key, value in changed.items()))
+
+
+def await_leftovers(run: RunFolder, limit_s: float = LEFTOVERS_S) -> None:
+    """Waits until no process of the run's last start is left on this machine. Raises UserError when one stays."""
+    deadline = Deadline(limit_s)
+    pids = {int(member["pid"]) for member in run.member_list() if member.get("pid")}
+    while left := [pid for pid in pids if _is_ours(pid)]:
+        if deadline.over:
+            raise UserError(f"--resume {run.path}: process {left[0]} of this run is still there; end it first")
+        time.sleep(0.1)
+
+
+def _is_ours(pid: int) -> bool:
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and any("shardkeep" in part for part in process.cmdline())
+    except psutil.Error:
+        return False
+
+
+def _differences(a: Mapping[str, Any], b: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys whose values differ, with the new value."""
+    for key in {**a, **b}:
+        one, other, path = a.get(key), b.get(key), f"{above}{key}"
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from _differences(one, other, f"{path}.")
+        elif one != other:
+            yield path, other

@@ -1,0 +1,168 @@
+"""Checkpoints and what goes on from them: in `sync` the very model of an undisturbed run, whatever the servers."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardkeep.config import JobConfig, parse_config
+from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
+from shardkeep.workers.data.batch import Batch
+from tests.support.cluster import Cluster, gone, records
+from tests.support.local_job import LocalJob
+from tests.support.samples import ArrayDataset, as_data, draw
+
+TOWERS = {"sgd": "{name: sgd, lr: 0.01, momentum: 0.9}", "adam": "{name: adam, lr: 0.01, schedule: {warmup_steps: 12}}"}
+
+
+def job_config(servers: int, workers: int, *, tower: str = "adam", mode: str = "sync", **more: object) -> JobConfig:
+    return parse_config(
+        f"""
+        seed: 3
+        servers: {servers}
+        workers: {workers}
+        consistency: {{mode: {mode}}}
+        model: {{name: dlrm, bottom: [8], top: [8]}}
+        tables: {{default: {{dim: 4, optimizer: {{name: adam, lr: 0.01}}}}, b: {{dim: 6}}}}
+        tower: {{compile: off, optimizer: {TOWERS[tower]}}}
+        train: {{batch_size: 8, epochs: 2}}
+        checkpoint: {{every_steps: 3, keep: 100}}
+        """,
+        [f"{key.replace('__', '.')}={value}" for key, value in more.items()],
+    )
+
+
+def trained(config: JobConfig, folder: Path, resumed: Checkpoint | None = None) -> dict[str, Any]:
+    data = as_data(draw(100, pooling="mean"), draw(30, seed=1, pooling="mean"))
+    return LocalJob(config, data, checkpoints=Checkpoints(folder), resumed=resumed).run()
+
+
+@pytest.mark.parametrize("tower", ["sgd", "adam"])
+@pytest.mark.parametrize(("then", "now"), [(1, 1), (2, 1), (1, 3)])
+def test_a_sync_job_ends_with_the_model_of_an_undisturbed_one(tmp_path: Path, tower: str, then: int, now: int) -> None:
+    whole = trained(job_config(then, 2, tower=tower), tmp_path)
+    steps = [step for step, _ in Checkpoints(tmp_path).complete()]
+    assert steps == [3, 6, 9, 12, 14]
+    for step in (3, 9):
+        rest = trained(job_config(now, 2, tower=tower), tmp_path / "again", Checkpoints(tmp_path).load(step))
+        assert rest["state_digest"] == whole["state_digest"]
+        assert (rest["steps"], rest["samples"], rest["eval"]) == (14, 200, whole["eval"])
+
+
+def test_writing_checkpoints_changes_nothing(tmp_path: Path) -> None:
+    digests = {trained(job_config(2, 2, checkpoint__every_steps=n), tmp_path / str(n))["state_digest"] for n in (0, 1)}
+    assert len(digests) == 1
+    assert not (tmp_path / "0").exists()
+
+
+@pytest.mark.parametrize("mode", ["sync", "bounded", "async"])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_other_workers_see_each_sample_that_is_left_exactly_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, workers: int
+) -> None:
+    trained(job_config(2, 2, mode=mode), tmp_path)
+    drawn: list[int] = []
+    gather = ArrayDataset.gather
+
+    def noted(self: ArrayDataset, rows_B: np.ndarray) -> Batch:
+        drawn.extend(rows_B.tolist() if len(self) == 100 else ())
+        return gather(self, rows_B)
+
+    monkeypatch.setattr(ArrayDataset, "gather", noted)
+    summary = trained(job_config(1, workers, mode=mode), tmp_path / "again", Checkpoints(tmp_path).load(9))
+    assert summary["samples"] == 200
+    assert len(drawn) == 200 - 9 * 16 + 12  # 16 samples a step; the first epoch's last step has 4
+    assert np.bincount(drawn, minlength=100).max() == 1
+
+
+def test_a_checkpoint_that_cannot_be_written_is_told_and_training_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from shardkeep.ps.shard import service
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device", str(tmp_path / "rows"))
+
+    whole = trained(job_config(2, 2, checkpoint__every_steps=9), tmp_path)
+    monkeypatch.setattr(service, "write_snapshot", full)
+    data = as_data(draw(100, pooling="mean"), draw(30, seed=1, pooling="mean"))
+    job = LocalJob(job_config(2, 2, checkpoint__every_steps=5), data, checkpoints=Checkpoints(tmp_path))
+    assert job.run()["state_digest"] == whole["state_digest"]
+    texts = [record["text"] for kind, record in job.records if kind == "phase" and record["phase"] == "checkpoint"]
+    assert (
+        texts[0] == f"no checkpoint at step 5: server 0: {tmp_path / 'rows'}: No space left on device; training goes on"
+    )
+    assert [step for step, _ in Checkpoints(tmp_path).complete()] == [9, 14]
+
+
+# ---- real processes ----
+
+KILLED: dict[str, Any] = {
+    "name": "killed",
+    "seed": 3,
+    "servers": 2,
+    "workers": 2,
+    "data": {
+        "synthetic": {"train_samples": 40_000, "eval_samples": 300, "num_dense": 3, "table_sizes": [50, 90, 3000]}
+    },
+    "model": {"bottom": [8], "top": [8], "dropout": 0.1},
+    "tower": {"compile": "off"},
+    "consistency": {"mode": "sync"},
+    "train": {"batch_size": 50, "report_every_s": 0.1},
+    "checkpoint": {"every_steps": 40, "keep": 2},
+}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path) as cluster:
+        yield cluster
+
+
+@pytest.mark.processes
+def test_a_job_of_which_every_process_was_killed_goes_on_to_the_same_model(cluster: Cluster, tmp_path: Path) -> None:
+    whole, undisturbed = cluster.job(KILLED, name="whole")
+    assert whole.end().code == 0
+    job, folder = cluster.job(KILLED, name="killed")
+    members = cluster.training(folder)
+    job.line("checkpoint")
+    for process in (job.process, *members.values()):
+        process.send_signal(signal.SIGKILL)
+    assert not gone(members.values(), limit_s=10)
+    kept = Checkpoints(folder.path / "checkpoints").latest()
+    assert kept is not None and 0 < kept.step < 400
+    ended = cluster.command("train", "--resume", str(folder.path), "--set", "servers=1").end()
+    assert (ended.code, ended.err) == (0, "")
+    assert f"resume     at step {kept.step} from step-{kept.step:08d}; changed: servers=1" in ended.out
+    summary = folder.summary() or {}
+    assert (summary["status"], summary["steps"], summary["samples"]) == ("completed", 400, 40_000)
+    assert summary["state_digest"] == (undisturbed.summary() or {})["state_digest"]
+    assert [r for r in records(folder) if r["kind"] == "event" and "resumed at step" in str(r.get("text"))]
+    again = cluster.command("train", "--resume", str(folder.path)).end()
+    assert (again.code, again.out.count("progress")) == (2, 0)
+    assert again.err == "error: the job is done at step 400; raise train.epochs or train.max_steps to go on\n"
+
+
+def test_what_may_not_change_is_refused_in_one_line(cluster: Cluster, tmp_path: Path) -> None:
+    from shardkeep.base.errors import UserError
+    from shardkeep.resume import plan_resume
+
+    run = tmp_path / "run"
+    config = job_config(1, 1)
+    trained(config, run / "checkpoints")
+    (run / "config.yaml").write_text(config.to_yaml())
+    resumed = plan_resume(run, ["workers=3", "train.epochs=4", "checkpoint.keep=1"])
+    assert (resumed.config.workers, resumed.checkpoint.step) == (3, 26)
+    assert resumed.text() == ("at step 26 from step-00000026; changed: workers=3, train.epochs=4, checkpoint.keep=1")
+    for override in ("seed=4", "train.batch_size=9", "tables.b.dim=8", "consistency.mode=async"):
+        with pytest.raises(UserError, match=r"may not change when a job goes on; allowed: servers, workers"):
+            plan_resume(run, [override])
+    with pytest.raises(UserError, match="is no run folder"):
+        plan_resume(tmp_path)
+    with pytest.raises(UserError, match="there is no complete checkpoint"):
+        plan_resume(run, [f"checkpoint.dir={tmp_path / 'none'}"])

@@ -1,0 +1,120 @@
+"""Snapshots: what one number of servers wrote, any other number reads back, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from shardkeep.base.errors import CheckpointError
+from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.placement import server_of
+from shardkeep.ps.shard import snapshot
+from shardkeep.ps.shard.snapshot import load_snapshots, write_snapshot
+from shardkeep.ps.shard.table import Table
+
+SPECS = [
+    TableSpec(name="user", dim=4, optimizer={"name": "adam"}),  # type: ignore[arg-type]
+    TableSpec(name="empty", dim=8),
+    TableSpec(name="item", dim=16),
+    TableSpec(name="plain", dim=3, optimizer={"name": "sgd"}),  # type: ignore[arg-type]
+]
+
+
+def tables_of(shard: int, num_shards: int, *, rows: int = 0) -> list[Table]:
+    """A server's tables, trained for two steps where `rows` is given."""
+    tables = [Table(spec, seed=7) for spec in SPECS]
+    for t, table in enumerate(tables):
+        if not rows or table.spec.name == "empty":
+            continue
+        rng = np.random.default_rng(t)
+        ids = np.unique(np.concatenate([rng.integers(-(2**63), 2**63 - 1, rows), [-1, 0, 2**63 - 1]]))
+        grads = rng.normal(size=(2, ids.size, table.spec.dim)).astype(np.float32)
+        mine = server_of(ids, num_shards) == shard
+        for step in range(2):
+            table.apply(ids[mine], grads[step][mine], step=step)
+        table.skipped_rows = 10 * shard + t
+    return tables
+
+
+def saved(folder: Path, num_shards: int, *, rows: int) -> Checkpoint:
+    checkpoints = Checkpoints(folder)
+    partial = checkpoints.begin(2)
+    shards = [tables_of(shard, num_shards, rows=rows) for shard in range(num_shards)]
+    files = [file for s, tables in enumerate(shards) for file in write_snapshot(tables, partial, shard=s)]
+    return checkpoints.commit(2, files, {})
+
+
+def digests(shards: list[list[Table]]) -> list[int]:
+    return [sum(tables[t].digest() for tables in shards) % (1 << 128) for t in range(len(SPECS))]
+
+
+@pytest.mark.parametrize("file_bytes", [1 << 10, 64 << 20], ids=["many files", "one file"])
+@pytest.mark.parametrize(("then", "now"), [(1, 1), (2, 2), (3, 1), (1, 3), (2, 5), (5, 2)])
+def test_any_number_of_servers_goes_on_with_the_same_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: int, now: int, file_bytes: int
+) -> None:
+    monkeypatch.setattr(snapshot, "FILE_BYTES", file_bytes)
+    checkpoint = saved(tmp_path, then, rows=500)
+    read = [tables_of(shard, now) for shard in range(now)]
+    for shard, tables in enumerate(read):
+        load_snapshots(tables, checkpoint, shard=shard, num_shards=now)
+        for table in tables:
+            assert (server_of(table.ids(), now) == shard).all()
+    assert digests(read) == digests([tables_of(shard, then, rows=500) for shard in range(then)])
+    assert [sum(tables[t].skipped_rows for tables in read) for t in range(4)] == [
+        sum(10 * shard + t for shard in range(then)) if t != 1 else 0 for t in range(4)
+    ]
+    if file_bytes > 1 << 10:
+        assert len(checkpoint.files) == 2 * then
+    else:
+        assert len(checkpoint.files) > 6 * then
+
+
+def test_tables_without_a_row_are_fine(tmp_path: Path) -> None:
+    checkpoint = saved(tmp_path, 2, rows=0)
+    tables = tables_of(0, 1)
+    load_snapshots(tables, checkpoint, shard=0, num_shards=1)
+    assert [table.num_rows for table in tables] == [0] * 4
+
+
+def test_another_number_of_servers_reads_only_what_holds_its_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "FILE_BYTES", 1 << 12)
+    checkpoint = saved(tmp_path, 1, rows=2000)
+    opened: list[Path] = []
+    read = snapshot._read_arrays
+    monkeypatch.setattr(snapshot, "_read_arrays", lambda path: opened.append(path) or read(path))
+    load_snapshots(tables_of(1, 4), checkpoint, shard=1, num_shards=4)
+    assert 0 < len(opened) < 0.4 * len(checkpoint.files)
+
+
+@pytest.mark.parametrize(
+    ("spec", "text"),
+    [
+        (TableSpec(name="user", dim=8, optimizer={"name": "adam"}), "table user has dim 4, optimizer adam"),  # type: ignore[arg-type]
+        (TableSpec(name="user", dim=4), "the job's has dim 4, optimizer rowwise_adagrad"),
+        (TableSpec(name="users", dim=4), "holds table user, which the job has not"),
+    ],
+    ids=["another dim", "another optimizer", "another name"],
+)
+def test_tables_that_are_not_the_same_are_refused(tmp_path: Path, spec: TableSpec, text: str) -> None:
+    checkpoint = saved(tmp_path, 1, rows=10)
+    tables = [Table(spec, seed=7), *tables_of(0, 1)[1:]]
+    with pytest.raises(CheckpointError, match=text):
+        load_snapshots(tables, checkpoint, shard=0, num_shards=1)
+
+
+def test_a_flipped_bit_is_found_before_a_row_is_used(tmp_path: Path) -> None:
+    checkpoint = saved(tmp_path, 1, rows=100)
+    path = next(checkpoint.folder.glob("server-0/rows-*"))
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 16
+    path.write_bytes(bytes(content))
+    tables = tables_of(0, 1)
+    with pytest.raises(CheckpointError, match=f"{path}: damaged: its checksum is wrong"):
+        load_snapshots(tables, checkpoint, shard=0, num_shards=1)
+    assert [table.num_rows for table in tables] == [0] * 4

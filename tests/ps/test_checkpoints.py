@@ -1,0 +1,118 @@
+"""The folder of checkpoints: complete or not there at all, and never damaged unseen."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardkeep.base.errors import CheckpointError
+from shardkeep.ps.checkpoints import Checkpoints, FileRecord
+
+
+def written(checkpoints: Checkpoints, step: int, content: bytes = b"rows") -> FileRecord:
+    """A part of a checkpoint, begun and not committed."""
+    partial = checkpoints.begin(step)
+    path = partial / "server-0" / "rows"
+    path.parent.mkdir()
+    path.write_bytes(content)
+    return FileRecord.of(partial, path)
+
+
+def saved(checkpoints: Checkpoints, step: int) -> None:
+    checkpoints.commit(step, [written(checkpoints, step)], {"samples": 10 * step})
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Checkpoints:
+    return Checkpoints(tmp_path / "checkpoints")
+
+
+def test_the_newest_complete_checkpoint_is_the_latest(checkpoints: Checkpoints) -> None:
+    assert checkpoints.latest() is None
+    for step in (5, 100, 20):
+        saved(checkpoints, step)
+    written(checkpoints, 300)
+    latest = checkpoints.latest()
+    assert latest is not None
+    assert (latest.step, latest.facts) == (100, {"samples": 1000})
+    assert latest.below("server-0")[0].check(latest.folder).read_bytes() == b"rows"
+    assert latest.below("server-") == []
+
+
+def test_the_oldest_are_deleted_and_what_was_left_half_written_too(checkpoints: Checkpoints) -> None:
+    for step in range(1, 6):
+        saved(checkpoints, step)
+        checkpoints.prune(2)
+    written(checkpoints, 6)
+    written(checkpoints, 7)
+    assert [step for step, _ in checkpoints.complete()] == [4, 5]
+    assert sorted(path.name for path in checkpoints.folder.iterdir()) == [
+        ".step-00000007",
+        "step-00000004",
+        "step-00000005",
+    ]
+
+
+def test_the_same_step_again_replaces_it(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 3)
+    checkpoints.commit(3, [written(checkpoints, 3, b"other")], {})
+    assert checkpoints.load(3).files[0].size == 5
+
+
+def test_a_file_that_was_written_elsewhere_is_not_committed(checkpoints: Checkpoints) -> None:
+    record = written(checkpoints, 1)
+    (checkpoints.partial(1) / record.path).unlink()
+    with pytest.raises(CheckpointError, match="all members must share this folder"):
+        checkpoints.commit(1, [record], {})
+    assert checkpoints.latest() is None
+
+
+@pytest.mark.parametrize(
+    ("damage", "text"),
+    [
+        (lambda path: path.unlink(), "cannot be read"),
+        (lambda path: path.write_bytes(b"row"), "damaged: 3 bytes, 4 were written"),
+        (lambda path: path.write_bytes(b"rowz"), "damaged: its checksum is wrong"),
+    ],
+    ids=["gone", "shorter", "another byte"],
+)
+def test_a_damaged_file_is_named(checkpoints: Checkpoints, damage: object, text: str) -> None:
+    saved(checkpoints, 1)
+    checkpoint = checkpoints.load(1)
+    damage(checkpoint.folder / "server-0" / "rows")  # type: ignore[operator]
+    with pytest.raises(CheckpointError, match=f"server-0/rows: {text}"):
+        checkpoint.files[0].check(checkpoint.folder)
+
+
+def test_a_truncated_manifest_is_one_line(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 1)
+    manifest = checkpoints.load(1).folder / "manifest.json"
+    whole = manifest.read_bytes().rstrip()
+    for size in range(len(whole)):
+        manifest.write_bytes(whole[:size])
+        with pytest.raises(CheckpointError, match=r"manifest.json: damaged \([^\n]*\)$"):
+            checkpoints.latest()
+
+
+def test_a_manifest_of_another_format_is_named(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 1)
+    manifest = checkpoints.load(1).folder / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 9}))
+    with pytest.raises(CheckpointError, match="format 9; this version reads 1"):
+        checkpoints.latest()
+
+
+def test_a_process_that_does_not_see_the_folder_is_told(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    token = checkpoints.sign()
+    Checkpoints(checkpoints.folder).check_token(token)
+    for other in (Checkpoints(tmp_path / "elsewhere"), checkpoints):
+        with pytest.raises(CheckpointError, match="must be storage that all members share"):
+            other.check_token("0123" if other is checkpoints else token)
+
+
+def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"file/below: cannot be written \(Not a directory\)"):
+        Checkpoints(tmp_path / "file" / "below").sign()
