@@ -1,12 +1,14 @@
 """Beside the peers (W1): two workers and their servers on two cores, against what else trains such a model on them.
 
-An opponent that is not installed is left out of the best; those with servers have one.
+An opponent that is not installed is left out of the best; those with servers have one. Towers that run at once on
+both cores share a cache and a memory bus, and each sample then takes longer: so both a tower alone and two are shown.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import harness
@@ -15,6 +17,7 @@ from tower_alone import tower_alone
 from w1_job import WARM_UP_S, shardkeep_job
 
 OURS, TOWER, TUTORIAL = "shardkeep", "the tower alone, 1 core", "official tutorial, 1 + 2"
+TWO_TOWERS = "two towers alone, a core each"
 BEST_OF = ("TorchRec, 2 ranks", "OpenEmbedding + DDP, 1 + 2", "RPC by hand + DDP, 1 + 2")
 SCRIPTS = dict(zip((*BEST_OF, TUTORIAL), ("torchrec_dmp", "openembedding", "rpc_by_hand", "rpc_tutorial"), strict=True))
 TARGETS = {16: {"best": 1.10, "tutorial": 1.35, "cpu_us": 3.5}, 64: {"best": 1.30, "tutorial": 1.80, "cpu_us": 8.0}}
@@ -41,11 +44,20 @@ def compare(dim: int, options: argparse.Namespace) -> dict[str, Any]:
     def tower(seconds: float) -> harness.Figures:
         return tower_alone(dim=dim, seconds=seconds, device=options.device)
 
+    def two_towers(seconds: float) -> harness.Figures:
+        with ThreadPoolExecutor(2) as pool:
+            pair = pool.map(lambda core: tower_alone(dim=dim, seconds=seconds, core=core, device=options.device), (0, 1))
+            one, other = pair
+        mean_us = (one["cpu_us_per_sample"] + other["cpu_us_per_sample"]) / 2
+        return {"samples_per_s": one["samples_per_s"] + other["samples_per_s"], "cpu_us_per_sample": mean_us}
+
     peers = {
         name: contestant(script, workload="w1", dim=dim, workers=2, device=options.device)
         for name, script in SCRIPTS.items()
     }
-    found = harness.alternate({OURS: ours, **peers, TOWER: tower}, rounds=options.rounds, seconds=options.seconds)
+    found = harness.alternate(
+        {OURS: ours, **peers, TOWER: tower, TWO_TOWERS: two_towers}, rounds=options.rounds, seconds=options.seconds
+    )
     return {"rounds": found, **shown(dim, found)}
 
 
@@ -61,7 +73,18 @@ def shown(dim: int, found: Mapping[str, list[harness.Figures]]) -> dict[str, Any
     harness.show_ratio(f"D={dim} samples/s, shardkeep / {TUTORIAL}", tutorial, targets.get("tutorial"))
     above = harness.differences(found, OURS, TOWER, "cpu_us_per_sample")
     harness.show_ratio(f"D={dim} CPU us per sample above the tower's (at most)", above, targets.get("cpu_us"))
-    return {"ratios": each, "ratio_best": best, "ratio_tutorial": tutorial, "cpu_us_above_tower": above}
+    above_two = harness.differences(found, OURS, TWO_TOWERS, "cpu_us_per_sample")
+    harness.show_ratio(f"D={dim} CPU us per sample above that of two towers at once", above_two)
+    share = harness.ratios(found, OURS, TWO_TOWERS, "samples_per_s")
+    harness.show_ratio(f"D={dim} samples/s, shardkeep / two towers at once, without rows and dense sum", share)
+    return {
+        "ratios": each,
+        "ratio_best": best,
+        "ratio_tutorial": tutorial,
+        "ratio_two_towers": share,
+        "cpu_us_above_tower": above,
+        "cpu_us_above_two_towers": above_two,
+    }
 
 
 def over_best(found: Mapping[str, list[harness.Figures]], names: Sequence[str]) -> dict[str, float]:

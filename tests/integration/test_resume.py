@@ -138,7 +138,7 @@ def test_a_job_of_which_every_process_was_killed_goes_on_to_the_same_model(clust
     assert kept is not None and 0 < kept.step < 400
     ended = cluster.command("train", "--resume", str(folder.path), "--set", "servers=1").end()
     assert (ended.code, ended.err) == (0, "")
-    assert f"resume     at step {kept.step} from step-{kept.step:08d}; changed: servers=1" in ended.out
+    assert f"at step {kept.step} from step-{kept.step:08d}; changed: servers=1\n" in ended.out
     summary = folder.summary() or {}
     assert (summary["status"], summary["steps"], summary["samples"]) == ("completed", 400, 40_000)
     assert summary["state_digest"] == (undisturbed.summary() or {})["state_digest"]
