@@ -30,7 +30,7 @@ FILE_BYTES = 64 << 20
 """About the size of a file, and of what is held in memory beside the tables while one is written or read."""
 _INDEX = "snapshot.json"
 
-Arrays = dict[str, npt.NDArray[np.generic]]
+Arrays = dict[str, npt.NDArray[Any]]
 
 
 @dataclass(frozen=True, slots=True)
