@@ -46,7 +46,9 @@ def compare(dim: int, options: argparse.Namespace) -> dict[str, Any]:
 
     def two_towers(seconds: float) -> harness.Figures:
         with ThreadPoolExecutor(2) as pool:
-            pair = pool.map(lambda core: tower_alone(dim=dim, seconds=seconds, core=core, device=options.device), (0, 1))
+            pair = pool.map(
+                lambda core: tower_alone(dim=dim, seconds=seconds, core=core, device=options.device), (0, 1)
+            )
             one, other = pair
         mean_us = (one["cpu_us_per_sample"] + other["cpu_us_per_sample"]) / 2
         return {"samples_per_s": one["samples_per_s"] + other["samples_per_s"], "cpu_us_per_sample": mean_us}

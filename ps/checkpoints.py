@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import secrets
 import shutil
 from collections.abc import Iterable
@@ -28,6 +29,7 @@ from shardkeep.base.files import atomic_write, checksum, sync_folder
 FORMAT = 1
 _MANIFEST = "manifest.json"
 _TOKEN = ".token"
+_NAME = re.compile(r"step-(\d{8,})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,16 @@ class Checkpoint:
     files: tuple[FileRecord, ...]
     facts: dict[str, Any]
 
+    def check_sizes(self) -> None:
+        """Raises CheckpointError when a file is missing or of another size; reads none."""
+        for file in self.files:
+            path = self.folder / file.path
+            if not path.is_file() or path.stat().st_size != file.size:
+                state = "damaged" if path.is_file() else "missing"
+                raise CheckpointError(
+                    f"{path}: {state}; delete {self.folder.name} to go on from the checkpoint before it"
+                )
+
     def below(self, part: str) -> list[FileRecord]:
         """The files of one part, `tower` or `server-0`."""
         return [file for file in self.files if file.path.startswith(f"{part}/")]
@@ -104,10 +116,14 @@ class Checkpoints:
         """An empty folder for a new checkpoint; what an earlier attempt left is deleted."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for stale in self.folder.glob(".step-*"):
-            shutil.rmtree(stale)
+            shutil.rmtree(stale, ignore_errors=True)
         partial = self.partial(step)
         partial.mkdir()
         return partial
+
+    def abandon(self, step: int) -> None:
+        """Gives back what a checkpoint that failed takes on the disk."""
+        shutil.rmtree(self.partial(step), ignore_errors=True)
 
     def partial(self, step: int) -> Path:
         """Where the files of a checkpoint lie while it is written."""
@@ -129,16 +145,18 @@ class Checkpoints:
         atomic_write(partial / _MANIFEST, json.dumps(manifest, indent=1) + "\n")
         for folder in {(partial / file.path).parent for file in known} | {partial}:
             sync_folder(folder)
-        if final.exists():
-            shutil.rmtree(final)  # of a run that was resumed before it
+        before = self.folder / f".{final.name}.before"
+        if final.exists():  # of a run that was resumed before it
+            final.rename(before)
         partial.rename(final)
         sync_folder(self.folder)
+        shutil.rmtree(before, ignore_errors=True)
         return Checkpoint(final, step, tuple(known), facts)
 
     def complete(self) -> list[tuple[int, Path]]:
         """Steps and folders of the complete checkpoints, oldest first; the manifests are not read."""
-        found = [(int(path.name[5:]), path) for path in self.folder.glob("step-*") if (path / _MANIFEST).is_file()]
-        return sorted(found)
+        named = [(_NAME.fullmatch(path.name), path) for path in self.folder.glob("step-*")]
+        return sorted((int(m[1]), path) for m, path in named if m is not None and (path / _MANIFEST).is_file())
 
     def latest(self) -> Checkpoint | None:
         """The newest complete checkpoint, None when there is none. Raises CheckpointError when it is damaged."""
@@ -164,7 +182,7 @@ class Checkpoints:
         for _, folder in self.complete()[:-keep]:
             doomed = folder.with_name(f".{folder.name}")
             folder.rename(doomed)  # a half deleted one must not look complete
-            shutil.rmtree(doomed)
+            shutil.rmtree(doomed, ignore_errors=True)
 
 
 def _name(step: int) -> str:

@@ -6,6 +6,7 @@ Does not deduplicate, pool or know batches (workers/embeddings.py), and knows no
 
 from __future__ import annotations
 
+import concurrent.futures
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -342,6 +343,7 @@ class RowClient:
         text = json.dumps(dict(question))
         packed = text_message(Kind.ASK, text, generation=self._generation, rank=self.rank)
         futures = [self._transport.send(s, packed, timeout_s=limit_s) for s in range(self.num_servers)]
+        concurrent.futures.wait(futures, timeout=limit_s + 1.0)  # all, also where one has failed: none works on unseen
         answers = [self._answer(s, f, Kind.ANSWER, limit_s) for s, f in enumerate(futures)]
         return [json.loads(text_of(unpack(answer.buffer))) for answer in answers]
 

@@ -162,8 +162,8 @@ class TransportConfig(Settings):
     """How bytes move between workers and servers."""
 
     same_host: Literal["memory", "sockets"] = "memory"
-    """Between processes of one Linux host: memory = the receiver copies arrays out of the sender's memory, through
-    sockets where the system does not allow that; sockets = always, so that network counters see every byte."""
+    """Between processes of one Linux host: memory = the receiver copies arrays out of the sender's memory, or takes
+    sockets where it knows that the system forbids it; sockets = always, so that network counters see every byte."""
 
 
 class LivenessConfig(Settings):

@@ -103,17 +103,24 @@ class _UnderWay:
     def __init__(self) -> None:
         self._arrays: dict[int, weakref.ref[Bytes]] = {}
         self._kept: list[Bytes] = []
+        self._leaving = False
 
     def add(self, array: Bytes) -> None:
-        """Follows an array that was handed to torch; forgets it when torch lets go of it."""
+        """Follows an array that is handed to torch; forgets it when torch lets go of it."""
         key = id(array)
         self._arrays[key] = weakref.ref(array, lambda _: self._arrays.pop(key, None))
+        if self._leaving:  # asked after it was noted, so that nothing falls between this and `kept`
+            self._kept.append(array)
 
-    def keep(self) -> None:
-        """Keeps those that torch has not let go of yet."""
-        self._kept = []
-        arrays = [reference() for reference in list(self._arrays.values())]
-        self._kept = [array for array in arrays if array is not None]
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """For the time of leaving a group: keeps what torch has not let go of yet, and what another thread adds."""
+        self._kept, self._leaving = [], True
+        self._kept += [array for reference in list(self._arrays.values()) if (array := reference()) is not None]
+        try:
+            yield
+        finally:
+            self._leaving = False
 
 
 _under_way = _UnderWay()
@@ -264,11 +271,12 @@ class RpcTransport:
         options = rpc.TensorPipeRpcBackendOptions(
             num_worker_threads=RPC_THREADS,
             rpc_timeout=timeout_s,
-            # TensorPipe's shared memory busy-polls: a merely connected process burns a core's share (DESIGN section 3).
-            # Its "cma" does not: messages go through sockets, and their tensors are read where they lie, one copy
-            # instead of two. Where the peer's memory cannot be read (another host or container) it takes "basic".
+            # TensorPipe's shared memory busy-polls: a merely connected process burns a core's share. Its "cma" does
+            # not: calls go through sockets, and their tensors are read where they lie, one copy instead of two. Where
+            # TensorPipe can tell that the peer's memory cannot be read (another host, container or user, seccomp,
+            # Yama) it takes "basic"; a security module that forbids it shows only as a failed call.
             _transports=["uv"],
-            _channels=["cma", "basic"] if same_host == "memory" else ["basic"],
+            _channels=["cma", "basic"] if same_host == "memory" and sys.platform == "linux" else ["basic"],
         )
         # torch waits 24 days for a member that does not come (pytorch/torch/distributed/rpc/constants.py).
         rpc.constants.DEFAULT_PROCESS_GROUP_TIMEOUT = datetime.timedelta(seconds=timeout_s)
@@ -326,8 +334,7 @@ class RpcTransport:
         """Leaves the group without waiting for the others; what is under way ends with TransportError. Idempotent."""
         _served.pop(self._name, None)
         if self._open and rpc._is_current_rpc_agent_set():  # type: ignore[attr-defined]
-            _under_way.keep()
-            with _without_native_warnings():
+            with _under_way.kept(), _without_native_warnings():
                 rpc.shutdown(graceful=False)
         self._open = False  # the process may have joined another generation: its agent is not ours
 
@@ -375,6 +382,8 @@ def _mapped(error: Exception, peer: str, elapsed_s: float) -> ShardkeepError:
     text = _reason(error)
     if "timeout" in text:
         return DeadlineExceeded(f"{peer} did not answer within {elapsed_s:.1f} s (liveness.step_timeout_s)")
+    if "process_vm_readv" in text and "not permitted" in text:
+        text += "; this system needs transport.same_host: sockets"
     return TransportError(f"{peer} was lost after {elapsed_s:.1f} s: {text}")
 
 

@@ -119,7 +119,7 @@ def build_worker(
     `checkpoints`: where new ones go, if the config wants any. Raises CheckpointError."""
     schema = data.train.schema
     tables = table_specs(config, schema)
-    start = START if resumed is None else Origin(resumed.step, int(resumed.facts["samples"]))
+    start = START if resumed is None else _origin(resumed, config, len(data.train))
     slices = step_slices(config, num_samples=len(data.train), origin=start)
     ledger = Ledger()
     client = RowClient(
@@ -182,6 +182,15 @@ def build_worker(
         telemetry=telemetry,
     )
     return Worker(trainer, client, tower, collective, telemetry, ledger, data, start)
+
+
+def _origin(resumed: Checkpoint, config: JobConfig, num_samples: int) -> Origin:
+    """Where a job goes on. Raises ConfigError when data or seed are not those of the checkpoint."""
+    for what, now in (("epoch_samples", num_samples), ("seed", config.seed)):
+        if resumed.facts.get(what) != now:
+            key = "data: samples of an epoch" if what == "epoch_samples" else what
+            raise ConfigError(f"{key}: {now}; the checkpoint {resumed.folder} was taken with {resumed.facts.get(what)}")
+    return Origin(resumed.step, int(resumed.facts["samples"]))
 
 
 def checkpoint_facts(config: JobConfig, samples: int, num_samples: int) -> dict[str, Any]:

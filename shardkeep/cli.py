@@ -109,8 +109,15 @@ def coordinator(
             )
         if job.checkpoint.every_steps and job.checkpoint.dir is None and not parent_pipe:
             raise ConfigError("checkpoint.dir: roles by hand have no common run folder; allowed: a folder they share")
+        if not parent_pipe and job.checkpoint.dir is not None and not Path(job.checkpoint.dir).is_absolute():
+            raise ConfigError(
+                f"checkpoint.dir: {job.checkpoint.dir!r} means another folder for each role; allowed: an absolute path"
+            )
         path = run_dir or default_run_dir(job.name)
-        folder = RunFolder(path) if parent_pipe else RunFolder.create(path, job)  # a launcher has made it already
+        if parent_pipe:  # a launcher has made it already
+            folder = RunFolder(path)
+        else:
+            folder = RunFolder.reopen(path, job) if start_step else RunFolder.create(path, job)
         stop = _stop_event()
         from shardkeep.ps.control.server import serve_job  # loads no torch: members can register at once
 

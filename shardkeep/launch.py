@@ -6,6 +6,7 @@ import contextlib
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -79,10 +80,10 @@ def run_job(
             screen.end_bar()
         if config.affinity.wanted:
             screen.phase("affinity", describe(pins))
-        folder = RunFolder.create(run_dir, config) if resumed is None else RunFolder(run_dir)
+        folder = RunFolder.create(run_dir, config, code_folder=code_folder) if resumed is None else RunFolder(run_dir)
         with folder.held():
             if resumed is not None:
-                _reopen(folder, config, resumed, screen)
+                resumed = _reopen(folder, config, resumed, screen)
             start_step = 0 if resumed is None else resumed.checkpoint.step
             try:
                 summary = _run(config, folder, screen, interrupts, code_folder, pins, start_step)
@@ -109,14 +110,16 @@ def _run(
     return LocalJob(config, folder, screen, interrupts, code_folder, pins, start_step).run()
 
 
-def _reopen(folder: RunFolder, config: JobConfig, resumed: Resumed, screen: Screen) -> None:
-    """Makes the folder of an earlier run this one's."""
-    from shardkeep.resume import await_leftovers
+def _reopen(folder: RunFolder, config: JobConfig, resumed: Resumed, screen: Screen) -> Resumed:
+    """Makes the folder of an earlier run this one's; where the job goes on, now that nobody else writes there."""
+    from shardkeep.resume import await_leftovers, newest
 
     await_leftovers(folder)
+    resumed = replace(resumed, checkpoint=newest(config, folder.path))
     RunFolder.reopen(folder.path, config)
     screen.phase("resume", resumed.text())
-    folder.event({"text": f"resumed {resumed.text()}"})
+    folder.event({"text": f"resumed {resumed.text()}", "step": resumed.checkpoint.step})
+    return resumed
 
 
 class ShownFolder:
@@ -159,6 +162,7 @@ def _in_process(
     from shardkeep.worker_role import run_in_process
 
     sink = ShownFolder(folder, screen)
+    sink.step = start_step
     interrupts.tolerated = 1
     interrupts.notice = "stopping after the running step; once more Ctrl-C ends it at once"
     screen.phase("start", "one process")
@@ -194,9 +198,16 @@ def _prepare(config: JobConfig, screen: Screen) -> None:
 
 
 def _anchored(config: JobConfig) -> JobConfig:
-    """The config with an absolute data.root: roles and later readers may stand elsewhere."""
-    root = str(Path(config.data.root).expanduser().resolve())
-    return config.model_copy(update={"data": config.data.model_copy(update={"root": root})})
+    """The config with absolute paths: roles and later readers may stand elsewhere."""
+    data = config.data.model_copy(update={"root": _absolute(config.data.root)})
+    checkpoint = config.checkpoint
+    if checkpoint.dir is not None:
+        checkpoint = checkpoint.model_copy(update={"dir": _absolute(checkpoint.dir)})
+    return config.model_copy(update={"data": data, "checkpoint": checkpoint})
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve())
 
 
 def resume(run: Path, *, overrides: Sequence[str], console: Console) -> dict[str, Any]:
@@ -204,7 +215,7 @@ def resume(run: Path, *, overrides: Sequence[str], console: Console) -> dict[str
     from shardkeep.resume import plan_resume
 
     resumed = plan_resume(run, overrides)
-    code_folder = Path(resumed.config.data.root)
+    code_folder = RunFolder(run).code_folder
     return run_job(resumed.config, run_dir=run, console=console, code_folder=code_folder, resumed=resumed)
 
 

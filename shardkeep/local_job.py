@@ -52,7 +52,7 @@ class LocalJob:
         self._tail = MetricsTail(folder.metrics_path, from_end=start_step > 0)
         self._children: list[Child] = []
         self._told: set[int] = set()
-        self._step: int | None = None
+        self._step: int | None = start_step or None
 
     def run(self) -> dict[str, Any]:
         """Starts all roles and waits for the end; whatever happens, no process is left behind."""

@@ -1,10 +1,11 @@
 """The run folder: what a job leaves behind for people and programs to read. Written by the coordinator's process.
 
 config.yaml       the resolved config
+code.json         where the user's own modules are
 coordinator.json  the coordinator's address and pid
 members.json      every member of the current generation
 metrics.jsonl     one JSON object per record: progress, eval, phase, event
-summary.json      how the job ended
+summary.json      how the job ended; summary-STEPS.json of starts before it was resumed
 checkpoints/      step-N/, where `checkpoint` is on (ps/checkpoints.py); written by worker 0 and the servers
 logs/             ROLE-INDEX.log
 profile/          ROLE-INDEX.pt.trace.json, where `profile` is on; each written by its process
@@ -60,23 +61,29 @@ class RunFolder:
         self._coordinates = False
 
     @classmethod
-    def create(cls, path: str | Path, config: JobConfig) -> RunFolder:
-        """A new run folder with its config.yaml. Raises UserError where another run lives already."""
+    def create(cls, path: str | Path, config: JobConfig, *, code_folder: Path | None = None) -> RunFolder:
+        """A new run folder with its config.yaml. Raises UserError where another run lives already.
+
+        `code_folder`: where the user's own modules are; a run that goes on needs to know."""
         cls.refuse_taken(path)
         try:
             folder = cls(path)
             atomic_write(folder.config_path, config.to_yaml())
+            if code_folder is not None:
+                atomic_write(folder.path / "code.json", _json({"folder": str(code_folder)}) + "\n")
         except OSError as error:
             raise UserError(f"--run-dir {path}: cannot be written ({error.strerror or error})") from error
         return folder
 
     @classmethod
     def reopen(cls, path: str | Path, config: JobConfig) -> RunFolder:
-        """The folder of a run that goes on, with its config as it is now; what told of its last start is gone, for
-        members look there for the coordinator. Raises UserError."""
+        """The folder of a run that goes on, with its config as it is now. What told of its last start is gone, for
+        members look there for the coordinator; its summary is summary-STEPS.json now. Raises UserError."""
         try:
             folder = cls(path)
-            for name in ("coordinator.json", "members.json", "summary.json"):
+            if (summary := folder.summary()) is not None:
+                (folder.path / "summary.json").replace(folder.path / f"summary-{summary['steps']}.json")
+            for name in ("coordinator.json", "members.json"):
                 (folder.path / name).unlink(missing_ok=True)
             atomic_write(folder.config_path, config.to_yaml())
         except OSError as error:
@@ -86,7 +93,11 @@ class RunFolder:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Keeps other launchers out of the folder. Raises UserError when one is in it."""
-        with (self.path / ".lock").open("ab") as file:
+        try:
+            lock = (self.path / ".lock").open("ab")
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be written ({error.strerror or error})") from error
+        with lock as file:
             try:
                 fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -99,6 +110,12 @@ class RunFolder:
         path = Path(path)
         if (path / "config.yaml").exists() or (path.exists() and not path.is_dir()):
             raise UserError(f"--run-dir {path}: exists already; choose another folder or delete it")
+
+    @property
+    def code_folder(self) -> Path | None:
+        """Where the user's own modules are."""
+        found = _read(self.path / "code.json")
+        return None if found is None else Path(str(found["folder"]))
 
     @property
     def logs(self) -> Path:
@@ -167,6 +184,11 @@ class RunFolder:
     def address(self) -> str | None:
         """The coordinator's address, or None before it listens."""
         return coordinator_in(self.path)
+
+    def coordinator_pids(self) -> set[int]:
+        """The coordinator's process, where one has listened."""
+        found = _read(self.path / "coordinator.json")
+        return set() if found is None else {int(found["pid"])}
 
     def member_list(self) -> list[dict[str, Any]]:
         """The members of the current generation; empty before the first."""

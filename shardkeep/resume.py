@@ -46,24 +46,42 @@ class Resumed:
 def plan_resume(run: Path, overrides: Sequence[str] = ()) -> Resumed:
     """Reads a run's config and its newest complete checkpoint. Raises UserError (no such run, nothing to go on from, a
     setting that may not change), ConfigError and CheckpointError."""
-    if not (run / "config.yaml").is_file():
-        raise UserError(f"--resume {run}: is no run folder; it has no config.yaml")
+    try:
+        if not (run / "config.yaml").is_file():
+            raise UserError(f"--resume {run}: is no run folder; it has no config.yaml")
+        summary = RunFolder(run).summary() or {}
+    except OSError as error:
+        raise UserError(f"--resume {run}: cannot be used ({error.strerror or error})") from error
+    except ValueError as error:
+        raise UserError(f"--resume {run}: its summary.json is damaged ({error})") from error
     before, config = load_config(run / "config.yaml"), load_config(run / "config.yaml", overrides)
     changed = dict(_differences(before.model_dump(mode="json"), config.model_dump(mode="json")))
     for key in changed:
         if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in MAY_CHANGE):
             raise UserError(f"--set {key}: may not change when a job goes on; allowed: {', '.join(MAY_CHANGE)}")
+    checkpoint = newest(config, run)
+    done = summary.get("status") == "completed" and checkpoint.step == summary.get("steps")
+    if done and not changed.keys() & {"train.epochs", "train.max_steps"}:
+        raise UserError(
+            f"--resume {run}: the job is done at step {checkpoint.step}; raise train.epochs or train.max_steps to go on"
+        )
+    return Resumed(config, checkpoint, tuple(f"{key}={value}" for key, value in changed.items()))
+
+
+def newest(config: JobConfig, run: Path) -> Checkpoint:
+    """The newest complete checkpoint of a run, with all its files there. Raises UserError and CheckpointError."""
     checkpoints = checkpoints_of(config, run)
     checkpoint = checkpoints.latest()
     if checkpoint is None:
         raise UserError(f"--resume {run}: there is no complete checkpoint in {checkpoints.folder}; start the job anew")
-    return Resumed(config, checkpoint, tuple(f"{key}={value}" for key, value in changed.items()))
+    checkpoint.check_sizes()
+    return checkpoint
 
 
 def await_leftovers(run: RunFolder, limit_s: float = LEFTOVERS_S) -> None:
     """Waits until no process of the run's last start is left on this machine. Raises UserError when one stays."""
     deadline = Deadline(limit_s)
-    pids = {int(member["pid"]) for member in run.member_list() if member.get("pid")}
+    pids = {int(member["pid"]) for member in run.member_list() if member.get("pid")} | run.coordinator_pids()
     while left := [pid for pid in pids if _is_ours(pid)]:
         if deadline.over:
             raise UserError(f"--resume {run.path}: process {left[0]} of this run is still there; end it first")

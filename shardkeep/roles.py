@@ -32,6 +32,8 @@ FAILED_GRACE_S = 10.0
 """Seconds between a job's failure and the end of a role that is stuck in a call which cannot be interrupted."""
 LISTEN_S = LivenessConfig().form_timeout_s  # the job's own is known only to the coordinator
 ADDRESS_POLL_S = 0.02
+LOAD_S = 1800.0
+"""Seconds that servers get to load a checkpoint before they meet the others."""
 
 
 @contextlib.contextmanager
@@ -117,7 +119,8 @@ def end_when_the_job_failed(control: ControlClient, grace_s: float = FAILED_GRAC
 
 def checkpoints_of(config: JobConfig, run_dir: Path) -> Checkpoints:
     """The folder of the job's checkpoints, as this process reaches it."""
-    return Checkpoints(Path(config.checkpoint.dir) if config.checkpoint.dir is not None else run_dir / "checkpoints")
+    given = config.checkpoint.dir
+    return Checkpoints(run_dir / "checkpoints" if given is None else Path(given).expanduser().resolve())
 
 
 def resumed_from(checkpoints: Checkpoints, start_step: int) -> Checkpoint | None:
@@ -136,7 +139,8 @@ def join_group(
     """Blocks until all members of the generation have joined its RPC group."""
     from shardkeep.ps.transport import RpcTransport, connect_store
 
-    store = connect_store(formation.store_host, formation.store_port, timeout_s=config.liveness.form_timeout_s)
+    limit_s = config.liveness.form_timeout_s + (LOAD_S if formation.start_step else 0.0)
+    store = connect_store(formation.store_host, formation.store_port, timeout_s=limit_s)
     return RpcTransport(
         store,
         generation=formation.generation,
@@ -145,7 +149,7 @@ def join_group(
         num_servers=config.servers,
         num_workers=config.workers,
         host=host,
-        timeout_s=config.liveness.form_timeout_s,
+        timeout_s=limit_s,
         handler=handler,
         same_host=config.transport.same_host,
     )

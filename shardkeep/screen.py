@@ -101,7 +101,7 @@ def quality(scores: Mapping[str, Any]) -> str:
 
 def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]:
     """The closing table's names and values."""
-    samples = int(summary.get("samples") or 0)
+    samples = int(summary.get("samples") or 0) - int((summary.get("resumed_at") or {}).get("samples", 0))
     rows = [
         (
             "steps",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from shardkeep.base.errors import CheckpointError, ShardkeepError
+from shardkeep.base.errors import CheckpointError, ConfigError
 from shardkeep.base.files import atomic_write
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints, FileRecord
 from shardkeep.ps.client import RowClient
@@ -52,10 +53,18 @@ class CheckpointWriter:
         self._collective = collective
         self._facts = facts
 
-    def open(self) -> None:
-        """Makes sure that all servers see rank 0's folder. Raises CheckpointError or RemoteError."""
-        if self._collective.rank == 0:
-            self._client.ask({"ask": "see", "token": self._checkpoints.sign()})
+    def open(self, start_step: int) -> None:
+        """Makes sure that the folder is this job's and that all servers see it. Raises ConfigError (it holds later
+        checkpoints than the step at which the job starts), CheckpointError or RemoteError."""
+        if self._collective.rank:
+            return
+        newest = max((step for step, _ in self._checkpoints.complete()), default=0)
+        if newest > start_step:
+            raise ConfigError(
+                f"checkpoint.dir: {self._checkpoints.folder} holds step {newest} of another run, and this one starts "
+                f"at step {start_step}; allowed: another folder, or --resume of that run"
+            )
+        self._client.ask({"ask": "see", "token": self._checkpoints.sign()})
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint is taken when `step` steps are done."""
@@ -79,10 +88,12 @@ class CheckpointWriter:
             for answer in self._client.ask({"ask": "snapshot", "step": step}, timeout_s=TIMEOUT_S):
                 files += [FileRecord(**file) for file in answer["files"]]
             done = self._checkpoints.commit(step, files, self._facts(step))
-            self._checkpoints.prune(self._config.keep)
-        except (OSError, ShardkeepError) as error:
-            why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        except Exception as error:  # whatever a model's state or a disk does: the job is worth more than a checkpoint
+            self._checkpoints.abandon(step)
+            why = " ".join(str(error).split()) or type(error).__name__
             return {"step": step, "text": f"no checkpoint at step {step}: {why}; training goes on"}
+        with contextlib.suppress(OSError):  # the next one tries again
+            self._checkpoints.prune(self._config.keep)
         size, seconds = sum(file.size for file in files), time.perf_counter() - started
         text = f"step {step} in {done.folder.name}: {size / 1e6:.1f} MB, {seconds:.2f} s"
         return {"step": step, "bytes": size, "seconds": seconds, "text": text}
@@ -115,7 +126,7 @@ def _split(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
     """`value` as JSON types, its tensors moved to `tensors` and each replaced by where it is. The keys of mappings
     keep their type: a list of pairs."""
     if isinstance(value, torch.Tensor):
-        tensors[path] = value.detach().cpu().contiguous()
+        tensors[path] = value.detach().to("cpu", copy=True).contiguous()  # tied weights share memory
         return {"tensor": path}
     if isinstance(value, Mapping):
         return {"pairs": [[key, _split(part, f"{path}/{key}", tensors)] for key, part in value.items()]}

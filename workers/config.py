@@ -253,7 +253,8 @@ class CheckpointConfig(Settings):
     keep: int = Field(3, ge=1)
     """Checkpoints kept; older ones are deleted."""
     dir: str | None = None
-    """Folder of the checkpoints, which all members must share; left out = `checkpoints` in the run folder."""
+    """Folder of the checkpoints, which all members must share; relative = below the current folder; left out =
+    `checkpoints` in the run folder."""
 
 
 class ProfileConfig(Settings):

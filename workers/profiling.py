@@ -72,7 +72,7 @@ class Profile:
         self.over = False
 
     def due(self, step: int) -> bool:
-        return not self.over and step >= self._first
+        return not self.over and (self.recording or self._first <= step < self._end)
 
     def past(self, step: int) -> bool:
         return self.recording and step >= self._end
@@ -87,7 +87,7 @@ class Profile:
             return
         self.over = True
         if not self.recording:
-            _log.warning("no profile: the job ended before its first step", first=self._first)
+            _log.warning("no profile: none of its steps was trained", first=self._first)
             return
         self.recording = False
         try:

@@ -1,6 +1,6 @@
 """One training step of one worker: rows to leaves, leaves to gradients, gradients to a push.
 
-Reads top to bottom as the life of a step (DESIGN section 5). Owns no loop.
+Reads top to bottom as the life of a step (ARCHITECTURE.md, Life of a step). Owns no loop.
 """
 # B = batch, D = embedding dim, U = unique ids of a table, T = targets
 

@@ -53,6 +53,7 @@ def summarize(
     return {
         "steps": steps,
         "samples": telemetry.samples,
+        **({"resumed_at": {"samples": telemetry.samples - telemetry.trained}} if telemetry.resumed else {}),
         "samples_per_s": telemetry.samples_per_s(),
         "step_ms": mean_step_ms([w["step_ms"] for w in workers]),
         "eval": dict(evaluation or {}),

@@ -65,6 +65,10 @@ class Telemetry:
         """Samples of the steps counted here: without those before a job went on."""
         return self.samples - self._before
 
+    @property
+    def resumed(self) -> bool:
+        return self._before > 0
+
     def pause(self, seconds: float) -> None:
         """Takes `seconds` that were not training out of the rates."""
         self._started = (self._started[0] + seconds, self._started[1])

@@ -62,7 +62,7 @@ class Trainer:
         `should_stop(step)` is asked before each step and must answer alike on all ranks. Raises JobStopped, Diverged,
         and what pulls and pushes raise."""
         if self._checkpoints is not None:
-            self._checkpoints.open()
+            self._checkpoints.open(start_step)
         ahead = Prefetch(self._prepare, start=start_step, stop=self.total_steps, depth=self._window + 1)
         under_way: deque[Ahead] = deque()
         requested = start_step

@@ -27,7 +27,8 @@ from shardkeep.ps.placement import BUCKETS, bucket_of, server_of
 from shardkeep.ps.shard.table import Table
 
 FILE_BYTES = 64 << 20
-"""About the size of a file, and of what is held in memory beside the tables while one is written or read."""
+"""About the size of a file. Beside the tables, one of them is held in memory, and while a snapshot is written some 30
+bytes for each row of the largest table."""
 _INDEX = "snapshot.json"
 
 Arrays = dict[str, npt.NDArray[Any]]

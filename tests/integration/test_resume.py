@@ -10,9 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardkeep.base.errors import CheckpointError, ConfigError, UserError
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
+from shardkeep.resume import plan_resume
 from shardkeep.workers.data.batch import Batch
+from shardkeep.workers.data.samples import Data
 from tests.support.cluster import Cluster, gone, records
 from tests.support.local_job import LocalJob
 from tests.support.samples import ArrayDataset, as_data, draw
@@ -38,8 +41,11 @@ def job_config(servers: int, workers: int, *, tower: str = "adam", mode: str = "
 
 
 def trained(config: JobConfig, folder: Path, resumed: Checkpoint | None = None) -> dict[str, Any]:
-    data = as_data(draw(100, pooling="mean"), draw(30, seed=1, pooling="mean"))
-    return LocalJob(config, data, checkpoints=Checkpoints(folder), resumed=resumed).run()
+    return LocalJob(config, drawn_data(), checkpoints=Checkpoints(folder), resumed=resumed).run()
+
+
+def drawn_data() -> Data:
+    return as_data(draw(100, pooling="mean"), draw(30, seed=1, pooling="mean"))
 
 
 @pytest.mark.parametrize("tower", ["sgd", "adam"])
@@ -49,7 +55,7 @@ def test_a_sync_job_ends_with_the_model_of_an_undisturbed_one(tmp_path: Path, to
     steps = [step for step, _ in Checkpoints(tmp_path).complete()]
     assert steps == [3, 6, 9, 12, 14]
     for step in (3, 9):
-        rest = trained(job_config(now, 2, tower=tower), tmp_path / "again", Checkpoints(tmp_path).load(step))
+        rest = trained(job_config(now, 2, tower=tower), tmp_path / f"from-{step}", Checkpoints(tmp_path).load(step))
         assert rest["state_digest"] == whole["state_digest"]
         assert (rest["steps"], rest["samples"], rest["eval"]) == (14, 200, whole["eval"])
 
@@ -85,19 +91,40 @@ def test_a_checkpoint_that_cannot_be_written_is_told_and_training_goes_on(
 ) -> None:
     from shardkeep.ps.shard import service
 
-    def full(*_: object, **__: object) -> None:
-        raise OSError(28, "No space left on device", str(tmp_path / "rows"))
+    write = service.write_snapshot
 
-    whole = trained(job_config(2, 2, checkpoint__every_steps=9), tmp_path)
+    def full(tables: Any, partial: Path, *, shard: int) -> Any:
+        if partial.name == ".step-00000010":
+            raise OSError(28, "No space left on device", str(partial / "rows"))
+        return write(tables, partial, shard=shard)
+
+    whole = trained(job_config(2, 2, checkpoint__every_steps=9), tmp_path / "whole")
     monkeypatch.setattr(service, "write_snapshot", full)
-    data = as_data(draw(100, pooling="mean"), draw(30, seed=1, pooling="mean"))
-    job = LocalJob(job_config(2, 2, checkpoint__every_steps=5), data, checkpoints=Checkpoints(tmp_path))
+    checkpoints = Checkpoints(tmp_path / "full")
+    job = LocalJob(job_config(2, 2, checkpoint__every_steps=5), drawn_data(), checkpoints=checkpoints)
     assert job.run()["state_digest"] == whole["state_digest"]
     texts = [record["text"] for kind, record in job.records if kind == "phase" and record["phase"] == "checkpoint"]
-    assert (
-        texts[0] == f"no checkpoint at step 5: server 0: {tmp_path / 'rows'}: No space left on device; training goes on"
-    )
-    assert [step for step, _ in Checkpoints(tmp_path).complete()] == [9, 14]
+    why = f"server 0: {checkpoints.partial(10) / 'rows'}: No space left on device"
+    assert texts[1] == f"no checkpoint at step 10: {why}; training goes on"
+    assert [step for step, _ in checkpoints.complete()] == [5, 14]
+    assert not checkpoints.partial(10).exists()
+
+
+def test_a_folder_with_later_checkpoints_of_another_run_is_refused(tmp_path: Path) -> None:
+    trained(job_config(1, 1), tmp_path)
+    with pytest.raises(ConfigError, match="holds step 26 of another run, and this one starts at step 0"):
+        trained(job_config(1, 1), tmp_path)
+    with pytest.raises(ConfigError, match="and this one starts at step 3"):
+        trained(job_config(1, 1), tmp_path, Checkpoints(tmp_path).load(3))
+
+
+def test_other_data_or_another_seed_are_refused(tmp_path: Path) -> None:
+    trained(job_config(1, 1), tmp_path)
+    checkpoint = Checkpoints(tmp_path).load(26)
+    with pytest.raises(ConfigError, match=r"seed: 4; the checkpoint .* was taken with 3$"):
+        trained(job_config(1, 1, seed=4), tmp_path, checkpoint)
+    with pytest.raises(ConfigError, match=r"samples of an epoch: 99; the checkpoint .* was taken with 100$"):
+        LocalJob(job_config(1, 1), as_data(draw(99)), resumed=checkpoint)
 
 
 # ---- real processes ----
@@ -144,14 +171,12 @@ def test_a_job_of_which_every_process_was_killed_goes_on_to_the_same_model(clust
     assert summary["state_digest"] == (undisturbed.summary() or {})["state_digest"]
     assert [r for r in records(folder) if r["kind"] == "event" and "resumed at step" in str(r.get("text"))]
     again = cluster.command("train", "--resume", str(folder.path)).end()
-    assert (again.code, again.out.count("progress")) == (2, 0)
-    assert again.err == "error: the job is done at step 400; raise train.epochs or train.max_steps to go on\n"
+    text = f"--resume {folder.path}: the job is done at step 400; raise train.epochs or train.max_steps to go on"
+    assert (again.code, again.out, again.err) == (2, "", f"error: {text}\n")
+    assert folder.summary() == summary
 
 
-def test_what_may_not_change_is_refused_in_one_line(cluster: Cluster, tmp_path: Path) -> None:
-    from shardkeep.base.errors import UserError
-    from shardkeep.resume import plan_resume
-
+def test_what_a_run_cannot_go_on_with_is_refused_in_one_line(tmp_path: Path) -> None:
     run = tmp_path / "run"
     config = job_config(1, 1)
     trained(config, run / "checkpoints")
@@ -166,3 +191,9 @@ def test_what_may_not_change_is_refused_in_one_line(cluster: Cluster, tmp_path: 
         plan_resume(tmp_path)
     with pytest.raises(UserError, match="there is no complete checkpoint"):
         plan_resume(run, [f"checkpoint.dir={tmp_path / 'none'}"])
+    next((run / "checkpoints" / "step-00000026").glob("server-0/rows-*")).unlink()
+    with pytest.raises(CheckpointError, match="missing; delete step-00000026 to go on from the checkpoint before it"):
+        plan_resume(run)
+    (run / "summary.json").write_text("{")
+    with pytest.raises(UserError, match=r"--resume .*: its summary.json is damaged \("):
+        plan_resume(run)

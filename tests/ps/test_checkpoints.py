@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,16 @@ def test_the_same_step_again_replaces_it(checkpoints: Checkpoints) -> None:
     saved(checkpoints, 3)
     checkpoints.commit(3, [written(checkpoints, 3, b"other")], {})
     assert checkpoints.load(3).files[0].size == 5
+
+
+def test_folders_of_other_names_are_left_alone(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 3)
+    others = ["step-00000001-good", "step-best", "step-4"]
+    for name in others:
+        shutil.copytree(checkpoints.folder / "step-00000003", checkpoints.folder / name)
+    checkpoints.prune(1)
+    assert [step for step, _ in checkpoints.complete()] == [3]
+    assert all((checkpoints.folder / name / "manifest.json").exists() for name in others)
 
 
 def test_a_file_that_was_written_elsewhere_is_not_committed(checkpoints: Checkpoints) -> None:

@@ -300,6 +300,20 @@ def test_a_saved_tower_goes_on_bit_for_bit(amp, tmp_path):
     assert other.digest_bytes() == straight.digest_bytes()
 
 
+def test_tied_weights_are_saved(tmp_path):
+    class Tied(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(3, 3), nn.Linear(3, 3)
+            self.b.weight = self.a.weight
+
+    tied, other = tower_of(model=Tied()), tower_of(model=Tied())
+    checkpoints = Checkpoints(tmp_path)
+    load_tower(other, checkpoints.commit(1, save_tower(tied, checkpoints.begin(1)), {}))
+    assert other.digest_bytes() == tied.digest_bytes()
+    assert other.model.b.weight is other.model.a.weight
+
+
 def test_a_saved_tower_of_another_model_is_refused_in_one_line(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     saved = checkpoints.commit(1, save_tower(tower_of(), checkpoints.begin(1)), {})
