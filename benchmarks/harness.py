@@ -12,6 +12,7 @@ import gc
 import json
 import os
 import queue as queue_module
+import signal
 import statistics
 import subprocess
 import time
@@ -39,6 +40,8 @@ def arguments(description: str) -> argparse.ArgumentParser:
 
 
 def parse(parser: argparse.ArgumentParser) -> argparse.Namespace:
+    """The arguments; from now on SIGTERM interrupts like Ctrl-C, so that no contestant's process is left behind."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     options = parser.parse_args()
     if options.smoke:
         options.rounds, options.seconds = 1, 1.0
