@@ -19,7 +19,6 @@ import workload
 TARGETS = {2: 0.95, 4: 0.92, 8: 0.90}
 FULL = 0.9
 NUM_BATCHES = 16  # for each worker: eight workers hold copies of all of them
-UNPINNED: tuple[Any, Any] = ([], [])
 FULL_WORKERS = 2
 """Workers of the job without a wait: one for each core of the two that the targets are stated for."""
 
@@ -30,12 +29,12 @@ def measured(
     """One job: samples/s, CPU microseconds a sample of each role, and how many cores each role keeps busy."""
     config = w1_job.job_config(
         dim=dim, servers=servers, workers=workers, consistency={"mode": "bounded", "staleness": 2},
-        batch=workload.BATCH, device="cpu", report_every_s=min(1.0, seconds / 8),
+        batch=workload.BATCH, device="cpu", cores=None, report_every_s=min(1.0, seconds / 8),
     )  # fmt: skip
     config["data"]["options"]["num_batches"] = NUM_BATCHES * workers
     config["model"] = {"name": "waiting_model:Waiting", "options": {"wait_ms": wait_ms}}
     with w1_job.running(config) as job:
-        job.pin(UNPINNED)
+        job.wait()
         before, after = job.window(warm_up_s, seconds)
         job.end()
     return with_cores(w1_job.figures(before, after, workload.BATCH * workers))

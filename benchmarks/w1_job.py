@@ -92,7 +92,7 @@ def job_config(
     consistency: dict[str, Any],
     batch: int,
     device: str,
-    cores: tuple[Cores, Cores],
+    cores: tuple[Cores, Cores] | None,
     report_every_s: float,
 ) -> dict[str, Any]:
     """W1 as a config of shardkeep's; it has no end."""
@@ -102,7 +102,7 @@ def job_config(
         "servers": servers,
         "workers": workers,
         "threads": 1,
-        "affinity": {"workers": cores[0], "servers": cores[1]} if sys.platform == "linux" else "none",
+        "affinity": {"workers": cores[0], "servers": cores[1]} if cores and sys.platform == "linux" else "none",
         "data": {
             "source": "w1_data:ready",
             "root": str(HERE),

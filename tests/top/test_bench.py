@@ -138,3 +138,13 @@ def test_a_real_benchmark_runs_through_the_command(tmp_path: Path) -> None:
     assert written["benchmark"] == "start_up"
     assert written["results"]["rounds"]["shardkeep --help"][0]["seconds"] > 0
     assert done.stdout.splitlines()[-1].startswith("start_up: done after ")
+
+
+@pytest.mark.processes
+def test_scaling_runs_on_real_jobs(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "shardkeep", "bench", "scaling", "--smoke", "--out", str(tmp_path)]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stdout + done.stderr
+    points = json.loads((tmp_path / "scaling.json").read_text())["results"]["points"]
+    assert [(point["servers"], point["workers"]) for point in points] == [(1, 1), (1, 2)]
+    assert all(0 < point["server_cores"]["median"] < point["cores"]["median"] for point in points)
