@@ -73,7 +73,7 @@ def test_relative_data_is_found_beside_the_file(tmp_path: Path) -> None:
         ("servres: 2", "config: servres: unknown key; did you mean servers?"),
         ("train: {batchsize: 4}", "config: train.batchsize: unknown key; did you mean batch_size?"),
         ("tables: {user: {dimm: 4}}", "config: tables.user.dimm: unknown key; did you mean dim?"),
-        ("checkpoint: {zzz: 1}", "config: checkpoint.zzz: unknown key; known keys: every_steps, keep"),
+        ("checkpoint: {zzz: 1}", "config: checkpoint.zzz: unknown key; known keys: dir, every_steps, keep"),
     ],
     ids=["top", "below", "table", "no-near-one"],
 )

@@ -94,7 +94,7 @@ def test_a_job_that_ends_before_the_first_profiled_step_says_so(
     with caplog.at_level(logging.WARNING):
         profile.close()
         profile.close()
-    assert [r.getMessage() for r in caplog.records] == ["no profile: the job ended before its first step"]
+    assert [r.getMessage() for r in caplog.records] == ["no profile: none of its steps was trained"]
     assert not (tmp_path / "a.json").exists()
 
 

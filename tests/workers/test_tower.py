@@ -355,7 +355,7 @@ def test_compile_on_without_a_compiler_is_a_user_error_and_auto_says_so(monkeypa
 
 
 def test_compile_auto_is_off_in_sync_and_in_jobs_too_short_to_repay_it():
-    assert "sync" in tower_of(config={"compile": "auto"}, sync=False).chosen["compile"]
+    assert "sync" in tower_of(config={"compile": "auto"}).chosen["compile"]
     tower = tower_of(config={"compile": "auto"}, sync=False, total_steps=100, batch_size=24)
     train(tower, [(0, 24)], steps=20)
     assert tower.chosen["compile"].startswith("off: 87 steps of") and tower.compile_s == 0.0
