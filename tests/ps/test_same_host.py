@@ -30,14 +30,6 @@ SERVICE: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def store_host() -> Iterator[StoreHost]:
-    host = StoreHost()
-    host.open(0)
-    yield host
-    host.close()
-
-
 @pytest.fixture
 def peer(store_host: StoreHost) -> Iterator[Peer]:
     peer = Peer(store_host.open(0)[1], service=SERVICE)

@@ -73,14 +73,6 @@ def answer(transport: Transport, message: Bytes) -> Message:
 
 
 @pytest.fixture(scope="module")
-def store_host() -> Iterator[StoreHost]:
-    host = StoreHost()
-    host.open(0)
-    yield host
-    host.close()
-
-
-@pytest.fixture(scope="module")
 def store(store_host: StoreHost) -> Any:
     return connect_store(*store_host.open(0), timeout_s=LIMIT_S)
 
