@@ -7,6 +7,7 @@ ShardkeepError
 ├── JobError             the job failed (exit code 1)
 │   ├── MemberLost       a process died or its lease ended
 │   ├── CheckpointError  a checkpoint cannot be written, is damaged, or does not fit
+│   ├── JournalError     a server's log of pushes cannot be written, is damaged, or belongs to another process
 │   ├── Diverged         too many steps in a row with non-finite gradients
 │   └── JobStopped       somebody asked the job to stop before it was done
 ├── TransportError       a message did not arrive or was not answered (retryable)
@@ -47,6 +48,10 @@ class MemberLost(JobError):
 
 
 class CheckpointError(JobError):
+    pass
+
+
+class JournalError(JobError):
     pass
 
 

@@ -7,10 +7,12 @@ import fcntl
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import xxhash
+
+from shardkeep.base.deadlines import Deadline
 
 _READ_BYTES = 1 << 20
 
@@ -68,6 +70,41 @@ def file_lock(path: str | Path, *, waiting: Callable[[], None] | None = None) ->
             yield
         finally:
             fcntl.flock(file.fileno(), fcntl.LOCK_UN)
+
+
+def owner_lock(path: str | Path, *, limit_s: float) -> int:
+    """A descriptor that holds an exclusive lock on `path`, which names our process; closing it, or dying, frees it.
+
+    Blocks up to `limit_s` seconds. Raises TimeoutError naming the process that holds it, other OSErrors."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+    deadline = Deadline(limit_s)
+    try:
+        while not _try_lock(descriptor):
+            if deadline.over:
+                holder = os.pread(descriptor, 32, 0).decode("ascii", "replace").strip() or "unknown"
+                raise TimeoutError(f"process {holder} still holds the lock after {limit_s:g} s")
+            time.sleep(0.02)
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode("ascii"), 0)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def write_all(descriptor: int, parts: Iterable[bytes | memoryview]) -> int:
+    """Writes parts (bytes) one after the other without joining them, however few the system takes at once; their size.
+
+    Raises OSError, and some bytes may be written then."""
+    left = [memoryview(part) for part in parts]
+    size = sum(view.nbytes for view in left)
+    while left:
+        written = os.writev(descriptor, left)
+        while left and written >= left[0].nbytes:
+            written -= left.pop(0).nbytes
+        if left:
+            left[0] = left[0][written:]
+    return size
 
 
 def _try_lock(descriptor: int) -> bool:
