@@ -111,7 +111,16 @@ class RowClient:
         self._push_codec = value_codec(compression.push.values)
         self._widths_T = values.widths(self._push_codec, self._catalog)
         self._unacknowledged: dict[int, _Unacknowledged] = {}
+        self.next_push = 0
+        """The step after the last one whose push was handed over to be sent."""
         self._no_request = self.request({})
+
+    def regroup(self, transport: Transport, generation: int, step: int) -> None:
+        """Goes on over another generation's transport, to as many servers, at `step`. What was not acknowledged is
+        forgotten: whoever calls this pushes all steps from `step` on anew, and servers tell what they have already."""
+        self._transport, self._generation = transport, generation
+        self._unacknowledged.clear()
+        self.next_push = step
 
     @property
     def num_servers(self) -> int:
@@ -249,6 +258,7 @@ class RowClient:
         """Sends pushes, each with the pull to the same server behind it, whose answer then acknowledges both."""
         pull = Pull(pulled if pulled is not None else self._no_request, Kind.PULL, self, [])
         pending = self._unacknowledged[step] = _Unacknowledged(pushes, pull)
+        self.next_push = step + 1
         for server, message in pushes.items():
             then = pulls.get(server)
             future = self._transport.send(server, message, then, timeout_s=self.timeout_s)

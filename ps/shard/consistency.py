@@ -34,6 +34,10 @@ class Gate(Protocol[P]):
         """Takes in a push. False = a duplicate, to be acknowledged and forgotten. Raises ProtocolError."""
         ...
 
+    def expects(self, rank: int, step: int) -> bool:
+        """Whether a push would be taken in now: False = a duplicate. Raises ProtocolError."""
+        ...
+
     def arrive(self, rank: int, step: int) -> None:
         """Records that a pull or fence of `step` came from `rank`. Raises ProtocolError."""
         ...
@@ -58,6 +62,18 @@ class Gate(Protocol[P]):
         """Whether all pushes of the steps before `step` are applied, and no other has come."""
         ...
 
+    def span(self) -> tuple[int, int]:
+        """The first and the last step at which all ranks together could begin anew, with what has been pushed."""
+        ...
+
+    def complete(self, step: int) -> None:
+        """All ranks are about to begin at `step`, within `span`: what of the steps before it waits becomes due."""
+        ...
+
+    def begin(self, step: int) -> None:
+        """All ranks begin at `step`; nothing is due. Of its pushes, those that were only staged are forgotten."""
+        ...
+
 
 class SyncGate(Generic[P]):
     """The pull of step t sees exactly all pushes of steps below t.
@@ -75,16 +91,19 @@ class SyncGate(Generic[P]):
         self._arrived: set[int] = set()  # ranks whose pull of `_next + 1` is here
         self._applying = False
 
-    def push(self, rank: int, step: int, push: P) -> bool:
-        if step < self._next or (step == self._next and rank in self._staged):
-            return False
+    def expects(self, rank: int, step: int) -> bool:
         if step > self._next:
             raise ProtocolError(
                 f"worker {rank} pushed step {step} while step {self._next} is not applied; "
                 "in sync a worker pushes a step after it pulled it"
             )
-        self._staged[rank] = push
-        return True
+        return step == self._next and rank not in self._staged
+
+    def push(self, rank: int, step: int, push: P) -> bool:
+        new = self.expects(rank, step)
+        if new:
+            self._staged[rank] = push
+        return new
 
     def arrive(self, rank: int, step: int) -> None:
         if step == self._next and rank not in self._arrived:
@@ -119,6 +138,16 @@ class SyncGate(Generic[P]):
     def is_at(self, step: int) -> bool:
         return self._next == step and not self._staged
 
+    def span(self) -> tuple[int, int]:
+        return self._next, self._next + (len(self._staged) == self._num_workers)
+
+    def complete(self, step: int) -> None:
+        if step > self._next:
+            self._arrived = set(range(self._num_workers))
+
+    def begin(self, step: int) -> None:
+        self._next, self._staged, self._arrived = step, {}, set()
+
 
 @dataclass(slots=True)
 class _Progress:
@@ -144,13 +173,16 @@ class BoundedGate(Generic[P]):
         self._ranks = [_Progress(start_step - 1) for _ in range(num_workers)]
         self._waiting: deque[Work[P]] = deque()
 
-    def push(self, rank: int, step: int, push: P) -> bool:
+    def expects(self, rank: int, step: int) -> bool:
         progress = self._ranks[rank]
-        if step <= progress.watermark or step in progress.accepted:
-            return False
-        progress.accepted.add(step)
-        self._waiting.append(Work(step, (rank,), (push,)))
-        return True
+        return step > progress.watermark and step not in progress.accepted
+
+    def push(self, rank: int, step: int, push: P) -> bool:
+        new = self.expects(rank, step)
+        if new:
+            self._ranks[rank].accepted.add(step)
+            self._waiting.append(Work(step, (rank,), (push,)))
+        return new
 
     def arrive(self, rank: int, step: int) -> None:
         pass
@@ -174,6 +206,18 @@ class BoundedGate(Generic[P]):
 
     def is_at(self, step: int) -> bool:
         return all(progress.watermark == step - 1 and not progress.accepted for progress in self._ranks)
+
+    def span(self) -> tuple[int, int]:
+        return 0, min(progress.watermark for progress in self._ranks) + 1
+
+    def complete(self, step: int) -> None:
+        pass  # whatever was pushed is due
+
+    def begin(self, step: int) -> None:
+        for progress in self._ranks:  # lower only where the server has lost pushes
+            progress.watermark = max(progress.watermark, step - 1)
+            progress.accepted = {s for s in progress.accepted if s > progress.watermark}
+            progress.applied = {s for s in progress.applied if s > progress.watermark}
 
 
 def open_gate(config: ConsistencyConfig, *, num_workers: int, start_step: int) -> Gate[P]:

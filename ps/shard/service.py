@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -23,6 +23,7 @@ from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.message import KIND_AT, Bytes, Kind, Packed, allocate, read, text_message, text_of, unpack
 from shardkeep.ps.shard.consistency import Gate, Work, open_gate
+from shardkeep.ps.shard.journal import Entry, Journal, Record
 from shardkeep.ps.shard.requests import Decoder
 from shardkeep.ps.shard.snapshot import write_snapshot
 from shardkeep.ps.shard.tables import Gradients, Pulled, Sections, Tables
@@ -56,7 +57,9 @@ class ShardService:
         generation: int = 0,
         start_step: int = 0,
         checkpoints: Checkpoints | None = None,
+        journal: Journal | None = None,
     ) -> None:
+        """`journal`: where pushes are kept until a checkpoint holds them; None = nowhere."""
         self.shard = shard
         self.num_shards = num_shards
         self.generation = generation
@@ -65,6 +68,7 @@ class ShardService:
         self.tables = Tables(tables, seed=seed)
         self.gate: Gate[Gradients] = open_gate(consistency, num_workers=num_workers, start_step=start_step)
         self._checkpoints = checkpoints
+        self._journal = journal
         self._catalog = Catalog(tables)
         self._decoder = Decoder(self._catalog)
         self._codec: ValueCodec = value_codec(pull_values)
@@ -73,10 +77,13 @@ class ShardService:
         self._pulled: dict[int, dict[int, Pulled]] = {}  # by rank and step, until their push comes
         self._window = consistency.window
         self._lock = threading.Lock()  # the gate, what is parked, the counts; never held while tables work
+        self._idle = threading.Condition(self._lock)
+        self._applying = 0  # pieces of work that were taken from the gate and are not done
         self._parked: list[_Parked] = []
         self._acks: dict[tuple[int, int], Future[Bytes]] = {}  # of pushes being applied, by (rank, step)
         self._held = False
         self._closed: str | None = None
+        self._in_doubt = ""
         self._counts: Counter[str] = Counter()
         self._staleness: Counter[int] = Counter()
         self._answers: dict[Kind, Callable[[Packed], Future[Bytes]]] = {
@@ -89,6 +96,7 @@ class ShardService:
             "report": lambda _: self.report(),
             "see": self._see,
             "snapshot": self._snapshot,
+            "saved": self._saved,
         }
 
     # ---- messages in, futures out ----
@@ -134,6 +142,67 @@ class ShardService:
         for future in waiting:
             future.set_exception(TransportError(reason))
 
+    # ---- generations ----
+
+    def suspend(self, reason: str) -> None:
+        """`close`, until `begin`; returns when no thread changes a table any more. Raises TransportError when applying
+        has failed: then the tables are in doubt."""
+        self.close(reason)
+        self._advance()
+        with self._idle:
+            self._idle.wait_for(lambda: not self._applying)
+        if self._in_doubt:
+            raise TransportError(self._in_doubt)
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first and the last step at which all workers could begin another generation."""
+        with self._lock:
+            return self.gate.span()
+
+    def begin(self, generation: int, step: int) -> None:
+        """Serves another generation, whose workers begin at `step`: what is staged of earlier steps is applied, what
+        was pushed of it in `sync` is forgotten, for it comes again. Raises JournalError."""
+        if self._journal is not None:
+            self._journal.begin(generation, step=step, facts={"shard": self.shard, "of": self.num_shards})
+        self._begin(step)
+        with self._lock:
+            self.generation, self._closed = generation, None
+
+    def _begin(self, step: int) -> None:
+        with self._lock:
+            self.gate.complete(step)
+        self._advance()
+        with self._lock:
+            self.gate.begin(step)
+            self._pulled = {}
+
+    def replay(self, records: Iterable[Record]) -> int:
+        """Does again what a journal tells; the number of pushes. The service must be that of the checkpoint before.
+
+        Raises CorruptMessage or ProtocolError when a record is not of this job."""
+        journal, self._journal = self._journal, None
+        count = 0
+        for record in records:
+            if record.entry is Entry.GENERATION:
+                if record.step > self.span[0]:
+                    self._begin(record.step)
+                elif record.step == self.span[0]:
+                    with self._lock:
+                        self.gate.begin(record.step)
+            elif record.entry is Entry.APPLIED and record.step >= self.span[0]:
+                with self._lock:
+                    self.gate.complete(record.step + 1)
+                self._advance()
+            elif record.entry is Entry.PUSH:
+                gradients = self._decoder.gradients(read(record.body), None)
+                with self._lock:
+                    count += self.gate.expects(record.rank, record.step)
+                    self.gate.push(record.rank, record.step, gradients)
+                self._advance()
+        self._journal = journal
+        return count
+
     def hold_pushes(self) -> None:
         """For tests: pushes are acknowledged but not applied until `release_pushes`."""
         with self._lock:
@@ -168,7 +237,7 @@ class ShardService:
     def _pull(self, message: Packed) -> Future[Bytes]:
         parked = _Parked(_promised(), message, self._decoder.wanted(message))
         with self._lock:
-            self._check_open()
+            self._check_open(message)
             self.gate.arrive(message.rank, message.step)
             self._parked.append(parked)
         self._advance()
@@ -177,7 +246,7 @@ class ShardService:
     def _read(self, message: Packed) -> Future[Bytes]:
         wanted = self._decoder.wanted(message)
         with self._lock:
-            self._check_open()
+            self._check_open(message)
             self._counts["reads"] += 1
         return _done(self._rows(message, wanted, staleness=0))
 
@@ -189,8 +258,12 @@ class ShardService:
         gradients = self._decoder.gradients(message, pulled)
         ack: Future[Bytes] = _promised()
         with self._lock:
-            self._check_open()
-            new = self.gate.push(message.rank, message.step, gradients)
+            self._check_open(message)
+            new = self.gate.expects(*key)
+        if new and self._journal is not None:
+            self._journal.append(Entry.PUSH, rank=message.rank, step=message.step, body=message.buffer)
+        with self._lock:  # once in the journal it counts, whatever happened meanwhile
+            new = self.gate.push(*key, gradients)
             self._counts["pushes" if new else "duplicates"] += 1
             at_once = self.gate.stages or self._held or (not new and key not in self._acks)
             if not at_once:
@@ -213,7 +286,7 @@ class ShardService:
         if kind not in self._questions:
             raise ProtocolError(f'question {text[:80]!r} is unknown; allowed: {{"ask": {"|".join(self._questions)}}}')
         with self._lock:
-            self._check_open()
+            self._check_open(message)
         answer = json.dumps(self._questions[kind](question))
         return _done(text_message(Kind.ANSWER, answer, generation=self.generation, rank=message.rank))
 
@@ -230,11 +303,19 @@ class ShardService:
         with self._lock:
             if not self.gate.is_at(step):
                 raise ProtocolError(f"a snapshot of step {step} while pushes of other steps are here")
+        if self._journal is not None:
+            self._journal.roll()
         try:
             files = write_snapshot(self.tables, self._folder().partial(step), shard=self.shard)
         except OSError as error:
             raise CheckpointError(f"{error.filename or self._folder().folder}: {error.strerror or error}") from error
         return {"files": [asdict(file) for file in files]}
+
+    def _saved(self, question: dict[str, Any]) -> dict[str, Any]:
+        """The checkpoint of a step is complete: the journal need not hold what came before it."""
+        if self._journal is not None:
+            self._journal.forget_before(int(question["step"]))
+        return {}
 
     def _folder(self) -> Checkpoints:
         if self._checkpoints is None:
@@ -249,16 +330,23 @@ class ShardService:
             with self._lock:
                 work = None if self._held else self.gate.take()
                 ready = [] if work else self._admitted()
+                self._applying += work is not None
             if work is None:
                 break
             try:
                 self._apply(work)
             except Exception as error:
                 # The state of this server is in doubt; nobody may go on with it.
-                self.close(f"server {self.shard} could not apply step {work.step}: {_line(error)}")
+                self._in_doubt = f"server {self.shard} could not apply step {work.step}: {_line(error)}"
+                self.close(self._in_doubt)
+                with self._idle:
+                    self._applying -= 1
+                    self._idle.notify_all()
                 raise
-            with self._lock:
+            with self._idle:
                 self.gate.done(work)
+                self._applying -= 1
+                self._idle.notify_all()
                 acks = [(rank, self._acks.pop((rank, work.step), None)) for rank in work.ranks]
             for rank, ack in acks:
                 if ack is not None:
@@ -280,6 +368,8 @@ class ShardService:
         return found
 
     def _apply(self, work: Work[Gradients]) -> None:
+        if self.gate.stages and self._journal is not None:
+            self._journal.append(Entry.APPLIED, rank=0, step=work.step)
         self.tables.apply(work.pushes, step=work.step)
 
     def _answer(self, parked: _Parked, staleness: int) -> None:
@@ -332,9 +422,10 @@ class ShardService:
         if message.kind is not Kind.ASK and message.rank >= self._num_workers:
             raise ProtocolError(f"rank {message.rank} of {self._num_workers} workers")
 
-    def _check_open(self) -> None:
-        if self._closed is not None:
-            raise TransportError(self._closed)
+    def _check_open(self, message: Packed) -> None:
+        """Under the lock: between `_check_header` and here another generation may have begun."""
+        if self._closed is not None or message.generation != self.generation:
+            raise TransportError(self._closed or f"server {self.shard} is in generation {self.generation} now")
 
     def _error(self, error: Exception) -> Bytes:
         return text_message(Kind.ERROR, _line(error), generation=self.generation)

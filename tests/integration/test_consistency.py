@@ -55,6 +55,9 @@ class Watched:
         self.starved = threading.Event()
         self.log: list[tuple[str, int, int]] = []  # (what, step, rank), rank -1 where it is of all
 
+    def expects(self, rank: int, step: int) -> bool:
+        return self.inner.expects(rank, step)
+
     def push(self, rank: int, step: int, push: Any) -> bool:
         self.log.append(("push", step, rank))
         return self.inner.push(rank, step, push)
