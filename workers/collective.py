@@ -47,12 +47,12 @@ class Collective(Protocol):
         """Replaces `tensor` by the sum over ranks."""
         ...
 
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        """Replaces `tensor` by rank 0's."""
+    def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> None:
+        """Replaces `tensor` by that of rank `source`."""
         ...
 
-    def broadcast_object(self, value: Any) -> Any:
-        """Rank 0's value on every rank; anything JSON can hold."""
+    def broadcast_object(self, value: Any, *, source: int = 0) -> Any:
+        """The value of rank `source` on every rank; anything JSON can hold."""
         ...
 
     def gather_arrays(self, values_N: Array) -> list[Array]:
@@ -90,10 +90,10 @@ class Solo:
     def all_reduce_sum(self, tensor: torch.Tensor) -> None:
         pass
 
-    def broadcast(self, tensor: torch.Tensor) -> None:
+    def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> None:
         pass
 
-    def broadcast_object(self, value: Any) -> Any:
+    def broadcast_object(self, value: Any, *, source: int = 0) -> Any:
         return json.loads(json.dumps(value))
 
     def gather_arrays(self, values_N: Array) -> list[Array]:
@@ -185,12 +185,12 @@ class ThreadCollective:
         parts = self._swap(tensor.detach().clone())
         tensor.copy_(add_in_rank_order(parts))
 
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        self.sent_bytes += tensor.nbytes if self.rank == 0 else 0
-        tensor.copy_(self._swap(tensor.detach().clone() if self.rank == 0 else None)[0])
+    def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> None:
+        self.sent_bytes += tensor.nbytes if self.rank == source else 0
+        tensor.copy_(self._swap(tensor.detach().clone() if self.rank == source else None)[source])
 
-    def broadcast_object(self, value: Any) -> Any:
-        return json.loads(self._swap(json.dumps(value) if self.rank == 0 else None)[0])
+    def broadcast_object(self, value: Any, *, source: int = 0) -> Any:
+        return json.loads(self._swap(json.dumps(value) if self.rank == source else None)[source])
 
     def gather_arrays(self, values_N: Array) -> list[Array]:
         self.sent_bytes += (self.world_size - 1) * values_N.nbytes

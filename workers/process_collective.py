@@ -88,19 +88,19 @@ class ProcessCollective:
         with self.guard("all_reduce"):
             dist.all_reduce(tensor)
 
-    def broadcast(self, tensor: torch.Tensor) -> None:
-        self.sent_bytes += tensor.nbytes if self.rank == 0 else 0
+    def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> None:
+        self.sent_bytes += tensor.nbytes if self.rank == source else 0
         with self.guard("broadcast"):
-            dist.broadcast(tensor, src=0)
+            dist.broadcast(tensor, src=source)
 
-    def broadcast_object(self, value: Any) -> Any:
-        text = json.dumps(value).encode() if self.rank == 0 else b""
+    def broadcast_object(self, value: Any, *, source: int = 0) -> Any:
+        text = json.dumps(value).encode() if self.rank == source else b""
         size = torch.tensor([len(text)])
-        self.broadcast(size)
+        self.broadcast(size, source=source)
         buffer = torch.zeros(int(size), dtype=torch.uint8)
-        if self.rank == 0:
+        if self.rank == source:
             buffer = torch.frombuffer(bytearray(text), dtype=torch.uint8)
-        self.broadcast(buffer)
+        self.broadcast(buffer, source=source)
         return json.loads(buffer.numpy().tobytes())
 
     def gather_arrays(self, values_N: Array) -> list[Array]:

@@ -20,6 +20,7 @@ from shardkeep.workers.data.samples import Dataset
 from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.embeddings import Embeddings, all_finite_rows, non_finite_rows, scale_rows
 from shardkeep.workers.plan import Plan
+from shardkeep.workers.rewind import Rewind
 from shardkeep.workers.tower import Tower
 
 
@@ -68,7 +69,9 @@ class Step:
         collective: Collective,
         micro_batch: int,
         device: torch.device,
+        rewind: Rewind | None = None,
     ) -> None:
+        """`rewind`: where the tower's state at the start of each step is kept; None = nowhere."""
         self._dataset = dataset
         self._slices = slices
         self._client = client
@@ -77,6 +80,7 @@ class Step:
         self._collective = collective
         self._micro_batch = micro_batch
         self._device = device
+        self._rewind = rewind
         self._watch = tower.watch
 
     def prepare(self, step: int) -> Prepared:
@@ -112,6 +116,9 @@ class Step:
             loss_sum += self._micro_step(prepared, rows, grads, part, weight, last=start == starts[-1])
         grads, request, dropped = self._finite(grads, prepared.request)
         update = self._tower.update(prepared.step, rows_finite=not dropped)
+        if self._rewind is not None:  # before anybody can know that this step is done
+            self._watch.enter("keep")
+            self._rewind.keep(self._tower)
         self._watch.enter("push")
         scale_rows(grads, update.row_scale)
         overflow = self._tower.scaling and not update.applied  # of the loss scale: no rank keeps this step's rows

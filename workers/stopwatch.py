@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator
 from typing import Literal, Protocol, get_args
 
 Part = Literal[
-    "data", "pull_wait", "lookup", "forward", "backward", "collect", "dense_reduce", "optimizer", "push", "other"
-]
+    "data", "pull_wait", "lookup", "forward", "backward", "collect", "dense_reduce", "optimizer", "keep", "push",
+    "other",
+]  # fmt: skip
 PARTS: tuple[Part, ...] = get_args(Part)
 """In the order of a step; docs/performance.md says what each is."""
 

@@ -31,9 +31,10 @@ class Telemetry:
 
     `watch` is switched by whoever takes a step; here it is only read."""
 
-    def __init__(self, watch: Stopwatch, *, samples: int = 0) -> None:
-        """`samples`: those of the steps before, where a job goes on."""
+    def __init__(self, watch: Stopwatch, *, samples: int = 0, resumed: bool = False) -> None:
+        """`samples`: those of the steps before, where a job goes on; `resumed`: it was ended and started again."""
         self.watch = watch
+        self.resumed = resumed
         self.samples = samples
         self._before = samples
         self.dropped_rows = 0
@@ -65,9 +66,12 @@ class Telemetry:
         """Samples of the steps counted here: without those before a job went on."""
         return self.samples - self._before
 
-    @property
-    def resumed(self) -> bool:
-        return self._before > 0
+    def go_back(self, samples: int) -> None:
+        """Training goes on at another step, `samples` samples after the job's first."""
+        self._before += min(0, samples - self.samples)
+        self.samples = self._reported_samples = samples
+        self._started = (time.perf_counter(), samples)
+        self._steady_from, self._steps = None, 0
 
     def pause(self, seconds: float) -> None:
         """Takes `seconds` that were not training out of the rates."""

@@ -14,7 +14,7 @@ import logging
 import math
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +38,7 @@ from shardkeep.workers.config import TowerConfig
 from shardkeep.workers.dense_optimizer import build_optimizer
 from shardkeep.workers.precision import choose_precision
 from shardkeep.workers.reduce import sum_flat, wrap_in_ddp
+from shardkeep.workers.state_tree import joined, split
 from shardkeep.workers.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
@@ -113,6 +114,9 @@ class Tower:
         self._compile_first = config.compile == "on"
         self._ddp: DistributedDataParallel | None = None
         self.join(collective)
+        if collective.world_size > 1:
+            for tensor in [*self.model.parameters(), *self.model.buffers()]:
+                collective.broadcast(tensor.detach())
 
     def _choose_precision(self) -> None:
         self._precision = choose_precision(self._config.amp, self.device)
@@ -146,15 +150,41 @@ class Tower:
         log.info("tower %s=%r", what, reason)
 
     def join(self, collective: Collective) -> None:
-        """Takes the ranks of another generation; rank 0's parameters and buffers go to all of them. Blocks.
-
-        The optimizer's state is not sent: a newcomer loads rank 0's `state_dict` before it trains.
-        """
+        """Takes the ranks of another generation. Sends nothing: see `share`."""
         self.leave()
         self.collective = collective
-        if collective.world_size > 1:
-            for tensor in [*self.model.parameters(), *self.model.buffers()]:
-                collective.broadcast(tensor.detach())
+
+    def share(self, source: int, lacking: Sequence[int]) -> None:
+        """Gives the state of rank `source` to the ranks that lack it, and makes all ranks go on alike with compiling.
+        Every rank calls it, after `join`; blocks."""
+        if lacking:
+            tensors: dict[str, torch.Tensor] = {}
+            mine = split(self.state_dict(), tensors)
+            shapes = [(key, list(t.shape), str(t.dtype).removeprefix("torch.")) for key, t in tensors.items()]
+            state, shapes = self.collective.broadcast_object([mine, shapes], source=source)
+            lacks = self.collective.rank in lacking
+            for key, shape, dtype in shapes:
+                if self.collective.rank != source:
+                    tensors[key] = torch.empty(shape, dtype=getattr(torch, dtype))
+                tensors[key] = tensors[key].cpu()
+                if tensors[key].numel():
+                    self.collective.broadcast(tensors[key], source=source)
+            if lacks:
+                self.load_state_dict(joined(state, tensors))
+        decided = self.collective.broadcast_object(self.decision, source=source)
+        self._trial = Trial() if decided is None else Trial(phase="over")
+        self._compile_first = bool(decided) and bool(lacking)
+        self._switch.enabled = bool(decided) and not lacking
+
+    @property
+    def step(self) -> int:
+        """The step that the state is at the start of."""
+        return self._step
+
+    @property
+    def decision(self) -> bool | None:
+        """Whether the job runs compiled; None = it is still finding out."""
+        return None if self.deciding else self._switch.enabled or self._compile_first
 
     def leave(self) -> None:
         """Lets go of the generation's process group; a collective that closes calls it."""
@@ -333,13 +363,14 @@ class Tower:
         if self._input_shape is None:
             dims = {name: leaf.shape[1] for name, leaf in embeddings.items()}
             self._input_shape = (dense_BI.shape[1], dims)
-            if self._compile_first:
-                with self.watch.within(None):
-                    problem = self._compile()
-                if problem is not None and self._config.compile == "on":
-                    raise JobError(f"tower.compile: on failed: {problem}; tower.compile: off trains without it")
-                if problem is not None:
-                    self._say("compile", f"off: compiling failed: {problem}")
+        if self._compile_first:
+            self._compile_first = False
+            with self.watch.within(None):
+                problem = self._compile()
+            if problem is not None and self._config.compile == "on":
+                raise JobError(f"tower.compile: on failed: {problem}; tower.compile: off trains without it")
+            if problem is not None:
+                self._say("compile", f"off: compiling failed: {problem}")
 
     def _compile(self) -> str | None:
         assert self._input_shape is not None
@@ -383,7 +414,7 @@ class Tower:
             "optimizer": self._optimizer.state_dict(),
             "scaler": self._scaler.state_dict(),
             "step": self._step,
-            "compiled": None if self.deciding else self._switch.enabled,
+            "compiled": self.decision,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -391,7 +422,7 @@ class Tower:
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch keeps the tensors it is given
         self._scaler.load_state_dict(state["scaler"])
-        self._step = state["step"]
+        self._step, self._micro = state["step"], 0
         if self.deciding and state["compiled"] is not None:  # decided once in the life of a job
             self._trial, self._compile_first = Trial(phase="over"), bool(state["compiled"])
             self._say("compile", f"{'on' if self._compile_first else 'off'}: as the job decided before")

@@ -40,7 +40,10 @@ class Trainer:
         evaluate: EvalConfig,
         window: int,
         telemetry: Telemetry,
+        again: bool = False,
+        before: Trainer | None = None,
     ) -> None:
+        """`again`: another generation was lost while it trained; `before`: what of it was this process's."""
         self._step = step
         self._evaluation = evaluation
         self._checkpoints = checkpoints
@@ -52,17 +55,21 @@ class Trainer:
         self._telemetry = telemetry
         self._watch = telemetry.watch
         self._bad_steps = 0
-        self._choices_told = False
+        self._again = again
+        self._choices_told: bool = before is not None and before._choices_told
         self.total_steps = min(slices.num_steps, train.max_steps or slices.num_steps)
-        self.last_eval: dict[str, Any] | None = None
+        self.last_eval: dict[str, Any] | None = None if before is None else before.last_eval
 
     def run(self, progress: Progress, should_stop: Callable[[int], bool], start_step: int = 0) -> int:
         """Runs to the end; returns the number of steps done.
 
         `should_stop(step)` is asked before each step and must answer alike on all ranks. Raises JobStopped, Diverged,
         and what pulls and pushes raise."""
-        if self._checkpoints is not None:
+        if self._checkpoints is not None and not self._again:
             self._checkpoints.open(start_step)
+        if self._again and start_step:  # what followed the last step may have been cut off
+            self._evaluate_after(start_step - 1, progress)
+            self._save_after(start_step - 1, progress)
         ahead = Prefetch(self._prepare, start=start_step, stop=self.total_steps, depth=self._window + 1)
         under_way: deque[Ahead] = deque()
         requested = start_step

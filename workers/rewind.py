@@ -1,0 +1,149 @@
+"""Rewind: the dense model at the start of the last steps, to go back to when a generation ends in the middle of one.
+
+The states lie in memory-mapped files, so that they outlive the process: whoever replaces it goes on with them. They
+are for a killed process, not for a machine that lost its power.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shardkeep.base.errors import CheckpointError
+from shardkeep.workers.state_tree import joined, split
+from shardkeep.workers.tower import Tower
+
+_HEAD = struct.Struct("<8sqqq")  # magic, step (-1 = none), bytes of the text, where tensors begin
+_MAGIC = b"SKREWIND"
+_ALIGN = 64
+_NONE = -1
+
+
+class Rewind:
+    """The states of the last `depth` steps of one worker. Raises CheckpointError when its folder cannot be written."""
+
+    def __init__(self, folder: Path, *, depth: int) -> None:
+        self._folder = folder
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._slots = [_Slot(folder / f"tower-{number}.state") for number in range(depth)]
+        except OSError as error:
+            raise CheckpointError(f"{folder}: cannot be written ({error.strerror or error})") from error
+
+    def span(self) -> tuple[int, int] | None:
+        """The first and the last of the kept steps without a gap between them; None = none is kept."""
+        steps = {slot.step for slot in self._slots} - {_NONE}
+        if not steps:
+            return None
+        first = last = max(steps)
+        while first - 1 in steps:
+            first -= 1
+        return first, last
+
+    def keep(self, tower: Tower) -> None:
+        """Keeps the state at the start of the step that the tower is at, instead of the oldest one."""
+        tensors: dict[str, torch.Tensor] = {}
+        state = split(tower.state_dict(), tensors)
+        slot = self._slots[tower.step % len(self._slots)]
+        try:
+            slot.write(tower.step, state, tensors)
+        except OSError as error:
+            raise CheckpointError(f"{self._folder}: cannot be written ({error.strerror or error})") from error
+
+    def state(self, step: int) -> dict[str, Any]:
+        """The state dict at the start of a step; its tensors are overwritten by a later `keep`. Raises KeyError."""
+        slot = self._slots[step % len(self._slots)]
+        if slot.step != step:
+            raise KeyError(step)
+        return dict(slot.read())
+
+    def clear(self) -> None:
+        """Forgets all states."""
+        for slot in self._slots:
+            slot.forget()
+
+    def delete(self) -> None:
+        """Deletes the files; nothing may be kept afterwards."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class _Slot:
+    """One state in one file: head, JSON text, tensors. The head names a step only while all of it is there."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._bytes = _no_bytes()
+        self._begin = 0
+        self._layout: list[tuple[str, int, list[int], str]] = []  # key, offset after `_begin`, shape, dtype
+        self._views: list[torch.Tensor] = []
+        self.step = self._found()
+
+    def _found(self) -> int:
+        """The step of a state that another process left here."""
+        if not self._path.exists() or self._path.stat().st_size < _HEAD.size:
+            return _NONE
+        self._bytes = np.memmap(self._path, np.uint8, "r+")
+        magic, step, _, self._begin = _HEAD.unpack_from(self._bytes.data)
+        return int(step) if magic == _MAGIC else _NONE
+
+    def write(self, step: int, state: Any, tensors: dict[str, torch.Tensor]) -> None:
+        layout = _layout(tensors)
+        text = np.frombuffer(json.dumps({"state": state, "layout": layout}).encode(), np.uint8)
+        if layout != self._layout or _HEAD.size + text.size > self._begin:
+            self._make(layout, tensors, text.size)
+        self._mark(_NONE, 0)
+        torch._foreach_copy_(self._views, list(tensors.values()))
+        self._bytes[_HEAD.size : _HEAD.size + text.size] = text
+        self._mark(step, text.size)
+
+    def read(self) -> Any:
+        _, _, size, _ = _HEAD.unpack_from(self._bytes.data)
+        found = json.loads(self._bytes[_HEAD.size : _HEAD.size + size].tobytes())
+        return joined(found["state"], {key: self._view(*place) for key, *place in found["layout"]})
+
+    def forget(self) -> None:
+        if self._bytes.size:
+            self._mark(_NONE, 0)
+
+    def _make(self, layout: list[tuple[str, int, list[int], str]], tensors: dict[str, torch.Tensor], text: int) -> None:
+        """A fresh file with room for these tensors, and for a text that grows a little."""
+        self.step, self._layout = _NONE, []
+        self._begin = -(-(_HEAD.size + text + text // 4) // _ALIGN) * _ALIGN
+        end = layout[-1][1] + list(tensors.values())[-1].nbytes if layout else 0
+        self._path.unlink(missing_ok=True)
+        with self._path.open("wb") as file:  # no hole: a full disk is an error here, and a SIGBUS in a mapping
+            os.posix_fallocate(file.fileno(), 0, self._begin + end)
+        self._bytes = np.memmap(self._path, np.uint8, "r+")
+        self._views = [self._view(at, shape, dtype) for _, at, shape, dtype in layout]
+        self._layout = layout
+
+    def _mark(self, step: int, text: int) -> None:
+        self.step = step
+        _HEAD.pack_into(self._bytes.data, 0, _MAGIC, step, text, self._begin)
+
+    def _view(self, at: int, shape: list[int], dtype: str) -> torch.Tensor:
+        kind: torch.dtype = getattr(torch, dtype)
+        size = math.prod(shape) * kind.itemsize
+        part = self._bytes[self._begin + at : self._begin + at + size]
+        return torch.from_numpy(part).view(kind).view(shape) if size else torch.empty(shape, dtype=kind)
+
+
+def _layout(tensors: dict[str, torch.Tensor]) -> list[tuple[str, int, list[int], str]]:
+    found, at = [], 0
+    for key, tensor in tensors.items():
+        found.append((key, at, list(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
+        at += -(-tensor.nbytes // _ALIGN) * _ALIGN
+    return found
+
+
+def _no_bytes() -> np.memmap[Any, np.dtype[np.uint8]] | npt.NDArray[np.uint8]:
+    return np.empty(0, np.uint8)
