@@ -54,12 +54,16 @@ class RegisterRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., versions: _Optional[_Mapping[str, str]] = ..., token: _Optional[str] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("config_yaml", "lease_s")
+    __slots__ = ("config_yaml", "lease_s", "job", "formation")
     CONFIG_YAML_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    FORMATION_FIELD_NUMBER: _ClassVar[int]
     config_yaml: str
     lease_s: float
-    def __init__(self, config_yaml: _Optional[str] = ..., lease_s: _Optional[float] = ...) -> None: ...
+    job: str
+    formation: Formation
+    def __init__(self, config_yaml: _Optional[str] = ..., lease_s: _Optional[float] = ..., job: _Optional[str] = ..., formation: _Optional[_Union[Formation, _Mapping]] = ...) -> None: ...
 
 class Table(_message.Message):
     __slots__ = ("name", "dim", "optimizer_json", "init_json")
@@ -74,32 +78,54 @@ class Table(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., optimizer_json: _Optional[str] = ..., init_json: _Optional[str] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("token", "has_tables", "tables", "wait_s")
+    __slots__ = ("token", "has_tables", "tables", "wait_s", "span", "after", "why")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     HAS_TABLES_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    SPAN_FIELD_NUMBER: _ClassVar[int]
+    AFTER_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
     token: str
     has_tables: bool
     tables: _containers.RepeatedCompositeFieldContainer[Table]
     wait_s: float
-    def __init__(self, token: _Optional[str] = ..., has_tables: _Optional[bool] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    span: Span
+    after: int
+    why: str
+    def __init__(self, token: _Optional[str] = ..., has_tables: _Optional[bool] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., wait_s: _Optional[float] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., after: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+
+class Span(_message.Message):
+    __slots__ = ("first", "last", "holds")
+    FIRST_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
+    first: int
+    last: int
+    holds: bool
+    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., holds: _Optional[bool] = ...) -> None: ...
 
 class Formation(_message.Message):
-    __slots__ = ("generation", "store_host", "store_port", "members", "tables", "start_step")
+    __slots__ = ("generation", "store_host", "store_port", "members", "tables", "start_step", "source", "lacking", "origin")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STORE_HOST_FIELD_NUMBER: _ClassVar[int]
     STORE_PORT_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
     START_STEP_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    LACKING_FIELD_NUMBER: _ClassVar[int]
+    ORIGIN_FIELD_NUMBER: _ClassVar[int]
     generation: int
     store_host: str
     store_port: int
     members: _containers.RepeatedCompositeFieldContainer[Member]
     tables: _containers.RepeatedCompositeFieldContainer[Table]
     start_step: int
-    def __init__(self, generation: _Optional[int] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., start_step: _Optional[int] = ...) -> None: ...
+    source: int
+    lacking: _containers.RepeatedScalarFieldContainer[int]
+    origin: int
+    def __init__(self, generation: _Optional[int] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., start_step: _Optional[int] = ..., source: _Optional[int] = ..., lacking: _Optional[_Iterable[int]] = ..., origin: _Optional[int] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("job", "formation")

@@ -87,7 +87,7 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Join(self, request, context):
-        """ready to form; waits for the formation
+        """ready to form, or to form again; waits for the formation
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

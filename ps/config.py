@@ -174,4 +174,6 @@ class LivenessConfig(Settings):
     step_timeout_s: float = Field(30.0, ge=1.0)
     """Seconds that one pull, push or reduction may take."""
     form_timeout_s: float = Field(120.0, ge=5.0)
-    """Seconds to wait for all members of a job to join."""
+    """Seconds to wait for all members of a job to join, and to come together again after a death."""
+    restarts: int = Field(3, ge=0)
+    """Deaths of one process in a row, without one more trained step, that a job outlives; 0 = it fails at the first."""

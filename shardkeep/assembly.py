@@ -19,13 +19,14 @@ from shardkeep.ps.client import RowClient
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.transport import Transport
 from shardkeep.workers.checkpoint import CheckpointWriter, load_tower
-from shardkeep.workers.collective import Collective
+from shardkeep.workers.collective import Collective, Solo
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sampling import Origin, StepSlices
 from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.embeddings import Embeddings
 from shardkeep.workers.evaluate import Evaluation
 from shardkeep.workers.models.registry import build_model
+from shardkeep.workers.rewind import Rewind
 from shardkeep.workers.step import Step
 from shardkeep.workers.summary import summarize
 from shardkeep.workers.telemetry import Telemetry
@@ -54,6 +55,17 @@ def patience_s(config: JobConfig) -> float:
 
 
 @dataclass(frozen=True)
+class Again:
+    """How a generation follows another: at `step`, with the tower of rank `source` for the ranks `lacking`. `before`:
+    this process's worker until now; None = it is new."""
+
+    step: int
+    source: int
+    lacking: tuple[int, ...]
+    before: Worker | None
+
+
+@dataclass(frozen=True)
 class Worker:
     """A worker's parts, ready to run."""
 
@@ -74,7 +86,7 @@ class Worker:
         process: Callable[[], dict[str, Any]] = dict,
     ) -> dict[str, Any] | None:
         """Trains to the end; the job's summary on rank 0, None elsewhere. `process` is asked after the last step."""
-        steps = self.trainer.run(progress, should_stop, self.start.step)
+        steps = self.trainer.run(progress, should_stop, self.tower.step)
         progress.update(step=steps, phase="closing")
         return summarize(
             client=self.client,
@@ -113,27 +125,52 @@ def build_worker(
     device: torch.device,
     checkpoints: Checkpoints | None = None,
     resumed: Checkpoint | None = None,
+    rewind: Rewind | None = None,
+    again: Again | None = None,
 ) -> Worker:
-    """Worker `collective.rank` of the job, at step 0, or where a checkpoint was taken.
+    """Worker `collective.rank` of the job, at step 0, or where a checkpoint was taken, or at the step where another
+    generation goes on.
 
-    `checkpoints`: where new ones go, if the config wants any. Raises CheckpointError."""
+    Args:
+        checkpoints: Where new ones go, if the config wants any.
+        resumed: A checkpoint of this job: the samples of the steps after it are counted from there.
+        rewind: Where the tower's last states are.
+        again: How this generation follows another.
+
+    Raises CheckpointError."""
     schema = data.train.schema
     tables = table_specs(config, schema)
     start = START if resumed is None else _origin(resumed, config, len(data.train))
     slices = step_slices(config, num_samples=len(data.train), origin=start)
-    ledger = Ledger()
-    client = RowClient(
-        transport,
-        tables=tables,
-        rank=collective.rank,
-        generation=generation,
-        consistency=config.consistency,
-        compression=config.compression,
-        ledger=ledger,
-        timeout_s=patience_s(config),
+    before = None if again is None else again.before
+    ledger = Ledger() if before is None else before.ledger
+    client = (
+        before.client
+        if before is not None
+        else RowClient(
+            transport,
+            tables=tables,
+            rank=collective.rank,
+            generation=generation,
+            consistency=config.consistency,
+            compression=config.compression,
+            ledger=ledger,
+            timeout_s=patience_s(config),
+        )
     )
     embeddings = Embeddings(schema, client.tables)
-    tower = _build_tower(config, schema, embeddings, collective, slices, device)
+    if before is not None:
+        tower = before.tower
+    else:  # a newcomer alone at first: the others build no tower now
+        alone = Solo() if again is not None else collective
+        tower = _build_tower(config, schema, embeddings, alone, slices, device)
+    if again is not None:
+        _go_on(tower, collective, rewind, again)
+    elif resumed is not None:
+        load_tower(tower, resumed)
+    client.regroup(transport, generation, tower.step)
+    if rewind is not None:
+        rewind.keep(tower)
     step = Step(
         dataset=data.train,
         slices=slices,
@@ -143,6 +180,7 @@ def build_worker(
         collective=collective,
         micro_batch=config.train.batch_size,
         device=device,
+        rewind=rewind,
     )
     evaluation = None
     if data.eval is not None:
@@ -157,9 +195,8 @@ def build_worker(
             best_auc=data.best_auc,
             device=device,
         )
-    if resumed is not None:
-        load_tower(tower, resumed)
-    telemetry = Telemetry(tower.watch, samples=start.samples)
+    telemetry = before.telemetry if before is not None else Telemetry(tower.watch, resumed=start.step > 0)
+    telemetry.go_back(slices.samples_before(tower.step))
     writer = None
     if checkpoints is not None and config.checkpoint.every_steps:
         writer = CheckpointWriter(
@@ -180,8 +217,19 @@ def build_worker(
         evaluate=config.eval,
         window=config.consistency.window,
         telemetry=telemetry,
+        again=again is not None,
+        before=None if before is None else before.trainer,
     )
     return Worker(trainer, client, tower, collective, telemetry, ledger, data, start)
+
+
+def _go_on(tower: Tower, collective: Collective, rewind: Rewind | None, again: Again) -> None:
+    """Brings the tower to the step where the generation begins. Every rank calls it; blocks."""
+    tower.join(collective)
+    if collective.rank not in again.lacking and (again.before is None or tower.step != again.step):
+        assert rewind is not None  # whoever lacks nothing has said so
+        tower.load_state_dict(rewind.state(again.step))
+    tower.share(again.source, again.lacking)
 
 
 def _origin(resumed: Checkpoint, config: JobConfig, num_samples: int) -> Origin:

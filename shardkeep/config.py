@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, Field, ValidationError, field_validator
@@ -20,6 +20,7 @@ from shardkeep.workers.config import (
     DataConfig,
     EvalConfig,
     ModelConfig,
+    OnOff,
     ProfileConfig,
     TowerConfig,
     TrainConfig,
@@ -59,6 +60,9 @@ class JobConfig(Settings):
     """What is compressed."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints."""
+    journal: Annotated[Literal["off", "os", "fsync"], OnOff] = "os"
+    """What a server's push survives once it is acknowledged: os = the server's process, fsync = its machine, off =
+    neither: a killed server goes back to the last checkpoint."""
     transport: TransportConfig = TransportConfig()
     """How bytes move."""
     liveness: LivenessConfig = LivenessConfig()

@@ -8,6 +8,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ CLOSE_S = 15.0
 FAILED_S = 1.0
 """Seconds they get once it has failed: the peers of a dead process may be blocked."""
 TERMINATE_S = 1.0
+BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 8.0
+"""Seconds before a member that has died twice without one more step is started again, doubled with each death."""
 
 
 class LocalJob:
@@ -51,6 +54,8 @@ class LocalJob:
         self._start_step = start_step
         self._tail = MetricsTail(folder.metrics_path, from_end=start_step > 0)
         self._children: list[Child] = []
+        self._vacancies: list[_Vacancy] = []
+        self._deaths_without_step: dict[tuple[str, int], tuple[int, int | None]] = {}
         self._told: set[int] = set()
         self._step: int | None = start_step or None
 
@@ -74,14 +79,19 @@ class LocalJob:
         # The others find the coordinator's address in the run folder: their imports take longer than its start.
         for role, count in (("worker", self._config.workers), ("server", self._config.servers)):
             for index in range(count):
-                self._child(role, index, ["--coordinator", run, "--index", str(index), "--run-dir", run])
+                self._member(role, index)
         import shardkeep.ps.control.client  # noqa: F401 - now, while the roles start; needed fast when one dies
 
         while not self._folder.member_list() and not self._ending:
+            self._replace_dead()
             time.sleep(POLL_S)
         if self._folder.member_list():
             members = f"{_plural(self._config.servers, 'server')}, {_plural(self._config.workers, 'worker')}"
             self._screen.phase("start", f"coordinator, {members}; formed in {time.monotonic() - began:.1f} s")
+
+    def _member(self, role: str, index: int) -> None:
+        run = str(self._folder.path)
+        self._child(role, index, ["--coordinator", run, "--index", str(index), "--run-dir", run])
 
     def _child(self, role: str, index: int, arguments: list[str]) -> None:
         log, cores = self._folder.log_path(role, index), self._pins.get((role, index))
@@ -95,8 +105,10 @@ class LocalJob:
     def _watch(self) -> None:
         """Until the job is over or cannot go on: shows records, passes on deaths and Ctrl-C."""
         limit: Deadline | None = None
-        while any(child.running for child in self._children):
+        while self._vacancies or any(child.running for child in self._children):
             self._show_records()
+            if limit is None:
+                self._replace_dead()
             self._tell_deaths()
             if self._folder.summary() is not None or self._interrupts.count > 1 or (limit is not None and limit.over):
                 return
@@ -118,6 +130,35 @@ class LocalJob:
                 self._tell_deaths()
                 time.sleep(POLL_S)
         self._show_records()
+
+    def _replace_dead(self) -> None:
+        """Starts another process for each member that was killed, as soon as the coordinator knows of the death and
+        its time has come: the first time at once, then later and later."""
+        for child in list(self._children):
+            death = child.death()
+            if death is None or death.code >= 0 or death.role == "coordinator" or not self._may_die(death):
+                continue
+            self._children.remove(child)
+            count, _ = self._deaths_without_step[death.role, death.index]
+            delay_s = 0.0 if count == 1 else min(BACKOFF_S * 2 ** (count - 2), LONGEST_BACKOFF_S)
+            vacancy = _Vacancy(death.role, death.index, time.monotonic() + delay_s)
+            self._vacancies.append(vacancy)
+            self._screen.phase("restart", f"{death.text()}; starting another")
+            self._told.add(death.pid)
+            self._ask(functools.partial(_report_death, death=death, done=vacancy.told))
+        for vacancy in list(self._vacancies):
+            if vacancy.due <= time.monotonic() and (vacancy.told.is_set() or self._folder.address() is None):
+                self._vacancies.remove(vacancy)
+                self._member(vacancy.role, vacancy.index)
+
+    def _may_die(self, death: Death) -> bool:
+        """Counts a death; whether the job outlives it."""
+        count, step = self._deaths_without_step.get((death.role, death.index), (0, None))
+        count = count + 1 if step == self._step else 1
+        if count > self._config.liveness.restarts:
+            return False
+        self._deaths_without_step[death.role, death.index] = count, self._step
+        return True
 
     def _tell_deaths(self) -> None:
         """Tells the coordinator once of each member that died: sooner than its lease would."""
@@ -141,6 +182,10 @@ class LocalJob:
         for record in self._tail:
             if record.get("kind") == "progress":
                 self._step = record.get("step", self._step)
+            elif "lost_pid" in record:  # taken for dead by its lease: it must not wake up beside its replacement
+                for child in self._children:
+                    if child.pid == record["lost_pid"] and child.running:
+                        child.kill()
             self._screen.record(record)
 
     def _outcome(self, deaths: list[Death]) -> dict[str, Any]:
@@ -175,6 +220,16 @@ class LocalJob:
         return f"{deaths[0].text()}, {last}" if deaths else f"the roles ended without a summary, {last}"
 
 
+@dataclass
+class _Vacancy:
+    """The place of a member that was killed, until another process is started for it."""
+
+    role: str
+    index: int
+    due: float
+    told: threading.Event = field(default_factory=threading.Event)
+
+
 def child_environment(base: Mapping[str, str], *, threads: int, code_folder: Path | None) -> dict[str, str]:
     """The environment of roles: fixed threads, quiet gRPC, and an import path that ends with this very package."""
     counts = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
@@ -196,11 +251,13 @@ def _request_stop(address: str) -> None:
         request_stop(address, "Ctrl-C or SIGTERM")
 
 
-def _report_death(address: str, *, death: Death) -> None:
+def _report_death(address: str, *, death: Death, done: threading.Event | None = None) -> None:
     from shardkeep.ps.control.client import report_death
 
     with contextlib.suppress(ShardkeepError):
         report_death(address, role=death.role, index=death.index, pid=death.pid, reason=death.how())
+    if done is not None:
+        done.set()
 
 
 def _plural(count: int, noun: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -128,6 +129,17 @@ def resumed_from(checkpoints: Checkpoints, start_step: int) -> Checkpoint | None
     return checkpoints.load(start_step) if start_step else None
 
 
+def kept_for_recovery(run_dir: Path, job: str, role: str, index: int) -> Path:
+    """Where a member keeps what its replacement goes on with; what it kept for earlier starts of the job is deleted."""
+    top = run_dir / "recovery"
+    for earlier in top.glob(f"*/{role}-{index}"):
+        if earlier.parent.name != job:
+            shutil.rmtree(earlier, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                earlier.parent.rmdir()
+    return top / job / f"{role}-{index}"
+
+
 def join_group(
     config: JobConfig,
     formation: Formation,
@@ -139,7 +151,8 @@ def join_group(
     """Blocks until all members of the generation have joined its RPC group."""
     from shardkeep.ps.transport import RpcTransport, connect_store
 
-    limit_s = config.liveness.form_timeout_s + (LOAD_S if formation.start_step else 0.0)
+    loads = formation.restores and formation.start_step
+    limit_s = config.liveness.form_timeout_s + (LOAD_S if loads else 0.0)
     store = connect_store(formation.store_host, formation.store_port, timeout_s=limit_s)
     return RpcTransport(
         store,

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import shutil
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from shardkeep.base.allocator import keep_freed_memory
+from shardkeep.base.errors import TransportError
 from shardkeep.base.log import EventLog
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.client import ControlClient
+from shardkeep.ps.control.records import Formation, Span
+from shardkeep.ps.message import Bytes
+from shardkeep.ps.shard.journal import Journal
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.shard.snapshot import load_snapshots
 from shardkeep.ps.transport import RpcTransport  # noqa: F401 - loads torch RPC while the other roles start
@@ -19,9 +27,13 @@ from shardkeep.roles import (
     checkpoints_of,
     end_when_the_job_failed,
     join_group,
+    kept_for_recovery,
     process_facts,
     resumed_from,
 )
+
+if TYPE_CHECKING:
+    from shardkeep.workers.profiling import ServerProfile
 
 _log = EventLog("roles")
 
@@ -30,48 +42,124 @@ def run_server(address: str, *, index: int, advertise: str, folder: Path, kernel
     """A server's life; returns 0 when the job is completed. Raises why it was not.
 
     Args:
-        folder: The run folder: a profile goes there, and checkpoints where the config names no other place.
+        folder: The run folder: a profile goes there, what is kept for recovery, and checkpoints where the config
+            names no other place.
         kernels_s: Seconds it took to compile kernels, for the summary.
     """
     control = ControlClient(address, role="server", index=index, advertise=advertise)
     end_when_the_job_failed(control)
     with Membership(control) as config:
         keep_freed_memory()
-        formation = control.join(None)
-        checkpoints = checkpoints_of(config, folder)
-        service = build_service(
-            config,
-            formation.tables,
-            shard=index,
-            generation=formation.generation,
-            checkpoints=checkpoints,
-            resumed=resumed_from(checkpoints, formation.start_step),
-        )
-        service.process = lambda: process_facts(kernels_s)
-        profile = None
-        if config.profile.steps:
-            from shardkeep.workers.profiling import (  # a server needs nothing else of this room
-                ServerProfile,
-                trace_path,
-            )
-
-            profile = ServerProfile(config.profile, trace_path(folder, "server", index), service.handle)
-        handle = service.handle if profile is None else profile.handle
-        transport = join_group(config, formation, "server", index, advertise, handle)
-        control.update(step=formation.start_step, phase="serving")
-        _log.info("serving", generation=formation.generation, tables=len(formation.tables))
-        try:
-            control.over.wait()
-        finally:
-            if profile is not None:
-                profile.close()
-            service.close("the job is over")
-            transport.close()
+        with contextlib.closing(_Life(config, control, index, advertise, folder, kernels_s)) as life:
+            formation = control.join(None, span=life.span)
+            while (lost := life.serve(formation)) is not None:
+                formation = control.join(None, span=life.span, after=formation.generation, why=lost)
     state = control.state
     if state.state != "completed" and (error := state.error()) is not None:
         raise error
     _log.info("done")
     return 0
+
+
+class _Life:
+    """A server process over the generations of its job."""
+
+    def __init__(
+        self, config: JobConfig, control: ControlClient, index: int, advertise: str, folder: Path, kernels_s: float
+    ) -> None:
+        self._config, self._control, self._index, self._advertise = config, control, index, advertise
+        self._kernels_s = kernels_s
+        self._checkpoints = checkpoints_of(config, folder)
+        self._kept = kept_for_recovery(folder, control.job, "server", index)
+        self._journal: Journal | None = None
+        if config.liveness.restarts and config.journal != "off":
+            self._journal = Journal(self._kept / "journal", sync=config.journal == "fsync")
+        self._profile = self._open_profile(folder)
+        self._service: ShardService | None = None
+        self._bereft = False  # of updates that the others have seen
+        if control.before is not None:
+            self._revive(control.before)
+
+    def _open_profile(self, folder: Path) -> ServerProfile | None:
+        if not self._config.profile.steps:
+            return None
+        from shardkeep.workers.profiling import ServerProfile, trace_path  # a server needs nothing else of this room
+
+        return ServerProfile(self._config.profile, trace_path(folder, "server", self._index), self._handle)
+
+    @property
+    def span(self) -> Span:
+        """Where this server could go on. One that lost updates follows the others, but for `sync`."""
+        if self._service is None:
+            return Span()
+        first, last = self._service.span
+        return Span(0, holds=True) if self._bereft and not self._service.gate.stages else Span(first, last, holds=True)
+
+    def serve(self, formation: Formation) -> str | None:
+        """Serves one generation, to the end of the job or of the generation: then how it was lost."""
+        if self._service is None or formation.restores:
+            if self._journal is not None:
+                self._journal.clear()
+            self._service = self._build(formation.tables, resumed_from(self._checkpoints, formation.start_step))
+        self._bereft = False
+        service = self._service
+        service.begin(formation.generation, formation.start_step)
+        try:
+            handle = self._handle if self._profile is None else self._profile.handle
+            transport = join_group(self._config, formation, "server", self._index, self._advertise, handle)
+        except TransportError as error:
+            if not self._config.liveness.restarts:
+                raise
+            service.suspend(str(error))
+            return str(error)
+        self._control.update(step=formation.start_step, phase="serving")
+        _log.info("serving", generation=formation.generation, tables=len(formation.tables))
+        try:
+            self._control.wait_lost_or_over(formation.generation)
+        finally:
+            service.suspend(self._control.state.message or "the job is over")
+            transport.close()
+        return None if self._control.state.over else self._control.state.message
+
+    def close(self) -> None:
+        """Ends what serves; a completed job needs nothing that was kept."""
+        if self._profile is not None:
+            self._profile.close()
+        if self._journal is not None:
+            self._journal.close()
+        if self._control.state.state == "completed":
+            shutil.rmtree(self._kept, ignore_errors=True)
+
+    def _revive(self, before: Formation) -> None:
+        """Makes this server what the one before was when it died: the last checkpoint, and the journal after it."""
+        resumed = None
+        if self._config.checkpoint.every_steps or before.origin:
+            resumed = self._checkpoints.latest()
+        service = self._service = self._build(before.tables, resumed)
+        records = [] if self._journal is None else self._journal.replay()
+        self._bereft = self._journal is None or not self._journal.size_bytes
+        pushes = service.replay(records)
+        _log.info("revived", checkpoint=0 if resumed is None else resumed.step, pushes=pushes, step=service.span[0])
+        if self._bereft:
+            text = f"server {self._index} lost its updates since step {service.span[0]}: there is no journal of them"
+            self._control.report("event", {"text": text, "lost_from": service.span[0]})
+
+    def _build(self, tables: Sequence[TableSpec], resumed: Checkpoint | None) -> ShardService:
+        service = build_service(
+            self._config,
+            tables,
+            shard=self._index,
+            generation=0,
+            checkpoints=self._checkpoints,
+            resumed=resumed,
+            journal=self._journal,
+        )
+        service.process = lambda: process_facts(self._kernels_s)
+        return service
+
+    def _handle(self, *messages: Bytes) -> Future[Bytes]:
+        assert self._service is not None
+        return self._service.handle(*messages)
 
 
 def build_service(
@@ -82,6 +170,7 @@ def build_service(
     generation: int,
     checkpoints: Checkpoints | None = None,
     resumed: Checkpoint | None = None,
+    journal: Journal | None = None,
 ) -> ShardService:
     """Server `shard` of the job, empty, or with its rows of a checkpoint. Raises CheckpointError."""
     service = ShardService(
@@ -95,6 +184,7 @@ def build_service(
         generation=generation,
         start_step=0 if resumed is None else resumed.step,
         checkpoints=checkpoints,
+        journal=journal,
     )
     if resumed is not None:
         load_snapshots(service.tables, resumed, shard=shard, num_shards=max(config.servers, 1))

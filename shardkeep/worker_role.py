@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,30 +10,37 @@ from typing import Any
 import torch
 import torch._dynamo  # every optimizer of torch and DDP load it: here, while the other roles start
 
-from shardkeep.assembly import Worker, build_worker, patience_s, table_specs
+from shardkeep.assembly import Again, Worker, build_worker, patience_s, table_specs
 from shardkeep.base.allocator import keep_freed_memory
-from shardkeep.base.errors import ConfigError, JobStopped
+from shardkeep.base.errors import ConfigError, JobError, JobStopped, MemberLost, RemoteError, TransportError
 from shardkeep.base.log import EventLog
 from shardkeep.config import JobConfig
+from shardkeep.ps.checkpoints import Checkpoint
 from shardkeep.ps.control.client import ControlClient
-from shardkeep.ps.control.records import Formation, JobSink
-from shardkeep.ps.transport import LocalTransport, connect_store
+from shardkeep.ps.control.records import Formation, JobSink, Span
+from shardkeep.ps.transport import LocalTransport, RpcTransport, connect_store
 from shardkeep.roles import (
     Membership,
     checkpoints_of,
     compiled_kernels,
     end_when_the_job_failed,
     join_group,
+    kept_for_recovery,
     process_facts,
     resumed_from,
 )
 from shardkeep.server_role import build_service
 from shardkeep.workers.collective import Collective, Solo
 from shardkeep.workers.data.dataset import open_data
+from shardkeep.workers.data.samples import Data
 from shardkeep.workers.process_collective import ProcessCollective
 from shardkeep.workers.profiling import WorkerProfile, check_profile, trace_path
+from shardkeep.workers.rewind import Rewind
 
 _log = EventLog("roles")
+SPARE_STATES = 3
+"""States of the tower kept beyond the window of unacknowledged pushes: the running step's, the next one's, and one more
+for a rank that is a step ahead."""
 
 
 def run_worker(address: str, *, index: int, advertise: str, folder: Path, kernels_s: float) -> int:
@@ -43,38 +51,123 @@ def run_worker(address: str, *, index: int, advertise: str, folder: Path, kernel
         keep_freed_memory()
         torch.set_num_threads(config.threads)
         data = open_data(config.data, seed=config.seed)
-        formation = control.join(table_specs(config, data.train.schema))
-        device, backend = _device(config, formation, index)
-        transport = join_group(config, formation, "worker", index, advertise, None)
-        collective = _collective(config, formation, index, advertise, backend)
-        checkpoints = checkpoints_of(config, folder)
-        worker = build_worker(
-            config,
-            data=data,
+        tables = table_specs(config, data.train.schema)
+        life = _Life(config, control, data, index, advertise, folder, kernels_s)
+        formation = control.join(tables, span=life.span)
+        while (lost := life.train(formation)) is not None:
+            try:
+                formation = control.join(tables, span=life.span, after=formation.generation, why=lost)
+            except JobError:
+                if control.state.state == "completed":  # the summary was in before the generation was lost
+                    break
+                raise
+        life.end()
+    return 0
+
+
+class _Life:
+    """A worker process over the generations of its job."""
+
+    def __init__(
+        self,
+        config: JobConfig,
+        control: ControlClient,
+        data: Data,
+        index: int,
+        advertise: str,
+        folder: Path,
+        kernels_s: float,
+    ) -> None:
+        self._config, self._control, self._data = config, control, data
+        self._index, self._advertise, self._folder, self._kernels_s = index, advertise, folder, kernels_s
+        self._checkpoints = checkpoints_of(config, folder)
+        self._worker: Worker | None = None
+        self._rewind: Rewind | None = None
+        if config.liveness.restarts:
+            kept = kept_for_recovery(folder, control.job, "worker", index)
+            self._rewind = Rewind(kept, depth=config.consistency.window + SPARE_STATES)
+
+    @property
+    def span(self) -> Span:
+        """Where this worker could go on: at the steps whose state is kept, up to the first that it did not push."""
+        kept = None if self._rewind is None else self._rewind.span()
+        if kept is None:
+            return Span()
+        last = kept[1] if self._worker is None else min(kept[1], self._worker.client.next_push)
+        return Span(kept[0], last, holds=last >= kept[0])
+
+    def train(self, formation: Formation) -> str | None:
+        """Trains in one generation, to the end of the job or of the generation: then how it was lost."""
+        try:
+            self._train(formation)
+        except (TransportError, MemberLost) as error:
+            if isinstance(error, RemoteError) or not self._config.liveness.restarts:
+                raise
+            _log.info("generation lost", generation=formation.generation, why=str(error))
+            return str(error)
+        return None
+
+    def end(self) -> None:
+        """The job is completed; nobody will go on from what is kept."""
+        if self._rewind is not None:
+            self._rewind.delete()
+        _log.info("done", step=self._worker.trainer.total_steps if self._worker is not None else -1)
+
+    def _train(self, formation: Formation) -> None:
+        config, control = self._config, self._control
+        device, backend = _device(config, formation, self._index)
+        with contextlib.ExitStack() as leaving:
+            transport = join_group(config, formation, "worker", self._index, self._advertise, None)
+            leaving.callback(transport.close)
+            collective = _collective(config, formation, self._index, self._advertise, backend)
+            leaving.callback(collective.close)
+            worker = self._joined(formation, transport, collective, device)
+            _log.info("training", generation=formation.generation, step=worker.tower.step)
+            summary = worker.run(
+                control,
+                lambda _step: _stop(control, formation.generation),
+                lambda: control.bytes_total,
+                lambda: _process(self._kernels_s, device),
+            )
+            if summary is not None:
+                control.report("summary", summary)
+                control.flush()  # from here on the job is done, whoever dies
+            collective.barrier()
+
+    def _joined(
+        self, formation: Formation, transport: RpcTransport, collective: Collective, device: torch.device
+    ) -> Worker:
+        """The worker of a generation, made of the one before where that goes on."""
+        again = None
+        if formation.restores:
+            self._worker = None
+            if self._rewind is not None:
+                self._rewind.clear()
+        else:
+            again = Again(formation.start_step, formation.source, formation.lacking, self._worker)
+        first = self._worker is None
+        self._worker = build_worker(
+            self._config,
+            data=self._data,
             transport=transport,
             collective=collective,
             generation=formation.generation,
             device=device,
-            checkpoints=checkpoints,
-            resumed=resumed_from(checkpoints, formation.start_step),
+            checkpoints=self._checkpoints,
+            resumed=self._resumed(formation),
+            rewind=self._rewind,
+            again=again,
         )
-        _attach(worker, _worker_profile(config, folder, index, device), config)
-        _log.info("training", generation=formation.generation, steps=worker.trainer.total_steps)
-        try:
-            summary = worker.run(
-                control,
-                lambda _step: _stop(control),
-                lambda: control.bytes_total,
-                lambda: _process(kernels_s, device),
-            )
-            if summary is not None:
-                control.report("summary", summary)
-            collective.barrier()
-        finally:
-            collective.close()
-            transport.close()
-        _log.info("done", step=worker.trainer.total_steps)
-    return 0
+        if first:
+            profile = _worker_profile(self._config, self._folder, self._index, device)
+            _attach(self._worker, profile, self._config)
+        return self._worker
+
+    def _resumed(self, formation: Formation) -> Checkpoint | None:
+        """The checkpoint that steps are counted from: what a generation begins with, else any later one of the job."""
+        if formation.restores or not formation.origin:
+            return resumed_from(self._checkpoints, formation.start_step if formation.restores else 0)
+        return self._checkpoints.latest()
 
 
 def _collective(config: JobConfig, formation: Formation, index: int, host: str, backend: str) -> Collective:
@@ -147,9 +240,11 @@ class _SinkProgress:
         pass
 
 
-def _stop(control: ControlClient) -> bool:
+def _stop(control: ControlClient, generation: int) -> bool:
     if control.failed.is_set():
         raise control.state.error() or JobStopped("the job failed")
+    if control.lost(generation):
+        raise MemberLost(control.state.message)
     return control.stop_requested.is_set()
 
 
@@ -168,7 +263,7 @@ def _worker_profile(config: JobConfig, folder: Path, index: int, device: torch.d
 
 def _attach(worker: Worker, profile: WorkerProfile | None, config: JobConfig) -> None:
     total_steps = worker.trainer.total_steps
-    if worker.start.step and worker.start.step >= total_steps:
+    if worker.start.step and worker.tower.step == worker.start.step >= total_steps:
         raise ConfigError(f"the job is done at step {total_steps}; raise train.epochs or train.max_steps to go on")
     check_profile(config.profile, total_steps=total_steps)
     worker.tower.watch.observer = profile

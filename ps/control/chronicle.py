@@ -6,6 +6,7 @@ Passes each record on to the sink (the run folder). Knows no state of the job. N
 from __future__ import annotations
 
 from collections import deque
+from typing import Any
 
 from shardkeep.base.errors import ProtocolError
 from shardkeep.base.log import EventLog
@@ -51,10 +52,18 @@ class Chronicle:
         self._remember(full)
         self._sink.event(full)
 
-    def note(self, text: str) -> None:
+    def note(self, text: str, **facts: Any) -> None:
         """An event of the coordinator itself: one line in its log too."""
         _log.info(text)
-        record: Record = {"kind": "event", "role": "coordinator", "index": 0, "text": text}
+        self._tell({"kind": "event", "text": text, **facts})
+
+    def tell(self, phase: str, record: Record) -> None:
+        """A phase of the job, which the launcher shows."""
+        _log.info(str(record["text"]))
+        self._tell({"kind": "phase", "phase": phase, **record})
+
+    def _tell(self, record: Record) -> None:
+        record = {**record, "role": "coordinator", "index": 0}
         self._remember(record)
         self._sink.event(record)
 

@@ -16,6 +16,7 @@ from shardkeep.ps.control.addresses import ANY_HOST, check_advertised
 from shardkeep.ps.control.channel import ControlChannel
 from shardkeep.ps.control.heartbeat import Heartbeat
 from shardkeep.ps.control.records import (
+    ANYWHERE,
     PROTOCOL_VERSION,
     REPORT_KINDS,
     Formation,
@@ -24,6 +25,7 @@ from shardkeep.ps.control.records import (
     Member,
     Record,
     Role,
+    Span,
     Status,
 )
 from shardkeep.ps.control.reporter import Reporter
@@ -62,6 +64,8 @@ class ControlClient:
         self.member = Member(role, index, advertise, os.getpid())
         self.lease_s = 0.0
         self.timeout_s = timeout_s
+        self.job = ""
+        self.before: Formation | None = None
         self._token = secrets.token_hex(16)
         told = own_versions() if versions is None else versions
         self._hello = Hello(self.member, self._token, protocol_version, told)
@@ -100,7 +104,8 @@ class ControlClient:
         return self._channel.bytes_total
 
     def register(self) -> str:
-        """Takes the place; returns the resolved config as YAML. Blocks up to `timeout_s`.
+        """Takes the place; returns the resolved config as YAML. Blocks up to `timeout_s`. Then `job` names this start
+        of the job, and `before` is its last formation, where this member replaces another.
 
         Raises ProtocolError (versions differ), UserError (no such place, or taken), JobError (too late),
         DeadlineExceeded (nobody answers at the address).
@@ -108,7 +113,8 @@ class ControlClient:
         reply = self._channel.insist(
             "Register", wire.hello_to_pb(self._hello), pb.RegisterReply, timeout_s=self.timeout_s
         )
-        self.lease_s = reply.lease_s
+        self.lease_s, self.job = reply.lease_s, reply.job
+        self.before = wire.formation_from_pb(reply.formation) if reply.HasField("formation") else None
         return reply.config_yaml
 
     def start_heartbeats(self) -> None:
@@ -125,11 +131,26 @@ class ControlClient:
         if error is not None:
             raise error
 
-    def join(self, tables: Sequence[TableSpec] | None) -> Formation:
+    def lost(self, generation: int) -> bool:
+        """Whether the job has given up this generation: its members are to leave it and to join again."""
+        state = self.state
+        return state.generation > generation or (state.state == "recovering" and state.generation == generation)
+
+    def wait_lost_or_over(self, generation: int) -> None:
+        """Blocks until the job is over or has given up this generation."""
+        with self._heartbeat.heard:
+            self._heartbeat.heard.wait_for(lambda: self.over.is_set() or self.state.over or self.lost(generation))
+
+    def join(
+        self, tables: Sequence[TableSpec] | None, *, span: Span = ANYWHERE, after: int = 0, why: str = ""
+    ) -> Formation:
         """Says that this member is ready and blocks until the group is formed or the job ends.
 
         Args:
             tables: The tables of config and data, in order of first use, from workers; None from servers.
+            span: Where this member could go on.
+            after: The generation that this member has lost; 0 = it was in none.
+            why: How it lost it.
 
         Raises:
             UserError, MemberLost, JobError, JobStopped: The job ended meanwhile; the text is its message.
@@ -140,6 +161,9 @@ class ControlClient:
             has_tables=tables is not None,
             tables=[wire.table_to_pb(table) for table in tables or ()],
             wait_s=JOIN_WAIT_S,
+            span=wire.span_to_pb(span),
+            after=after,
+            why=why,
         )
         while True:
             reply = self._channel.insist("Join", request, pb.JoinReply, timeout_s=JOIN_WAIT_S + self.timeout_s)
@@ -158,6 +182,10 @@ class ControlClient:
         if kind not in REPORT_KINDS:
             raise ValueError(f"kind {kind!r}; allowed: {', '.join(REPORT_KINDS)}")
         self._reporter.add(kind, wire.record_to_json(record))
+
+    def flush(self) -> None:
+        """Blocks until the coordinator has all that was reported. Raises DeadlineExceeded, or why it was refused."""
+        self._reporter.flush(timeout_s=self.timeout_s)
 
     def leave(self, code: int, message: str = "", *, symptom: bool = False) -> JobState:
         """Sends what is queued, then leaves the job with this process's exit code; heartbeats end.

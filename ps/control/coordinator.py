@@ -6,16 +6,18 @@ lock guards all.
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-from shardkeep.base.errors import JobError, ShardkeepError
+from shardkeep.base.errors import JobError, ProtocolError, ShardkeepError
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.chronicle import Chronicle
 from shardkeep.ps.control.lifecycle import Lifecycle
 from shardkeep.ps.control.membership import Membership, Seat
-from shardkeep.ps.control.records import Formation, Hello, JobSink, JobState, Record, Status
+from shardkeep.ps.control.records import ANYWHERE, Formation, Hello, JobSink, JobState, Record, Span, Status
+from shardkeep.ps.control.recovery import Recoveries, Start, agreed_start
 from shardkeep.ps.control.tables import agreed_tables
 from shardkeep.ps.control.versions import check_versions, own_versions
 
@@ -36,6 +38,8 @@ class Coordinator:
         sink: Who keeps the records.
         clock: Seconds, monotonic.
         start_step: First step to train; above 0 on resume.
+        restarts: Deaths of one member in a row, without one more trained step, that the job outlives.
+        close_store: Ends the store of a generation that is given up: whoever still forms it hears of it at once.
         versions: What members' versions are compared with; None = this process's.
     """
 
@@ -51,22 +55,26 @@ class Coordinator:
         sink: JobSink,
         clock: Callable[[], float] = time.monotonic,
         start_step: int = 0,
+        restarts: int = 0,
+        close_store: Callable[[], None] = lambda: None,
         versions: Mapping[str, str] | None = None,
     ) -> None:
+        self.job = secrets.token_hex(8)
         self.config_yaml = config_yaml
         self.lease_s = lease_s
         self.form_timeout_s = form_timeout_s
-        self._open_store = open_store
+        self._open_store, self._close_store = open_store, close_store
         self._sink = sink
         self._clock = clock
-        self._start_step = start_step
+        self._origin = start_step
+        self._recoveries = Recoveries(restarts, start_step)
         self._versions = own_versions() if versions is None else versions
         self._changed = threading.Condition()
         self._life = Lifecycle()
         self._members = Membership(num_servers=num_servers, num_workers=num_workers, lease_s=lease_s)
         self._chronicle = Chronicle(sink)
         self._formation: Formation | None = None
-        self._began = self._last_tick = clock()
+        self._began = self._last_tick = clock()  # of forming, or of forming again
         self._stop_began = 0.0
         self._closed = False
 
@@ -78,8 +86,9 @@ class Coordinator:
     def state(self) -> JobState:
         return self._life.now
 
-    def register(self, hello: Hello) -> tuple[str, float]:
-        """Admits a member; returns the config as YAML and the lease in seconds. A repeated Hello is welcome.
+    def register(self, hello: Hello) -> tuple[str, float, Formation | None]:
+        """Admits a member; returns the config as YAML, the lease in seconds and, to one that replaces another, the
+        last formation. A repeated Hello is welcome.
 
         Raises ProtocolError (versions), ConfigError (no such place), UserError (place taken), JobError (late).
         """
@@ -90,31 +99,50 @@ class Coordinator:
                 self._refuse_when_late(hello)
                 self._members.admit(hello.member, hello.token, self._clock())
                 self._keep(lambda: self._chronicle.note(f"{hello.member} registered"))
-            return self.config_yaml, self.lease_s
+            return self.config_yaml, self.lease_s, self._formation
 
     def join(
-        self, token: str, tables: Sequence[TableSpec] | None, *, wait_s: float = 0.0
+        self,
+        token: str,
+        tables: Sequence[TableSpec] | None,
+        *,
+        span: Span = ANYWHERE,
+        after: int = 0,
+        why: str = "",
+        wait_s: float = 0.0,
     ) -> tuple[JobState, Formation | None]:
         """The member is ready to form. Blocks up to `wait_s`; None = not yet: look at the state, call again.
 
         Args:
             token: Names the member.
             tables: What a worker derived from config and data; None for servers.
+            span: Where the member could go on.
+            after: The generation that the member has lost; 0 = it was in none.
+            why: How it lost it.
             wait_s: Seconds to wait for the formation.
         """
+
+        def formed() -> Formation | None:
+            waits = self._formation is None or self._formation.generation <= after or not self._life.running
+            return None if waits or self._life.now.state == "recovering" else self._formation
+
         with self._changed:
             seat = self._touch(token)
-            seat.joined = True
-            seat.tables = None if tables is None else tuple(tables)
-            self._form_if_complete()
-            self._changed.wait_for(lambda: self._formation is not None or not self._waits, wait_s)
-            return self._life.now, self._formation if self._life.running else None
+            if after and after == self._members.generation and self._life.now.state == "training":
+                self._give_up_generation(f"{seat.member} lost the others: {why}")
+            if formed() is None:
+                seat.joined, seat.span = True, span
+                seat.tables = None if tables is None else tuple(tables)
+                self._form_if_complete()
+                self._changed.wait_for(lambda: formed() is not None or not self._waits, wait_s)
+            return self._life.now, formed()
 
     def heartbeat(self, token: str, *, step: int = -1, phase: str = "", seen: int = 0, wait_s: float = 0.0) -> JobState:
         """Renews the lease; blocks up to `wait_s` while the state's version is still `seen`."""
         with self._changed:
             seat = self._touch(token)
             seat.step, seat.phase = max(step, seat.step), phase
+            self._recoveries.trained(step)
             self._changed.wait_for(lambda: self._life.now.version != seen or self._closed, wait_s)
             return self._life.now
 
@@ -125,6 +153,8 @@ class Coordinator:
             if sequence > seat.last_sequence:
                 seat.last_sequence = sequence
                 self._keep(lambda: self._chronicle.report(seat.member, kind, record))
+                if kind == "phase" and record.get("phase") == "checkpoint" and "bytes" in record:
+                    self._recoveries.saved_step = int(record["step"])
             return self._life.now
 
     def leave(self, token: str, *, code: int, message: str = "", symptom: bool = False) -> JobState:
@@ -138,7 +168,7 @@ class Coordinator:
             return self._life.now
 
     def lost(self, role: str, index: int, *, pid: int = 0, reason: str) -> JobState:
-        """A launcher saw the member's process end; `pid` 0 = any. One that left is no news."""
+        """A launcher saw the member's process end; `pid` 0 = any. One that left, or was lost before, is no news."""
         with self._changed:
             self._members.check_place(role, index)
             seat = self._members.at(role, index)
@@ -185,9 +215,11 @@ class Coordinator:
             for seat in self._members.expired(now):
                 silent = f"sent no heartbeat for {self.lease_s:g} s (lease_s)"
                 self._lose(seat, f"{seat.member} {silent}, {self._last_step(seat)}")
-            if self._life.now.state == "forming" and now - self._began > self.form_timeout_s:
+            if self._life.now.state in ("forming", "recovering") and now - self._began > self.form_timeout_s:
+                cause = f"{self._recoveries.cause}; " if self._life.now.state == "recovering" else ""
                 limit = f"{self.form_timeout_s:g} s (form_timeout_s)"
-                self._fail(f"the job did not form within {limit}; missing: {', '.join(self._members.missing())}")
+                missing = ", ".join(self._members.missing())
+                self._fail(f"{cause}the job did not form within {limit}; missing: {missing}")
             if self._life.now.state == "stopping" and now - self._stop_began > STOP_PATIENCE_S:
                 self._stopped(f" ({len(self._members.present())} members did not leave in {STOP_PATIENCE_S:g} s)")
 
@@ -212,7 +244,10 @@ class Coordinator:
         return self._life.running and not self._closed
 
     def _touch(self, token: str) -> Seat:
+        """The member's place, with its lease renewed. Raises ProtocolError when it has none any more."""
         seat = self._members.seat(token)
+        if seat.lost and self._life.running:
+            raise ProtocolError(f"{seat.member} was taken for dead, and the job went on without it")
         seat.last_seen = self._clock()
         return seat
 
@@ -229,14 +264,15 @@ class Coordinator:
             told = f": {job.message}" if job.message else ""
             raise JobError(f"{hello.member.name} comes too late, the job is {job.state}{told}")
         held = self._members.at(hello.member.role, hello.member.index)
-        if held is not None and held.gone:
+        if held is not None and held.gone and not (self._recoveries.on and held.lost):
             raise JobError(f"{hello.member.name} was in the job already ({held.member}) and cannot be replaced")
 
     def _form_if_complete(self) -> None:
-        if self._life.now.state != "forming" or self._members.missing():
+        again = self._life.now.state == "recovering"
+        if not (again or self._life.now.state == "forming") or self._members.missing():
             return
         try:
-            self._formation = self._new_formation()
+            self._formation = self._new_formation(again)
         except ShardkeepError as error:
             self._fail(str(error), exit_code=error.exit_code)
         except (OSError, RuntimeError) as error:
@@ -244,16 +280,41 @@ class Coordinator:
         else:
             self._life.formed(self._formation.generation)
             self._keep(lambda: self._chronicle.note(f"generation {self._members.generation} formed"))
+            if again:
+                self._tell_recovery(self._formation)
             self._changed.notify_all()
 
-    def _new_formation(self) -> Formation:
+    def _tell_recovery(self, formation: Formation) -> None:
+        start = Start(formation.start_step, formation.source)
+        record = self._recoveries.over(formation.generation, start, self._clock() - self._began)
+        where = (
+            "from what the members hold" if start.source >= 0 else "from the last checkpoint" if start.step else "anew"
+        )
+        text = f"{record['cause']}; training goes on at step {start.step} {where}, after {record['seconds']:.1f} s"
+        self._keep(lambda: self._chronicle.tell("recovery", {**record, "text": text}))
+
+    def _new_formation(self, again: bool) -> Formation:
+        spans = [{s.member.index: s.span for s in self._members.seats(role)} for role in ("server", "worker")]
+        start = (agreed_start(*spans) if again else None) or Start(self._recoveries.saved_step)
         tables = agreed_tables([(seat.member, seat.tables) for seat in self._members.seats("worker")])
         members = tuple(seat.member for seat in self._members.present())
         generation = self._members.generation + 1
         host, port = self._open_store(generation)
         self._sink.members(generation, members)  # durable before it is used
         self._members.generation = generation
-        return Formation(generation, host, port, members, tables, self._start_step)
+        return Formation(generation, host, port, members, tables, start.step, start.source, start.lacking, self._origin)
+
+    def _give_up_generation(self, symptom: str = "") -> None:
+        """The members leave the running generation, and come back to form another."""
+        if symptom:
+            self._recoveries.seen(symptom)
+        for seat in self._members.seats():
+            seat.joined = False
+        self._life.recovering(self._recoveries.cause)
+        self._began = self._clock()
+        self._close_store()  # a member may still be forming
+        self._keep(lambda: self._chronicle.note(f"recovering: {self._recoveries.cause}"))
+        self._changed.notify_all()
 
     def _after_leaving(self, seat: Seat, message: str, symptom: bool) -> None:
         state, code = self._life.now.state, seat.left_code or 0
@@ -265,9 +326,9 @@ class Coordinator:
             self._fail(message or f"{seat.member} refused its input", exit_code=2)
         elif code:
             self._fail(f"{seat.member} failed (exit code {code}){told}", symptom=symptom)
-        elif state == "forming" or (state == "training" and seat.member.role == "server"):
+        elif state == "forming" or (self._life.running and seat.member.role == "server"):
             self._fail(f"{seat.member} left before the job was done{told}")
-        elif state == "training":
+        elif self._life.running:
             self._complete_if_all_left()
 
     def _complete_if_all_left(self) -> None:
@@ -292,10 +353,17 @@ class Coordinator:
     def _lose(self, seat: Seat, message: str) -> None:
         seat.lost = True
         self._changed.notify_all()
-        self._keep(lambda: self._chronicle.note(message))
+        m = seat.member
+        self._keep(lambda: self._chronicle.note(message, lost=m.role, lost_index=m.index, lost_pid=m.pid))
         if self._life.now.state == "stopping":
             self._stop_if_idle()
-        else:
+        elif self._chronicle.summary is not None and self._life.running:
+            self._complete_if_all_left()  # all that it had to do is done
+        elif self._life.running and (problem := self._recoveries.died(m, message)) is not None:
+            self._fail(problem, lost=True)
+        elif self._life.now.state == "training":
+            self._give_up_generation()
+        elif not self._life.running:
             self._fail(message, lost=True)
 
     def _fail(self, message: str, *, exit_code: int = 1, lost: bool = False, symptom: bool = False) -> None:
@@ -303,8 +371,10 @@ class Coordinator:
             self._finished()
 
     def _finished(self) -> None:
-        job = self._life.now
-        self._keep(lambda: self._sink.finished(job.state, job.message, self._chronicle.summary))
+        job, summary = self._life.now, self._chronicle.summary
+        if self._recoveries.done:
+            summary = {**(summary or {}), "recoveries": self._recoveries.done}
+        self._keep(lambda: self._sink.finished(job.state, job.message, summary))
         self._changed.notify_all()
 
     def _keep(self, write: Callable[[], None]) -> None:

@@ -22,6 +22,7 @@ class Heartbeat:
         self.stop_requested = threading.Event()
         self.failed = threading.Event()
         self.over = threading.Event()
+        self.heard = threading.Condition()  # notified with every change of the state
         self.silent = False  # the coordinator was given up; nobody listens
         self._channel = channel
         self._token = token
@@ -74,7 +75,9 @@ class Heartbeat:
         return wire.job_from_pb(self._channel.call("Heartbeat", request, pb.JobState, timeout_s=timeout_s))
 
     def _hear(self, job: JobState) -> None:
-        self.state = job
+        with self.heard:
+            self.state = job
+            self.heard.notify_all()
         if job.state in ("stopping", "stopped"):
             self.stop_requested.set()
         if job.state == "failed":

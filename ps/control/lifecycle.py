@@ -1,9 +1,10 @@
 """The state of a job and its legal changes. Knows no members, no clock, no sink.
 
-forming ──> training ──> completed
-   │            │
-   ├────────────┼──> failed
-   └────────────┴──> stopping ──> stopped
+           ┌─> recovering ─┐
+forming ───┴─> training <──┴──> completed
+   │               │
+   ├───────────────┼──> failed      (recovering goes there, too)
+   └───────────────┴──> stopping ──> stopped
 """
 
 from __future__ import annotations
@@ -23,10 +24,14 @@ class Lifecycle:
     @property
     def running(self) -> bool:
         """Neither over nor about to be."""
-        return self.now.state in ("forming", "training")
+        return self.now.state in ("forming", "training", "recovering")
 
     def formed(self, generation: int) -> None:
-        self._become("training", generation=generation)
+        self._become("training", generation=generation, message="")
+
+    def recovering(self, message: str) -> None:
+        """The generation is over, and another is to be formed."""
+        self._become("recovering", message=message)
 
     def complete(self) -> None:
         self._become("completed", exit_code=0)
@@ -40,7 +45,7 @@ class Lifecycle:
     def fail(self, message: str, *, exit_code: int = 1, lost: bool = False, symptom: bool = False) -> bool:
         """Returns whether this failure is now the job's."""
         better = self.now.state == "failed" and self._symptom and not symptom
-        if not (self.now.state in ("forming", "training", "stopping") or better):
+        if not (self.running or self.now.state == "stopping" or better):
             return False
         self._symptom = symptom
         self._become("failed", message=message, exit_code=exit_code, lost=lost)

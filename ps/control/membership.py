@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from shardkeep.base.errors import ConfigError, ProtocolError, UserError
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.control.records import ROLES, Member, MemberStatus, Role
+from shardkeep.ps.control.records import ANYWHERE, ROLES, Member, MemberStatus, Role, Span
 
 
 @dataclass(slots=True)
@@ -20,6 +20,7 @@ class Seat:
     phase: str = ""
     joined: bool = False
     tables: tuple[TableSpec, ...] | None = None
+    span: Span = ANYWHERE
     left_code: int | None = None
     lost: bool = False
     last_sequence: int = 0
@@ -112,6 +113,8 @@ class Membership:
                 seat = self.at(role, index)
                 if seat is None:
                     found.append(f"{role} {index} (not started)")
+                elif seat.gone:
+                    found.append(f"{role} {index} (not replaced)")
                 elif not seat.joined:
                     found.append(f"{seat.member} ({seat.phase or 'registered'}, not ready)")
         return found

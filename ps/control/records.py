@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from shardkeep.base.errors import JobError, JobStopped, MemberLost, ShardkeepError, UserError
 from shardkeep.ps.config import TableSpec
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 """Grows by one with every change of control.proto that an older member would misunderstand."""
 
 Role = Literal["server", "worker"]
@@ -50,11 +50,31 @@ class Hello:
     versions: Mapping[str, str] = field(default_factory=dict)
 
 
+ANY_STEP = 2**62
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The steps, `first` to `last`, at each of which a member could begin the next generation.
+
+    `holds`: it has the state for it; a worker without takes another's tower."""
+
+    first: int = 0
+    last: int = ANY_STEP
+    holds: bool = False
+
+
+ANYWHERE = Span()
+"""Of a member that holds nothing."""
+
+
 @dataclass(frozen=True, slots=True)
 class Formation:
-    """One generation of the group: who is in it, where its TCPStore is, which tables it holds.
+    """One generation of the group: who is in it, where its TCPStore is, which tables it holds, where it begins.
 
-    `members` are the servers by index, then the workers by index.
+    `members` are the servers by index, then the workers by index. A generation goes on at `start_step` with what its
+    members hold, those of the workers `lacking` with the tower of worker `source`; with source -1 all begin from the
+    checkpoint of that step, or, at step 0, anew.
     """
 
     generation: int
@@ -63,6 +83,15 @@ class Formation:
     members: tuple[Member, ...]
     tables: tuple[TableSpec, ...]
     start_step: int = 0
+    source: int = -1
+    lacking: tuple[int, ...] = ()
+    origin: int = 0
+    """The step of the checkpoint that this start of the job began from; 0 = none."""
+
+    @property
+    def restores(self) -> bool:
+        """Whether members begin from a checkpoint, or anew, whatever they hold."""
+        return self.source < 0
 
     def of_role(self, role: Role) -> tuple[Member, ...]:
         """The members of one role, by index."""
@@ -73,7 +102,7 @@ class Formation:
 class JobState:
     """Where the job stands. `exit_code` is None until the job is over; `version` grows with every change."""
 
-    state: str = "forming"  # forming | training | completed | failed | stopping | stopped
+    state: str = "forming"  # forming | training | recovering | completed | failed | stopping | stopped
     message: str = ""
     exit_code: int | None = None
     lost: bool = False  # failed because a member was lost

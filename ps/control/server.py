@@ -120,6 +120,8 @@ def serve_job(
         open_store=store.open,
         sink=sink,
         start_step=start_step,
+        restarts=liveness.restarts,
+        close_store=store.close,
     )
     with ControlServer(coordinator, listen) as server:
         ready(server.address)

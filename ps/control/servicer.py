@@ -28,15 +28,23 @@ class ControlServicer:
 
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
         def reply() -> pb.RegisterReply:
-            config_yaml, lease_s = self._coordinator.register(wire.hello_from_pb(request))
-            return pb.RegisterReply(config_yaml=config_yaml, lease_s=lease_s)
+            config_yaml, lease_s, formation = self._coordinator.register(wire.hello_from_pb(request))
+            told = None if formation is None else wire.formation_to_pb(formation)
+            return pb.RegisterReply(config_yaml=config_yaml, lease_s=lease_s, job=self._coordinator.job, formation=told)
 
         return _answer(context, reply)
 
     def Join(self, request: pb.JoinRequest, context: grpc.ServicerContext) -> pb.JoinReply:  # noqa: N802
         def reply() -> pb.JoinReply:
             tables = [wire.table_from_pb(table) for table in request.tables] if request.has_tables else None
-            job, formation = self._coordinator.join(request.token, tables, wait_s=_wait(request.wait_s))
+            job, formation = self._coordinator.join(
+                request.token,
+                tables,
+                span=wire.span_from_pb(request.span),
+                after=request.after,
+                why=request.why,
+                wait_s=_wait(request.wait_s),
+            )
             told = None if formation is None else wire.formation_to_pb(formation)
             return pb.JoinReply(job=wire.job_to_pb(job), formation=told)
 

@@ -1,7 +1,8 @@
 """Hosts the TCPStore through which generations meet, on a socket of our own, so that it listens where we say.
 
-One per incarnation of the coordinator, reused by all generations (each works under its own prefix). Without
-`master_listen_fd` a TCPStore listens on every interface, and it authenticates nobody.
+It is used only while a generation forms, and closed when one is given up, so that whoever still waits in it for a dead
+member hears of it; the next generation opens another. Without `master_listen_fd` a TCPStore listens on every interface,
+and it authenticates nobody.
 """
 
 from __future__ import annotations
@@ -27,19 +28,20 @@ class StoreHost:
         self._port = port
         self._advertise = advertise or bind
         self._store: Any = None
+        self._bound = 0
         self._lock = threading.Lock()
 
     def open(self, generation: int) -> tuple[str, int]:
-        """Host and port of the store for `generation`: the same one every time. Raises ConfigError."""
-        del generation  # the seam: a store per generation would take it
+        """Host and port of the store for `generation`. Raises ConfigError."""
+        del generation  # all that meet in one store do so under prefixes of their own
         self.prepare()
-        return self._advertise, self._port
+        return self._advertise, self._bound
 
     def prepare(self) -> None:
         """Opens the store ahead of the first generation; it takes a second. Raises ConfigError."""
         with self._lock:
             if self._store is None:
-                self._store, self._port = self._listen()
+                self._store, self._bound = self._listen()
 
     def close(self) -> None:
         """Ends the store; groups that are formed go on without it."""

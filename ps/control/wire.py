@@ -18,6 +18,7 @@ from shardkeep.ps.control.records import (
     MemberStatus,
     Record,
     Role,
+    Span,
     Status,
 )
 
@@ -88,6 +89,9 @@ def formation_to_pb(formation: Formation) -> pb.Formation:
         members=[member_to_pb(member) for member in formation.members],
         tables=[table_to_pb(table) for table in formation.tables],
         start_step=formation.start_step,
+        source=formation.source,
+        lacking=formation.lacking,
+        origin=formation.origin,
     )
 
 
@@ -99,7 +103,18 @@ def formation_from_pb(message: pb.Formation) -> Formation:
         members=tuple(member_from_pb(member) for member in message.members),
         tables=tuple(table_from_pb(table) for table in message.tables),
         start_step=message.start_step,
+        source=message.source,
+        lacking=tuple(message.lacking),
+        origin=message.origin,
     )
+
+
+def span_to_pb(span: Span) -> pb.Span:
+    return pb.Span(first=span.first, last=span.last, holds=span.holds)
+
+
+def span_from_pb(message: pb.Span) -> Span:
+    return Span(message.first, message.last, message.holds)
 
 
 def status_to_pb(status: Status) -> pb.StatusReply:

@@ -1,0 +1,88 @@
+"""Recovery: how often a member may die, and where the next generation begins. Pure logic: no clock, no sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from shardkeep.ps.control.records import Member, Record, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Where a generation begins; the fields as in Formation."""
+
+    step: int
+    source: int = -1
+    lacking: tuple[int, ...] = ()
+
+
+def agreed_start(servers: Mapping[int, Span], workers: Mapping[int, Span]) -> Start | None:
+    """The last step at which all members can begin and some worker holds the tower; None where there is none.
+
+    A worker that holds no state takes the tower of the first one that does, so its span sets no limit."""
+    holders = {rank: span for rank, span in workers.items() if span.holds}
+    spans = [*servers.values(), *holders.values()]
+    if not holders:
+        return None
+    step = min(span.last for span in spans)
+    if step < max(span.first for span in spans):
+        return None
+    return Start(step, min(holders), tuple(sorted(workers.keys() - holders.keys())))
+
+
+@dataclass
+class Recoveries:
+    """The deaths and recoveries of a job.
+
+    `restarts`: deaths of one member in a row, without one more trained step, that the job outlives.
+    `saved_step`: of the last checkpoint; 0 = the job would begin anew."""
+
+    restarts: int
+    saved_step: int
+    furthest: int = -1
+    """The last step that any worker told of."""
+    done: list[Record] = field(default_factory=list)
+    """For the summary: who, how, the generation and step at which training went on, seconds without a group."""
+    _deaths: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    _causes: list[str] = field(default_factory=list)
+
+    @property
+    def on(self) -> bool:
+        return self.restarts > 0
+
+    def trained(self, step: int) -> None:
+        self.furthest = max(self.furthest, step)
+
+    def died(self, member: Member, how: str) -> str | None:
+        """Counts a death; why the job cannot go on, or None when it can."""
+        if not self.on:
+            return how
+        count, step = self._deaths.get((member.role, member.index), (0, -2))
+        count = count + 1 if self.furthest <= step else 1
+        self._deaths[member.role, member.index] = count, self.furthest
+        self._causes.insert(0, how)  # a death comes before what others saw of it
+        if count > self.restarts:
+            return f"{how}; it died {count} times without one more trained step (liveness.restarts: {self.restarts})"
+        return None
+
+    def seen(self, symptom: str) -> None:
+        """A member lost its group, and nobody's death is known yet."""
+        self._causes.append(symptom)
+
+    @property
+    def cause(self) -> str:
+        return self._causes[0] if self._causes else ""
+
+    def over(self, generation: int, start: Start, seconds: float) -> Record:
+        """A generation has formed again; the record of it."""
+        record: Record = {
+            "cause": self.cause,
+            "generation": generation,
+            "step": start.step,
+            "seconds": round(seconds, 3),
+            "lost_steps": max(0, self.furthest - start.step) if start.source < 0 else 0,
+        }
+        self._causes.clear()
+        self.done.append(record)
+        return record
