@@ -94,6 +94,9 @@ def coordinator(
     start_step: Annotated[
         int, typer.Option(min=0, help="Go on from the checkpoint of this step; 0 = from the start.")
     ] = 0,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Go on in --run-dir for a coordinator that died; at the same --listen.")
+    ] = False,
     parent_pipe: ParentPipe = False,
     debug: Debug = False,
 ) -> None:
@@ -116,6 +119,10 @@ def coordinator(
         path = run_dir or default_run_dir(job.name)
         if parent_pipe:  # a launcher has made it already
             folder = RunFolder(path)
+        elif take_over:
+            if run_dir is None or not (run_dir / "standing.json").is_file():
+                raise UserError(f"--take-over: no job was running in --run-dir {run_dir or '(left out)'}")
+            folder = RunFolder(path)
         else:
             folder = RunFolder.reopen(path, job) if start_step else RunFolder.create(path, job)
         stop = _stop_event()
@@ -131,6 +138,7 @@ def coordinator(
             ready=lambda address: _ready(address, folder),
             stop=stop,
             start_step=start_step,
+            standing=folder.left_standing() if take_over else None,
         )
         return 0
 

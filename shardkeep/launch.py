@@ -132,6 +132,9 @@ class ShownFolder:
     def members(self, generation: int, members: Any) -> None:
         self._folder.members(generation, members)
 
+    def standing(self, record: Record) -> None:
+        pass  # a job in one process has no coordinator
+
     def progress(self, record: Record) -> None:
         with self._writing():
             self._folder.progress(record)

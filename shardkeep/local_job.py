@@ -31,6 +31,8 @@ CLOSE_S = 15.0
 FAILED_S = 1.0
 """Seconds they get once it has failed: the peers of a dead process may be blocked."""
 TERMINATE_S = 1.0
+TELL_S = 20.0
+"""Seconds in which a coordinator must be there to hear of a death, before the member is started again."""
 BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 8.0
 """Seconds before a member that has died twice without one more step is started again, doubled with each death."""
 
@@ -73,9 +75,7 @@ class LocalJob:
 
     def _start(self) -> None:
         began = time.monotonic()
-        run = str(self._folder.path)
-        start = ["--start-step", str(self._start_step)] if self._start_step else []
-        self._child("coordinator", 0, [str(self._folder.config_path), "--run-dir", run, *start])
+        self._coordinator()
         # The others find the coordinator's address in the run folder: their imports take longer than its start.
         for role, count in (("worker", self._config.workers), ("server", self._config.servers)):
             for index in range(count):
@@ -88,6 +88,13 @@ class LocalJob:
         if self._folder.member_list():
             members = f"{_plural(self._config.servers, 'server')}, {_plural(self._config.workers, 'worker')}"
             self._screen.phase("start", f"coordinator, {members}; formed in {time.monotonic() - began:.1f} s")
+
+    def _coordinator(self) -> None:
+        """The first one, or one that takes over at the address of the one that died."""
+        start = ["--start-step", str(self._start_step)] if self._start_step else []
+        if (address := self._folder.address()) is not None and self._folder.left_standing() is not None:
+            start += ["--listen", address, "--take-over"]
+        self._child("coordinator", 0, [str(self._folder.config_path), "--run-dir", str(self._folder.path), *start])
 
     def _member(self, role: str, index: int) -> None:
         run = str(self._folder.path)
@@ -136,7 +143,7 @@ class LocalJob:
         its time has come: the first time at once, then later and later."""
         for child in list(self._children):
             death = child.death()
-            if death is None or death.code >= 0 or death.role == "coordinator" or not self._may_die(death):
+            if death is None or death.code >= 0 or not self._may_die(death):
                 continue
             self._children.remove(child)
             count, _ = self._deaths_without_step[death.role, death.index]
@@ -145,11 +152,17 @@ class LocalJob:
             self._vacancies.append(vacancy)
             self._screen.phase("restart", f"{death.text()}; starting another")
             self._told.add(death.pid)
-            self._ask(functools.partial(_report_death, death=death, done=vacancy.told))
+            if death.role == "coordinator":
+                vacancy.told.set()
+            else:
+                self._ask(functools.partial(_report_death, death=death, done=vacancy.told))
         for vacancy in list(self._vacancies):
             if vacancy.due <= time.monotonic() and (vacancy.told.is_set() or self._folder.address() is None):
                 self._vacancies.remove(vacancy)
-                self._member(vacancy.role, vacancy.index)
+                if vacancy.role == "coordinator":
+                    self._coordinator()
+                else:
+                    self._member(vacancy.role, vacancy.index)
 
     def _may_die(self, death: Death) -> bool:
         """Counts a death; whether the job outlives it."""
@@ -254,8 +267,15 @@ def _request_stop(address: str) -> None:
 def _report_death(address: str, *, death: Death, done: threading.Event | None = None) -> None:
     from shardkeep.ps.control.client import report_death
 
-    with contextlib.suppress(ShardkeepError):
-        report_death(address, role=death.role, index=death.index, pid=death.pid, reason=death.how())
+    deadline = Deadline(TELL_S if done is not None else 0.0)
+    while True:  # the coordinator may be on its way back itself
+        try:
+            report_death(address, role=death.role, index=death.index, pid=death.pid, reason=death.how())
+        except ShardkeepError as error:
+            if error.retryable and not deadline.over:
+                time.sleep(POLL_S)
+                continue
+        break
     if done is not None:
         done.set()
 

@@ -3,6 +3,7 @@
 config.yaml       the resolved config
 code.json         where the user's own modules are
 coordinator.json  the coordinator's address and pid
+standing.json     what another coordinator process needs to take over; for this user only
 members.json      every member of the current generation
 metrics.jsonl     one JSON object per record: progress, eval, phase, event
 summary.json      how the job ended; summary-STEPS.json of starts before it was resumed
@@ -83,7 +84,7 @@ class RunFolder:
             folder = cls(path)
             if (summary := folder.summary()) is not None:
                 (folder.path / "summary.json").replace(folder.path / f"summary-{summary['steps']}.json")
-            for name in ("coordinator.json", "members.json"):
+            for name in ("coordinator.json", "members.json", "standing.json"):
                 (folder.path / name).unlink(missing_ok=True)
             atomic_write(folder.config_path, config.to_yaml())
         except OSError as error:
@@ -153,6 +154,15 @@ class RunFolder:
         with self._lock:
             atomic_write(self.path / "members.json", text + "\n")
 
+    def standing(self, record: Record) -> None:
+        """Keeps what another coordinator process needs to go on with the job."""
+        with self._lock:
+            atomic_write(self.path / "standing.json", _json(record) + "\n", private=True)
+
+    def left_standing(self) -> dict[str, Any] | None:
+        """What a coordinator that died has kept; None = the job has had none."""
+        return _read(self.path / "standing.json")
+
     def progress(self, record: Record) -> None:
         """Appends a record of kind progress (step, total_steps, epoch, samples, loss, samples_per_s) or eval."""
         if record.get("kind", "progress") == "progress":
@@ -176,6 +186,7 @@ class RunFolder:
         text = _json({**head, **{k: v for k, v in known.items() if k not in ("status", "message")}}, indent=2)
         with self._lock:
             atomic_write(self.path / "summary.json", text + "\n")
+            (self.path / "standing.json").unlink(missing_ok=True)
 
     def summary(self) -> dict[str, Any] | None:
         """What summary.json holds, or None while the job runs."""

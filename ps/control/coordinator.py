@@ -10,6 +10,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from shardkeep.base.errors import JobError, ProtocolError, ShardkeepError
 from shardkeep.ps.config import TableSpec
@@ -18,9 +19,11 @@ from shardkeep.ps.control.lifecycle import Lifecycle
 from shardkeep.ps.control.membership import Membership, Seat
 from shardkeep.ps.control.records import ANYWHERE, Formation, Hello, JobSink, JobState, Record, Span, Status
 from shardkeep.ps.control.recovery import Recoveries, Start, agreed_start
+from shardkeep.ps.control.standing import Standing
 from shardkeep.ps.control.tables import agreed_tables
 from shardkeep.ps.control.versions import check_versions, own_versions
 
+TAKEOVER_VERSIONS = 1_000_000
 STOP_PATIENCE_S = 60.0
 """A job that was asked to stop is over after this time, whoever has not left by then."""
 
@@ -40,6 +43,8 @@ class Coordinator:
         start_step: First step to train; above 0 on resume.
         restarts: Deaths of one member in a row, without one more trained step, that the job outlives.
         close_store: Ends the store of a generation that is given up: whoever still forms it hears of it at once.
+        standing: What another coordinator of the job kept before it died; None = a new job. Raises UserError when it
+            cannot be read.
         versions: What members' versions are compared with; None = this process's.
     """
 
@@ -57,6 +62,7 @@ class Coordinator:
         start_step: int = 0,
         restarts: int = 0,
         close_store: Callable[[], None] = lambda: None,
+        standing: Record | None = None,
         versions: Mapping[str, str] | None = None,
     ) -> None:
         self.job = secrets.token_hex(8)
@@ -77,6 +83,21 @@ class Coordinator:
         self._began = self._last_tick = clock()  # of forming, or of forming again
         self._stop_began = 0.0
         self._closed = False
+        if standing is not None:
+            self._take_over(Standing.from_record(standing, self._began))
+
+    def _take_over(self, before: Standing) -> None:
+        """Goes on where another coordinator died. Members notice nothing, but that it did not answer for a while."""
+        self.job, self._origin, self._formation = before.job, before.origin, before.formation
+        # of another version than any that members have seen
+        self._life = Lifecycle(replace(before.state, version=before.state.version + TAKEOVER_VERSIONS))
+        self._members.restore(before.state.generation, before.seats)
+        self._recoveries.saved_step, self._recoveries.furthest = before.saved_step, before.furthest
+        self._recoveries.done += before.recoveries
+        self._chronicle.summary = before.summary
+        generation, step = before.state.generation, max(before.furthest, 0)
+        self._recoveries.seen("the coordinator was restarted")
+        self._tell_recovery(self._recoveries.over(generation, Start(step, 0), 0.0))
 
     @property
     def num_members(self) -> int:
@@ -99,6 +120,7 @@ class Coordinator:
                 self._refuse_when_late(hello)
                 self._members.admit(hello.member, hello.token, self._clock())
                 self._keep(lambda: self._chronicle.note(f"{hello.member} registered"))
+                self._keep_standing()
             return self.config_yaml, self.lease_s, self._formation
 
     def join(
@@ -153,8 +175,11 @@ class Coordinator:
             if sequence > seat.last_sequence:
                 seat.last_sequence = sequence
                 self._keep(lambda: self._chronicle.report(seat.member, kind, record))
-                if kind == "phase" and record.get("phase") == "checkpoint" and "bytes" in record:
+                saved = kind == "phase" and record.get("phase") == "checkpoint" and "bytes" in record
+                if saved:
                     self._recoveries.saved_step = int(record["step"])
+                if saved or kind == "summary":
+                    self._keep_standing()
             return self._life.now
 
     def leave(self, token: str, *, code: int, message: str = "", symptom: bool = False) -> JobState:
@@ -164,6 +189,7 @@ class Coordinator:
             if seat.left_code is None:
                 seat.left_code = code
                 self._after_leaving(seat, message, symptom)
+                self._keep_standing()
                 self._changed.notify_all()
             return self._life.now
 
@@ -278,20 +304,23 @@ class Coordinator:
         except (OSError, RuntimeError) as error:
             self._fail(f"the generation cannot be opened: {error}")
         else:
-            self._life.formed(self._formation.generation)
-            self._keep(lambda: self._chronicle.note(f"generation {self._members.generation} formed"))
+            generation = self._formation.generation
+            self._life.formed(generation)
+            self._keep(lambda: self._chronicle.note(f"generation {generation} formed"))
             if again:
-                self._tell_recovery(self._formation)
+                start = Start(self._formation.start_step, self._formation.source)
+                self._tell_recovery(self._recoveries.over(generation, start, self._clock() - self._began))
+            self._keep_standing()
             self._changed.notify_all()
 
-    def _tell_recovery(self, formation: Formation) -> None:
-        start = Start(formation.start_step, formation.source)
-        record = self._recoveries.over(formation.generation, start, self._clock() - self._began)
-        where = (
-            "from what the members hold" if start.source >= 0 else "from the last checkpoint" if start.step else "anew"
-        )
-        text = f"{record['cause']}; training goes on at step {start.step} {where}, after {record['seconds']:.1f} s"
-        self._keep(lambda: self._chronicle.tell("recovery", {**record, "text": text}))
+    def _tell_recovery(self, record: Record) -> None:
+        where = " from what the members hold"
+        if record["anew"]:
+            where = " from the last checkpoint" if record["step"] else " anew"
+        how = f"training goes on at step {record['step']}{where}, after {record['seconds']:.1f} s"
+        if not record["seconds"]:
+            how = "training went on meanwhile"
+        self._keep(lambda: self._chronicle.tell("recovery", {**record, "text": f"{record['cause']}; {how}"}))
 
     def _new_formation(self, again: bool) -> Formation:
         spans = [{s.member.index: s.span for s in self._members.seats(role)} for role in ("server", "worker")]
@@ -314,6 +343,7 @@ class Coordinator:
         self._began = self._clock()
         self._close_store()  # a member may still be forming
         self._keep(lambda: self._chronicle.note(f"recovering: {self._recoveries.cause}"))
+        self._keep_standing()
         self._changed.notify_all()
 
     def _after_leaving(self, seat: Seat, message: str, symptom: bool) -> None:
@@ -376,6 +406,21 @@ class Coordinator:
             summary = {**(summary or {}), "recoveries": self._recoveries.done}
         self._keep(lambda: self._sink.finished(job.state, job.message, summary))
         self._changed.notify_all()
+
+    def _keep_standing(self) -> None:
+        standing = Standing(
+            job=self.job,
+            origin=self._origin,
+            saved_step=self._recoveries.saved_step,
+            furthest=self._recoveries.furthest,
+            state=self._life.now,
+            formation=self._formation,
+            seats=tuple(self._members.seats()),
+            recoveries=tuple(self._recoveries.done),
+            summary=self._chronicle.summary,
+        )
+        if self._life.running:
+            self._keep(lambda: self._sink.standing(standing.to_record()))
 
     def _keep(self, write: Callable[[], None]) -> None:
         """Writes to the sink; one that cannot keep records (disk full) fails the job, not a member's call."""

@@ -13,12 +13,14 @@ from dataclasses import replace
 
 from shardkeep.ps.control.records import JobState
 
+FORMING = JobState()
+
 
 class Lifecycle:
     """One job's state. The first failure stays, unless it was only a symptom and its cause shows later."""
 
-    def __init__(self) -> None:
-        self.now = JobState()
+    def __init__(self, now: JobState = FORMING) -> None:
+        self.now = now
         self._symptom = False
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from shardkeep.base.errors import ConfigError, ProtocolError, UserError
@@ -69,6 +70,12 @@ class Membership:
         seat = Seat(member, token, now)
         self._seats[member.role, member.index] = self._by_token[token] = seat
         return seat
+
+    def restore(self, generation: int, seats: Iterable[Seat]) -> None:
+        """Takes over the places that another coordinator gave."""
+        self.generation = generation
+        for seat in seats:
+            self._seats[seat.member.role, seat.member.index] = self._by_token[seat.token] = seat
 
     def check_place(self, role: str, index: int) -> None:
         if role not in ROLES:

@@ -171,6 +171,9 @@ class JobSink(Protocol):
     def members(self, generation: int, members: tuple[Member, ...]) -> None:
         """A generation is about to be handed out."""
 
+    def standing(self, record: Record) -> None:
+        """What another coordinator process needs to go on. Holds secrets."""
+
     def progress(self, record: Record) -> None:
         """kind: progress."""
 

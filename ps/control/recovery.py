@@ -81,6 +81,7 @@ class Recoveries:
             "generation": generation,
             "step": start.step,
             "seconds": round(seconds, 3),
+            "anew": start.source < 0,
             "lost_steps": max(0, self.furthest - start.step) if start.source < 0 else 0,
         }
         self._causes.clear()

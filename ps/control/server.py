@@ -12,7 +12,7 @@ from shardkeep.ps.config import LivenessConfig
 from shardkeep.ps.control.addresses import join_address, split_address
 from shardkeep.ps.control.coordinator import Coordinator
 from shardkeep.ps.control.quiet_grpc import grpc
-from shardkeep.ps.control.records import JobSink
+from shardkeep.ps.control.records import JobSink, Record
 from shardkeep.ps.control.servicer import ControlServicer
 from shardkeep.ps.control.store import StoreHost
 
@@ -93,6 +93,7 @@ def serve_job(
     ready: Callable[[str], None],
     stop: threading.Event,
     start_step: int = 0,
+    standing: Record | None = None,
 ) -> None:
     """The coordinator's life: serves one job until it is completed. Blocks.
 
@@ -106,6 +107,7 @@ def serve_job(
         ready: Called once with the address to give to members.
         stop: Set it (from a signal handler) to end the job in order.
         start_step: First step to train; above 0 = members load the checkpoint of that step.
+        standing: What the coordinator before this one kept, where it died while the job ran.
 
     Raises:
         UserError, JobError: The job failed (JobStopped: was stopped); the text is the job's message.
@@ -122,6 +124,7 @@ def serve_job(
         start_step=start_step,
         restarts=liveness.restarts,
         close_store=store.close,
+        standing=standing,
     )
     with ControlServer(coordinator, listen) as server:
         ready(server.address)

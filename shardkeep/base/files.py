@@ -17,8 +17,10 @@ from shardkeep.base.deadlines import Deadline
 _READ_BYTES = 1 << 20
 
 
-def atomic_write(path: str | Path, content: str | bytes) -> None:
-    """Writes `content` to a temporary neighbour of `path`, then renames it: readers see all of it or the old file."""
+def atomic_write(path: str | Path, content: str | bytes, *, private: bool = False) -> None:
+    """Writes `content` to a temporary neighbour of `path`, then renames it: readers see all of it or the old file.
+
+    `private`: for this user only."""
     path = Path(path)
     data = content.encode("utf-8") if isinstance(content, str) else content
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -27,7 +29,7 @@ def atomic_write(path: str | Path, content: str | bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).chmod(0o666 & ~_umask())
+        Path(name).chmod(0o600 if private else 0o666 & ~_umask())
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)

@@ -18,9 +18,13 @@ class ListSink:
 
     def __init__(self) -> None:
         self.calls: list[tuple[Any, ...]] = []
+        self.kept: Record | None = None
 
     def members(self, generation: int, members: tuple[Member, ...]) -> None:
         self.calls.append(("members", generation, [member.name for member in members]))
+
+    def standing(self, record: Record) -> None:
+        self.kept = record
 
     def progress(self, record: Record) -> None:
         self.calls.append(("progress", record))

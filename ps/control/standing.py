@@ -1,0 +1,96 @@
+"""Standing: what of a job outlives the coordinator's process, as JSON types. Knows no files."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from shardkeep.base.errors import UserError
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.control.membership import Seat
+from shardkeep.ps.control.records import Formation, JobState, Member, Record, Span
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """`seats` hold the members' tokens: nobody else may read this."""
+
+    job: str
+    origin: int
+    saved_step: int
+    furthest: int
+    state: JobState
+    formation: Formation | None
+    seats: tuple[Seat, ...]
+    recoveries: tuple[Record, ...]
+    summary: Record | None
+
+    def to_record(self) -> Record:
+        formation = None if self.formation is None else asdict(self.formation)
+        if formation is not None and self.formation is not None:
+            formation["tables"] = [table.model_dump(mode="json") for table in self.formation.tables]
+        seats = [
+            {
+                "member": asdict(seat.member),
+                "token": seat.token,
+                "joined": seat.joined,
+                "tables": None if seat.tables is None else [table.model_dump(mode="json") for table in seat.tables],
+                "span": asdict(seat.span),
+                "left_code": seat.left_code,
+                "lost": seat.lost,
+                "sequence": seat.last_sequence,
+            }
+            for seat in self.seats
+        ]
+        return {
+            "job": self.job,
+            "origin": self.origin,
+            "saved_step": self.saved_step,
+            "furthest": self.furthest,
+            "state": asdict(self.state),
+            "formation": formation,
+            "seats": seats,
+            "recoveries": list(self.recoveries),
+            "summary": self.summary,
+        }
+
+    @classmethod
+    def from_record(cls, record: Record, now: float) -> Standing:
+        """The inverse; every lease begins `now`. Raises UserError when the record is not one."""
+        try:
+            formation = record["formation"]
+            return cls(
+                job=str(record["job"]),
+                origin=int(record["origin"]),
+                saved_step=int(record["saved_step"]),
+                furthest=int(record["furthest"]),
+                state=JobState(**record["state"]),
+                formation=None if formation is None else _formation(formation),
+                seats=tuple(_seat(seat, now) for seat in record["seats"]),
+                recoveries=tuple(record["recoveries"]),
+                summary=record["summary"],
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            text = f"what the coordinator kept of the job is damaged ({type(error).__name__}: {error})"
+            raise UserError(text) from error
+
+
+def _formation(record: dict[str, Any]) -> Formation:
+    members = tuple(Member(**member) for member in record["members"])
+    tables = tuple(TableSpec(**table) for table in record["tables"])
+    return Formation(**{**record, "members": members, "tables": tables, "lacking": tuple(record["lacking"])})
+
+
+def _seat(record: dict[str, Any], now: float) -> Seat:
+    tables = record["tables"]
+    return Seat(
+        Member(**record["member"]),
+        record["token"],
+        now,
+        joined=record["joined"],
+        tables=None if tables is None else tuple(TableSpec(**table) for table in tables),
+        span=Span(**record["span"]),
+        left_code=record["left_code"],
+        lost=record["lost"],
+        last_sequence=record["sequence"],
+    )
