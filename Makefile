@@ -1,16 +1,19 @@
-# make demo | test | check | clean. Needs Python 3.11 or newer and nothing else; everything goes into .venv.
+# make demo | test | chaos | check | clean. Needs Python 3.11 or newer and nothing else; everything goes into .venv.
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11 python3.14,$(if $(shell $(p) -c 'import sys; print(sys.version_info >= (3, 11) or "")' 2>/dev/null),$(p))))
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test check clean
+.PHONY: demo test chaos check clean
 
 demo: $(STAMP)
 	@$(BIN)/shardkeep train examples/demo.yaml
 
 test: $(STAMP)
 	@$(BIN)/python -m pytest
+
+chaos: $(STAMP)
+	@$(BIN)/python -m pytest tests/integration/test_chaos.py -m "chaos or not chaos"
 
 check: $(STAMP)
 	@scripts/check

@@ -19,7 +19,7 @@ from shardkeep.base.log import EventLog
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.config import JobConfig
 from shardkeep.ps.client import Request, RowClient
-from shardkeep.ps.config import ConsistencyConfig, TableSpec
+from shardkeep.ps.config import ConsistencyConfig, LivenessConfig, TableSpec
 from shardkeep.ps.control.client import ControlClient
 from shardkeep.ps.transport import LocalTransport
 from shardkeep.roles import Membership, join_group
@@ -305,6 +305,7 @@ def loop_config(
         workers=1,
         consistency=consistency,
         compression=compression or CompressionConfig(),
+        liveness=LivenessConfig(restarts=0),  # the loop is the caller's: only the caller could go back a step
     )
 
 

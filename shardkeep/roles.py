@@ -85,7 +85,8 @@ class Membership:
 
     def __enter__(self) -> JobConfig:
         config = parse_config(self._control.register(), origin="the coordinator's config")
-        self._control.start_heartbeats()
+        liveness = config.liveness
+        self._control.start_heartbeats(patience_s=liveness.form_timeout_s if liveness.restarts else None)
         return config
 
     def __exit__(self, kind: object, error: BaseException | None, _trace: object) -> None:

@@ -95,7 +95,11 @@ def table_totals(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 def server_processes(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """One entry for each server that is a process of its own."""
-    return [{"role": "server", "index": s["shard"], **s["process"]} for s in servers if s["process"]]
+    return [
+        {"role": "server", "index": s["shard"], **s["process"], "applied_steps": s["applied_steps"]}
+        for s in servers
+        if s["process"]
+    ]
 
 
 def mean_step_ms(workers: Sequence[Mapping[str, float]]) -> dict[str, float]:

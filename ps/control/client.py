@@ -57,7 +57,7 @@ class ControlClient:
         role: Role,
         index: int,
         advertise: str = "127.0.0.1",
-        timeout_s: float = 10.0,
+        timeout_s: float = 30.0,
         protocol_version: int = PROTOCOL_VERSION,
         versions: Mapping[str, str] | None = None,
     ) -> None:
@@ -117,9 +117,11 @@ class ControlClient:
         self.before = wire.formation_from_pb(reply.formation) if reply.HasField("formation") else None
         return reply.config_yaml
 
-    def start_heartbeats(self) -> None:
-        """Starts the thread that keeps the lease. After register."""
-        self._heartbeat.start(lease_s=self.lease_s)
+    def start_heartbeats(self, *, patience_s: float | None = None) -> None:
+        """Starts the thread that keeps the lease. After register.
+
+        `patience_s`: seconds the coordinator may be silent, None = a lease; longer where another one may take over."""
+        self._heartbeat.start(lease_s=self.lease_s, patience_s=self.lease_s if patience_s is None else patience_s)
 
     def update(self, *, step: int | None = None, phase: str | None = None) -> None:
         """What the next heartbeat tells; never blocks."""

@@ -28,14 +28,14 @@ class Heartbeat:
         self._token = token
         self._step = -1
         self._phase = ""
-        self._lease_s = 0.0
+        self._lease_s = self._patience_s = 0.0
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self, *, lease_s: float) -> None:
-        """A second call does nothing."""
+    def start(self, *, lease_s: float, patience_s: float) -> None:
+        """`patience_s`: how long the coordinator may be silent. A second call does nothing."""
         if self._thread is None:
-            self._lease_s = lease_s
+            self._lease_s, self._patience_s = lease_s, patience_s
             self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
             self._thread.start()
 
@@ -61,9 +61,9 @@ class Heartbeat:
             except ProtocolError as error:  # it does not know us: no use in asking again
                 self._give_up(str(error))
             except ShardkeepError as error:
-                # a lease's time without an answer; a first failure after a stall of our own is no silence
-                if began - heard > self._lease_s:
-                    self._give_up(f"{error}; silent for more than {self._lease_s:g} s (lease_s)")
+                # a first failure after a stall of our own is no silence
+                if began - heard > self._patience_s:
+                    self._give_up(f"{error}; silent for more than {self._patience_s:g} s")
             self._ended.wait(max(0.0, RETRY_S - (time.monotonic() - began)))
 
     def _beat(self) -> JobState:

@@ -219,6 +219,7 @@ class ShardService:
         digests = self.tables.digests()
         with self._lock:
             counts, staleness = Counter(self._counts), dict(sorted(self._staleness.items()))
+            applied = self.gate.span()[1]
         return {
             "shard": self.shard,
             "process": self.process(),
@@ -229,6 +230,7 @@ class ShardService:
             "reads": counts["reads"],
             "duplicates": counts["duplicates"],
             "skipped_rows": sum(t.skipped_rows for t in self.tables),
+            "applied_steps": applied,
             "staleness": {str(steps): times for steps, times in staleness.items()},
         }
 

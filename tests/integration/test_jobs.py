@@ -32,7 +32,13 @@ TINY: dict[str, Any] = {
     "tower": {"compile": "off"},
     "train": TRAIN,
 }
-ENDLESS = {**TINY, "servers": 1, "train": {**TRAIN, "epochs": 100_000}, "eval": {"every_steps": 1_000_000}}
+ENDLESS = {
+    **TINY,
+    "servers": 1,
+    "train": {**TRAIN, "epochs": 100_000},
+    "eval": {"every_steps": 1_000_000},
+    "liveness": {"restarts": 0},  # test_chaos.py has the jobs that recover
+}
 
 
 @pytest.fixture
@@ -155,7 +161,7 @@ def test_two_jobs_side_by_side_end_alone_one_by_ctrl_c_one_with_its_launcher(clu
 
 
 def test_a_stalled_worker_is_named_when_its_lease_ends_and_all_listen_on_loopback_only(cluster: Cluster) -> None:
-    job, folder = cluster.job({**ENDLESS, "liveness": {"lease_s": 3.0}})
+    job, folder = cluster.job({**ENDLESS, "liveness": {"lease_s": 3.0, "restarts": 0}})
     members = cluster.training(folder)
     hosts = {name: listening(process) for name, process in members.items()}
     assert {host for found in hosts.values() for host in found} == {"127.0.0.1"}, hosts

@@ -1,0 +1,141 @@
+"""Jobs whose processes are killed and stalled on purpose: they end with the model of an undisturbed job.
+
+`make chaos` plays all; the ones without the marker are part of the ordinary tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardkeep.report import RunFolder
+from tests.support.cluster import Cluster, Command
+from tests.support.faults import Fault, play, random_faults
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
+kill, stall = Fault.kill, Fault.stall
+MEMBERS = ["coordinator 0", "server 0", "server 1", "worker 0", "worker 1"]
+
+JOB: dict[str, Any] = {
+    "name": "chaos",
+    "seed": 3,
+    "servers": 2,
+    "workers": 2,
+    "data": {
+        "synthetic": {"train_samples": 40_000, "eval_samples": 3000, "num_dense": 3, "table_sizes": [50, 90, 3000]}
+    },
+    "model": {"bottom": [8], "top": [8], "dropout": 0.1},
+    "tower": {"compile": "off", "optimizer": {"name": "adam"}},
+    "consistency": {"mode": "sync"},
+    "train": {"batch_size": 50, "report_every_s": 0.02},
+    "eval": {"every_steps": 100},
+    "checkpoint": {"every_steps": 130},
+    "liveness": {"lease_s": 4.0},
+}
+STEPS = 400
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path) as cluster:
+        yield cluster
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """The summary of the job, in sync, without any fault."""
+    with Cluster(tmp_path_factory.mktemp("undisturbed")) as cluster:
+        job, folder = cluster.job(JOB)
+        return completed(job, folder)
+
+
+def completed(job: Command, folder: RunFolder, *, limit_s: float = 100.0) -> dict[str, Any]:
+    """The summary of a job that ended well: every step applied once by every server, and nothing left behind."""
+    ended = job.end(limit_s=limit_s)
+    assert (ended.code, ended.err) == (0, ""), job.printed()
+    summary = folder.summary() or {}
+    assert (summary["status"], summary["steps"], summary["samples"]) == ("completed", STEPS, 40_000)
+    servers = [p for p in summary["processes"] if p["role"] == "server"]
+    assert [server["applied_steps"] for server in servers] == [STEPS] * len(servers)
+    assert not list((folder.path / "recovery").glob("*/*")), "a completed job leaves nothing for its recovery"
+    return summary
+
+
+def disturbed(cluster: Cluster, config: dict[str, Any], *faults: Fault, limit_s: float = 100.0) -> dict[str, Any]:
+    """The summary of a job that outlives the faults."""
+    job, folder = cluster.job(config)
+    missed = play(job, folder, faults, limit_s=limit_s)
+    summary = completed(job, folder, limit_s=limit_s)
+    assert not missed
+    return summary
+
+
+def causes(summary: dict[str, Any]) -> str:
+    return "\n".join(recovery["cause"] for recovery in summary["recoveries"])
+
+
+def test_in_sync_deaths_of_every_role_change_no_bit_of_the_model(cluster: Cluster, undisturbed: dict[str, Any]) -> None:
+    faults = (
+        kill("server 1", at=30),
+        kill("coordinator 0", at=90),
+        kill("worker 0", at=150),
+        kill("server 0", "worker 1", at=240),
+        kill("server 1", at="recovering"),
+    )
+    summary = disturbed(cluster, JOB, *faults)
+    assert summary["state_digest"] == undisturbed["state_digest"]
+    assert summary["eval"] == undisturbed["eval"]
+    told = causes(summary)
+    for victim in ("server 1", "worker 0", "the coordinator was restarted"):
+        assert victim in told
+    assert not any(recovery["anew"] or recovery["lost_steps"] for recovery in summary["recoveries"])
+
+
+def test_a_bounded_job_of_one_worker_outlives_its_death_and_applies_every_step_once(cluster: Cluster) -> None:
+    config = {**JOB, "workers": 1, "consistency": {"mode": "bounded", "staleness": 2}}
+    config["train"] = {**JOB["train"], "batch_size": 100}
+    summary = disturbed(cluster, config, kill("worker 0", at=60), kill("server 0", "worker 0", at=200))
+    assert len(summary["recoveries"]) >= 2
+    assert 0.5 < summary["eval"]["auc"] < summary["eval"]["best_auc"]
+
+
+def test_a_stalled_worker_is_replaced_when_its_lease_ends_and_never_wakes_up(
+    cluster: Cluster, undisturbed: dict[str, Any]
+) -> None:
+    summary = disturbed(cluster, JOB, stall("worker 1", at=100))
+    assert summary["state_digest"] == undisturbed["state_digest"]
+    assert "sent no heartbeat for 4 s" in causes(summary)
+
+
+# ---- the long form ----
+
+PHASES = ("forming", 60, "evaluating", "saving", "recovering", "closing")
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("victim", MEMBERS)
+def test_a_death_in_each_phase(cluster: Cluster, undisturbed: dict[str, Any], victim: str, phase: int | str) -> None:
+    first = [kill("worker 1" if victim != "worker 1" else "server 1", at=40)] if phase == "recovering" else []
+    job, folder = cluster.job(JOB)
+    play(job, folder, [*first, kill(victim, at=phase)], limit_s=100.0)
+    summary = completed(job, folder)
+    assert summary["state_digest"] == undisturbed["state_digest"]
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("victim", MEMBERS)
+def test_a_stall_of_each_role(cluster: Cluster, undisturbed: dict[str, Any], victim: str) -> None:
+    assert disturbed(cluster, JOB, stall(victim, at=60))["state_digest"] == undisturbed["state_digest"]
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("mode", ["bounded", "async"])
+def test_many_deaths_in_the_other_modes(cluster: Cluster, mode: str) -> None:
+    config = {**JOB, "consistency": {"mode": mode}}
+    faults = random_faults(10, seed=5, members=MEMBERS, first=20, every=35)
+    summary = disturbed(cluster, config, *faults, limit_s=600.0)
+    assert 0.5 < summary["eval"]["auc"] < summary["eval"]["best_auc"]

@@ -1,0 +1,101 @@
+"""Faults as data: who is hurt, when, how; and a player that does it to the processes of a running job."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import psutil
+
+from shardkeep.base.errors import ShardkeepError
+from shardkeep.ps.control.client import fetch_status
+from shardkeep.report import RunFolder
+from tests.support.cluster import Command, kinds, records
+
+POLL_S = 0.005
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`at`: a step, or what some member is doing: forming, recovering, saving, evaluating, closing."""
+
+    victims: tuple[str, ...]
+    at: int | str
+    signal: signal.Signals = signal.SIGKILL
+
+    @classmethod
+    def kill(cls, *victims: str, at: int | str) -> Fault:
+        return cls(victims, at)
+
+    @classmethod
+    def stall(cls, *victims: str, at: int | str) -> Fault:
+        return cls(victims, at, signal.SIGSTOP)
+
+    def __str__(self) -> str:
+        return f"{self.signal.name}-{'+'.join(v.replace(' ', '-') for v in self.victims)}-at-{self.at}"
+
+
+def random_faults(count: int, *, seed: int, members: Sequence[str], first: int, every: int) -> list[Fault]:
+    """Kills of one or two random members, about `every` steps apart; one in eight while the last one is recovered."""
+    rng = random.Random(seed)
+    faults = []
+    for number in range(count):
+        victims = tuple(rng.sample(members, 2 if rng.random() < 0.1 else 1))
+        soon = faults and rng.random() < 0.125
+        faults.append(Fault(victims, "recovering" if soon else first + number * every + rng.randrange(every)))
+    return faults
+
+
+def play(job: Command, folder: RunFolder, faults: Iterable[Fault], *, limit_s: float) -> list[str]:
+    """Does the faults one after the other; those whose moment never came before the job ended, in words."""
+    missed = []
+    end = time.monotonic() + limit_s
+    for fault in faults:
+        while job.running and not _is_time(folder, fault.at, job):
+            assert time.monotonic() < end, f"{fault}: its moment did not come within {limit_s:g} s\n{job.printed()}"
+            time.sleep(POLL_S)
+        hurt = [victim for victim in fault.victims if _hurt(job, victim, fault.signal)]
+        if len(hurt) < len(fault.victims):
+            missed.append(str(fault))
+    return missed
+
+
+def _is_time(folder: RunFolder, at: int | str, job: Command) -> bool:
+    if isinstance(at, int):
+        return any(r["kind"] == "progress" and r["step"] >= at for r in records(folder)[-3:])
+    if at == "forming":
+        return _role(job, "worker 0") is not None
+    status = None
+    with contextlib.suppress(ShardkeepError):
+        address = folder.address()
+        status = None if address is None else fetch_status(address, timeout_s=0.5)
+    if status is None:
+        return False
+    return status.state == at or ("progress" in kinds(folder) and any(m.phase == at for m in status.members))
+
+
+def _hurt(job: Command, victim: str, number: signal.Signals) -> bool:
+    """Whether the victim was there to be hurt."""
+    process = _role(job, victim)
+    if process is None:
+        return False
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
+        return True
+    return False
+
+
+def _role(job: Command, name: str) -> psutil.Process | None:
+    """The process of a role, as the launcher started it last."""
+    role, index = name.split()
+    with contextlib.suppress(psutil.NoSuchProcess):
+        for child in reversed(job.process.children()):
+            with contextlib.suppress(psutil.NoSuchProcess):
+                line = child.cmdline()
+                if role in line and (role == "coordinator" or line[line.index("--index") + 1] == index):
+                    return child
+    return None
