@@ -17,13 +17,15 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.chronicle import Chronicle
 from shardkeep.ps.control.lifecycle import Lifecycle
 from shardkeep.ps.control.membership import Membership, Seat
-from shardkeep.ps.control.records import ANYWHERE, Formation, Hello, JobSink, JobState, Record, Span, Status
+from shardkeep.ps.control.records import ANYWHERE, Formation, Hello, JobSink, JobState, Member, Record, Span, Status
 from shardkeep.ps.control.recovery import Recoveries, Start, agreed_start
 from shardkeep.ps.control.standing import Standing
 from shardkeep.ps.control.tables import agreed_tables
 from shardkeep.ps.control.versions import check_versions, own_versions
 
 TAKEOVER_VERSIONS = 1_000_000
+SILENT_S = 3.0
+"""Some heartbeats long: a member that has been lost sight of is dead, if another is started in its place."""
 STOP_PATIENCE_S = 60.0
 """A job that was asked to stop is over after this time, whoever has not left by then."""
 
@@ -96,8 +98,9 @@ class Coordinator:
         self._recoveries.done += before.recoveries
         self._chronicle.summary = before.summary
         generation, step = before.state.generation, max(before.furthest, 0)
-        self._recoveries.seen("the coordinator was restarted")
-        self._tell_recovery(self._recoveries.over(generation, Start(step, 0), 0.0))
+        self._tell_recovery(
+            self._recoveries.over(generation, Start(step, 0), 0.0, cause="the coordinator was restarted")
+        )
 
     @property
     def num_members(self) -> int:
@@ -117,6 +120,7 @@ class Coordinator:
             check_versions(hello, self._versions)
             if not self._members.known(hello.token):
                 self._members.check_place(hello.member.role, hello.member.index)
+                self._make_room(hello.member)
                 self._refuse_when_late(hello)
                 self._members.admit(hello.member, hello.token, self._clock())
                 self._keep(lambda: self._chronicle.note(f"{hello.member} registered"))
@@ -150,6 +154,10 @@ class Coordinator:
 
         with self._changed:
             seat = self._touch(token)
+            if after and self._chronicle.summary is not None:  # all that was to be done is done
+                self._let_go(seat)
+                self._changed.wait_for(lambda: not self._waits, wait_s)
+                return self._life.now, None
             if after and after == self._members.generation and self._life.now.state == "training":
                 self._give_up_generation(f"{seat.member} lost the others: {why}")
             if formed() is None:
@@ -293,6 +301,20 @@ class Coordinator:
         if held is not None and held.gone and not (self._recoveries.on and held.lost):
             raise JobError(f"{hello.member.name} was in the job already ({held.member}) and cannot be replaced")
 
+    def _let_go(self, seat: Seat) -> None:
+        if self._life.running and seat.member.role == "worker" and seat.left_code is None:
+            seat.left_code = 0
+            self._complete_if_all_left()
+
+    def _make_room(self, newcomer: Member) -> None:
+        """Takes the member before `newcomer` for dead, sooner than its lease: it was lost sight of when the others lost
+        it, and now somebody has started another."""
+        held = self._members.at(newcomer.role, newcomer.index)
+        if self._life.now.state == "recovering" and held is not None and not (held.gone or held.joined):
+            silent_s = self._clock() - held.last_seen
+            if silent_s > min(SILENT_S, self.lease_s):
+                self._lose(held, f"{held.member} sent no heartbeat for {silent_s:.0f} s, and was started again")
+
     def _form_if_complete(self) -> None:
         again = self._life.now.state == "recovering"
         if not (again or self._life.now.state == "forming") or self._members.missing():
@@ -335,8 +357,8 @@ class Coordinator:
 
     def _give_up_generation(self, symptom: str = "") -> None:
         """The members leave the running generation, and come back to form another."""
-        if symptom:
-            self._recoveries.seen(symptom)
+        if symptom and (problem := self._recoveries.seen(symptom)) is not None:
+            return self._fail(problem, symptom=True)
         for seat in self._members.seats():
             seat.joined = False
         self._life.recovering(self._recoveries.cause)

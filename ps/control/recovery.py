@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 
 from shardkeep.ps.control.records import Member, Record, Span
 
+MOST_LOSSES = 3
+"""A group may be lost so many times for each death that one member may have: a death can break more than one."""
+
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -45,6 +48,7 @@ class Recoveries:
     done: list[Record] = field(default_factory=list)
     """For the summary: who, how, the generation and step at which training went on, seconds without a group."""
     _deaths: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
+    _losses: tuple[int, int] = (0, -2)
     _causes: list[str] = field(default_factory=list)
 
     @property
@@ -66,24 +70,30 @@ class Recoveries:
             return f"{how}; it died {count} times without one more trained step (liveness.restarts: {self.restarts})"
         return None
 
-    def seen(self, symptom: str) -> None:
-        """A member lost its group, and nobody's death is known yet."""
+    def seen(self, symptom: str) -> str | None:
+        """Counts a group that was lost while nobody's death is known yet; why the job cannot go on, or None."""
         self._causes.append(symptom)
+        count, step = self._losses
+        self._losses = (count + 1 if self.furthest <= step else 1), self.furthest
+        if self._losses[0] > MOST_LOSSES * self.restarts:
+            return f"{symptom}; the group was lost {self._losses[0]} times without one more trained step"
+        return None
 
     @property
     def cause(self) -> str:
         return self._causes[0] if self._causes else ""
 
-    def over(self, generation: int, start: Start, seconds: float) -> Record:
-        """A generation has formed again; the record of it."""
+    def over(self, generation: int, start: Start, seconds: float, *, cause: str = "") -> Record:
+        """A generation has formed again, or `cause` was outlived without that; the record of it."""
         record: Record = {
-            "cause": self.cause,
+            "cause": cause or self.cause,
             "generation": generation,
             "step": start.step,
             "seconds": round(seconds, 3),
             "anew": start.source < 0,
             "lost_steps": max(0, self.furthest - start.step) if start.source < 0 else 0,
         }
-        self._causes.clear()
+        if not cause:
+            self._causes.clear()
         self.done.append(record)
         return record

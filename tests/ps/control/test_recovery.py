@@ -1,0 +1,287 @@
+"""Where a generation goes on, and how often a member may die: by a clock that the test turns."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shardkeep.base.errors import JobError, ProtocolError, UserError
+from shardkeep.ps.control.coordinator import Coordinator
+from shardkeep.ps.control.records import Formation, Span
+from shardkeep.ps.control.recovery import Recoveries, Start, agreed_start
+from tests.ps.control.job import TABLES, VERSIONS, Job, ListSink
+
+
+def held(first: int, last: int) -> Span:
+    return Span(first, last, holds=True)
+
+
+@pytest.mark.parametrize(
+    ("servers", "workers", "start"),
+    [
+        ([held(5, 5), held(5, 6)], [held(4, 6), held(3, 5)], Start(5, 0)),
+        ([held(5, 6), held(6, 6)], [held(4, 6), held(5, 7)], Start(6, 0)),
+        ([held(0, 9)], [Span(), held(5, 11)], Start(9, 1, (0,))),
+        ([held(0, 9)], [held(5, 8), Span(), Span()], Start(8, 0, (1, 2))),
+        ([held(0, 0)], [held(0, 0)], Start(0, 0)),
+        ([held(4, 4), held(6, 6)], [held(3, 7)], None),  # a server came back from an older checkpoint
+        ([held(5, 5)], [held(6, 8)], None),
+        ([held(5, 5)], [Span()], None),  # nobody holds a tower
+        ([], [held(2, 3)], Start(3, 0)),
+    ],
+)
+def test_a_generation_begins_at_the_last_step_at_which_all_can(
+    servers: list[Span], workers: list[Span], start: Start | None
+) -> None:
+    assert agreed_start(dict(enumerate(servers)), dict(enumerate(workers))) == start
+
+
+THREE_OR_FOUR = held(3, 4)
+
+
+class Recovering(Job):
+    """A formed job whose members come back with spans."""
+
+    def __init__(self, *, servers: int = 1, workers: int = 2, restarts: int = 2, form_timeout_s: float = 120.0) -> None:
+        super().__init__(servers=servers, workers=workers)
+        self.closed = 0
+        self.restarts, self.form_timeout_s = restarts, form_timeout_s
+        self.coordinator = self.another()
+
+    def another(self, standing: dict[str, object] | None = None) -> Coordinator:
+        return Coordinator(
+            config_yaml="name: job\n",
+            num_servers=sum(role == "server" for role, _ in self.names),
+            num_workers=sum(role == "worker" for role, _ in self.names),
+            lease_s=15.0,
+            form_timeout_s=self.form_timeout_s,
+            open_store=self._open_store,
+            sink=self.sink,
+            clock=lambda: self.now,
+            restarts=self.restarts,
+            close_store=self._close_store,
+            standing=standing,
+            versions=VERSIONS,
+        )
+
+    def _close_store(self) -> None:
+        self.closed += 1
+
+    def kill(self, role: str, index: int, pid: int = 100) -> None:
+        self.coordinator.lost(role, index, pid=pid, reason="killed by SIGKILL")
+
+    def come_back(
+        self, role: str, index: int, span: Span = THREE_OR_FOUR, *, after: int = 1, pid: int = 100, why: str = "EOF"
+    ) -> Formation | None:
+        token, tables = f"{role}-{index}-{pid}", TABLES if role == "worker" else None
+        return self.coordinator.join(token, tables, span=span, after=after, why=why)[1]
+
+    def recover(self, *, killed: tuple[str, int] = ("server", 0), pid: int = 200, after: int = 1) -> Formation:
+        """One death, one replacement; the new formation."""
+        formation = None
+        for role, index in self.names:
+            if (role, index) == killed:
+                self.register(role, index, pid=pid)
+                formation = self.come_back(role, index, pid=pid, after=0)
+            else:
+                formation = self.come_back(role, index, after=after)
+        assert formation is not None
+        return formation
+
+
+def test_a_death_ends_the_generation_and_its_replacement_forms_the_next() -> None:
+    job = Recovering()
+    first = job.form()
+    assert first.restores and job.closed == 0
+    job.coordinator.heartbeat("worker-0-100", step=4)
+    job.kill("server", 0)
+    assert (job.state.state, job.state.generation, job.closed) == ("recovering", 1, 1)
+    assert job.come_back("worker", 0) is None  # a stalled call must not get the old formation
+    again = job.recover()
+    assert (again.generation, again.start_step, again.source, again.lacking) == (2, 4, 0, ())
+    assert not again.restores and [m.pid for m in again.members] == [200, 100, 100]
+    assert (job.state.state, job.state.message) == ("training", "")
+    (record,) = [c[1] for c in job.sink.of("event") if c[1].get("phase") == "recovery"]
+    assert (record["step"], record["generation"], record["anew"], record["lost_steps"]) == (4, 2, False, 0)
+    assert record["text"].startswith("server 0 (pid 100 on 10.0.0.7) ended: killed by SIGKILL, the job was at step 4; ")
+    job.summary()
+    for role, index in (("worker", 0), ("worker", 1)):
+        job.leave(role, index)
+    ((_, status, _, summary),) = job.sink.of("finished")
+    assert status == "completed" and summary is not None
+    assert [r["generation"] for r in summary["recoveries"]] == [2]
+
+
+def test_a_member_that_loses_the_others_brings_all_together_again_without_any_death() -> None:
+    job = Recovering()
+    job.form()
+    assert job.come_back("worker", 1, why="server 0 was lost after 0.1 s: ECONNRESET") is None
+    assert job.state.state == "recovering" and "worker 1" in job.state.message and "ECONNRESET" in job.state.message
+    assert job.come_back("worker", 0) is None
+    formation = job.come_back("server", 0)
+    assert formation is not None and formation.generation == 2
+
+
+def test_a_death_is_told_as_the_cause_though_its_symptom_came_first() -> None:
+    job = Recovering()
+    job.form()
+    job.come_back("worker", 1, why="EOF")
+    job.kill("server", 0)
+    job.recover()
+    (record,) = [c[1] for c in job.sink.of("event") if c[1].get("phase") == "recovery"]
+    assert record["cause"].startswith("server 0 (pid 100 on 10.0.0.7) ended: killed by SIGKILL")
+
+
+def test_one_that_dies_while_the_others_wait_for_it_is_waited_for_again() -> None:
+    job = Recovering()
+    job.form()
+    job.kill("server", 0)
+    for index in (0, 1):
+        assert job.come_back("worker", index) is None
+    job.kill("worker", 1)
+    job.register("server", 0, pid=200)
+    assert job.come_back("server", 0, after=0, pid=200) is None  # without worker 1 there is no group
+    job.register("worker", 1, pid=300)
+    formation = job.come_back("worker", 1, Span(), after=0, pid=300)
+    assert formation is not None and formation.lacking == (1,) and formation.source == 0
+
+
+def test_without_a_common_step_all_go_back_to_the_last_checkpoint() -> None:
+    job = Recovering()
+    job.form()
+    job.coordinator.report(
+        "worker-0-100", sequence=1, kind="phase", record={"phase": "checkpoint", "step": 20, "bytes": 9}
+    )
+    job.coordinator.heartbeat("worker-0-100", step=31)
+    job.kill("server", 0)
+    for index in (0, 1):
+        job.come_back("worker", index, held(28, 31))
+    job.register("server", 0, pid=200)
+    formation = job.come_back("server", 0, held(20, 20), after=0, pid=200)
+    assert formation is not None and formation.restores and formation.start_step == 20
+    (record,) = [c[1] for c in job.sink.of("event") if c[1].get("phase") == "recovery"]
+    assert (record["anew"], record["lost_steps"]) == (True, 11)
+
+
+def test_as_many_deaths_in_a_row_as_allowed_and_one_more_without_a_step_between() -> None:
+    job = Recovering(restarts=2)
+    job.form()
+    job.coordinator.heartbeat("worker-0-100", step=7)
+    job.kill("server", 0)
+    job.recover(pid=201)
+    job.kill("server", 0, pid=201)
+    job.recover(pid=202, after=2)
+    job.kill("server", 0, pid=202)
+    assert job.state.state == "failed"
+    assert job.state.message.endswith("it died 3 times without one more trained step (liveness.restarts: 2)")
+
+
+def test_a_step_in_between_forgives_deaths() -> None:
+    job = Recovering(restarts=1)
+    job.form()
+    for number in range(5):
+        job.coordinator.heartbeat("worker-0-100", step=number)
+        job.kill("server", 0, pid=100 if not number else 200 + number - 1)
+        job.recover(pid=200 + number, after=number + 1)
+    assert job.state.state == "training"
+
+
+def test_a_group_that_is_lost_again_and_again_without_a_step_fails_the_job() -> None:
+    job = Recovering(restarts=1)
+    job.form()
+    for after in (1, 2, 3):
+        for role, index in job.names:
+            job.come_back(role, index, after=after)
+        assert job.state.state == "training"
+    job.come_back("worker", 0, after=4)
+    assert job.state.state == "failed" and "the group was lost 4 times without one more trained step" in (
+        job.state.message
+    )
+
+
+def test_a_member_that_is_not_replaced_in_time_fails_the_job() -> None:
+    job = Recovering(form_timeout_s=10.0)
+    job.form()
+    job.kill("server", 0)
+    job.pass_time(11, alive=[("worker", 0), ("worker", 1)])
+    assert job.state.state == "failed"
+    assert "did not form within 10 s" in job.state.message and "server 0 (not replaced)" in job.state.message
+
+
+def test_one_that_was_taken_for_dead_is_refused_when_it_wakes_up() -> None:
+    job = Recovering()
+    job.form()
+    job.pass_time(20, alive=[("server", 0), ("worker", 0)])
+    assert job.state.state == "recovering"
+    with pytest.raises(ProtocolError, match=r"worker 1 .* was taken for dead, and the job went on without it"):
+        job.coordinator.heartbeat("worker-1-100")
+    with pytest.raises(ProtocolError, match="was taken for dead"):
+        job.come_back("worker", 1)
+
+
+def test_a_replacement_may_come_before_the_lease_ends_if_the_others_miss_the_one_before() -> None:
+    job = Recovering()
+    job.form()
+    with pytest.raises(UserError, match="worker 1 is already in the job"):
+        job.register("worker", 1, pid=200)
+    job.come_back("worker", 0)
+    with pytest.raises(UserError, match="worker 1 is already in the job"):  # it may be on its way back
+        job.register("worker", 1, pid=200)
+    job.pass_time(4, alive=[("server", 0), ("worker", 0)])
+    job.register("worker", 1, pid=200)
+    assert job.state.state == "recovering"
+
+
+def test_once_the_summary_is_in_no_death_matters() -> None:
+    job = Recovering()
+    job.form()
+    job.summary()
+    job.kill("server", 0)
+    assert job.state.state == "training"
+    assert job.come_back("worker", 1) is None
+    job.kill("worker", 0)
+    assert job.state.state == "completed"
+
+
+def test_without_restarts_the_first_death_fails_the_job() -> None:
+    job = Recovering(restarts=0)
+    job.form()
+    job.kill("worker", 1)
+    assert job.state.state == "failed"
+    with pytest.raises(JobError):
+        job.register("worker", 1, pid=200)
+
+
+def test_another_coordinator_takes_over_with_all_places_and_the_summary() -> None:
+    job = Recovering()
+    job.form()
+    job.coordinator.heartbeat("worker-0-100", step=12)
+    job.kill("server", 0)
+    job.recover()
+    name, version = job.coordinator.job, job.state.version
+    job.coordinator = job.another(json.loads(json.dumps(job.sink.kept)))
+    assert (job.state.state, job.state.generation, job.coordinator.job) == ("training", 2, name)
+    assert job.state.version > version  # so that every member hears of it at once
+    assert job.coordinator.heartbeat("worker-1-100").state == "training"
+    job.kill("worker", 1)
+    for role, index, pid in (("server", 0, 200), ("worker", 0, 100)):
+        job.come_back(role, index, after=2, pid=pid)
+    job.register("worker", 1, pid=300)
+    formation = job.come_back("worker", 1, after=0, pid=300)
+    assert formation is not None and formation.generation == 3
+    assert [r["cause"].split(" (")[0] for r in job.coordinator._recoveries.done] == [
+        "server 0",
+        "the coordinator was restarted",
+        "worker 1",
+    ]
+
+
+def test_what_cannot_be_taken_over_is_refused_in_one_line() -> None:
+    with pytest.raises(UserError, match=r"what the coordinator kept of the job is damaged \(KeyError"):
+        Recovering().another({"job": "x"})
+
+
+def test_recoveries_without_restarts_are_off() -> None:
+    assert not Recoveries(0, 0).on
+    assert ListSink().kept is None
