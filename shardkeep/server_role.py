@@ -139,10 +139,10 @@ class _Life:
         records = [] if self._journal is None else self._journal.replay()
         self._bereft = self._journal is None or not self._journal.size_bytes
         pushes = service.replay(records)
-        _log.info("revived", checkpoint=0 if resumed is None else resumed.step, pushes=pushes, step=service.span[0])
+        _log.info("revived", checkpoint=0 if resumed is None else resumed.step, pushes=pushes, step=service.span[1])
         if self._bereft:
-            text = f"server {self._index} lost its updates since step {service.span[0]}: there is no journal of them"
-            self._control.report("event", {"text": text, "lost_from": service.span[0]})
+            text = f"server {self._index} lost its updates since step {service.span[1]}: there is no journal of them"
+            self._control.report("event", {"text": text, "lost_from": service.span[1]})
 
     def _build(self, tables: Sequence[TableSpec], resumed: Checkpoint | None) -> ShardService:
         service = build_service(
