@@ -17,6 +17,7 @@ from shardkeep.base.errors import JobError, JobStopped, ShardkeepError, UserErro
 from shardkeep.children import Child, Death, end_all
 from shardkeep.config import JobConfig
 from shardkeep.interrupts import Interrupts
+from shardkeep.ps.control.endpoint import Endpoint
 from shardkeep.report import MetricsTail, RunFolder
 from shardkeep.screen import Screen
 
@@ -126,11 +127,11 @@ class LocalJob:
                 self._told.add(death.pid)
                 self._ask(functools.partial(_report_death, death=death))
 
-    def _ask(self, call: Callable[[str], None]) -> None:
+    def _ask(self, call: Callable[[Endpoint], None]) -> None:
         """Calls the coordinator beside the loop; one that does not answer is seen by its limit."""
-        address = self._folder.address()
-        if address is not None:
-            threading.Thread(target=call, args=(address,), name="ask-coordinator", daemon=True).start()
+        coordinator = self._folder.endpoint()
+        if coordinator is not None:
+            threading.Thread(target=call, args=(coordinator,), name="ask-coordinator", daemon=True).start()
 
     def _deaths(self) -> list[Death]:
         """Children that ended badly, the likely cause first: killed by a signal, wrong input, then others."""
@@ -189,18 +190,18 @@ def child_environment(base: Mapping[str, str], *, threads: int, code_folder: Pat
     }
 
 
-def _request_stop(address: str) -> None:
+def _request_stop(coordinator: Endpoint) -> None:
     from shardkeep.ps.control.client import request_stop
 
     with contextlib.suppress(ShardkeepError):  # unreachable: the loop's limit ends the job
-        request_stop(address, "Ctrl-C or SIGTERM")
+        request_stop(coordinator, "Ctrl-C or SIGTERM")
 
 
-def _report_death(address: str, *, death: Death) -> None:
+def _report_death(coordinator: Endpoint, *, death: Death) -> None:
     from shardkeep.ps.control.client import report_death
 
     with contextlib.suppress(ShardkeepError):
-        report_death(address, role=death.role, index=death.index, pid=death.pid, reason=death.how())
+        report_death(coordinator, role=death.role, index=death.index, pid=death.pid, reason=death.how())
 
 
 def _plural(count: int, noun: str) -> str:

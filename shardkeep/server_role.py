@@ -11,6 +11,7 @@ from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.client import ControlClient
+from shardkeep.ps.control.endpoint import Endpoint
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.shard.snapshot import load_snapshots
 from shardkeep.ps.transport import RpcTransport  # noqa: F401 - loads torch RPC while the other roles start
@@ -26,14 +27,14 @@ from shardkeep.roles import (
 _log = EventLog("roles")
 
 
-def run_server(address: str, *, index: int, advertise: str, folder: Path, kernels_s: float) -> int:
+def run_server(coordinator: Endpoint, *, index: int, advertise: str, folder: Path, kernels_s: float) -> int:
     """A server's life; returns 0 when the job is completed. Raises why it was not.
 
     Args:
         folder: The run folder: a profile goes there, and checkpoints where the config names no other place.
         kernels_s: Seconds it took to compile kernels, for the summary.
     """
-    control = ControlClient(address, role="server", index=index, advertise=advertise)
+    control = ControlClient(coordinator, role="server", index=index, advertise=advertise)
     end_when_the_job_failed(control)
     with Membership(control) as config:
         keep_freed_memory()

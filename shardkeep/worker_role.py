@@ -15,6 +15,7 @@ from shardkeep.base.errors import ConfigError, JobStopped
 from shardkeep.base.log import EventLog
 from shardkeep.config import JobConfig
 from shardkeep.ps.control.client import ControlClient
+from shardkeep.ps.control.endpoint import Endpoint
 from shardkeep.ps.control.records import Formation, JobSink
 from shardkeep.ps.transport import LocalTransport, connect_store
 from shardkeep.roles import (
@@ -35,9 +36,9 @@ from shardkeep.workers.profiling import WorkerProfile, check_profile, trace_path
 _log = EventLog("roles")
 
 
-def run_worker(address: str, *, index: int, advertise: str, folder: Path, kernels_s: float) -> int:
+def run_worker(coordinator: Endpoint, *, index: int, advertise: str, folder: Path, kernels_s: float) -> int:
     """A worker's life; returns the exit code when its part is done. `folder`, `kernels_s` as for a server."""
-    control = ControlClient(address, role="worker", index=index, advertise=advertise)
+    control = ControlClient(coordinator, role="worker", index=index, advertise=advertise)
     end_when_the_job_failed(control)
     with Membership(control) as config:
         keep_freed_memory()

@@ -154,7 +154,9 @@ class Cluster:
         return command, json.loads(command.line("{"))["coordinator"], self._run(name)
 
     def role(self, role: str, index: int, address: str) -> Command:
-        return self.command(role, "--coordinator", address, "--index", str(index))
+        """A role of the job that was started last."""
+        token = str(self._runs[-1].token_path)
+        return self.command(role, "--coordinator", address, "--index", str(index), "--token-file", token)
 
     def write(self, config: dict[str, Any], name: str = "run") -> Path:
         path = self._folder / f"{name}.yaml"
