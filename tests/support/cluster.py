@@ -225,6 +225,11 @@ def listening(process: psutil.Process) -> list[str]:
     ]
 
 
+def listening_ports(process: psutil.Process) -> list[int]:
+    """The TCP ports on which a process listens."""
+    return [c.laddr.port for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+
+
 def _children(process: psutil.Process) -> Sequence[psutil.Process]:
     with contextlib.suppress(psutil.NoSuchProcess):
         return process.children(recursive=True)
