@@ -148,9 +148,12 @@ class Cluster:
         command = self.command("train", str(path), "--run-dir", str(self._folder / name), *arguments)
         return command, self._run(name)
 
-    def coordinator(self, config: dict[str, Any], *, name: str = "run") -> tuple[Command, str, RunFolder]:
-        """`shardkeep coordinator`; the address it reports."""
-        command = self.command("coordinator", str(self.write(config, name)), "--run-dir", str(self._folder / name))
+    def coordinator(
+        self, config: dict[str, Any], *, name: str = "run", trust: Sequence[str] = ()
+    ) -> tuple[Command, str, RunFolder]:
+        """`shardkeep coordinator`, with the options `trust`; the address it reports."""
+        path, run = str(self.write(config, name)), str(self._folder / name)
+        command = self.command("coordinator", path, "--run-dir", run, *trust)
         return command, json.loads(command.line("{"))["coordinator"], self._run(name)
 
     def role(self, role: str, index: int, address: str) -> Command:
