@@ -67,5 +67,5 @@ def test_an_address_alone_needs_a_token_file_and_that_goes_before_the_folders(
     atomic_write(path, token, private=True)
     assert endpoint_of("127.0.0.1:8", token_file=path).token == token
     assert endpoint_of(str(folder.path), token_file=path).token == token
-    with pytest.raises(UserError, match="the job's token is needed; give --token-file FILE .* --coordinator RUN"):
+    with pytest.raises(UserError, match=r"the job's token is needed; give --token-file FILE .* --coordinator RUN"):
         endpoint_of("127.0.0.1:8")
