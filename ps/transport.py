@@ -32,6 +32,7 @@ from torch.distributed.rpc import internal as rpc_internal
 
 from shardkeep.base.errors import DeadlineExceeded, ProtocolError, ShardkeepError, TransportError
 from shardkeep.base.log import EventLog
+from shardkeep.ps.door import Door
 
 _log = EventLog("transport")
 
@@ -92,6 +93,7 @@ _installed = threading.Lock()
 _process_is_set_up = False
 # torch has one RPC agent per process, so the handler it serves is the process's too.
 _served: dict[str, Handler] = {}
+_doors: dict[str, Door] = {}
 
 
 class _UnderWay:
@@ -146,6 +148,13 @@ def _serve(target: str, *messages: torch.Tensor) -> torch.futures.Future[torch.T
     return answer
 
 
+def _greet(target: str, rank: int, sign: torch.Tensor) -> torch.Tensor:
+    """Runs on the server: worker `rank` is connected, with all that a message and its answer need."""
+    if (door := _doors.get(target)) is not None:
+        door.arrived(rank)
+    return sign
+
+
 def _tensor_receiver(owner: object, name: str) -> Any:
     """Stands for `getattr` in a pickle: admits the one attribute that torch's own envelope asks for."""
     if owner is rpc_internal._InternalRPCPickler and name == "_tensor_receiver":
@@ -155,6 +164,7 @@ def _tensor_receiver(owner: object, name: str) -> Any:
 
 _ADMITTED: dict[tuple[str, str], Any] = {
     (__name__, "_serve"): _serve,
+    (__name__, "_greet"): _greet,
     ("builtins", "getattr"): _tensor_receiver,
     ("builtins", "set"): set,
     ("builtins", "RuntimeError"): RuntimeError,
@@ -179,7 +189,7 @@ def _run(call: Any) -> Any:
 
 
 class RestrictedUnpickler(pickle.Unpickler):
-    """Admits `_serve` and torch's own envelope, nothing else. Defence in depth only: see docs/security.md."""
+    """Admits `_serve`, `_greet` and torch's own envelope, nothing else. Defence in depth only: see docs/security.md."""
 
     def load(self) -> Any:
         # torch turns an AttributeError into an answer; any other exception makes it print an error of its own.
@@ -266,6 +276,8 @@ class RpcTransport:
         group = PrefixStore(f"rpc/{generation}", store)
         self._suffix = _suffix(group, generation)
         self._name = f"{role}{index}{self._suffix}"
+        door = Door(awaited=num_workers if role == "server" else 0)
+        _doors[self._name] = door
         if handler is not None:
             _served[self._name] = handler
         options = rpc.TensorPipeRpcBackendOptions(
@@ -292,6 +304,10 @@ class RpcTransport:
                     num_servers + num_workers,
                     options,
                 )
+            if role == "worker":
+                self._greet_all(index, timeout_s)
+            if (port := _port_in(group, self._name)) is not None:
+                door.guard(port)
         except RuntimeError as error:
             self.close()
             elapsed_s = time.monotonic() - started
@@ -330,9 +346,18 @@ class RpcTransport:
             answer.set_exception(_mapped(error, f"server {server}", time.monotonic() - started))
         return answer
 
+    def _greet_all(self, rank: int, timeout_s: float) -> None:
+        """Connects to every server before they refuse newcomers. A tensor goes there and back: what carries it has
+        connections of its own."""
+        sign = torch.zeros(1, dtype=torch.uint8)
+        names = [self.server_name(server) for server in range(self.num_servers)]
+        for call in [rpc.rpc_async(name, _greet, args=(name, rank, sign), timeout=timeout_s) for name in names]:
+            call.wait()
+
     def close(self) -> None:
         """Leaves the group without waiting for the others; what is under way ends with TransportError. Idempotent."""
         _served.pop(self._name, None)
+        _doors.pop(self._name, None)
         if self._open and rpc._is_current_rpc_agent_set():  # type: ignore[attr-defined]
             with _under_way.kept(), _without_native_warnings():
                 rpc.shutdown(graceful=False)
@@ -364,6 +389,14 @@ def _suffix(group: Store, generation: int) -> str:
         return f"-g{generation}-{group.compare_set('incarnation', '', secrets.token_hex(4)).decode()}"
     except RuntimeError as error:
         raise TransportError(f"the coordinator's store was lost: {_first_line(error)}") from error
+
+
+def _port_in(group: Store, name: str) -> int | None:
+    """The port on which a member of the group listens, where torch keeps it (`nameToAddressStore_` in
+    tensorpipe_agent.cpp: uv://HOST:PORT); None if it has moved."""
+    addresses = PrefixStore("addrs", group)
+    port = addresses.get(name).decode().rpartition(":")[2] if addresses.check([name]) else ""
+    return int(port) if port.isdecimal() else None
 
 
 def _missing(group: Store, roles: Sequence[tuple[str, int]]) -> str:

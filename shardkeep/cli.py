@@ -43,6 +43,17 @@ Coordinator = Annotated[
 Index = Annotated[int, typer.Option(min=0, help="Number of this process among its role, from 0.")]
 Advertise = Annotated[str, typer.Option(metavar="HOST", help="This machine's address, as the others reach it.")]
 Traces = Annotated[Path, typer.Option("--run-dir", help="Folder for this process's profile, if there is one.")]
+TokenFile = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", help="The job's token, readable by you alone [default: `token` in the run folder]."),
+]
+TlsFolder = Annotated[
+    Path | None,
+    typer.Option("--tls", metavar="DIR", help="Mutual TLS: ca.pem, cert.pem, key.pem, as of `shardkeep certs`."),
+]
+Insecure = Annotated[
+    bool, typer.Option("--insecure-data-plane", help="Accept an address that other machines reach: docs/security.md.")
+]
 ParentPipe = Annotated[bool, typer.Option("--parent-pipe", hidden=True)]  # end when stdin ends
 Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")]
 
@@ -97,15 +108,25 @@ def coordinator(
     take_over: Annotated[
         bool, typer.Option("--take-over", help="Go on in --run-dir for a coordinator that died; at the same --listen.")
     ] = False,
+    token_file: TokenFile = None,
+    tls: TlsFolder = None,
+    insecure_data_plane: Insecure = False,
     parent_pipe: ParentPipe = False,
     debug: Debug = False,
 ) -> None:
     """Run a job's coordinator; prints one line of JSON with its address."""
 
     def run() -> int:
+        from shardkeep.access import keep_token
+        from shardkeep.ps.control.addresses import check_exposed, split_address
+        from shardkeep.ps.control.endpoint import read_token
+        from shardkeep.ps.control.tls import read_tls
         from shardkeep.report import RunFolder, default_run_dir
 
         _, job = _load(config, set_)
+        check_exposed("--listen", split_address(listen, lowest_port=0)[0], accepted=insecure_data_plane)
+        token = None if token_file is None else read_token(token_file)
+        files = None if tls is None else read_tls(tls)
         if job.affinity.wanted and not parent_pipe:
             raise ConfigError(
                 "affinity: only `shardkeep train` pins processes; allowed here: none (roles by hand: taskset)"
@@ -134,6 +155,8 @@ def coordinator(
             num_workers=job.workers,
             liveness=job.liveness,
             listen=listen,
+            token=keep_token(folder, token),
+            tls=files,
             sink=folder,
             ready=lambda address: _ready(address, folder),
             stop=stop,
@@ -152,19 +175,25 @@ def server(
     index: Index,
     advertise: Advertise = "127.0.0.1",
     run_dir: Traces = Path(),
+    token_file: TokenFile = None,
+    tls: TlsFolder = None,
+    insecure_data_plane: Insecure = False,
     parent_pipe: ParentPipe = False,
     debug: Debug = False,
 ) -> None:
     """Run one embedding server of a job."""
 
     def run() -> int:
-        from shardkeep.roles import coordinator_address, lasting_imports
+        from shardkeep.access import endpoint_of
+        from shardkeep.ps.control.addresses import check_exposed
+        from shardkeep.roles import lasting_imports
 
+        check_exposed("--advertise", advertise, accepted=insecure_data_plane)
         with lasting_imports() as kernels_s:
             from shardkeep.server_role import run_server
 
-        address, folder = coordinator_address(coordinator), run_dir.absolute()
-        return run_server(address, index=index, advertise=advertise, folder=folder, kernels_s=kernels_s)
+        found, folder = endpoint_of(coordinator, token_file=token_file, tls=tls), run_dir.absolute()
+        return run_server(found, index=index, advertise=advertise, folder=folder, kernels_s=kernels_s)
 
     _begin("server", index, parent_pipe)
     _end(run, debug)
@@ -176,19 +205,25 @@ def worker(
     index: Index,
     advertise: Advertise = "127.0.0.1",
     run_dir: Traces = Path(),
+    token_file: TokenFile = None,
+    tls: TlsFolder = None,
+    insecure_data_plane: Insecure = False,
     parent_pipe: ParentPipe = False,
     debug: Debug = False,
 ) -> None:
     """Run one worker of a job."""
 
     def run() -> int:
-        from shardkeep.roles import coordinator_address, lasting_imports
+        from shardkeep.access import endpoint_of
+        from shardkeep.ps.control.addresses import check_exposed
+        from shardkeep.roles import lasting_imports
 
+        check_exposed("--advertise", advertise, accepted=insecure_data_plane)
         with lasting_imports() as kernels_s:
             from shardkeep.worker_role import run_worker
 
-        address, folder = coordinator_address(coordinator), run_dir.absolute()
-        return run_worker(address, index=index, advertise=advertise, folder=folder, kernels_s=kernels_s)
+        found, folder = endpoint_of(coordinator, token_file=token_file, tls=tls), run_dir.absolute()
+        return run_worker(found, index=index, advertise=advertise, folder=folder, kernels_s=kernels_s)
 
     _begin("worker", index, parent_pipe)
     _end(run, debug)
@@ -198,6 +233,8 @@ def worker(
 def status(
     run: Annotated[Path | None, typer.Argument(help="Run folder [default: the newest in runs/].")] = None,
     coordinator: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Ask this coordinator.")] = None,
+    token_file: TokenFile = None,
+    tls: TlsFolder = None,
     debug: Debug = False,
 ) -> None:
     """Show how far a job is."""
@@ -205,12 +242,40 @@ def status(
     def show() -> int:
         from rich.console import Console
 
+        from shardkeep.access import endpoint_of
+        from shardkeep.ps.control.tls import read_tls
         from shardkeep.status import show_job, show_run
 
         console = Console(highlight=False)
-        return show_job(coordinator, console) if coordinator is not None else show_run(run, console)
+        if coordinator is not None:
+            return show_job(endpoint_of(coordinator, token_file=token_file, tls=tls), console)
+        if token_file is not None:
+            raise UserError(f"--token-file {token_file}: has no effect with a run folder, which has its own")
+        return show_run(run, console, None if tls is None else read_tls(tls))
 
     _end(show, debug)
+
+
+@app.command()
+def certs(
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the authority and the hosts' folders go.")],
+    host: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME[,NAME]...", help="Names of one host; repeatable [default: localhost]."),
+    ] = None,
+    days: Annotated[int, typer.Option(min=1, max=3650, help="How long the certificates are valid.")] = 365,
+    debug: Debug = False,
+) -> None:
+    """Make a certificate authority, and for each host a folder for --tls; again to add hosts."""
+
+    def run() -> int:
+        from shardkeep.certs import LOCAL, make_certs
+
+        for made in make_certs(folder, host or [LOCAL], days=days):
+            print(f"--tls {made}")
+        return 0
+
+    _end(run, debug)
 
 
 @app.command()

@@ -7,12 +7,14 @@ from __future__ import annotations
 import contextlib
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 import torch
 
+from shardkeep.access import endpoint_of
 from shardkeep.base.errors import ConfigError, JobStopped, TransportError, UserError
 from shardkeep.base.kernels import compile_kernels, kernel_modules
 from shardkeep.base.log import EventLog
@@ -20,6 +22,7 @@ from shardkeep.compression.config import CompressionConfig
 from shardkeep.config import JobConfig
 from shardkeep.ps.client import Request, RowClient
 from shardkeep.ps.config import ConsistencyConfig, LivenessConfig, TableSpec
+from shardkeep.ps.control.addresses import check_exposed
 from shardkeep.ps.control.client import ControlClient
 from shardkeep.ps.transport import LocalTransport
 from shardkeep.roles import Membership, join_group
@@ -255,11 +258,14 @@ class EmbeddingClient:
 
 
 def connect(
-    address: str,
+    coordinator: str | Path,
     index: int = 0,
     tables: Tables | None = None,
     *,
     advertise: str = "127.0.0.1",
+    token_file: str | Path | None = None,
+    tls: str | Path | None = None,
+    insecure_data_plane: bool = False,
     timeout_s: float = 10.0,
 ) -> EmbeddingClient:
     """Joins a job whose coordinator and servers were started by hand, as its trainer `index`.
@@ -267,19 +273,28 @@ def connect(
     Blocks until all servers and trainers of the job have joined. Every trainer must take the same number of steps.
 
     Args:
-        address: HOST:PORT of the coordinator.
+        coordinator: Its run folder, where this process can read it; or HOST:PORT, with `token_file`.
         index: This trainer's place, from 0 to `workers` - 1 of the job's config.
         tables: The tables, the same in every trainer; left out = those named under `tables` in the job's config.
         advertise: This machine's address, as the other members reach it.
+        token_file: The job's token, readable by its owner alone; left out = the run folder's.
+        tls: Folder with ca.pem, cert.pem and key.pem, where the coordinator was given one; left out = no TLS.
+        insecure_data_plane: Accept an `advertise` that other machines reach: see docs/security.md.
         timeout_s: Seconds to wait for the coordinator to appear.
 
     Raises:
-        UserError: The tables, the address or the index are wrong.
+        UserError: The tables, the address, the token, the TLS files or the index are wrong.
         JobError: The job failed or was stopped while it formed.
         DeadlineExceeded: Nobody answers at the address.
     """
     told = None if tables is None else checked_tables(tables)
-    control = ControlClient(address, role="worker", index=index, advertise=advertise, timeout_s=timeout_s)
+    check_exposed("--advertise", advertise, accepted=insecure_data_plane)
+    endpoint = endpoint_of(
+        str(coordinator),
+        token_file=None if token_file is None else Path(token_file),
+        tls=None if tls is None else Path(tls),
+    )
+    control = ControlClient(endpoint, role="worker", index=index, advertise=advertise, timeout_s=timeout_s)
     with contextlib.ExitStack() as stack:
         config = stack.enter_context(Membership(control))
         compile_kernels(kernel_modules())

@@ -18,6 +18,7 @@ from shardkeep.base.errors import JobError, JobStopped, ShardkeepError, UserErro
 from shardkeep.children import Child, Death, end_all
 from shardkeep.config import JobConfig
 from shardkeep.interrupts import Interrupts
+from shardkeep.ps.control.endpoint import Endpoint
 from shardkeep.report import MetricsTail, RunFolder
 from shardkeep.screen import Screen
 
@@ -180,11 +181,11 @@ class LocalJob:
                 self._told.add(death.pid)
                 self._ask(functools.partial(_report_death, death=death))
 
-    def _ask(self, call: Callable[[str], None]) -> None:
+    def _ask(self, call: Callable[[Endpoint], None]) -> None:
         """Calls the coordinator beside the loop; one that does not answer is seen by its limit."""
-        address = self._folder.address()
-        if address is not None:
-            threading.Thread(target=call, args=(address,), name="ask-coordinator", daemon=True).start()
+        coordinator = self._folder.endpoint()
+        if coordinator is not None:
+            threading.Thread(target=call, args=(coordinator,), name="ask-coordinator", daemon=True).start()
 
     def _deaths(self) -> list[Death]:
         """Children that ended badly, the likely cause first: killed by a signal, wrong input, then others."""
@@ -257,20 +258,20 @@ def child_environment(base: Mapping[str, str], *, threads: int, code_folder: Pat
     }
 
 
-def _request_stop(address: str) -> None:
+def _request_stop(coordinator: Endpoint) -> None:
     from shardkeep.ps.control.client import request_stop
 
     with contextlib.suppress(ShardkeepError):  # unreachable: the loop's limit ends the job
-        request_stop(address, "Ctrl-C or SIGTERM")
+        request_stop(coordinator, "Ctrl-C or SIGTERM")
 
 
-def _report_death(address: str, *, death: Death, done: threading.Event | None = None) -> None:
+def _report_death(coordinator: Endpoint, *, death: Death, done: threading.Event | None = None) -> None:
     from shardkeep.ps.control.client import report_death
 
     deadline = Deadline(TELL_S if done is not None else 0.0)
     while True:  # the coordinator may be on its way back itself
         try:
-            report_death(address, role=death.role, index=death.index, pid=death.pid, reason=death.how())
+            report_death(coordinator, role=death.role, index=death.index, pid=death.pid, reason=death.how())
         except ShardkeepError as error:
             if error.retryable and not deadline.over:
                 time.sleep(POLL_S)

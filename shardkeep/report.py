@@ -4,6 +4,7 @@ config.yaml       the resolved config
 code.json         where the user's own modules are
 coordinator.json  the coordinator's address and pid
 standing.json     what another coordinator process needs to take over; for this user only
+token             what every call to the coordinator must carry; only its owner can read it
 members.json      every member of the current generation
 metrics.jsonl     one JSON object per record: progress, eval, phase, event
 summary.json      how the job ended; summary-STEPS.json of starts before it was resumed
@@ -30,6 +31,7 @@ from shardkeep.base.errors import UserError
 from shardkeep.base.files import atomic_write
 from shardkeep.base.telemetry import machine, peak_rss_bytes, versions
 from shardkeep.config import JobConfig
+from shardkeep.ps.control.endpoint import Endpoint, read_token
 
 Record = Mapping[str, Any]
 
@@ -84,7 +86,7 @@ class RunFolder:
             folder = cls(path)
             if (summary := folder.summary()) is not None:
                 (folder.path / "summary.json").replace(folder.path / f"summary-{summary['steps']}.json")
-            for name in ("coordinator.json", "members.json", "standing.json"):
+            for name in ("coordinator.json", "members.json", "standing.json", "token"):
                 (folder.path / name).unlink(missing_ok=True)
             atomic_write(folder.config_path, config.to_yaml())
         except OSError as error:
@@ -125,6 +127,10 @@ class RunFolder:
     @property
     def config_path(self) -> Path:
         return self.path / "config.yaml"
+
+    @property
+    def token_path(self) -> Path:
+        return self.path / "token"
 
     @property
     def metrics_path(self) -> Path:
@@ -196,6 +202,11 @@ class RunFolder:
         """The coordinator's address, or None before it listens."""
         return coordinator_in(self.path)
 
+    def endpoint(self) -> Endpoint | None:
+        """The coordinator, without TLS; None before it listens. Raises ConfigError: the token is not for us."""
+        address = self.address()
+        return None if address is None else Endpoint(address, token_in(self.path))
+
     def coordinator_pids(self) -> set[int]:
         """The coordinator's process, where one has listened."""
         found = _read(self.path / "coordinator.json")
@@ -246,6 +257,11 @@ def coordinator_in(run: Path) -> str | None:
     """The address of the coordinator of a run folder, or None before it listens."""
     found = _read(run / "coordinator.json")
     return None if found is None else str(found["address"])
+
+
+def token_in(run: Path) -> str:
+    """The job's token in a run folder. Raises ConfigError: there is none, or it is not this user's."""
+    return read_token(run / "token")
 
 
 def latest_run(root: Path = Path("runs")) -> Path | None:

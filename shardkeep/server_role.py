@@ -16,6 +16,7 @@ from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.client import ControlClient
+from shardkeep.ps.control.endpoint import Endpoint
 from shardkeep.ps.control.records import Formation, Span
 from shardkeep.ps.message import Bytes
 from shardkeep.ps.shard.journal import Journal
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 _log = EventLog("roles")
 
 
-def run_server(address: str, *, index: int, advertise: str, folder: Path, kernels_s: float) -> int:
+def run_server(coordinator: Endpoint, *, index: int, advertise: str, folder: Path, kernels_s: float) -> int:
     """A server's life; returns 0 when the job is completed. Raises why it was not.
 
     Args:
@@ -46,7 +47,7 @@ def run_server(address: str, *, index: int, advertise: str, folder: Path, kernel
             names no other place.
         kernels_s: Seconds it took to compile kernels, for the summary.
     """
-    control = ControlClient(address, role="server", index=index, advertise=advertise)
+    control = ControlClient(coordinator, role="server", index=index, advertise=advertise)
     end_when_the_job_failed(control)
     with Membership(control) as config:
         keep_freed_memory()

@@ -21,6 +21,7 @@ from shardkeep.custom import EmbeddingClient, checked_tables, connect, loop_conf
 from shardkeep.local_job import child_environment
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.control.client import report_death
+from shardkeep.ps.control.endpoint import Endpoint
 from shardkeep.report import RunFolder
 
 POLL_S = 0.05
@@ -80,22 +81,22 @@ class _Processes:
         self._children: list[Child] = []
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watch-servers", daemon=True)
-        self._address = ""
+        self._coordinator: Endpoint | None = None
 
-    def start(self) -> str:
-        """Starts all; returns the coordinator's address."""
+    def start(self) -> Path:
+        """Starts all; returns the run folder, which tells where the coordinator listens."""
         self._child("coordinator", 0, [str(self._folder.config_path), "--run-dir", str(self._folder.path)])
         deadline = Deadline(self._config.liveness.form_timeout_s)
-        while (address := self._folder.address()) is None:
+        while (coordinator := self._folder.endpoint()) is None:
             deadline.check("the coordinator to listen")
             if self._deaths():
                 raise TransportError("the coordinator ended before it listened")
             time.sleep(POLL_S)
         for index in range(self._config.servers):
-            self._child("server", index, ["--coordinator", address, "--index", str(index)])
-        self._address = address
+            self._child("server", index, ["--coordinator", str(self._folder.path), "--index", str(index)])
+        self._coordinator = coordinator
         self._watcher.start()
-        return address
+        return self._folder.path
 
     def wait(self) -> None:
         """Gives the processes the time to end by themselves."""
@@ -128,14 +129,13 @@ class _Processes:
 
     def _watch(self) -> None:
         told: set[int] = set()
+        coordinator = self._coordinator
         while not self._ended.wait(POLL_S):
             for death in self._deaths():
-                if death.pid not in told and death.role != "coordinator":
+                if coordinator is not None and death.pid not in told and death.role != "coordinator":
                     told.add(death.pid)
                     with contextlib.suppress(ShardkeepError):  # the coordinator may be gone, too
-                        report_death(
-                            self._address, role=death.role, index=death.index, pid=death.pid, reason=death.how()
-                        )
+                        report_death(coordinator, role=death.role, index=death.index, pid=death.pid, reason=death.how())
 
 
 @contextlib.contextmanager

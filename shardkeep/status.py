@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -9,12 +10,14 @@ from rich.table import Table
 
 from shardkeep.base.errors import JobError, TransportError, UserError
 from shardkeep.ps.control.client import fetch_status
+from shardkeep.ps.control.endpoint import Endpoint
 from shardkeep.ps.control.records import Status
+from shardkeep.ps.control.tls import Tls
 from shardkeep.report import RunFolder, latest_run
 from shardkeep.screen import closing_rows, quality, two_columns
 
 
-def show_run(run: Path | None, console: Console) -> int:
+def show_run(run: Path | None, console: Console, tls: Tls | None = None) -> int:
     """Shows the run in folder `run` (None = the newest in runs/); 0, or 1 for a job that failed."""
     path = run or latest_run()
     if path is None:
@@ -22,12 +25,13 @@ def show_run(run: Path | None, console: Console) -> int:
     if not (path / "config.yaml").exists():
         raise UserError(f"{path}: is no run folder (it has no config.yaml)")
     folder = RunFolder(path)
-    summary, address = folder.summary(), folder.address()
+    summary = folder.summary()
     if summary is None:
-        if address is None:
+        coordinator = folder.endpoint()
+        if coordinator is None:
             raise JobError(f"{path}: the job has not started, or ended before it could")
         try:
-            return show_job(address, console)
+            return show_job(replace(coordinator, tls=tls), console)
         except TransportError as error:
             raise JobError(f"{path}: the job is gone without a summary ({error}); logs: {folder.logs}") from error
     console.print(f"{summary['status']}{': ' + summary['message'] if summary.get('message') else ''}", markup=False)
@@ -35,9 +39,9 @@ def show_run(run: Path | None, console: Console) -> int:
     return 0 if summary["status"] == "completed" else 1
 
 
-def show_job(address: str, console: Console) -> int:
-    """Asks the coordinator at `address`. Raises TransportError when it does not answer."""
-    status = fetch_status(address)
+def show_job(coordinator: Endpoint, console: Console) -> int:
+    """Asks the coordinator. Raises TransportError when it does not answer, UserError when it refuses."""
+    status = fetch_status(coordinator)
     console.print(f"{status.state}{': ' + status.message if status.message else ''}", markup=False)
     console.print(two_columns(_progress_rows(status)))
     console.print(_members(status))

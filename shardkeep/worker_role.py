@@ -17,6 +17,7 @@ from shardkeep.base.log import EventLog
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints import Checkpoint
 from shardkeep.ps.control.client import ControlClient
+from shardkeep.ps.control.endpoint import Endpoint
 from shardkeep.ps.control.records import Formation, JobSink, Span
 from shardkeep.ps.transport import LocalTransport, RpcTransport, connect_store
 from shardkeep.roles import (
@@ -43,9 +44,9 @@ SPARE_STATES = 3
 for a rank that is a step ahead."""
 
 
-def run_worker(address: str, *, index: int, advertise: str, folder: Path, kernels_s: float) -> int:
+def run_worker(coordinator: Endpoint, *, index: int, advertise: str, folder: Path, kernels_s: float) -> int:
     """A worker's life; returns the exit code when its part is done. `folder`, `kernels_s` as for a server."""
-    control = ControlClient(address, role="worker", index=index, advertise=advertise)
+    control = ControlClient(coordinator, role="worker", index=index, advertise=advertise)
     end_when_the_job_failed(control)
     with Membership(control) as config:
         keep_freed_memory()

@@ -34,6 +34,15 @@ def check_advertised(advertise: str, *, coordinator: str) -> None:
         )
 
 
+def check_exposed(option: str, host: str, *, accepted: bool) -> None:
+    """Raises ConfigError for an address that other machines may reach, unless that is `accepted`."""
+    if not accepted and not _is_loopback(host):
+        raise ConfigError(
+            f"{option} {host}: other machines may reach it, and whoever can connect to a member's port can run code as "
+            "this user, token or not (docs/security.md); on a private network accept that by --insecure-data-plane"
+        )
+
+
 def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any, Protocol, TypeVar, cast
 
 from shardkeep.base.errors import DeadlineExceeded, ShardkeepError, TransportError
-from shardkeep.proto import control_pb2_grpc
 from shardkeep.ps.control.addresses import join_address, split_address
-from shardkeep.ps.control.quiet_grpc import grpc
-from shardkeep.ps.control.statuses import error_of
+from shardkeep.ps.control.auth import metadata, open_channel
+from shardkeep.ps.control.endpoint import Endpoint
+from shardkeep.ps.control.quiet_grpc import control_pb2_grpc, grpc
+from shardkeep.ps.control.statuses import HANGS_UP, error_of
 
 _OPTIONS = [
     ("grpc.enable_http_proxy", 0),  # members talk to each other, never through a web proxy
@@ -36,24 +37,25 @@ class ControlChannel:
     """Calls of the service Control. Thread safe.
 
     Args:
-        address: HOST:PORT of the coordinator. Raises ConfigError when it is not of that form.
+        endpoint: The coordinator. Raises ConfigError when its address is not HOST:PORT.
     """
 
-    def __init__(self, address: str) -> None:
-        host, port = split_address(address)
+    def __init__(self, endpoint: Endpoint) -> None:
+        host, port = split_address(endpoint.address)
         self.address = join_address(host, port)
         self.host = host
         self.bytes_total = 0
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._channel = grpc.insecure_channel(self.address, options=_OPTIONS)
+        self._metadata = metadata(endpoint.token)
+        self._channel = open_channel(endpoint, self.address, _OPTIONS)
         self._stub = control_pb2_grpc.ControlStub(self._channel)  # type: ignore[no-untyped-call]
 
     def call(self, method: str, request: _Message, reply_type: type[Reply], *, timeout_s: float) -> Reply:
         """One attempt. Raises what the coordinator raised, or TransportError; never grpc.RpcError."""
         call: Callable[..., Any] = getattr(self._stub, method)
         try:
-            reply = cast(Reply, call(request, timeout=timeout_s))
+            reply = cast(Reply, call(request, timeout=timeout_s, metadata=self._metadata))
         except grpc.RpcError as error:
             raise error_of(error, self.address) from None
         except ValueError as error:  # a closed channel
@@ -74,7 +76,7 @@ class ControlChannel:
                     raise
                 gone = left_s <= RETRY_S or self._closed.wait(RETRY_S)
                 if gone:
-                    raise _unanswered(self.address, time.monotonic() - start) from error
+                    raise _unanswered(self.address, time.monotonic() - start, error) from error
 
     def close(self) -> None:
         """Calls under way end with TransportError."""
@@ -82,7 +84,8 @@ class ControlChannel:
         self._channel.close()
 
 
-def _unanswered(address: str, elapsed_s: float) -> TransportError:
+def _unanswered(address: str, elapsed_s: float, last: ShardkeepError) -> TransportError:
+    tls = ", and whether it wants --tls" if HANGS_UP in str(last) else ""
     return DeadlineExceeded(
-        f"no coordinator answered at {address} within {elapsed_s:.1f} s; check the address and that it runs"
+        f"no coordinator answered at {address} within {elapsed_s:.1f} s; check the address and that it runs{tls}"
     )

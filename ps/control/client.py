@@ -14,6 +14,7 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control import wire
 from shardkeep.ps.control.addresses import ANY_HOST, check_advertised
 from shardkeep.ps.control.channel import ControlChannel
+from shardkeep.ps.control.endpoint import Endpoint
 from shardkeep.ps.control.heartbeat import Heartbeat
 from shardkeep.ps.control.records import (
     ANYWHERE,
@@ -40,7 +41,7 @@ class ControlClient:
     """One member's client: register, start_heartbeats, join, report ..., leave, close.
 
     Args:
-        address: HOST:PORT of the coordinator.
+        coordinator: Where it is, and the token it wants.
         role: "server" or "worker".
         index: Place among its role, from 0.
         advertise: Host under which the other members reach this one. Raises ConfigError when it is loopback and the
@@ -52,7 +53,7 @@ class ControlClient:
 
     def __init__(
         self,
-        address: str,
+        coordinator: Endpoint,
         *,
         role: Role,
         index: int,
@@ -69,7 +70,7 @@ class ControlClient:
         self._token = secrets.token_hex(16)
         told = own_versions() if versions is None else versions
         self._hello = Hello(self.member, self._token, protocol_version, told)
-        self._channel = ControlChannel(address)
+        self._channel = ControlChannel(coordinator)
         check_advertised(advertise, coordinator=self._channel.host)
         self._heartbeat = Heartbeat(self._channel, self._token)
         self._reporter = Reporter(self._channel, self._token, timeout_s=timeout_s)
@@ -235,27 +236,29 @@ class ControlClient:
         return formation
 
 
-def fetch_status(address: str, *, timeout_s: float = 5.0) -> Status:
-    """The job's state at the coordinator's `address`. Raises TransportError, ProtocolError, ConfigError."""
-    channel = ControlChannel(address)
+def fetch_status(coordinator: Endpoint, *, timeout_s: float = 5.0) -> Status:
+    """The job's state. Raises TransportError, ProtocolError, UserError."""
+    channel = ControlChannel(coordinator)
     try:
         return wire.status_from_pb(channel.call("Status", pb.StatusRequest(), pb.StatusReply, timeout_s=timeout_s))
     finally:
         channel.close()
 
 
-def request_stop(address: str, reason: str, *, timeout_s: float = 5.0) -> JobState:
-    """Asks the job to stop in order; returns its state. Raises TransportError, ProtocolError, ConfigError."""
-    return _tell(address, "Stop", pb.StopRequest(reason=reason), timeout_s)
+def request_stop(coordinator: Endpoint, reason: str, *, timeout_s: float = 5.0) -> JobState:
+    """Asks the job to stop in order; returns its state. Raises TransportError, ProtocolError, UserError."""
+    return _tell(coordinator, "Stop", pb.StopRequest(reason=reason), timeout_s)
 
 
-def report_death(address: str, *, role: str, index: int, pid: int, reason: str, timeout_s: float = 5.0) -> JobState:
+def report_death(
+    coordinator: Endpoint, *, role: str, index: int, pid: int, reason: str, timeout_s: float = 5.0
+) -> JobState:
     """For launchers, who see a process end before its lease does; `reason` as in "killed by SIGKILL"."""
-    return _tell(address, "Lost", pb.LostRequest(role=role, index=index, pid=pid, reason=reason), timeout_s)
+    return _tell(coordinator, "Lost", pb.LostRequest(role=role, index=index, pid=pid, reason=reason), timeout_s)
 
 
-def _tell(address: str, method: str, request: pb.StopRequest | pb.LostRequest, timeout_s: float) -> JobState:
-    channel = ControlChannel(address)
+def _tell(coordinator: Endpoint, method: str, request: pb.StopRequest | pb.LostRequest, timeout_s: float) -> JobState:
+    channel = ControlChannel(coordinator)
     try:
         return wire.job_from_pb(channel.call(method, request, pb.JobState, timeout_s=timeout_s))
     finally:

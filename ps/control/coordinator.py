@@ -358,7 +358,8 @@ class Coordinator:
     def _give_up_generation(self, symptom: str = "") -> None:
         """The members leave the running generation, and come back to form another."""
         if symptom and (problem := self._recoveries.seen(symptom)) is not None:
-            return self._fail(problem, symptom=True)
+            self._fail(problem, symptom=True)
+            return
         for seat in self._members.seats():
             seat.joined = False
         self._life.recovering(self._recoveries.cause)

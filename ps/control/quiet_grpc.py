@@ -1,6 +1,6 @@
 """The one place that imports grpc: its C core reads these variables when loaded, so they are set before.
 
-Everything in ps/control takes `grpc` from here.
+Everything in ps/control takes `grpc`, and the stubs that import it, from here.
 """
 
 from __future__ import annotations
@@ -12,4 +12,6 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # refused connections and garba
 
 import grpc
 
-__all__ = ["grpc"]
+from shardkeep.proto import control_pb2_grpc
+
+__all__ = ["control_pb2_grpc", "grpc"]

@@ -7,20 +7,22 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.proto import control_pb2_grpc
 from shardkeep.ps.config import LivenessConfig
 from shardkeep.ps.control.addresses import join_address, split_address
+from shardkeep.ps.control.auth import TokenCheck, open_port
 from shardkeep.ps.control.coordinator import Coordinator
-from shardkeep.ps.control.quiet_grpc import grpc
+from shardkeep.ps.control.endpoint import Endpoint, make_token
+from shardkeep.ps.control.quiet_grpc import control_pb2_grpc, grpc
 from shardkeep.ps.control.records import JobSink, Record
 from shardkeep.ps.control.servicer import ControlServicer
 from shardkeep.ps.control.store import StoreHost
+from shardkeep.ps.control.tls import Tls
 
 TICK_S = 0.5
 STOP_POLL_S = 0.2
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # else a second coordinator on the same port silently takes half of the calls
-    ("grpc.max_receive_message_length", 16 << 20),
+    ("grpc.max_receive_message_length", 4 << 20),  # of members; who has no token sends none at all
     ("grpc.max_send_message_length", 16 << 20),
 ]
 
@@ -31,19 +33,30 @@ class ControlServer:
     Args:
         coordinator: The logic.
         listen: HOST:PORT; port 0 = any free one.
+        token: What every call must carry; None = a new one.
+        tls: Given: only TLS, and only peers with a certificate of the same authority.
     """
 
-    def __init__(self, coordinator: Coordinator, listen: str = "127.0.0.1:0") -> None:
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        listen: str = "127.0.0.1:0",
+        *,
+        token: str | None = None,
+        tls: Tls | None = None,
+    ) -> None:
         self.coordinator = coordinator
         host, port = split_address(listen, lowest_port=0)
         # every member may park a heartbeat and a join; the rest is for reports, leaves and people
         threads = 2 * coordinator.num_members + 16
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="control")
-        self._server = grpc.server(self._pool, options=_OPTIONS)
+        token = make_token() if token is None else token
+        self._server = grpc.server(self._pool, options=_OPTIONS, interceptors=[TokenCheck(token)])
         control_pb2_grpc.add_ControlServicer_to_server(ControlServicer(coordinator), self._server)  # type: ignore[no-untyped-call]
         self._ended = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="control-ticker", daemon=True)
-        self.address = join_address(host, self._bind(host, port))
+        self.address = join_address(host, self._bind(host, port, tls))
+        self.endpoint = Endpoint(self.address, token, tls)
 
     def start(self) -> ControlServer:
         """Returns at once; the socket is open since construction."""
@@ -66,10 +79,10 @@ class ControlServer:
     def __exit__(self, *_: object) -> None:
         self.stop()
 
-    def _bind(self, host: str, port: int) -> int:
+    def _bind(self, host: str, port: int, tls: Tls | None) -> int:
         asked = join_address(host, port)
         try:
-            bound = self._server.add_insecure_port(asked)
+            bound = open_port(self._server, asked, tls)
         except RuntimeError:
             bound = 0
         if not bound:
@@ -89,6 +102,8 @@ def serve_job(
     num_workers: int,
     liveness: LivenessConfig,
     listen: str,
+    token: str,
+    tls: Tls | None = None,
     sink: JobSink,
     ready: Callable[[str], None],
     stop: threading.Event,
@@ -103,6 +118,8 @@ def serve_job(
         num_workers: Worker processes.
         liveness: Leases and deadlines.
         listen: HOST:PORT; the store listens on the same host. Raises ConfigError when it cannot.
+        token: What every call must carry.
+        tls: Given: only TLS, and only peers with a certificate of the same authority.
         sink: Who keeps the records.
         ready: Called once with the address to give to members.
         stop: Set it (from a signal handler) to end the job in order.
@@ -126,7 +143,7 @@ def serve_job(
         close_store=store.close,
         standing=standing,
     )
-    with ControlServer(coordinator, listen) as server:
+    with ControlServer(coordinator, listen, token=token, tls=tls) as server:
         ready(server.address)
         store.prepare()  # while members start
         while not coordinator.wait_over(STOP_POLL_S):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from shardkeep.base.errors import (
     ConfigError,
     DeadlineExceeded,
@@ -33,6 +35,11 @@ The refusals take codes that gRPC itself never makes: a server that shuts down e
 that took this for an order would leave a job whose coordinator is only restarting.
 """
 
+HANGS_UP = "it hangs up at once"
+"""What a TLS server does with a peer that speaks none, or whose certificate it does not accept: it tells no reason."""
+# gRPC has one code for all that happens to a connection; only its text says that the peer's certificate was refused
+_TLS_REFUSAL = re.compile(r"SSL routines:\w+:([A-Z_]+)|(Hostname Verification) Check failed")
+_HUNG_UP = re.compile(r"failed to connect .*(Socket closed|Connection reset)")
 
 _ERRORS = {code: kind for kind, code in CODES.items()}
 
@@ -47,8 +54,17 @@ def error_of(error: grpc.RpcError, address: str) -> ShardkeepError:
     code, details = error.code(), error.details() or "no details"
     if code == grpc.StatusCode.UNIMPLEMENTED:
         return ProtocolError(f"{address} answers, but is no coordinator of this version of shardkeep ({details})")
+    if code == grpc.StatusCode.UNAUTHENTICATED:
+        return UserError(f"the coordinator at {address} lets nobody in without the job's token: {details}")
     if code == grpc.StatusCode.DEADLINE_EXCEEDED:
         return DeadlineExceeded(f"the coordinator at {address} did not answer in time")
+    if code == grpc.StatusCode.UNAVAILABLE and (refusal := _TLS_REFUSAL.search(details)):
+        return UserError(
+            f"{address} is not trusted to be the coordinator ({refusal[refusal.lastindex or 0]}): it must run with "
+            "--tls, and its certificate must be of the same authority as ours and for this host"
+        )
+    if code == grpc.StatusCode.UNAVAILABLE and _HUNG_UP.search(details):
+        return TransportError(f"the coordinator at {address} cannot be reached: {HANGS_UP}; does it want --tls?")
     if code in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED):
         return TransportError(f"the coordinator at {address} cannot be reached ({details})")
     kind = _ERRORS.get(code, RemoteError)

@@ -153,7 +153,7 @@ def record_from_json(text: str) -> Record:
     """Raises ProtocolError unless `text` is a JSON object."""
     try:
         found = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the second: brackets in brackets
         raise ProtocolError(f"a record is not JSON: {text[:60]!r}") from error
     if not isinstance(found, dict):
         raise ProtocolError(f"a record is not a JSON object: {text[:60]!r}")

@@ -282,7 +282,7 @@ class ShardService:
         text = text_of(unpack(message.buffer))
         try:
             question = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):  # the second: brackets in brackets
             question = None
         kind = question.get("ask") if isinstance(question, dict) else None
         if kind not in self._questions:

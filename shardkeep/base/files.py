@@ -1,10 +1,12 @@
-"""Files that are never half written, their checksums, and locks between processes. Knows nothing of what they hold."""
+"""Files that are never half written, private ones, checksums, and locks between processes. Knows nothing of what they
+hold."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -13,14 +15,16 @@ from pathlib import Path
 import xxhash
 
 from shardkeep.base.deadlines import Deadline
+from shardkeep.base.errors import ConfigError
 
 _READ_BYTES = 1 << 20
+_PRIVATE_BYTES = 1 << 16
 
 
 def atomic_write(path: str | Path, content: str | bytes, *, private: bool = False) -> None:
     """Writes `content` to a temporary neighbour of `path`, then renames it: readers see all of it or the old file.
 
-    `private`: for this user only."""
+    `private`: at no time can anybody but its owner read it. Raises OSError."""
     path = Path(path)
     data = content.encode("utf-8") if isinstance(content, str) else content
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
@@ -29,11 +33,33 @@ def atomic_write(path: str | Path, content: str | bytes, *, private: bool = Fals
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(name).chmod(0o600 if private else 0o666 & ~_umask())
+        if not private:  # mkstemp's own mode is 0600
+            Path(name).chmod(0o666 & ~_umask())
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def read_private(path: str | Path) -> bytes:
+    """The bytes of a secret's file.
+
+    Raises ConfigError: it cannot be read, belongs to another user (root's are taken), or others can read or change it.
+    A group may read a file of root's: so secrets are mounted into containers."""
+    path = Path(path)
+    try:
+        with path.open("rb") as file:
+            found = os.fstat(file.fileno())
+            content = file.read(_PRIVATE_BYTES)
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
+    own = found.st_uid == os.geteuid()
+    if not own and found.st_uid != 0:
+        raise ConfigError(f"{path}: belongs to another user (uid {found.st_uid}); allowed: your own file")
+    if found.st_mode & (0o077 if own else 0o027):
+        mode = stat.S_IMODE(found.st_mode)
+        raise ConfigError(f"{path}: others can read or change it (mode {mode:04o}); chmod 600 {path}")
+    return content
 
 
 def checksum(path: str | Path) -> str:

@@ -148,13 +148,18 @@ class Cluster:
         command = self.command("train", str(path), "--run-dir", str(self._folder / name), *arguments)
         return command, self._run(name)
 
-    def coordinator(self, config: dict[str, Any], *, name: str = "run") -> tuple[Command, str, RunFolder]:
-        """`shardkeep coordinator`; the address it reports."""
-        command = self.command("coordinator", str(self.write(config, name)), "--run-dir", str(self._folder / name))
+    def coordinator(
+        self, config: dict[str, Any], *, name: str = "run", trust: Sequence[str] = ()
+    ) -> tuple[Command, str, RunFolder]:
+        """`shardkeep coordinator`, with the options `trust`; the address it reports."""
+        path, run = str(self.write(config, name)), str(self._folder / name)
+        command = self.command("coordinator", path, "--run-dir", run, *trust)
         return command, json.loads(command.line("{"))["coordinator"], self._run(name)
 
     def role(self, role: str, index: int, address: str) -> Command:
-        return self.command(role, "--coordinator", address, "--index", str(index))
+        """A role of the job that was started last."""
+        token = str(self._runs[-1].token_path)
+        return self.command(role, "--coordinator", address, "--index", str(index), "--token-file", token)
 
     def write(self, config: dict[str, Any], name: str = "run") -> Path:
         path = self._folder / f"{name}.yaml"
@@ -221,6 +226,11 @@ def listening(process: psutil.Process) -> list[str]:
     return [
         c.laddr.ip.removeprefix("::ffff:") for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN
     ]
+
+
+def listening_ports(process: psutil.Process) -> list[int]:
+    """The TCP ports on which a process listens."""
+    return [c.laddr.port for c in process.net_connections("inet") if c.status == psutil.CONN_LISTEN]
 
 
 def _children(process: psutil.Process) -> Sequence[psutil.Process]:

@@ -71,8 +71,8 @@ def _is_time(folder: RunFolder, at: int | str, job: Command) -> bool:
         return _role(job, "worker 0") is not None
     status = None
     with contextlib.suppress(ShardkeepError):
-        address = folder.address()
-        status = None if address is None else fetch_status(address, timeout_s=0.5)
+        coordinator = folder.endpoint()
+        status = None if coordinator is None else fetch_status(coordinator, timeout_s=0.5)
     if status is None:
         return False
     return status.state == at or ("progress" in kinds(folder) and any(m.phase == at for m in status.members))

@@ -41,6 +41,10 @@ class Peer:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def tell(self, do: str, **more: Any) -> None:
         """Sends a command; `answer` brings its result."""
         assert self._process.stdin is not None

@@ -20,6 +20,8 @@ from torch import nn
 import shardkeep
 from shardkeep import EmbeddingClient, Lookup, TableSpec, connect, serve
 from shardkeep.base.errors import ConfigError, DataError, JobError, ShardkeepError, UserError
+from shardkeep.base.files import atomic_write
+from shardkeep.ps.control.endpoint import make_token
 from shardkeep.report import RunFolder
 from tests.support.cluster import Command
 
@@ -282,8 +284,8 @@ def test_a_server_that_dies_ends_the_loop_with_its_name(tmp_path: Path) -> None:
 TRAINER = """
 import sys, torch
 from shardkeep import connect
-address, index = sys.argv[1], int(sys.argv[2])
-with connect(address, index) as client:
+run, index = sys.argv[1], int(sys.argv[2])
+with connect(run, index) as client:
     for step in range(4):
         rows = client.lookup({"user": torch.arange(6) + index})
         (rows["user"] ** 2).sum().backward()
@@ -304,11 +306,9 @@ def test_trainers_connect_by_hand_to_servers_started_by_hand(tmp_path: Path) -> 
     roles = [coordinator]
     try:
         coordinator.line("{")
-        address = RunFolder(run).address()
-        assert address is not None
-        roles.append(Command("server", "--coordinator", address, "--index", "0"))
+        roles.append(Command("server", "--coordinator", str(run), "--index", "0"))
         with ThreadPoolExecutor(2) as pool:
-            digests = list(pool.map(lambda i: _python(TRAINER, address, str(i), cwd=tmp_path), range(2)))
+            digests = list(pool.map(lambda i: _python(TRAINER, str(run), str(i), cwd=tmp_path), range(2)))
         assert [role.end().code for role in roles] == [0, 0]
     finally:
         for role in roles:
@@ -389,6 +389,14 @@ def _python(code: str, *arguments: str, cwd: Path, inline: bool = True) -> str:
     return done.stdout.strip().splitlines()[-1]
 
 
-def test_connect_names_the_address_where_nobody_answers() -> None:
+def test_connect_names_the_address_where_nobody_answers(tmp_path: Path) -> None:
+    atomic_write(tmp_path / "token", make_token(), private=True)
     with pytest.raises(ShardkeepError, match=r"127\.0\.0\.1:9"):
-        connect("127.0.0.1:9", 0, TABLES, timeout_s=0.3)
+        connect("127.0.0.1:9", 0, TABLES, token_file=tmp_path / "token", timeout_s=0.3)
+
+
+def test_connect_wants_a_token_and_a_flag_for_an_address_that_others_reach() -> None:
+    with pytest.raises(UserError, match="the job's token is needed"):
+        connect("127.0.0.1:9", 0, TABLES)
+    with pytest.raises(ConfigError, match=r"--advertise 10\.9\.0\.2: other machines may reach it"):
+        connect("127.0.0.1:9", 0, TABLES, advertise="10.9.0.2")

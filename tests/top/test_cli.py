@@ -11,7 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 import shardkeep
+from shardkeep.base.files import atomic_write
 from shardkeep.cli import app
+from shardkeep.ps.control.endpoint import make_token
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -24,7 +26,7 @@ def invoke(*arguments: str) -> tuple[int, str, str]:
 def test_help_names_every_command() -> None:
     code, out, _ = invoke("--help")
     assert code == 0
-    for command in ("train", "coordinator", "server", "worker", "status", "estimate", "version"):
+    for command in ("train", "coordinator", "server", "worker", "status", "certs", "estimate", "version"):
         assert f"\n  {command} " in out
 
 
@@ -100,8 +102,9 @@ def test_status_of_what_is_no_run_folder_is_code_2(tmp_path: Path) -> None:
     assert invoke("status", str(tmp_path))[0] == 2
 
 
-def test_status_of_a_coordinator_that_is_not_there_is_one_line_and_code_1() -> None:
-    code, _, error = invoke("status", "--coordinator", "127.0.0.1:1")
+def test_status_of_a_coordinator_that_is_not_there_is_one_line_and_code_1(tmp_path: Path) -> None:
+    atomic_write(tmp_path / "token", make_token(), private=True)
+    code, _, error = invoke("status", "--coordinator", "127.0.0.1:1", "--token-file", str(tmp_path / "token"))
     assert code == 1
     assert "127.0.0.1:1" in error
     assert error.count("\n") == 1

@@ -57,7 +57,8 @@ STUCK = """
 import threading
 from shardkeep.roles import end_when_the_job_failed
 from shardkeep.ps.control.client import ControlClient
-control = ControlClient("127.0.0.1:1", role="worker", index=0)
+from shardkeep.ps.control.endpoint import Endpoint
+control = ControlClient(Endpoint("127.0.0.1:1", "t" * 32), role="worker", index=0)
 end_when_the_job_failed(control, grace_s=0.1)
 {failing}
 threading.Event().wait(3.0)

@@ -23,13 +23,16 @@ from shardkeep.base.errors import (
     UserError,
 )
 from shardkeep.ps.config import LivenessConfig, TableSpec
+from shardkeep.ps.control.auth import metadata
 from shardkeep.ps.control.client import ControlClient, fetch_status, report_death, request_stop
 from shardkeep.ps.control.coordinator import Coordinator
+from shardkeep.ps.control.endpoint import Endpoint
 from shardkeep.ps.control.records import Formation, Role
 from shardkeep.ps.control.server import ControlServer, serve_job
 from tests.ps.control.job import TABLES, ListSink
 
 LIMIT_S = 10.0
+TOKEN = "t" * 32
 
 
 class Cluster:
@@ -50,12 +53,13 @@ class Cluster:
         self.server = ControlServer(self.coordinator)
         stack.enter_context(self.server)
         self.address = self.server.address
+        self.endpoint = self.server.endpoint
         self.pool = stack.enter_context(ThreadPoolExecutor(servers + workers))
         self.names: list[tuple[Role, int]] = [("server", i) for i in range(servers)]
         self.names += [("worker", i) for i in range(workers)]
 
     def client(self, role: Role, index: int) -> ControlClient:
-        client = ControlClient(self.address, role=role, index=index)
+        client = ControlClient(self.endpoint, role=role, index=index)
         return self._stack.enter_context(client)
 
     def member(self, role: Role, index: int) -> ControlClient:
@@ -95,7 +99,7 @@ def test_a_job_runs_from_registration_to_completion(start: Callable[..., Cluster
     first.report("progress", {"step": 3, "loss": 0.5})
     first.report("summary", {"steps": 4})
     assert first.leave(0).state == "training"
-    assert fetch_status(cluster.address).progress["loss"] == 0.5
+    assert fetch_status(cluster.endpoint).progress["loss"] == 0.5
     assert second.leave(0).state == "completed"
     assert server.over.wait(LIMIT_S)
     assert (server.state.state, server.failed.is_set(), server.stop_requested.is_set()) == ("completed", False, False)
@@ -110,7 +114,7 @@ def test_what_a_heartbeat_tells_shows_in_the_status(start: Callable[..., Cluster
     worker.update(phase="train")
 
     def shown() -> bool:
-        member = fetch_status(cluster.address).members[0]
+        member = fetch_status(cluster.endpoint).members[0]
         return (member.step, member.phase) == (41, "train")
 
     _until(shown)
@@ -158,7 +162,7 @@ def test_a_member_that_falls_silent_is_lost_by_name(start: Callable[..., Cluster
 def test_the_death_of_a_process_is_told_by_its_launcher(start: Callable[..., Cluster]) -> None:
     cluster = start()
     server, *_ = cluster.form()
-    state = report_death(cluster.address, role="worker", index=0, pid=os.getpid(), reason="killed by SIGKILL")
+    state = report_death(cluster.endpoint, role="worker", index=0, pid=os.getpid(), reason="killed by SIGKILL")
     assert state.state == "failed" and state.lost
     assert server.failed.wait(LIMIT_S)
     assert "ended: killed by SIGKILL" in server.state.message
@@ -167,14 +171,14 @@ def test_the_death_of_a_process_is_told_by_its_launcher(start: Callable[..., Clu
 def test_a_stop_reaches_workers_and_ends_the_job(start: Callable[..., Cluster]) -> None:
     cluster = start()
     server, first, second = cluster.form()
-    assert request_stop(cluster.address, "Ctrl-C").state == "stopping"
+    assert request_stop(cluster.endpoint, "Ctrl-C").state == "stopping"
     for worker in (first, second):
         assert worker.stop_requested.wait(LIMIT_S)
         assert not worker.over.is_set()
         worker.leave(0)
     assert server.over.wait(LIMIT_S)
     assert server.state.state == "stopped"
-    assert fetch_status(cluster.address).exit_code == 1
+    assert fetch_status(cluster.endpoint).exit_code == 1
 
 
 def test_a_member_gives_up_on_a_coordinator_that_is_gone(start: Callable[..., Cluster]) -> None:
@@ -199,10 +203,10 @@ def test_a_member_unknown_to_a_restarted_coordinator_fails_at_once(start: Callab
 def test_registration_waits_for_a_coordinator_to_appear() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with ControlClient(f"127.0.0.1:{port}", role="worker", index=0) as client, ThreadPoolExecutor(1) as pool:
+    with ControlClient(_at(port), role="worker", index=0) as client, ThreadPoolExecutor(1) as pool:
         registering = pool.submit(client.register)
         with pytest.raises(TransportError):
-            fetch_status(client.address, timeout_s=0.2)
+            fetch_status(_at(port), timeout_s=0.2)
         sink = ListSink()
         late = Coordinator(
             config_yaml="name: late\n",
@@ -213,7 +217,7 @@ def test_registration_waits_for_a_coordinator_to_appear() -> None:
             open_store=lambda generation: ("127.0.0.1", 1),
             sink=sink,
         )
-        with ControlServer(late, f"127.0.0.1:{port}"):
+        with ControlServer(late, f"127.0.0.1:{port}", token=TOKEN):
             assert registering.result(LIMIT_S) == "name: late\n"
 
 
@@ -221,7 +225,7 @@ def test_nobody_at_the_address_is_one_clear_line() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with (
-        ControlClient(f"127.0.0.1:{port}", role="worker", index=0, timeout_s=0.5) as client,
+        ControlClient(_at(port), role="worker", index=0, timeout_s=0.5) as client,
         pytest.raises(DeadlineExceeded, match=rf"no coordinator answered at 127.0.0.1:{port} within 0.\d s"),
     ):
         client.register()
@@ -230,7 +234,7 @@ def test_nobody_at_the_address_is_one_clear_line() -> None:
 def test_a_peer_that_accepts_and_never_answers_does_not_hang_a_member() -> None:
     with (
         socket.create_server(("127.0.0.1", 0)) as silent,
-        ControlClient(f"127.0.0.1:{silent.getsockname()[1]}", role="worker", index=0, timeout_s=0.5) as client,
+        ControlClient(_at(silent.getsockname()[1]), role="worker", index=0, timeout_s=0.5) as client,
         pytest.raises(DeadlineExceeded),
     ):
         client.register()
@@ -239,7 +243,7 @@ def test_a_peer_that_accepts_and_never_answers_does_not_hang_a_member() -> None:
 @pytest.mark.parametrize("address", ["nowhere", "host:", ":1", "host:0", "host:65536", "host:x", "::1:80", ""])
 def test_an_address_that_is_none_is_a_config_error(address: str) -> None:
     with pytest.raises(ConfigError, match="is not HOST:PORT"):
-        ControlClient(address, role="worker", index=0)
+        ControlClient(Endpoint(address, TOKEN), role="worker", index=0)
 
 
 def test_a_port_in_use_is_refused_instead_of_shared(start: Callable[..., Cluster]) -> None:
@@ -250,7 +254,7 @@ def test_a_port_in_use_is_refused_instead_of_shared(start: Callable[..., Cluster
 
 def test_another_protocol_is_refused_over_the_wire_too(start: Callable[..., Cluster]) -> None:
     cluster = start()
-    client = ControlClient(cluster.address, role="worker", index=0, protocol_version=7, versions={"shardkeep": "9.9"})
+    client = ControlClient(cluster.endpoint, role="worker", index=0, protocol_version=7, versions={"shardkeep": "9.9"})
     with client, pytest.raises(ProtocolError, match=r"protocol 7 \(shardkeep 9.9\).*speaks 2 \(shardkeep "):
         client.register()
 
@@ -277,7 +281,7 @@ def test_garbage_on_the_port_does_not_harm_the_coordinator(start: Callable[..., 
         with socket.create_connection((host, int(port)), timeout=LIMIT_S) as connection:
             connection.sendall(garbage)
     cluster.form()
-    assert fetch_status(cluster.address).state == "training"
+    assert fetch_status(cluster.endpoint).state == "training"
 
 
 def test_a_call_that_is_no_message_is_answered_with_an_error(start: Callable[..., Cluster]) -> None:
@@ -287,8 +291,8 @@ def test_a_call_that_is_no_message_is_answered_with_an_error(start: Callable[...
     with grpc.insecure_channel(cluster.address) as channel:
         raw = channel.unary_unary("/shardkeep.control.Control/Register")
         with pytest.raises(grpc.RpcError):
-            raw(b"\xff" * 64, timeout=LIMIT_S)
-    assert fetch_status(cluster.address).state == "forming"
+            raw(b"\xff" * 64, timeout=LIMIT_S, metadata=metadata(cluster.endpoint.token))
+    assert fetch_status(cluster.endpoint).state == "forming"
 
 
 def test_a_service_of_another_kind_is_told_as_a_protocol_error() -> None:
@@ -299,7 +303,7 @@ def test_a_service_of_another_kind_is_told_as_a_protocol_error() -> None:
         port = other.add_insecure_port("127.0.0.1:0")
         other.start()
         with pytest.raises(ProtocolError, match="no coordinator of this version"):
-            fetch_status(f"127.0.0.1:{port}")
+            fetch_status(_at(port))
         other.stop(None).wait()
 
 
@@ -309,7 +313,7 @@ def test_a_bug_in_the_coordinator_is_an_error_and_not_silence(
     cluster = start()
     monkeypatch.setattr(cluster.coordinator, "status", lambda: 1 // 0)
     with pytest.raises(ShardkeepError, match="ZeroDivisionError"):
-        fetch_status(cluster.address)
+        fetch_status(cluster.endpoint)
     assert "control call failed" in caplog.text
 
 
@@ -331,7 +335,7 @@ def test_a_report_is_kept_until_a_coordinator_takes_it(start: Callable[..., Clus
     worker.report("summary", {"steps": 1})
     with pytest.raises(DeadlineExceeded, match="2 reports were not taken"):
         worker._reporter.flush(timeout_s=0.3)
-    with ControlServer(cluster.coordinator, cluster.address):
+    with ControlServer(cluster.coordinator, cluster.address, token=cluster.endpoint.token):
         assert worker.leave(0).state == "completed"
     assert [call[1]["step"] for call in cluster.sink.of("progress")] == [1]
 
@@ -341,7 +345,7 @@ def test_a_call_that_is_cut_off_is_a_transport_error(start: Callable[..., Cluste
     worker = cluster.client("worker", 0)
     worker.register()
     joining = cluster.join(worker)
-    _until(lambda: fetch_status(cluster.address).members[0].condition == "joined")
+    _until(lambda: fetch_status(cluster.endpoint).members[0].condition == "joined")
     worker.close()
     with pytest.raises(TransportError, match=f"coordinator .*at {cluster.address}") as cut:
         joining.result(LIMIT_S)
@@ -385,11 +389,12 @@ def test_a_whole_coordinator_serves_one_job_with_a_real_store() -> None:
             num_workers=1,
             liveness=LivenessConfig(),
             listen="127.0.0.1:0",
+            token=TOKEN,
             sink=sink,
             ready=address.set_result,
             stop=stop,
         )
-        with ControlClient(address.result(LIMIT_S), role="worker", index=0) as worker:
+        with ControlClient(Endpoint(address.result(LIMIT_S), TOKEN), role="worker", index=0) as worker:
             worker.register()
             worker.start_heartbeats()
             formation = worker.join(TABLES)
@@ -410,6 +415,10 @@ def test_a_taken_place_after_an_early_leave_is_told(start: Callable[..., Cluster
     second.leave(0)
     with pytest.raises(JobError, match="worker 1 was in the job already"):
         cluster.client("worker", 1).register()
+
+
+def _at(port: int) -> Endpoint:
+    return Endpoint(f"127.0.0.1:{port}", TOKEN)
 
 
 def _until(true: Callable[[], bool]) -> None:

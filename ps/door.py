@@ -1,0 +1,83 @@
+"""Closes a listening socket to newcomers, once all who were expected are connected. Knows no RPC.
+
+A socket filter drops every packet that opens a connection; what is connected stays, and the socket's owner, a library
+that knows nothing of this, sees no change. Linux only: elsewhere a door stays open.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+import stat
+import struct
+import sys
+import threading
+from pathlib import Path
+
+from shardkeep.base.log import EventLog
+
+_log = EventLog("transport")
+
+# linux/filter.h: one instruction, BPF_RET | BPF_K with 0 bytes to keep; socket.h: SO_ATTACH_FILTER
+_DROP_ALL = struct.pack("=HBBI", 0x06, 0, 0, 0)
+_SO_ATTACH_FILTER = 26
+
+
+class Door:
+    """Of one listening socket; closes itself when `awaited` members have come and the port is known. Thread safe."""
+
+    def __init__(self, *, awaited: int) -> None:
+        self._awaited = awaited
+        self._here: set[int] = set()
+        self._port: int | None = None
+        self._lock = threading.Lock()
+
+    def guard(self, port: int) -> None:
+        """The socket is the one that listens on this port of this process."""
+        with self._lock:
+            self._port = port
+            self._close_if_complete()
+
+    def arrived(self, member: int) -> None:
+        """A member is connected, by its number; one that comes again counts once."""
+        with self._lock:
+            self._here.add(member)
+            self._close_if_complete()
+
+    def _close_if_complete(self) -> None:
+        if self._port is not None and len(self._here) >= self._awaited:
+            if not refuse_newcomers(self._port) and sys.platform == "linux":  # a sandbox without socket filters
+                _log.warning("the port stays open to newcomers", once="open", port=self._port)
+            self._port = None
+
+
+def refuse_newcomers(port: int) -> bool:
+    """Drops all that wants to connect to the TCP port on which this process listens. False where that cannot be done:
+    it does not listen there, or the system has no socket filters."""
+    if sys.platform != "linux":
+        return False
+    program = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
+    filter_ = struct.pack("@HP", 1, ctypes.addressof(program))
+    closed = False
+    for descriptor in _descriptors():
+        try:
+            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+                with socket.socket(fileno=os.dup(descriptor)) as found:
+                    if _listens(found, port):
+                        found.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
+                        closed = True
+        except OSError:  # closed meanwhile by its owner, or a system without filters
+            continue
+    return closed
+
+
+def _descriptors() -> list[int]:
+    return [int(path.name) for path in Path("/proc/self/fd").iterdir()]
+
+
+def _listens(found: socket.socket, port: int) -> bool:
+    inet = found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM
+    if not inet or not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        return False
+    return bool(found.getsockname()[1] == port)

@@ -1,0 +1,150 @@
+"""Whole jobs against strangers: garbage on every port, no token, a wrong one, no certificate; and none is told.
+
+What a stranger can try without real roles: tests/ps/control/test_auth.py, test_tls.py; tests/ps/test_strangers.py,
+test_transport.py (foreign functions); the test_fuzz.py of both planes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardkeep.base.files import atomic_write
+from shardkeep.certs import LOCAL, make_certs
+from shardkeep.ps.control.endpoint import make_token, read_token
+from shardkeep.report import RunFolder
+from tests.integration.test_jobs import ENDLESS, TINY
+from tests.support.cluster import Cluster, gone, listening_ports, records, within
+
+pytestmark = pytest.mark.processes
+
+CONNECT_S = 0.3
+GARBAGE = {
+    "nothing": b"",
+    "zeros": bytes(4096),
+    "ones": b"\xff" * 65536,
+    "noise": random.Random(1).randbytes(65536),
+    "a long length": (1 << 40).to_bytes(8, "little") + bytes(100),
+    "HTTP": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "half of TLS": bytes.fromhex("16030100c8010000c40303"),
+}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path) as cluster:
+        yield cluster
+
+
+def last_step(folder: RunFolder) -> int:
+    return max(record["step"] for record in records(folder) if record["kind"] == "progress")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="without socket filters garbage kills torch RPC")
+def test_a_job_outlives_garbage_on_every_port_and_shows_its_token_to_nobody(cluster: Cluster) -> None:
+    job, folder = cluster.job(ENDLESS)
+    members = cluster.training(folder)
+    token = read_token(folder.token_path)
+    for process in [*members.values(), job.process]:
+        assert token not in " ".join(process.cmdline())
+        assert token not in " ".join(process.environ().values())
+
+    with contextlib.ExitStack() as held:
+        ports = {(name, port) for name, process in members.items() for port in listening_ports(process)}
+        assert len(ports) == 2 + 1 + 2 + 2  # gRPC and the store; torch RPC; gloo beside it
+        for garbage in GARBAGE.values():
+            for _, port in ports:
+                with contextlib.suppress(OSError):  # refused, or hung up on
+                    connection = socket.create_connection(("127.0.0.1", port), timeout=CONNECT_S)
+                    held.enter_context(connection)
+                    connection.sendall(garbage)
+        reached = last_step(folder)
+        within(30, lambda: last_step(folder) > reached + 20, "no step after the garbage", lambda: job.running)
+        assert all(process.is_running() for process in members.values())
+
+    job.signal(signal.SIGINT)
+    ended = job.end(limit_s=20)
+    assert ended.err.startswith("stopped at step ") and ended.err.count("\n") == 1
+    assert not gone(members.values(), limit_s=0)
+    assert token not in job.printed()
+    telling = [path for path in folder.path.rglob("*") if path.is_file() and token.encode() in path.read_bytes()]
+    assert telling == [folder.token_path]
+    assert stat.S_IMODE(folder.token_path.stat().st_mode) == 0o600
+
+
+def test_roles_by_hand_with_tls_and_a_token_file_train_and_turn_strangers_away(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    (here,) = make_certs(tmp_path / "tls", [LOCAL], days=2)
+    token = tmp_path / "secret"
+    atomic_write(token, make_token(), private=True)
+    trust = ("--token-file", str(token), "--tls", str(here))
+    config = {**TINY, "servers": 1, "workers": 1, "train": {**TINY["train"], "epochs": 3}}
+    coordinator, address, folder = cluster.coordinator(config, trust=trust)
+    wrong, open_to_all = tmp_path / "wrong", tmp_path / "open"
+    atomic_write(wrong, make_token(), private=True)
+    atomic_write(open_to_all, token.read_text())
+
+    where = ("--coordinator", address)
+    refused = {
+        "the job's token is needed; give --token-file FILE": (*where, "--tls", str(here)),
+        "lets nobody in without the job's token: wrong token": (*where, "--token-file", str(wrong), "--tls", str(here)),
+        "others can read or change it (mode 0644); chmod 600": (*where, "--token-file", str(open_to_all)),
+        "it hangs up at once; does it want --tls?": (*where, "--token-file", str(token)),
+    }
+    asked = [(text, cluster.command("status", *arguments)) for text, arguments in refused.items()]
+    stranger = cluster.command("server", "--index", "0", *where, "--token-file", str(wrong), "--tls", str(here))
+    for text, command in asked:
+        ended = command.end()
+        assert text in ended.err and ended.err.count("\n") == 1 and not ended.out
+        assert ended.code == (1 if "hangs up" in text else 2)
+    ended = stranger.end()
+    assert ended.code == 2 and ended.err.startswith("error: ") and "wrong token" in ended.err
+    assert cluster.command("status", *where, *trust).end().code == 0
+    assert cluster.command("status", str(folder.path), "--tls", str(here)).end().code == 0
+
+    run = ("--coordinator", str(folder.path), "--tls", str(here))  # a run folder has the token
+    members = [cluster.command(role, "--index", "0", *run) for role in ("server", "worker")]
+    assert [command.end().code for command in [*members, coordinator]] == [0, 0, 0]
+    assert (folder.summary() or {})["status"] == "completed"
+    secrets = (token.read_text(), (here / "key.pem").read_text().splitlines()[1])
+    printed = "".join(command.printed() for command in [*members, coordinator, stranger])
+    assert not [secret for secret in secrets if secret in printed]
+
+
+OPEN = {
+    "coordinator": ("coordinator", "CONFIG", "--listen", "0.0.0.0:0"),
+    "server": ("server", "--coordinator", "10.9.0.1:7070", "--index", "0", "--advertise", "10.9.0.2"),
+    "worker": ("worker", "--coordinator", "10.9.0.1:7070", "--index", "0", "--advertise", "10.9.0.2"),
+}
+
+
+@pytest.mark.parametrize("role", OPEN)
+def test_an_address_that_others_reach_needs_a_flag_whatever_else_is_given(
+    cluster: Cluster, tmp_path: Path, role: str
+) -> None:
+    arguments = [str(cluster.write(TINY)) if a == "CONFIG" else a for a in OPEN[role]]
+    ended = cluster.command(*arguments, cwd=tmp_path).end()
+    assert ended.code == 2 and not ended.out
+    assert ended.err.count("\n") == 1
+    assert "can run code as this user, token or not" in ended.err and "--insecure-data-plane" in ended.err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_coordinator_listens_wider_with_the_flag_and_its_token_lies_ready(cluster: Cluster) -> None:
+    wider = ("--listen", "0.0.0.0:0", "--insecure-data-plane")
+    coordinator, address, folder = cluster.coordinator(TINY, trust=wider)
+    assert address.startswith("0.0.0.0:")
+    assert folder.token_path.stat().st_uid == os.geteuid()
+    assert len(read_token(folder.token_path)) == 64
+    coordinator.signal(signal.SIGTERM)
+    assert coordinator.end().code == 1

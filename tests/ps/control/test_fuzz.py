@@ -1,0 +1,90 @@
+"""The control plane's decoders under bytes that nobody of ours would send: a record, or one of our own errors."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from google.protobuf.message import DecodeError, Message
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardkeep.base.errors import ProtocolError, ShardkeepError
+from shardkeep.proto import control_pb2 as pb
+from shardkeep.ps.control import wire
+from shardkeep.ps.control.records import Formation, Hello, JobState, Member, MemberStatus, Status
+from tests.ps.control.job import TABLES, VERSIONS, Job
+
+MEMBER = Member("worker", 1, "10.0.0.7", 100)
+STATUS = Status(
+    "training", "", None, 1, (MemberStatus("server", 0, "h", 1, "joined", 0.5),), {"step": 1}, {}, {}, ({"seq": 1},)
+)
+DECODERS: dict[str, tuple[Message, Callable[[Any], Any]]] = {
+    "hello": (wire.hello_to_pb(Hello(MEMBER, "token", 1, VERSIONS)), wire.hello_from_pb),
+    "table": (wire.table_to_pb(TABLES[0]), wire.table_from_pb),
+    "formation": (wire.formation_to_pb(Formation(1, "h", 4000, (MEMBER,), TABLES)), wire.formation_from_pb),
+    "job": (wire.job_to_pb(JobState("failed", "so it is", 1, True, 2, 3)), wire.job_from_pb),
+    "status": (wire.status_to_pb(STATUS), wire.status_from_pb),
+}
+
+
+@st.composite
+def mutated(draw: Any, whole: bytes) -> bytes:
+    found = bytearray(whole)
+    for _ in range(draw(st.integers(1, 3))):
+        at = draw(st.integers(0, max(len(found) - 1, 0)))
+        found[at : at + draw(st.integers(0, 4))] = draw(st.binary(max_size=8))
+    return bytes(found)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+@settings(deadline=None, max_examples=200)
+@given(data=st.data())
+def test_a_decoder_gives_a_record_or_a_protocol_error(name: str, data: st.DataObject) -> None:
+    message, decode = DECODERS[name]
+    content = data.draw(st.one_of(mutated(message.SerializeToString()), st.binary(max_size=80)))
+    with contextlib.suppress(DecodeError):  # what gRPC answers by itself
+        parsed = type(message).FromString(content)
+        with contextlib.suppress(ProtocolError):
+            decode(parsed)
+
+
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.floats(), st.integers(-(2**70), 2**70), st.text(max_size=8)),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=6), inner, max_size=3)),
+    max_leaves=8,
+)
+TEXTS = st.one_of(
+    st.text(max_size=60),
+    JSON.map(json.dumps),
+    st.sampled_from(["[" * 3000, '{"a":' * 3000, "9" * 5000, '{"a":' + "9" * 5000 + "}"]),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(text=TEXTS)
+def test_a_record_is_an_object_or_a_protocol_error(text: str) -> None:
+    with contextlib.suppress(ProtocolError):
+        assert isinstance(wire.record_from_json(text), dict)
+
+
+@settings(deadline=None, max_examples=200)
+@given(optimizer=TEXTS, init=TEXTS, name=st.text(max_size=8), dim=st.integers(0, 2**32 - 1))
+def test_a_table_of_any_content_is_a_table_or_a_protocol_error(optimizer: str, init: str, name: str, dim: int) -> None:
+    with contextlib.suppress(ProtocolError):
+        wire.table_from_pb(pb.Table(name=name, dim=dim, optimizer_json=optimizer, init_json=init))
+
+
+@settings(deadline=None, max_examples=200)
+@given(data=st.data())
+def test_a_coordinator_refuses_a_strange_registration_with_an_error_of_ours(data: st.DataObject) -> None:
+    job = Job()
+    whole = wire.hello_to_pb(Hello(MEMBER, "token", 1, VERSIONS)).SerializeToString()
+    with contextlib.suppress(DecodeError):
+        request = pb.RegisterRequest.FromString(data.draw(mutated(whole)))
+        with contextlib.suppress(ShardkeepError):
+            job.coordinator.register(wire.hello_from_pb(request))
+    assert job.state.state == "forming" and len(job.coordinator.status().members) <= 1

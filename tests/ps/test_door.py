@@ -1,0 +1,61 @@
+"""Doors: a listening socket that lets nobody in any more, once all who were expected have come."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from shardkeep.ps.door import Door, refuse_newcomers
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="socket filters are Linux's")
+LIMIT_S = 10.0
+SOON_S = 0.3
+
+
+@pytest.fixture(params=[socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv6"])
+def listener(request: pytest.FixtureRequest) -> Iterator[socket.socket]:
+    host = "127.0.0.1" if request.param == socket.AF_INET else "::1"
+    with socket.create_server((host, 0), family=request.param) as found:
+        yield found
+
+
+def lets_in(listener: socket.socket) -> bool:
+    try:
+        with socket.create_connection(listener.getsockname()[:2], timeout=SOON_S):
+            listener.accept()[0].close()
+    except TimeoutError:
+        return False
+    return True
+
+
+def test_a_door_closes_when_the_last_has_come_and_whoever_is_in_stays(listener: socket.socket) -> None:
+    port = listener.getsockname()[1]
+    door = Door(awaited=2)
+    with socket.create_connection(listener.getsockname()[:2], timeout=LIMIT_S) as inside:
+        other, _ = listener.accept()
+        door.arrived(0)
+        door.guard(port)
+        door.arrived(0)
+        assert lets_in(listener)
+        door.arrived(1)
+        assert not lets_in(listener)
+        with other:
+            inside.sendall(b"still here")
+            assert other.recv(100) == b"still here"
+
+
+def test_a_door_that_waits_for_nobody_closes_at_once_and_no_other_with_it(listener: socket.socket) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        Door(awaited=0).guard(listener.getsockname()[1])
+        assert not lets_in(listener)
+        assert lets_in(other)
+
+
+def test_a_port_that_is_not_ours_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert refuse_newcomers(port)
+    assert not refuse_newcomers(port)

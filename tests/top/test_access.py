@@ -1,0 +1,71 @@
+"""How processes come to the job's token: who makes it, how long it lives, who finds it where."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from shardkeep.access import endpoint_of, keep_token
+from shardkeep.base.errors import ConfigError, UserError
+from shardkeep.base.files import atomic_write
+from shardkeep.config import parse_config
+from shardkeep.ps.control.endpoint import make_token, read_token
+from shardkeep.report import RunFolder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "run", parse_config("seed: 1"))
+
+
+def test_a_new_job_has_a_new_token_in_its_run_folder_for_its_owner_alone(folder: RunFolder) -> None:
+    token = keep_token(folder, None)
+    assert read_token(folder.token_path) == token and len(token) == 64
+    assert stat.S_IMODE(folder.token_path.stat().st_mode) == 0o600
+
+
+def test_a_coordinator_that_comes_again_keeps_the_token_its_members_have(folder: RunFolder) -> None:
+    assert keep_token(folder, None) == keep_token(folder, None)
+
+
+def test_a_job_that_goes_on_after_its_end_gets_a_new_one(folder: RunFolder) -> None:
+    first = keep_token(folder, None)
+    again = RunFolder.reopen(folder.path, parse_config("seed: 1"))
+    assert keep_token(again, None) != first
+
+
+def test_a_token_that_was_given_is_the_jobs_whatever_lay_there(folder: RunFolder) -> None:
+    keep_token(folder, None)
+    given = make_token()
+    assert keep_token(folder, given) == given == read_token(folder.token_path)
+
+
+def test_a_token_that_somebody_else_can_read_is_not_taken_over(folder: RunFolder) -> None:
+    keep_token(folder, None)
+    folder.token_path.chmod(0o644)
+    with pytest.raises(ConfigError, match="others can read or change it"):
+        keep_token(folder, None)
+
+
+def test_who_can_read_the_run_folder_needs_to_know_no_token(folder: RunFolder) -> None:
+    token = keep_token(folder, None)
+    assert folder.endpoint() is None
+    folder.coordinator("127.0.0.1:7", pid=1)
+    found = endpoint_of(str(folder.path))
+    assert (found.address, found.token, found.tls) == ("127.0.0.1:7", token, None)
+    assert folder.endpoint() == found
+
+
+def test_an_address_alone_needs_a_token_file_and_that_goes_before_the_folders(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    keep_token(folder, None)
+    folder.coordinator("127.0.0.1:7", pid=1)
+    path, token = tmp_path / "mine", make_token()
+    atomic_write(path, token, private=True)
+    assert endpoint_of("127.0.0.1:8", token_file=path).token == token
+    assert endpoint_of(str(folder.path), token_file=path).token == token
+    with pytest.raises(UserError, match=r"the job's token is needed; give --token-file FILE .* --coordinator RUN"):
+        endpoint_of("127.0.0.1:8")
