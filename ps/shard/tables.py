@@ -16,7 +16,9 @@ import numpy.typing as npt
 from shardkeep.base.array_kernels import all_finite
 from shardkeep.base.telemetry import usable_cores
 from shardkeep.ps.config import TableSpec
+from shardkeep.ps.shard import mark_kernels
 from shardkeep.ps.shard import table_kernels as at
+from shardkeep.ps.shard.marks import Mark
 from shardkeep.ps.shard.optimizers import step_scalars
 from shardkeep.ps.shard.table import Table
 
@@ -81,6 +83,8 @@ class Tables(Sequence[Table]):
         count = min(MOST_LOCKS, usable_cores(), max(len(specs), 1))
         self._locks = [threading.Lock() for _ in range(count)]
         self._bounds = np.array([len(specs) * lock // count for lock in range(count + 1)])
+        self._marks = np.zeros((len(specs), mark_kernels.COLUMNS), dtype=np.int64)
+        self._mark: Mark | None = None
 
     def __getitem__(self, t: int) -> Table:  # type: ignore[override]
         return self._tables[t]
@@ -113,6 +117,14 @@ class Tables(Sequence[Table]):
             gradients = self._finite(gradients)
         self._apply(gradients, step)
 
+    def mark(self) -> Mark:
+        """Notes what the rows are now: from here on they are kept when they change, until they are taken or the mark
+        is dropped. An earlier mark is. Nobody may call `apply` meanwhile; pulls may go on."""
+        if self._mark is not None:
+            self._mark.drop("another mark came")
+        self._mark = Mark(self._tables, self._marks, [self._locks[self._lock_of(t)] for t in range(len(self))])
+        return self._mark
+
     def _apply(self, gradients: Gradients, step: int) -> None:
         sections, pulled = gradients.sections, gradients.pulled
         found = pulled is not None
@@ -125,9 +137,11 @@ class Tables(Sequence[Table]):
             tables_S = sections.tables_S[part]
             starts_S1 = sections.starts_S1[part.start : part.stop + 1] - ids.start
             self._make_room(tables_S, new_S[part])
+            if self._mark is not None:
+                self._mark.make_room(tables_S, np.diff(starts_S1))
             before_S = self._places[tables_S, at.COUNT]
             at.apply(
-                self._places, self._scales, tables_S, starts_S1, sections.ids_V[ids], slots_V[ids], found,
+                self._places, self._scales, self._marks, tables_S, starts_S1, sections.ids_V[ids], slots_V[ids], found,
                 gradients.values[where], scalars_SK[part],
             )  # fmt: skip
             for t in tables_S[self._places[tables_S, at.COUNT] > before_S].tolist():

@@ -1,0 +1,48 @@
+"""ArrayFile: a safetensors file that is written array by array, none of them held in memory."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+_HEADER_BYTES = 16 << 10
+"""Room for the header, which stands first and is known last; the format lets spaces fill it."""
+_MOST_ARRAYS = 120
+_KINDS = {"int64": "I64", "float32": "F32"}
+
+
+class ArrayFile:
+    """Arrays one behind the other, each under a name of up to 32 letters; a file once it is closed.
+
+    Source: https://huggingface.co/docs/safetensors (format). Raises OSError from every method."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.size = 0
+        self._file = path.open("wb")
+        self._file.seek(_HEADER_BYTES)
+        self._header: dict[str, dict[str, Any]] = {}
+
+    @property
+    def has_room(self) -> bool:
+        """Whether the header has room for three more arrays."""
+        return len(self._header) + 3 <= _MOST_ARRAYS
+
+    def add(self, name: str, array: npt.NDArray[Any]) -> None:
+        """Writes a contiguous array, int64 or float32."""
+        kind = _KINDS[array.dtype.name]
+        offsets = [self.size, self.size + array.nbytes]
+        self._header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": offsets}
+        self._file.write(np.ascontiguousarray(array).reshape(-1).data)
+        self.size += array.nbytes
+
+    def close(self) -> None:
+        """Writes the header. What is written may not be on disk yet."""
+        with self._file:
+            header = json.dumps(self._header, separators=(",", ":")).encode()
+            self._file.seek(0)
+            self._file.write((_HEADER_BYTES - 8).to_bytes(8, "little") + header.ljust(_HEADER_BYTES - 8))
