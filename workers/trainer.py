@@ -141,12 +141,15 @@ class Trainer:
 
     def _save_after(self, step: int, progress: Progress) -> None:
         done = step + 1
-        if self._checkpoints is None or not (self._checkpoints.due(done) or done == self.total_steps):
+        if self._checkpoints is None:
             return
-        progress.update(step=done, phase="saving")
-        started = time.perf_counter()
-        with self._watch.within(None):
-            record = self._checkpoints.write(done)
-        self._telemetry.pause(time.perf_counter() - started)
-        if record is not None:
+        if self._checkpoints.due(done) or done == self.total_steps:
+            progress.update(step=done, phase="saving")
+            started = time.perf_counter()
+            with self._watch.within(None):
+                self._checkpoints.begin(done)
+                if done == self.total_steps:
+                    self._checkpoints.finish()
+            self._telemetry.pause(time.perf_counter() - started)
+        for record in self._checkpoints.records():
             progress.report("phase", {"phase": "checkpoint"} | record)

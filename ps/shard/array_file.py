@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -16,9 +17,9 @@ _KINDS = {"int64": "I64", "float32": "F32"}
 
 
 class ArrayFile:
-    """Arrays one behind the other, each under a name of up to 32 letters; a file once it is closed.
+    """Arrays one behind the other, each under a name of up to 32 letters; a file once it is finished.
 
-    Source: https://huggingface.co/docs/safetensors (format). Raises OSError from every method."""
+    Source: https://huggingface.co/docs/safetensors (format). All but `close` raise OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -40,9 +41,14 @@ class ArrayFile:
         self._file.write(np.ascontiguousarray(array).reshape(-1).data)
         self.size += array.nbytes
 
+    def finish(self) -> None:
+        """Writes the header and closes the file. What is written may not be on disk yet."""
+        header = json.dumps(self._header, separators=(",", ":")).encode()
+        self._file.seek(0)
+        self._file.write((_HEADER_BYTES - 8).to_bytes(8, "little") + header.ljust(_HEADER_BYTES - 8))
+        self._file.close()
+
     def close(self) -> None:
-        """Writes the header. What is written may not be on disk yet."""
-        with self._file:
-            header = json.dumps(self._header, separators=(",", ":")).encode()
-            self._file.seek(0)
-            self._file.write((_HEADER_BYTES - 8).to_bytes(8, "little") + header.ljust(_HEADER_BYTES - 8))
+        """Closes a file that need not be whole."""
+        with contextlib.suppress(OSError):
+            self._file.close()

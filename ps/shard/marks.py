@@ -106,8 +106,9 @@ class Mark:
     def release(self, t: int) -> None:
         """Nothing of a table is kept any more, and its memory is given back."""
         with self._locks[t]:
-            self._marks[t] = 0
-            self._marked[t] = None
+            if self._marked[t] is not None:  # else it may be a later mark's
+                self._marks[t] = 0
+                self._marked[t] = None
 
     def drop(self, reason: str) -> None:
         """Ends the mark: all memory is given back, and who still takes rows is told why. Idempotent."""

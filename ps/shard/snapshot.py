@@ -87,23 +87,21 @@ def _write_rows(
     parts: list[_Part] = []
     records: list[Future[FileRecord]] = []
     file: ArrayFile | None = None
-    with (
-        contextlib.closing(Spill(folder)) as spill,
-        contextlib.closing(walk(mark, spill, min(PART_BYTES, FILE_BYTES))) as walked,
-    ):
-        for part in walked:
+    with contextlib.ExitStack() as opened:
+        spill = opened.enter_context(contextlib.closing(Spill(folder)))
+        for part in opened.enter_context(contextlib.closing(walk(mark, spill, min(PART_BYTES, FILE_BYTES)))):
             if file is None:
-                file = ArrayFile(folder / _file_name(len(records)))
+                file = opened.enter_context(contextlib.closing(ArrayFile(folder / _file_name(len(records)))))
             columns = part.columns
             for what, array in (("ids", columns.ids_K), ("rows", columns.rows_KD), ("slots", columns.slots_KS)):
                 file.add(f"{part.table}.{part.first}.{what}", array)
             parts.append(_Part(part.table, len(records), part.first, part.end, columns.ids_K.size))
             if file.size >= FILE_BYTES or not file.has_room:
-                file.close()
+                file.finish()
                 records.append(done(file.path))
                 file = None
         if file is not None:
-            file.close()
+            file.finish()
             records.append(done(file.path))
     return parts, records
 

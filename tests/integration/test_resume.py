@@ -89,17 +89,17 @@ def test_other_workers_see_each_sample_that_is_left_exactly_once(
 def test_a_checkpoint_that_cannot_be_written_is_told_and_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shardkeep.ps.shard import service
+    from shardkeep.ps.shard import snapshot_writer
 
-    write = service.write_snapshot
+    write = snapshot_writer.write_snapshot
 
-    def full(tables: Any, partial: Path, *, shard: int) -> Any:
+    def full(mark: Any, partial: Path, *, shard: int) -> Any:
         if partial.name == ".step-00000010":
             raise OSError(28, "No space left on device", str(partial / "rows"))
-        return write(tables, partial, shard=shard)
+        return write(mark, partial, shard=shard)
 
     whole = trained(job_config(2, 2, checkpoint__every_steps=9), tmp_path / "whole")
-    monkeypatch.setattr(service, "write_snapshot", full)
+    monkeypatch.setattr(snapshot_writer, "write_snapshot", full)
     checkpoints = Checkpoints(tmp_path / "full")
     job = LocalJob(job_config(2, 2, checkpoint__every_steps=5), drawn_data(), checkpoints=checkpoints)
     assert job.run()["state_digest"] == whole["state_digest"]
