@@ -72,11 +72,17 @@ def take_apart(row: Rows, ids_K: Ints, rows_KD: Rows, slots_KS: Rows, k: int) ->
         slots_KS[k, s] = row[FIRST_WEIGHT + dim + s]
 
 
-@kernel(
-    "int64(int64[::1], int64, int64, uint8[::1], uint32[::1], int64[::1], float32[:,::1], float32[:,::1], int64)"
-)
+@kernel("int64(int64[::1], int64, int64, uint8[::1], uint32[::1], int64[::1], float32[:,::1], float32[:,::1], int64)")
 def take(
-    addresses: Ints, shift: int, width: int, bits: Bits, order_U: Order, ids_K: Ints, rows_KD: Rows, slots_KS: Rows, k: int
+    addresses: Ints,
+    shift: int,
+    width: int,
+    bits: Bits,
+    order_U: Order,
+    ids_K: Ints,
+    rows_KD: Rows,
+    slots_KS: Rows,
+    k: int,
 ) -> int:
     """Takes apart rows that are neither kept nor taken, from place `k` on; returns the place after them. They may
     change from now on."""

@@ -234,7 +234,9 @@ class ShardService:
             if isinstance(error, TransportError):
                 answer.set_exception(error)
             else:
-                answer.set_result(self._error(error) if isinstance(error, Exception) else self._told(found.result(), rank))
+                answer.set_result(
+                    self._error(error) if isinstance(error, Exception) else self._told(found.result(), rank)
+                )
 
         found.add_done_callback(finish)
         return answer
