@@ -1,4 +1,4 @@
-"""A worker's part in checkpoints: the step boundary all ranks meet at, the thread that writes, the dense model's files."""
+"""A worker's part in checkpoints: where all ranks meet, the thread that writes, the dense model's files."""
 
 from __future__ import annotations
 

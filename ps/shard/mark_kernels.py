@@ -61,6 +61,15 @@ def sort_slots(addresses: Ints, shift: int, width: int, begin: int, end: int, ne
         next_B[b] += 1
 
 
+@kernel("int64(int64[::1], int64, int64, uint32[::1], int64)")
+def slot_at(addresses: Ints, shift: int, width: int, order_U: Order, i: int) -> int:
+    """The slot at a place of `order`; one further on is fetched into the cache."""
+    if i + AHEAD < order_U.size:
+        fetch(addresses, shift, width, np.int64(order_U[i + AHEAD]))  # type: ignore[arg-type]
+    slot: int = np.int64(order_U[i])  # type: ignore[assignment]
+    return slot
+
+
 @kernel("void(float32[::1], int64[::1], float32[:,::1], float32[:,::1], int64)")
 def take_apart(row: Rows, ids_K: Ints, rows_KD: Rows, slots_KS: Rows, k: int) -> None:
     """A record's id, weights and optimizer slots to place `k`."""
@@ -87,9 +96,7 @@ def take(
     """Takes apart rows that are neither kept nor taken, from place `k` on; returns the place after them. They may
     change from now on."""
     for i in range(order_U.size):
-        if i + AHEAD < order_U.size:
-            fetch(addresses, shift, width, np.int64(order_U[i + AHEAD]))
-        slot = np.int64(order_U[i])
+        slot = slot_at(addresses, shift, width, order_U, i)
         if not bits[slot >> 3] & np.uint8(1 << (slot & 7)):
             bits[slot >> 3] |= np.uint8(1 << (slot & 7))
             take_apart(record(addresses, shift, width, slot), ids_K, rows_KD, slots_KS, k)
@@ -129,8 +136,6 @@ def take_all(records_UW: Rows, ids_K: Ints, rows_KD: Rows, slots_KS: Rows, k: in
 def copy_records(addresses: Ints, shift: int, width: int, order_U: Order, records_UW: Rows) -> None:
     """Whole records, one behind the other."""
     for i in range(order_U.size):
-        if i + AHEAD < order_U.size:
-            fetch(addresses, shift, width, np.int64(order_U[i + AHEAD]))
-        row = record(addresses, shift, width, np.int64(order_U[i]))
+        row = record(addresses, shift, width, slot_at(addresses, shift, width, order_U, i))
         for w in range(width):
             records_UW[i, w] = row[w]

@@ -8,6 +8,7 @@ lie everywhere, and by 64 KB segments a few pushes would copy whole tables. A bi
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -75,14 +76,16 @@ class Mark:
                 marked.kept.reserve(int(self._marks[t, at.COUNT]) + rows)
                 self._note_kept(t, marked)
 
-    def take(self, t: int, order_U: Order, to: Columns, k: int) -> int:
-        """Takes those of the rows in slots `order` that are not kept, to place `k` on; returns the place after them.
-        Holds up pulls and pushes meanwhile. Raises CheckpointError when the mark was dropped."""
+    def take(self, t: int, order_U: Order, to: Columns, k: int) -> tuple[int, float]:
+        """Takes those of the rows in slots `order` that are not kept, to place `k` on; returns the place after them,
+        and the seconds for which it held up pulls and pushes. Raises CheckpointError when the mark was dropped."""
         records = self.tables[t].records
         with self._locks[t]:
+            started = time.perf_counter()
             bits = self._held(t).bits
             place = records.addresses, records.shift, records.width
-            return at.take(*place, bits, order_U, to.ids_K, to.rows_KD, to.slots_KS, k)
+            k = at.take(*place, bits, order_U, to.ids_K, to.rows_KD, to.slots_KS, k)
+            return k, time.perf_counter() - started
 
     def kept(self, t: int) -> tuple[Records, int]:
         """The kept rows; the first so many do not change any more. Raises CheckpointError when the mark was dropped."""

@@ -35,7 +35,7 @@ class Spill:
 
     def __init__(self, folder: Path) -> None:
         """Raises OSError."""
-        self._file = tempfile.TemporaryFile(dir=folder)
+        self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by `close`
         self._runs: list[_Run] = []
         self._size = 0
 

@@ -75,9 +75,6 @@ class _Between:
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call
 
-    def perf_counter(self) -> float:
-        return 0.0
-
     def sleep(self, seconds: float) -> None:
         self._call()
 

@@ -50,9 +50,6 @@ class Held:
     def __init__(self) -> None:
         self.reached, self.go_on = threading.Event(), threading.Event()
 
-    def perf_counter(self) -> float:
-        return 0.0
-
     def sleep(self, seconds: float) -> None:
         self.reached.set()
         assert self.go_on.wait(LIMIT_S)
