@@ -49,8 +49,8 @@ class _Marked:
 class Mark:
     """The rows of all tables as they were when this was made, each to be taken once.
 
-    Pushes may come from other threads, but none while it is made. `keeps` and `make_room` are for them, under the
-    table's lock; the others are for one thread that takes the rows, and lock for themselves.
+    Pushes may come from other threads, but none while it is made. `make_room` is for them, under the table's lock; the
+    other methods are for one thread that takes the rows, and lock for themselves; any thread may drop it.
     """
 
     def __init__(self, tables: Sequence[Table], marks: Ints, locks: Sequence[threading.Lock]) -> None:
@@ -58,6 +58,8 @@ class Mark:
         self.tables = tables
         self.rows_T = [table.num_rows for table in tables]
         self.skipped_rows_T = [table.skipped_rows for table in tables]
+        self.over = False
+        """Whether nothing is kept any more, of any table."""
         self._dropped: str | None = None
         self._marks, self._locks = marks, locks
         self._record_bytes_T = np.array([4 * table.records.width for table in tables], dtype=np.int64)
@@ -118,6 +120,7 @@ class Mark:
         self._dropped = self._dropped or reason
         for t in range(len(self.tables)):
             self.release(t)
+        self.over = True
 
     def check(self) -> None:
         """Raises CheckpointError when the mark was dropped."""

@@ -137,7 +137,7 @@ class Tables(Sequence[Table]):
             tables_S = sections.tables_S[part]
             starts_S1 = sections.starts_S1[part.start : part.stop + 1] - ids.start
             self._make_room(tables_S, new_S[part])
-            if self._mark is not None:
+            if self._mark is not None and not self._mark.over:
                 self._mark.make_room(tables_S, np.diff(starts_S1))
             before_S = self._places[tables_S, at.COUNT]
             at.apply(
