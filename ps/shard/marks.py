@@ -49,12 +49,14 @@ class _Marked:
 class Mark:
     """The rows of all tables as they were when this was made, each to be taken once.
 
-    Pushes may come from other threads, but none while it is made. `make_room` is for them, under the table's lock; the
-    other methods are for one thread that takes the rows, and lock for themselves; any thread may drop it.
+    Pushes may come from other threads, but none while it is made. `make_room` is for them, under the lock of the
+    table's changes; the other methods are for one thread that takes the rows, and lock for themselves; any thread may
+    drop it.
     """
 
     def __init__(self, tables: Sequence[Table], marks: Ints, locks: Sequence[threading.Lock]) -> None:
-        """`marks` (int64, tables x COLUMNS): what the kernels of a push look at. `locks`: of each table."""
+        """`marks` (int64, tables x COLUMNS): what the kernels of a push look at. `locks`: of each table's
+        changes."""
         self.tables = tables
         self.rows_T = [table.num_rows for table in tables]
         self.skipped_rows_T = [table.skipped_rows for table in tables]
@@ -80,7 +82,7 @@ class Mark:
 
     def take(self, t: int, order_U: Order, to: Columns, k: int) -> tuple[int, float]:
         """Takes those of the rows in slots `order` that are not kept, to place `k` on; returns the place after them,
-        and the seconds for which it held up pulls and pushes. Raises CheckpointError when the mark was dropped."""
+        and the seconds for which it held up pushes. Raises CheckpointError when the mark was dropped."""
         records = self.tables[t].records
         with self._locks[t]:
             started = time.perf_counter()

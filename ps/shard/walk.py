@@ -1,4 +1,4 @@
-"""Walk: a mark's rows part by part, in the order of placement buckets, without holding up pulls for long."""
+"""Walk: a mark's rows part by part, in the order of placement buckets, without holding up pushes for long."""
 # N = rows of a table, K = rows of a part, D = embedding dim, S = optimizer slots of a row, B = buckets
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardkeep.ps.shard.spill import Spill
 from shardkeep.ps.shard.table import Table
 
 ROWS_AT_ONCE = 8192
-"""Rows taken under a table's lock before pulls and pushes get their turn: about a millisecond."""
+"""Rows taken before pushes get their turn: about a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +57,7 @@ def _walk_table(mark: Mark, spill: Spill, t: int, part_bytes: int) -> Generator[
         k = 0
         for begin in range(0, order_K.size, ROWS_AT_ONCE):
             k, held_s = mark.take(t, order_K[begin : begin + ROWS_AT_ONCE], columns, k)
-            time.sleep(held_s)  # locks are not fair: without a rest the walk would keep others out
+            time.sleep(held_s)  # locks are not fair: without a rest the walk would keep pushes out
             spill.relieve(mark)
         kept, count = mark.kept(t)
         place = kept.addresses, kept.shift, kept.width
