@@ -1,5 +1,5 @@
 """Spill: kept rows of a mark that memory has no room for, in a file that has no name, sorted by placement bucket."""
-# U = rows written at once, K = rows of a part, W = words of a record, B = buckets
+# U = rows written at once, K = rows of a part, W = words of a record, B = buckets that have rows
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from shardkeep.ps.placement import BUCKETS
 from shardkeep.ps.shard import mark_kernels as at
 from shardkeep.ps.shard.bucket_order import bucket_order
 from shardkeep.ps.shard.marks import Columns, Mark
@@ -22,12 +23,17 @@ _ROWS_AT_ONCE = 16384
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Records of one table in the file, sorted by bucket."""
+    """Records of one table in the file, sorted by bucket, and where those of each bucket that has any start."""
 
-    table: int
     begin: int
     width: int
-    starts_B1: npt.NDArray[np.int64]
+    buckets_B: npt.NDArray[np.uint16]
+    starts_B1: npt.NDArray[np.uint32]
+
+    def range_of(self, first: int, end: int) -> tuple[int, int]:
+        """The records of buckets [first, end): their number, and that of those before them."""
+        at_first, at_end = np.searchsorted(self.buckets_B, (first, end))
+        return int(self.starts_B1[at_end]) - int(self.starts_B1[at_first]), int(self.starts_B1[at_first])
 
 
 class Spill:
@@ -36,7 +42,7 @@ class Spill:
     def __init__(self, folder: Path) -> None:
         """Raises OSError."""
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by `close`
-        self._runs: list[_Run] = []
+        self._runs: dict[int, list[_Run]] = {}  # by table
         self._size = 0
 
     def close(self) -> None:
@@ -45,29 +51,36 @@ class Spill:
     def relieve(self, mark: Mark) -> None:
         """Writes away the largest tables' kept rows if all together are too many. Raises OSError, CheckpointError."""
         bytes_T = mark.kept_bytes()
-        while bytes_T.sum() > LIMIT_BYTES:
+        if bytes_T.sum() <= LIMIT_BYTES:
+            return
+        while bytes_T.sum() > LIMIT_BYTES // 2:
             t = int(bytes_T.argmax())
             self._append(t, *mark.take_over(t))
             bytes_T[t] = 0
 
     def take(self, t: int, first: int, end: int, to: Columns, k: int) -> int:
         """Takes apart a table's rows of buckets [first, end), to place `k` on; returns the place after them."""
-        for run in self._runs:
-            if run.table == t and (count := int(run.starts_B1[end] - run.starts_B1[first])):
-                self._file.seek(run.begin + 4 * run.width * int(run.starts_B1[first]))
+        for run in self._runs.get(t, []):
+            count, before = run.range_of(first, end)
+            if count:
+                self._file.seek(run.begin + 4 * run.width * before)
                 records_UW = np.empty((count, run.width), dtype=np.float32)
-                self._file.readinto(records_UW.data)
+                if self._file.readinto(records_UW.data) != records_UW.nbytes:
+                    raise OSError("a temporary file of a snapshot lost its end")
                 at.take_all(records_UW, to.ids_K, to.rows_KD, to.slots_KS, k)
                 k += count
         return k
 
     def _append(self, t: int, kept: Records, count: int) -> None:
-        order_U, starts_B1 = bucket_order(kept, count)
+        order, starts_B1 = bucket_order(kept, count)
         self._file.seek(self._size)
         for begin in range(0, count, _ROWS_AT_ONCE):
-            part_U = order_U.array[begin : begin + _ROWS_AT_ONCE]
+            part_U = order.array[begin : begin + _ROWS_AT_ONCE]
             records_UW = np.empty((part_U.size, kept.width), dtype=np.float32)
             at.copy_records(kept.addresses, kept.shift, kept.width, part_U, records_UW)
             self._file.write(records_UW.data)
-        self._runs.append(_Run(t, self._size, kept.width, starts_B1))
+        buckets_B = np.flatnonzero(np.diff(starts_B1))
+        starts_B1 = starts_B1[np.append(buckets_B, BUCKETS)]
+        run = _Run(self._size, kept.width, buckets_B.astype(np.uint16), starts_B1.astype(np.uint32))
+        self._runs.setdefault(t, []).append(run)
         self._size += 4 * kept.width * count

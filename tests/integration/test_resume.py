@@ -133,6 +133,26 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypa
     assert rest["state_digest"] == whole["state_digest"]
 
 
+def test_a_mark_that_a_server_refuses_leaves_none_on_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = LocalJob(job_config(2, 2, checkpoint__every_steps=5), drawn_data(), checkpoints=Checkpoints(tmp_path))
+    mark = job.services[1]._snapshots.mark
+
+    def refused(step: int) -> None:
+        if step == 10:
+            raise CheckpointError("no room for a mark")
+        mark(step)
+
+    monkeypatch.setattr(job.services[1]._snapshots, "mark", refused)
+    marked: list[bool] = []
+    job.run(lambda step: bool(step == 11 and marked.append(job.services[0].tables._marks.any())))
+    texts = [record["text"] for kind, record in job.records if kind == "phase" and record["phase"] == "checkpoint"]
+    assert texts[1] == "no checkpoint at step 10: server 1: no room for a mark; training goes on"
+    assert [step for step, _ in Checkpoints(tmp_path).complete()] == [5, 14]
+    assert set(marked) == {False}
+
+
 def test_a_folder_with_later_checkpoints_of_another_run_is_refused(tmp_path: Path) -> None:
     trained(job_config(1, 1), tmp_path)
     with pytest.raises(ConfigError, match="holds step 26 of another run, and this one starts at step 0"):
