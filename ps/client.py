@@ -79,8 +79,8 @@ class _Unacknowledged:
 class RowClient:
     """One worker's access to all embedding servers.
 
-    Not thread safe, but for `request`. Steps count from the job's start; each rank pushes once per step, to every
-    server (an empty message where it has no rows), and pulls a step before it pushes it.
+    Not thread safe, but for `request` and `ask`. Steps count from the job's start; each rank pushes once per step, to
+    every server (an empty message where it has no rows), and pulls a step before it pushes it.
     """
 
     def __init__(

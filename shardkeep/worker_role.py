@@ -118,6 +118,7 @@ class _Life:
         config, control = self._config, self._control
         device, backend = _device(config, formation, self._index)
         with contextlib.ExitStack() as leaving:
+            leaving.callback(self._settle)  # the last: its calls end when the transport is closed
             transport = join_group(config, formation, "worker", self._index, self._advertise, None)
             leaving.callback(transport.close)
             collective = _collective(config, formation, self._index, self._advertise, backend)
@@ -134,6 +135,10 @@ class _Life:
                 control.report("summary", summary)
                 control.flush()  # from here on the job is done, whoever dies
             collective.barrier()
+
+    def _settle(self) -> None:
+        if self._worker is not None:
+            self._worker.trainer.settle(self._control)
 
     def _joined(
         self, formation: Formation, transport: RpcTransport, collective: Collective, device: torch.device

@@ -1,11 +1,13 @@
-"""A worker's part in checkpoints: the dense model as safetensors and JSON, and the step boundary all ranks meet at."""
+"""A worker's part in checkpoints: where all ranks meet, the thread that writes, the dense model's files."""
 
 from __future__ import annotations
 
 import contextlib
 import json
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +15,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from shardkeep.base.errors import CheckpointError, ConfigError
+from shardkeep.base.errors import CheckpointError, ConfigError, ShardkeepError
 from shardkeep.base.files import atomic_write
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints, FileRecord
 from shardkeep.ps.client import RowClient
 from shardkeep.workers.collective import Collective
 from shardkeep.workers.config import CheckpointConfig
+from shardkeep.workers.state_tree import joined, split
 from shardkeep.workers.tower import Tower
 
 TIMEOUT_S = 1800.0
@@ -27,13 +30,18 @@ TIMEOUT_S = 1800.0
 _TENSORS, _REST = "tower.safetensors", "tower.json"
 _PART = "tower"
 
+TowerState = tuple[dict[str, torch.Tensor], Any]
+"""Tensors by where they are in the state, and the rest of it as JSON types."""
+
 
 class CheckpointWriter:
-    """Writes checkpoints of the whole job. Every rank makes the same calls; rank 0 leads.
+    """Writes checkpoints of the whole job while training goes on. Every rank makes the same calls; rank 0 leads.
+
+    At a step boundary all ranks meet for as long as it takes to mark the servers' rows and to copy the tower. A thread
+    of rank 0 then writes: one checkpoint at a time.
 
     Args:
-        facts: What the manifest tells of the job at a step, JSON types.
-        told: Called on rank 0 with a record of each checkpoint that was written, or not.
+        facts: What the manifest tells of the job at a step, JSON types; asked at the step boundary.
     """
 
     def __init__(
@@ -52,6 +60,8 @@ class CheckpointWriter:
         self._tower = tower
         self._collective = collective
         self._facts = facts
+        self._writing: threading.Thread | None = None
+        self._written: deque[dict[str, Any]] = deque()
 
     def open(self, start_step: int) -> None:
         """Makes sure that the folder is this job's and that all servers see it. Raises ConfigError (it holds later
@@ -70,41 +80,89 @@ class CheckpointWriter:
         """Whether a checkpoint is taken when `step` steps are done."""
         return self._config.every_steps > 0 and step % self._config.every_steps == 0
 
-    def write(self, step: int) -> dict[str, Any] | None:
-        """Writes the checkpoint of `step` steps done; on rank 0 a record of it for the user. Blocks until every rank
-        has called it and the checkpoint is complete, or has failed: then training goes on, and older ones are as they
-        were."""
-        started = time.perf_counter()
+    def begin(self, step: int) -> None:
+        """Begins the checkpoint of `step` steps done. Blocks until every rank has called it, an earlier checkpoint is
+        written, and the state of this step is noted; training may go on then."""
+        self.finish()
         self._client.fence(step)
         self._collective.barrier()  # the others' pushes are applied, too, and nobody pushes before the next barrier
-        record = self._lead(step, started) if self._collective.rank == 0 else None
-        self._collective.barrier(timeout_s=TIMEOUT_S + 60.0)
-        return record
+        if self._collective.rank == 0:
+            self._lead(step)
+        self._collective.barrier()
 
-    def _lead(self, step: int, started: float) -> dict[str, Any]:
+    def finish(self) -> None:
+        """Blocks until no checkpoint is being written any more. Every rank calls it."""
+        self.settle()  # its calls have deadlines
+        self._collective.barrier(timeout_s=TIMEOUT_S + 60.0)
+
+    def settle(self) -> None:
+        """Blocks until the thread has ended. For a generation that is lost: its calls fail, and nobody meets."""
+        if self._writing is not None:
+            self._writing.join()
+            self._writing = None
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """On rank 0 a record for the user of each checkpoint that was written, or failed, since the last call."""
+        while self._written:
+            yield self._written.popleft()
+
+    def _lead(self, step: int) -> None:
+        started = time.perf_counter()
         try:
-            partial = self._checkpoints.begin(step)
-            files = save_tower(self._tower, partial)
-            for answer in self._client.ask({"ask": "snapshot", "step": step}, timeout_s=TIMEOUT_S):
-                files += [FileRecord(**file) for file in answer["files"]]
-            done = self._checkpoints.commit(step, files, self._facts(step))
-        except Exception as error:  # whatever a model's state or a disk does: the job is worth more than a checkpoint
-            self._checkpoints.abandon(step)
-            why = " ".join(str(error).split()) or type(error).__name__
-            return {"step": step, "text": f"no checkpoint at step {step}: {why}; training goes on"}
+            facts, tower = self._facts(step), tower_state(self._tower)
+            self._client.ask({"ask": "mark", "step": step})
+        except Exception as error:  # whatever a model's state does: the job is worth more than a checkpoint
+            self._give_up(step, error)
+            return
+        held_s = time.perf_counter() - started
+
+        def write() -> None:
+            try:
+                size, folder = self._write(step, tower, facts)
+            except Exception as error:
+                self._give_up(step, error)
+                return
+            seconds = time.perf_counter() - started
+            text = f"step {step} in {folder}: {size / 1e6:.1f} MB, {seconds:.2f} s, training held up {held_s:.2f} s"
+            self._written.append({"step": step, "bytes": size, "seconds": seconds, "held_s": held_s, "text": text})
+
+        self._writing = threading.Thread(target=write, name="checkpoint", daemon=True)
+        self._writing.start()
+
+    def _write(self, step: int, tower: TowerState, facts: dict[str, Any]) -> tuple[int, str]:
+        """Writes all parts, then the manifest; the bytes, and the name of the folder."""
+        partial = self._checkpoints.begin(step)
+        files = save_tower(tower, partial)
+        for answer in self._client.ask({"ask": "snapshot", "step": step}, timeout_s=TIMEOUT_S):
+            files += [FileRecord(**file) for file in answer["files"]]
+        done = self._checkpoints.commit(step, files, facts)
+        with contextlib.suppress(ShardkeepError):  # then journals keep more than they need
+            self._client.ask({"ask": "saved", "step": step})
         with contextlib.suppress(OSError):  # the next one tries again
             self._checkpoints.prune(self._config.keep)
-        size, seconds = sum(file.size for file in files), time.perf_counter() - started
-        text = f"step {step} in {done.folder.name}: {size / 1e6:.1f} MB, {seconds:.2f} s"
-        return {"step": step, "bytes": size, "seconds": seconds, "text": text}
+        return sum(file.size for file in files), done.folder.name
+
+    def _give_up(self, step: int, error: Exception) -> None:
+        """Tells why there is no checkpoint, and gives back what it takes on disk and on the servers."""
+        with contextlib.suppress(ShardkeepError):  # a server that is gone has no mark
+            self._client.ask({"ask": "unmark"})
+        self._checkpoints.abandon(step)
+        why = " ".join(str(error).split()) or type(error).__name__
+        self._written.append({"step": step, "text": f"no checkpoint at step {step}: {why}; training goes on"})
 
 
-def save_tower(tower: Tower, checkpoint: Path) -> list[FileRecord]:
-    """Writes parameters, buffers, optimizer and scaler below `checkpoint`/tower; the files' records. Raises OSError."""
+def tower_state(tower: Tower) -> TowerState:
+    """A copy of parameters, buffers, optimizer and scaler: tensors by where they are, and the rest as JSON types."""
+    tensors: dict[str, torch.Tensor] = {}
+    rest = split(tower.state_dict(), tensors)
+    return {key: t.to("cpu", copy=True).contiguous() for key, t in tensors.items()}, rest  # tied weights share memory
+
+
+def save_tower(state: TowerState, checkpoint: Path) -> list[FileRecord]:
+    """Writes a tower's state below `checkpoint`/tower; the files' records. Raises OSError."""
     folder = checkpoint / _PART
     folder.mkdir()
-    tensors: dict[str, torch.Tensor] = {}
-    rest = _split(tower.state_dict(), "", tensors)
+    tensors, rest = state
     save_file(tensors, folder / _TENSORS)
     atomic_write(folder / _REST, json.dumps(rest) + "\n")
     return [FileRecord.of(checkpoint, folder / name) for name in (_TENSORS, _REST)]
@@ -116,31 +174,7 @@ def load_tower(tower: Tower, checkpoint: Checkpoint) -> None:
     try:
         tensors = load_file(paths[_TENSORS])
         rest = json.loads(paths[_REST].read_text(encoding="utf-8"))
-        tower.load_state_dict(_joined(rest, tensors))
+        tower.load_state_dict(joined(rest, tensors))
     except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:
         why = " ".join(str(error).split())[:300]
         raise CheckpointError(f"{checkpoint.folder / _PART}: does not fit the model: {why}") from error
-
-
-def _split(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
-    """`value` as JSON types, its tensors moved to `tensors` and each replaced by where it is. The keys of mappings
-    keep their type: a list of pairs."""
-    if isinstance(value, torch.Tensor):
-        tensors[path] = value.detach().to("cpu", copy=True).contiguous()  # tied weights share memory
-        return {"tensor": path}
-    if isinstance(value, Mapping):
-        return {"pairs": [[key, _split(part, f"{path}/{key}", tensors)] for key, part in value.items()]}
-    if isinstance(value, (list, tuple)):
-        return {"items": [_split(part, f"{path}/{i}", tensors) for i, part in enumerate(value)]}
-    return {"value": value}
-
-
-def _joined(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """The inverse of `_split`; tuples come back as lists."""
-    if "tensor" in value:
-        return tensors[value["tensor"]]
-    if "pairs" in value:
-        return {key: _joined(part, tensors) for key, part in value["pairs"]}
-    if "items" in value:
-        return [_joined(part, tensors) for part in value["items"]]
-    return value["value"]

@@ -148,12 +148,25 @@ class Trainer:
 
     def _save_after(self, step: int, progress: Progress) -> None:
         done = step + 1
-        if self._checkpoints is None or not (self._checkpoints.due(done) or done == self.total_steps):
+        if self._checkpoints is None:
             return
-        progress.update(step=done, phase="saving")
-        started = time.perf_counter()
-        with self._watch.within(None):
-            record = self._checkpoints.write(done)
-        self._telemetry.pause(time.perf_counter() - started)
-        if record is not None:
+        if self._checkpoints.due(done) or done == self.total_steps:
+            progress.update(step=done, phase="saving")
+            started = time.perf_counter()
+            with self._watch.within(None):
+                self._checkpoints.begin(done)
+                if done == self.total_steps:
+                    self._checkpoints.finish()
+            self._telemetry.pause(time.perf_counter() - started)
+        self._tell_checkpoints(progress)
+
+    def settle(self, progress: Progress) -> None:
+        """After the generation was lost: waits for a checkpoint that may have been written to its end nevertheless."""
+        if self._checkpoints is not None:
+            self._checkpoints.settle()
+            self._tell_checkpoints(progress)
+
+    def _tell_checkpoints(self, progress: Progress) -> None:
+        assert self._checkpoints is not None
+        for record in self._checkpoints.records():
             progress.report("phase", {"phase": "checkpoint"} | record)

@@ -1,7 +1,7 @@
 """ShardService: one server's tables behind messages. Takes packed bytes, gives a Future of packed bytes.
 
-Knows no transport and starts no thread. Work is done in the calling thread; what has to wait for others is a
-parked Future, so any number of pulls can wait with any number of threads.
+Knows no transport. Work is done in the calling thread, but for snapshots; what has to wait for others is a parked
+Future, so any number of pulls can wait with any number of threads.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 
-from shardkeep.base.errors import CheckpointError, ProtocolError, ShardkeepError, TransportError
+from shardkeep.base.errors import ProtocolError, ShardkeepError, TransportError
 from shardkeep.compression.codec import ValueCodec, value_codec
 from shardkeep.ps import values
 from shardkeep.ps.checkpoints import Checkpoints
@@ -25,7 +25,7 @@ from shardkeep.ps.message import KIND_AT, Bytes, Kind, Packed, allocate, read, t
 from shardkeep.ps.shard.consistency import Gate, Work, open_gate
 from shardkeep.ps.shard.journal import Entry, Journal, Record
 from shardkeep.ps.shard.requests import Decoder
-from shardkeep.ps.shard.snapshot import write_snapshot
+from shardkeep.ps.shard.snapshot_writer import SnapshotWriter
 from shardkeep.ps.shard.tables import Gradients, Pulled, Sections, Tables
 from shardkeep.ps.slab import Catalog
 
@@ -67,8 +67,8 @@ class ShardService:
         """What `report` says of the process; set by who runs one."""
         self.tables = Tables(tables, seed=seed)
         self.gate: Gate[Gradients] = open_gate(consistency, num_workers=num_workers, start_step=start_step)
-        self._checkpoints = checkpoints
         self._journal = journal
+        self._snapshots = SnapshotWriter(self.tables, checkpoints, shard=shard)
         self._catalog = Catalog(tables)
         self._decoder = Decoder(self._catalog)
         self._codec: ValueCodec = value_codec(pull_values)
@@ -92,10 +92,12 @@ class ShardService:
             Kind.PUSH: self._push,
             Kind.ASK: self._ask,
         }
-        self._questions: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+        self._questions: dict[str, Callable[[dict[str, Any]], dict[str, Any] | Future[dict[str, Any]]]] = {
             "report": lambda _: self.report(),
             "see": self._see,
-            "snapshot": self._snapshot,
+            "mark": self._mark,
+            "snapshot": lambda question: self._snapshots.write(_step_of(question)),
+            "unmark": self._unmark,
             "saved": self._saved,
         }
 
@@ -141,6 +143,7 @@ class ShardService:
             self._parked, self._acks = [], {}
         for future in waiting:
             future.set_exception(TransportError(reason))
+        self._snapshots.close(reason)
 
     # ---- generations ----
 
@@ -289,40 +292,56 @@ class ShardService:
             raise ProtocolError(f'question {text[:80]!r} is unknown; allowed: {{"ask": {"|".join(self._questions)}}}')
         with self._lock:
             self._check_open(message)
-        answer = json.dumps(self._questions[kind](question))
-        return _done(text_message(Kind.ANSWER, answer, generation=self.generation, rank=message.rank))
+        found = self._questions[kind](question)
+        if isinstance(found, Future):
+            return self._later(found, message.rank)
+        return _done(self._told(found, message.rank))
+
+    def _told(self, found: dict[str, Any], rank: int) -> Bytes:
+        return text_message(Kind.ANSWER, json.dumps(found), generation=self.generation, rank=rank)
+
+    def _later(self, found: Future[dict[str, Any]], rank: int) -> Future[Bytes]:
+        """The answer to a question that takes its time."""
+        answer = _promised()
+
+        def finish(found: Future[dict[str, Any]]) -> None:
+            error = found.exception()
+            if isinstance(error, TransportError):
+                answer.set_exception(error)
+            else:
+                answer.set_result(
+                    self._error(error) if isinstance(error, Exception) else self._told(found.result(), rank)
+                )
+
+        found.add_done_callback(finish)
+        return answer
 
     def _see(self, question: dict[str, Any]) -> dict[str, Any]:
         """Whether this server sees the folder that worker 0 writes checkpoints to."""
-        self._folder().check_token(str(question.get("token")))
+        self._snapshots.folder().check_token(str(question.get("token")))
         return {}
 
-    def _snapshot(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Writes this server's part of the checkpoint of a step boundary; nobody may push meanwhile."""
-        step = question.get("step")
-        if not isinstance(step, int):
-            raise ProtocolError(f"a snapshot of step {step!r}; allowed: a whole number")
-        with self._lock:
+    def _mark(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Notes the rows of a step boundary for a snapshot: just after it the next pushes may come."""
+        step = _step_of(question)
+        with self._lock:  # nothing is applied meanwhile
             if not self.gate.is_at(step):
-                raise ProtocolError(f"a snapshot of step {step} while pushes of other steps are here")
+                raise ProtocolError(f"a mark of step {step} while pushes of other steps are here")
+            self._snapshots.mark(step)
         if self._journal is not None:
             self._journal.roll()
-        try:
-            files = write_snapshot(self.tables, self._folder().partial(step), shard=self.shard)
-        except OSError as error:
-            raise CheckpointError(f"{error.filename or self._folder().folder}: {error.strerror or error}") from error
-        return {"files": [asdict(file) for file in files]}
+        return {}
+
+    def _unmark(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Gives up a mark, and its snapshot if one is being written."""
+        self._snapshots.drop()
+        return {}
 
     def _saved(self, question: dict[str, Any]) -> dict[str, Any]:
         """The checkpoint of a step is complete: the journal need not hold what came before it."""
         if self._journal is not None:
-            self._journal.forget_before(int(question["step"]))
+            self._journal.forget_before(_step_of(question))
         return {}
-
-    def _folder(self) -> Checkpoints:
-        if self._checkpoints is None:
-            raise CheckpointError("this server was told no folder for checkpoints")
-        return self._checkpoints
 
     # ---- progress: apply what is due, then answer what may be answered ----
 
@@ -431,6 +450,13 @@ class ShardService:
 
     def _error(self, error: Exception) -> Bytes:
         return text_message(Kind.ERROR, _line(error), generation=self.generation)
+
+
+def _step_of(question: dict[str, Any]) -> int:
+    step = question.get("step")
+    if not isinstance(step, int):
+        raise ProtocolError(f"step {step!r}; allowed: a whole number")
+    return step
 
 
 def _line(error: Exception) -> str:

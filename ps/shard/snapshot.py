@@ -2,14 +2,16 @@
 servers.
 
 A file holds parts of tables, each a range of buckets, so that another number of servers reads only files that hold
-some of its buckets. `snapshot.json` says which part is where. No rows may change while a snapshot is written.
+some of its buckets. `snapshot.json` says which part is where. What is written are the rows of one instant (marks.py).
 """
 # N = rows of a part, D = embedding dim, S = optimizer slots of a row
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,18 +19,24 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
 from shardkeep.base.errors import CheckpointError
 from shardkeep.base.files import atomic_write
 from shardkeep.ps.checkpoints import Checkpoint, FileRecord
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.placement import BUCKETS, bucket_of, server_of
+from shardkeep.ps.placement import BUCKETS, server_of
+from shardkeep.ps.shard.array_file import ArrayFile
+from shardkeep.ps.shard.marks import Mark
+from shardkeep.ps.shard.spill import Spill
 from shardkeep.ps.shard.table import Table
+from shardkeep.ps.shard.walk import walk
 
 FILE_BYTES = 64 << 20
-"""About the size of a file. Beside the tables, one of them is held in memory, and while a snapshot is written some 30
-bytes for each row of the largest table."""
+"""About the size of a file: what is held in memory while it is read."""
+PART_BYTES = 8 << 20
+"""About the size of a part: what is held in memory while a snapshot is written, beside 4 bytes for each row of the
+largest table, a bit for each row of all, and what spill.py allows for rows that change meanwhile."""
 _INDEX = "snapshot.json"
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -45,60 +53,57 @@ class _Part:
     rows: int
 
 
-def write_snapshot(tables: Sequence[Table], checkpoint: Path, *, shard: int) -> list[FileRecord]:
-    """Writes all rows and slots below `checkpoint`/server-SHARD; the files' records. Raises OSError."""
+def write_snapshot(mark: Mark, checkpoint: Path, *, shard: int) -> list[FileRecord]:
+    """Writes the rows and slots of a mark below `checkpoint`/server-SHARD, then drops it; the files' records.
+
+    Pulls and pushes may go on meanwhile. Raises OSError, and CheckpointError when the mark is dropped before."""
     folder = checkpoint / f"server-{shard}"
-    folder.mkdir()
-    parts: list[_Part] = []
-    records: list[FileRecord] = []
-    for number, (found, arrays) in enumerate(_files(tables)):
-        path = folder / _file_name(number)
-        save_file(arrays, path)
-        records.append(FileRecord.of(checkpoint, path))
-        parts += [_Part(p.table, number, p.first, p.end, p.rows) for p in found]
+    try:
+        folder.mkdir()
+        with ThreadPoolExecutor(1, thread_name_prefix="snapshot-sync") as syncing:  # the walk need not wait for a disk
+            try:
+                parts, records = _write_rows(mark, folder, lambda path: syncing.submit(FileRecord.of, checkpoint, path))
+            except BaseException:
+                syncing.shutdown(wait=False, cancel_futures=True)
+                raise
+            written = [record.result() for record in records]
+    finally:
+        mark.drop("its snapshot is done")
     index = {
-        "tables": [{"spec": t.spec.model_dump(mode="json"), "skipped_rows": t.skipped_rows} for t in tables],
+        "tables": [
+            {"spec": table.spec.model_dump(mode="json"), "skipped_rows": skipped}
+            for table, skipped in zip(mark.tables, mark.skipped_rows_T, strict=True)
+        ],
         "parts": [[p.table, p.file, p.first, p.end, p.rows] for p in parts],
     }
     atomic_write(folder / _INDEX, json.dumps(index) + "\n")
-    return [*records, FileRecord.of(checkpoint, folder / _INDEX)]
+    return [*written, FileRecord.of(checkpoint, folder / _INDEX)]
 
 
-def _files(tables: Sequence[Table]) -> Iterator[tuple[list[_Part], Arrays]]:
-    """The parts and arrays of one file after the other."""
+def _write_rows(
+    mark: Mark, folder: Path, done: Callable[[Path], Future[FileRecord]]
+) -> tuple[list[_Part], list[Future[FileRecord]]]:
+    """The files of rows, each handed to `done`; which part is where."""
     parts: list[_Part] = []
-    arrays: Arrays = {}
-    size = 0
-    for t, table in enumerate(tables):
-        for first, end, rows in _parts_of(table):
-            parts.append(_Part(t, 0, first, end, rows[0].size))
-            for what, array in zip(("ids", "rows", "slots"), rows, strict=True):
-                arrays[f"{t}.{first}.{what}"] = array
-                size += array.nbytes
-            if size >= FILE_BYTES:
-                yield parts, arrays
-                parts, arrays, size = [], {}, 0
-    if parts:
-        yield parts, arrays
-
-
-def _parts_of(table: Table) -> Iterator[tuple[int, int, tuple[Any, Any, Any]]]:
-    """(first bucket, end, (ids, rows, slots)) of parts of a table that fit a file, in the order of the buckets."""
-    ids_N = table.ids()
-    if not ids_N.size:
-        return
-    buckets_N = bucket_of(ids_N).astype(np.uint16)
-    order_N = np.argsort(buckets_N, kind="stable")
-    starts = np.searchsorted(buckets_N[order_N], np.arange(BUCKETS + 1))
-    del buckets_N
-    most = max(1, FILE_BYTES // table.row_bytes)
-    first = 0
-    while first < BUCKETS:
-        end = max(first + 1, int(np.searchsorted(starts, starts[first] + most, side="right")) - 1)
-        slots_N = order_N[starts[first] : starts[end]]
-        if slots_N.size:
-            yield first, end, (ids_N[slots_N], *table.read(slots_N))
-        first = end
+    records: list[Future[FileRecord]] = []
+    file: ArrayFile | None = None
+    with contextlib.ExitStack() as opened:
+        spill = opened.enter_context(contextlib.closing(Spill(folder)))
+        for part in opened.enter_context(contextlib.closing(walk(mark, spill, min(PART_BYTES, FILE_BYTES)))):
+            if file is None:
+                file = opened.enter_context(contextlib.closing(ArrayFile(folder / _file_name(len(records)))))
+            columns = part.columns
+            for what, array in (("ids", columns.ids_K), ("rows", columns.rows_KD), ("slots", columns.slots_KS)):
+                file.add(f"{part.table}.{part.first}.{what}", array)
+            parts.append(_Part(part.table, len(records), part.first, part.end, columns.ids_K.size))
+            if file.size >= FILE_BYTES or not file.has_room:
+                file.finish()
+                records.append(done(file.path))
+                file = None
+        if file is not None:
+            file.finish()
+            records.append(done(file.path))
+    return parts, records
 
 
 def load_snapshots(tables: Sequence[Table], checkpoint: Checkpoint, *, shard: int, num_shards: int) -> None:

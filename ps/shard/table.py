@@ -123,6 +123,16 @@ class Table:
         return rows_ND, slots_NS
 
     @property
+    def records(self) -> Records:
+        """Where the rows stand, by slot. To be read only, and no further than `num_rows`."""
+        return self._records
+
+    @property
+    def num_slots(self) -> int:
+        """Optimizer slots of a row."""
+        return self._num_slots
+
+    @property
     def row_bytes(self) -> int:
         """Bytes of a row's id, weights and slots."""
         return 4 * self._used

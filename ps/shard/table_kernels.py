@@ -16,9 +16,12 @@ from shardkeep.base.kernels import kernel
 from shardkeep.ps.shard import optimizer_kernels as laws
 from shardkeep.ps.shard.index_kernels import find, find_or_add
 from shardkeep.ps.shard.kernels import first_disorder, gather, initialise, merge_sum
+from shardkeep.ps.shard.mark_kernels import ROWS as MARKED_ROWS
+from shardkeep.ps.shard.mark_kernels import keep
 
 Ints = npt.NDArray[np.int64]
 Places = npt.NDArray[np.int64]
+Marks = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
 
 # Columns of a place.
@@ -98,12 +101,13 @@ def update(place: Ints, slots_U: Ints, grad_UD: Rows, scalars: Rows) -> None:
 
 
 @kernel(
-    "void(int64[:,::1], float32[:,::1], int64[::1], int64[::1], int64[::1], int64[::1], boolean,"
+    "void(int64[:,::1], float32[:,::1], int64[:,::1], int64[::1], int64[::1], int64[::1], int64[::1], boolean,"
     " float32[::1], float32[:,::1])"
 )
 def apply(
     places: Places,
     scales: Rows,
+    marks: Marks,
     tables_S: Ints,
     starts_S1: Ints,
     ids_V: Ints,
@@ -112,7 +116,8 @@ def apply(
     values: Rows,
     scalars_SK: Rows,
 ) -> None:
-    """One optimizer update of all ids' rows; absent rows are added first. `values`: the gradients, table after table.
+    """One optimizer update of all ids' rows; absent rows are added first, and rows of a marked table are kept as they
+    were (mark_kernels.py; there is room for them). `values`: the gradients, table after table.
 
     `found`: the slots are those of an earlier `pull`, so that only those that were absent then are looked up."""
     at = 0
@@ -122,6 +127,10 @@ def apply(
         end = at + ids_U.size * place[DIM]
         grad_UD = values[at:end].reshape((ids_U.size, place[DIM]))
         add_rows(place, scale, ids_U, slots_U, found)
+        mark = marks[tables_S[s]]
+        if mark[MARKED_ROWS]:
+            addresses = carray(pointer(place[ADDRESSES]), (place[NUM_ADDRESSES],), np.int64)
+            keep(mark, addresses, place[SHIFT], place[WIDTH], slots_U)
         update(place, slots_U, grad_UD, scalars_SK[s])
         at = end
 

@@ -6,6 +6,7 @@ Knows no message and no gate. A table by itself is table.py.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +17,9 @@ import numpy.typing as npt
 from shardkeep.base.array_kernels import all_finite
 from shardkeep.base.telemetry import usable_cores
 from shardkeep.ps.config import TableSpec
+from shardkeep.ps.shard import mark_kernels
 from shardkeep.ps.shard import table_kernels as at
+from shardkeep.ps.shard.marks import Mark
 from shardkeep.ps.shard.optimizers import step_scalars
 from shardkeep.ps.shard.table import Table
 
@@ -80,7 +83,11 @@ class Tables(Sequence[Table]):
         self._config_T = np.array([self._configs.index(spec.optimizer) for spec in specs], dtype=np.int64)
         count = min(MOST_LOCKS, usable_cores(), max(len(specs), 1))
         self._locks = [threading.Lock() for _ in range(count)]
+        self._changes = [threading.Lock() for _ in range(count)]
+        """Held beside a lock by who changes rows, alone by who takes rows of a mark: pulls do not wait for it."""
         self._bounds = np.array([len(specs) * lock // count for lock in range(count + 1)])
+        self._marks = np.zeros((len(specs), mark_kernels.COLUMNS), dtype=np.int64)
+        self._mark: Mark | None = None
 
     def __getitem__(self, t: int) -> Table:  # type: ignore[override]
         return self._tables[t]
@@ -113,6 +120,14 @@ class Tables(Sequence[Table]):
             gradients = self._finite(gradients)
         self._apply(gradients, step)
 
+    def mark(self) -> Mark:
+        """Notes what the rows are now: from here on they are kept when they change, until they are taken or the mark
+        is dropped. An earlier mark is. Nobody may call `apply` meanwhile; pulls may go on."""
+        if self._mark is not None:
+            self._mark.drop("another mark came")
+        self._mark = Mark(self._tables, self._marks, [self._changes[self._lock_of(t)] for t in range(len(self))])
+        return self._mark
+
     def _apply(self, gradients: Gradients, step: int) -> None:
         sections, pulled = gradients.sections, gradients.pulled
         found = pulled is not None
@@ -121,13 +136,15 @@ class Tables(Sequence[Table]):
         else:
             slots_V, new_S = np.empty(sections.ids_V.size, dtype=np.int64), np.diff(sections.starts_S1)
         scalars_SK = self._scalars(sections.tables_S, step)
-        for part, ids, where in self._parts(sections):
+        for part, ids, where in self._parts(sections, changing=True):
             tables_S = sections.tables_S[part]
             starts_S1 = sections.starts_S1[part.start : part.stop + 1] - ids.start
             self._make_room(tables_S, new_S[part])
+            if self._mark is not None and not self._mark.over:
+                self._mark.make_room(tables_S, np.diff(starts_S1))
             before_S = self._places[tables_S, at.COUNT]
             at.apply(
-                self._places, self._scales, tables_S, starts_S1, sections.ids_V[ids], slots_V[ids], found,
+                self._places, self._scales, self._marks, tables_S, starts_S1, sections.ids_V[ids], slots_V[ids], found,
                 gradients.values[where], scalars_SK[part],
             )  # fmt: skip
             for t in tables_S[self._places[tables_S, at.COUNT] > before_S].tolist():
@@ -138,15 +155,15 @@ class Tables(Sequence[Table]):
         for t, rows in zip(tables_S[tight_S].tolist(), rows_S[tight_S].tolist(), strict=True):
             self._tables[t].make_room(rows)
 
-    def _parts(self, sections: Sections) -> Iterator[tuple[slice, slice, slice]]:
+    def _parts(self, sections: Sections, *, changing: bool = False) -> Iterator[tuple[slice, slice, slice]]:
         """The sections under one lock, their ids and their values, while holding that lock; one after the other."""
         starts = sections.starts_S1
         values_S1 = np.zeros(starts.size, dtype=np.int64)
         np.cumsum(np.diff(starts) * self.dims_T[sections.tables_S], out=values_S1[1:])
         bounds = np.searchsorted(sections.tables_S, self._bounds).tolist()
-        for lock, first, end in zip(self._locks, bounds, bounds[1:], strict=False):
+        for lock, change, first, end in zip(self._locks, self._changes, bounds, bounds[1:], strict=False):
             if first < end:
-                with lock:
+                with lock, change if changing else contextlib.nullcontext():
                     yield (
                         slice(first, end),
                         slice(int(starts[first]), int(starts[end])),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from shardkeep.base.errors import CheckpointError, ConfigError, UserError
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
+from shardkeep.ps.shard import snapshot_writer
 from shardkeep.resume import plan_resume
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.samples import Data
@@ -89,17 +91,15 @@ def test_other_workers_see_each_sample_that_is_left_exactly_once(
 def test_a_checkpoint_that_cannot_be_written_is_told_and_training_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from shardkeep.ps.shard import service
+    write = snapshot_writer.write_snapshot
 
-    write = service.write_snapshot
-
-    def full(tables: Any, partial: Path, *, shard: int) -> Any:
+    def full(mark: Any, partial: Path, *, shard: int) -> Any:
         if partial.name == ".step-00000010":
             raise OSError(28, "No space left on device", str(partial / "rows"))
-        return write(tables, partial, shard=shard)
+        return write(mark, partial, shard=shard)
 
     whole = trained(job_config(2, 2, checkpoint__every_steps=9), tmp_path / "whole")
-    monkeypatch.setattr(service, "write_snapshot", full)
+    monkeypatch.setattr(snapshot_writer, "write_snapshot", full)
     checkpoints = Checkpoints(tmp_path / "full")
     job = LocalJob(job_config(2, 2, checkpoint__every_steps=5), drawn_data(), checkpoints=checkpoints)
     assert job.run()["state_digest"] == whole["state_digest"]
@@ -108,6 +108,49 @@ def test_a_checkpoint_that_cannot_be_written_is_told_and_training_goes_on(
     assert texts[1] == f"no checkpoint at step 10: {why}; training goes on"
     assert [step for step, _ in checkpoints.complete()] == [5, 14]
     assert not checkpoints.partial(10).exists()
+
+
+def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write, later = snapshot_writer.write_snapshot, threading.Event()
+
+    def held(mark: Any, partial: Path, *, shard: int) -> Any:
+        assert partial.name != ".step-00000003" or later.wait(20)
+        return write(mark, partial, shard=shard)
+
+    def stop(step: int) -> bool:
+        if step == 5:
+            assert not (tmp_path / "step-00000003").exists()
+            later.set()
+        return False
+
+    whole = trained(job_config(2, 2, checkpoint__every_steps=14), tmp_path / "whole")
+    monkeypatch.setattr(snapshot_writer, "write_snapshot", held)
+    job = LocalJob(job_config(2, 2), drawn_data(), checkpoints=Checkpoints(tmp_path))
+    job.run(stop)
+    texts = [record["text"] for kind, record in job.records if kind == "phase" and record["phase"] == "checkpoint"]
+    assert [text.split(":")[0] for text in texts] == [f"step {n} in step-{n:08d}" for n in (3, 6, 9, 12, 14)]
+    rest = trained(job_config(1, 2), tmp_path / "from-3", Checkpoints(tmp_path).load(3))
+    assert rest["state_digest"] == whole["state_digest"]
+
+
+def test_a_mark_that_a_server_refuses_leaves_none_on_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = LocalJob(job_config(2, 2, checkpoint__every_steps=5), drawn_data(), checkpoints=Checkpoints(tmp_path))
+    mark = job.services[1]._snapshots.mark
+
+    def refused(step: int) -> None:
+        if step == 10:
+            raise CheckpointError("no room for a mark")
+        mark(step)
+
+    monkeypatch.setattr(job.services[1]._snapshots, "mark", refused)
+    marked: list[bool] = []
+    job.run(lambda step: bool(step == 11 and marked.append(job.services[0].tables._marks.any())))
+    texts = [record["text"] for kind, record in job.records if kind == "phase" and record["phase"] == "checkpoint"]
+    assert texts[1] == "no checkpoint at step 10: server 1: no room for a mark; training goes on"
+    assert [step for step, _ in Checkpoints(tmp_path).complete()] == [5, 14]
+    assert set(marked) == {False}
 
 
 def test_a_folder_with_later_checkpoints_of_another_run_is_refused(tmp_path: Path) -> None:

@@ -68,11 +68,11 @@ class LocalJob:
             ]
         )
 
-    def run(self) -> dict[str, Any]:
+    def run(self, should_stop: Callable[[int], bool] = lambda _: False) -> dict[str, Any]:
         """Trains; the summary of rank 0."""
         told = Silent()
         self.records = told.records
-        return in_threads([lambda w=w: w.run(told, lambda _: False, lambda: 0) for w in self.workers])[0]
+        return in_threads([lambda w=w: w.run(told, should_stop, lambda: 0) for w in self.workers])[0]
 
 
 def in_threads(calls: list[Callable[[], Any]], timeout_s: float = 60.0) -> list[Any]:

@@ -16,7 +16,7 @@ from torch import nn
 from shardkeep.base.errors import CheckpointError, UserError
 from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.workers import compiling
-from shardkeep.workers.checkpoint import load_tower, save_tower
+from shardkeep.workers.checkpoint import load_tower, save_tower, tower_state
 from shardkeep.workers.collective import Collective, Solo, ThreadCollective, run_ranks
 from shardkeep.workers.config import ModelConfig, TowerConfig
 from shardkeep.workers.models.registry import build_model
@@ -292,7 +292,7 @@ def test_a_saved_tower_goes_on_bit_for_bit(amp, tmp_path):
     straight, other = tower_of(config=config), tower_of(model=seeded_model(9), config=config)
     train(straight, [(0, 24)], steps=3)
     checkpoints = Checkpoints(tmp_path)
-    files = save_tower(straight, checkpoints.begin(3))
+    files = save_tower(tower_state(straight), checkpoints.begin(3))
     load_tower(other, checkpoints.commit(3, files, {}))
     for tower in (straight, other):
         tower.backward(*part_of(batch(3, 24), 0, 24), 1 / 24)
@@ -309,14 +309,14 @@ def test_tied_weights_are_saved(tmp_path):
 
     tied, other = tower_of(model=Tied()), tower_of(model=Tied())
     checkpoints = Checkpoints(tmp_path)
-    load_tower(other, checkpoints.commit(1, save_tower(tied, checkpoints.begin(1)), {}))
+    load_tower(other, checkpoints.commit(1, save_tower(tower_state(tied), checkpoints.begin(1)), {}))
     assert other.digest_bytes() == tied.digest_bytes()
     assert other.model.b.weight is other.model.a.weight
 
 
 def test_a_saved_tower_of_another_model_is_refused_in_one_line(tmp_path):
     checkpoints = Checkpoints(tmp_path)
-    saved = checkpoints.commit(1, save_tower(tower_of(), checkpoints.begin(1)), {})
+    saved = checkpoints.commit(1, save_tower(tower_state(tower_of()), checkpoints.begin(1)), {})
     other = tower_of(model=nn.Linear(3, 1))
     with pytest.raises(CheckpointError, match=r"tower: does not fit the model: [^\n]*$"):
         load_tower(other, saved)

@@ -14,6 +14,7 @@ from shardkeep.ps.placement import server_of
 from shardkeep.ps.shard import snapshot
 from shardkeep.ps.shard.snapshot import load_snapshots, write_snapshot
 from shardkeep.ps.shard.table import Table
+from shardkeep.ps.shard.tables import Tables
 
 SPECS = [
     TableSpec(name="user", dim=4, optimizer={"name": "adam"}),  # type: ignore[arg-type]
@@ -23,9 +24,9 @@ SPECS = [
 ]
 
 
-def tables_of(shard: int, num_shards: int, *, rows: int = 0) -> list[Table]:
+def tables_of(shard: int, num_shards: int, *, rows: int = 0) -> Tables:
     """A server's tables, trained for two steps where `rows` is given."""
-    tables = [Table(spec, seed=7) for spec in SPECS]
+    tables = Tables(SPECS, seed=7)
     for t, table in enumerate(tables):
         if not rows or table.spec.name == "empty":
             continue
@@ -43,11 +44,11 @@ def saved(folder: Path, num_shards: int, *, rows: int) -> Checkpoint:
     checkpoints = Checkpoints(folder)
     partial = checkpoints.begin(2)
     shards = [tables_of(shard, num_shards, rows=rows) for shard in range(num_shards)]
-    files = [file for s, tables in enumerate(shards) for file in write_snapshot(tables, partial, shard=s)]
+    files = [file for s, tables in enumerate(shards) for file in write_snapshot(tables.mark(), partial, shard=s)]
     return checkpoints.commit(2, files, {})
 
 
-def digests(shards: list[list[Table]]) -> list[int]:
+def digests(shards: list[Tables]) -> list[int]:
     return [sum(tables[t].digest() for tables in shards) % (1 << 128) for t in range(len(SPECS))]
 
 

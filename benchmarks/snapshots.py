@@ -1,0 +1,233 @@
+"""Snapshots: what writing one costs pulls, pushes and memory while they go on: 20 M rows, D = 16, row-wise Adagrad.
+
+One server's service in process, asked by a worker's client in one thread; the snapshot is written by the service's own
+thread to a temporary folder, once with both threads on one core and once free to run anywhere. Steps pull rows and push
+their gradients, each drawn anew: 32,768 ids by a Zipf law of 1.05 (the inverse of its continuous form), whose
+popularity has nothing to do with the order in which rows came. `without`: the same load before the snapshot.
+"""
+# R = rows of the table, U = unique rows of a step, D = embedding dim
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import multiprocessing as mp
+import os
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import harness
+import numpy as np
+import psutil
+import workload
+
+DIM = 16
+RECORD_BYTES = 4 * (2 + DIM + 1)  # on disk
+TABLE_BYTES = 100  # in memory, about, with the index
+DRAWS = 32_768
+NUM_STEPS = 3000  # a snapshot takes fewer; each step has rows that no step before it had
+FILL_AT_ONCE = 50_000
+POPULAR = 2_654_435_761  # prime: rank to row number
+SPREAD = 0x9E3779B97F4A7C15 - 2**64  # odd: ids all over 64 bits
+LIMIT_S = 900.0
+
+
+def drawn_rows(rows: int, seed: int) -> np.ndarray:
+    """Row numbers of a step, int64 (U), unique."""
+    power = 1.0 - workload.ZIPF
+    u = np.random.default_rng(seed).random(DRAWS)
+    ranks = (1.0 + u * ((rows + 1.0) ** power - 1.0)) ** (1.0 / power)
+    return np.unique(np.minimum(ranks.astype(np.int64) - 1, rows - 1) * POPULAR % rows)
+
+
+class Server:
+    """A service with one table, and a client beside it."""
+
+    def __init__(self, folder: Path) -> None:
+        from shardkeep.ps.checkpoints import Checkpoints
+        from shardkeep.ps.client import RowClient
+        from shardkeep.ps.config import ConsistencyConfig, InitConfig, RowwiseAdagradConfig, TableSpec
+        from shardkeep.ps.shard.service import ShardService
+        from shardkeep.ps.transport import LocalTransport
+
+        spec = TableSpec(name="t", dim=DIM, optimizer=RowwiseAdagradConfig(lr=0.01), init=InitConfig(scale=0.05))
+        mode = ConsistencyConfig(mode="bounded", staleness=2)
+        self.checkpoints = Checkpoints(folder)
+        settings: dict[str, Any] = {"tables": [spec], "consistency": mode, "num_workers": 1, "seed": 1}
+        service = ShardService(shard=0, num_shards=1, checkpoints=self.checkpoints, **settings)
+        self.client = RowClient(LocalTransport([service.handle]), tables=[spec], consistency=mode)
+        self.table = service.tables[0]
+        self._grad_UD = np.random.default_rng(1).normal(size=(FILL_AT_ONCE, DIM)).astype(np.float32) * 1e-3
+        self.step = 0
+
+    def request(self, row_U: np.ndarray) -> Any:
+        return self.client.request({"t": np.sort(row_U * np.int64(SPREAD))})
+
+    def exchange(self, request: Any) -> tuple[float, float]:
+        """One step; the seconds of its pull and of its push."""
+        started = time.perf_counter()
+        rows_UD = self.client.pull(self.step, request).result()["t"]
+        pulled = time.perf_counter()
+        self.client.push(self.step, request, {"t": self._grad_UD[: len(rows_UD)]})
+        self.client.wait_acknowledged()
+        self.step += 1
+        return pulled - started, time.perf_counter() - pulled
+
+
+class Load:
+    """Steps one after the other, and what they took."""
+
+    def __init__(self, server: Server, requests: list[Any]) -> None:
+        self._server, self._requests = server, itertools.cycle(requests)
+
+    def run(self, name: str, over: Callable[[float], bool]) -> harness.Figures:
+        """Figures of the steps until `over`, asked with the seconds since the first."""
+        pulls, pushes, rows, started = [], [], 0, time.perf_counter()
+        while not over(elapsed := time.perf_counter() - started):
+            request = next(self._requests)
+            pull_s, push_s = self._server.exchange(request)
+            pulls.append(pull_s)
+            pushes.append(push_s)
+            rows += len(request.ids["t"])
+        found = {"m_rows_per_s": rows / elapsed / 1e6}
+        for what, times in (("pull", pulls), ("push", pushes)):
+            for share, text in ((50, "median"), (99, "p99"), (100, "longest")):
+                found[f"{text}_{what}_ms"] = float(np.percentile(times, share)) * 1e3
+        return {f"{key}_{name}": value for key, value in found.items()}
+
+
+class Peak(threading.Thread):
+    """Follows the process's resident memory until told to end."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._process, self._over = psutil.Process(), threading.Event()
+        self.before = self.most = self._process.memory_info().rss
+
+    def run(self) -> None:
+        while not self._over.wait(0.005):
+            self.most = max(self.most, self._process.memory_info().rss)
+
+    def end(self) -> int:
+        """The growth at its most, in bytes."""
+        self._over.set()
+        self.join()
+        return self.most - self.before
+
+
+def one_snapshot(server: Server, load: Load) -> harness.Figures:
+    """Marks, then goes on with the load until the snapshot is written."""
+    step, checkpoints = server.step, server.checkpoints
+    checkpoints.begin(step)
+    peak = Peak()
+    peak.start()
+    started = time.perf_counter()
+    server.client.ask({"ask": "mark", "step": step})
+    pause_s = time.perf_counter() - started
+    answers: list[dict[str, Any]] = []
+    question = {"ask": "snapshot", "step": step}
+    asking = threading.Thread(target=lambda: answers.extend(server.client.ask(question, timeout_s=LIMIT_S)))
+    asking.start()
+    figures = load.run("during", lambda _: not asking.is_alive())
+    wall_s = time.perf_counter() - started
+    extra = peak.end()
+    size = sum(file["size"] for file in answers[0]["files"])
+    checkpoints.abandon(step)
+    return figures | {
+        "mark_ms": pause_s * 1e3,
+        "snapshot_s": wall_s,
+        "mb_per_s": size / wall_s / 1e6,
+        "extra_mb": extra / 1e6,
+        "extra_share": extra / server.table.size_bytes,
+        "table_mb": server.table.size_bytes / 1e6,
+    }
+
+
+def snapshot_process(rows: int, cores: int | None, folder: str, seconds: float, seed: int, queue: Any) -> None:
+    if cores == 1:
+        harness.pin(0)
+    from shardkeep.base.allocator import keep_freed_memory
+
+    keep_freed_memory()
+    server = Server(Path(folder))
+    for begin in range(0, rows, FILL_AT_ONCE):
+        server.exchange(server.request(np.arange(begin, min(begin + FILL_AT_ONCE, rows))))
+    requests = [server.request(drawn_rows(rows, seed * NUM_STEPS + i)) for i in range(NUM_STEPS)]
+    load = Load(server, requests)
+    harness.settle_garbage_collector()
+    load.run("warm_up", lambda elapsed: elapsed > min(seconds, 3.0))
+    queue.put(load.run("without", lambda elapsed: elapsed > seconds) | one_snapshot(server, load))
+
+
+def contestant(rows: int, cores: int | None, folder: str) -> harness.Contestant:
+    seeds = itertools.count(1)
+
+    def run(seconds: float) -> harness.Figures:
+        context = mp.get_context("spawn")
+        queue = context.Queue()
+        process = context.Process(target=snapshot_process, args=(rows, cores, folder, seconds, next(seeds), queue))
+        return harness.result_of([process], queue, limit_s=LIMIT_S + 2 * seconds)
+
+    return run
+
+
+def report(found: dict[str, list[harness.Figures]]) -> dict[str, Any]:
+    results: dict[str, Any] = {"rounds": found}
+    for name, rounds in found.items():
+        for key, label, target in (
+            ("mark_ms", "ms that the mark takes", 50.0),
+            ("longest_pull_ms_without", "longest pull without a snapshot, ms", None),
+            ("longest_pull_ms_during", "longest pull during one, ms", 50.0),
+            ("extra_share", "extra memory / the table's", 0.10),
+            ("mb_per_s", "MB/s written", None),
+        ):
+            results[f"{name} {key}"] = harness.spread([figures[key] for figures in rounds])
+            harness.show_ratio(f"{name}: {label}", results[f"{name} {key}"], target)
+        ratios = [figures["m_rows_per_s_during"] / figures["m_rows_per_s_without"] for figures in rounds]
+        results[f"{name} during / without"] = harness.spread(ratios)
+        harness.show_ratio(f"{name}: rows/s during / without", results[f"{name} during / without"])
+    return results
+
+
+def parsed() -> argparse.Namespace:
+    parser = harness.arguments(__doc__)
+    parser.add_argument("--rows", type=int, help="rows of the table; 20 M")
+    parser.add_argument("--folder", type=Path, help="where to write; a temporary folder")
+    options = harness.parse(parser)
+    if options.device != "cpu":
+        parser.error(f"--device {options.device}: nothing here trains a tower")
+    if options.rows is None:
+        options.rows = 200_000 if options.smoke else 20_000_000
+    if options.rows < 10_000:
+        parser.error(f"--rows {options.rows}: allowed: 10,000 or more")
+    free, needed = psutil.virtual_memory().available, 1.5 * TABLE_BYTES * options.rows
+    if free < needed:
+        parser.error(f"--rows {options.rows}: takes {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free")
+    options.folder = options.folder or Path(tempfile.gettempdir())
+    free, needed = shutil.disk_usage(options.folder).free, 1.2 * RECORD_BYTES * options.rows
+    if free < needed:
+        parser.error(f"--folder {options.folder}: takes {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free")
+    return options
+
+
+def main() -> None:
+    options = parsed()
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with tempfile.TemporaryDirectory(prefix="snapshots-", dir=options.folder) as folder:
+        contestants = {
+            "one core": contestant(options.rows, 1, folder),
+            "all cores": contestant(options.rows, None, folder),
+        }
+        found = harness.alternate(contestants, rounds=options.rounds, seconds=options.seconds)
+    results = report(found) | {"rows": options.rows}
+    harness.write(options.json, "snapshots", json.loads(json.dumps(results)))
+
+
+if __name__ == "__main__":
+    main()

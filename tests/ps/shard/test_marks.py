@@ -1,0 +1,226 @@
+"""Marks: a snapshot holds the rows of one instant, whatever is pushed while it is written."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardkeep.base.errors import CheckpointError
+from shardkeep.ps.checkpoints import Checkpoints
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.placement import bucket_of
+from shardkeep.ps.shard import snapshot, spill, walk
+from shardkeep.ps.shard.bucket_order import bucket_order
+from shardkeep.ps.shard.kernels import write_words
+from shardkeep.ps.shard.marks import Mark
+from shardkeep.ps.shard.records import Records
+from shardkeep.ps.shard.snapshot import load_snapshots, write_snapshot
+from shardkeep.ps.shard.spill import Spill
+from shardkeep.ps.shard.tables import Gradients, Tables
+from tests.ps.shard.test_tables import SPECS as ALL_LAWS
+from tests.ps.shard.test_tables import ByTable, gradients, sections
+
+SPECS = (*ALL_LAWS, TableSpec(name="empty", dim=5), TableSpec(name="one row", dim=2, optimizer={"name": "adam"}))  # type: ignore[arg-type]
+IDS = 3000
+EMPTY, ONE_ROW = len(SPECS) - 2, len(SPECS) - 1
+State = list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+
+
+def random_push(rng: np.random.Generator, *, most: int = 400) -> ByTable:
+    """Gradients for rows of all tables: Zipf, so that some come again and again; of twice as many ids as there are."""
+    found = {}
+    for t, spec in enumerate(SPECS):
+        ids = np.unique(rng.zipf(1.2, most) % (2 * IDS)) if t != ONE_ROW else np.array([7])
+        found[t] = (ids.astype(np.int64), rng.normal(size=(ids.size, spec.dim)).astype(np.float32))
+    return found
+
+
+def filled(*, seed: int = 0) -> Tables:
+    """Tables with rows of the even ids; one is empty, one has a single row."""
+    tables, rng = Tables(SPECS, seed=7), np.random.default_rng(seed)
+    for t, spec in enumerate(SPECS):
+        if t != EMPTY:
+            ids = np.arange(0, 2 * IDS, 2, dtype=np.int64) if t != ONE_ROW else np.array([7])
+            tables.apply([gradients({t: (ids, rng.normal(size=(ids.size, spec.dim)).astype(np.float32))})], step=0)
+            tables[t].skipped_rows = t
+    return tables
+
+
+def state(tables: Tables) -> State:
+    return [table.export() for table in tables]
+
+
+def same(a: State, b: State) -> bool:
+    return all(np.array_equal(x, y) for one, other in zip(a, b, strict=True) for x, y in zip(one, other, strict=True))
+
+
+def read_back(tables: Tables, mark: Mark, folder: Path) -> Tables:
+    """What a snapshot of `mark`, written now, fills empty tables with."""
+    checkpoints = Checkpoints(folder)
+    files = write_snapshot(mark, checkpoints.begin(1), shard=0)
+    read = Tables(SPECS, seed=7)
+    load_snapshots(read, checkpoints.commit(1, files, {}), shard=0, num_shards=1)
+    return read
+
+
+class _Between:
+    """Stands for `time` in a walk: calls something where the walk rests."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def sleep(self, seconds: float) -> None:
+        self._call()
+
+
+@pytest.mark.parametrize("kept_bytes", [24 << 20, 10_000], ids=["in memory", "spilled"])
+@pytest.mark.parametrize("found", [False, True], ids=["ids looked up", "slots of the pull"])
+def test_a_snapshot_is_the_state_at_the_mark_whatever_is_pushed_between_any_two_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept_bytes: int, found: bool
+) -> None:
+    tables, rng = filled(), np.random.default_rng(1)
+    before, skipped = state(tables), [table.skipped_rows for table in tables]
+    bad = gradients({0: (np.array([2]), np.full((1, SPECS[0].dim), np.nan, np.float32))})
+
+    def pushed() -> None:
+        push = gradients(random_push(rng))
+        if found:
+            values = np.empty_like(push.values)
+            push = Gradients(push.sections, push.values, tables.pull(push.sections, values))
+        tables.apply([push, gradients(random_push(rng, most=30))] if not found else [push], step=1)
+        tables.apply([bad], step=1)
+
+    monkeypatch.setattr(snapshot, "PART_BYTES", 20_000)
+    monkeypatch.setattr(spill, "LIMIT_BYTES", kept_bytes)
+    monkeypatch.setattr(walk, "ROWS_AT_ONCE", 100)
+    monkeypatch.setattr(walk, "time", _Between(pushed))
+    mark = tables.mark()
+    pushed()
+    read = read_back(tables, mark, tmp_path)
+    assert same(state(read), before)
+    assert [table.skipped_rows for table in read] == skipped
+    assert not any(np.array_equal(now[1], then[1]) for now, then in zip(state(tables), before, strict=True))
+    assert tables[0].num_rows > read[0].num_rows and tables[EMPTY].num_rows and not read[EMPTY].num_rows
+
+
+def test_a_snapshot_is_the_state_at_the_mark_while_threads_push(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = filled()
+    before = state(tables)
+    monkeypatch.setattr(snapshot, "FILE_BYTES", 50_000)
+    monkeypatch.setattr(spill, "LIMIT_BYTES", 50_000)
+    monkeypatch.setattr(walk, "ROWS_AT_ONCE", 64)
+    mark, over, counts = tables.mark(), threading.Event(), [0, 0, 0]
+
+    def push(i: int) -> None:
+        rng = np.random.default_rng(i)
+        while not over.is_set():
+            tables.apply([gradients(random_push(rng, most=100))], step=1)
+            counts[i] += 1
+
+    threads = [threading.Thread(target=push, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        read = read_back(tables, mark, tmp_path)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert min(counts) > 1
+    assert same(state(read), before)
+    assert not same(state(tables), before)
+
+
+def test_a_row_is_kept_though_the_pull_of_its_push_did_not_find_it(tmp_path: Path) -> None:
+    tables = Tables(SPECS, seed=7)
+    wanted = sections({0: np.array([5])})
+    pulled = tables.pull(wanted, np.empty(SPECS[0].dim, np.float32))  # before another worker's push makes the row
+    ones = np.ones(SPECS[0].dim, np.float32)
+    tables.apply([Gradients(wanted, ones)], step=0)
+    before, mark = state(tables), tables.mark()
+    tables.apply([Gradients(wanted, ones, pulled)], step=0)
+    assert same(state(read_back(tables, mark, tmp_path)), before)
+
+
+def test_each_of_two_marks_in_a_row_has_its_own_instant(tmp_path: Path) -> None:
+    tables, rng = filled(), np.random.default_rng(2)
+    for number in range(2):
+        before, mark = state(tables), tables.mark()
+        tables.apply([gradients(random_push(rng))], step=1)
+        assert same(state(read_back(tables, mark, tmp_path / str(number))), before)
+
+
+def test_a_mark_drops_the_one_before_it(tmp_path: Path) -> None:
+    tables, rng = filled(), np.random.default_rng(3)
+    first = tables.mark()
+    tables.apply([gradients(random_push(rng))], step=1)
+    before, second = state(tables), tables.mark()
+    tables.apply([gradients(random_push(rng))], step=1)
+    with pytest.raises(CheckpointError, match="another mark came"):
+        read_back(tables, first, tmp_path / "first")
+    assert same(state(read_back(tables, second, tmp_path / "second")), before)
+
+
+@pytest.mark.parametrize("at", [0, 3], ids=["first part", "later part"])
+def test_a_snapshot_that_fails_gives_its_memory_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
+    tables, rng = filled(), np.random.default_rng(4)
+    add, calls = snapshot.ArrayFile.add, [0]
+
+    def full(self: Any, name: str, array: np.ndarray) -> None:
+        calls[0] += 1
+        if calls[0] > 3 * at:
+            raise OSError(28, "No space left on device")
+        add(self, name, array)
+
+    monkeypatch.setattr(snapshot.ArrayFile, "add", full)
+    mark = tables.mark()
+    tables.apply([gradients(random_push(rng))], step=1)
+    assert mark.kept_bytes().sum() > 0
+    with pytest.raises(OSError, match="No space left"):
+        read_back(tables, mark, tmp_path)
+    assert not tables._marks.any() and mark._marked == [None] * len(SPECS)
+    tables.apply([gradients(random_push(rng))], step=1)
+    assert mark.kept_bytes().sum() == 0
+
+
+def test_nothing_is_kept_of_a_table_that_is_written(tmp_path: Path) -> None:
+    tables, rng = filled(), np.random.default_rng(5)
+    mark = tables.mark()
+    with contextlib.closing(Spill(tmp_path)) as held:
+        released = [part.table for part in walk.walk(mark, held, 1 << 20) if not tables._marks[: part.table].any()]
+    assert released == [0, 1, 2, 3, 4, 5, ONE_ROW]
+    tables.apply([gradients(random_push(rng))], step=1)
+    assert mark.kept_bytes().sum() == 0
+
+
+def test_slots_are_ordered_by_bucket() -> None:
+    records = Records(4)
+    records.reserve(2000)
+    ids = np.random.default_rng(0).integers(-(2**63), 2**63 - 1, 2000)
+    write_words(records.addresses, records.shift, 4, np.arange(2000), 0, ids.view(np.float32).reshape(-1, 2))
+    order, starts = bucket_order(records, 2000)
+    buckets = bucket_of(ids)
+    assert np.array_equal(order.array, np.argsort(buckets, kind="stable"))
+    assert np.array_equal(starts, np.searchsorted(np.sort(buckets), np.arange(4097)))
+
+
+def test_many_small_tables_take_several_files(tmp_path: Path) -> None:
+    specs = [TableSpec(name=f"t{t}", dim=1, optimizer={"name": "sgd"}) for t in range(200)]  # type: ignore[arg-type]
+    tables, checkpoints = Tables(specs, seed=7), Checkpoints(tmp_path)
+    for t in range(200):
+        tables[t].apply(np.array([t]), np.ones((1, 1), np.float32), step=0)
+    files = write_snapshot(tables.mark(), checkpoints.begin(1), shard=0)
+    assert [file.path for file in files] == [f"server-0/rows-{i:05d}.safetensors" for i in range(5)] + [
+        "server-0/snapshot.json"
+    ]
+    read = Tables(specs, seed=7)
+    load_snapshots(read, checkpoints.commit(1, files, {}), shard=0, num_shards=1)
+    assert read.digests() == tables.digests()

@@ -1,0 +1,157 @@
+"""Marks and snapshots as a server is asked for them: what is refused, what goes on meanwhile, how they end."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardkeep.base.errors import TransportError
+from shardkeep.ps.checkpoints import Checkpoints, FileRecord
+from shardkeep.ps.message import Bytes, Kind, text_message, text_of
+from shardkeep.ps.shard import walk
+from shardkeep.ps.shard.service import ShardService
+from shardkeep.ps.shard.snapshot import load_snapshots
+from shardkeep.ps.shard.tables import Tables
+from tests.ps.shard.test_service import LIMIT_S, TABLES, answer, gradient, make_service, pull, push, wanted
+
+
+def ask(service: ShardService, **question: Any) -> Future[Bytes]:
+    return service.handle(text_message(Kind.ASK, json.dumps(question)))
+
+
+def told(future: Future[Bytes]) -> tuple[Kind, str]:
+    message = answer(future)
+    return message.kind, text_of(message)
+
+
+@pytest.fixture
+def checkpoints(tmp_path: Path) -> Checkpoints:
+    return Checkpoints(tmp_path)
+
+
+@pytest.fixture
+def service(checkpoints: Checkpoints) -> ShardService:
+    """At step 1, with rows in the first table."""
+    service = make_service(checkpoints=checkpoints)
+    push(service, 0, gradient(0))
+    checkpoints.begin(1)
+    return service
+
+
+class Held:
+    """A walk that stops where it rests, until it is let go."""
+
+    def __init__(self) -> None:
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def sleep(self, seconds: float) -> None:
+        self.reached.set()
+        assert self.go_on.wait(LIMIT_S)
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[Held]:
+    held = Held()
+    monkeypatch.setattr(walk, "time", held)
+    yield held
+    held.go_on.set()
+    for thread in threading.enumerate():
+        if thread.name == "snapshot":
+            thread.join(LIMIT_S)
+
+
+def test_training_goes_on_between_mark_and_answer(service: ShardService, checkpoints: Checkpoints, held: Held) -> None:
+    before = service.tables.digests()
+    assert told(ask(service, ask="mark", step=1)) == (Kind.ANSWER, "{}")
+    push(service, 1, gradient(0))
+    snapshot = ask(service, ask="snapshot", step=1)
+    assert held.reached.wait(LIMIT_S)
+    assert answer(push(service, 2, gradient(0), gradient(1))).kind is Kind.ACK
+    assert answer(pull(service, 3, wanted(0))).kind is Kind.ROWS
+    assert not snapshot.done()
+    held.go_on.set()
+    kind, text = told(snapshot)
+    assert kind is Kind.ANSWER
+    kept = checkpoints.commit(1, [FileRecord(**file) for file in json.loads(text)["files"]], {})
+    read = Tables(TABLES, seed=1)
+    load_snapshots(read, kept, shard=0, num_shards=1)
+    assert read.digests() == before != service.tables.digests()
+
+
+@pytest.mark.parametrize("mode", ["sync", "bounded"])
+def test_a_mark_needs_its_step_boundary(checkpoints: Checkpoints, mode: str) -> None:
+    service = make_service(mode, checkpoints=checkpoints)
+    push(service, 0, gradient(0))
+    wrong = 1 if mode == "sync" else 0  # staged, or applied
+    expected = (Kind.ERROR, f"a mark of step {wrong} while pushes of other steps are here")
+    assert told(ask(service, ask="mark", step=wrong)) == expected
+    assert told(ask(service, ask="mark")) == (Kind.ERROR, "step None; allowed: a whole number")
+    answer(pull(service, 1))
+    assert told(ask(service, ask="mark", step=1)) == (Kind.ANSWER, "{}")
+
+
+def test_a_snapshot_needs_a_mark_of_its_step(service: ShardService) -> None:
+    for step in (1, 2):
+        expected = (Kind.ERROR, f"a snapshot of step {step} without a mark of that step")
+        assert told(ask(service, ask="snapshot", step=step)) == expected
+        if step == 1:
+            told(ask(service, ask="mark", step=1))
+
+
+def test_one_snapshot_at_a_time(service: ShardService, held: Held) -> None:
+    told(ask(service, ask="mark", step=1))
+    snapshot = ask(service, ask="snapshot", step=1)
+    assert held.reached.wait(LIMIT_S)
+    expected = (Kind.ERROR, "the snapshot of step 1 is still being written")
+    assert told(ask(service, ask="mark", step=1)) == expected
+    held.go_on.set()
+    assert told(snapshot)[0] is Kind.ANSWER
+    assert told(ask(service, ask="mark", step=1)) == (Kind.ANSWER, "{}")
+
+
+def test_a_server_without_a_folder_says_so() -> None:
+    text = "this server was told no folder for checkpoints"
+    assert told(ask(make_service(), ask="mark", step=0)) == (Kind.ERROR, text)
+
+
+def test_what_is_given_up_ends_at_once_and_leaves_room_for_the_next(
+    service: ShardService, checkpoints: Checkpoints, held: Held
+) -> None:
+    told(ask(service, ask="mark", step=1))
+    snapshot = ask(service, ask="snapshot", step=1)
+    assert held.reached.wait(LIMIT_S)
+    assert told(ask(service, ask="unmark")) == (Kind.ANSWER, "{}")
+    assert told(snapshot) == (Kind.ERROR, "the snapshot of step 1 was given up")
+    assert not service.tables._marks.any()
+    checkpoints.begin(1)
+    told(ask(service, ask="mark", step=1))
+    held.go_on.set()
+    assert told(ask(service, ask="snapshot", step=1))[0] is Kind.ANSWER
+
+
+def test_closing_ends_a_snapshot_in_the_middle(service: ShardService, held: Held) -> None:
+    told(ask(service, ask="mark", step=1))
+    snapshot = ask(service, ask="snapshot", step=1)
+    assert held.reached.wait(LIMIT_S)
+    service.close("the job is over")
+    service.close("again")
+    with pytest.raises(TransportError, match="the job is over"):
+        snapshot.result(timeout=LIMIT_S)
+    assert not service.tables._marks.any()
+
+
+def test_a_folder_that_cannot_be_written_is_told_and_the_mark_given_back(
+    service: ShardService, checkpoints: Checkpoints
+) -> None:
+    checkpoints.abandon(1)
+    told(ask(service, ask="mark", step=1))
+    expected = f"{checkpoints.partial(1) / 'server-0'}: No such file or directory"
+    assert told(ask(service, ask="snapshot", step=1)) == (Kind.ERROR, expected)
+    assert not service.tables._marks.any()
+    assert answer(push(service, 1, gradient(0))).kind is Kind.ACK
