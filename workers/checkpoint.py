@@ -61,6 +61,7 @@ class CheckpointWriter:
         self._facts = facts
         self._writing: threading.Thread | None = None
         self._written: deque[dict[str, Any]] = deque()
+        self._left = False
 
     def open(self, start_step: int) -> None:
         """Makes sure that the folder is this job's and that all servers see it. Raises ConfigError (it holds later
@@ -95,6 +96,11 @@ class CheckpointWriter:
             self._writing.join()  # its calls have deadlines
             self._writing = None
         self._collective.barrier(timeout_s=TIMEOUT_S + 60.0)
+
+    def leave(self) -> None:
+        """Training ends early: a checkpoint under way may still become complete, else it is left as it is, for another
+        may take its place. Does not wait; idempotent."""
+        self._left = True
 
     def records(self) -> Iterator[dict[str, Any]]:
         """On rank 0 a record for the user of each checkpoint that was written, or failed, since the last call."""
@@ -137,6 +143,8 @@ class CheckpointWriter:
 
     def _give_up(self, step: int, error: Exception) -> None:
         """Tells why there is no checkpoint, and gives back what it takes on disk and on the servers."""
+        if self._left:
+            return
         with contextlib.suppress(ShardkeepError):  # a server that is gone has no mark
             self._client.ask({"ask": "unmark"})
         self._checkpoints.abandon(step)
