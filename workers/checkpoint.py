@@ -62,6 +62,7 @@ class CheckpointWriter:
         self._facts = facts
         self._writing: threading.Thread | None = None
         self._written: deque[dict[str, Any]] = deque()
+        self._left = False
 
     def open(self, start_step: int) -> None:
         """Makes sure that the folder is this job's and that all servers see it. Raises ConfigError (it holds later
@@ -100,6 +101,11 @@ class CheckpointWriter:
         if self._writing is not None:
             self._writing.join()
             self._writing = None
+
+    def leave(self) -> None:
+        """Training ends early: a checkpoint under way may still become complete, else it is left as it is, for another
+        may take its place. Does not wait; idempotent."""
+        self._left = True
 
     def records(self) -> Iterator[dict[str, Any]]:
         """On rank 0 a record for the user of each checkpoint that was written, or failed, since the last call."""
@@ -144,6 +150,8 @@ class CheckpointWriter:
 
     def _give_up(self, step: int, error: Exception) -> None:
         """Tells why there is no checkpoint, and gives back what it takes on disk and on the servers."""
+        if self._left:
+            return
         with contextlib.suppress(ShardkeepError):  # a server that is gone has no mark
             self._client.ask({"ask": "unmark"})
         self._checkpoints.abandon(step)

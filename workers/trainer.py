@@ -103,6 +103,8 @@ class Trainer:
                 self._save_after(step, progress)
             return self.total_steps
         finally:
+            if self._checkpoints is not None:
+                self._checkpoints.leave()
             ahead.close()
             self._watch.end()
 

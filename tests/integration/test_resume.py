@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardkeep.base.errors import CheckpointError, ConfigError, UserError
+from shardkeep.base.errors import CheckpointError, ConfigError, JobStopped, UserError
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.shard import snapshot_writer
@@ -131,6 +131,32 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypa
     assert [text.split(":")[0] for text in texts] == [f"step {n} in step-{n:08d}" for n in (3, 6, 9, 12, 14)]
     rest = trained(job_config(1, 2), tmp_path / "from-3", Checkpoints(tmp_path).load(3))
     assert rest["state_digest"] == whole["state_digest"]
+
+
+def test_a_checkpoint_that_training_left_behind_touches_nothing_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write, closed = snapshot_writer.write_snapshot, threading.Event()
+
+    def held(mark: Any, partial: Path, *, shard: int) -> Any:
+        assert closed.wait(20)
+        return write(mark, partial, shard=shard)
+
+    def stop(step: int) -> bool:
+        return step == 5
+
+    monkeypatch.setattr(snapshot_writer, "write_snapshot", held)
+    checkpoints = Checkpoints(tmp_path)
+    job = LocalJob(job_config(1, 1), drawn_data(), checkpoints=checkpoints)
+    with pytest.raises(JobStopped):
+        job.run(stop)
+    checkpoints.begin(3)  # by whoever goes on
+    job.services[0].close("the generation is lost")
+    closed.set()
+    for thread in threading.enumerate():
+        if thread.name in ("checkpoint", "snapshot"):
+            thread.join(20)
+    assert checkpoints.partial(3).exists() and not checkpoints.complete()
 
 
 def test_a_mark_that_a_server_refuses_leaves_none_on_the_others(
