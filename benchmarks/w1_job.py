@@ -113,6 +113,7 @@ def job_config(
         "tower": {"optimizer": {"name": "sgd", "lr": 0.01}, "compile": "off", "amp": "off", "device": device},
         "train": {"batch_size": batch, "epochs": 1_000_000, "shuffle": False, "report_every_s": report_every_s},
         "consistency": consistency,
+        "checkpoint": {"every_steps": 0},
     }
 
 

@@ -217,7 +217,7 @@ def build_worker(
         evaluate=config.eval,
         window=config.consistency.window,
         telemetry=telemetry,
-        again=again is not None,
+        again=None if again is None else again.source,
         before=None if before is None else before.trainer,
     )
     return Worker(trainer, client, tower, collective, telemetry, ledger, data, start)

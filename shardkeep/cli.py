@@ -131,6 +131,8 @@ def coordinator(
             raise ConfigError(
                 "affinity: only `shardkeep train` pins processes; allowed here: none (roles by hand: taskset)"
             )
+        if job.checkpoint.every_steps == "auto" and job.checkpoint.dir is None and not parent_pipe:
+            job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"every_steps": 0})})
         if job.checkpoint.every_steps and job.checkpoint.dir is None and not parent_pipe:
             raise ConfigError("checkpoint.dir: roles by hand have no common run folder; allowed: a folder they share")
         if not parent_pipe and job.checkpoint.dir is not None and not Path(job.checkpoint.dir).is_absolute():

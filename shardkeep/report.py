@@ -9,6 +9,7 @@ members.json      every member of the current generation
 metrics.jsonl     one JSON object per record: progress, eval, phase, event
 summary.json      how the job ended; summary-STEPS.json of starts before it was resumed
 checkpoints/      step-N/, where `checkpoint` is on (ps/checkpoints.py); written by worker 0 and the servers
+recovery/         JOB/ROLE-INDEX/, what replaces a process that died, while the job runs; written by servers and workers
 logs/             ROLE-INDEX.log
 profile/          ROLE-INDEX.pt.trace.json, where `profile` is on; each written by its process
 """
@@ -143,6 +144,12 @@ class RunFolder:
         """Keeps where the coordinator listens; the launcher and `shardkeep status` wait for this file."""
         atomic_write(self.path / "coordinator.json", _json({"address": address, "pid": pid}) + "\n")
         self._coordinates = True
+        if before := self.member_list():  # another coordinator takes over
+            rows = [{**m, "pid": pid} if m["role"] == "coordinator" else m for m in before]
+            generation = before[0]["generation"]
+            atomic_write(
+                self.path / "members.json", _json({"generation": generation, "members": rows}, indent=2) + "\n"
+            )
 
     def members(self, generation: int, members: Sequence[Any]) -> None:
         """Rewrites members.json: the coordinator and all members (dataclasses with role, index, host, pid).

@@ -27,6 +27,11 @@ from shardkeep.workers.tower import Tower
 TIMEOUT_S = 1800.0
 """Seconds that all servers together get to write their snapshots."""
 
+AUTO_AFTER_STEPS = 50
+"""Steps after which `every_steps: auto` is worked out."""
+AUTO_SECONDS, AUTO_JOURNAL_BYTES, AUTO_FEWEST_STEPS = 600.0, 4e9, 100
+"""About what may be lost when all is lost, the size that a server's journal may reach, and the least for small jobs."""
+
 _TENSORS, _REST = "tower.safetensors", "tower.json"
 _PART = "tower"
 
@@ -62,11 +67,14 @@ class CheckpointWriter:
         self._facts = facts
         self._writing: threading.Thread | None = None
         self._written: deque[dict[str, Any]] = deque()
+        self._every = None if config.every_steps == "auto" else config.every_steps  # None = not worked out yet
+        self._began = (0, time.perf_counter())
         self._left = False
 
     def open(self, start_step: int) -> None:
         """Makes sure that the folder is this job's and that all servers see it. Raises ConfigError (it holds later
         checkpoints than the step at which the job starts), CheckpointError or RemoteError."""
+        self._began = (start_step, time.perf_counter())
         if self._collective.rank:
             return
         newest = max((step for step, _ in self._checkpoints.complete()), default=0)
@@ -77,9 +85,27 @@ class CheckpointWriter:
             )
         self._client.ask({"ask": "see", "token": self._checkpoints.sign()})
 
+    def open_again(self, start_step: int, before: CheckpointWriter | None, *, source: int) -> None:
+        """Goes on after the generation that `before` wrote in; all as rank `source` does. Every rank calls it."""
+        self._began = (start_step, time.perf_counter())
+        mine = self._every if before is None else before._every
+        self._every = self._collective.broadcast_object(mine, source=source)
+
     def due(self, step: int) -> bool:
-        """Whether a checkpoint is taken when `step` steps are done."""
-        return self._config.every_steps > 0 and step % self._config.every_steps == 0
+        """Whether a checkpoint is taken when `step` steps are done. Every rank asks it for every step; may block."""
+        if self._every is None and step >= self._began[0] + AUTO_AFTER_STEPS:
+            self._every = int(self._collective.broadcast_object(self._auto(step)))
+        return bool(self._every and step % self._every == 0)
+
+    def _auto(self, step: int) -> int:
+        """Rank 0's answer to `every_steps: auto`. That time is in it changes no bit of what is trained."""
+        if self._collective.rank:
+            return 0
+        start, began = self._began
+        journals = [int(answer["bytes"]) for answer in self._client.ask({"ask": "journal"})]
+        by_time = AUTO_SECONDS * (step - start) / (time.perf_counter() - began)
+        by_size = AUTO_JOURNAL_BYTES * (step - start) / max(1, *journals)
+        return max(AUTO_FEWEST_STEPS, int(min(by_time, by_size)))
 
     def begin(self, step: int) -> None:
         """Begins the checkpoint of `step` steps done. Blocks until every rank has called it, an earlier checkpoint is

@@ -248,8 +248,9 @@ class EvalConfig(Settings):
 class CheckpointConfig(Settings):
     """Checkpoints of the whole job, from which `shardkeep train --resume` goes on."""
 
-    every_steps: int = Field(0, ge=0)
-    """Steps between two checkpoints, one at the end of training too; 0 = none."""
+    every_steps: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    """Steps between two checkpoints, one at the end of training too; 0 = none. auto = about every ten minutes, and
+    before a server's journal reaches 4 GB; none for roles by hand without `dir`."""
     keep: int = Field(3, ge=1)
     """Checkpoints kept; older ones are deleted."""
     dir: str | None = None

@@ -40,10 +40,11 @@ class Trainer:
         evaluate: EvalConfig,
         window: int,
         telemetry: Telemetry,
-        again: bool = False,
+        again: int | None = None,
         before: Trainer | None = None,
     ) -> None:
-        """`again`: another generation was lost while it trained; `before`: what of it was this process's."""
+        """`again`: another generation was lost while it trained, and this one goes on as this rank does; `before`: this
+        process's trainer then, None = it is new."""
         self._step = step
         self._evaluation = evaluation
         self._checkpoints = checkpoints
@@ -56,6 +57,7 @@ class Trainer:
         self._watch = telemetry.watch
         self._bad_steps = 0
         self._again = again
+        self._former = None if before is None else before._checkpoints
         self._choices_told: bool = before is not None and before._choices_told
         self.total_steps = min(slices.num_steps, train.max_steps or slices.num_steps)
         self.last_eval: dict[str, Any] | None = None if before is None else before.last_eval
@@ -65,9 +67,12 @@ class Trainer:
 
         `should_stop(step)` is asked before each step and must answer alike on all ranks. Raises JobStopped, Diverged,
         and what pulls and pushes raise."""
-        if self._checkpoints is not None and not self._again:
+        if self._checkpoints is not None and self._again is None:
             self._checkpoints.open(start_step)
-        if self._again and start_step:  # what followed the last step may have been cut off
+        elif self._checkpoints is not None and self._again is not None:
+            self._checkpoints.open_again(start_step, self._former, source=self._again)
+            self._former = None
+        if self._again is not None and start_step:  # what followed the last step may have been cut off
             self._evaluate_after(start_step - 1, progress)
             self._save_after(start_step - 1, progress)
         ahead = Prefetch(self._prepare, start=start_step, stop=self.total_steps, depth=self._window + 1)

@@ -99,6 +99,7 @@ class ShardService:
             "snapshot": lambda question: self._snapshots.write(_step_of(question)),
             "unmark": self._unmark,
             "saved": self._saved,
+            "journal": lambda _: {"bytes": 0 if self._journal is None else self._journal.size_bytes},
         }
 
     # ---- messages in, futures out ----
