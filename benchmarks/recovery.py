@@ -104,6 +104,8 @@ def last_step(job: Job) -> int:
 def next_step(job: Job, *, after: int) -> dict[str, Any]:
     end = time.monotonic() + START_LIMIT_S
     while not (found := [record for record in steps(job) if int(record["step"]) > after]):
+        if (job.run / "summary.json").exists():
+            raise RuntimeError(f"the job ended: {(job.run / 'summary.json').read_text(encoding='utf-8')[:300]}")
         if time.monotonic() > end:
             raise RuntimeError(f"no step after {after} within {START_LIMIT_S:g} s")
         time.sleep(0.02)

@@ -173,8 +173,7 @@ class Tower:
                 self.load_state_dict(joined(state, tensors))
         decided = self.collective.broadcast_object(self.decision, source=source)
         self._trial = Trial() if decided is None else Trial(phase="over")
-        self._compile_first = bool(decided) and bool(lacking)
-        self._switch.enabled = bool(decided) and not lacking
+        self._compile_first, self._switch.enabled = bool(decided), False  # together, before the next step
 
     @property
     def step(self) -> int:
