@@ -96,14 +96,16 @@ class JoinRequest(_message.Message):
     def __init__(self, token: _Optional[str] = ..., has_tables: _Optional[bool] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., wait_s: _Optional[float] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., after: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Span(_message.Message):
-    __slots__ = ("first", "last", "holds")
+    __slots__ = ("first", "last", "holds", "saved")
     FIRST_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     HOLDS_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
     first: int
     last: int
     holds: bool
-    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., holds: _Optional[bool] = ...) -> None: ...
+    saved: int
+    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., holds: _Optional[bool] = ..., saved: _Optional[int] = ...) -> None: ...
 
 class Formation(_message.Message):
     __slots__ = ("generation", "store_host", "store_port", "members", "tables", "start_step", "source", "lacking", "origin")

@@ -60,7 +60,11 @@ def refuse_newcomers(port: int) -> bool:
     program = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
     filter_ = struct.pack("@HP", 1, ctypes.addressof(program))
     closed = False
-    for descriptor in _descriptors():
+    try:
+        descriptors = _descriptors()
+    except OSError:  # no /proc, or no descriptor left to read it
+        return False
+    for descriptor in descriptors:
         try:
             if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
                 with socket.socket(fileno=os.dup(descriptor)) as found:

@@ -42,6 +42,8 @@ Handler = Callable[..., "Future[Bytes]"]
 
 # More pulls can be parked than there are threads: a parked pull is a Future, not a thread.
 RPC_THREADS = 4
+GREETING_S = 30.0
+"""What a greeting may take: all members are in the group by then."""
 
 
 class Transport(Protocol):
@@ -305,7 +307,7 @@ class RpcTransport:
                     options,
                 )
             if role == "worker":
-                self._greet_all(index, timeout_s)
+                self._greet_all(index, min(timeout_s, GREETING_S))
             if (port := _port_in(group, self._name)) is not None:
                 door.guard(port)
         except RuntimeError as error:
@@ -314,7 +316,7 @@ class RpcTransport:
             missing = _missing(group, [("server", num_servers), ("worker", num_workers)])
             raise TransportError(
                 f"the group of generation {generation} was not formed within {elapsed_s:.1f} s"
-                f"{missing or ': ' + _reason(error)}"
+                f"{missing or ': ' + _hinted(_reason(error))}"
             ) from error
 
     def server_name(self, server: int) -> str:
@@ -415,9 +417,12 @@ def _mapped(error: Exception, peer: str, elapsed_s: float) -> ShardkeepError:
     text = _reason(error)
     if "timeout" in text:
         return DeadlineExceeded(f"{peer} did not answer within {elapsed_s:.1f} s (liveness.step_timeout_s)")
-    if "process_vm_readv" in text and "not permitted" in text:
-        text += "; this system needs transport.same_host: sockets"
-    return TransportError(f"{peer} was lost after {elapsed_s:.1f} s: {text}")
+    return TransportError(f"{peer} was lost after {elapsed_s:.1f} s: {_hinted(text)}")
+
+
+def _hinted(text: str) -> str:
+    refused = "process_vm_readv" in text and "not permitted" in text
+    return f"{text}; this system needs transport.same_host: sockets" if refused else text
 
 
 def _reason(error: BaseException) -> str:

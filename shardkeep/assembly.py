@@ -195,8 +195,12 @@ def build_worker(
             best_auc=data.best_auc,
             device=device,
         )
-    telemetry = before.telemetry if before is not None else Telemetry(tower.watch, resumed=start.step > 0)
-    telemetry.go_back(slices.samples_before(tower.step))
+    samples = slices.samples_before(tower.step)
+    if before is None:
+        telemetry = Telemetry(tower.watch, samples=samples, resumed=resumed is not None)
+    else:
+        telemetry = before.telemetry
+        telemetry.go_back(samples)
     writer = None
     if checkpoints is not None and config.checkpoint.every_steps:
         writer = CheckpointWriter(
@@ -217,7 +221,7 @@ def build_worker(
         evaluate=config.eval,
         window=config.consistency.window,
         telemetry=telemetry,
-        again=None if again is None else again.source,
+        again=again is not None,
         before=None if before is None else before.trainer,
     )
     return Worker(trainer, client, tower, collective, telemetry, ledger, data, start)
@@ -226,9 +230,10 @@ def build_worker(
 def _go_on(tower: Tower, collective: Collective, rewind: Rewind | None, again: Again) -> None:
     """Brings the tower to the step where the generation begins. Every rank calls it; blocks."""
     tower.join(collective)
-    if collective.rank not in again.lacking and (again.before is None or tower.step != again.step):
-        assert rewind is not None  # whoever lacks nothing has said so
+    assert rewind is not None  # who keeps nothing does not go on
+    if collective.rank not in again.lacking:  # also at this very step: an aborted one may have left its traces
         tower.load_state_dict(rewind.state(again.step))
+    rewind.forget_after(again.step)  # before any rank can leave `share`
     tower.share(again.source, again.lacking)
 
 

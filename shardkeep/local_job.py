@@ -60,16 +60,24 @@ class LocalJob:
         self._vacancies: list[_Vacancy] = []
         self._deaths_without_step: dict[tuple[str, int], tuple[int, int | None]] = {}
         self._told: set[int] = set()
+        self._not_replaced: set[int] = set()
+        self._endpoint: Endpoint | None = None
+        self._coordinator_heard = time.monotonic()
         self._step: int | None = start_step or None
+        self._ended = threading.Event()
 
     def run(self) -> dict[str, Any]:
         """Starts all roles and waits for the end; whatever happens, no process is left behind."""
         self._interrupts.tolerated = 1_000_000
         try:
             self._start()
+            self._endpoint = self._folder.endpoint()
+            if self._config.liveness.restarts:
+                threading.Thread(target=self._watch_coordinator, name="watch-coordinator", daemon=True).start()
             self._watch()
             self._close()
         finally:
+            self._ended.set()
             deaths = self._deaths()  # before the children that hang are killed from here
             end_all(self._children, grace_s=TERMINATE_S)
         return self._outcome(deaths)
@@ -93,8 +101,10 @@ class LocalJob:
     def _coordinator(self) -> None:
         """The first one, or one that takes over at the address of the one that died."""
         start = ["--start-step", str(self._start_step)] if self._start_step else []
-        if (address := self._folder.address()) is not None and self._folder.left_standing() is not None:
-            start += ["--listen", address, "--take-over"]
+        if (address := self._folder.address()) is not None:
+            start += ["--listen", address]
+        if self._folder.left_standing() is not None:
+            start += ["--take-over"]
         self._child("coordinator", 0, [str(self._folder.config_path), "--run-dir", str(self._folder.path), *start])
 
     def _member(self, role: str, index: int) -> None:
@@ -108,7 +118,18 @@ class LocalJob:
     @property
     def _ending(self) -> bool:
         """Somebody wants the job to stop, it is over, or a child has ended before its time."""
-        return bool(self._interrupts.count or self._deaths() or self._folder.summary() is not None)
+        return bool(self._interrupts.count or self._fatal() or self._folder.summary() is not None)
+
+    def _watch_coordinator(self) -> None:
+        """Kills a coordinator that does not answer for two leases, so that another can take over."""
+        lease_s = self._config.liveness.lease_s
+        while not self._ended.wait(lease_s / 4):
+            coordinators = [child for child in self._children if child.role == "coordinator" and child.running]
+            if self._endpoint is None or not coordinators or _answers(self._endpoint, timeout_s=lease_s / 2):
+                self._coordinator_heard = time.monotonic()
+            elif time.monotonic() - self._coordinator_heard > 2 * lease_s:
+                coordinators[0].kill()
+                self._coordinator_heard = time.monotonic()
 
     def _watch(self) -> None:
         """Until the job is over or cannot go on: shows records, passes on deaths and Ctrl-C."""
@@ -124,7 +145,7 @@ class LocalJob:
                 limit = Deadline(STOP_S)
                 self._screen.phase("stop", "stopping in order; once more Ctrl-C ends it at once")
                 self._ask(_request_stop)
-            elif limit is None and (deaths := self._deaths()):
+            elif limit is None and (deaths := self._fatal()):
                 alone = any(death.role == "coordinator" for death in deaths)
                 limit = Deadline(0.0 if alone else VERDICT_S)
             time.sleep(POLL_S)
@@ -142,9 +163,14 @@ class LocalJob:
     def _replace_dead(self) -> None:
         """Starts another process for each member that was killed, as soon as the coordinator knows of the death and
         its time has come: the first time at once, then later and later."""
+        if self._folder.summary() is not None:  # it is over, whoever dies
+            return
         for child in list(self._children):
             death = child.death()
-            if death is None or death.code >= 0 or not self._may_die(death):
+            if death is None or death.code >= 0 or death.pid in self._not_replaced:
+                continue
+            if not self._may_die(death):
+                self._not_replaced.add(death.pid)
                 continue
             self._children.remove(child)
             count, _ = self._deaths_without_step[death.role, death.index]
@@ -183,14 +209,18 @@ class LocalJob:
 
     def _ask(self, call: Callable[[Endpoint], None]) -> None:
         """Calls the coordinator beside the loop; one that does not answer is seen by its limit."""
-        coordinator = self._folder.endpoint()
-        if coordinator is not None:
+        self._endpoint = self._endpoint or self._folder.endpoint()
+        if (coordinator := self._endpoint) is not None:
             threading.Thread(target=call, args=(coordinator,), name="ask-coordinator", daemon=True).start()
 
     def _deaths(self) -> list[Death]:
         """Children that ended badly, the likely cause first: killed by a signal, wrong input, then others."""
         ended = [death for child in self._children if (death := child.death()) is not None and death.code != 0]
         return sorted(ended, key=lambda death: (death.code >= 0, death.code != UserError.exit_code))
+
+    def _fatal(self) -> list[Death]:
+        """Those of `_deaths` that nobody is started for."""
+        return [death for death in self._deaths() if death.code >= 0 or death.pid in self._not_replaced]
 
     def _show_records(self) -> None:
         for record in self._tail:
@@ -263,6 +293,15 @@ def _request_stop(coordinator: Endpoint) -> None:
 
     with contextlib.suppress(ShardkeepError):  # unreachable: the loop's limit ends the job
         request_stop(coordinator, "Ctrl-C or SIGTERM")
+
+
+def _answers(coordinator: Endpoint, *, timeout_s: float) -> bool:
+    from shardkeep.ps.control.client import fetch_status
+
+    with contextlib.suppress(ShardkeepError):
+        fetch_status(coordinator, timeout_s=timeout_s)
+        return True
+    return False
 
 
 def _report_death(coordinator: Endpoint, *, death: Death, done: threading.Event | None = None) -> None:

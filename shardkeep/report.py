@@ -247,7 +247,8 @@ class MetricsTail:
         whole = added[: added.rfind(b"\n") + 1]
         self._position += len(whole)
         for line in whole.splitlines():
-            yield json.loads(line)
+            with contextlib.suppress(ValueError):  # a coordinator was killed while it wrote the line
+                yield json.loads(line)
 
 
 def default_run_dir(name: str) -> Path:

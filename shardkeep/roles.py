@@ -8,13 +8,14 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardkeep.affinity import own_cores
 from shardkeep.base.deadlines import Deadline
-from shardkeep.base.errors import JobStopped, MemberLost, ShardkeepError, TransportError
+from shardkeep.base.errors import CheckpointError, JobStopped, MemberLost, ShardkeepError, TransportError
+from shardkeep.base.files import owner_lock
 from shardkeep.base.kernels import compile_kernels, kernel_modules
 from shardkeep.base.log import EventLog
 from shardkeep.base.telemetry import peak_rss_bytes
@@ -35,6 +36,9 @@ LISTEN_S = LivenessConfig().form_timeout_s  # the job's own is known only to the
 ADDRESS_POLL_S = 0.02
 LOAD_S = 1800.0
 """Seconds that servers get to load a checkpoint before they meet the others."""
+CONNECT_S = 5.0
+OWNER_S = 10.0
+"""Seconds that the process before this one gets to end."""
 
 
 @contextlib.contextmanager
@@ -133,12 +137,19 @@ def resumed_from(checkpoints: Checkpoints, start_step: int) -> Checkpoint | None
 def kept_for_recovery(run_dir: Path, job: str, role: str, index: int) -> Path:
     """Where a member keeps what its replacement goes on with; what it kept for earlier starts of the job is deleted."""
     top = run_dir / "recovery"
-    for earlier in top.glob(f"*/{role}-{index}"):
-        if earlier.parent.name != job:
-            shutil.rmtree(earlier, ignore_errors=True)
-            with contextlib.suppress(OSError):
-                earlier.parent.rmdir()
-    return top / job / f"{role}-{index}"
+    mine = top / job / f"{role}-{index}"
+    try:
+        for earlier in [path for path in top.glob(f"*/{role}-{index}") if path != mine]:
+            with contextlib.suppress(TimeoutError):  # of a job that runs
+                os.close(owner_lock(earlier / "owner", limit_s=0.0))
+                shutil.rmtree(earlier, ignore_errors=True)
+                with contextlib.suppress(OSError):
+                    earlier.parent.rmdir()
+        mine.mkdir(parents=True, exist_ok=True)
+        owner_lock(mine / "owner", limit_s=OWNER_S)  # as long as this process lives
+    except OSError as error:
+        raise CheckpointError(f"{mine}: cannot be used ({error.strerror or error})") from error
+    return mine
 
 
 def join_group(
@@ -148,13 +159,23 @@ def join_group(
     index: int,
     host: str,
     handler: Any,
+    *,
+    lost: Callable[[int], bool] = lambda _generation: False,
 ) -> RpcTransport:
-    """Blocks until all members of the generation have joined its RPC group."""
+    """Blocks until all members of the generation have joined its RPC group. Raises TransportError when they have not in
+    time, or when the generation is `lost`."""
     from shardkeep.ps.transport import RpcTransport, connect_store
 
     loads = formation.restores and formation.start_step
     limit_s = config.liveness.form_timeout_s + (LOAD_S if loads else 0.0)
-    store = connect_store(formation.store_host, formation.store_port, timeout_s=limit_s)
+    deadline = Deadline(limit_s)
+    while True:  # by and by: the store of a generation that was given up is closed
+        try:
+            store = connect_store(formation.store_host, formation.store_port, timeout_s=CONNECT_S)
+            break
+        except TransportError:
+            if deadline.over or lost(formation.generation):
+                raise
     return RpcTransport(
         store,
         generation=formation.generation,

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardkeep.base.allocator import keep_freed_memory
-from shardkeep.base.errors import TransportError
+from shardkeep.base.errors import JobError, TransportError
 from shardkeep.base.log import EventLog
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.client import ControlClient
 from shardkeep.ps.control.endpoint import Endpoint
-from shardkeep.ps.control.records import Formation, Span
+from shardkeep.ps.control.records import ANY_STEP, Formation, Span
 from shardkeep.ps.message import Bytes
 from shardkeep.ps.shard.journal import Journal
 from shardkeep.ps.shard.service import ShardService
@@ -54,7 +54,12 @@ def run_server(coordinator: Endpoint, *, index: int, advertise: str, folder: Pat
         with contextlib.closing(_Life(config, control, index, advertise, folder, kernels_s)) as life:
             formation = control.join(None, span=life.span)
             while (lost := life.serve(formation)) is not None:
-                formation = control.join(None, span=life.span, after=formation.generation, why=lost)
+                try:
+                    formation = control.join(None, span=life.span, after=formation.generation, why=lost)
+                except JobError:
+                    if control.state.state != "completed":
+                        raise
+                    break
     state = control.state
     if state.state != "completed" and (error := state.error()) is not None:
         raise error
@@ -71,11 +76,13 @@ class _Life:
         self._config, self._control, self._index, self._advertise = config, control, index, advertise
         self._kernels_s = kernels_s
         self._checkpoints = checkpoints_of(config, folder)
-        self._kept = kept_for_recovery(folder, control.job, "server", index)
+        self._kept: Path | None = None
         self._journal: Journal | None = None
         if config.liveness.restarts and config.journal != "off":
+            self._kept = kept_for_recovery(folder, control.job, "server", index)
             self._journal = Journal(self._kept / "journal", sync=config.journal == "fsync")
         self._profile = self._open_profile(folder)
+        self._saves = bool(config.checkpoint.every_steps)
         self._service: ShardService | None = None
         self._bereft = False  # of updates that the others have seen
         if control.before is not None:
@@ -94,11 +101,15 @@ class _Life:
         if self._service is None:
             return Span()
         first, last = self._service.span
-        return Span(0, holds=True) if self._bereft and not self._service.gate.stages else Span(first, last, holds=True)
+        if self._bereft and not self._service.gate.stages:
+            first, last = 0, ANY_STEP
+        complete = self._checkpoints.complete() if self._saves else []
+        return Span(first, last, holds=True, saved=complete[-1][0] if complete else 0)
 
     def serve(self, formation: Formation) -> str | None:
         """Serves one generation, to the end of the job or of the generation: then how it was lost."""
         if self._service is None or formation.restores:
+            self._service = None  # before another one takes as much memory
             if self._journal is not None:
                 self._journal.clear()
             self._service = self._build(formation.tables, resumed_from(self._checkpoints, formation.start_step))
@@ -107,7 +118,9 @@ class _Life:
         service.begin(formation.generation, formation.start_step)
         try:
             handle = self._handle if self._profile is None else self._profile.handle
-            transport = join_group(self._config, formation, "server", self._index, self._advertise, handle)
+            transport = join_group(
+                self._config, formation, "server", self._index, self._advertise, handle, lost=self._control.lost
+            )
         except TransportError as error:
             if not self._config.liveness.restarts:
                 raise
@@ -128,13 +141,13 @@ class _Life:
             self._profile.close()
         if self._journal is not None:
             self._journal.close()
-        if self._control.state.state == "completed":
+        if self._control.state.state == "completed" and self._kept is not None:
             shutil.rmtree(self._kept, ignore_errors=True)
 
     def _revive(self, before: Formation) -> None:
         """Makes this server what the one before was when it died: the last checkpoint, and the journal after it."""
         resumed = None
-        if self._config.checkpoint.every_steps or before.origin:
+        if self._saves or before.origin:
             resumed = self._checkpoints.latest()
         service = self._service = self._build(before.tables, resumed)
         records = [] if self._journal is None else self._journal.replay()

@@ -119,7 +119,7 @@ class _Life:
         device, backend = _device(config, formation, self._index)
         with contextlib.ExitStack() as leaving:
             leaving.callback(self._settle)  # the last: its calls end when the transport is closed
-            transport = join_group(config, formation, "worker", self._index, self._advertise, None)
+            transport = join_group(config, formation, "worker", self._index, self._advertise, None, lost=control.lost)
             leaving.callback(transport.close)
             collective = _collective(config, formation, self._index, self._advertise, backend)
             leaving.callback(collective.close)
@@ -166,7 +166,7 @@ class _Life:
         )
         if first:
             profile = _worker_profile(self._config, self._folder, self._index, device)
-            _attach(self._worker, profile, self._config)
+            _attach(self._worker, profile, self._config, anew=formation.generation == 1)
         return self._worker
 
     def _resumed(self, formation: Formation) -> Checkpoint | None:
@@ -221,7 +221,7 @@ def run_in_process(
         checkpoints=checkpoints,
         resumed=resumed,
     )
-    _attach(worker, profile, config)
+    _attach(worker, profile, config, anew=True)
     summary = worker.run(
         _SinkProgress(sink), lambda _step: should_stop(), lambda: 0, lambda: _process(kernels_s, device)
     )
@@ -267,9 +267,10 @@ def _worker_profile(config: JobConfig, folder: Path, index: int, device: torch.d
     return WorkerProfile(config.profile, trace_path(folder, "worker", index), cuda=device.type == "cuda")
 
 
-def _attach(worker: Worker, profile: WorkerProfile | None, config: JobConfig) -> None:
+def _attach(worker: Worker, profile: WorkerProfile | None, config: JobConfig, *, anew: bool) -> None:
+    """`anew`: this is a start of the job, which must have something to do."""
     total_steps = worker.trainer.total_steps
-    if worker.start.step and worker.tower.step == worker.start.step >= total_steps:
+    if anew and worker.start.step and worker.start.step >= total_steps:
         raise ConfigError(f"the job is done at step {total_steps}; raise train.epochs or train.max_steps to go on")
     check_profile(config.profile, total_steps=total_steps)
     worker.tower.watch.observer = profile

@@ -69,12 +69,13 @@ class CheckpointWriter:
         self._written: deque[dict[str, Any]] = deque()
         self._every = None if config.every_steps == "auto" else config.every_steps  # None = not worked out yet
         self._began = (0, time.perf_counter())
+        self._journals: list[int] = []
         self._left = False
 
     def open(self, start_step: int) -> None:
         """Makes sure that the folder is this job's and that all servers see it. Raises ConfigError (it holds later
         checkpoints than the step at which the job starts), CheckpointError or RemoteError."""
-        self._began = (start_step, time.perf_counter())
+        self._begin_counting(start_step)
         if self._collective.rank:
             return
         newest = max((step for step, _ in self._checkpoints.complete()), default=0)
@@ -85,11 +86,24 @@ class CheckpointWriter:
             )
         self._client.ask({"ask": "see", "token": self._checkpoints.sign()})
 
-    def open_again(self, start_step: int, before: CheckpointWriter | None, *, source: int) -> None:
-        """Goes on after the generation that `before` wrote in; all as rank `source` does. Every rank calls it."""
-        self._began = (start_step, time.perf_counter())
+    def open_again(self, start_step: int, before: CheckpointWriter | None) -> bool:
+        """Goes on after the generation that `before` wrote in; whether the step that it begins with has a checkpoint.
+        Every rank calls it."""
+        self._begin_counting(start_step)
         mine = self._every if before is None else before._every
-        self._every = self._collective.broadcast_object(mine, source=source)
+        known = int(self._collective.all_gather(torch.tensor([-1 if mine is None else mine])).max())
+        self._every = None if known < 0 else known
+        has = start_step in (step for step, _ in self._checkpoints.complete())
+        return bool(self._collective.broadcast_object(has))
+
+    def _begin_counting(self, step: int) -> None:
+        """From here on is counted what `every_steps: auto` depends on."""
+        self._began = (step, time.perf_counter())
+        if self._every is None and not self._collective.rank:
+            self._journals = self._journal_bytes()
+
+    def _journal_bytes(self) -> list[int]:
+        return [int(answer["bytes"]) for answer in self._client.ask({"ask": "journal"})]
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint is taken when `step` steps are done. Every rank asks it for every step; may block."""
@@ -102,9 +116,9 @@ class CheckpointWriter:
         if self._collective.rank:
             return 0
         start, began = self._began
-        journals = [int(answer["bytes"]) for answer in self._client.ask({"ask": "journal"})]
+        grown = [now - before for now, before in zip(self._journal_bytes(), self._journals, strict=True)]
         by_time = AUTO_SECONDS * (step - start) / (time.perf_counter() - began)
-        by_size = AUTO_JOURNAL_BYTES * (step - start) / max(1, *journals)
+        by_size = AUTO_JOURNAL_BYTES * (step - start) / max(1, *grown)
         return max(AUTO_FEWEST_STEPS, int(min(by_time, by_size)))
 
     def begin(self, step: int) -> None:
@@ -164,9 +178,9 @@ class CheckpointWriter:
     def _write(self, step: int, tower: TowerState, facts: dict[str, Any]) -> tuple[int, str]:
         """Writes all parts, then the manifest; the bytes, and the name of the folder."""
         partial = self._checkpoints.begin(step)
-        files = save_tower(tower, partial)
-        for answer in self._client.ask({"ask": "snapshot", "step": step}, timeout_s=TIMEOUT_S):
-            files += [FileRecord(**file) for file in answer["files"]]
+        answers = self._client.ask({"ask": "snapshot", "step": step}, timeout_s=TIMEOUT_S)
+        files = [FileRecord(**file) for answer in answers for file in answer["files"]]
+        files += save_tower(tower, partial)  # last: servers keep rows until they write them
         done = self._checkpoints.commit(step, files, facts)
         with contextlib.suppress(ShardkeepError):  # then journals keep more than they need
             self._client.ask({"ask": "saved", "step": step})

@@ -66,6 +66,12 @@ class Rewind:
             raise KeyError(step)
         return dict(slot.read())
 
+    def forget_after(self, step: int) -> None:
+        """Forgets the states of later steps: they come again, and may come out otherwise."""
+        for slot in self._slots:
+            if slot.step > step:
+                slot.forget()
+
     def clear(self) -> None:
         """Forgets all states."""
         for slot in self._slots:

@@ -153,6 +153,7 @@ class Tower:
         """Takes the ranks of another generation. Sends nothing: see `share`."""
         self.leave()
         self.collective = collective
+        self._micro = 0
 
     def share(self, source: int, lacking: Sequence[int]) -> None:
         """Gives the state of rank `source` to the ranks that lack it, and makes all ranks go on alike with compiling.

@@ -40,11 +40,11 @@ class Trainer:
         evaluate: EvalConfig,
         window: int,
         telemetry: Telemetry,
-        again: int | None = None,
+        again: bool = False,
         before: Trainer | None = None,
     ) -> None:
-        """`again`: another generation was lost while it trained, and this one goes on as this rank does; `before`: this
-        process's trainer then, None = it is new."""
+        """`again`: another generation was lost while it trained; `before`: this process's trainer then, None = it is
+        new."""
         self._step = step
         self._evaluation = evaluation
         self._checkpoints = checkpoints
@@ -67,14 +67,16 @@ class Trainer:
 
         `should_stop(step)` is asked before each step and must answer alike on all ranks. Raises JobStopped, Diverged,
         and what pulls and pushes raise."""
-        if self._checkpoints is not None and self._again is None:
+        saved = False
+        if self._checkpoints is not None and not self._again:
             self._checkpoints.open(start_step)
-        elif self._checkpoints is not None and self._again is not None:
-            self._checkpoints.open_again(start_step, self._former, source=self._again)
+        elif self._checkpoints is not None:
+            saved = self._checkpoints.open_again(start_step, self._former)
             self._former = None
-        if self._again is not None and start_step:  # what followed the last step may have been cut off
+        if self._again and start_step:  # what followed the last step may have been cut off
             self._evaluate_after(start_step - 1, progress)
-            self._save_after(start_step - 1, progress)
+            if not saved:
+                self._save_after(start_step - 1, progress)
         ahead = Prefetch(self._prepare, start=start_step, stop=self.total_steps, depth=self._window + 1)
         under_way: deque[Ahead] = deque()
         requested = start_step

@@ -65,6 +65,7 @@ class ControlClient:
         self.member = Member(role, index, advertise, os.getpid())
         self.lease_s = 0.0
         self.timeout_s = timeout_s
+        self._patience_s = 0.0
         self.job = ""
         self.before: Formation | None = None
         self._token = secrets.token_hex(16)
@@ -122,7 +123,8 @@ class ControlClient:
         """Starts the thread that keeps the lease. After register.
 
         `patience_s`: seconds the coordinator may be silent, None = a lease; longer where another one may take over."""
-        self._heartbeat.start(lease_s=self.lease_s, patience_s=self.lease_s if patience_s is None else patience_s)
+        self._patience_s = self.lease_s if patience_s is None else patience_s
+        self._heartbeat.start(lease_s=self.lease_s, patience_s=self._patience_s)
 
     def update(self, *, step: int | None = None, phase: str | None = None) -> None:
         """What the next heartbeat tells; never blocks."""
@@ -169,11 +171,13 @@ class ControlClient:
             why=why,
         )
         while True:
-            reply = self._channel.insist("Join", request, pb.JoinReply, timeout_s=JOIN_WAIT_S + self.timeout_s)
+            limit_s = JOIN_WAIT_S + max(self.timeout_s, self._patience_s)
+            reply = self._channel.insist("Join", request, pb.JoinReply, timeout_s=limit_s)
             if reply.HasField("formation"):
                 return self._reachable(wire.formation_from_pb(reply.formation))
-            error = wire.job_from_pb(reply.job).error()
-            if error is not None:
+            job = wire.job_from_pb(reply.job)
+            if (error := job.error()) is not None:
+                self._heartbeat.hear(job)
                 raise error
             self.check()  # our own heartbeats may know more: a silent coordinator
 

@@ -24,6 +24,8 @@ from shardkeep.ps.control.tables import agreed_tables
 from shardkeep.ps.control.versions import check_versions, own_versions
 
 TAKEOVER_VERSIONS = 1_000_000
+LOAD_S = 1800.0
+"""Seconds more for members that are there and load a checkpoint and a journal."""
 SILENT_S = 3.0
 """Some heartbeats long: a member that has been lost sight of is dead, if another is started in its place."""
 STOP_PATIENCE_S = 60.0
@@ -82,6 +84,7 @@ class Coordinator:
         self._members = Membership(num_servers=num_servers, num_workers=num_workers, lease_s=lease_s)
         self._chronicle = Chronicle(sink)
         self._formation: Formation | None = None
+        self._handed_down: Formation | None = None  # by the coordinator before this one
         self._began = self._last_tick = clock()  # of forming, or of forming again
         self._stop_began = 0.0
         self._closed = False
@@ -91,6 +94,7 @@ class Coordinator:
     def _take_over(self, before: Standing) -> None:
         """Goes on where another coordinator died. Members notice nothing, but that it did not answer for a while."""
         self.job, self._origin, self._formation = before.job, before.origin, before.formation
+        self._handed_down = before.formation
         # of another version than any that members have seen
         self._life = Lifecycle(replace(before.state, version=before.state.version + TAKEOVER_VERSIONS))
         self._members.restore(before.state.generation, before.seats)
@@ -154,10 +158,12 @@ class Coordinator:
 
         with self._changed:
             seat = self._touch(token)
-            if after and self._chronicle.summary is not None:  # all that was to be done is done
+            if self._chronicle.summary is not None:  # all that was to be done is done
                 self._let_go(seat)
                 self._changed.wait_for(lambda: not self._waits, wait_s)
                 return self._life.now, None
+            if self._handed_down is not None and formed() is self._handed_down:  # its store died with its coordinator
+                self._give_up_generation(f"the coordinator was restarted while {seat.member} was joining")
             if after and after == self._members.generation and self._life.now.state == "training":
                 self._give_up_generation(f"{seat.member} lost the others: {why}")
             if formed() is None:
@@ -206,7 +212,9 @@ class Coordinator:
         with self._changed:
             self._members.check_place(role, index)
             seat = self._members.at(role, index)
-            if seat is None:
+            if seat is None and self._recoveries.on:
+                self._keep(lambda: self._chronicle.note(f"{role} {index} ended before it registered: {reason}"))
+            elif seat is None:
                 self._fail(f"{role} {index} ended before it registered: {reason}", lost=True)
             elif not seat.gone and pid in (0, seat.member.pid):
                 self._lose(seat, f"{seat.member} ended: {reason}, {self._last_step(seat)}")
@@ -220,6 +228,7 @@ class Coordinator:
                 self._stop_began = self._clock()
                 self._keep(lambda: self._chronicle.note(f"stopping: {reason}"))
                 self._stop_if_idle()
+                self._keep_standing()
                 self._changed.notify_all()
             return self._life.now
 
@@ -249,7 +258,7 @@ class Coordinator:
             for seat in self._members.expired(now):
                 silent = f"sent no heartbeat for {self.lease_s:g} s (lease_s)"
                 self._lose(seat, f"{seat.member} {silent}, {self._last_step(seat)}")
-            if self._life.now.state in ("forming", "recovering") and now - self._began > self.form_timeout_s:
+            if self._life.now.state in ("forming", "recovering") and now - self._began > self._form_limit_s:
                 cause = f"{self._recoveries.cause}; " if self._life.now.state == "recovering" else ""
                 limit = f"{self.form_timeout_s:g} s (form_timeout_s)"
                 missing = ", ".join(self._members.missing())
@@ -272,6 +281,12 @@ class Coordinator:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
+
+    @property
+    def _form_limit_s(self) -> float:
+        """Longer while a replacement that is here loads what it goes on with."""
+        loading = self._life.now.state == "recovering" and not self._members.vacant()
+        return self.form_timeout_s + (LOAD_S if loading else 0.0)
 
     @property
     def _waits(self) -> bool:
@@ -346,7 +361,9 @@ class Coordinator:
 
     def _new_formation(self, again: bool) -> Formation:
         spans = [{s.member.index: s.span for s in self._members.seats(role)} for role in ("server", "worker")]
-        start = (agreed_start(*spans) if again else None) or Start(self._recoveries.saved_step)
+        saved = max([self._recoveries.saved_step, *(s.span.saved for s in self._members.seats() if again)])
+        self._recoveries.saved_step = saved
+        start = (agreed_start(*spans) if again else None) or Start(saved)
         tables = agreed_tables([(seat.member, seat.tables) for seat in self._members.seats("worker")])
         members = tuple(seat.member for seat in self._members.present())
         generation = self._members.generation + 1
@@ -418,6 +435,7 @@ class Coordinator:
             self._give_up_generation()
         elif not self._life.running:
             self._fail(message, lost=True)
+        self._keep_standing()
 
     def _fail(self, message: str, *, exit_code: int = 1, lost: bool = False, symptom: bool = False) -> None:
         if self._life.fail(message, exit_code=exit_code, lost=lost, symptom=symptom):
@@ -442,7 +460,7 @@ class Coordinator:
             recoveries=tuple(self._recoveries.done),
             summary=self._chronicle.summary,
         )
-        if self._life.running:
+        if not self._life.now.over:
             self._keep(lambda: self._sink.standing(standing.to_record()))
 
     def _keep(self, write: Callable[[], None]) -> None:

@@ -56,7 +56,7 @@ class Heartbeat:
         while not self._ended.is_set():
             began = time.monotonic()
             try:
-                self._hear(self._beat())
+                self.hear(self._beat())
                 heard = time.monotonic()
             except ProtocolError as error:  # it does not know us: no use in asking again
                 self._give_up(str(error))
@@ -74,7 +74,8 @@ class Heartbeat:
         timeout_s = wait_s + max(self._lease_s / 4, 0.5)
         return wire.job_from_pb(self._channel.call("Heartbeat", request, pb.JobState, timeout_s=timeout_s))
 
-    def _hear(self, job: JobState) -> None:
+    def hear(self, job: JobState) -> None:
+        """Takes in where the job stands, also when something else than a heartbeat told it."""
         with self.heard:
             self.state = job
             self.heard.notify_all()
@@ -89,5 +90,5 @@ class Heartbeat:
         self.silent = True
         if not self._ended.is_set() and not self.state.over:
             generation = self.state.generation
-            self._hear(JobState("failed", message, 1, True, generation, self.state.version))
+            self.hear(JobState("failed", message, 1, True, generation, self.state.version))
         self._ended.set()

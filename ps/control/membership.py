@@ -112,6 +112,10 @@ class Membership:
         for seat in self.present():
             seat.last_seen += gap_s
 
+    def vacant(self) -> bool:
+        """Whether somebody must still be started."""
+        return len(self.present()) < sum(self.counts.values())
+
     def missing(self) -> list[str]:
         """Who has not joined yet, in words."""
         found = []

@@ -57,11 +57,13 @@ ANY_STEP = 2**62
 class Span:
     """The steps, `first` to `last`, at each of which a member could begin the next generation.
 
-    `holds`: it has the state for it; a worker without takes another's tower."""
+    `holds`: it has the state for it; a worker without takes another's tower. `saved`: the last complete checkpoint that
+    it sees; 0 = none."""
 
     first: int = 0
     last: int = ANY_STEP
     holds: bool = False
+    saved: int = 0
 
 
 ANYWHERE = Span()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from shardkeep.ps.control.records import Member, Record, Span
+from shardkeep.ps.control.records import ANY_STEP, Member, Record, Span
 
 MOST_LOSSES = 3
 """A group may be lost so many times for each death that one member may have: a death can break more than one."""
@@ -21,17 +21,16 @@ class Start:
 
 
 def agreed_start(servers: Mapping[int, Span], workers: Mapping[int, Span]) -> Start | None:
-    """The last step at which all members can begin and some worker holds the tower; None where there is none.
-
-    A worker that holds no state takes the tower of the first one that does, so its span sets no limit."""
+    """The last step at which all servers can begin and some worker holds the tower, which the others then take; None
+    where there is none. That nobody's push is missing is the servers' to say: workers set no other limit."""
     holders = {rank: span for rank, span in workers.items() if span.holds}
-    spans = [*servers.values(), *holders.values()]
-    if not holders:
+    first = max((span.first for span in servers.values()), default=0)
+    last = min((span.last for span in servers.values()), default=ANY_STEP)
+    step = max((min(last, span.last) for span in holders.values() if span.first <= last), default=-1)
+    if step < first:
         return None
-    step = min(span.last for span in spans)
-    if step < max(span.first for span in spans):
-        return None
-    return Start(step, min(holders), tuple(sorted(workers.keys() - holders.keys())))
+    having = [rank for rank, span in holders.items() if span.first <= step <= span.last]
+    return Start(step, min(having), tuple(sorted(workers.keys() - set(having))))
 
 
 @dataclass

@@ -110,11 +110,11 @@ def formation_from_pb(message: pb.Formation) -> Formation:
 
 
 def span_to_pb(span: Span) -> pb.Span:
-    return pb.Span(first=span.first, last=span.last, holds=span.holds)
+    return pb.Span(first=span.first, last=span.last, holds=span.holds, saved=span.saved)
 
 
 def span_from_pb(message: pb.Span) -> Span:
-    return Span(message.first, message.last, message.holds)
+    return Span(message.first, message.last, message.holds, message.saved)
 
 
 def status_to_pb(status: Status) -> pb.StatusReply:

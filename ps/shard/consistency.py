@@ -67,7 +67,8 @@ class Gate(Protocol[P]):
         ...
 
     def complete(self, step: int) -> None:
-        """All ranks are about to begin at `step`, within `span`: what of the steps before it waits becomes due."""
+        """All ranks are about to begin at `step`: what of the steps before it waits becomes due. Raises ProtocolError
+        when `step` is beyond `span`."""
         ...
 
     def begin(self, step: int) -> None:
@@ -142,8 +143,13 @@ class SyncGate(Generic[P]):
         return self._next, self._next + (len(self._staged) == self._num_workers)
 
     def complete(self, step: int) -> None:
-        if step > self._next:
-            self._arrived = set(range(self._num_workers))
+        if step <= self._next:
+            return
+        missing = sorted(set(range(self._num_workers)) - self._staged.keys())
+        if step > self._next + 1 or missing:
+            which = f"workers {missing} for step {self._next}" if missing else f"steps {self._next} to {step - 1}"
+            raise ProtocolError(f"step {step} cannot begin: there are no pushes of {which}")
+        self._arrived = set(range(self._num_workers))
 
     def begin(self, step: int) -> None:
         self._next, self._staged, self._arrived = step, {}, set()

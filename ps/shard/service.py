@@ -168,7 +168,7 @@ class ShardService:
         """Serves another generation, whose workers begin at `step`: what is staged of earlier steps is applied, what
         was pushed of it in `sync` is forgotten, for it comes again. Raises JournalError."""
         if self._journal is not None:
-            self._journal.begin(generation, step=step, facts={"shard": self.shard, "of": self.num_shards})
+            self._journal.begin(generation, step=step, facts={"generation": generation, "shard": self.shard})
         self._begin(step)
         with self._lock:
             self.generation, self._closed = generation, None
@@ -184,17 +184,17 @@ class ShardService:
     def replay(self, records: Iterable[Record]) -> int:
         """Does again what a journal tells; the number of pushes. The service must be that of the checkpoint before.
 
-        Raises CorruptMessage or ProtocolError when a record is not of this job."""
+        Raises CorruptMessage or ProtocolError when a record is not of this job, or one is missing."""
         journal, self._journal = self._journal, None
-        count = 0
+        count, generation = 0, -1
         for record in records:
+            first = self.span[0]
             if record.entry is Entry.GENERATION:
-                if record.step > self.span[0]:
+                begun = int(json.loads(record.body.tobytes())["generation"])
+                if begun != generation and record.step >= first:  # each segment of a generation begins with it
                     self._begin(record.step)
-                elif record.step == self.span[0]:
-                    with self._lock:
-                        self.gate.begin(record.step)
-            elif record.entry is Entry.APPLIED and record.step >= self.span[0]:
+                generation = begun
+            elif record.entry is Entry.APPLIED and record.step >= first:
                 with self._lock:
                     self.gate.complete(record.step + 1)
                 self._advance()
@@ -326,6 +326,8 @@ class ShardService:
         """Notes the rows of a step boundary for a snapshot: just after it the next pushes may come."""
         step = _step_of(question)
         with self._lock:  # nothing is applied meanwhile
+            if self._closed is not None:
+                raise TransportError(self._closed)
             if not self.gate.is_at(step):
                 raise ProtocolError(f"a mark of step {step} while pushes of other steps are here")
             self._snapshots.mark(step)

@@ -91,6 +91,7 @@ def _write_rows(
         spill = opened.enter_context(contextlib.closing(Spill(folder)))
         for part in opened.enter_context(contextlib.closing(walk(mark, spill, min(PART_BYTES, FILE_BYTES)))):
             if file is None:
+                mark.check()  # one that was given up must not touch files that another may be writing
                 file = opened.enter_context(contextlib.closing(ArrayFile(folder / _file_name(len(records)))))
             columns = part.columns
             for what, array in (("ids", columns.ids_K), ("rows", columns.rows_KD), ("slots", columns.slots_KS)):

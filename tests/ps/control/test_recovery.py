@@ -21,9 +21,11 @@ def held(first: int, last: int) -> Span:
     ("servers", "workers", "start"),
     [
         ([held(5, 5), held(5, 6)], [held(4, 6), held(3, 5)], Start(5, 0)),
+        ([held(5, 5)], [held(5, 6), held(3, 4)], Start(5, 0, (1,))),  # killed while it kept the state of step 5
         ([held(5, 6), held(6, 6)], [held(4, 6), held(5, 7)], Start(6, 0)),
         ([held(0, 9)], [Span(), held(5, 11)], Start(9, 1, (0,))),
         ([held(0, 9)], [held(5, 8), Span(), Span()], Start(8, 0, (1, 2))),
+        ([held(0, 9)], [held(5, 8), held(6, 9)], Start(9, 1, (0,))),
         ([held(0, 0)], [held(0, 0)], Start(0, 0)),
         ([held(4, 4), held(6, 6)], [held(3, 7)], None),  # a server came back from an older checkpoint
         ([held(5, 5)], [held(6, 8)], None),
