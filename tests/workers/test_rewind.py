@@ -1,0 +1,169 @@
+"""The tower's last states: kept, found again by another process, gone back to, shared."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from shardkeep.base.errors import CheckpointError
+from shardkeep.workers.collective import ThreadCollective, run_ranks
+from shardkeep.workers.rewind import Rewind
+from shardkeep.workers.state_tree import joined, split
+from shardkeep.workers.tower import Tower
+from tests.workers.test_tower import batch, part_of, tower_of
+
+ADAM = {"optimizer": {"name": "adam", "lr": 0.01}}
+
+
+def train(tower: Tower, steps: int, rewind: Rewind | None = None) -> Tower:
+    for _ in range(steps):
+        dense, leaves, label = part_of(batch(tower.step, 8), 0, 8)
+        tower.backward(dense, leaves, label, 1 / 8)
+        tower.update(tower.step)
+        if rewind is not None:
+            rewind.keep(tower)
+    return tower
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_going_back_and_training_again_gives_the_same_bits(tmp_path: Path, optimizer: str) -> None:
+    config = {"optimizer": {"name": optimizer, "lr": 0.01}}
+    rewind, tower = Rewind(tmp_path, depth=4), tower_of(config=config)
+    rewind.keep(tower)
+    train(tower, 7, rewind)
+    assert rewind.span() == (4, 7)
+    digest = tower.digest_bytes()
+    for step in (7, 4, 5):
+        tower.load_state_dict(rewind.state(step))
+        assert tower.step == step
+        assert train(tower, 7 - step).digest_bytes() == digest
+
+
+def test_another_process_finds_what_was_kept(tmp_path: Path) -> None:
+    train(tower_of(config=ADAM), 5, Rewind(tmp_path, depth=3))
+    found = Rewind(tmp_path, depth=3)
+    assert found.span() == (3, 5)
+    other = tower_of(config=ADAM)
+    other.load_state_dict(found.state(4))
+    assert train(other, 1, found).digest_bytes() == train(tower_of(config=ADAM), 5).digest_bytes()
+
+
+def test_the_first_state_of_an_optimizer_without_slots_is_kept_too(tmp_path: Path) -> None:
+    rewind, tower = Rewind(tmp_path, depth=4), tower_of(config=ADAM)
+    rewind.keep(tower)
+    train(tower, 2, rewind)
+    tower.load_state_dict(rewind.state(0))
+    assert train(tower, 2).digest_bytes() == train(tower_of(config=ADAM), 2).digest_bytes()
+
+
+def test_a_state_that_was_not_kept_is_no_state(tmp_path: Path) -> None:
+    rewind = Rewind(tmp_path, depth=2)
+    assert rewind.span() is None
+    train(tower_of(), 3, rewind)
+    with pytest.raises(KeyError):
+        rewind.state(1)
+    rewind.forget_after(2)
+    assert rewind.span() == (2, 2)
+    rewind.clear()
+    assert rewind.span() is None and Rewind(tmp_path, depth=2).span() is None
+    rewind.delete()
+    assert not tmp_path.exists()
+
+
+def test_a_gap_ends_the_span(tmp_path: Path) -> None:
+    rewind, tower = Rewind(tmp_path, depth=8), tower_of()
+    train(tower, 2, rewind)
+    train(tower, 1)
+    train(tower, 2, rewind)
+    assert rewind.span() == (4, 5)
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CheckpointError, match=r"file/kept: cannot be written \(Not a directory\)"):
+        Rewind(tmp_path / "file" / "kept", depth=2)
+
+
+KILLED = """
+import sys
+from pathlib import Path
+from tests.workers.test_rewind import ADAM, train
+from tests.workers.test_tower import tower_of
+from shardkeep.workers.rewind import Rewind
+rewind, tower = Rewind(Path(sys.argv[1]), depth=3), tower_of(config=ADAM)
+for _ in range(100_000):
+    train(tower, 1, rewind)
+    print(tower.step, flush=True)
+"""
+
+
+def test_a_process_that_is_killed_leaves_whole_states_only(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", KILLED, str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
+        assert child.stdout is not None
+        told = [int(child.stdout.readline()) for _ in range(30)]
+        child.send_signal(signal.SIGKILL)
+        told += [int(line) for line in child.stdout.read().splitlines()]
+    rewind, other = Rewind(tmp_path, depth=3), tower_of(config=ADAM)
+    span = rewind.span()
+    assert span is not None and span[1] >= told[-1] and span[1] - span[0] >= 1
+    for step in range(span[0], span[1] + 1):
+        other.load_state_dict(rewind.state(step))
+        assert other.digest_bytes() == train(tower_of(config=ADAM), step).digest_bytes()
+
+
+@pytest.mark.parametrize("source", [0, 2])
+def test_ranks_that_lack_the_state_take_that_of_the_source(source: int) -> None:
+    trained = train(tower_of(config=ADAM), 3).state_dict()
+
+    def rank(collective: ThreadCollective) -> tuple[bytes, int]:
+        tower = tower_of(config=ADAM)
+        tower.join(collective)
+        if collective.rank == source:
+            tower.load_state_dict(trained)
+        tower.share(source, [r for r in range(3) if r != source])
+        return tower.digest_bytes(), tower.step
+
+    found = run_ranks(ThreadCollective.group(3), rank)
+    assert len({digest for digest, _ in found}) == 1 and [step for _, step in found] == [3, 3, 3]
+
+
+def test_all_go_on_with_the_source_s_decision_about_compiling_and_compile_together() -> None:
+    config = {"compile": "auto"}
+
+    def rank(collective: ThreadCollective) -> tuple[bool | None, bool, bool]:
+        tower = tower_of(config=config, sync=False, total_steps=10**6)
+        tower.join(collective)
+        if collective.rank == 1:  # it has run compiled for long; rank 0 is new
+            tower._trial.phase, tower._switch.enabled = "over", True
+        tower.share(1, [])
+        return tower.decision, tower._compile_first, tower._switch.enabled
+
+    assert run_ranks(ThreadCollective.group(2), rank) == [(True, True, False)] * 2
+
+
+def test_a_step_that_was_cut_off_leaves_no_trace_in_the_random_numbers() -> None:
+    whole = train(tower_of(config=ADAM), 2)
+    tower = train(tower_of(config=ADAM), 1)
+    state = dict(tower.state_dict())
+    dense, leaves, label = part_of(batch(1, 8), 0, 8)
+    tower.backward(dense, leaves, label, 1 / 8, last=False)
+    tower.join(tower.collective)
+    tower.load_state_dict(state)
+    assert tower._micro == 0
+    assert train(tower, 1).digest_bytes() == whole.digest_bytes()
+
+
+def test_a_state_is_json_and_tensors_and_comes_back() -> None:
+    value = {"a": [1, (2.5, None)], 3: {"t": torch.arange(4)}, "flag": True}
+    tensors: dict[str, torch.Tensor] = {}
+    text = json.loads(json.dumps(split(value, tensors)))
+    found = joined(text, tensors)
+    assert found["a"] == [1, [2.5, None]] and found["flag"] is True
+    assert torch.equal(found[3]["t"], torch.arange(4)) and list(tensors) == ["/3/t"]
