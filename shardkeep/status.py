@@ -58,7 +58,20 @@ def _progress_rows(status: Status) -> list[tuple[str, str]]:
         rows.append(("speed", f"{progress.get('samples_per_s') or 0:,.0f} samples/s"))
     if status.evaluation:
         rows.append(("evaluation", f"step {status.evaluation.get('step', 0):,}  {quality(status.evaluation)}"))
+    if staleness := status.progress.get("staleness"):
+        most = max(int(steps) for steps in staleness)
+        rows.append(("staleness", f"{_mean(staleness):.2f} steps on the mean, {most} at most (worker 0)"))
+    saved = [event for event in status.events if event.get("phase") == "checkpoint"]
+    if saved:
+        rows.append(("checkpoint", str(saved[-1].get("text", ""))))
+    recoveries = [event for event in status.events if event.get("phase") == "recovery"]
+    if recoveries:
+        rows.append(("recoveries", f"{len(recoveries)}; the last: {recoveries[-1].get('text', '')}"))
     return rows
+
+
+def _mean(histogram: dict[str, int]) -> float:
+    return sum(int(steps) * times for steps, times in histogram.items()) / max(1, sum(histogram.values()))
 
 
 def _members(status: Status) -> Table:

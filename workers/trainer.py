@@ -133,7 +133,8 @@ class Trainer:
         if due and self._client.rank == 0:
             epoch = self._slices.epoch(step)
             done = {"step": step + 1, "total_steps": self.total_steps, "epoch": epoch}
-            progress.report("progress", done | self._telemetry.snapshot())
+            staleness = {str(steps): times for steps, times in sorted(self._client.staleness_seen.items())}
+            progress.report("progress", done | self._telemetry.snapshot() | {"staleness": staleness})
 
     def _tell_choices(self, result: StepResult, progress: Progress) -> None:
         """Once: what the tower chose, as a line for the user."""
