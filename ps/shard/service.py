@@ -6,10 +6,11 @@ Future, so any number of pulls can wait with any number of threads.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,7 +24,9 @@ from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.message import KIND_AT, Bytes, Kind, Packed, allocate, read, text_message, text_of, unpack
 from shardkeep.ps.shard.consistency import Gate, Work, open_gate
+from shardkeep.ps.shard.futures import done, failed, pass_on, promised
 from shardkeep.ps.shard.journal import Entry, Journal, Record
+from shardkeep.ps.shard.questions import Questions
 from shardkeep.ps.shard.requests import Decoder
 from shardkeep.ps.shard.snapshot_writer import SnapshotWriter
 from shardkeep.ps.shard.tables import Gradients, Pulled, Sections, Tables
@@ -92,15 +95,7 @@ class ShardService:
             Kind.PUSH: self._push,
             Kind.ASK: self._ask,
         }
-        self._questions: dict[str, Callable[[dict[str, Any]], dict[str, Any] | Future[dict[str, Any]]]] = {
-            "report": lambda _: self.report(),
-            "see": self._see,
-            "mark": self._mark,
-            "snapshot": lambda question: self._snapshots.write(_step_of(question)),
-            "unmark": self._unmark,
-            "saved": self._saved,
-            "journal": lambda _: {"bytes": 0 if self._journal is None else self._journal.size_bytes},
-        }
+        self._questions = Questions(self._snapshots, journal, boundary=self._boundary, report=lambda: self.report())
 
     # ---- messages in, futures out ----
 
@@ -113,13 +108,13 @@ class ShardService:
         The future ends with an exception, a TransportError, only when the service is closed."""
         if then is None:
             return self._handle(buffer)
-        both = _promised()
+        both = promised()
 
         def go_on(first: Future[Bytes]) -> None:
             if first.exception() is not None or first.result()[KIND_AT] == Kind.ERROR:
-                _pass_on(first, both)
+                pass_on(first, both)
             else:
-                self._handle(then).add_done_callback(lambda second: _pass_on(second, both))
+                self._handle(then).add_done_callback(lambda second: pass_on(second, both))
 
         self._handle(buffer).add_done_callback(go_on)
         return both
@@ -130,11 +125,11 @@ class ShardService:
             self._check_header(message)
             return self._answers[message.kind](message)
         except TransportError as error:
-            return _failed(error)
+            return failed(error)
         except ShardkeepError as error:
-            return _done(self._error(error))
+            return done(self._error(error))
         except Exception as error:  # a defect of ours must reach the worker as one line, not as its deadline
-            return _done(self._error(error))
+            return done(self._error(error))
 
     def close(self, reason: str) -> None:
         """Fails every parked future, and every later message, with TransportError(reason). Idempotent."""
@@ -241,7 +236,7 @@ class ShardService:
     # ---- one method per kind ----
 
     def _pull(self, message: Packed) -> Future[Bytes]:
-        parked = _Parked(_promised(), message, self._decoder.wanted(message))
+        parked = _Parked(promised(), message, self._decoder.wanted(message))
         with self._lock:
             self._check_open(message)
             self.gate.arrive(message.rank, message.step)
@@ -254,7 +249,7 @@ class ShardService:
         with self._lock:
             self._check_open(message)
             self._counts["reads"] += 1
-        return _done(self._rows(message, wanted, staleness=0))
+        return done(self._rows(message, wanted, staleness=0))
 
     def _push(self, message: Packed) -> Future[Bytes]:
         """Acknowledged when staged (`sync`) or applied (other modes); a duplicate when the first one is."""
@@ -262,7 +257,7 @@ class ShardService:
         with self._lock:
             pulled = self._pulled.get(message.rank, {}).pop(message.step, None)
         gradients = self._decoder.gradients(message, pulled)
-        ack: Future[Bytes] = _promised()
+        ack: Future[Bytes] = promised()
         with self._lock:
             self._check_open(message)
             new = self.gate.expects(*key)
@@ -283,27 +278,30 @@ class ShardService:
         return allocate(Kind.ACK, generation=self.generation, rank=rank, step=step).buffer
 
     def _ask(self, message: Packed) -> Future[Bytes]:
-        text = text_of(unpack(message.buffer))
-        try:
-            question = json.loads(text)
-        except (ValueError, RecursionError):  # the second: brackets in brackets
-            question = None
-        kind = question.get("ask") if isinstance(question, dict) else None
-        if kind not in self._questions:
-            raise ProtocolError(f'question {text[:80]!r} is unknown; allowed: {{"ask": {"|".join(self._questions)}}}')
+        question = self._questions.read(text_of(unpack(message.buffer)))
         with self._lock:
             self._check_open(message)
-        found = self._questions[kind](question)
+        found = self._questions.answer(question)
         if isinstance(found, Future):
             return self._later(found, message.rank)
-        return _done(self._told(found, message.rank))
+        return done(self._told(found, message.rank))
+
+    @contextlib.contextmanager
+    def _boundary(self, step: int) -> Iterator[None]:
+        """Inside, nothing is applied, and all of the steps before `step` is. Raises ProtocolError or TransportError."""
+        with self._lock:
+            if self._closed is not None:
+                raise TransportError(self._closed)
+            if not self.gate.is_at(step):
+                raise ProtocolError(f"a mark of step {step} while pushes of other steps are here")
+            yield
 
     def _told(self, found: dict[str, Any], rank: int) -> Bytes:
         return text_message(Kind.ANSWER, json.dumps(found), generation=self.generation, rank=rank)
 
     def _later(self, found: Future[dict[str, Any]], rank: int) -> Future[Bytes]:
         """The answer to a question that takes its time."""
-        answer = _promised()
+        answer = promised()
 
         def finish(found: Future[dict[str, Any]]) -> None:
             error = found.exception()
@@ -316,35 +314,6 @@ class ShardService:
 
         found.add_done_callback(finish)
         return answer
-
-    def _see(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Whether this server sees the folder that worker 0 writes checkpoints to."""
-        self._snapshots.folder().check_token(str(question.get("token")))
-        return {}
-
-    def _mark(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Notes the rows of a step boundary for a snapshot: just after it the next pushes may come."""
-        step = _step_of(question)
-        with self._lock:  # nothing is applied meanwhile
-            if self._closed is not None:
-                raise TransportError(self._closed)
-            if not self.gate.is_at(step):
-                raise ProtocolError(f"a mark of step {step} while pushes of other steps are here")
-            self._snapshots.mark(step)
-        if self._journal is not None:
-            self._journal.roll()
-        return {}
-
-    def _unmark(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Gives up a mark, and its snapshot if one is being written."""
-        self._snapshots.drop()
-        return {}
-
-    def _saved(self, question: dict[str, Any]) -> dict[str, Any]:
-        """The checkpoint of a step is complete: the journal need not hold what came before it."""
-        if self._journal is not None:
-            self._journal.forget_before(_step_of(question))
-        return {}
 
     # ---- progress: apply what is due, then answer what may be answered ----
 
@@ -455,40 +424,6 @@ class ShardService:
         return text_message(Kind.ERROR, _line(error), generation=self.generation)
 
 
-def _step_of(question: dict[str, Any]) -> int:
-    step = question.get("step")
-    if not isinstance(step, int):
-        raise ProtocolError(f"step {step!r}; allowed: a whole number")
-    return step
-
-
 def _line(error: Exception) -> str:
     text = " ".join(str(error).split())
     return text if isinstance(error, ShardkeepError) else f"{type(error).__name__}: {text}"
-
-
-def _promised() -> Future[Bytes]:
-    """A pending future that nobody can cancel, so that setting its result cannot fail."""
-    future: Future[Bytes] = Future()
-    future.set_running_or_notify_cancel()
-    return future
-
-
-def _pass_on(done: Future[Bytes], to: Future[Bytes]) -> None:
-    error = done.exception()
-    if error is not None:
-        to.set_exception(error)
-    else:
-        to.set_result(done.result())
-
-
-def _done(answer: Bytes) -> Future[Bytes]:
-    future: Future[Bytes] = Future()
-    future.set_result(answer)
-    return future
-
-
-def _failed(error: ShardkeepError) -> Future[Bytes]:
-    future: Future[Bytes] = Future()
-    future.set_exception(error)
-    return future
