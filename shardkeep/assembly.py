@@ -216,6 +216,7 @@ def build_worker(
         evaluation=evaluation,
         checkpoints=writer,
         client=client,
+        collective=collective,
         slices=slices,
         train=config.train,
         evaluate=config.eval,

@@ -281,6 +281,28 @@ def certs(
 
 
 @app.command()
+def scale(
+    run: Annotated[Path | None, typer.Argument(help="Run folder [default: the newest in runs/].")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes from now on.")] = None,
+    servers: Annotated[int | None, typer.Option(min=1, help="Server processes from now on.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Go on with other numbers of workers or servers while a job of `shardkeep train` runs."""
+
+    def ask() -> int:
+        from shardkeep.report import latest_run
+        from shardkeep.scale import ask
+
+        path = run or latest_run()
+        if path is None:
+            raise UserError("no run folder in runs/; name one")
+        print(ask(path, workers=workers, servers=servers), flush=True)
+        return 0
+
+    _end(ask, debug)
+
+
+@app.command()
 def estimate(
     config: Config,
     set_: Set = None,

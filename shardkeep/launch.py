@@ -64,13 +64,15 @@ def run_job(
         code_folder: Where the user's own modules are found, beside the import path.
         resumed: Where the job goes on; None = a new one.
     """
+    from shardkeep import scale
+    from shardkeep.resume import plan_resume
     from shardkeep.screen import Screen
 
     screen = Screen(console)
     config = _anchored(config)
     if resumed is None:
         RunFolder.refuse_taken(run_dir)
-    pins = choose(config.affinity, servers=config.servers, workers=config.workers, threads=config.threads)
+    pins = _pins(config)
     with Interrupts() as interrupts, _importable(code_folder):
         try:
             _prepare(config, screen)
@@ -82,15 +84,28 @@ def run_job(
             screen.phase("affinity", describe(pins))
         folder = RunFolder.create(run_dir, config, code_folder=code_folder) if resumed is None else RunFolder(run_dir)
         with folder.held():
-            if resumed is not None:
-                resumed = _reopen(folder, config, resumed, screen)
-            start_step = 0 if resumed is None else resumed.checkpoint.step
-            try:
-                summary = _run(config, folder, screen, interrupts, code_folder, pins, start_step)
-            finally:
-                screen.end_bar()
+            while True:
+                if resumed is not None:
+                    resumed = _reopen(folder, config, resumed, screen)
+                start_step = 0 if resumed is None else resumed.checkpoint.step
+                try:
+                    summary = _run(config, folder, screen, interrupts, code_folder, pins, start_step)
+                    break
+                except JobStopped:
+                    scaled = scale.taken(run_dir)
+                    if scaled is None or interrupts.count:
+                        raise
+                    resumed = plan_resume(run_dir, scaled)
+                    config = resumed.config
+                    pins = _pins(config)
+                finally:
+                    screen.end_bar()
     screen.closing(summary, run_dir)
     return summary
+
+
+def _pins(config: JobConfig) -> Pins:
+    return choose(config.affinity, servers=config.servers, workers=config.workers, threads=config.threads)
 
 
 def _run(

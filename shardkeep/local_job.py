@@ -23,8 +23,8 @@ from shardkeep.report import MetricsTail, RunFolder
 from shardkeep.screen import Screen
 
 POLL_S = 0.05
-STOP_S = 6.0
-"""Seconds a job gets to stop in order."""
+STOP_S, SAVING_STOP_S = 6.0, 600.0
+"""Seconds a job gets to stop in order; the second where it writes a checkpoint at its end."""
 VERDICT_S = 4.0
 """Seconds the coordinator gets, after a member's death, to say why the job failed."""
 CLOSE_S = 15.0
@@ -142,8 +142,10 @@ class LocalJob:
             if self._folder.summary() is not None or self._interrupts.count > 1 or (limit is not None and limit.over):
                 return
             if limit is None and self._interrupts.count:
-                limit = Deadline(STOP_S)
-                self._screen.phase("stop", "stopping in order; once more Ctrl-C ends it at once")
+                saves = bool(self._config.checkpoint.every_steps)
+                limit = Deadline(SAVING_STOP_S if saves else STOP_S)
+                what = "stopping, with a checkpoint" if saves else "stopping in order"
+                self._screen.phase("stop", f"{what}; once more Ctrl-C ends it at once")
                 self._ask(_request_stop)
             elif limit is None and (deaths := self._fatal()):
                 alone = any(death.role == "coordinator" for death in deaths)

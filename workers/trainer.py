@@ -7,15 +7,23 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import torch
+
 from shardkeep.base.errors import Diverged, JobStopped
 from shardkeep.ps.client import RowClient
 from shardkeep.workers.checkpoint import CheckpointWriter
+from shardkeep.workers.collective import Collective
 from shardkeep.workers.config import EvalConfig, TrainConfig
 from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.evaluate import Evaluation
 from shardkeep.workers.prefetch import Prefetch
 from shardkeep.workers.step import Ahead, Prepared, Step, StepResult
 from shardkeep.workers.telemetry import Telemetry
+
+PACE_S = 0.5
+"""About how often ranks ask each other whether to stop."""
+PACED_AFTER_STEPS = 20
+"""Until then they do before every step."""
 
 
 class Progress(Protocol):
@@ -35,6 +43,7 @@ class Trainer:
         evaluation: Evaluation | None,
         checkpoints: CheckpointWriter | None,
         client: RowClient,
+        collective: Collective,
         slices: StepSlices,
         train: TrainConfig,
         evaluate: EvalConfig,
@@ -49,6 +58,8 @@ class Trainer:
         self._evaluation = evaluation
         self._checkpoints = checkpoints
         self._client = client
+        self._collective = collective
+        self._paced_from, self._paced_since, self._pace = 0, 0.0, 1
         self._slices = slices
         self._train = train
         self._eval = evaluate
@@ -65,8 +76,9 @@ class Trainer:
     def run(self, progress: Progress, should_stop: Callable[[int], bool], start_step: int = 0) -> int:
         """Runs to the end; returns the number of steps done.
 
-        `should_stop(step)` is asked before each step and must answer alike on all ranks. Raises JobStopped, Diverged,
-        and what pulls and pushes raise."""
+        `should_stop(step)` is asked before each step; when one rank's says so all stop, with a checkpoint where there
+        are any. Raises JobStopped, Diverged, and what pulls and pushes raise."""
+        self._paced_from, self._paced_since, self._pace = start_step, time.perf_counter(), 1
         saved = False
         if self._checkpoints is not None and not self._again:
             self._checkpoints.open(start_step)
@@ -91,7 +103,8 @@ class Trainer:
         try:
             for step in range(start_step, self.total_steps):
                 self._telemetry.pause(self._watch.begin(step))
-                if should_stop(step):
+                if self._all_stop(step, should_stop):
+                    self._save_before_stop(step, progress)
                     raise JobStopped(f"stopped at step {step}")
                 while requested < self.total_steps and len(under_way) < self._window:
                     self._watch.enter("data")
@@ -114,6 +127,25 @@ class Trainer:
                 self._checkpoints.leave()
             ahead.close()
             self._watch.end()
+
+    def _all_stop(self, step: int, should_stop: Callable[[int], bool]) -> bool:
+        """Whether some rank was asked to stop. Ranks ask each other about twice a second, at the same steps."""
+        mine = should_stop(step)
+        if step == self._paced_from + PACED_AFTER_STEPS:
+            step_s = (time.perf_counter() - self._paced_since) / PACED_AFTER_STEPS
+            self._pace = int(self._collective.broadcast_object(max(1, int(PACE_S / step_s))))
+        if step % self._pace:
+            return False
+        return bool(self._collective.all_gather(torch.tensor([mine])).any())
+
+    def _save_before_stop(self, step: int, progress: Progress) -> None:
+        if self._checkpoints is None or step == self._paced_from:  # nothing is new
+            return
+        progress.update(step=step, phase="saving")
+        with self._watch.within(None):
+            self._checkpoints.begin(step)
+            self._checkpoints.finish()
+        self._tell_checkpoints(progress)
 
     def _prepare(self, step: int) -> Prepared:
         with self._watch.drawn("prepare"):

@@ -28,7 +28,7 @@ LOAD_S = 1800.0
 """Seconds more for members that are there and load a checkpoint and a journal."""
 SILENT_S = 3.0
 """Some heartbeats long: a member that has been lost sight of is dead, if another is started in its place."""
-STOP_PATIENCE_S = 60.0
+STOP_PATIENCE_S = 600.0
 """A job that was asked to stop is over after this time, whoever has not left by then."""
 
 
@@ -415,7 +415,8 @@ class Coordinator:
             self._stopped()
 
     def _stopped(self, remark: str = "") -> None:
-        step = max((seat.step for seat in self._members.seats("worker")), default=-1)
+        saved = self._recoveries.saved_step or -1  # of its end, perhaps, which no heartbeat has told
+        step = max([saved, *(seat.step for seat in self._members.seats("worker"))])
         where = f"at step {step}" if step >= 0 else "before the first step"
         self._life.stopped(f"stopped {where}: {self._life.now.message}{remark}")
         self._finished()

@@ -266,3 +266,36 @@ def test_what_a_run_cannot_go_on_with_is_refused_in_one_line(tmp_path: Path) -> 
     (run / "summary.json").write_text("{")
     with pytest.raises(UserError, match=r"--resume .*: its summary.json is damaged \("):
         plan_resume(run)
+
+
+@pytest.mark.processes
+def test_a_running_job_is_scaled_and_loses_no_sample(cluster: Cluster, tmp_path: Path) -> None:
+    config = {**KILLED, "train": {"batch_size": 50, "report_every_s": 0.05, "epochs": 3}}
+    job, folder = cluster.job(config, name="scaled")
+    cluster.training(folder)
+    asked = cluster.command("scale", str(folder.path), "--servers", "1", "--workers", "3").end()
+    assert (asked.code, asked.err) == (0, "")
+    assert asked.out == "the job stops with a checkpoint, and goes on with workers=3, servers=1\n"
+    ended = job.end()
+    assert (ended.code, ended.err) == (0, ""), ended.out
+    assert "; changed: servers=1, workers=3\n" in ended.out
+    summary = folder.summary() or {}
+    assert (summary["status"], summary["samples"]) == ("completed", 120_000)
+    assert {(p["role"], p["index"]) for p in summary["processes"]} >= {("worker", 2), ("server", 0)}
+    again = cluster.command("scale", str(folder.path), "--workers", "2").end()
+    assert again.code == 1 and "no job runs here; use shardkeep train --resume" in again.err
+
+
+@pytest.mark.processes
+def test_ctrl_c_leaves_a_checkpoint_of_the_step_it_stopped_at(cluster: Cluster) -> None:
+    whole, undisturbed = cluster.job(KILLED, name="whole")
+    assert whole.end().code == 0
+    job, folder = cluster.job({**KILLED, "checkpoint": {"every_steps": 1_000_000}}, name="stopped")
+    cluster.training(folder)
+    job.signal(signal.SIGINT)
+    ended = job.end()
+    step = int(ended.err.split("stopped at step ")[1].split(":")[0])
+    kept = Checkpoints(folder.path / "checkpoints").latest()
+    assert kept is not None and kept.step == step > 0
+    assert cluster.command("train", "--resume", str(folder.path)).end().code == 0
+    assert (folder.summary() or {})["state_digest"] == (undisturbed.summary() or {})["state_digest"]

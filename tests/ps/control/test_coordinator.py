@@ -14,6 +14,7 @@ from shardkeep.base.errors import (
     UserError,
 )
 from shardkeep.ps.config import AdamConfig, TableSpec
+from shardkeep.ps.control.coordinator import STOP_PATIENCE_S
 from shardkeep.ps.control.records import Record, Role
 from tests.ps.control.job import TABLES, Job, ListSink
 
@@ -304,10 +305,10 @@ def test_stop_does_not_wait_for_ever_for_a_worker_that_is_stuck() -> None:
     job = Job()
     job.form()
     job.coordinator.stop("enough")
-    job.pass_time(60, alive=job.names)
+    job.pass_time(int(STOP_PATIENCE_S), alive=job.names)
     assert job.state.state == "stopping"
     job.pass_time(1, alive=job.names)
-    assert job.state.message == "stopped before the first step: enough (3 members did not leave in 60 s)"
+    assert job.state.message == "stopped before the first step: enough (3 members did not leave in 600 s)"
 
 
 def test_a_member_in_a_stopping_job_gets_no_formation() -> None:
