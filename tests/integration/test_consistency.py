@@ -18,6 +18,8 @@ from shardkeep.ps.message import Bytes, Kind, unpack
 from shardkeep.ps.shard.consistency import BoundedGate, Gate, Work
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.transport import LocalTransport
+from tests.support import local_job
+from tests.support.faults import UnreliableTransport
 from tests.support.local_job import LocalJob
 from tests.support.samples import as_data, draw
 
@@ -261,3 +263,29 @@ def test_a_worker_has_no_more_pushes_under_way_than_its_window(mode: str, stalen
     job.run()
     window = job.config.consistency.window
     assert [dict(sorted(server.most.items())) for server in counted] == [{0: window, 1: window}] * 2
+
+
+@pytest.mark.parametrize("mode", ["sync", "bounded", "async"])
+@pytest.mark.parametrize("servers", [1, 2])
+def test_messages_that_come_late_in_another_order_and_twice_count_once(
+    mode: str, servers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = job_config(mode, servers=servers)
+    whole = make_job(config)
+    expected = whole.run()
+    made: list[UnreliableTransport] = []
+
+    def unreliable(handlers: list[Any]) -> UnreliableTransport:
+        made.append(UnreliableTransport(handlers, seed=len(made)))
+        return made[-1]
+
+    monkeypatch.setattr(local_job, "LocalTransport", unreliable)
+    job = make_job(config)
+    summary = job.run()
+    assert sum(transport.twice for transport in made) > 10
+    assert {service.report()["applied_steps"] for service in job.services} == {summary["steps"]}
+    assert (summary["steps"], summary["samples"]) == (expected["steps"], expected["samples"])
+    pushes = [service.report()["pushes"] for service in job.services]
+    assert pushes == [service.report()["pushes"] for service in whole.services]
+    if mode == "sync":
+        assert summary["state_digest"] == expected["state_digest"]

@@ -1,18 +1,22 @@
-"""Faults as data: who is hurt, when, how; and a player that does it to the processes of a running job."""
+"""Faults as data: who is hurt, when, how; a player that does it to the processes of a running job; a bad transport."""
 
 from __future__ import annotations
 
 import contextlib
 import random
 import signal
+import threading
 import time
 from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 
 import psutil
 
 from shardkeep.base.errors import ShardkeepError
 from shardkeep.ps.control.client import fetch_status
+from shardkeep.ps.message import Bytes
+from shardkeep.ps.transport import Handler, LocalTransport
 from shardkeep.report import RunFolder
 from tests.support.cluster import Command, kinds, records
 
@@ -102,3 +106,30 @@ def _role(job: Command, name: str) -> psutil.Process | None:
                 if role in line and (role == "coordinator" or line[line.index("--index") + 1] == index):
                     return child
     return None
+
+
+class UnreliableTransport(LocalTransport):
+    """Delivers messages late, in another order, and some of them twice; the answer is that of the first delivery."""
+
+    def __init__(self, handlers: Sequence[Handler], *, seed: int = 0, late_s: float = 0.004) -> None:
+        super().__init__(handlers)
+        self._rng, self._late_s = random.Random(seed), late_s
+        self._lock = threading.Lock()
+        self.twice = 0
+
+    def send(self, server: int, message: Bytes, then: Bytes | None = None, *, timeout_s: float) -> Future[Bytes]:
+        with self._lock:
+            waits = [self._rng.random() * self._late_s for _ in range(2 if self._rng.random() < 0.3 else 1)]
+            self.twice += len(waits) - 1
+        answer: Future[Bytes] = Future()
+
+        def deliver() -> None:
+            first = super(UnreliableTransport, self).send(server, message, then, timeout_s=timeout_s)
+            first.add_done_callback(lambda done: answer.set_result(done.result()))
+
+        def deliver_again() -> None:  # by itself: whoever sends a push twice has not seen the answer of the first
+            super(UnreliableTransport, self).send(server, message, timeout_s=timeout_s)
+
+        for wait_s, what in zip(waits, (deliver, deliver_again), strict=False):
+            threading.Timer(wait_s, what).start()
+        return answer
