@@ -13,7 +13,7 @@ test: $(STAMP)
 	@$(BIN)/python -m pytest
 
 chaos: $(STAMP)
-	@$(BIN)/python -m pytest tests/integration/test_chaos.py -m "chaos or not chaos"
+	@$(BIN)/python -m pytest tests/integration/test_chaos.py tests/integration/test_chaos_system.py -m "chaos or not chaos"
 
 check: $(STAMP)
 	@scripts/check

@@ -39,10 +39,11 @@ class Ended:
 class Command:
     """One `shardkeep ...` under way, its own session's leader; what it prints is read as it comes."""
 
-    def __init__(self, *arguments: str, cwd: Path | None = None) -> None:
+    def __init__(self, *arguments: str, cwd: Path | None = None, prefix: Sequence[str] = ()) -> None:
+        """`prefix`: a command that runs it, as `ip netns exec NAME`."""
         self.arguments = arguments
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "shardkeep", *arguments],
+            [*prefix, sys.executable, "-m", "shardkeep", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -137,8 +138,8 @@ class Cluster:
         if kind is not None:
             self._show()
 
-    def command(self, *arguments: str, cwd: Path | None = None) -> Command:
-        command = Command(*arguments, cwd=cwd)
+    def command(self, *arguments: str, cwd: Path | None = None, prefix: Sequence[str] = ()) -> Command:
+        command = Command(*arguments, cwd=cwd, prefix=prefix)
         self._commands.append(command)
         return command
 
@@ -149,17 +150,18 @@ class Cluster:
         return command, self._run(name)
 
     def coordinator(
-        self, config: dict[str, Any], *, name: str = "run", trust: Sequence[str] = ()
+        self, config: dict[str, Any], *, name: str = "run", trust: Sequence[str] = (), prefix: Sequence[str] = ()
     ) -> tuple[Command, str, RunFolder]:
         """`shardkeep coordinator`, with the options `trust`; the address it reports."""
         path, run = str(self.write(config, name)), str(self._folder / name)
-        command = self.command("coordinator", path, "--run-dir", run, *trust)
+        command = self.command("coordinator", path, "--run-dir", run, *trust, prefix=prefix)
         return command, json.loads(command.line("{"))["coordinator"], self._run(name)
 
-    def role(self, role: str, index: int, address: str) -> Command:
-        """A role of the job that was started last."""
-        token = str(self._runs[-1].token_path)
-        return self.command(role, "--coordinator", address, "--index", str(index), "--token-file", token)
+    def role(self, role: str, index: int, address: str, *options: str, prefix: Sequence[str] = ()) -> Command:
+        """A role of the job that was started last; what it keeps for its recovery is beside the test's other files."""
+        token, kept = str(self._runs[-1].token_path), str(self._folder)
+        place = ("--coordinator", address, "--index", str(index), "--token-file", token, "--run-dir", kept)
+        return self.command(role, *place, *options, prefix=prefix)
 
     def write(self, config: dict[str, Any], name: str = "run") -> Path:
         path = self._folder / f"{name}.yaml"
