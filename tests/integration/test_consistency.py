@@ -84,6 +84,9 @@ class Watched:
     def staleness(self, step: int) -> int:
         return self.inner.staleness(step)
 
+    def span(self) -> tuple[int, int]:
+        return self.inner.span()
+
 
 @contextmanager
 def pushes_held_until_a_pull_starves(services: list[ShardService]) -> Iterator[list[Watched]]:

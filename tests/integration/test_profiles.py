@@ -124,7 +124,7 @@ def test_roles_by_hand_write_their_traces_where_they_are_told_or_stand(cluster: 
     coordinator, address, folder = cluster.coordinator(PROFILED | {"workers": 1})
     there, here = tmp_path / "there", tmp_path / "here"
     here.mkdir()
-    arguments = ("--coordinator", address, "--index", "0")
+    arguments = ("--coordinator", address, "--index", "0", "--token-file", str(folder.token_path))
     roles = [
         cluster.command("server", *arguments, "--run-dir", str(there)),
         cluster.command("worker", *arguments, cwd=here),

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardkeep.base.errors import CheckpointError, ConfigError, JobStopped, UserError
+from shardkeep.base.errors import CheckpointError, ConfigError, MemberLost, UserError
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.shard import snapshot_writer
@@ -142,14 +142,16 @@ def test_a_checkpoint_that_training_left_behind_touches_nothing_later(
         assert closed.wait(20)
         return write(mark, partial, shard=shard)
 
-    def stop(step: int) -> bool:
-        return step == 5
+    def lost(step: int) -> bool:
+        if step == 5:
+            raise MemberLost("the generation is lost")
+        return False
 
     monkeypatch.setattr(snapshot_writer, "write_snapshot", held)
     checkpoints = Checkpoints(tmp_path)
     job = LocalJob(job_config(1, 1), drawn_data(), checkpoints=checkpoints)
-    with pytest.raises(JobStopped):
-        job.run(stop)
+    with pytest.raises(MemberLost):
+        job.run(lost)
     checkpoints.begin(3)  # by whoever goes on
     job.services[0].close("the generation is lost")
     closed.set()
