@@ -27,6 +27,8 @@ from shardkeep.ps.control.records import Formation
 from shardkeep.report import coordinator_in
 
 if TYPE_CHECKING:
+    from torch.distributed import Store  # type: ignore[attr-defined]
+
     from shardkeep.ps.transport import RpcTransport
 
 _log = EventLog("roles")
@@ -152,6 +154,25 @@ def kept_for_recovery(run_dir: Path, job: str, role: str, index: int) -> Path:
     return mine
 
 
+def join_store(config: JobConfig, formation: Formation, lost: Callable[[int], bool]) -> Store:
+    """The store through which a generation meets. Raises TransportError when it cannot be reached in time, or when the
+    generation is `lost`: its store is closed then."""
+    from shardkeep.ps.transport import connect_store
+
+    deadline = Deadline(_form_limit_s(config, formation))
+    while True:
+        try:
+            return connect_store(formation.store_host, formation.store_port, timeout_s=CONNECT_S)
+        except TransportError:
+            if deadline.over or lost(formation.generation):
+                raise
+
+
+def _form_limit_s(config: JobConfig, formation: Formation) -> float:
+    loads = formation.restores and formation.start_step
+    return config.liveness.form_timeout_s + (LOAD_S if loads else 0.0)
+
+
 def join_group(
     config: JobConfig,
     formation: Formation,
@@ -164,27 +185,17 @@ def join_group(
 ) -> RpcTransport:
     """Blocks until all members of the generation have joined its RPC group. Raises TransportError when they have not in
     time, or when the generation is `lost`."""
-    from shardkeep.ps.transport import RpcTransport, connect_store
+    from shardkeep.ps.transport import RpcTransport
 
-    loads = formation.restores and formation.start_step
-    limit_s = config.liveness.form_timeout_s + (LOAD_S if loads else 0.0)
-    deadline = Deadline(limit_s)
-    while True:  # by and by: the store of a generation that was given up is closed
-        try:
-            store = connect_store(formation.store_host, formation.store_port, timeout_s=CONNECT_S)
-            break
-        except TransportError:
-            if deadline.over or lost(formation.generation):
-                raise
     return RpcTransport(
-        store,
+        join_store(config, formation, lost),
         generation=formation.generation,
         role=role,
         index=index,
         num_servers=config.servers,
         num_workers=config.workers,
         host=host,
-        timeout_s=limit_s,
+        timeout_s=_form_limit_s(config, formation),
         handler=handler,
         same_host=config.transport.same_host,
     )

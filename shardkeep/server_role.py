@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardkeep.base.allocator import keep_freed_memory
-from shardkeep.base.errors import JobError, TransportError
+from shardkeep.base.errors import TransportError
 from shardkeep.base.log import EventLog
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
@@ -52,14 +52,9 @@ def run_server(coordinator: Endpoint, *, index: int, advertise: str, folder: Pat
     with Membership(control) as config:
         keep_freed_memory()
         with contextlib.closing(_Life(config, control, index, advertise, folder, kernels_s)) as life:
-            formation = control.join(None, span=life.span)
-            while (lost := life.serve(formation)) is not None:
-                try:
-                    formation = control.join(None, span=life.span, after=formation.generation, why=lost)
-                except JobError:
-                    if control.state.state != "completed":
-                        raise
-                    break
+            formation: Formation | None = control.join(None, span=life.span)
+            while formation is not None and (lost := life.serve(formation)) is not None:
+                formation = control.join_again(None, formation, span=life.span, why=lost)
     state = control.state
     if state.state != "completed" and (error := state.error()) is not None:
         raise error

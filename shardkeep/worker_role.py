@@ -12,20 +12,21 @@ import torch._dynamo  # every optimizer of torch and DDP load it: here, while th
 
 from shardkeep.assembly import Again, Worker, build_worker, patience_s, table_specs
 from shardkeep.base.allocator import keep_freed_memory
-from shardkeep.base.errors import ConfigError, JobError, JobStopped, MemberLost, RemoteError, TransportError
+from shardkeep.base.errors import ConfigError, JobStopped, MemberLost, RemoteError, TransportError
 from shardkeep.base.log import EventLog
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints import Checkpoint
 from shardkeep.ps.control.client import ControlClient
 from shardkeep.ps.control.endpoint import Endpoint
 from shardkeep.ps.control.records import Formation, JobSink, Span
-from shardkeep.ps.transport import LocalTransport, RpcTransport, connect_store
+from shardkeep.ps.transport import LocalTransport, RpcTransport
 from shardkeep.roles import (
     Membership,
     checkpoints_of,
     compiled_kernels,
     end_when_the_job_failed,
     join_group,
+    join_store,
     kept_for_recovery,
     process_facts,
     resumed_from,
@@ -54,14 +55,9 @@ def run_worker(coordinator: Endpoint, *, index: int, advertise: str, folder: Pat
         data = open_data(config.data, seed=config.seed)
         tables = table_specs(config, data.train.schema)
         life = _Life(config, control, data, index, advertise, folder, kernels_s)
-        formation = control.join(tables, span=life.span)
-        while (lost := life.train(formation)) is not None:
-            try:
-                formation = control.join(tables, span=life.span, after=formation.generation, why=lost)
-            except JobError:
-                if control.state.state == "completed":  # the summary was in before the generation was lost
-                    break
-                raise
+        formation: Formation | None = control.join(tables, span=life.span)
+        while formation is not None and (lost := life.train(formation)) is not None:
+            formation = control.join_again(tables, formation, span=life.span, why=lost)
         life.end()
     return 0
 
@@ -121,7 +117,7 @@ class _Life:
             leaving.callback(self._settle)  # the last: its calls end when the transport is closed
             transport = join_group(config, formation, "worker", self._index, self._advertise, None, lost=control.lost)
             leaving.callback(transport.close)
-            collective = _collective(config, formation, self._index, self._advertise, backend)
+            collective = _collective(config, formation, self._index, self._advertise, backend, control.lost)
             leaving.callback(collective.close)
             worker = self._joined(formation, transport, collective, device)
             _log.info("training", generation=formation.generation, step=worker.tower.step)
@@ -176,12 +172,14 @@ class _Life:
         return self._checkpoints.latest()
 
 
-def _collective(config: JobConfig, formation: Formation, index: int, host: str, backend: str) -> Collective:
+def _collective(
+    config: JobConfig, formation: Formation, index: int, host: str, backend: str, lost: Callable[[int], bool]
+) -> Collective:
     """The ranks of this generation; the thread of a gloo group of one would wake 100 times a second for nobody."""
     if config.workers == 1:
         return Solo()
     return ProcessCollective(
-        connect_store(formation.store_host, formation.store_port, timeout_s=config.liveness.form_timeout_s),
+        join_store(config, formation, lost),
         rank=index,
         world_size=config.workers,
         generation=formation.generation,

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from shardkeep.base.errors import ShardkeepError
+from shardkeep.base.errors import JobError, ShardkeepError
 from shardkeep.proto import control_pb2 as pb
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control import wire
@@ -180,6 +180,17 @@ class ControlClient:
                 self._heartbeat.hear(job)
                 raise error
             self.check()  # our own heartbeats may know more: a silent coordinator
+
+    def join_again(
+        self, tables: Sequence[TableSpec] | None, lost: Formation, *, span: Span, why: str
+    ) -> Formation | None:
+        """`join` after a generation was lost; None = there is no other, for the job had been completed before that."""
+        try:
+            return self.join(tables, span=span, after=lost.generation, why=why)
+        except JobError:
+            if self.state.state == "completed":
+                return None
+            raise
 
     def report(self, kind: str, record: Record) -> None:
         """Queues one record (progress | eval | phase | event | summary); sent in order, never blocks.

@@ -86,7 +86,7 @@ class Coordinator:
         self._formation: Formation | None = None
         self._handed_down: Formation | None = None  # by the coordinator before this one
         self._began = self._last_tick = clock()  # of forming, or of forming again
-        self._stop_began = 0.0
+        self._stop_began = self._began
         self._closed = False
         if standing is not None:
             self._take_over(Standing.from_record(standing, self._began))

@@ -279,6 +279,19 @@ def test_another_coordinator_takes_over_with_all_places_and_the_summary() -> Non
     ]
 
 
+def test_a_job_that_was_stopping_has_its_time_to_stop_after_a_take_over_too() -> None:
+    job = Recovering()
+    job.now = 10_000.0
+    job.form()
+    job.coordinator.stop("enough")
+    job.coordinator = job.another(json.loads(json.dumps(job.sink.kept)))
+    job.pass_time(20, alive=job.names)
+    assert job.state.state == "stopping"
+    for index in (0, 1):
+        job.leave("worker", index)
+    assert job.state.state == "stopped"
+
+
 def test_what_cannot_be_taken_over_is_refused_in_one_line() -> None:
     with pytest.raises(UserError, match=r"what the coordinator kept of the job is damaged \(KeyError"):
         Recovering().another({"job": "x"})
