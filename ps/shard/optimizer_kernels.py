@@ -2,6 +2,9 @@
 
 The formulas are those of ps/config.py. Every value is float32; what depends on the step only is computed in
 float64 by the caller and handed over in `scalars`. A zero divisor (eps 0, no gradient yet) means no change.
+
+`squares_U`: a row's mean squared gradient, where the gradient is a sum of several steps' and its own square would be
+too large; its elements share it like their own squares. Empty = the gradient's own. Plain SGD ignores it.
 """
 # U = unique ids, D = embedding dim
 
@@ -16,12 +19,24 @@ from shardkeep.ps.shard.index_kernels import FIRST_WEIGHT, prefetch_record, reco
 Rows = npt.NDArray[np.float32]
 Integers = npt.NDArray[np.int64]
 
-_SIGNATURE = "void(int64[::1], int64, int64, int64[::1], float32[:,::1], float32[::1])"
+_SIGNATURE = "void(int64[::1], int64, int64, int64[::1], float32[:,::1], float32[::1], float32[::1])"
 _ZERO = np.float32(0.0)
+_ONE = np.float32(1.0)
+
+
+@kernel("UniTuple(float32, 2)(float32[::1], float32)")
+def share(grad_D: Rows, square: np.float32) -> tuple[np.float32, np.float32]:
+    """(factor, addend) that turn an element's own square into its part of the row's mean square."""
+    total = _ZERO
+    for d in range(grad_D.size):
+        total += grad_D[d] * grad_D[d]
+    if total > _ZERO:
+        return square * np.float32(grad_D.size) / total, _ZERO
+    return _ZERO, square
 
 
 @kernel(_SIGNATURE)
-def sgd(addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, scalars: Rows) -> None:
+def sgd(addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, squares_U: Rows, scalars: Rows) -> None:
     """scalars: rate, weight decay."""
     rate, decay = scalars[0], scalars[1]
     dim = grad_UD.shape[1]
@@ -32,7 +47,7 @@ def sgd(addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD:
 
 
 @kernel(_SIGNATURE)
-def adagrad(addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, scalars: Rows) -> None:
+def adagrad(addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, squares_U: Rows, scalars: Rows) -> None:
     """scalars: rate, weight decay, eps. Slots: sums of squares."""
     rate, decay, eps = scalars[0], scalars[1], scalars[2]
     dim = grad_UD.shape[1]
@@ -40,9 +55,10 @@ def adagrad(addresses: Integers, shift: int, width: int, slots_U: Integers, grad
         prefetch_record(addresses, shift, width, slots_U, i)
         row = record(addresses, shift, width, slots_U[i])
         weights, sums = row[FIRST_WEIGHT : FIRST_WEIGHT + dim], row[FIRST_WEIGHT + dim :]
+        factor, addend = share(grad_UD[i], squares_U[i]) if squares_U.size else (_ONE, _ZERO)
         for d in range(dim):
             g = grad_UD[i, d] + decay * weights[d]
-            total = sums[d] + g * g
+            total = sums[d] + g * g * factor + addend
             divisor = np.sqrt(total) + eps
             sums[d] = total
             weights[d] -= rate * g / divisor if divisor > _ZERO else _ZERO
@@ -50,7 +66,7 @@ def adagrad(addresses: Integers, shift: int, width: int, slots_U: Integers, grad
 
 @kernel(_SIGNATURE)
 def rowwise_adagrad(
-    addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, scalars: Rows
+    addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, squares_U: Rows, scalars: Rows
 ) -> None:
     """scalars: rate, weight decay, eps. Slot: the sum of mean squares."""
     rate, decay, eps = scalars[0], scalars[1], scalars[2]
@@ -69,7 +85,8 @@ def rowwise_adagrad(
         for d in range(whole, dim):
             g0 = grad_UD[i, d] + decay * row[FIRST_WEIGHT + d]
             a += g0 * g0
-        total = row[FIRST_WEIGHT + dim] + ((a + c) + (b + e)) / np.float32(dim)
+        square = squares_U[i] if squares_U.size else ((a + c) + (b + e)) / np.float32(dim)
+        total = row[FIRST_WEIGHT + dim] + square
         row[FIRST_WEIGHT + dim] = total
         divisor = np.sqrt(total) + eps
         factor = rate / divisor if divisor > _ZERO else _ZERO
@@ -78,7 +95,7 @@ def rowwise_adagrad(
 
 
 @kernel(_SIGNATURE)
-def adam(addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, scalars: Rows) -> None:
+def adam(addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, squares_U: Rows, scalars: Rows) -> None:
     """scalars: rate with bias correction, weight decay, eps, 1 - beta1, 1 - beta2. Slots: moments 1, then 2."""
     rate, decay, eps, blend1, blend2 = scalars[0], scalars[1], scalars[2], scalars[3], scalars[4]
     dim = grad_UD.shape[1]
@@ -87,17 +104,18 @@ def adam(addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD
         row = record(addresses, shift, width, slots_U[i])
         weights = row[FIRST_WEIGHT : FIRST_WEIGHT + dim]
         means, squares = row[FIRST_WEIGHT + dim : FIRST_WEIGHT + 2 * dim], row[FIRST_WEIGHT + 2 * dim :]
+        factor, addend = share(grad_UD[i], squares_U[i]) if squares_U.size else (_ONE, _ZERO)
         for d in range(dim):
             g = grad_UD[i, d] + decay * weights[d]
             mean = means[d] + (g - means[d]) * blend1
-            square = squares[d] + (g * g - squares[d]) * blend2
+            square = squares[d] + (g * g * factor + addend - squares[d]) * blend2
             means[d], squares[d] = mean, square
             divisor = np.sqrt(square) + eps
             weights[d] -= rate * (mean / divisor) if divisor > _ZERO else _ZERO
 
 
 @kernel(_SIGNATURE)
-def ftrl(addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, scalars: Rows) -> None:
+def ftrl(addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, squares_U: Rows, scalars: Rows) -> None:
     """scalars: 1 / alpha, beta, l1, l2, the schedule's factor. Slots: z, then n.
 
     The factor scales the gradient's term in z: without l1 and l2 a step is then `w -= factor * alpha * g /
@@ -109,9 +127,10 @@ def ftrl(addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD
         row = record(addresses, shift, width, slots_U[i])
         weights = row[FIRST_WEIGHT : FIRST_WEIGHT + dim]
         zs, ns = row[FIRST_WEIGHT + dim : FIRST_WEIGHT + 2 * dim], row[FIRST_WEIGHT + 2 * dim :]
+        factor_i, addend = share(grad_UD[i], squares_U[i]) if squares_U.size else (_ONE, _ZERO)
         for d in range(dim):
             g = grad_UD[i, d]
-            n = ns[d] + g * g
+            n = ns[d] + g * g * factor_i + addend
             root = np.sqrt(n)
             z = zs[d] + factor * g - (root - np.sqrt(ns[d])) * inverse * weights[d]
             zs[d], ns[d] = z, n

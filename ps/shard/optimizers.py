@@ -31,7 +31,7 @@ class RowOptimizer:
     """How one kind of optimizer changes rows."""
 
     kernel: Callable[..., None]
-    """kernel(addresses, shift, width, slots_U, grad_UD, scalars)."""
+    """kernel(addresses, shift, width, slots_U, grad_UD, squares_U, scalars)."""
     num_slots: Callable[[int], int]
     """Slots of a row of `dim` values."""
     scalars: Callable[[Any, int], Scalars]

@@ -21,6 +21,8 @@ Ids = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
 T = TypeVar("T", bound=np.generic)
 _ONE_TABLE = np.zeros(1, dtype=np.int64)
+NO_SQUARES: Rows = np.empty(0, dtype=np.float32)
+"""No second moment beside the gradients."""
 
 
 class Table:
@@ -95,7 +97,7 @@ class Table:
         """One optimizer update per id. Rows with inf or nan in their gradient are left alone and counted."""
         ids_U, grad_UD = self.finite(plain(ids_U, np.int64), self._shaped(grad_UD, ids_U.size))
         slots_U = self._find_or_create(ids_U)
-        at.update(self.place, slots_U, grad_UD, step_scalars(self.spec.optimizer, step))
+        at.update(self.place, slots_U, grad_UD, NO_SQUARES, step_scalars(self.spec.optimizer, step))
 
     def digest(self) -> int:
         """128 bits that depend on every id, weight and slot, on the seed and the table's name, not on any order.

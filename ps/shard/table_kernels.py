@@ -83,26 +83,26 @@ def add_rows(place: Ints, scale: Rows, ids_U: Ints, slots_U: Ints, found: bool) 
         initialise(ids_U, slots_U, before, addresses, shift, width, key, place[LAW], scale[0], place[DIM], scale[1])
 
 
-@kernel("void(int64[::1], int64[::1], float32[:,::1], float32[::1])")
-def update(place: Ints, slots_U: Ints, grad_UD: Rows, scalars: Rows) -> None:
-    """One update by the table's optimizer."""
+@kernel("void(int64[::1], int64[::1], float32[:,::1], float32[::1], float32[::1])")
+def update(place: Ints, slots_U: Ints, grad_UD: Rows, squares_U: Rows, scalars: Rows) -> None:
+    """One update by the table's optimizer; `squares_U` as there."""
     addresses = carray(pointer(place[ADDRESSES]), (place[NUM_ADDRESSES],), np.int64)
     shift, width, which = place[SHIFT], place[WIDTH], place[OPTIMIZER]
     if which == 0:
-        laws.sgd(addresses, shift, width, slots_U, grad_UD, scalars)
+        laws.sgd(addresses, shift, width, slots_U, grad_UD, squares_U, scalars)
     elif which == 1:
-        laws.adagrad(addresses, shift, width, slots_U, grad_UD, scalars)
+        laws.adagrad(addresses, shift, width, slots_U, grad_UD, squares_U, scalars)
     elif which == 2:
-        laws.rowwise_adagrad(addresses, shift, width, slots_U, grad_UD, scalars)
+        laws.rowwise_adagrad(addresses, shift, width, slots_U, grad_UD, squares_U, scalars)
     elif which == 3:
-        laws.adam(addresses, shift, width, slots_U, grad_UD, scalars)
+        laws.adam(addresses, shift, width, slots_U, grad_UD, squares_U, scalars)
     else:
-        laws.ftrl(addresses, shift, width, slots_U, grad_UD, scalars)
+        laws.ftrl(addresses, shift, width, slots_U, grad_UD, squares_U, scalars)
 
 
 @kernel(
     "void(int64[:,::1], float32[:,::1], int64[:,::1], int64[::1], int64[::1], int64[::1], int64[::1], boolean,"
-    " float32[::1], float32[:,::1])"
+    " float32[::1], float32[::1], float32[:,::1])"
 )
 def apply(
     places: Places,
@@ -114,10 +114,12 @@ def apply(
     slots_V: Ints,
     found: bool,
     values: Rows,
+    squares_V: Rows,
     scalars_SK: Rows,
 ) -> None:
     """One optimizer update of all ids' rows; absent rows are added first, and rows of a marked table are kept as they
-    were (mark_kernels.py; there is room for them). `values`: the gradients, table after table.
+    were (mark_kernels.py; there is room for them). `values`: the gradients, table after table; `squares_V`: each row's
+    mean squared gradient, empty = that of `values`.
 
     `found`: the slots are those of an earlier `pull`, so that only those that were absent then are looked up."""
     at = 0
@@ -131,7 +133,8 @@ def apply(
         if mark[MARKED_ROWS]:
             addresses = carray(pointer(place[ADDRESSES]), (place[NUM_ADDRESSES],), np.int64)
             keep(mark, addresses, place[SHIFT], place[WIDTH], slots_U)
-        update(place, slots_U, grad_UD, scalars_SK[s])
+        squares_U = squares_V[starts_S1[s] : starts_S1[s + 1]] if squares_V.size else squares_V
+        update(place, slots_U, grad_UD, squares_U, scalars_SK[s])
         at = end
 
 
@@ -146,8 +149,8 @@ def disorder(starts_S1: Ints, ids_V: Ints) -> int:
 
 
 @kernel(
-    "int64(int64[::1], int64[::1], int64[::1], int64[::1], float32[::1], int64[::1], int64[::1], int64[::1],"
-    " float32[::1], int64[::1], int64[::1], int64[::1], float32[::1])"
+    "int64(int64[::1], int64[::1], int64[::1], int64[::1], float32[::1], float32[::1], int64[::1], int64[::1],"
+    " int64[::1], float32[::1], float32[::1], int64[::1], int64[::1], int64[::1], float32[::1], float32[::1])"
 )
 def merge(
     dims_T: Ints,
@@ -155,17 +158,20 @@ def merge(
     starts_A1: Ints,
     ids_A: Ints,
     values_A: Rows,
+    squares_A: Rows,
     tables_B: Ints,
     starts_B1: Ints,
     ids_B: Ints,
     values_B: Rows,
+    squares_B: Rows,
     tables: Ints,
     starts: Ints,
     ids: Ints,
     values: Rows,
+    squares: Rows,
 ) -> int:
-    """The sum of two sets of sections, both with rising tables: `merge_sum` table by table. Returns the number of
-    sections; the outputs have room for both."""
+    """The sum of two sets of sections, both with rising tables: `merge_sum` table by table, and of their squares where
+    there are any (then both must have them). Returns the number of sections; the outputs have room for both."""
     a = b = count = at_a = at_b = to = 0
     starts[0] = 0
     while a < tables_A.size or b < tables_B.size:
@@ -186,6 +192,15 @@ def merge(
             ids[begin : begin + rows_a + rows_b],
             values[to : to + (rows_a + rows_b) * dim].reshape((rows_a + rows_b, dim)),
         )
+        if squares.size:
+            merge_sum(
+                ids_A[first_a : first_a + rows_a],
+                squares_A[first_a : first_a + rows_a].reshape((rows_a, 1)),
+                ids_B[first_b : first_b + rows_b],
+                squares_B[first_b : first_b + rows_b].reshape((rows_b, 1)),
+                ids[begin : begin + rows_a + rows_b],
+                squares[begin : begin + rows_a + rows_b].reshape((rows_a + rows_b, 1)),
+            )
         tables[count] = table
         starts[count + 1] = begin + rows
         at_a += rows_a * dim

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ from shardkeep.ps.shard import mark_kernels
 from shardkeep.ps.shard import table_kernels as at
 from shardkeep.ps.shard.marks import Mark
 from shardkeep.ps.shard.optimizers import step_scalars
-from shardkeep.ps.shard.table import Table
+from shardkeep.ps.shard.table import NO_SQUARES, Table
 
 Ids = npt.NDArray[np.int64]
 Ints = npt.NDArray[np.int64]
@@ -62,11 +62,13 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """Gradients of sections' rows, flat float32; and what an earlier pull of the same sections found, if any."""
+    """Gradients of sections' rows, flat float32; what an earlier pull of the same sections found, if any; and the mean
+    squared gradient of each row, float32 (V,), where the gradients are sums of several steps'."""
 
     sections: Sections
     values: Floats
     pulled: Pulled | None = None
+    squares_V: Floats = field(default_factory=lambda: NO_SQUARES)
 
 
 class Tables(Sequence[Table]):
@@ -129,7 +131,7 @@ class Tables(Sequence[Table]):
         return self._mark
 
     def _apply(self, gradients: Gradients, step: int) -> None:
-        sections, pulled = gradients.sections, gradients.pulled
+        sections, pulled, squares_V = gradients.sections, gradients.pulled, gradients.squares_V
         found = pulled is not None
         if pulled is not None:
             slots_V, new_S = pulled.slots_V, pulled.absent_S
@@ -145,7 +147,7 @@ class Tables(Sequence[Table]):
             before_S = self._places[tables_S, at.COUNT]
             at.apply(
                 self._places, self._scales, self._marks, tables_S, starts_S1, sections.ids_V[ids], slots_V[ids], found,
-                gradients.values[where], scalars_SK[part],
+                gradients.values[where], squares_V[ids] if squares_V.size else NO_SQUARES, scalars_SK[part],
             )  # fmt: skip
             for t in tables_S[self._places[tables_S, at.COUNT] > before_S].tolist():
                 self._tables[t].added()
@@ -183,30 +185,46 @@ class Tables(Sequence[Table]):
         count = a.sections.tables_S.size + b.sections.tables_S.size
         tables, starts = np.empty(count, dtype=np.int64), np.empty(count + 1, dtype=np.int64)
         ids, values = np.empty(rows, dtype=np.int64), np.empty(a.values.size + b.values.size, dtype=np.float32)
+        squares_A, squares_B = a.squares_V, b.squares_V
+        if squares_A.size or squares_B.size:
+            squares_A, squares_B = self._squares(a), self._squares(b)
+        squares = np.empty(squares_A.size + squares_B.size, dtype=np.float32)
         count = at.merge(
             self.dims_T,
-            a.sections.tables_S, a.sections.starts_S1, a.sections.ids_V, a.values,
-            b.sections.tables_S, b.sections.starts_S1, b.sections.ids_V, b.values,
-            tables, starts, ids, values,
+            a.sections.tables_S, a.sections.starts_S1, a.sections.ids_V, a.values, squares_A,
+            b.sections.tables_S, b.sections.starts_S1, b.sections.ids_V, b.values, squares_B,
+            tables, starts, ids, values, squares,
         )  # fmt: skip
         tables, starts = tables[:count], starts[: count + 1]
         size = int((np.diff(starts) * self.dims_T[tables]).sum())
-        return Gradients(Sections(tables, starts, ids[: starts[-1]]), values[:size])
+        return Gradients(Sections(tables, starts, ids[: starts[-1]]), values[:size], None, squares[: starts[-1]])
+
+    def _squares(self, gradients: Gradients) -> Floats:
+        """The mean squared gradient of each row (V,): what came with the gradients, or their own."""
+        sections = gradients.sections
+        if gradients.squares_V.size == sections.ids_V.size:
+            return gradients.squares_V
+        dims_V = np.repeat(self.dims_T[sections.tables_S], np.diff(sections.starts_S1))
+        starts_V = np.cumsum(dims_V) - dims_V
+        return (np.add.reduceat(gradients.values**2, starts_V) / dims_V).astype(np.float32)
 
     def _finite(self, gradients: Gradients) -> Gradients:
         """Without the rows that are not finite, table by table: rare."""
         sections, at_value = gradients.sections, 0
         parts: list[tuple[Ids, Floats]] = []
+        finite_V = np.empty(sections.ids_V.size, dtype=np.bool_)
         for s, t in enumerate(sections.tables_S.tolist()):
             ids_U = sections.ids_V[sections.starts_S1[s] : sections.starts_S1[s + 1]]
             size = ids_U.size * int(self.dims_T[t])
             grad_UD = gradients.values[at_value : at_value + size].reshape(ids_U.size, -1)
             with self._locks[self._lock_of(t)]:
                 parts.append(self._tables[t].finite(ids_U, grad_UD))
+            finite_V[sections.starts_S1[s] : sections.starts_S1[s + 1]] = np.isin(ids_U, parts[-1][0])
             at_value += size
         starts_S1 = np.cumsum([0] + [ids_U.size for ids_U, _ in parts])
         kept = replace(sections, starts_S1=starts_S1, ids_V=np.concatenate([ids_U for ids_U, _ in parts]))
-        return Gradients(kept, np.concatenate([grad_UD.reshape(-1) for _, grad_UD in parts]))
+        squares_V = gradients.squares_V[finite_V] if gradients.squares_V.size else NO_SQUARES
+        return Gradients(kept, np.concatenate([grad_UD.reshape(-1) for _, grad_UD in parts]), None, squares_V)
 
     def digests(self) -> dict[str, int]:
         """The digest of each table's rows by name; those of all servers add up modulo 2**128."""

@@ -167,3 +167,54 @@ def test_tables_grow_while_others_read_them() -> None:
     reader.join(30)
     assert not wrong and not reader.is_alive()
     assert [table.num_rows for table in tables] == [ids.size] * len(SPECS)
+
+
+def slots_after(table: int, pushes: list[tuple[np.ndarray, float | None]]) -> tuple[np.ndarray, np.ndarray]:
+    """Weights and slots of one row after one step with a push for each (gradient, mean square beside it)."""
+    tables = Tables(SPECS, seed=5)
+    found = []
+    for grad, square in pushes:
+        push = gradients({table: (np.array([7]), grad.astype(np.float32)[None])})
+        squares = np.empty(0, np.float32) if square is None else np.array([square], np.float32)
+        found.append(Gradients(push.sections, push.values, None, squares))
+    tables.apply(found, step=0)
+    _, rows, slots = tables[table].export()
+    return rows[0], slots[0]
+
+
+def test_a_second_moment_beside_the_gradient_takes_the_place_of_its_own_square() -> None:
+    grad = np.array([3.0, -1.0, 0.5, 2.0])
+    _, rowwise = slots_after(0, [(grad, 0.25)])
+    np.testing.assert_allclose(rowwise, [0.25])
+    _, adam = slots_after(1, [(grad, 0.25)])
+    np.testing.assert_allclose(adam[:4], 0.1 * grad, rtol=1e-5)
+    np.testing.assert_allclose(adam[4:], 0.001 * grad**2 * 0.25 / np.mean(grad**2), rtol=1e-4)
+    wide = np.linspace(-1, 1, 16)
+    _, adagrad = slots_after(4, [(wide, 0.125)])
+    np.testing.assert_allclose(adagrad, wide**2 * 0.125 / np.mean(wide**2), rtol=1e-5)
+    _, cancelled = slots_after(4, [(np.zeros(16), 0.125)])
+    np.testing.assert_allclose(cancelled, 0.125)
+
+
+def test_second_moments_of_several_pushes_add_up_and_a_push_without_one_brings_its_own() -> None:
+    a, b = np.array([3.0, -1.0, 0.5, 2.0]), np.array([1.0, 1.0, 1.0, 1.0])
+    _, both = slots_after(0, [(a, 0.25), (b, 0.5)])
+    np.testing.assert_allclose(both, [0.75])
+    _, one = slots_after(0, [(a, 0.25), (b, None)])
+    np.testing.assert_allclose(one, [1.25])
+
+
+def test_rows_that_are_not_finite_leave_with_their_second_moments() -> None:
+    tables = Tables(SPECS, seed=5)
+    grads = np.array([[1, 1, 1, 1], [np.nan, 1, 1, 1], [2, 2, 2, 2]], np.float32)
+    push = gradients({0: (np.array([3, 5, 9]), grads)})
+    tables.apply([Gradients(push.sections, push.values, None, np.array([0.5, 7.0, 0.25], np.float32))], step=0)
+    ids, _, slots = tables[0].export()
+    assert ids.tolist() == [3, 9]
+    np.testing.assert_allclose(slots[:, 0], [0.5, 0.25])
+
+
+def test_a_second_moment_equal_to_the_own_square_changes_nothing_for_rowwise_adagrad() -> None:
+    grad = np.array([3.0, -1.0, 0.5, 2.0])
+    plain, told = slots_after(0, [(grad, None)]), slots_after(0, [(grad, float(np.mean(grad**2)))])
+    np.testing.assert_allclose(plain[0], told[0], rtol=1e-6)
