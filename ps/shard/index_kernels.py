@@ -8,15 +8,11 @@ The callers keep the blocks alive and pass only slots that exist.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
-from llvmlite import ir  # type: ignore[import-untyped]
 from numba import carray  # type: ignore[attr-defined]
-from numba.core import cgutils, types
-from numba.extending import intrinsic
 
+from shardkeep.base.array_kernels import pointer, prefetch
 from shardkeep.base.kernels import kernel
 
 Ids = npt.NDArray[np.int64]
@@ -32,35 +28,6 @@ FIRST_WEIGHT = 2  # words of the id in front of the weights
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _LOW32 = np.uint64(0xFFFFFFFF)
 _32, _1, _0 = np.uint64(32), np.uint64(1), np.uint64(0)
-
-
-def _void_pointer(_typing: Any, _address: Any) -> Any:
-    """An integer as a void pointer, for carray()."""
-
-    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        return builder.inttoptr(args[0], cgutils.voidptr_t)
-
-    return types.voidptr(types.int64), codegen
-
-
-_pointer: Any = intrinsic(_void_pointer)
-
-
-def _prefetch_line(_typing: Any, _address: Any) -> Any:
-    """Asks the CPU to fetch the cache line at an address; never faults."""
-
-    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        int32 = ir.IntType(32)
-        kind = ir.FunctionType(ir.VoidType(), [cgutils.voidptr_t, int32, int32, int32])
-        function = builder.module.declare_intrinsic("llvm.prefetch", [cgutils.voidptr_t], kind)
-        pointer = builder.inttoptr(args[0], cgutils.voidptr_t)
-        builder.call(function, [pointer, int32(0), int32(3), int32(1)])  # for reading, keep, data
-        return _context.get_dummy_value()
-
-    return types.void(types.int64), codegen
-
-
-_prefetch: Any = intrinsic(_prefetch_line)
 
 
 @kernel("uint64(uint64)")
@@ -81,7 +48,7 @@ def start_of(addresses: Addresses, shift: int, width: int, slot: int) -> int:
 @kernel("float32[::1](int64[::1], int64, int64, int64)")
 def record(addresses: Addresses, shift: int, width: int, slot: int) -> Rows:
     """The record of `slot`, W words, as a view."""
-    words: Rows = carray(_pointer(start_of(addresses, shift, width, slot)), (width,), np.float32)
+    words: Rows = carray(pointer(start_of(addresses, shift, width, slot)), (width,), np.float32)
     return words
 
 
@@ -90,7 +57,7 @@ def fetch(addresses: Addresses, shift: int, width: int, slot: int) -> None:
     """Asks for all cache lines of a record."""
     start = start_of(addresses, shift, width, slot)
     for line in range(start & ~63, start + width * 4, 64):
-        _prefetch(line)
+        prefetch(line)
 
 
 @kernel("void(int64[::1], int64, int64, int64[::1], int64)")
@@ -104,7 +71,7 @@ def prefetch_record(addresses: Addresses, shift: int, width: int, slots_U: Slots
 
 @kernel("int64(int64[::1], int64, int64, int64)")
 def id_of(addresses: Addresses, shift: int, width: int, slot: int) -> int:
-    id_: int = carray(_pointer(start_of(addresses, shift, width, slot)), (1,), np.int64)[0]
+    id_: int = carray(pointer(start_of(addresses, shift, width, slot)), (1,), np.int64)[0]
     return id_
 
 
@@ -196,9 +163,9 @@ def guess_slots(
         hash_ = hash_of(ids_U[i])
         slots_U[i] = np.int64(hash_)
         if hash_ < bound:
-            _prefetch(entries.ctypes.data + np.int64(home(entries, hash_)) * 8)
+            prefetch(entries.ctypes.data + np.int64(home(entries, hash_)) * 8)
         else:
-            _prefetch(old.ctypes.data + np.int64(home(old, hash_)) * 8)
+            prefetch(old.ctypes.data + np.int64(home(old, hash_)) * 8)
     for i in range(begin, end):
         hash_ = np.uint64(slots_U[i])
         slot = guess(entries, hash_) if hash_ < bound else guess(old, hash_)
@@ -247,7 +214,7 @@ def find_or_add(
                 position, hash_ = np.uint64(-1 - slot), hash_of(ids_U[i])
                 slot = count
                 count += 1
-                carray(_pointer(start_of(addresses, shift, width, slot)), (1,), np.int64)[0] = ids_U[i]
+                carray(pointer(start_of(addresses, shift, width, slot)), (1,), np.int64)[0] = ids_U[i]
                 entry = hash_ << _32 | np.uint64(slot + 1)
                 if hash_ < old[0]:
                     entries[position] = entry

@@ -1,8 +1,6 @@
-"""Value codecs: what comes back is what went in, to the format's precision; nothing is hidden."""
+"""Value codecs without a row scale: what comes back is what went in, to the format's precision; nothing is hidden."""
 
 from __future__ import annotations
-
-from typing import get_args
 
 import numpy as np
 import pytest
@@ -12,10 +10,10 @@ from hypothesis import strategies as st
 
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.codec import value_codec
-from shardkeep.compression.config import ValueFormat
-from shardkeep.compression.quantize import CODECS, saturated_values
+from shardkeep.compression.quantize import saturated_values
 
-NAMES = list(CODECS)
+NAMES = ["fp32", "fp16", "bf16"]
+CODECS = {name: value_codec(name) for name in NAMES}
 HALF = {"fp16": (torch.float16, 2.0**-11), "bf16": (torch.bfloat16, 2.0**-8)}
 LARGEST = {"fp16": 65504.0, "bf16": 3.3895313892515355e38}
 floats = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
@@ -37,21 +35,11 @@ def there_and_back(name: str, rows_KD: np.ndarray) -> np.ndarray:
     return decoded
 
 
-def test_every_format_of_the_config_has_a_codec_and_a_tag_of_its_own() -> None:
-    assert set(CODECS) == set(get_args(ValueFormat))
-    assert {name: codec.tag for name, codec in CODECS.items()} == {"fp32": 0, "fp16": 1, "bf16": 2}
-    for name, codec in CODECS.items():
-        assert codec.name == name
-        assert value_codec(name) is codec
-        assert value_codec(codec.tag) is codec
-    with pytest.raises(CorruptMessage, match="unknown value format 77"):
-        value_codec(77)
-
-
 @pytest.mark.parametrize(("name", "size"), [("fp32", 4), ("fp16", 2), ("bf16", 2)])
 @pytest.mark.parametrize("dim", [1, 3, 16, 64])
 def test_a_row_takes_a_fixed_number_of_bytes_per_value(name: str, size: int, dim: int) -> None:
     assert CODECS[name].row_bytes(dim) == size * dim
+    assert CODECS[name].scale_bytes == 0
     assert CODECS[name].encode(np.ones((5, dim), np.float32)).nbytes == 5 * size * dim
 
 
@@ -156,3 +144,38 @@ def test_encoded_rows_can_be_split_among_servers(name: str) -> None:
     mine = np.array([1, 4, 9])
     part = np.ascontiguousarray(codec.encode(rows_KD)[mine])
     assert np.array_equal(codec.decode(part, 3), there_and_back(name, rows_KD)[mine])
+
+
+@pytest.mark.parametrize("name", list(HALF))
+def test_stochastic_rounding_of_a_half_format_keeps_what_nearest_keeps(name: str) -> None:
+    codec, top = CODECS[name], LARGEST[name]
+    kept = [0.0, -0.0, 1.0, -2.5, 2.0**-14, top, -top, np.inf, -np.inf, 2.0**-24]
+    rows_KD = rows([*kept, 3.4e38, -3.4e38, np.nan], dim=13)
+    for key in range(50):
+        decoded = codec.decode(codec.encode(rows_KD, np.array([key], np.uint64)), 13).ravel()
+        assert np.array_equal(decoded[:12], [*kept, top, -top])
+        assert np.array_equal(np.signbit(decoded[:12]), np.signbit(rows_KD[0, :12]))
+        assert np.isnan(decoded[12])
+
+
+@pytest.mark.parametrize("name", list(HALF))
+def test_stochastic_rounding_of_a_half_format_takes_one_of_the_two_neighbours(name: str) -> None:
+    codec = CODECS[name]
+    rows_KD = np.random.default_rng(1).normal(size=(500, 16)).astype(np.float32)
+    rows_KD[:100] *= 1e-6  # subnormals of fp16
+    keys_K = np.arange(500, dtype=np.uint64)
+    decoded = codec.decode(codec.encode(rows_KD, keys_K), 16)
+    again = codec.decode(codec.encode(decoded), 16)
+    assert np.array_equal(decoded, again)  # a number of the format
+    place = np.maximum(np.abs(rows_KD) * HALF[name][1] * 2, 2.0**-24 if name == "fp16" else 0.0)
+    assert (np.abs(decoded - rows_KD) < place).all()
+
+
+def test_keys_mean_nothing_to_fp32_and_wrong_ones_are_refused() -> None:
+    rows_KD = rows([1.1, 2.2], dim=2)
+    keys_K = np.array([3], np.uint64)
+    assert np.array_equal(CODECS["fp32"].encode(rows_KD, keys_K), CODECS["fp32"].encode(rows_KD))
+    for wrong in (keys_K.astype(np.int64), np.zeros(2, np.uint64)):
+        for codec in CODECS.values():
+            with pytest.raises(TypeError, match="keys of"):
+                codec.encode(rows_KD, wrong)

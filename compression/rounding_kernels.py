@@ -1,0 +1,105 @@
+"""Kernels of rounding: keys of rows, the random numbers that they give, and a float32 as an integer or a smaller float.
+
+What works on single numbers has no branches, so that the loops that call it become vector code.
+"""
+# K = rows, P = random numbers of a row
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkeep.base.array_kernels import bits_of, float_of
+from shardkeep.base.kernels import kernel
+
+_MAGIC = np.float32(12582912.0)  # 1.5 * 2**23: floats around it are 1 apart, so adding it rounds to the nearest, even
+_MAGIC_BITS = np.int32(0x4B400000)
+_UNIT = np.float32(2.0**-24)
+_ONE, _31, _32 = np.uint32(1), np.uint32(31), np.uint32(32)
+
+
+@kernel("uint64(uint64)")
+def mixed(key: np.uint64) -> np.uint64:
+    """A one-to-one mix of all bits (the finalizer of splitmix64)."""
+    key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return key ^ (key >> np.uint64(31))
+
+
+@kernel("void(uint64, uint64, int64, Array(int64, 1, 'C', readonly=True), uint64[::1])")
+def row_keys(
+    seed: np.uint64, table_key: np.uint64, step: int, ids_K: npt.NDArray[np.int64], keys_K: npt.NDArray[np.uint64]
+) -> None:
+    """Keys of the rows with these ids: a chain of mixes, each of what was mixed before and the next number."""
+    golden = np.uint64(0x9E3779B97F4A7C15)
+    common = mixed(mixed(mixed(seed + golden) ^ table_key) + golden ^ np.uint64(step))
+    for i in range(ids_K.size):
+        keys_K[i] = mixed(mixed(common + golden * np.uint64(ids_K[i])) ^ common)
+
+
+@kernel("uint32(uint64, uint32)")
+def random_bits(key: np.uint64, column: np.uint32) -> np.uint32:
+    """32 random bits of one value. A key's two halves come in at different places of a 32-bit mix, because vectors
+    multiply 32 bits at a time; the constants are those of the lowbias32 family."""
+    x = np.uint32(np.uint32(key) + np.uint32(column * np.uint32(0x9E3779B9)))
+    x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD))
+    x = np.uint32((x ^ (x >> np.uint32(15))) + np.uint32(key >> np.uint64(32)))
+    x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x735A2D97))
+    return np.uint32(x ^ (x >> np.uint32(15)))
+
+
+@kernel("void(Array(uint64, 1, 'C', readonly=True), uint32[:,::1])")
+def fill_random(keys_K: npt.NDArray[np.uint64], random_KP: npt.NDArray[np.uint32]) -> None:
+    """The random bits of all values: a function of the row's key and the column."""
+    for i in range(random_KP.shape[0]):
+        key = keys_K[i]
+        for c in range(random_KP.shape[1]):
+            random_KP[i, c] = random_bits(key, np.uint32(c))
+
+
+@kernel("float32(uint32)")
+def unit(random: np.uint32) -> np.float32:
+    """A number in [0, 1), a multiple of 2**-24."""
+    return np.float32(np.int32(random >> np.uint32(8))) * _UNIT
+
+
+@kernel("int32(float32)")
+def nearest(value: np.float32) -> np.int32:
+    """The nearest integer, ties to the even one; for |value| below 2**22."""
+    return np.int32(np.int32(bits_of(np.float32(value + _MAGIC))) - _MAGIC_BITS)
+
+
+@kernel("int32(float32, uint32)")
+def stochastic(value: np.float32, random: np.uint32) -> np.int32:
+    """One of the two integers around the value, with it as the mean over all random numbers; an integer stays."""
+    size = np.float32(abs(value))
+    whole = np.int32(size)
+    up = np.int32(unit(random) < size - np.float32(whole))
+    found = np.int32(whole + up)
+    return np.int32(-found) if value < np.float32(0.0) else found
+
+
+@kernel("uint32(float32, uint32, uint32, uint32, uint32)")
+def small_float(size: np.float32, shift: np.uint32, rebias: np.uint32, least: np.uint32, magic: np.uint32) -> np.uint32:
+    """Bits, without a sign, of the nearest float of a smaller format, ties to even.
+
+    `size` is from 0 to the largest number of that format, which `float_shape` describes."""
+    bits, shift = np.uint32(bits_of(size)), np.uint32(shift & _31)  # vectors need to know that it is below 32
+    half = np.uint32(np.uint32(np.uint32(_ONE << shift) >> _ONE) - _ONE)
+    odd = np.uint32(np.uint32(bits >> shift) & _ONE)
+    normal = np.uint32(np.uint32(np.uint32(np.uint32(bits + half) + odd) >> shift) - rebias)
+    subnormal = np.uint32(np.uint32(bits_of(np.float32(size + float_of(magic)))) - magic)
+    return subnormal if bits < least else normal
+
+
+@kernel("uint32(float32, uint32, uint32, uint32, uint32, uint32)")
+def small_float_stochastic(
+    size: np.float32, shift: np.uint32, rebias: np.uint32, least: np.uint32, per_unit: np.uint32, random: np.uint32
+) -> np.uint32:
+    """As `small_float`, but one of the two floats around `size`, with it as the mean over all random numbers."""
+    bits, shift = np.uint32(bits_of(size)), np.uint32(shift & _31)
+    noise = np.uint32(random >> np.uint32(np.uint32(_32 - shift) & _31))
+    normal = np.uint32(np.uint32(np.uint32(bits + noise) >> shift) - rebias)
+    small = size if bits < least else np.float32(0.0)
+    subnormal = np.uint32(stochastic(np.float32(small * float_of(per_unit)), random))
+    return subnormal if bits < least else normal

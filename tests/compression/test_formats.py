@@ -1,0 +1,58 @@
+"""The registry of number formats: every name and tag has its codec, and tags stay what they are."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import get_args
+
+import pytest
+
+from shardkeep.base.errors import CorruptMessage
+from shardkeep.compression.codec import value_codec
+from shardkeep.compression.config import ValueFormat
+from shardkeep.compression.formats import FORMATS, Format
+
+TAGS = {  # never to be changed: what is on the wire and in journals
+    ("fp32", None): 0, ("fp16", None): 1, ("bf16", None): 2,
+    ("fp16-block", "pow2"): 3, ("fp16-block", "fp16"): 4,
+    ("fp8-e4m3", "pow2"): 5, ("fp8-e4m3", "fp16"): 6,
+    ("fp8-e5m2", "pow2"): 7, ("fp8-e5m2", "fp16"): 8,
+    ("int8", "pow2"): 9, ("int8", "fp16"): 10,
+    ("int4", "pow2"): 11, ("int4", "fp16"): 12,
+    ("int2", "pow2"): 13, ("int2", "fp16"): 14,
+    ("sign", "pow2"): 15, ("sign", "fp16"): 16,
+}  # fmt: skip
+
+
+def test_every_format_of_the_config_has_its_codecs_and_tags_of_their_own() -> None:
+    assert get_args(ValueFormat) == tuple(FORMATS)
+    found = {(name, scale): tag for name, entry in FORMATS.items() for tag, scale in entry.tags().items()}
+    assert found == TAGS
+    assert len(set(TAGS.values())) == len(TAGS)
+    assert max(TAGS.values()) < 128
+    for (name, scale), tag in TAGS.items():
+        codec = value_codec(tag)
+        assert (codec.name, codec.tag) == (name, tag)
+        assert codec.scale_bytes == {None: 0, "pow2": 1, "fp16": 2}[scale]
+        assert value_codec(name, scale) is codec
+    assert value_codec("int8").tag == TAGS["int8", "pow2"]
+    assert value_codec("fp16", "pow2") is value_codec("fp16")
+
+
+def test_an_unknown_tag_or_name_is_refused() -> None:
+    with pytest.raises(CorruptMessage, match="unknown value format 77"):
+        value_codec(77)
+    with pytest.raises(KeyError):
+        value_codec("int3")
+
+
+def test_one_line_adds_a_codec(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FORMATS, "mine", Format("shardkeep.compression.scaled:int4", pow2=126))
+    assert value_codec.__wrapped__("mine").tag == 126
+    assert value_codec.__wrapped__(126).row_bytes(16) == 9
+
+
+def test_reading_the_config_loads_neither_torch_nor_numba() -> None:
+    source = "import sys, shardkeep.compression.config; sys.exit('torch' in sys.modules or 'numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", source], check=False).returncode == 0

@@ -1,0 +1,57 @@
+"""Keys of stochastic rounding: a function of four numbers, spread over all bits."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shardkeep.compression.rounding import WorkerKeys, row_keys, table_key
+from shardkeep.compression.rounding_kernels import fill_random
+
+IDS = np.array([-5, 0, 1, 2, 3, 2**40, -(2**63), 2**63 - 1], np.int64)
+
+
+def test_keys_are_what_they_were() -> None:
+    keys_K = row_keys(1, table_key("user"), IDS[:2], 7)
+    assert [f"{key:016x}" for key in keys_K] == ["569fc76c3bcf0e79", "bfb9ad9e0c85fd16"]
+
+
+def test_a_key_depends_on_its_own_row_alone() -> None:
+    keys_K = row_keys(1, 2, IDS, 3)
+    assert keys_K.dtype == np.uint64
+    assert np.array_equal(row_keys(1, 2, IDS[::-1].copy(), 3), keys_K[::-1])
+    assert np.array_equal(row_keys(1, 2, IDS[3:4], 3), keys_K[3:4])
+    assert row_keys(1, 2, IDS[:0], 3).shape == (0,)
+
+
+def test_each_of_the_four_numbers_gives_other_keys() -> None:
+    many = np.arange(2000, dtype=np.int64)
+    found = [row_keys(*a, many, s) for a, s in (((0, 0), 0), ((1, 0), 0), ((0, 1), 0), ((0, 0), 1), ((1, 1), 1))]
+    assert np.unique(np.concatenate(found)).size == 5 * many.size
+
+
+def test_any_integer_is_a_seed() -> None:
+    for seed in (-1, 2**64 + 5, 2**200):
+        assert row_keys(seed, 2**64 - 1, IDS, 2**40).size == IDS.size
+
+
+def test_workers_round_apart_and_tables_too() -> None:
+    starts_T1, ids_V = np.array([0, 3, 6]), np.array([1, 2, 3, 1, 2, 3], np.int64)
+    first, second = (WorkerKeys(9, rank, ["a", "b"]).of_step(4, starts_T1, ids_V) for rank in (0, 1))
+    assert np.unique([*first, *second]).size == 12
+    assert np.array_equal(first[3:], row_keys(9, table_key("b"), ids_V[3:], 4))
+
+
+@pytest.mark.parametrize("dim", [1, 16, 33])
+def test_random_bits_are_even_and_independent_of_neighbours(dim: int) -> None:
+    keys_K = row_keys(3, 4, np.arange(200_000 // dim, dtype=np.int64), 5)
+    random_KP = np.empty((keys_K.size, dim), np.uint32)
+    fill_random(keys_K, random_KP)
+    spread = np.sqrt(random_KP.size)
+    bits = (random_KP.reshape(-1, 1) >> np.arange(32, dtype=np.uint32)) & 1
+    assert (np.abs(bits.sum(axis=0) - random_KP.size / 2) < 5 * spread / 2).all()
+    unit = random_KP.astype(np.float64) / 2**32 - 0.5
+    for other in (np.roll(unit, 1, axis=0), np.roll(unit, 1, axis=1) if dim > 1 else np.roll(unit, 7, axis=0)):
+        assert abs((unit * other).mean()) < 5 / 12 / spread
+    counts = np.bincount((random_KP.reshape(-1) >> np.uint32(24)).astype(np.int64), minlength=256)
+    assert ((counts - random_KP.size / 256) ** 2 / (random_KP.size / 256)).sum() < 255 + 6 * np.sqrt(2 * 255)

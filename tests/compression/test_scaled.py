@@ -1,0 +1,293 @@
+"""Value codecs with a row scale: sizes, exact values against plain arithmetic, bounds of the error, and odd rows."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+
+from shardkeep.base.errors import CorruptMessage
+from shardkeep.compression.codec import ValueCodec, value_codec
+from shardkeep.compression.formats import FORMATS
+from shardkeep.compression.quantize import saturated_values
+from shardkeep.compression.scaled import BLOCK
+
+BITS = {"fp16-block": 16, "fp8-e4m3": 8, "fp8-e5m2": 8, "int8": 8, "int4": 4, "int2": 2, "sign": 1}
+TOP = {"fp16-block": 1.0, "fp8-e4m3": 448.0, "fp8-e5m2": 57344.0, "int8": 127.0, "int4": 7.0, "int2": 1.0, "sign": 1.0}
+FLOATS = {"fp16-block": torch.float16, "fp8-e4m3": torch.float8_e4m3fn, "fp8-e5m2": torch.float8_e5m2}
+CODECS = [value_codec(name, scale) for name in BITS for scale in ("pow2", "fp16")]
+every_codec = pytest.mark.parametrize("codec", CODECS, ids=[f"{c.name} {c.scale_bytes}B" for c in CODECS])
+ordinary = st.floats(-1e4, 1e4, width=32, allow_subnormal=False)
+finite = st.floats(width=32, allow_nan=False, allow_infinity=False, allow_subnormal=True)
+
+
+def gaussian(num_rows: int, dim: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(num_rows, dim)).astype(np.float32)
+
+
+def keys(num_rows: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(0, 2**64, size=num_rows, dtype=np.uint64)
+
+
+def there_and_back(codec: ValueCodec, rows_KD: np.ndarray, keys_K: np.ndarray | None = None) -> np.ndarray:
+    encoded = codec.encode(rows_KD, keys_K)
+    assert encoded.dtype == np.uint8
+    assert encoded.shape == (len(rows_KD), codec.row_bytes(rows_KD.shape[1]))
+    decoded = codec.decode(encoded, rows_KD.shape[1])
+    assert decoded.dtype == np.float32
+    assert decoded.shape == rows_KD.shape
+    return decoded
+
+
+def steps(codec: ValueCodec, encoded: np.ndarray) -> np.ndarray:
+    """The steps that encoded rows begin with, read by hand, float64 (K, 1)."""
+    if codec.scale_bytes == 1:
+        return np.exp2(encoded[:, :1].astype(np.float64) - 127)
+    bits = encoded[:, :2].copy().view("<u2").astype(np.uint32) << 15
+    return bits.view(np.float32).astype(np.float64)
+
+
+@settings(deadline=None, max_examples=50)
+@given(num_rows=st.integers(0, 5), dim=st.integers(1, 70))
+@every_codec
+def test_a_row_is_its_scale_and_its_bits_filled_up_to_bytes(codec: ValueCodec, num_rows: int, dim: int) -> None:
+    expected = codec.scale_bytes + math.ceil(dim * BITS[codec.name] / 8)
+    assert codec.row_bytes(dim) == expected
+    assert there_and_back(codec, gaussian(num_rows, dim)).shape == (num_rows, dim)
+    assert there_and_back(codec, gaussian(num_rows, dim), keys(num_rows)).shape == (num_rows, dim)
+
+
+def test_sizes_at_16_values() -> None:
+    sizes = {(c.name, c.scale_bytes): c.row_bytes(16) for c in CODECS}
+    assert (sizes["int8", 1], sizes["int8", 2]) == (17, 18)
+    assert (sizes["int4", 1], sizes["int4", 2]) == (9, 10)
+    assert (sizes["int2", 1], sizes["sign", 1], sizes["sign", 2]) == (5, 3, 4)
+    assert (sizes["fp8-e4m3", 1], sizes["fp16-block", 1]) == (17, 33)
+
+
+# ---- against plain arithmetic ----
+
+
+@settings(deadline=None, max_examples=60)
+@given(rows_KD=arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 19)), elements=ordinary))
+@every_codec
+def test_nearest_is_the_step_times_the_nearest_level(codec: ValueCodec, rows_KD: np.ndarray) -> None:
+    encoded = codec.encode(rows_KD)
+    step_K1 = steps(codec, encoded)
+    with np.errstate(all="ignore"):
+        inverse_K1 = np.float32(1.0) / step_K1.astype(np.float32)
+        scaled = np.where(rows_KD.any(axis=1, keepdims=True), rows_KD * inverse_K1, np.float32(0.0))
+    if codec.name in FLOATS:
+        level = torch.from_numpy(scaled.copy()).to(FLOATS[codec.name]).double().numpy()
+    elif codec.name == "sign":
+        level = np.where(np.signbit(rows_KD), -1.0, 1.0)
+    else:
+        level = np.clip(np.rint(scaled), -TOP[codec.name], TOP[codec.name])
+    step_K1 = np.where(rows_KD.any(axis=1, keepdims=True), step_K1, 0.0)
+    assert np.array_equal(codec.decode(encoded, rows_KD.shape[1]), (step_K1 * level).astype(np.float32))
+
+
+@settings(deadline=None, max_examples=60)
+@given(rows_KD=arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 9)), elements=finite))
+@every_codec
+def test_the_step_is_the_smallest_that_does_not_clip(codec: ValueCodec, rows_KD: np.ndarray) -> None:
+    encoded = codec.encode(rows_KD)
+    largest_K = np.abs(rows_KD).max(axis=1).astype(np.float64)
+    low, high = 2.0**-126, float(np.finfo(np.float32).max) / TOP[codec.name] / 2
+    for row, largest in zip(encoded, largest_K, strict=True):
+        step = float(steps(codec, row[None])[0, 0])
+        if largest == 0.0:
+            assert not row.any()
+        elif codec.name == "sign":
+            assert 2.0**-126 <= step < 2.0**128
+        elif low * TOP[codec.name] < largest < high * TOP[codec.name]:
+            code = row[: codec.scale_bytes].copy()
+            before = int.from_bytes(code.tobytes(), "little") - 1
+            code[:] = np.frombuffer(before.to_bytes(codec.scale_bytes, "little"), np.uint8)
+            assert step * TOP[codec.name] >= largest > float(steps(codec, code[None])[0, 0]) * TOP[codec.name]
+
+
+def test_the_scale_of_signs_is_the_mean_magnitude() -> None:
+    rows_KD = np.array([[1.0, -2.0, 4.0, -5.0], [3.0, 3.0, -3.0, 3.5]], np.float32)
+    assert np.abs(there_and_back(value_codec("sign", "fp16"), rows_KD))[:, 0].tolist() == [3.0, 3.125]
+    assert np.abs(there_and_back(value_codec("sign", "pow2"), rows_KD))[:, 0].tolist() == [4.0, 4.0]  # 3 is half way
+    assert np.abs(there_and_back(value_codec("sign", "pow2"), rows_KD * np.float32(0.9)))[:, 0].tolist() == [2.0, 2.0]
+
+
+def test_bits_stand_where_the_format_says() -> None:
+    rows_KD = np.array([[1.0, -1.0, 7.0, 0.0, -7.0]], np.float32)
+    assert value_codec("int4").encode(rows_KD).tolist() == [[127, 0xF1, 0x07, 0x09]]
+    assert value_codec("int4", "fp16").encode(rows_KD).tolist() == [[0x00, 0x7F, 0xF1, 0x07, 0x09]]
+    rows_KD = np.array([[1.0, -1.0, 0.0, 0.0, -1.0]], np.float32)
+    assert value_codec("int2").encode(rows_KD).tolist() == [[127, 0b00001101, 0b11]]
+    assert value_codec("int8").encode(rows_KD * 127).tolist() == [[127, 127, 129, 0, 0, 129]]
+    signs = np.array([[1, -1, 1, 1, 1, 1, 1, -1, -1, 1]], np.float32)
+    assert value_codec("sign").encode(signs).tolist() == [[127, 0b10000010, 0b1]]
+
+
+def test_ties_go_to_the_even_level() -> None:
+    rows_KD = np.array([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 3.5]], np.float32)
+    assert there_and_back(value_codec("int8"), rows_KD).tolist() == [[127, 0, 2, 2, 0, -2, -2, 4]]
+    rows_KD = np.array([[448.0, 17.0, 19.0, -17.0, 2.0**-10, 3 * 2.0**-10, -(2.0**-10), 1.0]], np.float32)
+    expected = [[448.0, 16.0, 20.0, -16.0, 0.0, 2.0**-8, 0.0, 1.0]]
+    assert there_and_back(value_codec("fp8-e4m3"), rows_KD).tolist() == expected
+
+
+# ---- the error ----
+
+# Mean relative L2 error of Gaussian rows of 16 with a scale of two bytes: nearest and stochastic.
+ERRORS = {
+    "fp16-block": (1.8e-4, 2.5e-4),
+    "fp8-e4m3": (2.2e-2, 3.1e-2),
+    "fp8-e5m2": (4.4e-2, 6.2e-2),
+    "int8": (4.7e-3, 6.7e-3),
+    "int4": (8.4e-2, 1.2e-1),
+    "int2": (0.58, 0.82),
+    "sign": (0.58, 1.85),
+}
+
+
+@pytest.mark.parametrize("name", list(ERRORS))
+def test_the_error_of_gaussian_rows_is_the_documented_one(name: str) -> None:
+    rows_KD = gaussian(20000, 16)
+    for keys_K, expected in zip((None, keys(20000)), ERRORS[name], strict=True):
+        error_KD = there_and_back(value_codec(name, "fp16"), rows_KD, keys_K) - rows_KD
+        relative = np.mean(np.linalg.norm(error_KD, axis=1) / np.linalg.norm(rows_KD, axis=1))
+        assert relative == pytest.approx(expected, rel=0.05)
+        coarse_KD = there_and_back(value_codec(name, "pow2"), rows_KD, keys_K) - rows_KD
+        assert relative <= np.mean(np.linalg.norm(coarse_KD, axis=1) / np.linalg.norm(rows_KD, axis=1)) < 2 * expected
+
+
+@every_codec
+def test_plain_fp16_loses_small_gradients_and_a_row_scale_does_not(codec: ValueCodec) -> None:
+    rows_KD = gaussian(1000, 16) * np.float32(1e-9)
+    assert not there_and_back(value_codec("fp16"), rows_KD).any()
+    large_KD = gaussian(1000, 16) * np.float32(2.0**-30)
+    assert np.array_equal(there_and_back(codec, large_KD), there_and_back(codec, gaussian(1000, 16)) * 2.0**-30)
+    assert there_and_back(codec, rows_KD).any(axis=1).all()
+
+
+# ---- odd rows ----
+
+
+@every_codec
+@pytest.mark.parametrize("stochastic", [False, True], ids=["nearest", "stochastic"])
+def test_a_row_of_zeros_stays_so(codec: ValueCodec, stochastic: bool) -> None:
+    rows_KD = np.zeros((3, 7), np.float32)
+    rows_KD[1] = 1.0
+    rows_KD[2] = -0.0
+    decoded = there_and_back(codec, rows_KD, keys(3) if stochastic else None)
+    assert not decoded[[0, 2]].view(np.uint32).any()
+    assert decoded[1].any()
+
+
+@every_codec
+@pytest.mark.parametrize("stochastic", [False, True], ids=["nearest", "stochastic"])
+@pytest.mark.parametrize("bad", [np.nan, -np.nan, np.inf, -np.inf], ids=["nan", "-nan", "inf", "-inf"])
+def test_a_row_that_is_not_finite_is_seen(codec: ValueCodec, bad: float, stochastic: bool) -> None:
+    rows_KD = gaussian(4, 9)
+    rows_KD[1, 8] = bad
+    rows_KD[2] = bad
+    decoded = there_and_back(codec, rows_KD, keys(4) if stochastic else None)
+    assert np.isnan(decoded[[1, 2]]).all()
+    assert np.isfinite(decoded[[0, 3]]).all()
+
+
+@every_codec
+@pytest.mark.parametrize("stochastic", [False, True], ids=["nearest", "stochastic"])
+def test_rows_of_any_size_come_back_finite_and_near(codec: ValueCodec, stochastic: bool) -> None:
+    sizes_K1 = np.array([[1e-45], [1e-40], [1e-38], [1e-30], [1e30], [3e38], [3.4028234e38]])
+    rows_KD = (np.array([[1.0, -1.0, 0.5, -0.25, 0.0]]) * sizes_K1).astype(np.float32)
+    decoded = there_and_back(codec, rows_KD, keys(7) if stochastic else None)
+    assert np.isfinite(decoded).all()
+    share = {"fp16-block": 1e-3, "fp8-e4m3": 0.15, "fp8-e5m2": 0.3, "int8": 0.02, "int4": 0.3, "int2": 2.0, "sign": 3.0}
+    error_KD = np.abs(decoded.astype(np.float64) - rows_KD)
+    assert (error_KD <= share[codec.name] * sizes_K1 + 2.0**-126).all()
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    rows_KD=arrays(np.float32, st.tuples(st.integers(0, 4), st.integers(1, 9)), elements=finite), seed=st.integers(0, 9)
+)
+@every_codec
+def test_finite_rows_stay_finite_with_their_signs(codec: ValueCodec, rows_KD: np.ndarray, seed: int) -> None:
+    for keys_K in (None, keys(len(rows_KD), seed)):
+        decoded = there_and_back(codec, rows_KD, keys_K)
+        assert np.isfinite(decoded).all()
+        if codec.name != "sign" or keys_K is None:
+            assert (np.sign(decoded) * np.sign(rows_KD) >= 0.0).all()
+        assert saturated_values(codec, codec.encode(rows_KD, keys_K)) == 0
+
+
+# ---- stochastic ----
+
+
+@pytest.mark.parametrize(
+    "codec", [value_codec("fp16"), value_codec("bf16"), *CODECS], ids=lambda c: f"{c.name} {c.tag}"
+)
+def test_stochastic_rounding_has_the_value_as_its_mean(codec: ValueCodec) -> None:
+    num = 20000
+    row_D = np.array([1.0, -0.731, 0.333, 0.0101, -0.004, 0.0, 0.002, -0.5003, 0.251], np.float32)
+    found_KD = there_and_back(codec, np.repeat(row_D[None], num, axis=0), keys(num)).astype(np.float64)
+    deviation_D = found_KD.std(axis=0)
+    assert (np.abs(found_KD.mean(axis=0) - row_D) <= 5 * deviation_D / np.sqrt(num) + 1e-7 * np.abs(row_D)).all()
+    assert (deviation_D[[1, 2, 7]] > 0.0).all()
+
+
+@every_codec
+def test_a_value_on_a_level_is_never_rounded(codec: ValueCodec) -> None:
+    rows_KD = np.repeat(np.array([[1.0, -1.0]], np.float32) * np.float32(TOP[codec.name]), 1000, axis=0)
+    assert np.array_equal(there_and_back(codec, rows_KD, keys(1000)), rows_KD)
+
+
+@every_codec
+def test_equal_keys_give_equal_bits_whatever_rows_are_beside(codec: ValueCodec) -> None:
+    rows_KD, keys_K = gaussian(BLOCK // 8 + 50, 5), keys(BLOCK // 8 + 50)  # two blocks
+    encoded = codec.encode(rows_KD, keys_K)
+    order = np.random.default_rng(1).permutation(len(rows_KD))
+    assert np.array_equal(codec.encode(rows_KD[order], keys_K[order]), encoded[order])
+    assert np.array_equal(codec.encode(rows_KD[-7:], keys_K[-7:]), encoded[-7:])
+    assert np.array_equal(codec.encode(rows_KD[order])[:9], codec.encode(rows_KD[order[:9]]))
+    assert (codec.encode(rows_KD, keys_K[::-1].copy()) != encoded).any()
+
+
+# ---- bytes from elsewhere ----
+
+
+@settings(deadline=None, max_examples=60)
+@given(data=st.data(), num_rows=st.integers(0, 6), dim=st.integers(1, 20))
+@every_codec
+def test_any_bytes_of_the_right_size_decode_to_something(
+    codec: ValueCodec, data: st.DataObject, num_rows: int, dim: int
+) -> None:
+    size = num_rows * codec.row_bytes(dim)
+    encoded = np.frombuffer(data.draw(st.binary(min_size=size, max_size=size)), np.uint8)
+    assert codec.decode(encoded, dim).shape == (num_rows, dim)
+    for wrong in (encoded[:-1], np.append(encoded, np.uint8(0))):
+        if wrong.size % codec.row_bytes(dim):
+            with pytest.raises(CorruptMessage, match=f"no rows of {codec.row_bytes(dim)} bytes"):
+                codec.decode(wrong, dim)
+
+
+@every_codec
+def test_read_only_and_unaligned_rows_and_bytes_work(codec: ValueCodec) -> None:
+    rows_KD = gaussian(6, 4)
+    expected = there_and_back(codec, rows_KD)
+    rows_KD.flags.writeable = False
+    encoded = codec.encode(rows_KD)
+    frozen = np.frombuffer(encoded.tobytes(), dtype=np.uint8)
+    shifted = np.empty(encoded.size + 1, dtype=np.uint8)[1:]
+    shifted[:] = frozen
+    for given_bytes in (frozen, shifted, frozen.reshape(2, -1)):
+        assert np.array_equal(codec.decode(given_bytes, 4), expected)
+    with pytest.raises(TypeError, match="C-contiguous float32"):
+        codec.encode(np.zeros((2, 2)))
+
+
+def test_scaled_formats_are_all_here() -> None:
+    assert {name for name, entry in FORMATS.items() if entry.scaled} == set(BITS) == set(TOP) == set(ERRORS)
