@@ -3,9 +3,12 @@
 Knows no table, codec or socket. A message is immutable once sent; reading one copies nothing.
 
     header      40 B  magic, version, kind, generation, rank, step, number of sections, value
-    directory   24 B a section: table, id format, value format, rows, bytes of ids, bytes of values
-    ids         every section's, each starting at a multiple of 8 bytes
-    values      every section's, one after the other; the first starts at a multiple of 8 bytes
+    directory   a few bytes a section: table, rows, id format, value format, bytes of ids, bytes of values
+    ids         every section's, one after the other
+    values      every section's, one after the other
+
+Ids, values and the message's end are at multiples of 8 bytes, with zeros in between. The directory is drawn in
+message_kernels.py.
 
 `Packed` is a message in this form, with the directory as arrays: what the hot path works on. `Message` and its
 `Section`s are the same as objects, for everything that is small or rare.
@@ -21,17 +24,21 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from shardkeep.base.errors import CorruptMessage
+from shardkeep.base.errors import CorruptMessage, ProtocolError
 from shardkeep.ps import message_kernels as at
 
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int64]
 
 MAGIC = 0x4B53  # "SK"
-VERSION = 2
+VERSION = 3
 _HEADER = struct.Struct("<HBBIIIqqQ")  # magic, version, kind, generation, rank, sections, step, value, length
 KIND_AT = 3
 """The byte of a message that says its kind."""
+REFERENCE = 16
+"""From this id format on (compression/indices.py) a section's ids are places among those that the same step pulled."""
+MOST_SECTIONS = 1 << 16
+"""A few bytes of a directory become some 100 in memory; no job has so many tables."""
 
 
 class Kind(enum.IntEnum):
@@ -47,6 +54,11 @@ class Kind(enum.IntEnum):
     ERROR = 8  # the answer to anything that failed; a line of text
 
 
+_WRONG = {
+    at.BROKEN: "the directory ends too early or has a number that is none",
+    at.TOO_LONG: "the sections alone have more",
+    at.PADDING: "the padding is not all zeros",
+}
 _KINDS = {int(kind): kind for kind in Kind}
 
 
@@ -93,13 +105,13 @@ class Packed:
     id_bytes_S: Ints
     value_bytes_S: Ints
     ids_at_S1: Ints
-    """Where each section's ids start in the buffer, and where the values' area would."""
+    """Where each section's ids start in the buffer, and where the last one's end."""
     values_at_S1: Ints
     """Where each section's values start, and where the last one's end."""
 
     @property
     def ids_area(self) -> Bytes:
-        """All sections' ids, a view; gaps of padding where a section's ids are no multiple of 8 bytes."""
+        """All sections' ids, a view without gaps."""
         return self.buffer[self.ids_at_S1[0] : self.ids_at_S1[-1]]
 
     @property
@@ -110,7 +122,7 @@ class Packed:
     @property
     def overhead(self) -> int:
         """Bytes that are neither ids nor values."""
-        return self.buffer.size - int(self.id_bytes_S.sum()) - int(self.value_bytes_S.sum())
+        return self.buffer.size - self.ids_area.size - self.values_area.size
 
     def section(self, s: int) -> Section:
         """Section `s` as an object; its bytes are views."""
@@ -141,22 +153,19 @@ def allocate(
 ) -> Packed:
     """A message with its header and directory written and its padding cleared; the caller fills ids and values.
 
-    A number stands for a column of it."""
+    A number stands for a column of it. Raises ProtocolError for more than MOST_SECTIONS."""
     count = tables_S.size
+    if count > MOST_SECTIONS:
+        raise ProtocolError(f"a message of {count} sections; allowed: {MOST_SECTIONS}")
     columns = np.empty((at.NUM_COLUMNS, count + 1), dtype=np.int64)
     columns[at.TABLES, :count], columns[at.ROWS, :count] = tables_S, rows_S
     columns[at.ID_FORMATS, :count], columns[at.VALUE_FORMATS, :count] = id_formats_S, value_formats_S
     columns[at.ID_BYTES, :count], columns[at.VALUE_BYTES, :count] = id_bytes_S, value_bytes_S
-    directory_end = _HEADER.size + count * at.ENTRY_BYTES
-    length = at.place(columns, directory_end)
+    length = at.place(columns, _HEADER.size)
     buffer = np.empty(length, dtype=np.uint8)
     _HEADER.pack_into(buffer.data, 0, MAGIC, VERSION, int(kind), generation, rank, count, step, value, length)
-    at.write_directory(columns, buffer[_HEADER.size : directory_end].view(np.uint32))
-    packed = _packed(kind, generation, rank, step, value, buffer, columns)
-    if (packed.id_bytes_S & 7).any():
-        packed.ids_area[:] = 0
-    buffer[columns[at.VALUES_AT, count] :] = 0
-    return packed
+    at.write_directory(columns, buffer, _HEADER.size)
+    return _packed(kind, generation, rank, step, value, buffer, columns)
 
 
 def pack(message: Message) -> Bytes:
@@ -191,15 +200,13 @@ def read(buffer: Bytes) -> Packed:
     magic, version, kind, generation, rank, count, step, value, length = _HEADER.unpack_from(buffer.data)
     if magic != MAGIC or version != VERSION:
         raise CorruptMessage(f"magic {magic:#x} version {version}, expected {MAGIC:#x} version {VERSION}")
-    directory_end = _HEADER.size + count * at.ENTRY_BYTES
-    if length != buffer.size or directory_end > buffer.size:
+    if length != buffer.size or count > min(buffer.size - _HEADER.size, MOST_SECTIONS):
         raise CorruptMessage(f"{buffer.size} bytes received, the header says {length} with {count} sections")
     columns = np.empty((at.NUM_COLUMNS, count + 1), dtype=np.int64)
-    if not at.read_directory(buffer, _HEADER.size, columns):
-        raise CorruptMessage(f"{buffer.size} bytes received, one section alone has 2**32 or more of values")
-    expected = at.place(columns, directory_end)
+    expected = at.read_directory(buffer, _HEADER.size, columns)
     if expected != buffer.size:
-        raise CorruptMessage(f"{buffer.size} bytes received, the sections add up to {expected}")
+        told = _WRONG.get(expected, f"the sections add up to {expected}")
+        raise CorruptMessage(f"{buffer.size} bytes received, {told}")
     if kind not in _KINDS:
         raise CorruptMessage(f"unknown kind of message {kind}")
     return _packed(_KINDS[kind], generation, rank, step, value, buffer, columns)

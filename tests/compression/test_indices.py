@@ -1,0 +1,310 @@
+"""Codes of ids and of subsets: what is coded comes back, in the fewest bytes."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shardkeep.compression.indices import (
+    CodedIds,
+    IdFormat,
+    Ints,
+    bits_bound,
+    decode_ids,
+    decode_subsets,
+    encode_ids,
+    encode_subsets,
+)
+
+LEAST, MOST = -(2**63), 2**63 - 1
+Section = Sequence[int]
+
+id_numbers = st.one_of(st.integers(LEAST, MOST), st.integers(-300, 300), st.integers(LEAST, LEAST + 9))
+spread = st.lists(id_numbers, unique=True, max_size=25).map(sorted)
+gaps = st.lists(st.one_of(st.just(0), st.integers(0, 9), st.integers(0, 2**40)), max_size=40)
+dense = st.builds(
+    lambda first, rest: (first + np.cumsum([0, *(gap + 1 for gap in rest)])).tolist(),
+    st.integers(-(2**60), 2**60),
+    gaps,
+)
+sections = st.lists(st.one_of(spread, dense), max_size=4)
+
+
+def column(numbers: Sequence[int]) -> Ints:
+    return np.array(numbers, dtype=np.int64)
+
+
+def flat(parts: Sequence[Section]) -> tuple[Ints, Ints]:
+    """Starts and ids of all sections."""
+    return np.cumsum([0, *(len(part) for part in parts)]), column([id_ for part in parts for id_ in part])
+
+
+def rows(parts: Sequence[Section]) -> Ints:
+    return column([len(part) for part in parts])
+
+
+def coded(*parts: Section) -> CodedIds:
+    return encode_ids(*flat(parts))
+
+
+def decoded(code: CodedIds, rows_S: Ints, limit: int = 10**6) -> list[int]:
+    found: list[int] = decode_ids(code.formats_S, rows_S, code.sizes_S, code.area, limit).tolist()
+    return found
+
+
+# ---- what is coded comes back ----
+
+
+@settings(max_examples=60, deadline=None)
+@given(sections)
+def test_ids_come_back_and_are_never_longer_than_raw(parts: list[list[int]]) -> None:
+    code = coded(*parts)
+    assert decoded(code, rows(parts)) == flat(parts)[1].tolist()
+    assert (code.sizes_S <= 8 * rows(parts)).all() and code.area.size == code.sizes_S.sum()
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.one_of(spread, dense))
+def test_the_format_is_the_shortest_of_all_and_as_long_as_the_formula_says(part: list[int]) -> None:
+    code = coded(part)
+    lengths = id_lengths(part)
+    assert (code.sizes_S[0], code.formats_S[0]) == min((length, tag) for tag, length in lengths.items())
+
+
+def id_lengths(part: Section) -> dict[IdFormat, int]:
+    """Bytes of a section in every format that can hold it, by formulas of its own; in Python's integers."""
+    if not part:
+        return {IdFormat.RAW: 0}
+    first, span = part[0], part[-1] - part[0]
+    head = varint_length(2 * first if first >= 0 else -2 * first - 1)
+    between = [id_ - first - 1 - i for i, id_ in enumerate(part[1:-1])]
+    found = {
+        IdFormat.RAW: 8 * len(part),
+        IdFormat.BITMAP: head + (span + 7) // 8,
+        IdFormat.RICE: head + 1 + rice_length([b - a - 1 for a, b in itertools.pairwise(part)]),
+        IdFormat.ELIAS_FANO: head + varint_length(span) + elias_fano_length(between, span - 1),
+    }
+    if span == len(part) - 1:
+        found[IdFormat.RANGE] = head
+    return found
+
+
+def varint_length(number: int) -> int:
+    return max(1, -(-number.bit_length() // 7))
+
+
+def rice_length(gaps: Section) -> int:
+    return min(-(-sum(width + 1 + (gap >> width) for gap in gaps) // 8) for width in range(64))
+
+
+def elias_fano_length(sums: Section, room: int) -> int:
+    """`sums`: each number less its place; `room`: how many numbers there could be."""
+    if not sums:
+        return 0
+    width = max(((room - len(sums)) // len(sums)).bit_length() - 1, 0)
+    return -(-(len(sums) * (width + 1) + (sums[-1] >> width)) // 8)
+
+
+@pytest.mark.parametrize(
+    ("part", "format_", "size"),
+    [
+        ([], IdFormat.RAW, 0),
+        ([5], IdFormat.RANGE, 1),
+        ([LEAST], IdFormat.RAW, 8),
+        ([LEAST, MOST], IdFormat.RAW, 16),
+        ([-3, -2, -1, 0, 1], IdFormat.RANGE, 1),
+        (range(LEAST, LEAST + 100), IdFormat.RANGE, 10),
+        (range(MOST - 99, MOST + 1), IdFormat.RANGE, 10),
+        (range(0, 100, 2), IdFormat.BITMAP, 1 + 13),
+        (range(0, 10_000, 100), IdFormat.RICE, 2 + 99),
+        ([7, 2**20], IdFormat.ELIAS_FANO, 1 + 3),
+        ([1, 300, 8000], IdFormat.ELIAS_FANO, 1 + 2 + 2),
+    ],
+    ids=["nothing", "one id", "the least", "both ends", "a run", "the first run", "the last run", "every other",
+         "every hundredth", "two", "three far apart"],
+)  # fmt: skip
+def test_each_format_is_chosen_somewhere(part: Section, format_: IdFormat, size: int) -> None:
+    code = coded(part)
+    assert (code.formats_S[0], code.sizes_S[0]) == (format_, size)
+    assert decoded(code, column([len(part)])) == list(part)
+
+
+def test_random_bits_as_ids_are_coded_close_to_the_bound_and_below_raw() -> None:
+    part = np.unique(np.random.default_rng(1).integers(LEAST, MOST, 10_000)).tolist()
+    code = coded(part)
+    assert code.formats_S[0] == IdFormat.RICE
+    assert 8 * code.area.size / len(part) <= bits_bound(2**64, len(part)) + 0.1
+    assert decoded(code, column([len(part)])) == part
+
+
+def test_no_sections_and_empty_sections_are_no_bytes() -> None:
+    assert coded().area.size == 0 and decoded(coded(), column([])) == []
+    assert coded([], [], []).area.size == 0 and decoded(coded([], [], []), column([0, 0, 0])) == []
+    code = coded([], [4], [], [1, 9])
+    assert decoded(code, column([0, 1, 0, 2])) == [4, 1, 9]
+
+
+def test_codes_on_the_wire_are_these_bytes() -> None:
+    code = coded([-2, -1], [3, 4, 6], [3, 20, 30, 60, 61, 80, 82], [9, 1000], [LEAST])
+    assert code.formats_S.tolist() == [1, 2, 3, 4, 0]
+    assert code.area.tobytes().hex(" ") == "03 06 05 06 03 48 a1 50 cc 12 df 07 00 00 00 00 00 00 00 80"
+
+
+def test_a_read_only_area_at_any_address_and_ids_in_steps_are_taken() -> None:
+    ids_V = np.arange(0, 4000, 2, dtype=np.int64)[::3]
+    code = encode_ids(column([0, ids_V.size]), ids_V)
+    shifted = np.empty(code.area.size + 1, np.uint8)[1:]
+    shifted[:] = code.area
+    shifted.flags.writeable = False
+    assert (decode_ids(code.formats_S, column([ids_V.size]), code.sizes_S, shifted, 10**6) == ids_V).all()
+
+
+@pytest.mark.parametrize("mean_gap", [4, 10, 100, 1000, 30_000])
+def test_evenly_spread_ids_cost_at_most_015_bits_more_than_the_bound(mean_gap: int) -> None:
+    count = 2000
+    ids = np.sort(np.random.default_rng(mean_gap).choice(mean_gap * count, count, replace=False))
+    code = encode_ids(column([0, count]), ids)
+    bound = bits_bound(mean_gap * count, count)
+    assert bound == pytest.approx(np.log2(mean_gap) + 1.4427 - 0.72 / mean_gap, abs=0.025)
+    assert -0.1 < 8 * code.area.size / count - bound < 0.15
+
+
+def test_zipf_ids_of_shuffled_tables_cost_little_more_than_evenly_spread_ones() -> None:
+    """26 tables of Criteo's sizes, batch 2048, exponent 1.05: the model of COMPRESSION.md says 8.7 bits an id."""
+    rng = np.random.default_rng(5)
+    sizes = [1460, 583, 10131227, 2202608, 305, 24, 12517, 633, 3, 93145, 5683, 8351593, 3194, 27, 14992, 5461306, 10,
+             5652, 2173, 4, 7046547, 18, 15, 286181, 105, 142572]  # fmt: skip
+    parts = []
+    for size in sizes:
+        ranks = np.exp(np.log1p(rng.random(2048) * (np.exp(-0.05 * np.log(size + 1)) - 1)) / -0.05).astype(np.int64)
+        parts.append(np.unique(np.minimum(ranks, size) * 7_368_787 % size).tolist())  # a prime: a shuffle of the table
+    num_ids = sum(map(len, parts))
+    bound = sum(bits_bound(size, len(part)) * len(part) for size, part in zip(sizes, parts, strict=True)) / num_ids
+    code = coded(*parts)
+    assert 8 < bound < 10 and 8 * code.area.size / num_ids < bound + 0.25
+    assert decoded(code, rows(parts)) == [id_ for part in parts for id_ in part]
+
+
+@pytest.mark.parametrize(
+    ("starts", "ids", "text"),
+    [
+        ([0, 2], [4, 4], "id 4 follows 4"),
+        ([0, 1, 3], [9, 5, 3], "id 3 follows 5"),
+        ([0, 3], [1, 2], "starts do not rise from 0 to the 2 ids"),
+        ([1, 2], [1, 2], "starts do not rise"),
+        ([0, 2, 1, 2], [1, 2], "starts do not rise"),
+        ([], [], "starts do not rise"),
+    ],
+    ids=["twice", "falling", "more than there are", "not from 0", "backwards", "no start"],
+)
+def test_what_are_no_sorted_sections_is_refused(starts: list[int], ids: list[int], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        encode_ids(column(starts), column(ids))
+
+
+def test_the_bound_is_that_of_counting() -> None:
+    assert bits_bound(10, 0) == 0.0 == bits_bound(4, 4)
+    assert bits_bound(5, 2) == pytest.approx(np.log2(10) / 2)
+
+
+# ---- subsets ----
+
+
+@st.composite
+def subsets(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
+    """Positions and universes of some sections."""
+    parts, universes = [], []
+    for _ in range(draw(st.integers(0, 4))):
+        universe = draw(st.one_of(st.integers(0, 40), st.integers(0, 700)))
+        chosen = draw(st.sets(st.integers(0, max(universe - 1, 0)), max_size=min(universe, 60)))
+        inverted = draw(st.booleans())
+        parts.append(sorted(set(range(universe)) - chosen) if inverted else sorted(chosen))
+        universes.append(universe)
+    return parts, universes
+
+
+def coded_subsets(parts: Sequence[Section], universes: Sequence[int]) -> CodedIds:
+    return encode_subsets(*flat(parts), column(universes))
+
+
+def decoded_subsets(code: CodedIds, rows_S: Ints, universe_S: Ints, limit: int = 10**6) -> list[int]:
+    found: list[int] = decode_subsets(code.formats_S, rows_S, code.sizes_S, code.area, universe_S, limit).tolist()
+    return found
+
+
+@settings(max_examples=60, deadline=None)
+@given(subsets())
+def test_positions_come_back_in_the_shortest_format(case: tuple[list[list[int]], list[int]]) -> None:
+    parts, universes = case
+    code = coded_subsets(parts, universes)
+    assert decoded_subsets(code, rows(parts), column(universes)) == flat(parts)[1].tolist()
+    for s, (part, universe) in enumerate(zip(parts, universes, strict=True)):
+        expected = min((length, tag) for tag, length in subset_lengths(part, universe).items())
+        assert (code.sizes_S[s], code.formats_S[s]) == expected
+
+
+def subset_lengths(part: Section, universe: int) -> dict[IdFormat, int]:
+    """As `id_lengths`."""
+    absent = sorted(set(range(universe)) - set(part))
+    if not absent:
+        return {IdFormat.ALL: 0}
+    if not part:
+        return {IdFormat.NONE: 0}
+    found = {IdFormat.MASK: (universe + 7) // 8}
+    codes = [(part, IdFormat.RICE_IN, IdFormat.ELIAS_FANO_IN)]
+    if 2 * len(part) > universe:
+        codes.append((absent, IdFormat.RICE_OUT, IdFormat.ELIAS_FANO_OUT))
+    for members, rice, elias_fano in codes:
+        gaps = [b - a - 1 for a, b in itertools.pairwise([-1, *members])]
+        found[rice] = 1 + rice_length(gaps)
+        found[elias_fano] = elias_fano_length([p - i for i, p in enumerate(members)], universe)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("part", "universe", "format_", "size"),
+    [
+        ([], 0, IdFormat.ALL, 0),
+        (range(500), 500, IdFormat.ALL, 0),
+        ([], 500, IdFormat.NONE, 0),
+        (range(0, 500, 2), 500, IdFormat.MASK, 63),
+        (range(0, 5000, 40), 5000, IdFormat.RICE_IN, 1 + 110),
+        ([499], 500, IdFormat.ELIAS_FANO_IN, 2),
+        (sorted(set(range(5000)) - set(range(0, 5000, 40))), 5000, IdFormat.RICE_OUT, 1 + 110),
+        (range(499), 500, IdFormat.ELIAS_FANO_OUT, 2),
+    ],
+    ids=["all of none", "all", "none", "every other", "few", "one", "all but few", "all but one"],
+)
+def test_each_format_of_a_subset_is_chosen_somewhere(
+    part: Section, universe: int, format_: IdFormat, size: int
+) -> None:
+    code = coded_subsets([part], [universe])
+    assert (code.formats_S[0], code.sizes_S[0]) == (format_, size)
+    assert decoded_subsets(code, column([len(part)]), column([universe])) == list(part)
+
+
+@pytest.mark.parametrize("keep", [0.02, 0.25, 0.5, 0.75, 0.98])
+def test_a_random_choice_costs_little_more_than_its_entropy(keep: float) -> None:
+    chosen = np.flatnonzero(np.random.default_rng(3).random(20_000) < keep)
+    code = encode_subsets(column([0, chosen.size]), chosen, column([20_000]))
+    entropy = -keep * np.log2(keep) - (1 - keep) * np.log2(1 - keep)
+    assert 8 * code.area.size / 20_000 < 1.05 * entropy
+
+
+@pytest.mark.parametrize(("part", "universe"), [([-1], 4), ([4], 4), ([], -1)], ids=["below", "above", "no universe"])
+def test_a_position_outside_is_refused(part: list[int], universe: int) -> None:
+    with pytest.raises(ValueError, match="section 1: a position is outside"):
+        coded_subsets([[0], part], [1, universe])
+
+
+def test_universes_must_be_as_many_as_sections() -> None:
+    with pytest.raises(ValueError, match="2 universes for 1 sections"):
+        coded_subsets([[0]], [1, 2])
+    code = coded_subsets([[0]], [1])
+    with pytest.raises(ValueError, match="0 universes for 1 sections"):
+        decoded_subsets(code, column([1]), column([]))
