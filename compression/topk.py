@@ -1,8 +1,9 @@
-"""Row selection: which of a step's rows are worth sending. Works on row norms; knows no values' format.
+"""Selection: which of a step's rows or elements are worth sending, and how many.
 
-Rows are taken whole and as they are, so signs and values are the caller's own (`grad_UD[positions]`).
+Positions and signed values come out as they went in. Knows no values' format and keeps nothing between calls: what is
+not selected is the caller's (`row_pool.py` keeps it).
 """
-# U = unique ids, D = embedding dim, K = kept rows
+# U = unique ids, D = embedding dim, N = elements, K = kept rows or elements
 
 from __future__ import annotations
 
@@ -12,40 +13,71 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.compression.codec import Rows
+from shardkeep.compression.threshold import largest
+from shardkeep.compression.threshold_kernels import row_norms
+
+Positions = npt.NDArray[np.int64]
+Elements = npt.NDArray[np.float32]
 
 
-def select_rows(grad_UD: Rows, keep: float) -> npt.NDArray[np.int64]:
+def select_rows(grad_UD: Rows, keep: float) -> Positions:
     """Positions of the `keep` share of the rows with the largest L2 norm, int64 (K,), ascending.
 
-    K = max(1, ceil(U * keep)), 0 where there are no rows. Of rows with equal norms the first are taken, so
-    the choice is a function of the values alone. A row that is not finite counts as the largest. O(U * D).
+    K = `num_kept(U, keep)`. Of rows with equal norms (as float32) the first are taken, so the choice is a function of
+    the values alone. A row that is not finite counts as the largest. O(U * D).
 
     Raises ValueError for a `keep` outside (0, 1].
     """
+    count = num_kept(len(grad_UD), keep)
+    if count == len(grad_UD):
+        return np.arange(count)
+    norms_U = np.empty(len(grad_UD), dtype=np.float32)
+    row_norms(np.ascontiguousarray(grad_UD, dtype=np.float32), norms_U)
+    return largest(norms_U, count)
+
+
+def select_elements(values_N: Elements, keep: float, *, dense_below: int = 0) -> tuple[Positions, Elements]:
+    """Positions, int64 (K,), ascending, and signed values, float32 (K,), of the `keep` share of elements with the
+    largest magnitude; all of them where there are fewer than `dense_below`.
+
+    Ties and values that are not finite as in `largest`. Raises ValueError for a `keep` outside (0, 1].
+    """
+    count = num_kept(values_N.size, keep)
+    if values_N.size < dense_below:
+        count = values_N.size
+    positions_K = np.arange(count) if count == values_N.size else largest(values_N, count)
+    return positions_K, values_N[positions_K]
+
+
+def select_random(count: int, keep: float, key: int) -> Positions:
+    """Positions of a random `keep` share of `count` things, int64 (K,), ascending, none twice.
+
+    A function of the arguments alone (a Philox stream named by `key`, 0 <= key < 2**128); the global generators are
+    neither read nor moved. Raises ValueError for a `keep` outside (0, 1].
+    """
+    kept = num_kept(count, keep)
+    if kept == count:
+        return np.arange(count)
+    chosen: Positions = np.random.Generator(np.random.Philox(key=key)).choice(count, kept, replace=False, shuffle=False)
+    return np.sort(chosen)
+
+
+def num_kept(count: int, keep: float) -> int:
+    """max(1, ceil(count * keep)), 0 of none. Rounded to 1e-9 first: 100 * 0.07 is a little above 7 in floating point.
+
+    Raises ValueError for a `keep` outside (0, 1]."""
     if not 0.0 < keep <= 1.0:
         raise ValueError(f"keep: {keep}; allowed: above 0, up to 1")
-    num_rows = len(grad_UD)
-    if keep == 1.0 or num_rows <= 1:
-        return np.arange(num_rows)
-    return _largest(_squared_norms(grad_UD), num_kept(num_rows, keep))
+    return min(count, max(1, math.ceil(round(count * keep, 9))))
 
 
-def num_kept(num_rows: int, keep: float) -> int:
-    """K of `select_rows`. Rounded to 1e-9 first: 100 * 0.07 is a little above 7 in floating point."""
-    return min(num_rows, max(1, math.ceil(round(num_rows * keep, 9))))
+def keep_at(step: int, keep: float, warmup_steps: int) -> float:
+    """The share to keep in step `step` >= 0 while it falls geometrically from 1 to `keep`: step t < E keeps
+    keep ** ((t + 1) / (E + 1)), later ones `keep` (the DGC schedule, in steps).
 
-
-def _squared_norms(grad_UD: Rows) -> npt.NDArray[np.float64]:
-    """In float64: the square of a float32 above 1.8e19 would be infinite, below 1e-23 zero."""
-    squares: npt.NDArray[np.float64] = np.einsum("ud,ud->u", grad_UD, grad_UD, dtype=np.float64)
-    np.nan_to_num(squares, copy=False, nan=np.inf, posinf=np.inf)
-    return squares
-
-
-def _largest(scores_U: npt.NDArray[np.float64], count: int) -> npt.NDArray[np.int64]:
-    """Positions of the `count` largest scores, ascending; of equal ones the first."""
-    threshold = np.partition(scores_U, scores_U.size - count)[scores_U.size - count]
-    chosen_U = scores_U > threshold
-    ties = np.flatnonzero(scores_U == threshold)
-    chosen_U[ties[: count - np.count_nonzero(chosen_U)]] = True
-    return np.flatnonzero(chosen_U)
+    Raises ValueError for a `keep` outside (0, 1]."""
+    if not 0.0 < keep <= 1.0:
+        raise ValueError(f"keep: {keep}; allowed: above 0, up to 1")
+    if step >= warmup_steps:
+        return keep
+    return float(keep ** ((step + 1) / (warmup_steps + 1)))

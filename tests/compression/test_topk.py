@@ -1,4 +1,4 @@
-"""Row selection: the largest rows, a known number of them, the same ones every time."""
+"""Selection of rows and elements: the largest, a known number of them, the same ones every time."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shardkeep.compression.topk import num_kept, select_rows
+from shardkeep.compression.topk import keep_at, num_kept, select_elements, select_random, select_rows
 
 
 def column(*values: float) -> np.ndarray:
@@ -79,3 +80,64 @@ def test_selection_equals_a_stable_sort_by_norm(grad_UD: np.ndarray, keep: float
     norms = (grad_UD.astype(np.float64) ** 2).sum(axis=1)
     expected = np.sort(np.argsort(-norms, kind="stable")[: num_kept(len(grad_UD), keep)])
     assert np.array_equal(select_rows(grad_UD, keep), expected)
+
+
+def test_elements_keep_their_signs() -> None:
+    positions, values = select_elements(np.array([0.5, -3, 2, -0.1], dtype=np.float32), 0.5)
+    assert (positions.tolist(), values.tolist()) == ([1, 2], [-3, 2])
+
+
+def test_elements_that_are_all_negative_are_not_all_kept() -> None:
+    positions, values = select_elements(np.array([-1, -4, -2, -3], dtype=np.float32), 0.25)
+    assert (positions.tolist(), values.tolist()) == ([1], [-4])
+
+
+def test_at_least_one_element_is_kept_and_small_arrays_go_whole() -> None:
+    values = np.array([1, -2, 0, 3], dtype=np.float32)
+    assert select_elements(values, 1e-6)[0].tolist() == [3]
+    assert select_elements(values, 1e-6, dense_below=5)[1].tolist() == values.tolist()
+    assert select_elements(values, 1e-6, dense_below=4)[0].tolist() == [3]
+    assert select_elements(values[:0], 0.5)[0].tolist() == []
+
+
+def test_elements_that_are_not_finite_are_seen() -> None:
+    positions, values = select_elements(np.array([1, np.nan, 2, -np.inf], dtype=np.float32), 0.5)
+    assert positions.tolist() == [1, 3]
+    assert np.isnan(values[0])
+    assert values[1] == -np.inf
+
+
+def test_a_random_choice_has_no_duplicates_and_is_named_by_its_key() -> None:
+    chosen = select_random(1000, 0.1, 7)
+    assert chosen.size == 100
+    assert np.array_equal(chosen, np.unique(chosen))
+    assert np.array_equal(chosen, select_random(1000, 0.1, 7))
+    assert not np.array_equal(chosen, select_random(1000, 0.1, 8))
+    assert select_random(3, 1.0, 7).tolist() == [0, 1, 2]
+    assert select_random(0, 0.1, 7).tolist() == []
+
+
+def test_a_random_choice_leaves_the_global_generators_alone() -> None:
+    torch.manual_seed(3)
+    np.random.seed(3)
+    expected = torch.rand(1).item(), np.random.random()
+    torch.manual_seed(3)
+    np.random.seed(3)
+    select_random(1000, 0.1, 7)
+    assert (torch.rand(1).item(), np.random.random()) == expected
+
+
+def test_a_random_choice_takes_every_position_equally_often() -> None:
+    counts = np.zeros(20)
+    for key in range(2000):
+        counts[select_random(20, 0.25, key)] += 1
+    assert np.abs(counts - 500).max() < 5 * np.sqrt(2000 * 0.25 * 0.75)
+
+
+def test_the_share_falls_geometrically_to_its_value_in_steps() -> None:
+    shares = [keep_at(step, 0.001, 4) for step in range(6)]
+    assert shares == pytest.approx([0.251, 0.0631, 0.01585, 0.00398, 0.001, 0.001], rel=1e-2)
+    assert keep_at(0, 0.1, 0) == 0.1
+    assert [keep_at(step, 1.0, 5) for step in (0, 3, 9)] == [1.0, 1.0, 1.0]
+    with pytest.raises(ValueError, match="allowed: above 0"):
+        keep_at(0, 0.0, 5)

@@ -1,0 +1,205 @@
+"""Element top-k with residual and DGC: conservation, the plain recurrences, bounded memory, and going back."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from shardkeep.compression.element_pool import Dgc, ElementPool, SelectedElements
+from shardkeep.compression.topk import num_kept
+
+D, T, IDS = 3, 2, 12
+EVERY_ROW = np.array([0, IDS, 2 * IDS]), np.tile(np.arange(IDS), T)
+
+
+def new_pool(capacity: int = 100, dgc: Dgc | None = None, history: int = 0) -> ElementPool:
+    return ElementPool(num_tables=T, dim=D, capacity=capacity, history=history, dgc=dgc)
+
+
+def some_rows(rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    per_table = [np.sort(rng.permutation(IDS)[: rng.integers(0, 9)]) for _ in range(T)]
+    starts_T1 = np.cumsum([0, *(ids.size for ids in per_table)])
+    grad_VD = np.round(rng.normal(size=(int(starts_T1[-1]), D)) * 64) / 64
+    return starts_T1, np.concatenate(per_table), grad_VD.astype(np.float32)
+
+
+def dense(starts_T1: np.ndarray, ids_V: np.ndarray, rows_VD: np.ndarray) -> np.ndarray:
+    out = np.zeros((T, IDS, D))
+    out[np.repeat(np.arange(T), np.diff(starts_T1)), ids_V] = rows_VD
+    return out
+
+
+def residuals(pool: ElementPool) -> np.ndarray:
+    state = pool.state()
+    out = np.zeros((T, IDS, D))
+    out[state["tables"], state["ids"]] = state["rests"][:, :D]
+    return out
+
+
+def coarse(rows_KD: np.ndarray) -> np.ndarray:
+    return np.round(rows_KD).astype(np.float32)
+
+
+@pytest.mark.parametrize("rounding", ["exact", "coarse"])
+@pytest.mark.parametrize("capacity", [1, 7, 24])
+@pytest.mark.parametrize("keep", [1e-9, 0.1, 1.0])
+def test_delivered_and_residual_are_all_that_came_in(keep: float, capacity: int, rounding: str) -> None:
+    pool, rng = new_pool(capacity), np.random.default_rng(0)
+    balance = np.zeros((T, IDS, D))
+    for step in range(40):
+        starts_T1, ids_V, grad_VD = some_rows(rng)
+        selected = pool.select(step, starts_T1, ids_V, grad_VD, keep=keep)
+        sent_KD = selected.rows_KD if rounding == "exact" else coarse(selected.rows_KD)
+        assert selected.mask_KD.any(axis=1).all()
+        assert (selected.rows_KD[~selected.mask_KD] == 0).all()
+        pool.commit(selected, sent_KD)
+        balance += dense(starts_T1, ids_V, grad_VD) - dense(selected.starts_T1, selected.ids_K, sent_KD)
+        if rounding == "exact" or capacity == 24:
+            assert np.array_equal(residuals(pool), balance)
+            assert pool.lost_rows == pool.lost_squares == 0
+        assert pool.num_unsent <= capacity
+        assert pool.unsent_norm == pytest.approx(np.linalg.norm(residuals(pool)))
+    assert rounding == "exact" or capacity == 24 or pool.lost_squares > 0
+    last = pool.flush()
+    assert np.array_equal(dense(last.starts_T1, last.ids_K, last.rows_KD), residuals_before(pool, last))
+    pool.commit(last, last.rows_KD)
+    assert pool.num_unsent == 0
+
+
+def residuals_before(pool: ElementPool, last: SelectedElements) -> np.ndarray:
+    held = pool._slots.unsent()
+    heads = pool._slots.heads_SH[held]
+    out = np.zeros((T, IDS, D))
+    out[heads[:, 1], heads[:, 0]] = pool._slots.rests_SW[held, :D]
+    return out
+
+
+@pytest.mark.parametrize("masking", [True, False])
+@pytest.mark.parametrize("nesterov", [True, False])
+def test_dgc_does_what_the_plain_recurrence_does(nesterov: bool, masking: bool) -> None:
+    dgc = Dgc(momentum=0.75, nesterov=nesterov, masking=masking)
+    pool, rng = new_pool(dgc=dgc), np.random.default_rng(1)
+    u, v = np.zeros((T, IDS, D), np.float32), np.zeros((T, IDS, D), np.float32)
+    mu = np.float32(0.75)
+    for step in range(25):
+        grad = rng.normal(size=(T, IDS, D)).astype(np.float32)
+        u = mu * (u + grad) if nesterov else mu * u + grad
+        v = v + u + grad if nesterov else v + u
+        mask = np.zeros((T, IDS, D), bool)
+        for t in range(T):
+            order = np.argsort(-np.abs(v[t]).reshape(-1), kind="stable")
+            mask[t].reshape(-1)[order[: num_kept(IDS * D, 0.1)]] = True
+        selected = pool.select(step, *EVERY_ROW, grad.reshape(-1, D), keep=0.1)
+        assert np.array_equal(dense(selected.starts_T1, selected.ids_K, selected.rows_KD), np.where(mask, v, 0))
+        assert int(selected.mask_KD.sum()) == 2 * num_kept(IDS * D, 0.1)
+        pool.commit(selected, selected.rows_KD)
+        v[mask] = 0
+        if masking:
+            u[mask] = 0
+        state = pool.state()
+        assert np.array_equal(state["rests"].reshape(T, IDS, 2, D), np.stack([v, u], axis=2))
+
+
+def test_masking_stops_a_sent_element_from_going_on_in_its_old_direction() -> None:
+    later = {}
+    for masking in (True, False):
+        pool = new_pool(dgc=Dgc(momentum=0.5, masking=masking))
+        starts_T1, ids_V = np.array([0, 1, 1]), np.array([3])
+        first = pool.select(0, starts_T1, ids_V, np.array([[8, 1, 0]], np.float32), keep=0.3)
+        assert first.rows_KD.tolist() == [[8, 0, 0]]
+        pool.commit(first, first.rows_KD)
+        second = pool.select(1, starts_T1, ids_V, np.zeros((1, 3), np.float32), keep=1.0)
+        later[masking] = second.rows_KD.tolist()
+        pool.commit(second, second.rows_KD)
+    assert later == {True: [[0, 1.5, 0]], False: [[4, 1.5, 0]]}
+
+
+def test_a_gradient_is_clipped_to_its_share_of_the_norm_before_it_is_added() -> None:
+    pool = new_pool(dgc=Dgc(momentum=0.0, clip_norm=10.0, num_workers=4))
+    grad_VD = np.array([[6, 0, 0], [0, -8, 0], [np.inf, 0, 0]], np.float32)
+    selected = pool.select(0, np.array([0, 3, 3]), np.array([1, 2, 3]), grad_VD, keep=1.0)
+    assert selected.rows_KD.tolist() == [[3, 0, 0], [0, -4, 0]]  # 10 / sqrt(4) of a norm of 10
+    assert selected.num_bad == 1
+    pool.commit(selected, selected.rows_KD)
+    small = pool.select(1, np.array([0, 1, 1]), np.array([1]), np.array([[1, 0, 0]], np.float32), keep=1.0)
+    assert small.rows_KD.tolist() == [[1, 0, 0]]
+
+
+def test_elements_are_chosen_for_each_table_and_zeros_never() -> None:
+    pool = new_pool()
+    grad_VD = np.array([[100, 90, -80], [1, 0, 0], [0, -0.0, 0]], np.float32)
+    selected = pool.select(0, np.array([0, 1, 3]), np.array([5, 5, 6]), grad_VD, keep=0.5)
+    assert (selected.starts_T1.tolist(), selected.ids_K.tolist()) == ([0, 1, 2], [5, 5])
+    assert selected.rows_KD.tolist() == [[100, 90, 0], [1, 0, 0]]
+    pool.commit(selected, selected.rows_KD)
+    assert residuals(pool)[0, 5].tolist() == [0, 0, -80]
+    assert pool.num_unsent == 1
+
+
+def test_a_row_that_is_not_finite_is_left_out_and_its_state_stays() -> None:
+    pool = new_pool(dgc=Dgc(momentum=0.5))
+    starts_T1, ids_V = np.array([0, 2, 2]), np.array([1, 2])
+    pool.commit(one := pool.select(0, starts_T1, ids_V, np.array([[9, 1, 1]] * 2, np.float32), keep=0.2), one.rows_KD)
+    before = pool.state()
+    bad = pool.select(1, starts_T1, ids_V, np.array([[np.nan, 1, 1], [1, -np.inf, 1]], np.float32), keep=1.0)
+    assert (bad.num_bad, bad.ids_K.size) == (2, 0)
+    pool.commit(bad, bad.rows_KD)
+    assert np.array_equal(pool.state()["rests"], before["rests"])
+
+
+def test_a_row_without_a_slot_or_that_loses_it_is_sent_whole() -> None:
+    pool = new_pool(1)
+
+    def push(step: int, id_: int, *values: float) -> SelectedElements:
+        selected = pool.select(step, np.array([0, 1, 1]), np.array([id_]), np.array([values], np.float32), keep=0.1)
+        pool.commit(selected, selected.rows_KD)
+        return selected
+
+    push(0, 4, 5, 2, 0)
+    weak = push(1, 6, 1, -1, 0)
+    assert (weak.ids_K.tolist(), weak.rows_KD.tolist(), weak.num_overflow) == ([6], [[1, -1, 0]], 1)
+    strong = push(2, 2, 9, 8, 0)
+    assert (strong.ids_K.tolist(), strong.rows_KD.tolist()) == ([2, 4], [[9, 0, 0], [0, 2, 0]])
+    assert strong.num_overflow == 1
+
+
+@pytest.mark.parametrize("capacity", [3, 50])
+def test_a_run_again_after_a_rewind_or_a_load_gives_the_same_bits(capacity: int) -> None:
+    dgc = Dgc(momentum=0.9)
+    pool, other = new_pool(capacity, dgc, history=4), new_pool(capacity, dgc)
+    seen: dict[int, list[object]] = {}
+
+    def run(target: ElementPool, begin: int, end: int) -> None:
+        for step in range(begin, end):
+            selected = target.select(step, *some_rows(np.random.default_rng(step)), keep=0.2)
+            target.commit(selected, coarse(selected.rows_KD))
+            fields = [getattr(selected, field.name) for field in dataclasses.fields(selected)]
+            assert all(np.array_equal(a, b) for a, b in zip(fields, seen.setdefault(step, fields), strict=True))
+
+    run(pool, 0, 10)
+    for step in (8, 7, 6):
+        pool.rewind(step)
+        run(pool, step, 10)
+    with pytest.raises(KeyError):
+        pool.rewind(5)
+    other.load(pool.state())
+    run(pool, 10, 15)
+    run(other, 10, 15)
+
+
+def test_wrong_calls_are_refused() -> None:
+    pool = new_pool()
+    with pytest.raises(ValueError, match="sorted and unique"):
+        pool.select(0, np.array([0, 2, 2]), np.array([1, 1]), np.zeros((2, D), np.float32), keep=0.5)
+    with pytest.raises(ValueError, match="keep: 0"):
+        pool.select(0, *EVERY_ROW, np.zeros((2 * IDS, D), np.float32), keep=0.0)
+    selected = pool.select(0, *EVERY_ROW, np.ones((2 * IDS, D), np.float32), keep=0.5)
+    with pytest.raises(ValueError, match="not committed"):
+        pool.flush()
+    with pytest.raises(ValueError, match="expected finite float32"):
+        pool.commit(selected, selected.rows_KD * np.float32(np.nan))
+    pool.commit(selected, selected.rows_KD)
+    with pytest.raises(ValueError, match="once"):
+        pool.commit(selected, selected.rows_KD)

@@ -1,0 +1,145 @@
+"""Cached rows in the slots of a row pool: good for a lease, never older, and never at the cost of a residual."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shardkeep.compression.row_pool import RowPool
+
+D = 3
+
+
+def new_pool(capacity: int = 8, *, history: int = 0, residual: bool = True) -> RowPool:
+    return RowPool(num_tables=2, dim=D, capacity=capacity, residual=residual, cache=True, history=history)
+
+
+def starts(*counts: int) -> np.ndarray:
+    return np.cumsum([0, *counts])
+
+
+def rows(*values: float) -> np.ndarray:
+    return np.repeat(np.array(values, dtype=np.float32)[:, None], D, axis=1)
+
+
+def found(pool: RowPool, step: int, ids: list[int], lease: int = 100, table: int = 0) -> list[float]:
+    """The values of the cached rows among `ids`; NaN for the others."""
+    out_VD = np.full((len(ids), D), np.nan, dtype=np.float32)
+    counts = (len(ids), 0) if table == 0 else (0, len(ids))
+    hit_V = pool.lookup(step, starts(*counts), np.array(ids), out_VD, lease)
+    assert np.array_equal(hit_V, ~np.isnan(out_VD).any(axis=1))
+    return out_VD[:, 0].tolist()
+
+
+def test_rows_are_found_by_table_and_id_and_counted() -> None:
+    pool = new_pool()
+    assert pool.store(0, starts(2, 1), np.array([4, 9, 4]), rows(1, 2, 3)) == 3
+    assert found(pool, 0, [4, 5, 9]) == pytest.approx([1, np.nan, 2], nan_ok=True)
+    assert found(pool, 0, [4], table=1) == [3]
+    assert (pool.hits, pool.misses) == (3, 1)
+
+
+def test_a_row_is_good_for_its_lease_and_no_longer() -> None:
+    pool = new_pool()
+    pool.store(10, starts(1, 0), np.array([4]), rows(1))
+    assert found(pool, 13, [4], lease=3) == [1]
+    assert np.isnan(found(pool, 14, [4], lease=3)[0])
+    assert np.isnan(found(pool, 11, [4], lease=0)[0])
+    assert np.isnan(found(pool, 9, [4], lease=3)[0])  # read after that step: a step trained again
+
+
+def test_a_row_that_is_read_again_gets_new_values_and_a_new_lease() -> None:
+    pool = new_pool()
+    pool.store(0, starts(1, 0), np.array([4]), rows(1))
+    pool.store(5, starts(1, 0), np.array([4]), rows(2))
+    assert found(pool, 7, [4], lease=2) == [2]
+
+
+def test_rows_that_were_used_outlive_rows_that_were_not() -> None:
+    pool = new_pool(4)
+    pool.store(0, starts(4, 0), np.array([1, 2, 3, 4]), rows(1, 2, 3, 4))
+    found(pool, 1, [2, 4])
+    assert pool.store(1, starts(2, 0), np.array([5, 6]), rows(5, 6)) == 2
+    assert found(pool, 1, [1, 2, 3, 4, 5, 6]) == pytest.approx([np.nan, 2, np.nan, 4, 5, 6], nan_ok=True)
+
+
+def test_rows_of_one_step_do_not_push_each_other_out() -> None:
+    pool = new_pool(4)
+    assert pool.store(0, starts(6, 0), np.arange(6), rows(0, 1, 2, 3, 4, 5)) == 4
+    assert found(pool, 0, [0, 1, 2, 3]) == [0, 1, 2, 3]
+
+
+def test_a_residual_is_never_pushed_out_by_a_row_but_takes_the_place_of_one() -> None:
+    pool = new_pool(4)
+    pool.store(0, starts(4, 0), np.array([1, 2, 3, 4]), rows(1, 2, 3, 4))
+    ids_V = np.array([11, 12, 13, 14, 15])
+    pool.commit(one := pool.select(0, starts(5, 0), ids_V, rows(9, 1, 2, 3, 4), keep=0.2), one.rows_KD)
+    assert (one.ids_K.tolist(), one.num_overflow, pool.num_unsent) == ([11], 0, 4)
+    assert np.isnan(found(pool, 0, [1, 2, 3, 4])).all()
+    assert pool.store(1, starts(2, 0), np.array([1, 12]), rows(1, 7)) == 1
+    assert found(pool, 1, [12]) == [7]  # in the slot that the row has anyway
+    assert pool.num_unsent == 4
+
+
+def test_a_sent_row_keeps_its_slot_for_its_cached_values_and_its_rounding_error() -> None:
+    pool = new_pool(2)
+    pool.store(0, starts(1, 0), np.array([7]), rows(5))
+    pool.commit(pool.select(0, starts(1, 0), np.array([7]), rows(3), keep=1.0), rows(2))
+    assert (pool.num_unsent, found(pool, 0, [7])) == (1, [5])
+    again = pool.select(1, starts(1, 0), np.array([7]), rows(1), keep=1.0)
+    assert again.rows_KD[0, 0] == 2
+    pool.commit(again, again.rows_KD)
+    assert (pool.num_unsent, found(pool, 1, [7])) == (0, [5])
+
+
+def test_forgetting_rows_leaves_the_residuals() -> None:
+    pool = new_pool(3)
+    pool.store(0, starts(2, 0), np.array([1, 2]), rows(1, 2))
+    pool.commit(one := pool.select(0, starts(2, 0), np.array([2, 3]), rows(1, 9), keep=0.5), one.rows_KD)
+    pool.forget_rows()
+    assert np.isnan(found(pool, 0, [1, 2])).all()
+    assert (pool.num_unsent, pool.state()["ids"].tolist()) == (1, [2])
+    assert pool.store(1, starts(2, 0), np.array([5, 6]), rows(5, 6)) == 2
+
+
+def test_a_rewind_forgets_all_rows_and_brings_back_the_residuals() -> None:
+    pool = new_pool(4, history=3)
+    made = np.random.default_rng(0)
+    states = {}
+    for step in range(8):
+        ids_V = np.sort(made.permutation(12)[:5])
+        pool.store(step, starts(5, 0), ids_V, rows(*ids_V))
+        states[step] = pool.state()
+        selected = pool.select(step, starts(5, 0), ids_V, made.normal(size=(5, D)).astype(np.float32), keep=0.2)
+        pool.store(step, starts(0, 5), ids_V, rows(*ids_V))
+        pool.commit(selected, np.round(selected.rows_KD))
+    for step in (7, 5):
+        pool.rewind(step)
+        assert np.isnan(found(pool, step, list(range(12)))).all()
+        state = pool.state()
+        for name in ("tables", "ids", "counts", "firsts", "squares", "scores", "rests", "sums", "slots"):
+            assert np.array_equal(state[name], states[step][name])
+        assert sorted([*state["free"], *state["slots"]]) == [0, 1, 2, 3]
+        pool.store(step, starts(2, 0), np.array([1, 2]), rows(1, 2))  # changes after a rewind are undone by the next
+
+
+def test_a_pool_of_rows_alone_sends_the_largest_gradients_only() -> None:
+    pool = new_pool(residual=False)
+    pool.store(0, starts(2, 0), np.array([1, 2]), rows(1, 2))
+    selected = pool.select(0, starts(2, 0), np.array([1, 2]), rows(4, 3), keep=0.5)
+    pool.commit(selected, selected.rows_KD)
+    assert (selected.ids_K.tolist(), pool.num_unsent, pool.lost_rows) == ([1], 0, 1)
+    assert found(pool, 0, [1, 2]) == [1, 2]
+
+
+def test_a_pool_without_a_cache_refuses_rows() -> None:
+    pool = RowPool(num_tables=2, dim=D, capacity=2, residual=True, cache=False, history=0)
+    with pytest.raises(ValueError, match="keeps no rows"):
+        pool.store(0, starts(1, 0), np.array([1]), rows(1))
+    with pytest.raises(ValueError, match="keeps no rows"):
+        pool.lookup(0, starts(1, 0), np.array([1]), rows(1), 1)
+
+
+def test_ids_out_of_order_are_refused() -> None:
+    with pytest.raises(ValueError, match="sorted and unique"):
+        new_pool().store(0, starts(2, 0), np.array([2, 1]), rows(1, 2))

@@ -1,0 +1,476 @@
+"""The row pool: every gradient is sent, kept back or counted as lost, at every step, and always in the same way."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+
+from shardkeep.compression.codec import value_codec
+from shardkeep.compression.row_pool import RowPool
+from shardkeep.compression.selected import Selected
+from shardkeep.compression.topk import num_kept
+
+D, IDS, T = 4, 40, 3
+NO_ROWS = np.zeros(T + 1, dtype=np.int64), np.empty(0, np.int64), np.empty((0, D), np.float32)
+
+
+def coarse(rows_KD: np.ndarray) -> np.ndarray:
+    """A codec that is off by up to half of everything: whole multiples of 8."""
+    return (np.round(rows_KD / 8) * 8).astype(np.float32)
+
+
+def through(name: str) -> Callable[[np.ndarray], np.ndarray]:
+    codec = value_codec(name)
+    return lambda rows_KD: codec.decode(codec.encode(rows_KD), D)
+
+
+CODECS_TRIED = {name: through(name) for name in ("fp32", "fp16", "bf16")} | {"coarse": coarse}
+
+
+@dataclasses.dataclass
+class Step:
+    starts_T1: np.ndarray
+    ids_V: np.ndarray
+    grad_VD: np.ndarray
+
+    def as_dense(self) -> np.ndarray:
+        return dense(self.starts_T1, self.ids_V, self.grad_VD)
+
+
+def dense(starts_T1: np.ndarray, ids_V: np.ndarray, rows_VD: np.ndarray) -> np.ndarray:
+    """Rows of all tables as one float64 array (T, IDS, D)."""
+    out = np.zeros((T, IDS, D))
+    tables_V = np.repeat(np.arange(T), np.diff(starts_T1))
+    np.add.at(out, (tables_V, ids_V), rows_VD)
+    return out
+
+
+def steps(count: int, seed: int = 0, *, dyadic: bool = True, rows: int = 12) -> list[Step]:
+    """Random steps; dyadic gradients have few enough bits for float32 to add them exactly."""
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        per_table = [np.sort(rng.permutation(IDS)[: rng.integers(0, rows + 1)]) for _ in range(T)]
+        starts_T1 = np.cumsum([0, *(ids.size for ids in per_table)])
+        ids_V = np.concatenate(per_table).astype(np.int64)
+        grad_VD = rng.normal(size=(ids_V.size, D)) * rng.lognormal(0, 1.5, size=(ids_V.size, 1))
+        grad_VD = np.round(grad_VD * 64) / 64 if dyadic else grad_VD
+        made.append(Step(starts_T1, ids_V, grad_VD.astype(np.float32)))
+    return made
+
+
+def new_pool(capacity: int = 200, *, dim: int = D, history: int = 0, **changes: bool) -> RowPool:
+    flags = {"residual": True, "cache": False} | changes
+    return RowPool(num_tables=T, dim=dim, capacity=capacity, history=history, **flags)
+
+
+def residuals(pool: RowPool) -> np.ndarray:
+    state = pool.state()
+    out = np.zeros((T, IDS, D))
+    out[state["tables"], state["ids"]] = state["rests"]
+    return out
+
+
+def sent_rows(selected: Selected) -> Iterator[tuple[int, int]]:
+    for t in range(T):
+        for at in range(selected.starts_T1[t], selected.starts_T1[t + 1]):
+            yield t, int(selected.ids_K[at])
+
+
+def bits(selected: Selected) -> list[object]:
+    return [getattr(selected, field.name) for field in dataclasses.fields(selected)]
+
+
+def same(left: Selected, right: Selected) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(bits(left), bits(right), strict=True))
+
+
+def same_state(left: dict[str, np.ndarray], right: dict[str, np.ndarray]) -> bool:
+    return left.keys() == right.keys() and all(np.array_equal(left[name], right[name]) for name in left)
+
+
+@pytest.mark.parametrize("codec", list(CODECS_TRIED))
+@pytest.mark.parametrize("max_age", [0, 1, 4])
+@pytest.mark.parametrize("capacity", [1, 9, 30, 120])
+@pytest.mark.parametrize("keep", [1e-9, 0.2, 1.0])
+def test_delivered_and_residual_and_lost_are_all_that_came_in(
+    keep: float, capacity: int, max_age: int, codec: str
+) -> None:
+    pool = new_pool(capacity)
+    came = delivered = lost = np.zeros((T, IDS, D))
+    lost_rows = 0
+    for number, step in enumerate(steps(40)):
+        selected = pool.select(number, step.starts_T1, step.ids_V, step.grad_VD, keep=keep, max_age=max_age)
+        decoded_KD = CODECS_TRIED[codec](selected.rows_KD)
+        before = residuals_open(pool, selected)
+        pool.commit(selected, decoded_KD)
+        error = dense(selected.starts_T1, selected.ids_K, selected.rows_KD.astype(np.float64) - decoded_KD)
+        gone = (residuals(pool) != before + error).any(axis=2) & (error != 0).any(axis=2)
+        lost_rows += int(gone.sum())
+        lost = lost + error * gone[..., None]
+        came = came + step.as_dense()
+        delivered = delivered + dense(selected.starts_T1, selected.ids_K, decoded_KD)
+        assert np.array_equal(delivered + residuals(pool) + lost, came)
+        assert pool.num_unsent == (residuals(pool) != 0).any(axis=2).sum() <= capacity
+    assert pool.lost_rows == lost_rows
+    if capacity == T * IDS or codec == "fp32":
+        assert pool.lost_rows == pool.lost_squares == 0
+    last = pool.flush()
+    assert np.array_equal(delivered + dense(last.starts_T1, last.ids_K, last.rows_KD) + lost, came)
+    pool.commit(last, last.rows_KD)
+    assert pool.num_unsent == 0
+    assert pool.unsent_norm == 0.0
+
+
+def residuals_open(pool: RowPool, selected: Selected) -> np.ndarray:
+    """What lies in the slots of rows that are not being sent."""
+    slots = pool._slots
+    held = slots.unsent()
+    out = np.zeros((T, IDS, D))
+    out[slots.heads_SH[held, 1], slots.heads_SH[held, 0]] = slots.rests_SW[held]
+    for t, id_ in sent_rows(selected):
+        out[t, id_] = 0
+    return out
+
+
+def test_lost_rounding_errors_are_counted_by_their_squares() -> None:
+    pool = new_pool(1)
+    starts_T1, ids_V = np.array([0, 3, 3, 3]), np.array([2, 5, 7])
+    selected = pool.select(0, starts_T1, ids_V, np.full((3, D), 3.0, np.float32), keep=1.0)
+    pool.commit(selected, np.full((3, D), 1.0, np.float32))
+    assert (pool.num_unsent, pool.lost_rows, pool.lost_squares) == (1, 2, 2 * 4.0 * D)
+    assert residuals(pool)[0, 2].tolist() == [2.0] * D  # the first row got the only slot
+
+
+@pytest.mark.parametrize("codec", list(CODECS_TRIED))
+def test_gradients_of_any_size_are_conserved_up_to_float32_rounding(codec: str) -> None:
+    pool = new_pool(T * IDS)
+    came = delivered = np.zeros((T, IDS, D))
+    scale = np.zeros((T, IDS, D))
+    for number, step in enumerate(steps(60, dyadic=False)):
+        selected = pool.select(number, step.starts_T1, step.ids_V, step.grad_VD, keep=0.1)
+        decoded_KD = CODECS_TRIED[codec](selected.rows_KD)
+        pool.commit(selected, decoded_KD)
+        came, scale = came + step.as_dense(), scale + np.abs(step.as_dense())
+        delivered = delivered + dense(selected.starts_T1, selected.ids_K, decoded_KD)
+        assert (np.abs(delivered + residuals(pool) - came) <= 1e-6 * scale).all()
+    assert pool.lost_rows == 0
+
+
+@pytest.mark.parametrize("max_age", [0, 3])
+def test_with_enough_slots_it_does_what_the_plain_algorithm_does(max_age: int) -> None:
+    pool = new_pool(T * IDS)
+    rest, squares = np.zeros((T, IDS, D), np.float32), np.zeros((T, IDS), np.float32)
+    first = np.full((T, IDS), -1)
+    for number, step in enumerate(steps(50, seed=2)):
+        tables_V = np.repeat(np.arange(T), np.diff(step.starts_T1))
+        rest[tables_V, step.ids_V] += step.grad_VD
+        squares[tables_V, step.ids_V] += (step.grad_VD.astype(np.float64) ** 2).mean(axis=1).astype(np.float32)
+        fresh = np.zeros((T, IDS), bool)
+        fresh[tables_V, step.ids_V] = (first[tables_V, step.ids_V] < 0) & (step.grad_VD != 0).any(axis=1)
+        first[fresh] = number
+        norms = np.sqrt((rest[tables_V, step.ids_V].astype(np.float64) ** 2).sum(axis=1)).astype(np.float32)
+        chosen = np.argsort(-norms, kind="stable")[: num_kept(norms.size, 0.3)]
+        expected = {(int(tables_V[v]), int(step.ids_V[v])) for v in chosen}
+        if max_age:
+            aged = np.argwhere((first >= 0) & (first <= number - max_age))
+            expected |= {(int(t), int(id_)) for t, id_ in aged}
+        selected = pool.select(number, step.starts_T1, step.ids_V, step.grad_VD, keep=0.3, max_age=max_age)
+        assert list(sent_rows(selected)) == sorted(expected)
+        for at, (t, id_) in enumerate(sent_rows(selected)):
+            assert np.array_equal(selected.rows_KD[at], rest[t, id_])
+            assert selected.squares_K[at] == pytest.approx(squares[t, id_], rel=1e-5)
+            position = selected.positions_K[at]
+            assert position == -1 or (tables_V[position], step.ids_V[position]) == (t, id_)
+            rest[t, id_], squares[t, id_], first[t, id_] = 0, 0, -1
+        pool.commit(selected, selected.rows_KD)
+        assert np.array_equal(residuals(pool), rest)
+
+
+def test_a_message_has_the_chosen_the_forced_and_the_overflow() -> None:
+    for keep in (0.05, 0.5):
+        pool = new_pool(15)
+        for number, step in enumerate(steps(60, seed=1)):
+            selected = pool.select(number, step.starts_T1, step.ids_V, step.grad_VD, keep=keep, max_age=9)
+            assert selected.num_chosen == num_kept(step.ids_V.size, keep)
+            parts = selected.num_chosen + selected.num_forced + selected.num_overflow
+            assert parts == selected.ids_K.size == len(set(sent_rows(selected)))
+            assert list(sent_rows(selected)) == sorted(sent_rows(selected))
+            pool.commit(selected, selected.rows_KD)
+
+
+def test_signs_survive_selection_and_deferral() -> None:
+    pool = new_pool()
+    starts_T1, ids_V = np.array([0, 2, 2, 2]), np.array([1, 2])
+    pool.commit(first := pool.select(0, starts_T1, ids_V, column(-5, -1), keep=0.5), first.rows_KD)
+    assert first.rows_KD[:, 0].tolist() == [-5]
+    second = pool.select(1, starts_T1, ids_V, column(1, -2), keep=0.5)
+    assert (second.ids_K.tolist(), second.rows_KD[:, 0].tolist()) == ([2], [-3])
+
+
+def column(*values: float) -> np.ndarray:
+    return np.repeat(np.array(values, dtype=np.float32)[:, None], D, axis=1)
+
+
+def test_rows_of_a_share_that_rounds_to_none_are_one_and_of_ties_the_first() -> None:
+    pool = new_pool()
+    starts_T1, ids_V = np.array([0, 0, 4, 4]), np.arange(4)
+    selected = pool.select(0, starts_T1, ids_V, column(-1, 1, -1, 1), keep=1e-9)
+    assert selected.ids_K.tolist() == [0]
+    pool.commit(selected, selected.rows_KD)
+    zeros = pool.select(1, starts_T1, ids_V + 10, column(0, 0, 0, 0), keep=0.5)
+    assert zeros.ids_K.tolist() == [10, 11]
+    pool.commit(zeros, zeros.rows_KD)
+    assert pool.num_unsent == 3  # a gradient of zeros takes no slot
+
+
+def test_a_step_without_rows_and_tables_without_rows_are_fine() -> None:
+    pool = new_pool()
+    empty = pool.select(0, *NO_ROWS, keep=0.5)
+    assert (empty.ids_K.size, empty.starts_T1.tolist(), empty.rows_KD.shape) == (0, [0] * (T + 1), (0, D))
+    pool.commit(empty, empty.rows_KD)
+    one = pool.select(1, np.array([0, 0, 0, 1]), np.array([-(2**63)]), column(2), keep=0.5)
+    assert (one.starts_T1.tolist(), one.ids_K.tolist()) == ([0, 0, 0, 1], [-(2**63)])
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=str)
+def test_a_row_that_is_not_finite_is_left_out_counted_and_never_touches_its_residual(bad: float) -> None:
+    pool = new_pool()
+    starts_T1, ids_V = np.array([0, 3, 3, 3]), np.array([4, 5, 6])
+    pool.commit(first := pool.select(0, starts_T1, ids_V, column(3, 2, 1), keep=0.3), first.rows_KD)
+    grad_VD = column(1, 1, 1)
+    grad_VD[[1, 0], [2, 1]] = bad
+    second = pool.select(1, starts_T1, ids_V, grad_VD, keep=1.0)
+    assert (second.num_bad, second.ids_K.tolist()) == (2, [6])
+    pool.commit(second, second.rows_KD)
+    assert residuals(pool)[0, 5].tolist() == [2.0] * D
+    assert residuals(pool)[0, 4].tolist() == [0.0] * D
+
+
+def test_a_sum_that_overflows_counts_as_not_finite() -> None:
+    pool = new_pool()
+    starts_T1, ids_V = np.array([0, 2, 2, 2]), np.array([1, 2])
+    pool.commit(first := pool.select(0, starts_T1, ids_V, column(3e38, 2e38), keep=0.5), first.rows_KD)
+    second = pool.select(1, starts_T1, ids_V, column(1, 3e38), keep=1.0)
+    assert (second.num_bad, second.ids_K.tolist()) == (1, [1])
+    assert np.isfinite(second.squares_K).all()
+    pool.commit(second, second.rows_KD)
+    assert residuals(pool)[0, 2].tolist() == column(2e38)[0].tolist()
+
+
+def test_a_decoded_row_that_is_not_finite_leaves_no_residual_and_is_seen() -> None:
+    pool = new_pool()
+    selected = pool.select(0, np.array([0, 1, 1, 1]), np.array([1]), column(1), keep=1.0)
+    pool.commit(selected, column(np.inf))
+    assert (pool.num_unsent, pool.lost_rows, pool.lost_squares) == (0, 1, np.inf)
+
+
+def test_no_residual_gets_older_than_the_age_allows_and_ages_are_reported() -> None:
+    pool = new_pool()
+    ids_V = np.arange(20)
+    starts_T1 = np.array([0, 0, 20, 20])
+    pool.commit(first := pool.select(0, starts_T1, ids_V, column(*range(1, 21)), keep=0.05), first.rows_KD)
+    for number in (1, 2):
+        pool.commit(none := pool.select(number, *NO_ROWS, keep=0.5, max_age=3), none.rows_KD)
+        assert none.ids_K.size == 0
+    rows = column(9)
+    due = pool.select(3, np.array([0, 0, 1, 1]), np.array([4]), rows, keep=1.0, max_age=3)
+    assert (due.num_chosen, due.num_forced) == (1, 18)
+    assert due.ids_K.tolist() == list(range(19))
+    assert due.positions_K.tolist() == [-1] * 4 + [0] + [-1] * 14
+    assert set(due.ages_K.tolist()) == {3}
+    pool.commit(due, due.rows_KD)
+    assert pool.num_unsent == 0
+    mass = pool.delivered_by_age
+    assert mass[0] == pytest.approx(20 * np.sqrt(D))
+    assert mass[2] == pytest.approx((sum(range(1, 20)) + 9) * np.sqrt(D))
+    assert mass.sum() == pytest.approx(mass[0] + mass[2])
+
+
+def test_a_rounding_error_has_no_age() -> None:
+    pool = new_pool()
+    pool.commit(pool.select(0, np.array([0, 1, 1, 1]), np.array([1]), column(3), keep=1.0, max_age=2), column(1))
+    for number in range(1, 6):
+        pool.commit(none := pool.select(number, *NO_ROWS, keep=0.5, max_age=2), none.rows_KD)
+        assert none.ids_K.size == 0
+    last = pool.flush()
+    assert (last.ids_K.tolist(), last.rows_KD[0, 0]) == ([1], 2.0)
+
+
+def test_of_a_new_row_and_the_least_residual_the_smaller_one_is_sent() -> None:
+    pool = new_pool(2)
+    starts_T1 = np.array([0, 3, 3, 3])
+    pool.commit(a := pool.select(0, starts_T1, np.array([1, 2, 3]), column(9, 2, 4), keep=0.1), a.rows_KD)
+    weak = pool.select(1, starts_T1, np.array([4, 5, 6]), column(9, 1, 1.5), keep=0.1)
+    assert (weak.ids_K.tolist(), weak.num_overflow) == ([4, 5, 6], 2)
+    pool.commit(weak, weak.rows_KD)
+    strong = pool.select(2, np.array([0, 2, 2, 2]), np.array([7, 8]), column(9, 3), keep=0.1)
+    assert (strong.ids_K.tolist(), strong.num_overflow) == ([2, 7], 1)
+    assert (strong.rows_KD[:, 0].tolist(), strong.positions_K.tolist()) == ([2, 9], [-1, 0])
+    pool.commit(strong, strong.rows_KD)
+    assert sorted(pool.state()["ids"].tolist()) == [3, 8]
+
+
+def test_a_residual_of_this_steps_rows_is_never_given_away() -> None:
+    pool = new_pool(1)
+    starts_T1 = np.array([0, 2, 2, 2])
+    pool.commit(a := pool.select(0, starts_T1, np.array([1, 2]), column(9, 1), keep=0.1), a.rows_KD)
+    both = pool.select(1, np.array([0, 3, 3, 3]), np.array([1, 2, 3]), column(5, 1, 3), keep=0.1)
+    assert both.ids_K.tolist() == [1, 3]
+    pool.commit(both, both.rows_KD)
+    assert residuals(pool)[0, 2, 0] == 2.0
+
+
+def test_rounding_errors_can_be_lost_instead_of_sent_when_their_slot_is_wanted() -> None:
+    for flush_errors, sent, lost in ((True, [1, 2], 0), (False, [2], 1)):
+        pool = new_pool(1, flush_errors=flush_errors)
+        pool.commit(pool.select(0, np.array([0, 1, 1, 1]), np.array([1]), column(3), keep=1.0), column(2.5))
+        selected = pool.select(1, np.array([0, 2, 2, 2]), np.array([2, 3]), column(9, 1), keep=0.1)
+        assert (selected.ids_K.tolist(), pool.lost_rows) == (sent, lost)
+        assert pool.lost_squares == lost * 0.25 * D
+
+
+def test_a_score_in_the_servers_units_prefers_rows_that_still_move() -> None:
+    pool = new_pool()
+    starts_T1, ids_V = np.array([0, 2, 2, 2]), np.array([1, 2])
+    scale_V = np.array([1e4, 0], dtype=np.float32)
+    selected = pool.select(0, starts_T1, ids_V, column(3, 1), keep=0.5, scale_V=scale_V)
+    assert selected.ids_K.tolist() == [2]
+    assert selected.scores_K[0] == pytest.approx(np.sqrt(D) / np.sqrt(1.0 + 1e-10))
+
+
+def test_the_caller_can_choose_the_rows() -> None:
+    pool = new_pool()
+    starts_T1, ids_V = np.array([0, 3, 3, 3]), np.array([1, 2, 3])
+    grad_VD = column(1, np.nan, 3)
+    selected = pool.select(0, starts_T1, ids_V, grad_VD, keep=0.5, chosen_V=np.array([True, True, False]))
+    assert (selected.ids_K.tolist(), selected.num_chosen, selected.num_kept) == ([1], 1, 1)
+
+
+def test_without_residual_what_is_not_chosen_is_lost_and_counted() -> None:
+    pool = new_pool(1, residual=False)
+    starts_T1, ids_V = np.array([0, 3, 3, 3]), np.array([1, 2, 3])
+    selected = pool.select(0, starts_T1, ids_V, column(1, 5, 2), keep=0.1)
+    pool.commit(selected, column(4))
+    assert selected.ids_K.tolist() == [2]
+    assert (pool.num_unsent, pool.lost_rows, pool.lost_squares) == (0, 3, (1 + 4 + 1) * D)
+
+
+def test_the_squares_are_of_all_unsent_gradients_not_of_their_sum() -> None:
+    pool = new_pool()
+    starts_T1, ids_V = np.array([0, 2, 2, 2]), np.array([1, 2])
+    for number in range(3):
+        selected = pool.select(number, starts_T1, ids_V, column(90, 2), keep=0.5)
+        pool.commit(selected, selected.rows_KD - 1)
+        assert selected.squares_K.tolist() == [8100.0]
+    last = pool.flush()
+    assert (last.ids_K.tolist(), last.squares_K.tolist()) == ([1, 2], [0.0, 12.0])
+
+
+@pytest.mark.parametrize("flush_errors", [True, False])
+@pytest.mark.parametrize("capacity", [5, 40, 200])
+def test_a_run_again_after_a_rewind_gives_the_same_bits(capacity: int, flush_errors: bool) -> None:
+    pool = new_pool(capacity, history=6, flush_errors=flush_errors)
+    made = steps(30, seed=5, dyadic=False)
+    seen: dict[int, Selected] = {}
+    states: dict[int, dict[str, np.ndarray]] = {}
+
+    def run(begin: int, end: int) -> None:
+        for number in range(begin, end):
+            step, before = made[number], pool.state()
+            selected = pool.select(number, step.starts_T1, step.ids_V, step.grad_VD, keep=0.2, max_age=5)
+            pool.commit(selected, coarse(selected.rows_KD))
+            assert number not in seen or same(selected, seen[number])
+            assert number not in states or same_state(before, states[number])
+            seen[number], states[number] = selected, before
+
+    run(0, 20)
+    pool.rewind(15)
+    run(15, 17)
+    pool.rewind(16)
+    pool.rewind(14)
+    assert same_state(pool.state(), states[14])
+    run(14, 25)
+    pool.rewind(25)
+    pool.rewind(20)
+    run(20, 23)
+    pool.rewind(22)
+    run(22, 30)
+
+
+def test_a_rewind_forgets_an_open_selection_and_refuses_steps_too_old() -> None:
+    pool = new_pool(history=2)
+    made = steps(6)
+    for number, step in enumerate(made[:5]):
+        selected = pool.select(number, step.starts_T1, step.ids_V, step.grad_VD, keep=0.2)
+        if number < 4:
+            pool.commit(selected, coarse(selected.rows_KD))
+    with pytest.raises(KeyError, match=r"step 2 is no longer kept \(kept: 3 to 4\)"):
+        pool.rewind(2)
+    pool.rewind(4)
+    assert same(pool.select(4, made[4].starts_T1, made[4].ids_V, made[4].grad_VD, keep=0.2), selected)
+    never = new_pool(history=0)
+    never.rewind(0)
+    never.select(0, *NO_ROWS, keep=0.5)
+    with pytest.raises(KeyError, match="kept: none"):
+        never.rewind(0)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ids_V": np.array([2, 2, 1])}, "id 2 at position 1 follows 2; ids are sorted and unique"),
+        ({"ids_V": np.array([2, 5, 1])}, "id 1 at position 2 follows 5"),
+        ({"ids_V": np.array([1, 2, 3], dtype=np.int32)}, "ids of int32"),
+        ({"starts_T1": np.array([0, 3, 3])}, "starts of int64"),
+        ({"starts_T1": np.array([0, 3, 2, 3])}, "do not split 3 ids"),
+        ({"starts_T1": np.array([0, 3, 3, 4])}, "do not split 3 ids"),
+        ({"grad_VD": np.zeros((3, D + 1), np.float32)}, "rows of float32"),
+        ({"grad_VD": np.zeros((3, D))}, "rows of float64"),
+        ({"scale_V": np.zeros(2, np.float32)}, "scale of"),
+        ({"chosen_V": np.zeros(2, bool)}, "chosen of"),
+        ({"keep": 0.0}, "keep: 0.0; allowed"),
+        ({"step": 4}, "step 4 after step 4"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else next(iter(value)),
+)
+def test_inputs_of_another_form_are_refused_before_anything_changes(change: dict[str, object], message: str) -> None:
+    pool = new_pool(history=2)
+    step = steps(1)[0]
+    pool.commit(done := pool.select(4, step.starts_T1, step.ids_V, step.grad_VD, keep=0.2), done.rows_KD)
+    before = pool.state()
+    good = {"step": 5, "starts_T1": np.array([0, 3, 3, 3]), "ids_V": np.arange(3), "grad_VD": column(1, 2, 3)}
+    with pytest.raises(ValueError, match=message):
+        pool.select(**(good | {"keep": 0.5} | change))  # type: ignore[arg-type]
+    assert same_state(pool.state(), before)
+
+
+def test_only_the_last_selection_can_be_committed_and_must_be() -> None:
+    pool = new_pool()
+    step = steps(1)[0]
+    selected = pool.select(0, step.starts_T1, step.ids_V, step.grad_VD, keep=0.2)
+    for call in (lambda: pool.select(1, *NO_ROWS, keep=0.5), pool.flush, pool.state):
+        with pytest.raises(ValueError, match="not committed"):
+            call()
+    with pytest.raises(ValueError, match="sent rows of"):
+        pool.commit(selected, selected.rows_KD[1:])
+    pool.commit(selected, selected.rows_KD)
+    with pytest.raises(ValueError, match="once"):
+        pool.commit(selected, selected.rows_KD)
+
+
+@pytest.mark.parametrize(("dim", "capacity"), [(1, 3), (7, 50), (64, 1000)])
+def test_rows_of_any_width_go_through_a_crowded_pool(dim: int, capacity: int) -> None:
+    rng = np.random.default_rng(3)
+    pool = RowPool(num_tables=1, dim=dim, capacity=capacity, residual=True, cache=False, history=2)
+    came = delivered = np.zeros(dim)
+    for number in range(30):
+        ids_V = np.unique(rng.integers(-(2**62), 2**62, size=300) if number % 3 else rng.integers(0, 500, size=300))
+        grad_VD = rng.integers(-9, 10, size=(ids_V.size, dim)).astype(np.float32)
+        selected = pool.select(number, np.array([0, ids_V.size]), ids_V, grad_VD, keep=0.1, max_age=7)
+        pool.commit(selected, selected.rows_KD)
+        came, delivered = came + grad_VD.sum(axis=0), delivered + selected.rows_KD.sum(axis=0, dtype=np.float64)
+        assert np.array_equal(delivered + pool.state()["rests"].sum(axis=0, dtype=np.float64), came)

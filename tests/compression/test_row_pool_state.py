@@ -1,0 +1,126 @@
+"""Saved row pools: taken up bit for bit, or added up for another number of workers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from shardkeep.compression.row_pool import RowPool
+from shardkeep.compression.row_pool_state import merge, split
+
+D, TABLES, IDS = 5, 2, 60
+
+
+def new_pool(capacity: int = 30) -> RowPool:
+    return RowPool(num_tables=TABLES, dim=D, capacity=capacity, residual=True, cache=False, history=2)
+
+
+def train(pool: RowPool, begin: int, end: int, seed: int = 0) -> list[np.ndarray]:
+    """Steps begin..end - 1 with inputs named by step and seed; the rows and ids that were sent."""
+    sent = []
+    for step in range(begin, end):
+        rng = np.random.default_rng((seed, step))
+        per_table = [np.sort(rng.permutation(IDS)[: rng.integers(0, 20)]) for _ in range(TABLES)]
+        starts_T1 = np.cumsum([0, *(ids.size for ids in per_table)])
+        grad_VD = rng.normal(size=(int(starts_T1[-1]), D)).astype(np.float32)
+        selected = pool.select(step, starts_T1, np.concatenate(per_table), grad_VD, keep=0.2, max_age=9)
+        pool.commit(selected, np.round(selected.rows_KD, 1))
+        sent += [selected.starts_T1, selected.ids_K, selected.rows_KD, selected.squares_K]
+    return sent
+
+
+def total(state: dict[str, np.ndarray]) -> np.ndarray:
+    out = np.zeros((TABLES, IDS, D))
+    np.add.at(out, (state["tables"], state["ids"]), state["rests"])
+    return out
+
+
+@pytest.mark.parametrize("capacity", [7, 30, 200])
+def test_a_loaded_pool_goes_on_bit_for_bit(capacity: int) -> None:
+    straight, resumed = new_pool(capacity), new_pool(capacity)
+    train(straight, 0, 12)
+    resumed.load({name: array.copy() for name, array in straight.state().items()})
+    assert (resumed.num_unsent, resumed.unsent_norm) == (straight.num_unsent, straight.unsent_norm)
+    assert resumed.lost_squares == straight.lost_squares
+    later = zip(train(straight, 12, 25), train(resumed, 12, 25), strict=True)
+    assert all(np.array_equal(one, other) for one, other in later)
+    assert np.array_equal(resumed.delivered_by_age, straight.delivered_by_age)
+
+
+def test_a_state_is_a_copy() -> None:
+    pool = new_pool()
+    train(pool, 0, 5)
+    state = pool.state()
+    before = {name: array.copy() for name, array in state.items()}
+    train(pool, 5, 10)
+    assert all(np.array_equal(state[name], before[name]) for name in state)
+
+
+def test_a_state_fits_a_pool_of_another_size_if_its_rows_do() -> None:
+    pool, larger = new_pool(20), new_pool(100)
+    train(pool, 0, 10)
+    larger.load(pool.state())
+    assert np.array_equal(total(larger.state()), total(pool.state()))
+    train(larger, 10, 15)
+    smaller = new_pool(2)
+    train(smaller, 0, 3)
+    before = smaller.state()
+    with pytest.raises(ValueError, match=r"do not fit 2 slots; raise pool_rows"):
+        smaller.load(pool.state())
+    assert np.array_equal(total(smaller.state()), total(before))
+    with pytest.raises(ValueError, match="a state of residuals"):
+        RowPool(num_tables=1, dim=D + 1, capacity=99, residual=True, cache=False, history=0).load(pool.state())
+
+
+def test_a_load_forgets_the_steps_before() -> None:
+    pool = new_pool()
+    train(pool, 0, 5)
+    pool.load(pool.state())
+    with pytest.raises(KeyError, match="kept: none"):
+        pool.rewind(4)
+    train(pool, 5, 6)
+    pool.rewind(5)
+
+
+def test_merged_states_add_up_by_table_and_id() -> None:
+    pools = [new_pool() for _ in range(3)]
+    for worker, pool in enumerate(pools):
+        train(pool, 0, 10 + worker, seed=worker)
+    states = [pool.state() for pool in pools]
+    merged = merge(states)
+    assert np.abs(total(merged) - sum(total(state) for state in states)).max() < 1e-6
+    keys = list(zip(merged["tables"].tolist(), merged["ids"].tolist(), strict=True))
+    assert keys == sorted(set(keys))
+    for name in ("squares", "counts"):
+        assert merged[name].sum() == pytest.approx(sum(state[name].sum() for state in states))
+    oldest = min(int(state["firsts"][state["firsts"] >= 0].min()) for state in states)
+    assert merged["firsts"][merged["firsts"] >= 0].min() == oldest
+    assert (merged["scores"] >= np.linalg.norm(merged["rests"], axis=1) * 0.999999).all()
+    one = new_pool(200)
+    one.load(merged)
+    assert one.num_unsent == len(keys)
+    assert one.lost_rows == sum(pool.lost_rows for pool in pools)
+    assert one.delivered_by_age.sum() == pytest.approx(sum(pool.delivered_by_age.sum() for pool in pools))
+    train(one, 12, 15)
+
+
+@pytest.mark.parametrize("workers", [1, 2, 5])
+def test_dealt_out_rows_are_all_there_and_once(workers: int) -> None:
+    pool = new_pool()
+    train(pool, 0, 10)
+    dealt = split(merge([pool.state()]), workers)
+    again = merge(dealt)
+    assert np.array_equal(total(again), total(pool.state()))
+    assert np.array_equal(again["sums"], pool.state()["sums"])
+    sizes = [one["ids"].size for one in dealt]
+    assert max(sizes) - min(sizes) <= 1
+    for one in dealt:
+        new_pool().load(one)
+
+
+def test_states_of_different_dims_cannot_be_added() -> None:
+    other = RowPool(num_tables=1, dim=2, capacity=3, residual=True, cache=False, history=0)
+    with pytest.raises(ValueError, match="one dim"):
+        merge([new_pool().state(), other.state()])
+    with pytest.raises(ValueError, match="0 states"):
+        merge([])
