@@ -20,6 +20,8 @@ from numpy.typing import NDArray
 
 # torch.distributed exports these two in a way that type checkers do not see.
 from shardkeep.base.errors import DeadlineExceeded, MemberLost
+from shardkeep.compression.exchange import Exchange
+from shardkeep.workers.sent import Sent
 
 Array = NDArray[Any]
 T = TypeVar("T")
@@ -34,13 +36,17 @@ class Collective(Protocol):
 
     rank: int
     world_size: int
-    sent_bytes: int
-    """Payload this rank has sent so far, by the algorithm's formula (ring all-reduce, ring all-gather)."""
+    sent: Sent
+    """What this rank has sent so far."""
     process_group: dist.ProcessGroup | None
     """The group DDP reduces over; None where there is none (one worker, threads)."""
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         """The ranks' tensors (same shape and dtype) stacked in rank order: (W, ...)."""
+        ...
+
+    def exchange(self, exchange: Exchange) -> torch.Tensor:
+        """One round of packets: uint8 (W, R), in rank order."""
         ...
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> None:
@@ -81,11 +87,16 @@ class Solo:
 
     rank = 0
     world_size = 1
-    sent_bytes = 0
     process_group: dist.ProcessGroup | None = None
+
+    def __init__(self) -> None:
+        self.sent = Sent(1)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.unsqueeze(0).clone()
+
+    def exchange(self, exchange: Exchange) -> torch.Tensor:
+        return exchange.packets.view(1, -1).clone()
 
     def all_reduce_sum(self, tensor: torch.Tensor) -> None:
         pass
@@ -158,7 +169,7 @@ class ThreadCollective:
     def __init__(self, meeting: _Meeting, rank: int) -> None:
         self.rank = rank
         self.world_size = meeting.world_size
-        self.sent_bytes = 0
+        self.sent = Sent(meeting.world_size)
         self._meeting = meeting
         self._round = 0
 
@@ -177,23 +188,28 @@ class ThreadCollective:
         return self._meeting.swap(self.rank, self._round, value, timeout_s)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        self.sent_bytes += (self.world_size - 1) * tensor.nbytes
+        self.sent.all_gather(tensor.nbytes)
         return torch.stack(self._swap(tensor.detach().clone()))
 
+    def exchange(self, exchange: Exchange) -> torch.Tensor:
+        self.sent.exchange(exchange)
+        packets = self._swap(exchange.packets.clone())
+        return torch.stack([p[self.rank] for p in packets] if exchange.packets.ndim == 2 else packets)
+
     def all_reduce_sum(self, tensor: torch.Tensor) -> None:
-        self.sent_bytes += ring_bytes(tensor, self.world_size)
+        self.sent.all_reduce(tensor.nbytes, tensor.element_size())
         parts = self._swap(tensor.detach().clone())
         tensor.copy_(add_in_rank_order(parts))
 
     def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> None:
-        self.sent_bytes += tensor.nbytes if self.rank == source else 0
+        self.sent.broadcast(tensor.nbytes, source=self.rank == source)
         tensor.copy_(self._swap(tensor.detach().clone() if self.rank == source else None)[source])
 
     def broadcast_object(self, value: Any, *, source: int = 0) -> Any:
         return json.loads(self._swap(json.dumps(value) if self.rank == source else None)[source])
 
     def gather_arrays(self, values_N: Array) -> list[Array]:
-        self.sent_bytes += (self.world_size - 1) * values_N.nbytes
+        self.sent.all_gather(values_N.nbytes)
         return [part.copy() for part in self._swap(values_N.copy())]
 
     def barrier(self, *, timeout_s: float | None = None) -> None:
@@ -216,11 +232,6 @@ def add_in_rank_order(parts: list[torch.Tensor] | torch.Tensor) -> torch.Tensor:
     for part in parts[1:]:
         total += part
     return total
-
-
-def ring_bytes(tensor: torch.Tensor, world_size: int) -> int:
-    """What each rank sends in a ring all-reduce of `tensor`."""
-    return 2 * tensor.nbytes * (world_size - 1) // world_size
 
 
 def run_ranks(collectives: list[ThreadCollective], work: Callable[[ThreadCollective], T]) -> list[T]:

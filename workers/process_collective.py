@@ -25,8 +25,11 @@ from numpy.typing import NDArray
 from torch._C._distributed_c10d import PrefixStore, Store
 
 from shardkeep.base.errors import DeadlineExceeded, JobError, MemberLost
+from shardkeep.base.sockets import connections
+from shardkeep.compression.exchange import Exchange
 from shardkeep.ps.transport import interface_of
-from shardkeep.workers.collective import ring_bytes
+from shardkeep.workers.collective import Collective
+from shardkeep.workers.sent import Sent
 
 Array = NDArray[Any]
 
@@ -60,11 +63,12 @@ class ProcessCollective:
         self.rank = rank
         self.world_size = world_size
         self.generation = generation
-        self.sent_bytes = 0
+        self.sent = Sent(world_size)
         self.process_group: dist.ProcessGroup | None = None
         self._before_close: list[Callable[[], None]] = []
         if dist.is_initialized():
             raise JobError("this process is in a group of workers already; close it before forming another")
+        others = connections()
         with self.guard("forming the group"), _bound_to(interface_of(host)):
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
@@ -74,22 +78,30 @@ class ProcessCollective:
                 timeout=timedelta(seconds=timeout_s),
             )
         self.process_group = dist.group.WORLD
+        self.connections = connections().keys() - others.keys()
+        """Those to the other ranks; some to the store may be among them."""
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         out = tensor.new_empty((self.world_size, *tensor.shape))
         if tensor.numel():  # gloo hangs on empty tensors
-            self.sent_bytes += (self.world_size - 1) * tensor.nbytes
+            self.sent.all_gather(tensor.nbytes)
             with self.guard("all_gather"):
                 dist.all_gather(list(out.unbind()), tensor.detach().contiguous())
         return out
 
+    def exchange(self, exchange: Exchange) -> torch.Tensor:
+        with self.guard("exchange"):
+            work, packets_WR = begin_exchange(exchange, self)
+            work.wait()
+        return packets_WR
+
     def all_reduce_sum(self, tensor: torch.Tensor) -> None:
-        self.sent_bytes += ring_bytes(tensor, self.world_size)
+        self.sent.all_reduce(tensor.nbytes, tensor.element_size())
         with self.guard("all_reduce"):
             dist.all_reduce(tensor)
 
     def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> None:
-        self.sent_bytes += tensor.nbytes if self.rank == source else 0
+        self.sent.broadcast(tensor.nbytes, source=self.rank == source)
         with self.guard("broadcast"):
             dist.broadcast(tensor, src=source)
 
@@ -115,6 +127,7 @@ class ProcessCollective:
         options.device = torch.device("cpu")
         if timeout_s is not None:
             options.timeout = timedelta(seconds=timeout_s)
+        self.sent.barrier()
         with self.guard("barrier"):
             assert self.process_group is not None
             self.process_group.barrier(options).wait()
@@ -147,6 +160,19 @@ class ProcessCollective:
         if self.process_group is not None:
             self.process_group = None
             dist.destroy_process_group()
+
+
+def begin_exchange(exchange: Exchange, collective: Collective) -> tuple[dist.Work, torch.Tensor]:
+    """Starts a round in the collective's process group; what to wait for, and where the packets will be then, (W, R).
+    Errors are not mapped: see `Collective.guard`."""
+    collective.sent.exchange(exchange)
+    mine, group = exchange.packets.contiguous(), collective.process_group
+    packets_WR = mine.new_empty((collective.world_size, mine.shape[-1]))
+    if mine.ndim == 2:
+        work = dist.all_to_all_single(packets_WR, mine, group=group, async_op=True)
+    else:
+        work = dist.all_gather(list(packets_WR.unbind()), mine, group=group, async_op=True)
+    return work, packets_WR
 
 
 def _is_of_the_group(error: RuntimeError) -> bool:

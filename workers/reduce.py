@@ -1,14 +1,15 @@
 """The dense gradient's sum over ranks: our DDP hook, and the same sum made flat after the backward pass.
 
-A sum, not a mean: each rank's loss is already weighted by its share of the step. In sync mode both forms add
-in rank order element by element, so they give the same bits, whatever DDP's buckets are.
+A sum, not a mean: each rank's loss is already weighted by its share of the step. Both forms add in rank order element
+by element (but for fp32 outside sync mode), so they give the same bits, whatever DDP's buckets are.
 """
 
-# W = world size, P = all values of all dense parameters
+# W = world size, P = parameters
 
 # No `from __future__ import annotations` here: DDP compares the hook's annotations with the classes themselves.
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
@@ -18,7 +19,11 @@ from torch import nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 
-from shardkeep.workers.collective import Collective, add_in_rank_order, ring_bytes
+from shardkeep.base.errors import JobError
+from shardkeep.compression.dense import DenseCompression
+from shardkeep.compression.exchange import Ranks, Sum
+from shardkeep.workers.collective import Collective
+from shardkeep.workers.process_collective import begin_exchange
 from shardkeep.workers.stopwatch import Stopwatch
 
 # The argument's name since torch 2.13; the older one warns there.
@@ -29,81 +34,142 @@ _BUFFERS = next(
 )
 
 
+@dataclass
+class _UnderWay:
+    """A bucket whose sum is being made."""
+
+    buffer: torch.Tensor
+    sum: Sum | None
+    """None = an all-reduce of the buffer itself."""
+    work: dist.Work
+    packets: torch.Tensor
+    future: torch.futures.Future[torch.Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.future = torch.futures.Future(devices=[self.buffer.device] if self.buffer.is_cuda else None)
+
+
 class BucketSums:
-    """The state of our DDP hook: starts each bucket's exchange during the backward pass, ends them all after it.
+    """The state of our DDP hook: starts each bucket's exchange during the backward pass, ends them all with the last.
 
-    In sync mode an exchange is an all-gather and one addition per rank in rank order: gloo's ring adds by
-    position in the buffer, so its bits change with the group; this sum does not. Otherwise it is an all-reduce.
+    gloo's ring adds by position in the buffer, so its bits change with the group: only for fp32 outside sync mode.
 
-    The sums are made by a callback of autograd, not by `Future.then`, which would run Python in gloo's threads.
+    The sums are made where the last bucket starts: by `Future.then` they would run Python in gloo's threads, and a
+    callback at the end of the backward pass would come too late for a static graph's first step, which waits there.
+
+    Args:
+        names: of the parameters; they are `compression`'s.
+        ring: all-reduce the buckets, fp32, instead of adding in rank order.
     """
 
-    def __init__(self, collective: Collective, *, sync: bool, watch: Stopwatch | None = None) -> None:
+    def __init__(
+        self,
+        collective: Collective,
+        compression: DenseCompression,
+        names: Mapping[torch.Tensor, str],
+        *,
+        ring: bool = False,
+        watch: Stopwatch | None = None,
+    ) -> None:
+        self.process_group = collective.process_group
         self._collective = collective
-        self._sync = sync
+        self._compression = compression
+        self._names = names
+        self._ring = ring
         self._watch = watch if watch is not None else Stopwatch()
-        self._under_way: list[tuple[dist.Work, Callable[[], torch.Tensor], torch.futures.Future[torch.Tensor]]] = []
+        self._under_way: list[_UnderWay] = []
 
-    def start(self, mine: torch.Tensor) -> torch.futures.Future[torch.Tensor]:
-        """Starts the exchange of one bucket; does not block."""
-        if not self._under_way:
-            # Runs when the gradients are complete and before DDP waits for the futures: callbacks keep their order.
-            torch.autograd.Variable._execution_engine.queue_callback(self._finish)
-        summed: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        self._under_way.append((*self._exchange(mine), summed))
-        return summed
-
-    def _exchange(self, mine: torch.Tensor) -> tuple[dist.Work, Callable[[], torch.Tensor]]:
-        world_size, group = self._collective.world_size, self._collective.process_group
-        if not self._sync:
-            self._collective.sent_bytes += ring_bytes(mine, world_size)
-            return dist.all_reduce(mine, group=group, async_op=True), lambda: mine
-        parts = list(mine.new_empty((world_size, mine.numel())).unbind())
-        self._collective.sent_bytes += (world_size - 1) * mine.nbytes
-        return dist.all_gather(parts, mine, group=group, async_op=True), lambda: add_in_rank_order(parts)
+    def start(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+        """Starts the exchange of one bucket, of the last one waits until all are summed."""
+        buffer = bucket.buffer()
+        if self._ring:
+            self._collective.sent.all_reduce(buffer.nbytes, buffer.element_size())
+            work = dist.all_reduce(buffer, group=self._collective.process_group, async_op=True)
+            under_way = _UnderWay(buffer, None, work, buffer)
+        else:
+            names = [self._names[p] for p in bucket.parameters()]
+            total = self._compression.sum(names, bucket.gradients(), _ranks(self._collective))
+            under_way = _UnderWay(buffer, total, *begin_exchange(next(total), self._collective))
+        self._under_way.append(under_way)
+        if bucket.is_last():
+            self._finish()
+        return under_way.future
 
     def _finish(self) -> None:
         under_way, self._under_way = self._under_way, []
         with self._watch.within("dense_reduce"):  # what of the exchange the backward pass did not cover
-            for work, result, summed in under_way:
-                work.wait()
-                summed.set_result(result())
+            while under_way:
+                under_way = [bucket for bucket in under_way if self._goes_on(bucket)]
+
+    def _goes_on(self, bucket: _UnderWay) -> bool:
+        """Waits for a bucket's packets and starts its next exchange, if it has one."""
+        bucket.work.wait()
+        if bucket.sum is None:
+            bucket.future.set_result(bucket.buffer)
+            return False
+        try:
+            exchange = bucket.sum.send(bucket.packets)
+        except StopIteration as done:
+            bucket.future.set_result(done.value.to(bucket.buffer.dtype))
+            return False
+        bucket.work, bucket.packets = begin_exchange(exchange, self._collective)
+        return True
 
 
 def sum_bucket(sums: BucketSums, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """The hook as DDP calls it."""
-    return sums.start(bucket.buffer())
+    if not isinstance(bucket, GradBucket):
+        raise JobError(
+            "torch._dynamo.config.optimize_ddp: 'python_reducer' gives our hook no bucket, so gradients would not be "
+            "summed; allowed: False"
+        )
+    return sums.start(bucket)
 
 
-def wrap_in_ddp(
-    module: nn.Module, collective: Collective, *, sync: bool, find_unused: bool, watch: Stopwatch | None = None
-) -> DistributedDataParallel:
+def wrap_in_ddp(module: nn.Module, sums: BucketSums, *, find_unused: bool) -> DistributedDataParallel:
     """DDP around the tower with our hook; parameters are equal already, so nothing is sent to build it."""
     ddp = DistributedDataParallel(
         module,
-        process_group=collective.process_group,
+        process_group=sums.process_group,
         init_sync=False,
         gradient_as_bucket_view=True,
         find_unused_parameters=find_unused,
         **{_BUFFERS: False},  # type: ignore[arg-type]
     )
-    ddp.register_comm_hook(BucketSums(collective, sync=sync, watch=watch), sum_bucket)
+    ddp.register_comm_hook(sums, sum_bucket)
     return ddp
 
 
-def sum_flat(parameters: Sequence[nn.Parameter], collective: Collective) -> bool:
-    """Replaces each parameter's gradient by the sum over ranks, in rank order; one all-gather. Blocks.
+def sum_flat(parameters: Mapping[str, nn.Parameter], collective: Collective, compression: DenseCompression) -> bool:
+    """Replaces each parameter's gradient by the sum over ranks, in rank order. Blocks.
 
     A parameter that no rank has a gradient for keeps None.
 
     Returns:
         True when every rank had a gradient for every parameter.
     """
-    used = torch.tensor([float(p.grad is not None) for p in parameters], device=parameters[0].device)
-    grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    flat_P = torch.cat([g.reshape(-1) for g in grads] + [used])
-    total_P = add_in_rank_order(collective.all_gather(flat_P))
-    *sums, used = torch.split(total_P, [p.numel() for p in parameters] + [len(parameters)])
-    for p, part, ranks in zip(parameters, sums, used.tolist(), strict=True):
-        p.grad = part.view_as(p).to(p.dtype) if ranks else None
-    return bool((used == collective.world_size).all())
+    used_P = torch.tensor([p.grad is not None for p in parameters.values()], dtype=torch.uint8)
+    used_WP = collective.all_gather(used_P)
+    used = {
+        name: p for (name, p), anywhere in zip(parameters.items(), used_WP.any(0).tolist(), strict=True) if anywhere
+    }
+    if used:
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in used.values()]
+        total = _driven(compression.sum(list(used), grads, _ranks(collective)), collective)
+        for p, part in zip(used.values(), torch.split(total, [p.numel() for p in used.values()]), strict=True):
+            p.grad = part.view_as(p).to(p.dtype)
+    return bool(used_WP.all())
+
+
+def _driven(total: Sum, collective: Collective) -> torch.Tensor:
+    exchange = next(total)
+    while True:
+        try:
+            exchange = total.send(collective.exchange(exchange))
+        except StopIteration as done:
+            result: torch.Tensor = done.value
+            return result
+
+
+def _ranks(collective: Collective) -> Ranks:
+    return Ranks(collective.rank, collective.world_size)

@@ -52,7 +52,7 @@ class Rewind:
     def keep(self, tower: Tower) -> None:
         """Keeps the state at the start of the step that the tower is at, instead of the oldest one."""
         tensors: dict[str, torch.Tensor] = {}
-        state = split(tower.state_dict(), tensors)
+        state = split({"tower": tower.state_dict(), "local": tower.local_state_dict()}, tensors)
         slot = self._slots[tower.step % len(self._slots)]
         try:
             slot.write(tower.step, state, tensors)
@@ -61,6 +61,15 @@ class Rewind:
 
     def state(self, step: int) -> dict[str, Any]:
         """The state dict at the start of a step; its tensors are overwritten by a later `keep`. Raises KeyError."""
+        return dict(self._read(step)["tower"])
+
+    def take_back(self, tower: Tower, step: int) -> None:
+        """Gives a tower the state at the start of a step, and what belonged to this rank only. Raises KeyError."""
+        kept = self._read(step)
+        tower.load_state_dict(kept["tower"])
+        tower.load_local_state_dict(kept["local"])
+
+    def _read(self, step: int) -> dict[str, Any]:
         slot = self._slots[step % len(self._slots)]
         if slot.step != step:
             raise KeyError(step)

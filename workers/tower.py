@@ -25,6 +25,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardkeep.base.errors import JobError, UserError
+from shardkeep.compression.config import TowerCompressionConfig
+from shardkeep.compression.dense import DenseCompression
 from shardkeep.workers.collective import Collective
 from shardkeep.workers.compiling import (
     COMPILE_TIMEOUT_S,
@@ -37,7 +39,7 @@ from shardkeep.workers.compiling import (
 from shardkeep.workers.config import TowerConfig
 from shardkeep.workers.dense_optimizer import build_optimizer
 from shardkeep.workers.precision import choose_precision
-from shardkeep.workers.reduce import sum_flat, wrap_in_ddp
+from shardkeep.workers.reduce import BucketSums, sum_flat, wrap_in_ddp
 from shardkeep.workers.state_tree import joined, split
 from shardkeep.workers.stopwatch import Stopwatch
 
@@ -64,6 +66,7 @@ class Tower:
         model: `forward(dense_BI, embeddings) -> logits_BT`; moved to `device` and from then on owned by the tower.
         collective: the ranks of this generation; rank 0's parameters are sent to the others here (blocks).
         sync: add gradients in rank order, and let nothing depend on timing.
+        compression: of the gradients between ranks; None = none.
         clip_norm: largest norm of the summed gradient, None = no clipping.
         total_steps: steps of the whole job for `compile: auto`, None = unknown.
         batch_size: samples of a full micro-batch; only those are compiled.
@@ -86,6 +89,7 @@ class Tower:
         collective: Collective,
         device: torch.device,
         sync: bool,
+        compression: TowerCompressionConfig | None = None,
         clip_norm: float | None = None,
         total_steps: int | None = None,
         batch_size: int,
@@ -103,8 +107,13 @@ class Tower:
         self._total_steps = total_steps
         self._seed = seed
         self.watch = Stopwatch()
-        self._parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self._named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        self._parameters = list(self._named.values())
         self._optimizer = build_optimizer(config.optimizer, self._parameters)
+        shapes = {name: tuple(p.shape) for name, p in self._named.items()}
+        wish = compression or TowerCompressionConfig()
+        self._ring = wish.name == "none" and not sync
+        self._compression = DenseCompression(wish, shapes, device)
         self._step = 0
         self._micro = 0
         self._input_shape: tuple[int, dict[str, int]] | None = None
@@ -191,6 +200,7 @@ class Tower:
         had_ddp = self._ddp is not None
         self._ddp = None
         self._reduced = False
+        self._compression.settle(applied=False)
         self._forget_gradients()
         if had_ddp:
             gc.collect()  # DDP is part of a reference cycle, and holds the group
@@ -241,6 +251,8 @@ class Tower:
         run: nn.Module = self._switch if self._ddp is None else self._ddp
         accumulating = self._ddp.no_sync() if self._ddp is not None and not last else contextlib.nullcontext()
         self._reduced = last and self._ddp is not None
+        if last:
+            self._compression.begin(self._step, self._scaler.get_scale())
         # DDP talks to the other ranks in the forward pass, too: once, when it rebuilds its buckets.
         with self.collective.guard("the sum of the dense gradients"), self._seeded(), accumulating:
             self.watch.enter("forward")
@@ -275,6 +287,7 @@ class Tower:
         applied = math.isfinite(grad_norm)
         if applied:
             self._clip_and_step(step, norm)
+        self._compression.settle(applied)
         if self._scaler.is_enabled():
             self._scaler.update()
         self._forget_gradients()
@@ -288,12 +301,12 @@ class Tower:
         if self.collective.world_size == 1:
             return
         if not self._reduced:
-            everywhere = sum_flat(self._parameters, self.collective)
+            everywhere = sum_flat(self._named, self.collective, self._compression)
             if self._ddp is None and self.collective.process_group is not None:
                 # The first step goes without DDP and shows which parameters the model leaves out.
-                self._ddp = wrap_in_ddp(
-                    self._switch, self.collective, sync=self._sync, find_unused=not everywhere, watch=self.watch
-                )
+                names: dict[torch.Tensor, str] = {p: name for name, p in self._named.items()}
+                sums = BucketSums(self.collective, self._compression, names, ring=self._ring, watch=self.watch)
+                self._ddp = wrap_in_ddp(self._switch, sums, find_unused=not everywhere)
                 self.collective.before_close(self.leave)
         for buffer in self.model.buffers():
             if buffer.is_floating_point():
@@ -408,24 +421,38 @@ class Tower:
     # State.
 
     def state_dict(self) -> dict[str, Any]:
-        """Parameters, buffers, optimizer, scaler and the next step; tensors are the live ones."""
+        """Parameters, buffers, optimizer, scaler and the next step: what is the same on all ranks; tensors are the
+        live ones."""
         return {
             "model": self.model.state_dict(),
             "optimizer": self._optimizer.state_dict(),
             "scaler": self._scaler.state_dict(),
+            "compression": self._compression.state_dict(),
             "step": self._step,
             "compiled": self.decision,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes the state of another tower of the same model and config; it is copied."""
+        """Takes the state of another tower of the same model and config; it is copied. What belonged to this rank only
+        is gone; see `load_local_state_dict`."""
         self.model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch keeps the tensors it is given
         self._scaler.load_state_dict(state["scaler"])
+        self._compression.load_state_dict(state.get("compression", {}))  # checkpoints without compression lack it
         self._step, self._micro = state["step"], 0
         if self.deciding and state["compiled"] is not None:  # decided once in the life of a job
             self._trial, self._compile_first = Trial(phase="over"), bool(state["compiled"])
             self._say("compile", f"{'on' if self._compile_first else 'off'}: as the job decided before")
+
+    def local_state_dict(self) -> dict[str, Any]:
+        """What belongs to this rank only: the gradient that compression has not sent yet. Live tensors; {} = nothing.
+        `merge_local` in compression/dense.py makes one state of several ranks'."""
+        return self._compression.local_state_dict()
+
+    def load_local_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes a copy of this rank's state, or of several ranks' merged; {} = nothing is owed. Raises ValueError when
+        it does not fit."""
+        self._compression.load_local_state_dict(state)
 
     def digest_bytes(self) -> bytes:
         """Name and bytes of every parameter, buffer and optimizer value, in the order of the names; a copy."""

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import psutil
@@ -17,6 +19,11 @@ import torch
 import torch.distributed as dist
 
 from shardkeep.base.errors import DeadlineExceeded, MemberLost, ShardkeepError
+from shardkeep.base.sockets import connections
+from shardkeep.compression import dense_values
+from shardkeep.compression.config import TowerCompressionConfig
+from shardkeep.compression.exchange import Exchange
+from shardkeep.compression.ledger import Ledger
 from shardkeep.workers.collective import (
     Collective,
     Solo,
@@ -47,6 +54,11 @@ def every_call(collective: Collective) -> list[Any]:
         collective.broadcast_object({"on": True, "why": "ä"} if rank == 0 else None),
         [(a.dtype.str, a.tolist()) for a in arrays],
         [(a.dtype.str, a.size) for a in none],
+        collective.exchange(Exchange(torch.tensor([rank, 50], dtype=torch.uint8))).tolist(),
+        collective.exchange(Exchange(10 * rank + torch.arange(3, dtype=torch.uint8).view(3, 1)))
+        .view(-1)
+        .sub(rank)
+        .tolist(),
     ]
 
 
@@ -58,6 +70,8 @@ EXPECTED = [
     {"on": True, "why": "ä"},
     [("<f4", []), ("<f4", [0.0, 1.0, 2.0]), ("<f4", [0.0, 1.0, 2.0, 3.0, 4.0, 5.0])],
     [("<i8", 0)] * 3,
+    [[0, 50], [1, 50], [2, 50]],
+    [0, 10, 20],
 ]
 
 
@@ -116,16 +130,20 @@ def test_the_first_failure_of_a_rank_is_the_one_that_is_raised():
 
 
 SPLITS = [(0, 13), (13, 18), (18, 24)]
+INT8 = TowerCompressionConfig(name="int8")
 
 
-def trained(collective: Collective, *, sync: bool, forgetful: bool = False) -> tuple[bytes, int]:
+def trained(collective: Collective, *, forgetful: bool = False, **settings: Any) -> tuple[bytes, int]:
     """Digest after five steps of two micro-batches, and the bytes this rank sent for them."""
     model = Forgetful() if forgetful else seeded_model(collective.rank)
-    tower = tower_of(model=model, collective=collective, sync=sync)
-    before = collective.sent_bytes
+    tower = tower_of(model=model, collective=collective, **settings)
+    ledger = Ledger()
+    collective.sent.tell(ledger, "control")
     train(tower, SPLITS, micro=2)
     assert (tower._ddp is not None) == (collective.process_group is not None)
-    return tower.digest_bytes(), collective.sent_bytes - before
+    collective.sent.tell(ledger, "tower")
+    sent = ledger.totals()["tower"]
+    return tower.digest_bytes(), sum(sent.values()) - sent["framing"]
 
 
 def failure_of(call: Callable[[], Any]) -> tuple[str, str, float]:
@@ -154,10 +172,17 @@ def all_generations(rank: int, port: int) -> dict[str, Any]:
     def form(generation: int, timeout_s: float = 60.0) -> ProcessCollective:
         return ProcessCollective(store, rank=rank, world_size=WORLD, generation=generation, timeout_s=timeout_s)
 
+    def kernel_sent(collective: ProcessCollective) -> int:
+        now = connections()
+        return sum(now[ends].sent for ends in collective.connections)
+
     found: dict[str, Any] = {"rank": rank}
     collective = form(1)
     found["calls"] = every_call(collective)
     found["sync"] = trained(collective, sync=True)
+    with mock.patch.object(dense_values, "ONE_ROUND_BYTES", 0):  # each rank adds a shard
+        found["shards"] = trained(collective, sync=True)
+        found["int8"] = trained(collective, sync=False, compression=INT8)
     moving = tower_of(model=seeded_model(rank), collective=collective)
     train(moving, SPLITS, steps=3, micro=2)
     collective.close()
@@ -168,6 +193,16 @@ def all_generations(rank: int, port: int) -> dict[str, Any]:
     found["moved"] = moving.digest_bytes()
     found["bounded"] = trained(collective, sync=False)
     found["forgetful"] = trained(collective, sync=True, forgetful=True)
+    at_first = kernel_sent(collective)
+    sent = collective.sent.total
+    for num_values in (1, 2, 3, 7, 10, 1000, 70_000, 1_500_000):
+        collective.all_reduce_sum(torch.ones(num_values))
+        collective.all_gather(torch.ones(num_values))
+        collective.broadcast(torch.ones(num_values), source=1)
+        collective.barrier()
+    collective.barrier()
+    time.sleep(0.2)  # nobody sends any more
+    found["wire"] = (collective.sent.total - sent, kernel_sent(collective) - at_first)
     listening = [c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == "LISTEN"]
     found["listens"] = sorted(set(listening))
     collective.close()
@@ -199,7 +234,7 @@ def processes():
     for member in members:
         member.start()
     try:
-        found = [results.get(timeout=60) for _ in members]
+        found = [results.get(timeout=120) for _ in members]
         assert not [f["failed"] for f in found if "failed" in f], "\n".join(f.get("failed", "") for f in found)
         yield sorted(found, key=lambda f: f["rank"])
         for member in members:
@@ -227,6 +262,20 @@ def test_processes_in_sync_mode_train_bit_for_bit_as_threads(processes):
     expected = run_ranks(ThreadCollective.group(WORLD), work)
     assert [found["sync"][0] for found in processes] == expected
     assert [found["moved"] for found in processes] == expected  # a generation more on the way
+    assert [found["shards"][0] for found in processes] == expected
+
+
+@pytest.mark.processes
+def test_shards_of_int8_are_added_by_processes_as_by_threads(processes, monkeypatch):
+    monkeypatch.setattr(dense_values, "ONE_ROUND_BYTES", 0)
+    models = [seeded_model(rank) for rank in range(WORLD)]
+
+    def work(collective: ThreadCollective) -> bytes:
+        tower = tower_of(model=models[collective.rank], collective=collective, compression=INT8)
+        train(tower, SPLITS, micro=2)
+        return tower.digest_bytes()
+
+    assert [found["int8"][0] for found in processes] == run_ranks(ThreadCollective.group(WORLD), work)
 
 
 @pytest.mark.processes
@@ -236,11 +285,21 @@ def test_replicas_are_equal_in_every_mode_and_with_parameters_left_out(processes
 
 
 @pytest.mark.processes
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells its counters on Linux")
+def test_what_is_counted_as_sent_is_what_the_kernel_saw(processes):
+    counted, seen = (sum(found["wire"][i] for found in processes) for i in (0, 1))
+    assert seen > 30e6
+    assert counted == pytest.approx(seen, abs=500)
+
+
+@pytest.mark.processes
 def test_sent_bytes_count_every_reduced_gradient(processes):
     values = sum(p.numel() for p in seeded_model().parameters())
     tensors = len(list(seeded_model().parameters()))
-    first = 2 * 4 * (values + tensors)  # the first step goes flat and says which parameters are used
+    first = 2 * (4 * values + tensors)  # the first step goes flat and says which parameters are used
     assert {found["sync"][1] for found in processes} == {first + 4 * 2 * 4 * values}
+    share = sum(-(-p.numel() // WORLD) for p in seeded_model().parameters())  # a rank adds one and gives back the sum
+    assert {found["shards"][1] for found in processes} == {5 * 2 * 2 * 4 * share + 2 * tensors}
     assert all(abs(found["bounded"][1] - first - 4 * 4 * values * 4 / 3) <= 16 for found in processes)
 
 

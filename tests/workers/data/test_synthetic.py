@@ -193,3 +193,15 @@ def _auc(scores: NDArray[np.float32], labels: NDArray[np.float32]) -> float:
     positives = int(ordered.sum())
     rank_sum = float((np.flatnonzero(ordered) + 1).sum())
     return (rank_sum - positives * (positives + 1) / 2) / (positives * (len(ordered) - positives))
+
+
+def test_numbered_ids_are_the_hashed_ones_under_other_names() -> None:
+    sizes = [1, 7, 5000]
+    hashed, numbered = (
+        _stream(table_sizes=sizes, ids=ids).train.gather(np.arange(4000)) for ids in ("hashed", "numbered")
+    )
+    assert (hashed.label_BT == numbered.label_BT).all()
+    for f, size in enumerate(sizes):
+        a, b = hashed.ids[f"C{f + 1}"].values_N, numbered.ids[f"C{f + 1}"].values_N
+        assert 0 <= b.min() <= b.max() < size
+        assert len(set(zip(a.tolist(), b.tolist(), strict=True))) == np.unique(a).size == np.unique(b).size

@@ -1,0 +1,133 @@
+"""PowerSGD (Vogels et al., 2019): each matrix of the tower's gradient as a product of two thin ones.
+
+Not torch's own hook: that one averages, adds in the order of gloo's ring, keys its state by bucket, and changes it
+before a step is known to count. Here P and Q are added in rank order, and all of it waits for `settle`.
+"""
+
+# n, m = rows and columns of a gradient, r = rank of its approximation
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Generator, Mapping, Sequence
+
+import torch
+
+from shardkeep.compression.dense_values import FP32, sum_in_rank_order, worth_sharding
+from shardkeep.compression.exchange import Exchange, Ranks, Sum
+from shardkeep.compression.residuals import Residuals
+
+Shape = tuple[int, ...]
+LEAST_GAIN = 2
+"""A gradient is approximated if that takes so many times fewer values; others are sent as they are."""
+
+
+class PowerSGD:
+    """`M ~ P Q^T`: P = M Q made orthonormal, then Q = M^T P, both summed over ranks; what is left is sent later.
+
+    Q of the last step is the next one's first guess (warm start). It is the same on all ranks.
+
+    Args:
+        shapes: of all parameters, by name.
+    """
+
+    def __init__(self, rank: int, shapes: Mapping[str, Shape], residuals: Residuals, device: torch.device) -> None:
+        self._rank = rank
+        self._residuals = residuals
+        self._q_mr = {
+            name: self._first_guess(name, shape).to(device) for name, shape in shapes.items() if self.thins(shape)
+        }
+        self._next: dict[str, torch.Tensor] = {}
+
+    def thins(self, shape: Shape) -> bool:
+        """Whether a gradient of this shape is approximated."""
+        if len(shape) < 2 or 0 in shape:
+            return False
+        n, m = _matrix(shape)
+        return LEAST_GAIN * self._rank * (n + m) < n * m
+
+    def _first_guess(self, name: str, shape: Shape) -> torch.Tensor:
+        drawn = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        return _orthonormal(torch.randn(_matrix(shape)[1], self._rank, generator=drawn))
+
+    def sum(self, names: Sequence[str], grads: Sequence[torch.Tensor], ranks: Ranks) -> Sum:
+        flat = [torch.empty(grad.numel(), device=grad.device) for grad in grads]
+        thin = [i for i, name in enumerate(names) if name in self._q_mr]
+        rest = [i for i, name in enumerate(names) if name not in self._q_mr]
+        chosen = [names[i] for i in thin]
+        waits = self._residuals.add(names, grads, flat)
+        matrices = [flat[i].view(_matrix(tuple(grads[i].shape))) for i in thin]
+        first = [m_nm @ self._q_mr[name] for m_nm, name in zip(matrices, chosen, strict=True)]
+        summed = yield from _summed([*first, *(flat[i] for i in rest)], ranks)
+        totals = {i: total.view(-1) for i, total in zip(rest, summed[len(thin) :], strict=True)}
+        if not all(bool(torch.isfinite(part).all()) for part in summed):  # equal on all ranks
+            return torch.full_like(torch.cat(flat), torch.nan)
+        if thin:
+            p_nr = [_orthonormal(part) for part in summed[: len(thin)]]
+            mine = [m_nm.T @ p for m_nm, p in zip(matrices, p_nr, strict=True)]
+            q_mr = yield from _summed(mine, ranks)
+            for i, m_nm, p, q in zip(thin, matrices, p_nr, q_mr, strict=True):
+                totals[i] = _product(p, q, torch.zeros_like(m_nm), 1).view(-1)
+            self._keep(chosen, matrices, p_nr, mine, q_mr, [waits[i] for i in thin])
+        return torch.cat([totals[i] for i in range(len(names))])
+
+    def _keep(
+        self,
+        names: Sequence[str],
+        matrices: Sequence[torch.Tensor],
+        p_nr: Sequence[torch.Tensor],
+        mine_mr: Sequence[torch.Tensor],
+        q_mr: Sequence[torch.Tensor],
+        waits: Sequence[bool],
+    ) -> None:
+        """Residuals are of this rank's own part of the product, so that their sum is what the whole product lacks."""
+        left = [_product(p, q, m_nm, -1).view(-1) for m_nm, p, q in zip(matrices, p_nr, mine_mr, strict=True)]
+        self._residuals.keep(names, left, waits)
+        # Where no rank had a gradient the guess stays: from zeros it would never come back.
+        self._next |= {name: _orthonormal(q) for name, q in zip(names, q_mr, strict=True) if q.any()}
+
+    def settle(self, applied: bool) -> None:
+        """The step counts, or it never was."""
+        if applied:
+            self._q_mr |= self._next
+        self._next = {}
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The guesses, by the parameter's name; live tensors, the same on all ranks."""
+        return dict(self._q_mr)
+
+    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
+        """Takes a copy. Raises ValueError for guesses of other shapes."""
+        self._next = {}
+        for name, q in self._q_mr.items():
+            found = state.get(name)
+            if found is None or found.shape != q.shape:
+                raise ValueError(
+                    f"guess of {name}: {None if found is None else tuple(found.shape)}, not {tuple(q.shape)}"
+                )
+            self._q_mr[name] = found.to(q.device, copy=True)
+
+
+def _matrix(shape: Shape) -> tuple[int, int]:
+    rows = shape[0]
+    return rows, torch.Size(shape).numel() // rows
+
+
+def _orthonormal(matrix: torch.Tensor) -> torch.Tensor:
+    """Orthonormal columns of the same span, in memory of their own: results of BLAS depend on alignment."""
+    columns: torch.Tensor = torch.linalg.qr(matrix.clone()).Q.contiguous()
+    return columns
+
+
+def _product(p_nr: torch.Tensor, q_mr: torch.Tensor, out_nm: torch.Tensor, sign: int) -> torch.Tensor:
+    """`out_nm` + or - P Q^T, in place. By element: BLAS may round otherwise on a GPU, or on another machine."""
+    for p_n, q_m in zip(p_nr.T, q_mr.T, strict=True):
+        out_nm.addr_(p_n, q_m, alpha=sign)
+    return out_nm
+
+
+def _summed(parts: Sequence[torch.Tensor], ranks: Ranks) -> Generator[Exchange, torch.Tensor, list[torch.Tensor]]:
+    flat = [part.reshape(-1) for part in parts]
+    shards = worth_sharding(sum(part.numel() for part in parts), ranks)
+    totals = yield from sum_in_rank_order(flat, FP32, ranks, shards=shards)
+    return [total.view(part.shape) for total, part in zip(totals, parts, strict=True)]

@@ -1,0 +1,36 @@
+"""What a compressed sum over ranks asks to be exchanged. A sum is a generator; it knows no network.
+
+It yields an `Exchange`, is sent the packets that came of it, and returns the sum. Whoever drives it decides whether
+that happens during the backward pass, after it, or within one process.
+"""
+
+# W = world size, R = bytes of a packet
+
+from __future__ import annotations
+
+from collections.abc import Generator, Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One round of packets between all ranks; what comes back is uint8 (W, R), in rank order."""
+
+    packets: torch.Tensor
+    """uint8: (R,) = one packet for every rank, or (W, R) = row r for rank r. R is the same on all ranks."""
+    parts: Mapping[str, int] = field(default_factory=dict)
+    """Bytes of one packet that are no values: scales, indices."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """Which rank of how many this is."""
+
+    rank: int
+    world_size: int
+
+
+Sum = Generator[Exchange, torch.Tensor, torch.Tensor]
+"""Returns the sum over ranks, float32 and flat: the same bits on every rank."""

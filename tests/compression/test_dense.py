@@ -1,0 +1,426 @@
+"""Compression of the dense gradient, all ranks in one thread: sums, residuals, packets, what must not be lost."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from shardkeep.base.errors import CorruptMessage
+from shardkeep.compression import dense_values
+from shardkeep.compression.config import TowerCompressionConfig
+from shardkeep.compression.dense import FORMS, TOPK_VALUES, DenseCompression, merge_local
+from shardkeep.compression.dense_forms import Rounded
+from shardkeep.compression.dense_indices import coded_bytes, decode_positions, encode_positions
+from shardkeep.compression.dense_values import BF16, FP16, FP32, INT8
+from shardkeep.compression.exchange import Ranks, Sum
+
+CPU = torch.device("cpu")
+SHAPES = {"wide": (40, 90), "bias": (40,), "tall": (130, 33), "one": (1,), "none": (0, 5)}
+CONFIGS: dict[str, dict[str, Any]] = {
+    "none": {"name": "none"},
+    "bf16": {"name": "bf16"},
+    "fp16": {"name": "fp16"},
+    "int8": {"name": "int8"},
+    "topk": {"name": "topk", "keep": 0.05},
+    "topk of int8": {"name": "topk", "keep": 0.02, "values": "int8"},
+    "powersgd": {"name": "powersgd"},
+}
+OWING = ["int8", "topk", "topk of int8", "powersgd"]
+"""Those that send later what they did not send."""
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Tensors are small here: more threads only wait for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def members(config: str, world_size: int, **others: Any) -> list[DenseCompression]:
+    settings = TowerCompressionConfig(**CONFIGS[config], **others)
+    return [DenseCompression(settings, SHAPES, CPU) for _ in range(world_size)]
+
+
+def drive(sums: Sequence[Sum]) -> tuple[list[torch.Tensor], Counter[str]]:
+    """Runs all ranks' sums round by round; the totals, and the bytes each rank sent by part."""
+    world_size, sent = len(sums), Counter[str]()
+    exchanges = [next(one) for one in sums]
+    while True:
+        assert len({(e.packets.shape, str(e.parts)) for e in exchanges}) == 1, "a packet has one size on all ranks"
+        for part, size in exchanges[0].parts.items():
+            sent[part] += (world_size - 1) * size
+        sent["all"] += (world_size - 1) * exchanges[0].packets.shape[-1]
+        found: list[Any] = []
+        for rank, one in enumerate(sums):
+            rows = [e.packets[rank] if e.packets.ndim == 2 else e.packets for e in exchanges]
+            try:
+                found.append(one.send(torch.stack(rows)))
+            except StopIteration as done:
+                found.append(done.value)
+        if isinstance(found[0], torch.Tensor):
+            return found, sent
+        exchanges = found
+
+
+def draw(step: int, rank: int, size: float = 1.0) -> dict[str, torch.Tensor]:
+    drawn = torch.Generator().manual_seed(100 * step + rank)
+    grads = {name: torch.randn(shape, generator=drawn) * size for name, shape in SHAPES.items()}
+    grads["wide"] += torch.randn(40, 1, generator=drawn) @ torch.randn(1, 90, generator=drawn) * size
+    return grads
+
+
+def step_of(
+    ranks: list[DenseCompression],
+    grads: list[dict[str, torch.Tensor]],
+    *,
+    step: int = 0,
+    scale: float = 1.0,
+    applied: bool | None = None,
+    groups: Sequence[Sequence[str]] = (tuple(SHAPES),),
+) -> dict[str, torch.Tensor]:
+    """One step of all ranks; what every rank got, by name. `applied` = None: whether it was finite."""
+    got: dict[str, torch.Tensor] = {}
+    for one in ranks:
+        one.begin(step, scale)
+    for names in groups:
+        sums = [
+            one.sum(names, [grads[rank][name] * scale for name in names], Ranks(rank, len(ranks)))
+            for rank, one in enumerate(ranks)
+        ]
+        totals, _ = drive(sums)
+        assert all(total.view(torch.int32).equal(totals[0].view(torch.int32)) for total in totals)
+        parts = totals[0].split([torch.Size(SHAPES[name]).numel() for name in names])
+        got |= {name: part.view(SHAPES[name]) / scale for name, part in zip(names, parts, strict=True)}
+    finite = all(bool(torch.isfinite(part).all()) for part in got.values())
+    for one in ranks:
+        one.settle(finite if applied is None else applied)
+    return got
+
+
+def owed(ranks: list[DenseCompression]) -> dict[str, torch.Tensor]:
+    """The residuals of all ranks together, float64; zeros where there are none."""
+    total = {name: torch.zeros(shape, dtype=torch.float64) for name, shape in SHAPES.items()}
+    for one in ranks:
+        for name, kept in one.local_state_dict().get("residuals", {}).items():
+            total[name] += kept.view(SHAPES[name]).double()
+    return total
+
+
+def assert_conserved(before: Any, grads: list[dict[str, torch.Tensor]], got: Any, after: Any, tol: float) -> None:
+    """Delivered + owed now = gradients of all ranks + owed before, in float64."""
+    for name in SHAPES:
+        due = sum((g[name].double() for g in grads), before[name])
+        torch.testing.assert_close(got[name].double() + after[name], due, rtol=0, atol=tol)
+
+
+def test_every_name_of_the_config_has_a_form_and_every_kept_value_a_format() -> None:
+    fields = TowerCompressionConfig.model_fields
+    assert set(FORMS) == set(get_args(fields["name"].annotation))
+    named = get_args(fields["values"].annotation)
+    assert set(TOPK_VALUES) == set(get_args(named[0])) and {c["name"] for c in CONFIGS.values()} == set(FORMS)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 4])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_nothing_is_lost_at_any_step(config: str, world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dense_values, "ONE_ROUND_BYTES", 0)  # shards with more than two ranks
+    ranks = members(config, world_size)
+    tolerance = {"bf16": 2**-8 * 20, "fp16": 2**-11 * 20}.get(config, 3e-5)
+    for step in range(6):
+        grads, before = [draw(step, rank) for rank in range(world_size)], owed(ranks)
+        got = step_of(ranks, grads, step=step)
+        assert_conserved(before, grads, got, owed(ranks), tolerance)
+    assert (owed(ranks)["wide"].abs().max() > 1e-3) == (config in OWING)
+
+
+@pytest.mark.parametrize("config", OWING)
+def test_a_constant_gradient_arrives_in_full_over_time(config: str) -> None:
+    ranks, grads = members(config, 2), [draw(0, 0), draw(0, 1)]
+    total = {name: torch.zeros(shape) for name, shape in SHAPES.items()}
+    for step in range(30):
+        got = step_of(ranks, grads, step=step)
+        total = {name: total[name] + got[name] for name in SHAPES}
+    for name in ("wide", "tall"):
+        mean, true = total[name] / 30, grads[0][name] + grads[1][name]
+        assert (mean - true).norm() < 0.6 * true.norm(), name
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_signs_are_kept(config: str) -> None:
+    grads = [{name: torch.zeros(shape) for name, shape in SHAPES.items()} for _ in range(2)]
+    for rank in range(2):
+        grads[rank]["wide"][3, 7], grads[rank]["bias"][1], grads[rank]["one"][0] = -3.0, -2.0, -1.0
+    got = step_of(members(config, 2), grads)
+    tall = {"wide": got["wide"][3, 7], "bias": got["bias"][1], "one": got["one"][0]}
+    for value, true in zip(tall.values(), (-6.0, -4.0, -2.0), strict=True):
+        assert float(value) == pytest.approx(true, rel=0.02)
+
+
+@pytest.mark.parametrize("one_round", [0, 1 << 30], ids=["shards", "whole"])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_the_sum_does_not_depend_on_what_is_summed_together(
+    config: str, one_round: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dense_values, "ONE_ROUND_BYTES", one_round)
+    together, apart = members(config, 3), members(config, 3)
+    for step in range(3):
+        grads = [draw(step, rank) for rank in range(3)]
+        whole = step_of(together, grads, step=step)
+        split = step_of(apart, grads, step=step, groups=[("one", "tall"), ("none", "bias", "wide")])
+        assert all(whole[name].equal(split[name]) for name in SHAPES)
+        for one, other in zip(together, apart, strict=True):
+            assert_same_state(one.local_state_dict(), other.local_state_dict())
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_gradient_that_is_not_finite_reaches_all_ranks_and_leaves_residuals_alone(config: str, bad: float) -> None:
+    ranks = members(config, 3)
+    step_of(ranks, [draw(0, rank) for rank in range(3)])
+    before = copy.deepcopy([one.local_state_dict() | one.state_dict() for one in ranks])
+    grads = [draw(1, rank) for rank in range(3)]
+    grads[1]["tall"][5, 5] = bad
+    got = step_of(ranks, grads, step=1)
+    assert not torch.isfinite(got["tall"]).all()
+    if config in OWING:  # the whole packet says so
+        assert all(torch.isnan(part).all() for part in got.values())
+    for one, was in zip(ranks, before, strict=True):
+        assert_same_state(one.local_state_dict() | one.state_dict(), was)
+
+
+def assert_same_state(now: dict[str, Any], was: dict[str, Any]) -> None:
+    assert now.keys() == was.keys()
+    for kind in was:
+        assert now[kind].keys() == was[kind].keys()
+        assert all(now[kind][name].equal(was[kind][name]) for name in was[kind])
+
+
+@pytest.mark.parametrize("config", OWING)
+def test_a_step_that_does_not_count_takes_nothing_away(config: str) -> None:
+    """Another rank's rows overflowed: this gradient was finite, and yet no update is made."""
+    ranks, straight = members(config, 2), members(config, 2)
+    for both in (ranks, straight):
+        step_of(both, [draw(0, 0), draw(0, 1)])
+    step_of(ranks, [draw(7, 0), draw(7, 1)], step=1, applied=False)
+    got, expected = (step_of(both, [draw(1, 0), draw(1, 1)], step=2) for both in (ranks, straight))
+    assert all(got[name].equal(expected[name]) for name in SHAPES)
+
+
+@pytest.mark.parametrize("config", OWING)
+def test_a_step_cut_off_in_the_middle_takes_nothing_away(config: str) -> None:
+    ranks, straight = members(config, 2), members(config, 2)
+    for one in ranks:
+        one.begin(0)
+    drive([one.sum(list(SHAPES), list(draw(5, r).values()), Ranks(r, 2)) for r, one in enumerate(ranks)])
+    got, expected = (step_of(both, [draw(1, 0), draw(1, 1)]) for both in (ranks, straight))
+    assert all(got[name].equal(expected[name]) for name in SHAPES)
+
+
+@pytest.mark.parametrize("config", OWING)
+def test_residuals_do_not_change_their_size_with_the_loss_scale(config: str) -> None:
+    scaled, plain = members(config, 2), members(config, 2)
+    for step, scale in enumerate((65536.0, 32768.0, 65536.0, 1.0)):
+        grads = [draw(step, 0), draw(step, 1)]
+        got, expected = step_of(scaled, grads, step=step, scale=scale), step_of(plain, grads, step=step)
+        for name in SHAPES:
+            torch.testing.assert_close(got[name], expected[name], rtol=1e-5, atol=1e-5)
+    for name, kept in owed(scaled).items():
+        torch.testing.assert_close(kept, owed(plain)[name], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("config", OWING)
+def test_a_parameter_that_no_rank_used_keeps_what_is_owed_for_it(config: str) -> None:
+    ranks = members(config, 3)
+    step_of(ranks, [draw(0, rank) for rank in range(3)])
+    before = owed(ranks)
+    grads = [draw(1, rank) | {"tall": torch.zeros(SHAPES["tall"])} for rank in range(3)]
+    got = step_of(ranks, grads, step=1)
+    assert not got["tall"].any() and before["tall"].any() and owed(ranks)["tall"].equal(before["tall"])
+    grads = [draw(2, rank) | ({"tall": torch.zeros(SHAPES["tall"])} if rank else {}) for rank in range(3)]
+    before = owed(ranks)  # now one rank uses it
+    assert_conserved(before, grads, step_of(ranks, grads, step=2), owed(ranks), 3e-5)
+
+
+def test_powersgd_finds_its_way_back_from_a_gradient_of_zeros() -> None:
+    ranks = members("powersgd", 2)
+    zeros = [{name: torch.zeros(shape) for name, shape in SHAPES.items()}] * 2
+    step_of(ranks, zeros)
+    grads = [draw(1, 0), draw(1, 1)]
+    true = grads[0]["wide"] + grads[1]["wide"]
+    assert (step_of(ranks, grads, step=1)["wide"] - true).norm() < 0.9 * true.norm()
+
+
+def test_powersgd_sends_a_gradient_of_its_rank_whole_and_the_same_guess_on_all_ranks() -> None:
+    ranks = members("powersgd", 2)
+    drawn = torch.Generator().manual_seed(1)
+    low = [torch.randn(40, 1, generator=drawn) @ torch.randn(1, 90, generator=drawn) for _ in range(2)]
+    grads = [draw(0, rank) | {"wide": low[rank]} for rank in range(2)]
+    got = step_of(ranks, grads)
+    torch.testing.assert_close(got["wide"], low[0] + low[1], rtol=1e-3, atol=1e-4)
+    assert_same_state(ranks[0].state_dict(), ranks[1].state_dict())
+    newcomer = members("powersgd", 1)[0]
+    newcomer.load_state_dict(ranks[0].state_dict())
+    assert_same_state(newcomer.state_dict(), ranks[0].state_dict())
+
+
+@pytest.mark.parametrize("config", ["topk", "powersgd"])
+def test_the_first_steps_go_in_fp32(config: str) -> None:
+    ranks = members(config, 2, warmup_steps=2)
+    for step in range(3):
+        grads = [draw(step, 0), draw(step, 1)]
+        got = step_of(ranks, grads, step=step)
+        exact = all(got[name].equal(grads[0][name] + grads[1][name]) for name in SHAPES)
+        assert exact == (step < 2) == (not any(kept.any() for kept in owed(ranks).values()))
+
+
+@pytest.mark.parametrize("size", [1e-9, 1.0, 1e7])
+@pytest.mark.parametrize(("config", "error"), [("fp16", 2**-10), ("bf16", 2**-7), ("int8", 0.02)])
+def test_formats_neither_flush_small_gradients_nor_overflow_at_large_ones(
+    config: str, error: float, size: float
+) -> None:
+    grads = [draw(0, rank, size) for rank in range(2)]
+    got = step_of(members(config, 2), grads)["wide"]
+    true = grads[0]["wide"] + grads[1]["wide"]
+    assert (got - true).norm() < error * true.norm() and (got != 0).float().mean() > 0.9
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
+@pytest.mark.parametrize("num_values", [1, 63, 64, 4096, 16400, 70_000])
+def test_fp32_adds_in_rank_order_bit_for_bit_whatever_the_shards(num_values: int, world_size: int) -> None:
+    drawn = torch.Generator().manual_seed(num_values)
+    values = [torch.randn(num_values, generator=drawn) for _ in range(world_size)]
+    expected = values[0].clone()
+    for part in values[1:]:
+        expected += part
+    form = Rounded(FP32, num_values)
+    totals, sent = drive([form.sum(["v"], [v], Ranks(r, world_size)) for r, v in enumerate(values)])
+    assert all(total.equal(expected) for total in totals)
+    all_gather, two_rounds = (world_size - 1) * 4 * num_values, 8 * (world_size - 1) * -(-num_values // world_size)
+    sharded = world_size > 2 and 4 * num_values >= 1 << 16
+    assert sent["all"] == (two_rounds if sharded else all_gather)
+
+
+@pytest.mark.parametrize("fmt", [FP32, BF16, FP16, INT8], ids=["fp32", "bf16", "fp16", "int8"])
+def test_a_format_keeps_zeros_signs_and_ties_and_says_how_much_of_it_is_scales(fmt: Any) -> None:
+    values = torch.tensor([0.0, -1.0, 1.0, 1.0, -0.5, 0.25] + [0.0] * 58 + [-7.0] * 64 + [0.0] * 64)
+    packet = fmt.encode(values)
+    assert packet.dtype == torch.uint8 and packet.numel() == 192 * fmt.encode(values[:64]).numel() // 64
+    assert packet.numel() - fmt.scale_bytes(192) == 192 * fmt.dtype.itemsize
+    found = fmt.decode(packet)
+    torch.testing.assert_close(found, values, rtol=0.01, atol=0.005)
+    assert torch.equal(found == 0, values == 0) and len(set(found[64:128].tolist())) == 1
+    both = fmt.decode(torch.stack([packet, fmt.encode(-values)]))
+    assert both[0].equal(found) and both[1].equal(-found)
+
+
+@pytest.mark.parametrize(("name", "values"), [("topk", "fp16"), ("topk", "int8"), ("int8", None), ("powersgd", None)])
+def test_bytes_are_what_the_formulas_say(name: str, values: str | None) -> None:
+    shapes = {"w": (512, 256), "b": (512,)}
+    ranks = [DenseCompression(TowerCompressionConfig(name=name, values=values), shapes, CPU) for _ in range(2)]  # type: ignore[arg-type]
+    grads = [torch.randn(shape) for shape in shapes.values()]
+    _, sent = drive([one.sum(list(shapes), grads, Ranks(rank, 2)) for rank, one in enumerate(ranks)])
+    if name == "topk":
+        kept = 1311  # 1 % of 131072, rounded up
+        assert sent["scales"] == 4
+        assert 8.0 < 8 * sent["indices"] / kept < 9.0
+        assert sent["all"] == 4 + (kept + 512) * (2 if values == "fp16" else 1) + sent["indices"]
+    elif name == "int8":
+        assert sent == {"scales": 2 * 131584 // 64, "all": 131584 + 2 * 131584 // 64}
+    else:
+        assert sent == {"all": 4 * (2 * (512 + 256) + 512)}
+
+
+def test_top_k_of_few_values_sends_at_least_one_and_small_parameters_whole() -> None:
+    config = TowerCompressionConfig(name="topk", keep=1e-6)
+    ranks = [DenseCompression(config, {"big": (2000,), "small": (1023,)}, CPU) for _ in range(2)]
+    grads = [torch.arange(2000.0) - 1999.5, torch.ones(1023)]
+    totals, _ = drive([one.sum(["big", "small"], grads, Ranks(rank, 2)) for rank, one in enumerate(ranks)])
+    assert totals[0][:2000].nonzero().view(-1).tolist() == [0] and float(totals[0][0]) == pytest.approx(
+        -3999.0, rel=1e-3
+    )
+    assert totals[0][2000:].allclose(torch.full((1023,), 2.0), rtol=1e-3)
+
+
+def test_top_k_of_equal_values_sends_no_more_than_k() -> None:
+    ranks = [DenseCompression(TowerCompressionConfig(name="topk"), {"w": (5000,)}, CPU) for _ in range(2)]
+    totals, _ = drive([one.sum(["w"], [torch.ones(5000)], Ranks(rank, 2)) for rank, one in enumerate(ranks)])
+    assert int((totals[0] != 0).sum()) == 50
+
+
+@pytest.mark.parametrize(
+    ("num_values", "num_kept"), [(1, 1), (5, 5), (1000, 1), (1000, 10), (4096, 41), (131072, 1311), (7, 0)]
+)
+def test_positions_come_back_and_take_the_bytes_all_ranks_expect(num_values: int, num_kept: int) -> None:
+    for seed in range(3):
+        chosen = torch.randperm(num_values, generator=torch.Generator().manual_seed(seed))[:num_kept].sort().values
+        for positions in (chosen, torch.arange(num_kept), torch.arange(num_values - num_kept, num_values)):
+            packet = encode_positions(positions, num_values)
+            assert packet.numel() == coded_bytes(num_values, num_kept)
+            assert decode_positions(packet, num_values, num_kept).equal(positions)
+    if num_kept:
+        assert 8 * coded_bytes(num_values, num_kept) <= num_kept * (math.log2(num_values / num_kept) + 2.5) + 8
+
+
+def test_positions_of_a_damaged_packet_are_refused() -> None:
+    packet = encode_positions(torch.arange(0, 1000, 100), 1000)
+    with pytest.raises(CorruptMessage, match="bytes are not 10 positions of 1000"):
+        decode_positions(packet[:-1], 1000, 10)
+    refused = 0
+    for place in range(8 * packet.numel()):
+        damaged = packet.clone()
+        damaged[place // 8] ^= 1 << place % 8
+        try:
+            found = decode_positions(damaged, 1000, 10)
+        except CorruptMessage:
+            refused += 1
+        else:
+            assert found.numel() == 10 and int(found.min()) >= 0 and int(found.max()) < 1000
+    assert refused >= 10
+
+
+@pytest.mark.parametrize("config", OWING)
+def test_one_rank_takes_over_what_several_owed(config: str) -> None:
+    ranks = members(config, 3)
+    step_of(ranks, [draw(0, rank) for rank in range(3)])
+    total, heir = owed(ranks), members(config, 1)
+    heir[0].load_local_state_dict(merge_local(one.local_state_dict() for one in ranks))
+    for name, kept in owed(heir).items():
+        torch.testing.assert_close(kept, total[name], rtol=1e-6, atol=1e-6)
+    heir[0].load_state_dict(ranks[0].state_dict())  # of another tower: nothing is owed for it
+    assert not any(kept.any() for kept in owed(heir).values())
+
+
+def test_local_states_are_copied_merge_to_nothing_and_must_fit() -> None:
+    assert merge_local([]) == {} == merge_local([{}, {}])
+    first, second = members("int8", 2)
+    step_of([first, second], [draw(0, 0), draw(0, 1)])
+    state = first.local_state_dict()
+    second.load_local_state_dict(state)
+    state["residuals"]["wide"].zero_()
+    assert second.local_state_dict()["residuals"]["wide"].any()
+    with pytest.raises(ValueError, match="residual of other, 3 values: does not fit the model"):
+        first.load_local_state_dict({"residuals": {"other": torch.zeros(3)}})
+    with pytest.raises(ValueError, match="guess of wide: None, not"):
+        members("powersgd", 1)[0].load_state_dict({})
+
+
+@pytest.mark.parametrize("settings", [
+    ({"name": "int8", "keep": 0.1}, "keep: has no effect with name: int8"),
+    ({"name": "none", "warmup_steps": 5}, "warmup_steps: has no effect with name: none"),
+    ({"name": "powersgd", "keep": 0.1, "values": "int8"}, "keep and values: has no effect with name: powersgd"),
+    ({"name": "topk", "rank": 2}, "rank: has no effect with name: topk"),
+    ({"name": "topk", "keep": 0.0}, "greater than 0"),
+    ({"name": "powersgd", "rank": 0}, "greater than or equal to 1"),
+])  # fmt: skip
+def test_settings_without_effect_are_refused(settings: tuple[dict[str, Any], str]) -> None:
+    given, text = settings
+    with pytest.raises(ValueError, match=text):
+        TowerCompressionConfig(**given)

@@ -1,0 +1,377 @@
+"""Compressed sums of the dense gradient in training: threads, DDP in two processes, overflow, rewind, newcomers."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import traceback
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from shardkeep.base.errors import JobError
+from shardkeep.compression.config import TowerCompressionConfig
+from shardkeep.compression.dense import DenseCompression
+from shardkeep.compression.exchange import Ranks
+from shardkeep.compression.ledger import Ledger
+from shardkeep.workers.collective import Collective, ThreadCollective, run_ranks
+from shardkeep.workers.compiling import why_no_compiler
+from shardkeep.workers.process_collective import ProcessCollective
+from shardkeep.workers.reduce import BucketSums, sum_bucket
+from shardkeep.workers.rewind import Rewind
+from shardkeep.workers.tower import Tower
+from tests.compression.test_dense import drive
+from tests.workers.test_tower import CPU, FP16, Small, batch, part_of, tower_of, train, values_of
+
+WORLD = 2
+SPLITS = [(0, 13), (13, 24)]
+FORMS = {
+    "none": TowerCompressionConfig(),
+    "bf16": TowerCompressionConfig(name="bf16"),
+    "fp16": TowerCompressionConfig(name="fp16"),
+    "int8": TowerCompressionConfig(name="int8"),
+    "topk": TowerCompressionConfig(name="topk", keep=0.05, values="int8", warmup_steps=2),
+    "powersgd": TowerCompressionConfig(name="powersgd", warmup_steps=2),
+}
+
+
+class Layers(nn.Module):
+    """Large enough for every form: a matrix that PowerSGD thins and top-k leaves values out of; one layer unused."""
+
+    def __init__(self, seed: int = 0, *, forgetful: bool = False) -> None:
+        super().__init__()
+        drawn = torch.Generator().manual_seed(seed)
+        self.low, self.mid, self.top, self.unused = nn.Linear(15, 40), nn.Linear(40, 40), nn.Linear(40, 1), None
+        if forgetful:
+            self.unused = nn.Linear(40, 40)
+        with torch.no_grad():
+            for p in self.parameters():
+                p.copy_(torch.rand(p.shape, generator=drawn) * 0.4 - 0.2)
+
+    def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+        hidden = self.low(torch.cat([dense, *embeddings.values()], dim=1)).tanh()
+        return self.top(self.mid(hidden).tanh())
+
+
+def build(collective: Collective, form: str, *, forgetful: bool = False, **others: Any) -> Tower:
+    model = Layers(collective.rank, forgetful=forgetful)
+    return tower_of(model=model, collective=collective, compression=FORMS[form], **others)
+
+
+def owed(tower: Tower) -> dict[str, torch.Tensor]:
+    return {name: kept.clone() for name, kept in tower.local_state_dict().get("residuals", {}).items()}
+
+
+def five_steps(collective: Collective, form: str, **others: Any) -> tuple[bytes, dict[str, int]]:
+    """Digest, and the bytes that were sent by what they are, headers aside."""
+    tower, ledger = build(collective, form, **others), Ledger()
+    collective.sent.tell(ledger, "control")
+    train(tower, SPLITS, micro=2)
+    collective.sent.tell(ledger, "tower")
+    return tower.digest_bytes(), {part: size for part, size in ledger.totals()["tower"].items() if part != "framing"}
+
+
+def overflowing(collective: Collective, form: str) -> tuple[bytes, list[bool], bool, bool]:
+    """fp16 with a GradScaler: digest, which steps were applied, whether residuals stayed, whether there were any."""
+    tower = build(collective, form, config=FP16)
+    applied, stayed = [], True
+    for step in range(6):
+        before = owed(tower)
+        dense, leaves, label = part_of(batch(step, 24), *SPLITS[collective.rank])
+        if step == 3 and collective.rank == 1:
+            dense = torch.full_like(dense, 1e30)
+        tower.backward(dense, leaves, label, 1 / 24)
+        update = tower.update(step, rows_finite=not (step == 4 and collective.rank == 0))
+        applied.append(update.applied)
+        if not update.applied:
+            now = owed(tower)
+            stayed = stayed and all(now[name].equal(kept) for name, kept in before.items())
+    return tower.digest_bytes(), applied, stayed, any(kept.any() for kept in owed(tower).values())
+
+
+# DDP's options, with buckets far smaller than the model.
+
+OPTIONS: dict[str, dict[str, bool]] = {
+    "plain": {},
+    "view": {"gradient_as_bucket_view": True},
+    "static": {"static_graph": True, "gradient_as_bucket_view": True},
+    "unused": {"find_unused_parameters": True},
+}
+
+
+def gradients(form: str, option: str, collective: Collective) -> tuple[list[bytes], list[bytes], set[int]]:
+    """The summed gradients of some steps of two micro-batches by DDP with our hook, the same without DDP, and the
+    numbers of buckets that the steps took."""
+    forgetful = option == "unused"
+    models = [Layers(forgetful=forgetful) for _ in range(WORLD + 1)]
+    shapes = {name: tuple(p.shape) for name, p in models[0].named_parameters()}
+    config = FORMS[form].model_copy(update={"warmup_steps": None})
+    *alone, mine = [DenseCompression(config, shapes, CPU) for _ in range(WORLD + 1)]
+    buckets: list[int] = []
+
+    class Counted(BucketSums):
+        def start(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+            buckets[-1] += 1
+            return super().start(bucket)
+
+    ddp = DistributedDataParallel(models[-1], bucket_cap_mb=0.005, init_sync=False, **OPTIONS[option])  # type: ignore[arg-type]
+    names = {p: name for name, p in models[-1].named_parameters()}
+    ddp.register_comm_hook(Counted(collective, mine, names), sum_bucket)  # type: ignore[arg-type]
+    found, expected = [], []
+    for step in range(5):
+        buckets.append(0)
+        for model in models:
+            model.zero_grad(set_to_none=True)
+        mine.begin(step, 2.0**step)
+        accumulate = option != "static" or step > 0  # torch cannot, in the first step of a static graph
+        if accumulate:
+            micro_step(ddp.no_sync, ddp, step, collective.rank, slice(0, 5))
+        micro_step(None, ddp, step, collective.rank, slice(5, 12))
+        found.append(bytes_of({name: p.grad for name, p in models[-1].named_parameters()}))
+        mine.settle(applied=step != 2)
+        for rank in range(WORLD):
+            if accumulate:
+                micro_step(None, models[rank], step, rank, slice(0, 5))
+            micro_step(None, models[rank], step, rank, slice(5, 12))
+        expected.append(bytes_of(summed(alone, models[:WORLD], step)))
+    return found, expected, set(buckets)
+
+
+def micro_step(context: Any, run: nn.Module, step: int, rank: int, part: slice) -> None:
+    dense, leaves, _ = part_of(batch(step, 24), 12 * rank, 12 * rank + 12)
+    rows = {name: leaf.detach()[part] for name, leaf in leaves.items()}
+    if context is None:
+        run(dense[part], rows).square().sum().backward()
+        return
+    with context():
+        run(dense[part], rows).square().sum().backward()
+
+
+def summed(alone: list[DenseCompression], models: list[nn.Module], step: int) -> dict[str, torch.Tensor | None]:
+    """The sum over all ranks, made within this process; None for what no rank used."""
+    used = [name for name, p in models[0].named_parameters() if p.grad is not None]
+    sums = []
+    for rank, (one, model) in enumerate(zip(alone, models, strict=True)):
+        one.begin(step, 2.0**step)
+        named = dict(model.named_parameters())
+        sums.append(one.sum(used, [named[name].grad for name in used], Ranks(rank, WORLD)))  # type: ignore[misc]
+    totals, _ = drive(sums)
+    for one in alone:
+        one.settle(applied=step != 2)
+    sizes = [dict(models[0].named_parameters())[name].numel() for name in used]
+    parts = dict(zip(used, torch.split(totals[0], sizes), strict=True))
+    return {name: parts.get(name) for name, _ in models[0].named_parameters()}
+
+
+def bytes_of(grads: dict[str, torch.Tensor | None]) -> bytes:
+    return b"".join(b"-" if grad is None else grad.contiguous().numpy().tobytes() for grad in grads.values())
+
+
+def one_process(rank: int, port: int, results: Any) -> None:
+    try:
+        results.put(in_a_process(rank, port))
+    except BaseException:
+        results.put({"rank": rank, "failed": traceback.format_exc()})
+
+
+def in_a_process(rank: int, port: int) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=100))
+    collective = ProcessCollective(store, rank=rank, world_size=WORLD, generation=1, timeout_s=100.0)
+    found: dict[str, Any] = {"rank": rank}
+    for form in FORMS:
+        found[form] = five_steps(collective, form)
+    found["bounded"] = five_steps(collective, "none", sync=False)
+    found["forgetful"] = five_steps(collective, "topk", forgetful=True)
+    for form in ("int8", "topk", "powersgd"):
+        found["overflow", form] = overflowing(collective, form)
+        for option in OPTIONS:
+            found[option, form] = gradients(form, option, collective)
+    if why_no_compiler(CPU) is None:
+        tower = tower_of(
+            model=Small(), collective=collective, compression=FORMS["int8"], config={"compile": "on"}, batch_size=12
+        )
+        train(tower, [(0, 12), (12, 24)])
+        found["compiled"] = tower.digest_bytes(), tower._switch.enabled, tower._ddp is not None
+    collective.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[list[dict[Any, Any]]]:
+    """What each of two processes found, in rank order."""
+    context = multiprocessing.get_context("spawn")
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    results = context.Queue()
+    members = [context.Process(target=one_process, args=(rank, store.port, results)) for rank in range(WORLD)]
+    for member in members:
+        member.start()
+    try:
+        found = [results.get(timeout=150) for _ in members]
+        assert not [f["failed"] for f in found if "failed" in f], "\n".join(f.get("failed", "") for f in found)
+        yield sorted(found, key=lambda f: f["rank"])
+        for member in members:
+            member.join(30)
+    finally:
+        for member in members:
+            member.kill()
+            member.join()
+
+
+def threads(work: Any, *args: Any, **others: Any) -> list[Any]:
+    """What each rank's `work` gives, ranks being threads that compute as the processes do: with one thread each."""
+
+    def one(collective: ThreadCollective) -> Any:
+        torch.set_num_threads(1)  # in this thread: before its first loop torch lets BLAS take the process's number
+        return work(collective, *args, **others)
+
+    before = torch.get_num_threads()
+    try:
+        return run_ranks(ThreadCollective.group(WORLD), one)
+    finally:
+        torch.set_num_threads(before)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("form", FORMS)
+def test_processes_train_with_each_form_bit_for_bit_as_threads(processes, form):
+    expected = threads(five_steps, form)
+    assert [found[form][0] for found in processes] == [digest for digest, _ in expected]
+    assert len({digest for digest, _ in expected}) == 1
+    plain = threads(five_steps, "none")[0][0]
+    assert (expected[0][0] == plain) == (form == "none")
+
+
+@pytest.mark.processes
+def test_the_bytes_of_each_form_are_counted_by_what_they_are(processes):
+    sent = {form: processes[0][form][1] for form in FORMS}
+    values = sum(p.numel() for p in Layers().parameters())
+    assert sent["none"] == {"values": 5 * 4 * values + 6}  # and one byte a parameter: whether it is used
+    assert sent["bf16"] == {"values": 5 * 2 * values + 6}
+    assert sent["int8"].keys() == {"values", "scales"} and sent["topk"].keys() == {"values", "scales", "indices"}
+    assert sent["topk"]["scales"] == 3 * 2 * 6  # steps, bytes, parameters; the first two steps are fp32
+    assert all(processes[1][form][1] == sent[form] for form in FORMS)
+
+
+@pytest.mark.processes
+def test_replicas_are_equal_outside_sync_mode_and_with_parameters_left_out(processes):
+    for case in ("bounded", "forgetful"):
+        assert len({found[case][0] for found in processes}) == 1
+    assert processes[0]["forgetful"][0] == threads(five_steps, "topk", forgetful=True)[0][0]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("form", ["int8", "topk", "powersgd"])
+def test_overflow_steps_are_skipped_by_all_and_keep_the_residual(processes, form):
+    expected = threads(overflowing, form)
+    assert [found["overflow", form] for found in processes] == expected
+    assert expected[0] == expected[1] == (expected[0][0], [True, True, True, False, False, True], True, True)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("form", ["int8", "topk", "powersgd"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_the_hook_gives_the_same_bits_under_every_option_of_ddp(processes, option, form):
+    """Buckets rebuilt, gradients accumulated under no_sync, the loss scale changed, one step not applied."""
+    for found in processes:
+        grads, expected, buckets = found[option, form]
+        assert grads == expected and max(buckets) > 1
+    assert option != "view" or len(buckets) > 1, "buckets were rebuilt on the way"
+
+
+@pytest.mark.processes
+@pytest.mark.skipif(why_no_compiler(CPU) is not None, reason="torch.compile cannot run here")
+def test_replicas_of_a_compiled_tower_are_equal(processes):
+    assert processes[0]["compiled"] == processes[1]["compiled"] and processes[0]["compiled"][1:] == (True, True)
+
+
+def test_a_hook_that_gets_no_bucket_says_which_setting_is_at_fault():
+    with pytest.raises(JobError, match="optimize_ddp: 'python_reducer'"):
+        sum_bucket(None, (torch.zeros(1), torch.zeros(1)))  # type: ignore[arg-type]
+
+
+# State: what belongs to a rank, and what all ranks share.
+
+
+def steps(tower: Tower, number: int, rewind: Rewind | None = None) -> Tower:
+    for _ in range(number):
+        train(tower, SPLITS, first=tower.step, steps=1)
+        if rewind is not None:
+            rewind.keep(tower)
+    return tower
+
+
+@pytest.mark.parametrize("form", ["int8", "topk", "powersgd"])
+def test_going_back_brings_back_the_residual_of_each_rank(form, tmp_path: Path):
+    def work(collective: ThreadCollective) -> list[bool]:
+        tower, rewind = build(collective, form), Rewind(tmp_path / str(collective.rank), depth=5)
+        rewind.keep(tower)
+        steps(tower, 5, rewind)
+        digest, residual, shared = tower.digest_bytes(), owed(tower), copy.deepcopy(tower.state_dict()["compression"])
+        again = build(collective, form)  # another process: it finds what was kept
+        Rewind(tmp_path / str(collective.rank), depth=5).take_back(again, 3)
+        went_back = again.step == 3 and any(kept.any() for kept in owed(again).values())
+        steps(again, 2)
+        same = all(owed(again)[name].equal(kept) for name, kept in residual.items())
+        guesses = again.state_dict()["compression"].get("guesses", {})
+        same_guesses = all(guesses[name].equal(guess) for name, guess in shared.get("guesses", {}).items())
+        return [went_back, again.digest_bytes() == digest, same, same_guesses]
+
+    assert threads(work) == [[True] * 4] * WORLD
+
+
+def test_a_newcomer_owes_nothing_and_takes_the_guesses_of_the_others():
+    def work(collective: ThreadCollective) -> tuple[bytes, bool, Any]:
+        tower = steps(build(collective, "powersgd"), 4)
+        if collective.rank == 1:
+            tower = tower_of(model=Layers(7), compression=FORMS["powersgd"])
+        tower.join(collective)
+        tower.share(0, [1])
+        owes = any(kept.any() for kept in owed(tower).values())
+        guesses = {name: guess.clone() for name, guess in tower.state_dict()["compression"]["guesses"].items()}
+        return steps(tower, 2).digest_bytes(), owes, guesses
+
+    (first, first_owes, ours), (second, second_owes, theirs) = threads(work)
+    assert first == second and first_owes and not second_owes
+    assert ours and all(theirs[name].equal(guess) for name, guess in ours.items())
+
+
+def test_a_step_cut_off_after_its_sum_leaves_the_residual_as_it_was():
+    def work(collective: ThreadCollective) -> bool:
+        tower = steps(build(collective, "int8"), 3)
+        before = owed(tower)
+        dense, leaves, label = part_of(batch(3, 24), *SPLITS[collective.rank])
+        tower.backward(dense, leaves, label, 1 / 24)
+        tower._sum_over_ranks()
+        tower.leave()
+        tower._compression.settle(applied=True)
+        return all(owed(tower)[name].equal(kept) for name, kept in before.items())
+
+    assert threads(work) == [True, True]
+
+
+def test_a_state_without_compression_is_loaded_as_one_that_owes_nothing():
+    tower = tower_of(model=Layers(), compression=FORMS["int8"])
+    state = copy.deepcopy(tower.state_dict())
+    del state["compression"]
+    tower.load_state_dict(state)
+    assert not any(kept.any() for kept in owed(tower).values())
+
+
+@pytest.mark.parametrize("form", ["int8", "topk", "powersgd"])
+def test_a_compressed_tower_learns_as_the_uncompressed_one(form):
+    def work(collective: ThreadCollective, name: str) -> torch.Tensor:
+        tower = build(collective, name, config={"optimizer": {"name": "sgd", "lr": 1.0}})
+        train(tower, SPLITS, steps=25)
+        return values_of(tower) - start
+
+    start = values_of(tower_of(model=Layers(0)))
+    moved, found = threads(work, "none")[0], threads(work, form)[0]
+    assert 0.0 < float((found - moved).norm()) < 0.5 * float(moved.norm())
