@@ -1,4 +1,8 @@
-"""The byte ledger: how many bytes went which way, and what they were. Counts what it is told."""
+"""The byte ledger: how many bytes went which way, and what they were. Counts what it is told.
+
+It counts traffic, not copies: what one process sends another, whether it crosses a socket, or the receiver takes it out
+of the sender's memory on one host, or both are one process. docs/compression.md compares it with the kernel's counters.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +11,38 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-DIRECTIONS = ("push", "pull", "tower", "read", "control")
+DIRECTIONS = {
+    "push": "gradients to the servers, and their acknowledgements",
+    "pull": "ids to the servers, and the rows that come back",
+    "tower": "dense gradients between workers",
+    "read": "evaluation: its pulls and its metrics",
+    "control": "everything else: the coordinator, questions to servers, agreements between workers",
+}
+PARTS = {
+    "ids": "ids, raw or coded",
+    "masks": "which rows of a pull a push holds that refers to it",
+    "values": "numbers: rows, row gradients, dense gradients",
+    "scales": "scales and zero points of quantized values",
+    "moments": "sums of squares beside row gradients",
+    "versions": "versions of cached rows, and what tells that one is still good",
+    "indices": "which elements of a row or of a dense gradient are sent",
+    "framing": "headers, directories and padding of messages, and gloo's headers",
+    "rpc": "what torch RPC adds to a message: the call, its name, sizes, lengths",
+    "retries": "all of a message of a step that is trained again, because a generation was lost",
+    "flush": "all of a message with what was held back until the end of the job",
+    "calls": "control: what members and coordinator say to each other",
+    "questions": "control: questions to servers and their answers",
+    "agreements": "control: what workers say to each other apart from gradients and metrics",
+    "metrics": "read: what workers say to each other for the metrics of an evaluation",
+}
+"""Everything that a byte can be. Each is counted once."""
+
 Totals = dict[str, Any]
-"""`{"push": {part: bytes}, "pull": {..}, "tower": {..}, "read": {..}, "control": bytes, "total": bytes}`, as in
-summary.json. Pull counts both the ids asked for and the rows that came back; read is the same for evaluation."""
+"""`{"push": {part: bytes}, "pull": {..}, "tower": {..}, "read": {..}, "control": bytes, "to_servers": bytes,
+"from_servers": bytes, "between_workers": bytes, "total": bytes}`, as in summary.json. The three ways are the same bytes
+again, by the connections that they take (the coordinator's apart); `total` counts each once."""
+_WAYS = ("to_servers", "from_servers", "between_workers")
+_AMONG_WORKERS = ("agreements", "metrics")
 
 
 class Ledger:
@@ -19,37 +51,47 @@ class Ledger:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._bytes: Counter[tuple[str, str]] = Counter()
+        self._ways: Counter[str] = Counter()
 
-    def add(self, direction: str, part: str, num_bytes: int) -> None:
-        """Counts `num_bytes` more. `part` is a free word: ids, values, framing, gradients, ...
+    def add(self, direction: str, part: str, num_bytes: int, *, answer: bool = False) -> None:
+        """Counts `num_bytes` more. `answer`: they come from a server.
 
-        Raises ValueError for an unknown direction or a negative number."""
+        Raises ValueError for an unknown direction or part, or a negative number."""
         if direction not in DIRECTIONS or num_bytes < 0:
             raise ValueError(f"{num_bytes} bytes of {direction!r}; allowed: 0 or more of {', '.join(DIRECTIONS)}")
+        if part not in PARTS:
+            raise ValueError(f"{direction}: part {part!r}; allowed: {', '.join(PARTS)}")
         with self._lock:
             self._bytes[direction, part] += int(num_bytes)
+            if direction == "tower" or part in _AMONG_WORKERS:
+                self._ways["between_workers"] += int(num_bytes)
+            elif part != "calls":
+                self._ways["from_servers" if answer else "to_servers"] += int(num_bytes)
 
     def totals(self) -> Totals:
         """A copy of the counts so far; parts in alphabetical order."""
         with self._lock:
-            counts = dict(self._bytes)
-        return _as_totals(counts)
+            counts, ways = dict(self._bytes), dict(self._ways)
+        return _as_totals(counts, ways)
 
 
 def merge_totals(totals: Iterable[Mapping[str, Any]]) -> Totals:
     """The sum of several processes' totals; an empty sum is all zeros."""
     counts: Counter[tuple[str, str]] = Counter()
+    ways: Counter[str] = Counter()
     for one in totals:
         for direction in DIRECTIONS:
             parts = one[direction]
             for part, num_bytes in parts.items() if isinstance(parts, Mapping) else [("all", parts)]:
                 counts[direction, part] += num_bytes
-    return _as_totals(counts)
+        for way in _WAYS:
+            ways[way] += one[way]
+    return _as_totals(counts, ways)
 
 
-def _as_totals(counts: Mapping[tuple[str, str], int]) -> Totals:
+def _as_totals(counts: Mapping[tuple[str, str], int], ways: Mapping[str, int]) -> Totals:
     totals: Totals = {direction: {} for direction in DIRECTIONS}
     for (direction, part), num_bytes in sorted(counts.items()):
         totals[direction][part] = num_bytes
     totals["control"] = sum(totals["control"].values())
-    return totals | {"total": sum(counts.values())}
+    return totals | {way: ways.get(way, 0) for way in _WAYS} | {"total": sum(counts.values())}

@@ -6,9 +6,10 @@ import threading
 
 import pytest
 
-from shardkeep.compression.ledger import Ledger, merge_totals
+from shardkeep.compression.ledger import DIRECTIONS, PARTS, Ledger, merge_totals
 
-NOTHING = {"push": {}, "pull": {}, "tower": {}, "read": {}, "control": 0, "total": 0}
+WAYS = {"to_servers": 0, "from_servers": 0, "between_workers": 0}
+NOTHING = {"push": {}, "pull": {}, "tower": {}, "read": {}, "control": 0, **WAYS, "total": 0}
 
 
 def filled(factor: int) -> Ledger:
@@ -17,21 +18,27 @@ def filled(factor: int) -> Ledger:
     ledger.add("push", "ids", 80 * factor)
     ledger.add("push", "ids", 8 * factor)
     ledger.add("pull", "framing", 64 * factor)
-    ledger.add("tower", "gradients", 1000 * factor)
-    ledger.add("read", "values", 5 * factor)
-    ledger.add("control", "heartbeats", 30 * factor)
-    ledger.add("control", "other", 3 * factor)
+    ledger.add("pull", "values", 300 * factor, answer=True)
+    ledger.add("tower", "values", 1000 * factor)
+    ledger.add("read", "values", 5 * factor, answer=True)
+    ledger.add("read", "metrics", 7 * factor)
+    ledger.add("control", "calls", 30 * factor)
+    ledger.add("control", "questions", 3 * factor)
+    ledger.add("control", "agreements", 2 * factor)
     return ledger
 
 
 def test_totals_are_the_sums_by_direction_and_part() -> None:
     assert filled(1).totals() == {
         "push": {"ids": 88, "values": 640},
-        "pull": {"framing": 64},
-        "tower": {"gradients": 1000},
-        "read": {"values": 5},
-        "control": 33,
-        "total": 1830,
+        "pull": {"framing": 64, "values": 300},
+        "tower": {"values": 1000},
+        "read": {"metrics": 7, "values": 5},
+        "control": 35,
+        "to_servers": 795,
+        "from_servers": 305,
+        "between_workers": 1009,
+        "total": 2139,
     }
     assert Ledger().totals() == NOTHING
 
@@ -76,3 +83,16 @@ def test_threads_lose_no_byte() -> None:
 def test_what_cannot_be_is_refused(direction: str, num_bytes: int) -> None:
     with pytest.raises(ValueError, match=r"allowed: 0 or more of push, pull, tower, read, control"):
         Ledger().add(direction, "ids", num_bytes)
+
+
+def test_every_byte_but_the_coordinators_goes_one_way() -> None:
+    ledger = Ledger()
+    for number, (direction, part) in enumerate((d, p) for d in DIRECTIONS for p in PARTS if p != "calls"):
+        ledger.add(direction, part, 1 << number % 40)
+    totals = ledger.totals()
+    assert sum(totals[way] for way in WAYS) == totals["total"]
+
+
+def test_a_part_that_is_not_in_the_list_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"push: part 'gradients'; allowed: ids, masks, values"):
+        Ledger().add("push", "gradients", 1)

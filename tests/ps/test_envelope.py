@@ -1,0 +1,85 @@
+"""What torch RPC adds to a message, as computed and as the kernel counts it on the sockets."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardkeep.base.sockets import Counters, connections
+from shardkeep.ps.control.store import StoreHost
+from shardkeep.ps.envelope import answer_bytes, call_bytes
+from shardkeep.ps.message import Bytes, Kind, Message, Section, pack
+from shardkeep.ps.transport import RpcTransport, connect_store, wait
+from tests.support.rpc_peer import Peer
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells its counters on Linux"),
+]
+
+LIMIT_S = 60.0
+GENERATION = 12
+CALLS = 5
+SERVICE: dict[str, Any] = {
+    "tables": [{"name": "item", "dim": 4}],
+    "consistency": {"mode": "bounded"},
+    "num_workers": 1,
+    "seed": 5,
+}
+
+
+@pytest.fixture(scope="module")
+def transport(store_host: StoreHost) -> Iterator[RpcTransport]:
+    peer = Peer(store_host.open(0)[1], service=SERVICE)
+    peer.tell("form", generation=GENERATION)
+    transport = RpcTransport(
+        connect_store(*store_host.open(0), timeout_s=LIMIT_S), generation=GENERATION, role="worker", index=0,
+        num_servers=1, num_workers=1, host="127.0.0.1", timeout_s=LIMIT_S, same_host="sockets",
+    )  # fmt: skip
+    assert peer.answer() == "formed"
+    yield transport
+    transport.close()
+    assert peer.close() == 0
+
+
+def message(kind: Kind, step: int, num_ids: int) -> Bytes:
+    ids = np.arange(num_ids, dtype=np.int64)
+    grad = np.ones(num_ids * 4 * (kind is Kind.PUSH), np.float32)
+    return pack(Message(kind, GENERATION, 0, step, (Section(0, num_ids, ids.view(np.uint8), grad.view(np.uint8)),)))
+
+
+def counted(transport: RpcTransport) -> Counters:
+    """On this process's connections to the server, once nothing moves any more."""
+    before = None
+    while True:
+        ports = transport.server_ports
+        now = sum((seen for (_, peer), seen in connections().items() if peer[1] in ports), Counters())
+        if before is not None and (now.sent, now.received) == (before.sent, before.received):
+            return now
+        before = now
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("num_ids", [1, 4, 11, 12, 23, 24, 4000, 4092, 8200, 100_000])
+def test_a_call_and_its_answer_take_just_the_bytes_that_are_computed(transport: RpcTransport, num_ids: int) -> None:
+    question = message(Kind.READ, 0, num_ids)
+    before = counted(transport)
+    for _ in range(CALLS):
+        answer = wait(transport.send(0, question, timeout_s=LIMIT_S), peer="server 0", timeout_s=LIMIT_S)
+    after = counted(transport)
+    assert (after.sent - before.sent) / CALLS == question.size + call_bytes(0, GENERATION, question.size)
+    assert (after.received - before.received) / CALLS == answer.size + answer_bytes(answer.size)
+
+
+def test_two_messages_share_a_call(transport: RpcTransport) -> None:
+    before, sent = counted(transport), 0
+    for step, num_ids in enumerate((1, 12, 5000, 50_000)):
+        parts = message(Kind.PUSH, step, num_ids), message(Kind.PULL, step + 1, num_ids)
+        wait(transport.send(0, *parts, timeout_s=LIMIT_S), peer="server 0", timeout_s=LIMIT_S)
+        sent += sum(part.size for part in parts) + call_bytes(0, GENERATION, *(part.size for part in parts))
+    assert counted(transport).sent - before.sent == sent
