@@ -1,0 +1,139 @@
+"""Recipes: named settings that trade bytes for AUC. Data only; knows no codec and loads no torch.
+
+A recipe is the whole of `compression`, and whatever else of a job it needs. docs/compression.md tells why each setting
+is as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+BASELINES = ("fp32", "fp16")
+"""In every comparison: AUC losses and byte ratios are against the first; the second is what costs nothing to try."""
+
+_POOL_ROWS = 200_000
+_WARMUP_STEPS = 20
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One recipe."""
+
+    name: str
+    purpose: str
+    """One line for a person."""
+    settings: Mapping[str, Any]
+    """Nested settings of a job; `compression` is always among them."""
+
+
+def _compression(**groups: Any) -> dict[str, Any]:
+    return {"compression": groups}
+
+
+_BALANCED_PULL = {"values": "int4", "scale": "pow2", "cache_rows": _POOL_ROWS, "lease": 8}
+_TOPK_TOWER = {"name": "topk", "keep": 0.01, "warmup_steps": _WARMUP_STEPS}
+
+RECIPES: Mapping[str, Recipe] = {
+    recipe.name: recipe
+    for recipe in (
+        Recipe(
+            "fp32",
+            "everything in 32 bits, ids in 64: what all others are measured against",
+            _compression(),
+        ),
+        Recipe(
+            "fp16",
+            "half-precision values both ways: nearly free",
+            _compression(push={"values": "fp16"}, pull={"values": "fp16"}),
+        ),
+        Recipe(
+            "lossless",
+            "ids coded and push by reference; the model has the bits of fp32's",
+            _compression(ids="coded"),
+        ),
+        Recipe(
+            "safe",
+            "no measurable loss of AUC",
+            _compression(
+                ids="coded",
+                push={
+                    "values": "int4",
+                    "scale": "pow2",
+                    "rounding": "nearest",
+                    "pool_rows": _POOL_ROWS,
+                    "second_moment": True,
+                },
+                pull={"values": "int8", "scale": "pow2"},
+                tower={"name": "fp16"},
+            ),
+        ),
+        Recipe(
+            "balanced",
+            "a small loss for a large saving",
+            _compression(
+                ids="coded",
+                push={
+                    "values": "int4",
+                    "scale": "pow2",
+                    "rounding": "nearest",
+                    "keep_rows": 0.25,
+                    "warmup_steps": _WARMUP_STEPS,
+                    "pool_rows": _POOL_ROWS,
+                    "second_moment": True,
+                },
+                pull=_BALANCED_PULL,
+                tower={"name": "powersgd", "rank": 2, "warmup_steps": _WARMUP_STEPS},
+            ),
+        ),
+        Recipe(
+            "extreme",
+            "as few bytes as still learn",
+            _compression(
+                ids="coded",
+                push={
+                    "values": "int4",
+                    "scale": "pow2",
+                    "rounding": "nearest",
+                    "keep_rows": 0.125,
+                    "warmup_steps": _WARMUP_STEPS,
+                    "pool_rows": _POOL_ROWS,
+                    "second_moment": True,
+                },
+                pull={**_BALANCED_PULL, "lease": 16},
+                tower={"name": "powersgd", "rank": 1, "warmup_steps": _WARMUP_STEPS},
+            ),
+        ),
+        Recipe(
+            "topk-naive",
+            "opponent: element top-k with a residual, as GRACE does it; pulls as in balanced",
+            _compression(
+                ids="coded",
+                push={"values": "fp32", "keep_values": 0.05, "pool_rows": _POOL_ROWS},
+                pull=_BALANCED_PULL,
+                tower=_TOPK_TOWER,
+            ),
+        ),
+        Recipe(
+            "dgc",
+            "opponent: deep gradient compression, which needs sgd on the servers; pulls as in balanced",
+            {
+                **_compression(
+                    ids="coded",
+                    push={
+                        "values": "fp32",
+                        "keep_values": 0.05,
+                        "warmup_steps": _WARMUP_STEPS,
+                        "pool_rows": _POOL_ROWS,
+                        "dgc": {"momentum": 0.9},
+                    },
+                    pull=_BALANCED_PULL,
+                    tower=_TOPK_TOWER,
+                ),
+                "tables": {"default": {"optimizer": {"name": "sgd", "lr": 1.0}}},
+            },
+        ),
+    )
+}
+"""Every shipped recipe by name."""

@@ -1,0 +1,324 @@
+"""What the runs of a sweep found, put side by side: rows of runs, estimates per recipe. Draws and formats nothing.
+
+Bytes of a run are those of training: evaluation's reads are counted apart, warm-up steps are in. AUC losses are paired:
+the AUC of fp32 with the same seed less that of the recipe, so above 0 something was lost.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from shardkeep.base.files import atomic_write
+from shardkeep.compression.recipes import BASELINES
+from shardkeep.report import MetricsTail
+from shardkeep.student import CONFIDENCE, POWER, Estimate, estimate
+from shardkeep.sweep_plan import PlannedRun, SweepPlan, Variant, flat
+
+FP32 = BASELINES[0]
+DIRECTIONS = ("pull", "push", "tower", "control")
+TARGET_LOSS = 0.002
+"""How far below fp32's AUC of the same seed the default target of the predicted time lies."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurvePoint:
+    """One evaluation on the way."""
+
+    step: int
+    samples: int
+    """Trained samples until then."""
+    train_bytes: int
+    """Bytes of training until then: push, pull and tower of all workers."""
+    auc: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """One run of the plan."""
+
+    planned: PlannedRun
+    folder: Path
+    status: str
+    """completed, failed, stopped; missing = not run yet."""
+    message: str
+    summary: Mapping[str, Any]
+    curve: tuple[CurvePoint, ...]
+
+    @property
+    def recipe(self) -> str:
+        return self.planned.variant.name
+
+    @property
+    def done(self) -> bool:
+        return self.status == "completed"
+
+    @property
+    def auc(self) -> float | None:
+        found = (self.summary.get("eval") or {}).get("auc")
+        return None if found is None else float(found)
+
+    @property
+    def samples(self) -> int:
+        return int(self.summary.get("samples") or 0)
+
+    def parts(self) -> dict[tuple[str, str], int]:
+        """Bytes of training by direction and part."""
+        counted = self.summary.get("bytes") or {}
+        found = {}
+        for direction in DIRECTIONS:
+            own = counted.get(direction, {})
+            for part, size in own.items() if isinstance(own, Mapping) else [("", own)]:
+                found[direction, part] = int(size)
+        return found
+
+    def direction_bytes(self, direction: str) -> int:
+        return sum(size for (own, _), size in self.parts().items() if own == direction)
+
+    @property
+    def train_bytes(self) -> int:
+        return sum(self.parts().values())
+
+    @property
+    def bytes_per_sample(self) -> float | None:
+        return self.train_bytes / self.samples if self.samples else None
+
+    @property
+    def cpu_s_per_sample(self) -> float | None:
+        """CPU seconds of all workers and servers for one sample of training."""
+        cpu, steps = self.summary.get("cpu_ms") or {}, int(self.summary.get("steps") or 0)
+        if not cpu or not steps or not self.samples:
+            return None
+        config = self.planned.config
+        total_ms = config.workers * float(cpu["worker"]) + config.servers * float(cpu.get("server", 0.0))
+        return total_ms / 1e3 / (self.samples / steps)
+
+
+@dataclass(frozen=True, slots=True)
+class RecipeResult:
+    """One recipe over its seeds. What is not known is None."""
+
+    variant: Variant
+    runs: tuple[RunResult, ...]
+    """Completed ones, by seed."""
+    auc: Estimate | None
+    auc_loss: Estimate | None
+    """Over the seeds that fp32 has completed, too."""
+    bytes_per_sample: float | None
+    times_fewer: float | None
+    """fp32's bytes per sample divided by these."""
+    embedding_times_fewer: float | None
+    """The same of pull and push alone."""
+
+    @property
+    def name(self) -> str:
+        return self.variant.name
+
+
+@dataclass(frozen=True)
+class Results:
+    """All runs of a plan as far as they are done."""
+
+    plan: SweepPlan
+    runs: tuple[RunResult, ...]
+    recipes: tuple[RecipeResult, ...]
+
+    @property
+    def completed(self) -> tuple[RunResult, ...]:
+        return tuple(run for run in self.runs if run.done)
+
+    def recipe(self, name: str) -> RecipeResult:
+        return next(recipe for recipe in self.recipes if recipe.name == name)
+
+    @property
+    def seed_noise(self) -> Estimate | None:
+        """fp32's AUC over the seeds."""
+        return self.recipe(FP32).auc
+
+    @property
+    def shows(self) -> tuple[float, float] | None:
+        """The smallest and the largest of the AUC losses that the recipes' comparisons could have shown."""
+        found = [
+            r.auc_loss.shows for r in self.recipes if r.name != FP32 and r.auc_loss and r.auc_loss.shows is not None
+        ]
+        return (min(found), max(found)) if found else None
+
+    def target_auc(self, seed: int) -> float | None:
+        """The AUC that times are predicted for; None = fp32 is not done with this seed."""
+        if self.plan.target_auc is not None:
+            return self.plan.target_auc
+        aucs = [run.auc for run in self.recipe(FP32).runs if run.planned.seed == seed and run.auc is not None]
+        return aucs[0] - TARGET_LOSS if aucs else None
+
+    @property
+    def target_text(self) -> str:
+        """What times are predicted to, in words."""
+        if self.plan.target_auc is not None:
+            return f"an AUC of {self.plan.target_auc:g}"
+        return f"{TARGET_LOSS:g} below fp32's final AUC of the same seed"
+
+    def write(self, out: Path) -> list[Path]:
+        """Writes results.csv and summary.json into `out`; their paths. Raises OSError."""
+        table, summary = out / "results.csv", out / "summary.json"
+        atomic_write(table, self.csv())
+        atomic_write(summary, json.dumps(self.as_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        return [table, summary]
+
+    def csv(self) -> str:
+        """One line per run of the plan, in its order."""
+        parts = sorted({key for run in self.runs for key in run.parts()}, key=lambda k: (DIRECTIONS.index(k[0]), k[1]))
+        losses = {(run.recipe, run.planned.seed): loss for run, loss in self._losses()}
+        rows = [_row(run, losses.get((run.recipe, run.planned.seed)), parts) for run in self.runs]
+        out = io.StringIO()
+        writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+        return out.getvalue()
+
+    def as_json(self) -> dict[str, Any]:
+        """What summary.json holds: first how much the comparison could have shown, then what each recipe did."""
+        noise = self.seed_noise
+        shows = self.shows
+        return {
+            "comparison": {
+                "confidence": CONFIDENCE,
+                "power": POWER,
+                "seeds": list(self.plan.seeds),
+                "smallest_auc_loss_it_could_show": None if shows is None else {"from": shows[0], "to": shows[1]},
+                "fp32_auc": _auc_json(noise),
+            },
+            "target": self.target_text,
+            "recipes": [_recipe_json(recipe) for recipe in self.recipes],
+            "not_completed": [
+                {"run": run.planned.name, "status": run.status, "message": run.message}
+                for run in self.runs
+                if not run.done
+            ],
+        }
+
+    def _losses(self) -> list[tuple[RunResult, float]]:
+        return [pair for name in (v.name for v in self.plan.variants) for pair in _paired(self.runs, name)]
+
+
+def collect(plan: SweepPlan, runs: Path) -> Results:
+    """Reads the run folders of a plan, `runs`/NAME each."""
+    found = tuple(_read(run, runs / run.name) for run in plan.runs)
+    fp32_bytes = _mean_bytes(found, FP32, DIRECTIONS)
+    fp32_rows = _mean_bytes(found, FP32, ("pull", "push"))
+    recipes = []
+    for variant in plan.variants:
+        own = tuple(sorted((r for r in found if r.recipe == variant.name and r.done), key=lambda r: r.planned.seed))
+        per_sample = _mean_bytes(found, variant.name, DIRECTIONS)
+        rows = _mean_bytes(found, variant.name, ("pull", "push"))
+        recipes.append(
+            RecipeResult(
+                variant,
+                own,
+                estimate([run.auc for run in own if run.auc is not None]),
+                estimate([loss for _, loss in _paired(found, variant.name)]),
+                per_sample,
+                fp32_bytes / per_sample if fp32_bytes and per_sample else None,
+                fp32_rows / rows if fp32_rows and rows else None,
+            )
+        )
+    return Results(plan, found, tuple(recipes))
+
+
+def read_summary(run: Path) -> dict[str, Any] | None:
+    """summary.json of a run folder; None where there is none that can be read."""
+    try:
+        return dict(json.loads((run / "summary.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
+
+
+def _read(run: PlannedRun, folder: Path) -> RunResult:
+    summary = read_summary(folder)
+    if summary is None:
+        return RunResult(run, folder, "missing", "", {}, ())
+    status = str(summary.get("status"))
+    curve = _curve(folder) if status == "completed" else ()
+    return RunResult(run, folder, status, str(summary.get("message", "")), summary, curve)
+
+
+def _curve(folder: Path) -> tuple[CurvePoint, ...]:
+    """Evaluations in order of their steps; of those repeated after a recovery the last."""
+    found = {}
+    for record in MetricsTail(folder / "metrics.jsonl"):
+        if record.get("kind") == "eval" and "train_bytes" in record and record.get("auc") is not None:
+            step = int(record["step"])
+            found[step] = CurvePoint(
+                step, int(record["train_samples"]), int(record["train_bytes"]["total"]), record["auc"]
+            )
+    return tuple(found[step] for step in sorted(found))
+
+
+def _paired(runs: Sequence[RunResult], recipe: str) -> list[tuple[RunResult, float]]:
+    """The runs of a recipe whose seed fp32 has completed too, with their AUC losses."""
+    against = {run.planned.seed: run.auc for run in runs if run.recipe == FP32 and run.done and run.auc is not None}
+    found = []
+    for run in runs:
+        before = against.get(run.planned.seed)
+        if run.recipe == recipe and run.done and run.auc is not None and before is not None:
+            found.append((run, before - run.auc))
+    return found
+
+
+def _mean_bytes(runs: Sequence[RunResult], recipe: str, directions: Sequence[str]) -> float | None:
+    own = [run for run in runs if run.recipe == recipe and run.done and run.samples]
+    if not own:
+        return None
+    return math.fsum(sum(map(run.direction_bytes, directions)) / run.samples for run in own) / len(own)
+
+
+def _row(run: RunResult, loss: float | None, parts: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    summary, scores, own = run.summary, run.summary.get("eval") or {}, run.parts()
+    read = (summary.get("bytes") or {}).get("read") or {}
+    return {
+        "recipe": run.recipe,
+        "seed": run.planned.seed,
+        "status": run.status,
+        "settings": yaml.safe_dump(flat(run.planned.variant.settings), default_flow_style=True, width=10**6).strip(),
+        "steps": summary.get("steps"),
+        "samples": summary.get("samples"),
+        "total_bytes": run.train_bytes if run.done else None,
+        "bytes_per_sample": run.bytes_per_sample,
+        **{f"{direction}_bytes": run.direction_bytes(direction) if run.done else None for direction in DIRECTIONS},
+        **{f"{direction}_{part}_bytes": own.get((direction, part)) for direction, part in parts if part},
+        "evaluation_bytes": sum(read.values()) if run.done else None,
+        "auc": run.auc,
+        "logloss": scores.get("logloss"),
+        "normalized_entropy": scores.get("normalized_entropy"),
+        "auc_loss": loss,
+        "samples_per_s": summary.get("samples_per_s"),
+        "cpu_s_per_sample": run.cpu_s_per_sample,
+        "wall_s": summary.get("wall_s"),
+        "run": str(run.folder),
+        "message": run.message,
+    }
+
+
+def _auc_json(auc: Estimate | None) -> dict[str, Any] | None:
+    """Without what it shows: that is for differences."""
+    return None if auc is None else {key: value for key, value in asdict(auc).items() if key != "shows"}
+
+
+def _recipe_json(recipe: RecipeResult) -> dict[str, Any]:
+    return {
+        "recipe": recipe.name,
+        "settings": flat(recipe.variant.settings),
+        "seeds": [run.planned.seed for run in recipe.runs],
+        "bytes_per_sample": recipe.bytes_per_sample,
+        "times_fewer_bytes": recipe.times_fewer,
+        "times_fewer_embedding_bytes": recipe.embedding_times_fewer,
+        "auc": _auc_json(recipe.auc),
+        "auc_loss": None if recipe.auc_loss is None else asdict(recipe.auc_loss),
+    }

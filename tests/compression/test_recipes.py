@@ -1,0 +1,49 @@
+"""The shipped recipes: that they are settings a job takes, and say what their names promise."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from shardkeep.compression.recipes import BASELINES, RECIPES
+from shardkeep.config import JobConfig
+from shardkeep.sweep_plan import flat
+
+
+def test_the_recipes_that_the_documents_name_are_shipped() -> None:
+    assert list(RECIPES) == ["fp32", "fp16", "lossless", "safe", "balanced", "extreme", "topk-naive", "dgc"]
+    assert all(name == recipe.name and recipe.purpose for name, recipe in RECIPES.items())
+    assert BASELINES == ("fp32", "fp16")
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_is_a_job(name: str) -> None:
+    JobConfig.model_validate(RECIPES[name].settings)
+
+
+def test_the_baseline_is_a_job_that_compresses_nothing() -> None:
+    assert JobConfig.model_validate(RECIPES["fp32"].settings) == JobConfig()
+
+
+def test_every_recipe_says_the_whole_of_compression() -> None:
+    for recipe in RECIPES.values():
+        assert "compression" in recipe.settings
+    others = {name: set(recipe.settings) - {"compression"} for name, recipe in RECIPES.items()}
+    assert {name for name, keys in others.items() if keys} == {"dgc"}  # plain sgd, which it is defined for
+
+
+def test_the_page_tells_every_recipe_s_settings() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "compression.md").read_text(encoding="utf-8")
+    for recipe in RECIPES.values():
+        settings = yaml.safe_dump(flat(recipe.settings), default_flow_style=True, width=10**6).strip("{}\n")
+        shown = "none" if recipe.name == "fp32" else f"`{settings.replace('compression.', '')}`"
+        assert f"\n| `{recipe.name}` | {recipe.purpose} | {shown} |\n" in page
+
+
+def test_recipes_load_no_torch() -> None:
+    code = "import sys, shardkeep.compression.recipes; assert not {'torch', 'numba', 'numpy'} & set(sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

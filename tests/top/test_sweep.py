@@ -1,0 +1,235 @@
+"""Running a sweep: what is done is not run again, what fails does not stop the others, and a killed one goes on."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from shardkeep.base.errors import JobError, UserError
+from shardkeep.cli import app
+from shardkeep.sweep import sweep
+from shardkeep.sweep_plan import load_sweep
+from shardkeep.sweep_results import Results, read_summary
+from tests.support.sweep_runs import write_run, write_sweep
+
+TRAIN = (sys.executable, "-m", "tests.support.sweep_runs")
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Sweeps:
+    """Sweeps into one folder, by the stand-in for `shardkeep train`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.out = folder, folder / "out"
+        self.printed = ""
+
+    def run(self, **changes: Any) -> Results:
+        console = io.StringIO()
+        try:
+            plan = load_sweep(write_sweep(self.folder, **changes))
+            return sweep(plan, out=self.out, console=Console(file=console, width=200), train=TRAIN)
+        finally:
+            self.printed = console.getvalue()
+
+    def tell(self, name: str, *runs: str) -> None:
+        self.out.mkdir(exist_ok=True)
+        (self.out / name).write_text(" ".join(runs))
+
+    def started(self) -> list[str]:
+        """Runs started since the last look."""
+        path = self.out / "started"
+        found = path.read_text().split() if path.exists() else []
+        path.unlink(missing_ok=True)
+        return found
+
+    def rows(self) -> list[dict[str, str]]:
+        return list(csv.DictReader((self.out / "results.csv").read_text().splitlines()))
+
+
+@pytest.fixture
+def sweeps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sweeps:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # what plots show is tested elsewhere
+    return Sweeps(tmp_path)
+
+
+ALL = ["fp32-seed1", "fp16-seed1", "fp32-seed2", "fp16-seed2"]
+
+
+def test_all_runs_are_made_once_and_never_again(sweeps: Sweeps) -> None:
+    results = sweeps.run()
+    assert sweeps.started() == ALL
+    assert [run.status for run in results.runs] == ["completed"] * 4
+    assert "run 2/4 fp16-seed1: AUC 0.7910, 138.0 bytes per sample, 2.0 s" in sweeps.printed.splitlines()
+    assert all((sweeps.out / name).exists() for name in ("results.csv", "summary.json", "report.html"))
+    sweeps.run()
+    assert sweeps.started() == []
+    assert "4 of 4 runs are done already" in sweeps.printed
+    assert [row["status"] for row in sweeps.rows()] == ["completed"] * 4
+
+
+def test_another_seed_or_recipe_runs_only_what_is_new(sweeps: Sweeps) -> None:
+    sweeps.run()
+    sweeps.started()
+    own = {"name": "few", "settings": {"compression.push.keep_rows": 0.5}}
+    sweeps.run(recipes=["fp32", own], seeds=[1, 2, 3])
+    assert sweeps.started() == ["few-seed1", "few-seed2", "fp32-seed3", "fp16-seed3", "few-seed3"]
+
+
+def test_a_failed_run_is_listed_stops_no_other_and_is_tried_again(sweeps: Sweeps) -> None:
+    sweeps.tell("fail", "fp16-seed1")
+    with pytest.raises(JobError) as caught:
+        sweeps.run()
+    assert sweeps.started() == ALL
+    assert str(caught.value) == (
+        "1 of 4 runs failed (fp16-seed1: this run was told to fail); the same command tries them again"
+    )
+    assert "run 2/4 fp16-seed1: failed: this run was told to fail" in sweeps.printed.splitlines()
+    assert [row["status"] for row in sweeps.rows()] == ["completed", "missing", "completed", "completed"]
+    assert "fp16-seed1" in (sweeps.out / "report.html").read_text().split("Not completed")[1].split("</ul>")[0]
+    sweeps.tell("fail")
+    sweeps.run()
+    assert sweeps.started() == ["fp16-seed1"]
+
+
+@pytest.mark.parametrize(("as_user", "kind"), [(True, UserError), (False, JobError)])
+def test_when_the_first_runs_all_fail_the_others_are_not_tried(
+    sweeps: Sweeps, as_user: bool, kind: type[Exception]
+) -> None:
+    sweeps.tell("fail", *ALL)
+    if as_user:  # as a data file that is not there: exit code 2
+        sweeps.tell("as-user")
+    with pytest.raises(kind, match="fp32-seed1: this run was told to fail"):
+        sweeps.run()
+    assert sweeps.started() == ALL[:3]
+
+
+def test_another_base_in_the_same_folder_is_refused_and_named(sweeps: Sweeps) -> None:
+    sweeps.run()
+    before = sweeps.rows()
+    with pytest.raises(UserError) as caught:
+        sweeps.run(settings={"train.batch_size": 25})
+    assert "fp32-seed1 is done with train.batch_size=50, but now the sweep says 25; give --out a new" in str(
+        caught.value
+    )
+    assert sweeps.rows() == before
+
+
+def test_a_folder_that_cannot_be_made_is_the_users_error(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"--out .*file/out: cannot be written"):
+        sweep(load_sweep(write_sweep(tmp_path)), out=tmp_path / "file" / "out", console=Console(quiet=True))
+
+
+def start(folder: Path) -> subprocess.Popen[str]:
+    code = (
+        "import sys; from pathlib import Path; from rich.console import Console; from shardkeep.sweep import sweep;"
+        "from shardkeep.sweep_plan import load_sweep; from shardkeep.base.errors import ShardkeepError\n"
+        f"try: sweep(load_sweep(Path({str(folder / 'sweep.yaml')!r})), out=Path({str(folder / 'out')!r}), "
+        f"console=Console(), train={TRAIN!r})\n"
+        "except ShardkeepError as error: print(error); sys.exit(error.exit_code)"
+    )
+    return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+
+
+def wait_for(path: Path, limit_s: float = 150.0) -> None:
+    until = time.monotonic() + limit_s
+    while not path.exists():
+        assert time.monotonic() < until, f"{path} is not there after {limit_s:g} s"
+        time.sleep(0.01)
+
+
+@pytest.mark.processes
+def test_a_killed_sweep_leaves_nothing_running_and_the_next_goes_on(sweeps: Sweeps) -> None:
+    sweeps.tell("hang", "fp32-seed2")
+    write_sweep(sweeps.folder)
+    first = start(sweeps.folder)
+    wait_for(sweeps.out / "runs" / "fp32-seed2")
+    with pytest.raises(UserError, match="another sweep is running in this folder"):
+        sweeps.run()
+    first.kill()
+    first.communicate()
+    sweeps.tell("hang")
+    sweeps.run()  # waits for the run that the killed one had started: it ends with its stdin
+    assert (sweeps.out / "orphan-ended").exists()
+    assert sweeps.started() == [*ALL[:3], *ALL[2:]]
+    assert [row["status"] for row in sweeps.rows()] == ["completed"] * 4
+
+
+@pytest.mark.processes
+def test_ctrl_c_ends_the_run_and_keeps_what_is_done(sweeps: Sweeps) -> None:
+    sweeps.tell("hang", "fp16-seed1")
+    write_sweep(sweeps.folder)
+    process = start(sweeps.folder)
+    wait_for(sweeps.out / "runs" / "fp16-seed1")
+    process.send_signal(signal.SIGINT)
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "stopped with 1 of 4 runs done; the same command goes on" in printed
+    assert [row["status"] for row in sweeps.rows()] == ["completed", "missing", "missing", "missing"]
+
+
+JOB: dict[str, Any] = {
+    "servers": 0,
+    "workers": 1,
+    "data": {"synthetic": {"train_samples": 4800, "eval_samples": 1000, "num_dense": 2, "table_sizes": [50, 200]}},
+    "model": {"bottom": [8], "top": [8]},
+    "tables": {"default": {"dim": 4}},
+    "tower": {"compile": "off"},
+    "train": {"batch_size": 100},
+    "eval": {"every_steps": 16},
+    "checkpoint": {"every_steps": 0},
+}
+
+
+@pytest.mark.processes
+def test_a_job_whose_sweep_is_gone_stops(tmp_path: Path) -> None:
+    data = {"synthetic": {**JOB["data"]["synthetic"], "train_samples": 10**8}}
+    (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "servers": 1, "data": data}))
+    command = [sys.executable, "-m", "shardkeep", "train", str(tmp_path / "job.yaml"), "--parent-pipe"]
+    job = subprocess.Popen([*command, "--run-dir", str(tmp_path / "run")], cwd=ROOT, stdin=subprocess.PIPE)
+    try:
+        wait_for(tmp_path / "run" / "metrics.jsonl")
+        assert job.stdin is not None
+        job.stdin.close()
+        assert job.wait(60) == 1
+    finally:
+        job.kill()
+    assert (read_summary(tmp_path / "run") or {})["status"] == "stopped"
+
+
+@pytest.mark.processes
+@pytest.mark.timeout(400)  # 6 s of CPU, but a busy machine takes minutes
+def test_a_real_job_is_run_and_its_ledger_curve_and_cpu_time_are_told(sweeps: Sweeps) -> None:
+    plan = load_sweep(write_sweep(sweeps.folder, base=JOB, seeds=[3]))
+    fp16 = plan.runs[1]
+    write_run(sweeps.out / "runs" / fp16.name, fp16.config.to_yaml(), auc=0.5)  # done already
+    fp32, _ = sweep(plan, out=sweeps.out, console=Console(quiet=True)).runs
+    assert (fp32.status, fp32.summary["steps"], fp32.samples) == ("completed", 48, 4800)
+    assert [(point.step, point.samples) for point in fp32.curve] == [(16, 1600), (32, 3200), (48, 4800)]
+    assert 0 < fp32.curve[0].train_bytes < fp32.curve[-1].train_bytes <= fp32.train_bytes
+    assert fp32.curve[-1].train_bytes > 0.95 * fp32.train_bytes  # calls of the end are still to come
+    assert fp32.bytes_per_sample == pytest.approx(fp32.summary["bytes"]["per_sample"])
+    assert fp32.cpu_s_per_sample is not None and 0 < fp32.cpu_s_per_sample < 0.1
+    assert sweeps.rows()[0]["status"] == "completed"
+
+
+@pytest.mark.parametrize(("seeds", "code", "said"), [([], 2, "error: "), ([1], 0, "")])
+def test_the_command_s_exit_code_and_its_one_line(sweeps: Sweeps, seeds: list[int], code: int, said: str) -> None:
+    path = write_sweep(sweeps.folder, seeds=seeds)
+    for run in load_sweep(path).runs if seeds else ():
+        write_run(sweeps.out / "runs" / run.name, run.config.to_yaml(), auc=0.8)
+    done = CliRunner().invoke(app, ["sweep", str(path), "--out", str(sweeps.out)])
+    assert (done.exit_code, len(done.stderr.splitlines())) == (code, int(bool(said)))
+    assert done.stderr.startswith(said)
+    assert ("2 of 2 runs are done already" in done.stdout) == (code == 0)

@@ -1,0 +1,154 @@
+"""What a sweep file becomes: its runs, and one clear line for each mistake in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from shardkeep.base.errors import ConfigError
+from shardkeep.sweep_plan import flat, load_sweep, merged, nested
+from tests.support.sweep_runs import BASE, write_sweep
+
+
+def names(path: Path) -> list[str]:
+    return [run.name for run in load_sweep(path).runs]
+
+
+def test_recipes_times_seeds_run_seed_by_seed_with_the_baselines_first(tmp_path: Path) -> None:
+    own = {"name": "few", "settings": {"compression.push.keep_rows": 0.5}}
+    assert names(write_sweep(tmp_path, recipes=[own])) == [
+        "fp32-seed1", "fp16-seed1", "few-seed1", "fp32-seed2", "fp16-seed2", "few-seed2",
+    ]  # fmt: skip
+
+
+def test_a_grid_is_every_combination_and_a_point_that_is_a_baseline_is_run_once(tmp_path: Path) -> None:
+    grid = {"compression.push.keep_rows": [1.0, 0.5], "train.batch_size": [50, 100]}
+    assert names(write_sweep(tmp_path, recipes=None, grid=grid, seeds=[7])) == [
+        "fp32-seed7",
+        "fp16-seed7",
+        "keep_rows=1.0,batch_size=100-seed7",
+        "keep_rows=0.5,batch_size=50-seed7",
+        "keep_rows=0.5,batch_size=100-seed7",
+    ]
+
+
+def test_keys_of_a_grid_with_the_same_end_are_told_apart(tmp_path: Path) -> None:
+    grid = {"compression.push.values": ["bf16"], "compression.pull.values": ["bf16"]}
+    assert (
+        names(write_sweep(tmp_path, recipes=None, grid=grid, seeds=[1]))[2] == "push.values=bf16,pull.values=bf16-seed1"
+    )
+
+
+def test_a_run_is_the_base_with_its_recipe_and_seed_and_nothing_else(tmp_path: Path) -> None:
+    path = write_sweep(tmp_path, settings={"train.batch_size": 25}, seeds=[9])
+    fp32, fp16 = (flat(run.config.model_dump(mode="json")) for run in load_sweep(path).runs)
+    assert (fp32["seed"], fp32["train.batch_size"], fp32["data.root"]) == (9, 25, str(tmp_path.resolve()))
+    assert {key for key in fp32 if fp32[key] != fp16[key]} == {"compression.push.values", "compression.pull.values"}
+
+
+def test_in_a_grid_the_base_may_compress_and_the_baselines_do_not(tmp_path: Path) -> None:
+    base = {**BASE, "compression": {"pull": {"values": "bf16"}}}
+    runs = load_sweep(write_sweep(tmp_path, base=base, recipes=None, grid={"compression.push.values": ["bf16"]})).runs
+    pulls = {run.variant.name: run.config.compression.pull.values for run in runs}
+    assert pulls == {"fp32": "fp32", "fp16": "fp16", "values=bf16": "bf16"}
+
+
+def test_the_base_can_be_a_file_beside_the_sweep_or_the_built_in_demo(tmp_path: Path) -> None:
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "base.yaml").write_text(yaml.safe_dump(BASE))
+    plan = load_sweep(write_sweep(tmp_path, base="jobs/base.yaml"))
+    assert plan.runs[0].config.data.root == str((tmp_path / "jobs").resolve()) == str(plan.code_folder)
+    assert load_sweep(write_sweep(tmp_path, base="demo")).runs[0].config.name == "demo"
+
+
+def test_an_own_recipe_may_change_a_shipped_one(tmp_path: Path) -> None:
+    own = {"name": "mine", "like": "fp16", "settings": {"compression": {"pull": {"values": "bf16"}}}}
+    config = load_sweep(write_sweep(tmp_path, recipes=[own], seeds=[1])).runs[-1].config.compression
+    assert (config.push.values, config.pull.values) == ("fp16", "bf16")
+
+
+def test_an_optimizer_of_another_name_replaces_the_base_s(tmp_path: Path) -> None:
+    base = {**BASE, "tables": {"default": {"dim": 8, "optimizer": {"name": "adagrad", "initial_accumulator": 0.1}}}}
+    own = {"name": "plain", "settings": {"tables.default.optimizer": {"name": "sgd", "lr": 1.0}}}
+    default = load_sweep(write_sweep(tmp_path, base=base, recipes=[own], seeds=[1])).runs[-1].config.tables["default"]
+    assert default.dim == 8 and default.optimizer is not None
+    assert (default.optimizer.name, default.optimizer.lr) == ("sgd", 1.0)
+
+
+def test_the_example_is_a_sweep() -> None:
+    plan = load_sweep(Path(__file__).resolve().parents[2] / "examples" / "sweep.yaml")
+    assert [variant.name for variant in plan.variants] == ["fp32", "fp16", "few-rows"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seeds": []}, "seeds: [] runs nothing; allowed: a list of one or more seeds"),
+        ({"seeds": [1, 2, 1]}, "seeds: 1 stands there twice"),
+        ({"seeds": None}, "seeds: field required"),
+        ({"recipes": None}, "grid, recipes: neither is there; allowed: one of the two"),
+        ({"grid": {"seed": [1]}}, "grid, recipes: both are there"),
+        ({"recipe": ["safe"]}, "recipe: unknown key; did you mean recipes?"),
+        ({"recipes": ["fp23"]}, "recipes.0: 'fp23' is no recipe; did you mean fp32?"),
+        ({"recipes": ["zzz"]}, "recipes.0: 'zzz' is no recipe; there are fp32, fp16, lossless"),
+        ({"recipes": ["fp16", "fp16"]}, "recipes.1: fp16 stands there twice"),
+        ({"recipes": [{"name": "fp32", "settings": {"train.batch_size": 9}}]}, "fp32 is a baseline of every sweep"),
+        ({"recipes": [{"name": "safe", "settings": {}}]}, "safe is a shipped recipe; give your own another name"),
+        ({"recipes": [{"name": "a/b"}]}, "recipes.0.name: 'a/b' is not allowed"),
+        ({"recipes": [{"name": "x", "like": "half"}]}, "recipes.0.like: 'half' is no recipe"),
+        ({"recipes": [{"name": "x", "settings": {"seed": 3}}]}, "seed is no setting of a recipe"),
+        (
+            {"recipes": [{"name": "x", "settings": {"compression.push.keep_row": 0.5}}]},
+            "x: compression.push.keep_row: unknown key; did you mean keep_rows?",
+        ),
+        (
+            {"recipes": None, "grid": {"train.batch_sise": [1]}},
+            "train.batch_sise: unknown key; did you mean batch_size?",
+        ),
+        ({"recipes": None, "grid": {"train.batch_size": [0]}}, "batch_size=0: train.batch_size: 0 is not allowed"),
+        ({"recipes": None, "grid": {"train.batch_size": []}}, "grid.train.batch_size: [] is not allowed"),
+        ({"recipes": None, "grid": {"seed": [1, 2]}}, "grid: seed is no setting of a recipe"),
+        ({"settings": {"train..x": 1}}, "settings: 'train..x' is not of the form a.b"),
+        ({"settings": {"trian.x": 1}}, "settings: trian: unknown key; did you mean train?"),
+        ({"base": 5}, "base: 5 is not allowed"),
+        ({"base": "no-such.yaml"}, "no-such.yaml: cannot be read"),
+        ({"base": {"workerz": 1}}, "base: workerz: unknown key; did you mean workers?"),
+        (
+            {"base": {**BASE, "compression": {"push": {"values": "fp16"}}}},
+            "base: sets compression, which recipes replace",
+        ),
+        ({"base": {**BASE, "checkpoint": {"dir": "kept"}}}, "checkpoint.dir: all runs would share it"),
+        ({"target_auc": 0.4}, "target_auc: 0.4 is not allowed"),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_a_mistake_is_one_clear_line(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+    path = write_sweep(tmp_path, **changes)
+    with pytest.raises(ConfigError) as caught:
+        load_sweep(path)
+    text = str(caught.value)
+    assert text.startswith(f"{path}: ") and said in text and "\n" not in text
+
+
+@pytest.mark.parametrize(
+    ("content", "said"), [("- 1\n", "holds list"), ("a: [", "is not YAML"), (None, "cannot be read")]
+)
+def test_a_file_that_is_no_sweep_is_one_clear_line(tmp_path: Path, content: str | None, said: str) -> None:
+    path = tmp_path / "x.yaml"
+    if content is not None:
+        path.write_text(content)
+    with pytest.raises(ConfigError, match=said) as caught:
+        load_sweep(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_settings_are_laid_over_each_other_without_changing_either() -> None:
+    below, above = {"a": {"x": 1, "y": 2}, "o": {"name": "p", "b": 1}}, {"a": {"y": 3}, "o": {"name": "q"}}
+    assert merged(below, above) == {"a": {"x": 1, "y": 3}, "o": {"name": "q"}}
+    assert merged(below, {"o": {"b": 2}})["o"] == {"name": "p", "b": 2}
+    assert (below["a"], above["a"]) == ({"x": 1, "y": 2}, {"y": 3})
+    assert nested({"a.x": 1, "a": {"y": 2}}, "") == {"a": {"x": 1, "y": 2}}
+    assert flat({"a": {"x": 1, "y": {}}}) == {"a.x": 1, "a.y": {}}

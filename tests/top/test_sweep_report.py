@@ -1,0 +1,197 @@
+"""What a sweep tells: paired losses, bytes, predicted times, the page and its plots, from run folders made by hand."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from shardkeep.sweep_plan import SweepPlan, load_sweep
+from shardkeep.sweep_plots import PLOTS, mean_curve, pareto_front, write_plots
+from shardkeep.sweep_report import page, power_text, write_report
+from shardkeep.sweep_results import CurvePoint, Results, collect
+from shardkeep.sweep_times import bandwidth_name, predict, samples_to, step_cost, why_no_time
+from tests.support.sweep_runs import write_run, write_sweep
+
+AUCS = {
+    "fp32": [0.800, 0.802, 0.804, 0.806, 0.808],
+    "fp16": [0.799, 0.800, 0.801, 0.802, 0.803],  # losses 0.001 .. 0.005
+    "few": [0.790, 0.792, 0.794, 0.796, 0.798],  # losses of 0.010, all of them
+}
+VALUES = {"fp32": 100_000, "fp16": 50_000, "few": 1_000}
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> SweepPlan:
+    own = {"name": "few", "settings": {"compression.push.keep_rows": 0.5}}
+    return load_sweep(write_sweep(tmp_path, recipes=["fp16", own], seeds=[1, 2, 3, 4, 5]))
+
+
+@pytest.fixture
+def results(plan: SweepPlan, tmp_path: Path) -> Results:
+    for run in plan.runs:
+        auc = AUCS[run.variant.name][run.seed - 1]
+        write_run(tmp_path / run.name, run.config.to_yaml(), auc=auc, value_bytes=VALUES[run.variant.name])
+    return collect(plan, tmp_path)
+
+
+def test_losses_are_paired_by_seed_with_the_interval_of_student(results: Results) -> None:
+    loss = results.recipe("fp16").auc_loss
+    assert loss is not None and loss.low is not None and loss.high is not None
+    assert loss.mean == pytest.approx(0.003)
+    assert loss.deviation == pytest.approx(0.0015811, abs=1e-7)
+    assert (loss.low, loss.high) == (pytest.approx(0.0010368, abs=1e-7), pytest.approx(0.0049632, abs=1e-7))
+    same = results.recipe("few").auc_loss
+    assert same is not None and same.deviation == pytest.approx(0.0, abs=1e-12)
+    assert same.mean == pytest.approx(0.010)
+    assert results.seed_noise is not None and results.seed_noise.deviation == pytest.approx(0.0031623, abs=1e-7)
+
+
+def test_a_seed_that_fp32_has_not_done_is_in_no_pair(plan: SweepPlan, tmp_path: Path) -> None:
+    for run in plan.runs:
+        if run.name != "fp32-seed5":
+            write_run(tmp_path / run.name, run.config.to_yaml(), auc=AUCS[run.variant.name][run.seed - 1])
+    found = collect(plan, tmp_path).recipe("fp16")
+    assert found.auc is not None and found.auc_loss is not None
+    assert (found.auc.count, found.auc_loss.count) == (5, 4)
+    assert found.auc_loss.mean == pytest.approx(0.0025)
+
+
+def test_bytes_are_those_of_training_against_fp32_s(results: Results) -> None:
+    few = results.recipe("few")
+    assert results.recipe("fp32").bytes_per_sample == pytest.approx((2 * 108_500 + 20_000 + 1_000) / 1000)
+    assert few.bytes_per_sample == pytest.approx((2 * 9_500 + 20_000 + 1_000) / 1000)
+    assert few.times_fewer == pytest.approx(238 / 40)
+    assert few.embedding_times_fewer == pytest.approx(108.5 / 9.5)
+
+
+def test_the_table_has_a_line_per_run_with_every_part_of_the_ledger(results: Results, tmp_path: Path) -> None:
+    results.write(tmp_path)
+    rows = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))
+    assert list(rows[0]) == [
+        "recipe", "seed", "status", "settings", "steps", "samples", "total_bytes", "bytes_per_sample",
+        "pull_bytes", "push_bytes", "tower_bytes", "control_bytes",
+        "pull_framing_bytes", "pull_ids_bytes", "pull_values_bytes",
+        "push_framing_bytes", "push_ids_bytes", "push_values_bytes", "tower_values_bytes",
+        "evaluation_bytes", "auc", "logloss", "normalized_entropy", "auc_loss", "samples_per_s", "cpu_s_per_sample",
+        "wall_s", "run", "message",
+    ]  # fmt: skip
+    row = rows[2]
+    assert (row["recipe"], row["seed"], row["settings"]) == ("few", "1", "{compression.push.keep_rows: 0.5}")
+    assert (row["total_bytes"], row["push_values_bytes"], row["evaluation_bytes"]) == ("40000", "1000", "7000")
+    assert float(row["auc_loss"]) == pytest.approx(0.010)
+    assert float(row["cpu_s_per_sample"]) == pytest.approx((2 * 0.020 + 0.005) / 100)
+
+
+def test_what_the_comparison_could_show_comes_first(results: Results, tmp_path: Path) -> None:
+    results.write(tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert next(iter(summary)) == "comparison"
+    smallest = summary["comparison"]["smallest_auc_loss_it_could_show"]
+    assert smallest["to"] == pytest.approx((2.77645 + 0.94096) * 0.0015811 / 5**0.5, rel=1e-4)
+    assert [recipe["recipe"] for recipe in summary["recipes"]] == ["fp32", "fp16", "few"]
+    text = power_text(results)
+    assert "over 5 seeds is 0.8040 with a standard deviation of 0.00316" in text and "to 0.00263" in text
+    body = page(results, None)
+    assert body.index("four times out of five") < body.index("<table")
+
+
+def test_one_seed_says_that_nothing_is_known_of_the_noise(tmp_path: Path) -> None:
+    plan = load_sweep(write_sweep(tmp_path, seeds=[1]))
+    for run in plan.runs:
+        write_run(tmp_path / run.name, run.config.to_yaml(), auc=0.8)
+    assert "no difference below can be told from chance" in power_text(collect(plan, tmp_path))
+    assert "nothing can be compared" in power_text(collect(plan, tmp_path / "empty"))
+
+
+def test_a_report_of_nothing_done_is_still_a_report(plan: SweepPlan, tmp_path: Path) -> None:
+    said: list[str] = []
+    empty = collect(plan, tmp_path / "none")
+    empty.write(tmp_path)
+    write_report(empty, tmp_path, say=said.append)
+    assert "15" not in said
+    assert (tmp_path / "report.html").read_text().count("<li>") == 15
+
+
+def test_the_page_needs_no_network_and_holds_every_plot(results: Results, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    written = write_report(results, tmp_path, say=pytest.fail)
+    pictures = [path for path in written if path.suffix == ".png"]
+    assert [path.stem for path in pictures] == [plot.name for plot in PLOTS]
+    assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in pictures)
+    text = (tmp_path / "report.html").read_text()
+    assert text.count('src="data:image/png;base64,') == len(PLOTS)
+    assert not re.search(r"https?://|<script|<link|@import|url\(", text)
+    assert set(re.findall(r'(?:src|href)="(.{5})', text)) == {"data:"}
+
+
+def test_without_matplotlib_there_are_tables_and_a_line_that_says_so(
+    results: Results, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    said: list[str] = []
+    write_report(results, tmp_path, say=said.append)
+    assert len(said) == 1 and "pip install 'shardkeep[report]'" in said[0]
+    text = (tmp_path / "report.html").read_text()
+    assert "<img" not in text and text.count("<tr><td>few</td>") == 3  # recipes, times, settings
+    assert not list(tmp_path.glob("*.png"))
+
+
+def test_plots_that_have_nothing_to_draw_are_left_out(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    plan = load_sweep(write_sweep(tmp_path, seeds=[1]))
+    run = plan.runs[1]
+    write_run(tmp_path / run.name, run.config.to_yaml(), auc=0.8)  # fp16 alone: no pair, no target
+    assert set(write_plots(collect(plan, tmp_path), tmp_path) or {}) == {"ledger", "curves"}
+
+
+def test_names_of_the_users_are_text_in_the_page(tmp_path: Path) -> None:
+    own = {"name": "few", "settings": {"model.options": {"label": "<b>&"}}}
+    text = page(collect(load_sweep(write_sweep(tmp_path, recipes=[own])), tmp_path), None)
+    assert "<b>" not in text and "&lt;b&gt;&amp;" in text
+
+
+def test_the_samples_to_an_auc_lie_between_evaluations(results: Results) -> None:
+    run = results.recipe("fp32").runs[0]  # 0.70 at 500 samples, 0.80 at 1000
+    assert samples_to(run, 0.75) == pytest.approx(750)
+    assert samples_to(run, 0.60) == 500  # there before the first evaluation: not known where
+    assert samples_to(run, 0.81) is None
+
+
+def test_a_step_costs_its_cpu_time_and_its_bytes_over_the_busiest_link(results: Results) -> None:
+    cost = step_cost(results.recipe("fp32").runs[0])  # 1 server, 2 workers: all rows pass the server's link
+    assert cost is not None
+    assert cost.compute_s == pytest.approx(0.025)
+    assert cost.wire_bytes == pytest.approx((2 * 108_500 + 20_000 / 2) / 10)
+    assert cost.samples == 100
+    wire_s = 8 * 22_700 / 1e8
+    assert cost.seconds(100) == (pytest.approx(0.025 + wire_s), pytest.approx(max(0.025, wire_s)))
+    times = predict(results, results.recipe("fp32"), [100])  # the target is 0.002 below the end: after 990 samples
+    assert times is not None
+    assert times[0].sum_s == pytest.approx(9.9 * (0.025 + wire_s))
+    assert times[0].max_s == pytest.approx(9.9 * 0.025)
+
+
+def test_no_time_is_told_for_a_recipe_that_does_not_get_there(results: Results) -> None:
+    assert results.target_auc(seed=2) == pytest.approx(0.800)
+    assert predict(results, results.recipe("few")) is None  # 0.010 below
+    assert predict(results, results.recipe("fp16")) is None
+    assert why_no_time(results, results.recipe("fp16")) == "reached by 2 of 5 seeds"
+    assert [bandwidth_name(mbit) for mbit in (100, 1000, 10_000)] == ["100 Mbit/s", "1 Gbit/s", "10 Gbit/s"]
+
+
+def test_the_front_is_what_no_other_point_beats() -> None:
+    assert pareto_front([(3.0, 1.0), (1.0, 5.0), (2.0, 6.0), (2.0, 2.0), (4.0, 1.0)]) == [
+        (1.0, 5.0),
+        (2.0, 2.0),
+        (3.0, 1.0),
+    ]
+
+
+def test_curves_are_averaged_at_the_steps_that_all_have() -> None:
+    curves = [[CurvePoint(5, 50, 100, 0.6), CurvePoint(10, 100, 200, 0.8)], [CurvePoint(10, 100, 400, 0.7)]]
+    assert mean_curve(curves) == [(300.0, pytest.approx(0.75))]

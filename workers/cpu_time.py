@@ -1,0 +1,70 @@
+"""CPU seconds of training: of a worker's process and, asked by worker 0, of the servers. Evaluation is left out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Instant:
+    step: int
+    worker_s: float
+    servers_s: tuple[float, ...]
+
+
+class CpuTime:
+    """Adds up what processes use between `start` and `stop`. One thread's.
+
+    Args:
+        servers: The CPU seconds of each server's process so far; left out = this rank does not ask them.
+        clock: Those of this process."""
+
+    def __init__(
+        self,
+        servers: Callable[[], Sequence[float]] | None = None,
+        *,
+        clock: Callable[[], float] = time.process_time,
+    ) -> None:
+        self._servers, self._clock = servers, clock
+        self._since: _Instant | None = None
+        self._steps = 0
+        self._worker_s = self._servers_s = 0.0
+
+    @property
+    def running(self) -> bool:
+        return self._since is not None
+
+    def start(self, step: int) -> None:
+        """Counts from here on; `step` steps are done. Raises what asking the servers raises."""
+        self._since = self._now(step)
+
+    def stop(self, step: int) -> None:
+        """Counts until here, if it was started. A stretch in which a server was replaced is left out."""
+        since, self._since = self._since, None
+        if since is None or step <= since.step:
+            return
+        now = self._now(step)
+        gone = [b - a for a, b in zip(since.servers_s, now.servers_s, strict=True)]
+        if min(gone, default=0.0) < 0.0:
+            return
+        self._steps += step - since.step
+        self._worker_s += now.worker_s - since.worker_s
+        self._servers_s += sum(gone) / max(len(gone), 1)
+
+    def drop(self) -> None:
+        """Forgets a stretch that was not ended."""
+        self._since = None
+
+    def mean_ms(self) -> dict[str, Any]:
+        """CPU milliseconds of a step: `worker`, this process; `server`, the mean of those that are processes of their
+        own; `steps` counted. Empty when none was."""
+        if not self._steps:
+            return {}
+        worker, server = (1e3 * seconds / self._steps for seconds in (self._worker_s, self._servers_s))
+        return {"steps": self._steps, "worker": round(worker, 4), "server": round(server, 4)}
+
+    def _now(self, step: int) -> _Instant:
+        return _Instant(step, self._clock(), tuple(self._servers()) if self._servers is not None else ())
