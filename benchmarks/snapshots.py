@@ -4,6 +4,9 @@ One server's service in process, asked by a worker's client in one thread; the s
 thread to a temporary folder, once with both threads on one core and once free to run anywhere. Steps pull rows and push
 their gradients, each drawn anew: 32,768 ids by a Zipf law of 1.05 (the inverse of its continuous form), whose
 popularity has nothing to do with the order in which rows came. `without`: the same load before the snapshot.
+
+Then, without load, once more a `full` snapshot is written, a share of the rows pushed once, and an `increment` of just
+these rows written.
 """
 # R = rows of the table, U = unique rows of a step, D = embedding dim
 
@@ -35,6 +38,7 @@ NUM_STEPS = 3000  # a snapshot takes fewer; each step has rows that no step befo
 FILL_AT_ONCE = 50_000
 POPULAR = 2_654_435_761  # prime: rank to row number
 SPREAD = 0x9E3779B97F4A7C15 - 2**64  # odd: ids all over 64 bits
+FULL = "full"  # what the increment calls its base
 LIMIT_S = 900.0
 
 
@@ -63,8 +67,14 @@ class Server:
         service = ShardService(shard=0, num_shards=1, checkpoints=self.checkpoints, **settings)
         self.client = RowClient(LocalTransport([service.handle]), tables=[spec], consistency=mode)
         self.table = service.tables[0]
+        service.tables.changed.follow("")
         self._grad_UD = np.random.default_rng(1).normal(size=(FILL_AT_ONCE, DIM)).astype(np.float32) * 1e-3
         self.step = 0
+
+    def push_once(self, rows: np.ndarray) -> None:
+        """Changes rows, given by number, each once."""
+        for begin in range(0, rows.size, FILL_AT_ONCE):
+            self.exchange(self.request(rows[begin : begin + FILL_AT_ONCE]))
 
     def request(self, row_U: np.ndarray) -> Any:
         return self.client.request({"t": np.sort(row_U * np.int64(SPREAD))})
@@ -102,6 +112,15 @@ class Load:
         return {f"{key}_{name}": value for key, value in found.items()}
 
 
+class Idle:
+    """No load."""
+
+    def run(self, _name: str, over: Callable[[float], bool]) -> harness.Figures:
+        while not over(0.0):
+            time.sleep(0.005)
+        return {}
+
+
 class Peak(threading.Thread):
     """Follows the process's resident memory until told to end."""
 
@@ -121,14 +140,14 @@ class Peak(threading.Thread):
         return self.most - self.before
 
 
-def one_snapshot(server: Server, load: Load) -> harness.Figures:
-    """Marks, then goes on with the load until the snapshot is written."""
+def one_snapshot(server: Server, load: Load | Idle, base: str = "") -> harness.Figures:
+    """Marks, then goes on with the load until the snapshot is written, of rows that changed since `base`."""
     step, checkpoints = server.step, server.checkpoints
     checkpoints.begin(step)
     peak = Peak()
     peak.start()
     started = time.perf_counter()
-    server.client.ask({"ask": "mark", "step": step})
+    server.client.ask({"ask": "mark", "step": step, "base": base})
     pause_s = time.perf_counter() - started
     answers: list[dict[str, Any]] = []
     question = {"ask": "snapshot", "step": step}
@@ -138,40 +157,59 @@ def one_snapshot(server: Server, load: Load) -> harness.Figures:
     wall_s = time.perf_counter() - started
     extra = peak.end()
     size = sum(file["size"] for file in answers[0]["files"])
+    server.client.ask({"ask": "saved", "step": step, "id": FULL})
     checkpoints.abandon(step)
     return figures | {
         "mark_ms": pause_s * 1e3,
         "snapshot_s": wall_s,
         "mb_per_s": size / wall_s / 1e6,
+        "written_mb": size / 1e6,
         "extra_mb": extra / 1e6,
         "extra_share": extra / server.table.size_bytes,
         "table_mb": server.table.size_bytes / 1e6,
     }
 
 
-def snapshot_process(rows: int, cores: int | None, folder: str, seconds: float, seed: int, queue: Any) -> None:
+def increment(server: Server, row_C: np.ndarray) -> harness.Figures:
+    """A snapshot of all rows, one of those that changed after it, and their ratios."""
+    full = one_snapshot(server, Idle())
+    server.push_once(row_C)
+    part = one_snapshot(server, Idle(), FULL)
+    kept = "mark_ms", "snapshot_s", "written_mb"
+    return (
+        {f"full_{key}": full[key] for key in kept}
+        | {f"increment_{key}": part[key] for key in kept}
+        | {f"increment_{key}_share": part[key] / full[key] for key in kept[1:]}
+    )
+
+
+def snapshot_process(
+    rows: int, changed: float, cores: int | None, folder: str, seconds: float, seed: int, queue: Any
+) -> None:
     if cores == 1:
         harness.pin(0)
     from shardkeep.base.allocator import keep_freed_memory
 
     keep_freed_memory()
     server = Server(Path(folder))
-    for begin in range(0, rows, FILL_AT_ONCE):
-        server.exchange(server.request(np.arange(begin, min(begin + FILL_AT_ONCE, rows))))
+    server.push_once(np.arange(rows))
     requests = [server.request(drawn_rows(rows, seed * NUM_STEPS + i)) for i in range(NUM_STEPS)]
     load = Load(server, requests)
     harness.settle_garbage_collector()
     load.run("warm_up", lambda elapsed: elapsed > min(seconds, 3.0))
-    queue.put(load.run("without", lambda elapsed: elapsed > seconds) | one_snapshot(server, load))
+    found = load.run("without", lambda elapsed: elapsed > seconds) | one_snapshot(server, load)
+    row_C = np.arange(int(changed * rows)) * POPULAR % rows  # the popular ones, wherever they lie
+    queue.put(found | increment(server, row_C))
 
 
-def contestant(rows: int, cores: int | None, folder: str) -> harness.Contestant:
+def contestant(rows: int, changed: float, cores: int | None, folder: str) -> harness.Contestant:
     seeds = itertools.count(1)
 
     def run(seconds: float) -> harness.Figures:
         context = mp.get_context("spawn")
         queue = context.Queue()
-        process = context.Process(target=snapshot_process, args=(rows, cores, folder, seconds, next(seeds), queue))
+        settings = (rows, changed, cores, folder, seconds, next(seeds), queue)
+        process = context.Process(target=snapshot_process, args=settings)
         return harness.result_of([process], queue, limit_s=LIMIT_S + 2 * seconds)
 
     return run
@@ -186,6 +224,13 @@ def report(found: dict[str, list[harness.Figures]]) -> dict[str, Any]:
             ("longest_pull_ms_during", "longest pull during one, ms", 50.0),
             ("extra_share", "extra memory / the table's", 0.10),
             ("mb_per_s", "MB/s written", None),
+            ("full_snapshot_s", "seconds of a full one without load", None),
+            ("full_written_mb", "MB of a full one", None),
+            ("increment_mark_ms", "ms that the mark of an increment takes", 50.0),
+            ("increment_snapshot_s", "seconds of an increment without load", None),
+            ("increment_written_mb", "MB of an increment", None),
+            ("increment_written_mb_share", "bytes of an increment / of a full one", None),
+            ("increment_snapshot_s_share", "seconds of an increment / of a full one", None),
         ):
             results[f"{name} {key}"] = harness.spread([figures[key] for figures in rounds])
             harness.show_ratio(f"{name}: {label}", results[f"{name} {key}"], target)
@@ -198,6 +243,7 @@ def report(found: dict[str, list[harness.Figures]]) -> dict[str, Any]:
 def parsed() -> argparse.Namespace:
     parser = harness.arguments(__doc__)
     parser.add_argument("--rows", type=int, help="rows of the table; 20 M")
+    parser.add_argument("--changed", type=float, default=0.1, help="share of the rows pushed before the increment; 0.1")
     parser.add_argument("--folder", type=Path, help="where to write; a temporary folder")
     options = harness.parse(parser)
     if options.device != "cpu":
@@ -206,6 +252,8 @@ def parsed() -> argparse.Namespace:
         options.rows = 200_000 if options.smoke else 20_000_000
     if options.rows < 10_000:
         parser.error(f"--rows {options.rows}: allowed: 10,000 or more")
+    if not 0.0 <= options.changed <= 1.0:
+        parser.error(f"--changed {options.changed}: allowed: 0 to 1")
     free, needed = psutil.virtual_memory().available, 1.5 * TABLE_BYTES * options.rows
     if free < needed:
         parser.error(f"--rows {options.rows}: takes {needed / 1e9:.1f} GB; {free / 1e9:.1f} GB are free")
@@ -221,11 +269,11 @@ def main() -> None:
     os.environ["OMP_NUM_THREADS"] = "1"
     with tempfile.TemporaryDirectory(prefix="snapshots-", dir=options.folder) as folder:
         contestants = {
-            "one core": contestant(options.rows, 1, folder),
-            "all cores": contestant(options.rows, None, folder),
+            "one core": contestant(options.rows, options.changed, 1, folder),
+            "all cores": contestant(options.rows, options.changed, None, folder),
         }
         found = harness.alternate(contestants, rounds=options.rounds, seconds=options.seconds)
-    results = report(found) | {"rows": options.rows}
+    results = report(found) | {"rows": options.rows, "changed": options.changed}
     harness.write(options.json, "snapshots", json.loads(json.dumps(results)))
 
 

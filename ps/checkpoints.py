@@ -5,7 +5,11 @@
         manifest.json         what belongs to it, each file with its size and checksum
         server-0/ ...         one server's snapshot (ps/shard/snapshot.py)
         tower/ ...            the dense model (workers/checkpoint.py)
-      .step-00002000/         being written, or left by a job that died; never read
+      step-00002000/          an increment: rows that changed since its base, which its manifest names
+      .step-00003000/         being written, or left by a job that died; never read
+
+An increment counts only with all that it builds on, down to one that holds all rows: its chain. The base is named by
+the checksum of its manifest, so that a later checkpoint of the same step cannot take its place.
 
 Knows paths, checksums and the manifest, not what the files hold. Both planes use it.
 """
@@ -26,7 +30,8 @@ from typing import Any
 from shardkeep.base.errors import CheckpointError
 from shardkeep.base.files import atomic_write, checksum, sync_folder
 
-FORMAT = 1
+FORMAT, CHAINED = 1, 2
+"""Of a manifest: of a checkpoint by itself, and of an increment, which an older version must not take for one."""
 _MANIFEST = "manifest.json"
 _TOKEN = ".token"
 _NAME = re.compile(r"step-(\d{8,})")
@@ -68,9 +73,20 @@ class Checkpoint:
     step: int
     files: tuple[FileRecord, ...]
     facts: dict[str, Any]
+    id: str
+    """The checksum of its manifest."""
+    base: Checkpoint | None = None
+    """The one whose rows hold where this one has none; None = it has all."""
+
+    @property
+    def chain(self) -> list[Checkpoint]:
+        """What it is made of: a checkpoint of all rows, then increments, each on the one before; itself last."""
+        return [*(self.base.chain if self.base is not None else []), self]
 
     def check_sizes(self) -> None:
-        """Raises CheckpointError when a file is missing or of another size; reads none."""
+        """Raises CheckpointError when a file of its chain is missing or of another size; reads none."""
+        if self.base is not None:
+            self.base.check_sizes()
         for file in self.files:
             path = self.folder / file.path
             if not path.is_file() or path.stat().st_size != file.size:
@@ -129,10 +145,13 @@ class Checkpoints:
         """Where the files of a checkpoint lie while it is written."""
         return self.folder / f".{_name(step)}"
 
-    def commit(self, step: int, files: Iterable[FileRecord], facts: dict[str, Any]) -> Checkpoint:
-        """Makes a checkpoint whose files are all on disk count, by one rename.
+    def commit(
+        self, step: int, files: Iterable[FileRecord], facts: dict[str, Any], *, base: Checkpoint | None = None
+    ) -> Checkpoint:
+        """Makes a checkpoint whose files are all on disk count, by one rename. `base`: of an increment.
 
-        Raises CheckpointError when a file is not there, OSError when the disk fails."""
+        Raises CheckpointError when a file is not there, of this one or of what it builds on, OSError when the disk
+        fails."""
         partial, final = self.partial(step), self.folder / _name(step)
         known = sorted(files, key=lambda file: file.path)
         for file in known:
@@ -140,8 +159,13 @@ class Checkpoints:
                 raise CheckpointError(
                     f"{partial / file.path}: was written elsewhere; all members must share this folder"
                 )
+        if base is not None:
+            base = self._base_of(step, (base.step, base.id))
+            base.check_sizes()
         rows = [{"path": file.path, "size": file.size, "checksum": file.checksum} for file in known]
-        manifest = {"format": FORMAT, "step": step, "files": rows, "facts": facts}
+        manifest: dict[str, Any] = {"format": FORMAT, "step": step, "files": rows, "facts": facts}
+        if base is not None:
+            manifest |= {"format": CHAINED, "base": {"step": base.step, "id": base.id}}
         atomic_write(partial / _MANIFEST, json.dumps(manifest, indent=1) + "\n")
         for folder in {(partial / file.path).parent for file in known} | {partial}:
             sync_folder(folder)
@@ -151,10 +175,27 @@ class Checkpoints:
         partial.rename(final)
         sync_folder(self.folder)
         shutil.rmtree(before, ignore_errors=True)
-        return Checkpoint(final, step, tuple(known), facts)
+        return Checkpoint(final, step, tuple(known), facts, checksum(final / _MANIFEST), base)
 
     def complete(self) -> list[tuple[int, Path]]:
-        """Steps and folders of the complete checkpoints, oldest first; the manifests are not read."""
+        """Steps and folders of the complete checkpoints, oldest first. An increment is one if all manifests of its
+        chain are there; files are not looked at."""
+        return [(step, path) for step, path, _ in self._complete()]
+
+    def _complete(self) -> list[tuple[int, Path, int | None]]:
+        """As `complete`, each with the step of its base."""
+        ids: dict[int, str] = {}
+        found = []
+        for step, path in self._named():
+            with contextlib.suppress(OSError):  # it is being deleted
+                link = _link_in(path / _MANIFEST)
+                if link is None or ids.get(link[0]) == link[1]:
+                    ids[step] = checksum(path / _MANIFEST)
+                    found.append((step, path, None if link is None else link[0]))
+        return found
+
+    def _named(self) -> list[tuple[int, Path]]:
+        """Steps and folders that have a manifest, oldest first."""
         named = [(_NAME.fullmatch(path.name), path) for path in self.folder.glob("step-*")]
         return sorted((int(m[1]), path) for m, path in named if m is not None and (path / _MANIFEST).is_file())
 
@@ -164,22 +205,53 @@ class Checkpoints:
         return self.load(found[-1][0]) if found else None
 
     def load(self, step: int) -> Checkpoint:
-        """The manifest of a checkpoint; its files are checked when they are read. Raises CheckpointError."""
+        """The manifests of a checkpoint and what it builds on; files are checked when they are read. Raises
+        CheckpointError."""
         folder = self.folder / _name(step)
         try:
             manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-            if manifest["format"] != FORMAT:
-                raise CheckpointError(f"{folder}: format {manifest['format']}; this version reads {FORMAT}")
+            if manifest["format"] not in (FORMAT, CHAINED):
+                raise CheckpointError(
+                    f"{folder}: format {manifest['format']}; this version reads {FORMAT} and {CHAINED}"
+                )
             files = tuple(FileRecord(str(f["path"]), int(f["size"]), str(f["checksum"])) for f in manifest["files"])
-            return Checkpoint(folder, int(manifest["step"]), files, dict(manifest["facts"]))
+            link = _link_of(manifest)
+            base = None if link is None else self._base_of(step, link)
+            id = checksum(folder / _MANIFEST)
+            return Checkpoint(folder, int(manifest["step"]), files, dict(manifest["facts"]), id, base)
         except OSError as error:
             raise CheckpointError(f"{folder}: has no manifest ({error.strerror or error})") from error
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{folder / _MANIFEST}: damaged ({type(error).__name__}: {error})") from error
 
+    def _base_of(self, step: int, link: tuple[int, str]) -> Checkpoint:
+        """The base, by its step and id, of the increment of `step`. Raises CheckpointError."""
+        base_step, base_id = link
+        if base_step >= step:
+            raise ValueError(f"step {step} on step {base_step}")
+        base = self.load(base_step)
+        if base.id != base_id:
+            raise CheckpointError(
+                f"{base.folder / _MANIFEST}: is not what {_name(step)} was written on; delete {_name(step)} to go on "
+                "from the checkpoint before it"
+            )
+        return base
+
     def prune(self, keep: int) -> None:
-        """Deletes the oldest complete checkpoints until `keep` are left."""
-        for _, folder in self.complete()[:-keep]:
+        """Deletes the oldest complete checkpoints until `keep` are left and what these build on; older increments
+        that lost their base, too."""
+        if not (complete := self._complete()):
+            return
+        bases = {step: base for step, _, base in complete}
+        needed: set[int] = set()
+        for step, _, _ in complete[-keep:]:
+            link: int | None = step
+            while link is not None and link not in needed:
+                needed.add(link)
+                link = bases[link]
+        for step, folder in self._named():
+            if step in needed or step > complete[-1][0]:
+                continue
             doomed = folder.with_name(f".{folder.name}")
             folder.rename(doomed)  # a half deleted one must not look complete
             shutil.rmtree(doomed, ignore_errors=True)
@@ -187,3 +259,18 @@ class Checkpoints:
 
 def _name(step: int) -> str:
     return f"step-{step:08d}"
+
+
+def _link_of(manifest: dict[str, Any]) -> tuple[int, str] | None:
+    """Step and id of an increment's base. Raises what a damaged manifest raises."""
+    if manifest["format"] != CHAINED:
+        return None
+    return int(manifest["base"]["step"]), str(manifest["base"]["id"])
+
+
+def _link_in(path: Path) -> tuple[int, str] | None:
+    """As `_link_of`; None where the manifest is damaged, which `load` tells. Raises OSError."""
+    try:
+        return _link_of(json.loads(path.read_text(encoding="utf-8")))
+    except (ValueError, KeyError, TypeError):
+        return None

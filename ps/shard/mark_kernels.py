@@ -45,20 +45,25 @@ def keep(mark: Ints, addresses: Ints, shift: int, width: int, slots_U: Ints) -> 
     mark[COUNT] = count
 
 
-@kernel("void(int64[::1], int64, int64, int64, int64, int64[::1])")
-def count_buckets(addresses: Ints, shift: int, width: int, begin: int, end: int, counts_B: Ints) -> None:
-    """Adds the number of rows in slots [begin, end) that each bucket has."""
+@kernel("void(int64[::1], int64, int64, uint8[::1], int64, int64, int64[::1])")
+def count_buckets(addresses: Ints, shift: int, width: int, chosen: Bits, begin: int, end: int, counts_B: Ints) -> None:
+    """Adds the number of rows in slots [begin, end) that each bucket has. `chosen`: bits of those that count; empty =
+    all."""
     for slot in range(begin, end):
-        counts_B[bucket(id_of(addresses, shift, width, slot))] += 1
+        if not chosen.size or chosen[slot >> 3] & np.uint8(1 << (slot & 7)):
+            counts_B[bucket(id_of(addresses, shift, width, slot))] += 1
 
 
-@kernel("void(int64[::1], int64, int64, int64, int64, int64[::1], uint32[::1])")
-def sort_slots(addresses: Ints, shift: int, width: int, begin: int, end: int, next_B: Ints, order_N: Order) -> None:
-    """Counting sort of slots [begin, end): each goes to its bucket's next place in `order`."""
+@kernel("void(int64[::1], int64, int64, uint8[::1], int64, int64, int64[::1], uint32[::1])")
+def sort_slots(
+    addresses: Ints, shift: int, width: int, chosen: Bits, begin: int, end: int, next_B: Ints, order_N: Order
+) -> None:
+    """Counting sort of the chosen slots of [begin, end): each goes to its bucket's next place in `order`."""
     for slot in range(begin, end):
-        b = bucket(id_of(addresses, shift, width, slot))
-        order_N[next_B[b]] = slot
-        next_B[b] += 1
+        if not chosen.size or chosen[slot >> 3] & np.uint8(1 << (slot & 7)):
+            b = bucket(id_of(addresses, shift, width, slot))
+            order_N[next_B[b]] = slot
+            next_B[b] += 1
 
 
 @kernel("int64(int64[::1], int64, int64, uint32[::1], int64)")

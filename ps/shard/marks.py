@@ -17,8 +17,9 @@ import numpy.typing as npt
 
 from shardkeep.base.errors import CheckpointError
 from shardkeep.ps.shard import mark_kernels as at
+from shardkeep.ps.shard.bucket_order import ALL
 from shardkeep.ps.shard.records import Records
-from shardkeep.ps.shard.table import Table
+from shardkeep.ps.shard.table import Bits, Table
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -41,23 +42,36 @@ class Columns:
 class _Marked:
     """What one table's mark owns: the bits and the kept rows."""
 
-    def __init__(self, table: Table) -> None:
-        self.bits = np.zeros(-(-table.num_rows // 8), dtype=np.uint8)
+    def __init__(self, table: Table, changed: Bits) -> None:
+        """`changed`: bits of the rows that the mark is of; the others count as taken."""
+        size = -(-table.num_rows // 8)
+        self.bits = ~changed[:size] if changed.size else np.zeros(size, dtype=np.uint8)
         self.kept = Records(table.records.width)
 
 
 class Mark:
-    """The rows of all tables as they were when this was made, each to be taken once.
+    """The rows of all tables, or those that changed since a checkpoint, as they were when this was made, each to be
+    taken once.
 
     Pushes may come from other threads, but none while it is made. `make_room` is for them, under the lock of the
     table's changes; the other methods are for one thread that takes the rows, and lock for themselves; any thread may
     drop it.
     """
 
-    def __init__(self, tables: Sequence[Table], marks: Ints, locks: Sequence[threading.Lock]) -> None:
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        marks: Ints,
+        locks: Sequence[threading.Lock],
+        changed: Sequence[Bits] | None = None,
+    ) -> None:
         """`marks` (int64, tables x COLUMNS): what the kernels of a push look at. `locks`: of each table's
-        changes."""
+        changes. `changed`: the bits of each table's rows that count, which nobody changes; None = all rows."""
         self.tables = tables
+        self.full = changed is None
+        """Whether the mark is of all rows."""
+        self.chosen_T: Sequence[Bits] = [ALL] * len(tables) if changed is None else changed
+        """Bits of each table's rows that the mark is of, or ALL."""
         self.rows_T = [table.num_rows for table in tables]
         self.skipped_rows_T = [table.skipped_rows for table in tables]
         self.over = False
@@ -65,7 +79,10 @@ class Mark:
         self._dropped: str | None = None
         self._marks, self._locks = marks, locks
         self._record_bytes_T = np.array([4 * table.records.width for table in tables], dtype=np.int64)
-        self._marked: list[_Marked | None] = [_Marked(table) if table.num_rows else None for table in tables]
+        self._marked: list[_Marked | None] = [
+            _Marked(table, chosen) if table.num_rows else None
+            for table, chosen in zip(tables, self.chosen_T, strict=True)
+        ]
         for t, marked in enumerate(self._marked):
             if marked is not None:
                 self._note_kept(t, marked)

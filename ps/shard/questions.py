@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -36,6 +38,7 @@ class Questions:
         self._snapshots, self._journal, self._boundary = snapshots, journal, boundary
         self._known: dict[str, Callable[[Question], Answer | Future[Answer]]] = {
             "report": lambda _: report(),
+            "cpu": lambda _: {"pid": os.getpid(), "cpu_s": time.process_time()},
             "see": self._see,
             "mark": self._mark,
             "snapshot": lambda question: snapshots.write(_step_of(question)),
@@ -67,7 +70,7 @@ class Questions:
         """Notes the rows of a step boundary for a snapshot: just after it the next pushes may come."""
         step = _step_of(question)
         with self._boundary(step):
-            self._snapshots.mark(step)
+            self._snapshots.mark(step, _id_of(question, "base"))
         if self._journal is not None:
             self._journal.roll()
         return {}
@@ -78,7 +81,9 @@ class Questions:
         return {}
 
     def _saved(self, question: Question) -> Answer:
-        """The checkpoint of a step is complete: the journal need not hold what came before it."""
+        """The checkpoint of a step is complete: the journal need not hold what came before it, nor the next one the
+        rows that do not change from there on."""
+        self._snapshots.saved(_step_of(question), _id_of(question, "id"))
         if self._journal is not None:
             self._journal.forget_before(_step_of(question))
         return {}
@@ -89,3 +94,11 @@ def _step_of(question: Question) -> int:
     if not isinstance(step, int):
         raise ProtocolError(f"step {step!r}; allowed: a whole number")
     return step
+
+
+def _id_of(question: Question, key: str) -> str:
+    """The id of a checkpoint; "" where there is none."""
+    checkpoint = question.get(key, "")
+    if not isinstance(checkpoint, str):
+        raise ProtocolError(f"{key} {checkpoint!r}; allowed: the id of a checkpoint")
+    return checkpoint

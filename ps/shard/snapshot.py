@@ -109,7 +109,16 @@ def _write_rows(
 
 def load_snapshots(tables: Sequence[Table], checkpoint: Checkpoint, *, shard: int, num_shards: int) -> None:
     """Fills empty tables with the rows of a checkpoint that belong to one of `num_shards` servers, however many wrote
-    it. Raises CheckpointError."""
+    it; what its chain begins with first, then what changed after it. Raises CheckpointError."""
+    for link in checkpoint.chain:
+        skipped = _load(tables, link, shard, num_shards)
+    if shard == 0:  # a count of the job: one server goes on with it
+        for table, count in zip(tables, skipped.tolist(), strict=True):
+            table.skipped_rows = count
+
+
+def _load(tables: Sequence[Table], checkpoint: Checkpoint, shard: int, num_shards: int) -> npt.NDArray[np.int64]:
+    """Sets the rows that one checkpoint of a chain has itself; the skipped rows of each table until then."""
     first, end = _range_of(shard, num_shards)
     indexes = [file for file in checkpoint.files if file.path.endswith(f"/{_INDEX}")]
     skipped = np.zeros(len(tables), dtype=np.int64)
@@ -126,9 +135,7 @@ def load_snapshots(tables: Sequence[Table], checkpoint: Checkpoint, *, shard: in
                 tables[theirs[part.table]].load(ids_N[mine_N], rows_ND[mine_N], slots_NS[mine_N])
         for t, entry in enumerate(index["tables"]):
             skipped[theirs[t]] += entry["skipped_rows"]
-    if shard == 0:  # a count of the job: one server goes on with it
-        for table, count in zip(tables, skipped.tolist(), strict=True):
-            table.skipped_rows = count
+    return skipped
 
 
 def _range_of(shard: int, num_shards: int) -> tuple[int, int]:

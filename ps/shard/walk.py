@@ -48,7 +48,9 @@ def _walk_table(mark: Mark, spill: Spill, t: int, part_bytes: int) -> Generator[
         spill.relieve(mark)
 
     table = mark.tables[t]
-    order, starts_B1 = bucket_order(table.records, mark.rows_T[t], between)
+    order, starts_B1 = bucket_order(table.records, mark.rows_T[t], between, chosen=mark.chosen_T[t])
+    if not order.array.size:
+        return
     ranges = _ranges(starts_B1, max(1, part_bytes // table.row_bytes))
     room = _Room(table, max(int(starts_B1[end] - starts_B1[first]) for first, end in ranges))
     for first, end in ranges:

@@ -111,7 +111,7 @@ def test_a_manifest_of_another_format_is_named(checkpoints: Checkpoints) -> None
     saved(checkpoints, 1)
     manifest = checkpoints.load(1).folder / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 9}))
-    with pytest.raises(CheckpointError, match="format 9; this version reads 1"):
+    with pytest.raises(CheckpointError, match="format 9; this version reads 1 and 2"):
         checkpoints.latest()
 
 
@@ -127,3 +127,102 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"file/below: cannot be written \(Not a directory\)"):
         Checkpoints(tmp_path / "file" / "below").sign()
+
+
+# ---- increments ----
+
+
+def chained(checkpoints: Checkpoints, step: int, content: bytes = b"rows") -> None:
+    """An increment on the newest checkpoint."""
+    base = checkpoints.latest()
+    checkpoints.commit(step, [written(checkpoints, step, content)], {}, base=base)
+
+
+def steps(checkpoints: Checkpoints) -> list[int]:
+    return [step for step, _ in checkpoints.complete()]
+
+
+def test_an_increment_is_read_with_all_that_it_builds_on(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 1)
+    chained(checkpoints, 2)
+    chained(checkpoints, 3)
+    assert [link.step for link in checkpoints.load(3).chain] == [1, 2, 3]
+    assert [link.step for link in checkpoints.load(1).chain] == [1]
+    manifests = [json.loads((folder / "manifest.json").read_text()) for _, folder in checkpoints.complete()]
+    assert [(m["format"], m.get("base", {}).get("step")) for m in manifests] == [(1, None), (2, 1), (2, 2)]
+
+
+def test_a_base_that_a_kept_increment_needs_stays(checkpoints: Checkpoints) -> None:
+    kept = []
+    for step in range(1, 9):
+        saved(checkpoints, step) if step % 3 == 1 else chained(checkpoints, step)
+        checkpoints.prune(2)
+        kept.append(steps(checkpoints))
+    assert kept == [[1], [1, 2], [1, 2, 3], [1, 2, 3, 4], [4, 5], [4, 5, 6], [4, 5, 6, 7], [7, 8]]
+    assert len(list(checkpoints.folder.glob("*step-*"))) == 2
+
+
+def test_an_increment_that_lost_its_base_does_not_count_and_is_deleted_in_time(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 1)
+    saved(checkpoints, 2)
+    chained(checkpoints, 3)
+    chained(checkpoints, 4)
+    shutil.rmtree(checkpoints.load(2).folder)
+    assert steps(checkpoints) == [1]
+    with pytest.raises(CheckpointError, match="step-00000002: has no manifest"):
+        checkpoints.load(4)
+    checkpoints.prune(5)
+    assert len(list(checkpoints.folder.glob("step-*"))) == 3
+    saved(checkpoints, 5)
+    checkpoints.prune(5)
+    assert steps(checkpoints) == [1, 5]
+    assert len(list(checkpoints.folder.glob("*step-*"))) == 2
+
+
+def test_a_later_checkpoint_of_the_same_step_is_not_taken_for_the_base(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 1)
+    saved(checkpoints, 2)
+    chained(checkpoints, 3)
+    checkpoints.commit(2, [written(checkpoints, 2, b"other")], {})
+    assert steps(checkpoints) == [1, 2]
+    with pytest.raises(
+        CheckpointError, match=r"step-00000002/manifest.json: is not what step-00000003 was written on; delete step-0+3"
+    ):
+        checkpoints.load(3)
+
+
+@pytest.mark.parametrize("change", ["lost", "written anew"])
+def test_an_increment_on_what_is_not_there_any_more_is_not_committed(checkpoints: Checkpoints, change: str) -> None:
+    saved(checkpoints, 1)
+    base = checkpoints.load(1)
+    if change == "lost":
+        (base.folder / "server-0" / "rows").unlink()
+    else:
+        checkpoints.commit(1, [written(checkpoints, 1, b"other")], {})
+    record = written(checkpoints, 2)
+    with pytest.raises(CheckpointError, match="rows: missing" if change == "lost" else "is not what step-0+2 was"):
+        checkpoints.commit(2, [record], {}, base=base)
+    assert steps(checkpoints) == [1]
+
+
+def test_a_lost_file_of_a_base_is_named_with_the_folder_to_delete(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 1)
+    saved(checkpoints, 2)
+    chained(checkpoints, 3)
+    latest = checkpoints.load(3)
+    latest.check_sizes()
+    (checkpoints.load(2).folder / "server-0" / "rows").unlink()
+    text = "step-00000002/server-0/rows: missing; delete step-00000002 to go on from the checkpoint before it"
+    with pytest.raises(CheckpointError, match=text):
+        latest.check_sizes()
+    shutil.rmtree(checkpoints.load(2).folder)
+    assert steps(checkpoints) == [1]
+
+
+@pytest.mark.parametrize("base", [{"step": 2, "id": ""}, {"step": 7, "id": ""}, {"id": ""}, []])
+def test_a_base_that_cannot_be_one_is_a_damaged_manifest(checkpoints: Checkpoints, base: object) -> None:
+    saved(checkpoints, 2)
+    manifest = checkpoints.load(2).folder / "manifest.json"
+    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 2, "base": base}))
+    with pytest.raises(CheckpointError, match=r"manifest.json: damaged \([^\n]*\)$"):
+        checkpoints.load(2)

@@ -22,6 +22,7 @@ LENGTH_AT = 32  # the last field of a header
 VALID: dict[str, Bytes] = {
     "a push": pack(Message(Kind.PUSH, 0, 0, 1, (gradient(0), gradient(1)))),
     "a push in halves": pack(Message(Kind.PUSH, 0, 0, 1, (gradient(1, codec="fp16"),))),
+    "a push in int4": pack(Message(Kind.PUSH, 0, 0, 1, (gradient(1, codec="int4"),))),
     "a pull": pack(Message(Kind.PULL, 0, 0, 1, (wanted(0), wanted(1, IDS[:2])))),
     "a fence": pack(Message(Kind.PULL, 0, 0, 1)),
     "a read": pack(Message(Kind.READ, 0, 0, 0, (wanted(1),))),
@@ -70,7 +71,7 @@ def invented(draw: Any) -> bytes:
                 ids=raw(np.array(sorted(set(ids)) if draw(st.booleans()) else ids, dtype=np.int64)),
                 values=np.frombuffer(draw(st.binary(max_size=80)), dtype=np.uint8),
                 id_format=draw(st.sampled_from([0, 0, 1, 255])),
-                value_format=draw(st.integers(0, 9)),
+                value_format=draw(st.integers(0, 17)),
             )
         )
     kind = draw(st.sampled_from([Kind.PULL, Kind.READ, Kind.PUSH, Kind.ASK]))

@@ -10,11 +10,14 @@ import numpy as np
 import pytest
 
 from shardkeep.base.errors import JournalError, ProtocolError, TransportError
+from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.ps.message import Bytes, Kind, Message, pack
 from shardkeep.ps.shard import journal as journal_module
 from shardkeep.ps.shard.journal import Journal
 from shardkeep.ps.shard.service import ShardService
+from shardkeep.ps.shard.snapshot import load_snapshots
 from tests.ps.shard.test_service import IDS, answer, gradient, make_service, text_of, wanted
+from tests.ps.shard.test_snapshot_writer import loaded, saved
 
 RANKS = 2
 
@@ -22,11 +25,13 @@ RANKS = 2
 class Server:
     """A server with a journal in a folder; `replaced` is what another process makes of the folder after a kill."""
 
-    def __init__(self, folder: Path, mode: str, *, segment_bytes: int = 64 << 20, generation: int = 1) -> None:
+    def __init__(
+        self, folder: Path, mode: str, *, segment_bytes: int = 64 << 20, generation: int = 1, **settings: Any
+    ) -> None:
         self.folder, self.mode, self.segment_bytes = folder, mode, segment_bytes
         self.generation = generation
         self.journal = Journal(folder, sync=False, segment_bytes=segment_bytes)
-        self.service: ShardService = make_service(mode, num_workers=RANKS, journal=self.journal)
+        self.service: ShardService = make_service(mode, num_workers=RANKS, journal=self.journal, **settings)
 
     def begin(self, step: int, generation: int = 1) -> Server:
         self.generation = generation
@@ -181,6 +186,29 @@ def test_what_a_checkpoint_holds_is_not_done_again(tmp_path: Path, mode: str) ->
     assert base.replay(other.journal.replay()) == 2 * RANKS
     other.service = base
     assert other.begin(7, generation=2).train(7, 9).digest == undisturbed(tmp_path, mode, 10)
+
+
+def test_a_replacement_knows_what_changed_since_the_increment_that_it_began_with(tmp_path: Path, mode: str) -> None:
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    server = Server(tmp_path / "killed", mode, checkpoints=checkpoints)
+    server.service.tables.changed.follow("")
+    server.begin(0).train(0, 2)
+    full = saved(server.service, checkpoints, 3)
+    server.train(3, 4)
+    increment = saved(server.service, checkpoints, 5, full)
+    held = server.journal.size_bytes
+    server.train(5, 6)
+    server.journal.close()
+    other = Server(tmp_path / "killed", mode, checkpoints=checkpoints, start_step=5)
+    load_snapshots(other.service.tables, increment, shard=0, num_shards=1)
+    other.service.tables.changed.follow(increment.id)
+    assert other.service.replay(other.journal.replay()) == 2 * RANKS  # the increment cut the journal
+    assert held < other.journal.size_bytes
+    other.begin(7, generation=1)
+    again = saved(other.service, checkpoints, 7, increment)
+    assert [link.step for link in again.chain] == [3, 5, 7]
+    assert loaded(again).digests() == other.service.tables.digests()
+    assert other.train(7, 9).digest == undisturbed(tmp_path, mode, 10)
 
 
 def test_ids_of_a_replayed_push_may_be_anything_that_a_push_may_hold(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from shardkeep.base.errors import TransportError
 from shardkeep.compression.codec import value_codec
+from shardkeep.compression.config import CompressionConfig, PullConfig
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message, text_of, unpack
 from shardkeep.ps.shard.consistency import BoundedGate
@@ -96,7 +97,7 @@ def test_pulls_and_reads_of_unknown_ids_create_no_rows() -> None:
 
 @pytest.mark.parametrize("values", ["fp32", "fp16", "bf16"])
 def test_rows_and_gradients_travel_in_the_format_that_was_asked_for(values: str) -> None:
-    service = make_service(pull_values=values)
+    service = make_service(compression=CompressionConfig(pull=PullConfig(values=values)))
     exact = make_service()
     for each in (service, exact):
         answer(push(each, 0, gradient(0, value=0.5, codec=values)))
@@ -297,8 +298,8 @@ GARBAGE: dict[str, tuple[Bytes, str]] = {
         "60 bytes of fp32 values for 4 rows of 4",
     ),
     "values of another table": (pack(Message(Kind.PUSH, 0, 0, 0, (_broken(gradient(0), table=1),))), "4 rows of 3"),
-    "unknown value format": (pack(Message(Kind.PUSH, 0, 0, 0, (_broken(gradient(0), value_format=9),))), "format 9"),
-    "unknown id format": (pack(Message(Kind.PUSH, 0, 0, 0, (_broken(gradient(0), id_format=3),))), "id format 3"),
+    "unknown value format": (pack(Message(Kind.PUSH, 0, 0, 0, (_broken(gradient(0), value_format=60),))), "format 60"),
+    "unknown id format": (pack(Message(Kind.PUSH, 0, 0, 0, (_broken(gradient(0), id_format=9),))), "format is unknown"),
     "a pull with values": (pack(Message(Kind.PULL, 0, 0, 0, (gradient(0),))), "PULL with 64 bytes of values"),
     "a rank too high": (pack(Message(Kind.PUSH, 0, 1, 0, (gradient(0),))), "rank 1 of 1"),
     "another generation": (

@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 
 from shardkeep.base.errors import TransportError
-from shardkeep.ps.checkpoints import Checkpoints, FileRecord
+from shardkeep.ps.checkpoints import Checkpoint, Checkpoints, FileRecord
 from shardkeep.ps.message import Bytes, Kind, text_message, text_of
 from shardkeep.ps.shard import walk
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.shard.snapshot import load_snapshots
 from shardkeep.ps.shard.tables import Tables
-from tests.ps.shard.test_service import LIMIT_S, TABLES, answer, gradient, make_service, pull, push, wanted
+from tests.ps.shard.test_service import IDS, LIMIT_S, TABLES, answer, gradient, make_service, pull, push, wanted
 
 
 def ask(service: ShardService, **question: Any) -> Future[Bytes]:
-    return service.handle(text_message(Kind.ASK, json.dumps(question)))
+    return service.handle(text_message(Kind.ASK, json.dumps(question), generation=service.generation))
 
 
 def told(future: Future[Bytes]) -> tuple[Kind, str]:
@@ -155,3 +155,63 @@ def test_a_folder_that_cannot_be_written_is_told_and_the_mark_given_back(
     assert told(ask(service, ask="snapshot", step=1)) == (Kind.ERROR, expected)
     assert not service.tables._marks.any()
     assert answer(push(service, 1, gradient(0))).kind is Kind.ACK
+
+
+# ---- increments ----
+
+
+def saved(service: ShardService, checkpoints: Checkpoints, step: int, base: Checkpoint | None = None) -> Checkpoint:
+    """A checkpoint of one server."""
+    checkpoints.begin(step)
+    told(ask(service, ask="mark", step=step, base="" if base is None else base.id))
+    found = json.loads(told(ask(service, ask="snapshot", step=step))[1])
+    assert found["full"] == (base is None)
+    done = checkpoints.commit(step, [FileRecord(**file) for file in found["files"]], {}, base=base)
+    assert told(ask(service, ask="saved", step=step, id=done.id)) == (Kind.ANSWER, "{}")
+    return done
+
+
+def loaded(checkpoint: Checkpoint) -> Tables:
+    read = Tables(TABLES, seed=1)
+    load_snapshots(read, checkpoint, shard=0, num_shards=1)
+    return read
+
+
+@pytest.mark.parametrize("how", ["disk", "unmark", "close", "another mark", "another server"])
+def test_an_increment_after_one_that_failed_has_the_changes_of_both(
+    service: ShardService, checkpoints: Checkpoints, how: str
+) -> None:
+    service.tables.changed.follow("")
+    base = saved(service, checkpoints, 1)
+    push(service, 1, gradient(0, IDS[:1]))
+    if how != "disk":
+        checkpoints.begin(2)
+    told(ask(service, ask="mark", step=2, base=base.id))
+    if how in ("disk", "another server"):  # the latter: this one is done, and told of no complete checkpoint
+        kind = told(ask(service, ask="snapshot", step=2))[0]
+        assert kind is (Kind.ERROR if how == "disk" else Kind.ANSWER)
+    push(service, 2, gradient(0, IDS[1:2]), gradient(1))
+    if how in ("unmark", "another server"):
+        told(ask(service, ask="unmark"))
+    elif how == "close":
+        service.suspend("a worker died")
+        service.begin(0, 3)
+    told(ask(service, ask="saved", step=2, id="never complete"))
+    increment = saved(service, checkpoints, 3, base)
+    assert loaded(increment).digests() == service.tables.digests()
+    parts = json.loads((increment.folder / "server-0" / "snapshot.json").read_text())["parts"]
+    assert sum(part[4] for part in parts) == 2 + IDS.size
+
+
+def test_a_server_that_was_not_told_of_the_base_writes_all_rows(
+    service: ShardService, checkpoints: Checkpoints
+) -> None:
+    service.tables.changed.follow("")
+    base = saved(service, checkpoints, 1)
+    told(ask(service, ask="saved", step=0, id="late"))
+    for known in ("", "another", base.id):
+        checkpoints.begin(1)
+        told(ask(service, ask="mark", step=1, base=known))
+        assert json.loads(told(ask(service, ask="snapshot", step=1))[1])["full"] == (known != base.id)
+    expected = (Kind.ERROR, "base 7; allowed: the id of a checkpoint")
+    assert told(ask(service, ask="mark", step=1, base=7)) == expected
