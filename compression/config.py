@@ -2,42 +2,147 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from shardkeep.base.settings import Settings
+from shardkeep.compression.formats import FORMATS, Rounding, Scale, ValueFormat
 
-ValueFormat = Literal["fp32", "fp16", "bf16"]
+
+def _without_effect(config: Any, *, scale: Any, rounding: Any = None) -> None:
+    """Raises ValueError for settings of a number format that has none such."""
+    entry = FORMATS[config.values]
+    wrong = ["scale"] if scale is not None and not entry.scaled else []
+    wrong += ["rounding"] if rounding is not None and not entry.rounds else []
+    if wrong:
+        raise ValueError(f"{' and '.join(wrong)}: has no effect with values: {config.values}")
+
+
+class DgcConfig(Settings):
+    """Deep Gradient Compression (Lin et al., ICLR 2018): momentum of single values, before they are chosen."""
+
+    momentum: float = Field(0.9, gt=0.0, lt=1.0)
+    """Takes the place of the optimizer's, which must have none."""
+    nesterov: bool = False
+    """Nesterov's momentum."""
+    masking: bool = True
+    """Forget the momentum of a value that was sent."""
+    clip_norm: float = Field(0.0, ge=0.0)
+    """Largest norm of a step's row gradients, times the root of the number of workers; 0 = no clipping."""
 
 
 class PushConfig(Settings):
     """How row gradients travel from a worker to the servers."""
 
     keep_rows: float = Field(1.0, gt=0.0, le=1.0)
-    """Share of a step's rows that are sent, those with the largest gradient norm, at least one per
-    table; 1.0 = all. Rows left out are dropped for that step."""
+    """Share of a step's rows that are sent, those with the largest gradient norm, at least one; 1.0 = all. Rows left
+    out are kept for later steps (`pool_rows`), or dropped where there is no pool."""
+    keep_values: float | None = Field(None, gt=0.0, le=1.0)
+    """Instead of whole rows: share of the single values that are sent, the largest of each table; the rest waits in the
+    pool. Left out = whole rows."""
+    dgc: DgcConfig | None = None
+    """Momentum correction for `keep_values`, where the tables' optimizers are sgd; left out = none."""
+    warmup_steps: int = Field(0, ge=0)
+    """Steps over which the share falls from 1 to `keep_rows` or `keep_values`."""
+    pool_rows: int = Field(0, ge=0)
+    """Rows of unsent gradient that a worker can remember, what number formats lose included (error feedback); 0 =
+    none. A row that finds no place is sent at once."""
+    max_age: int = Field(0, ge=0)
+    """Steps after which a remembered row is sent in any case; 0 = no limit."""
+    second_moment: bool = False
+    """Send the sum of a row's mean squared gradients beside it, in a byte: Adagrad and Adam need it where a row is the
+    sum of several steps'."""
     values: ValueFormat = "fp32"
     """Number format of the gradient values on the wire."""
+    scale: Scale | None = None
+    """Row scale of fp16-block, fp8-*, int8, int4, int2 and sign: pow2 = a power of two, 1 byte; fp16 = a 16-bit float,
+    2 bytes; default pow2."""
+    rounding: Rounding | None = None
+    """nearest, or stochastic = up or down at random such that the mean is right, the same in every run with this
+    seed; not with fp32; default nearest."""
+
+    @property
+    def keep(self) -> float:
+        """The share that is sent, of rows or of values."""
+        return self.keep_rows if self.keep_values is None else self.keep_values
+
+    @model_validator(mode="after")
+    def _every_setting_is_used(self) -> PushConfig:
+        _without_effect(self, scale=self.scale, rounding=self.rounding)
+        if self.keep_values is not None:
+            wrong = [key for key in ("max_age", "second_moment") if getattr(self, key)]
+            wrong += ["keep_rows"] if self.keep_rows != 1.0 else []
+            wrong += ["rounding"] if self.rounding is not None else []
+            if wrong:
+                raise ValueError(f"{wrong[0]}: {getattr(self, wrong[0])} has no effect with keep_values")
+        elif self.dgc is not None:
+            raise ValueError("dgc: has no effect without keep_values")
+        if not self.pool_rows:
+            wrong = [key for key in ("max_age", "second_moment", "keep_values") if getattr(self, key)]
+            if wrong:
+                raise ValueError(f"{wrong[0]}: {getattr(self, wrong[0])} has no effect without pool_rows")
+        if self.warmup_steps and self.keep == 1.0:
+            raise ValueError(f"warmup_steps: {self.warmup_steps} has no effect where all is sent")
+        return self
 
 
 class PullConfig(Settings):
     """How rows travel from the servers to a worker."""
 
+    cache_rows: int = Field(0, ge=0)
+    """Rows that a worker can remember, so as not to pull them again while their lease runs; 0 = none."""
+    lease: int = Field(0, ge=0)
+    """Steps that a remembered row is good for: it may lag behind so many more steps than the consistency mode says."""
+
     values: ValueFormat = "fp32"
-    """Number format of the row values on the wire; servers keep fp32."""
+    """Number format of the row values on the wire, rounded to the nearest; servers keep fp32, and evaluation reads
+    that."""
+    scale: Scale | None = None
+    """Row scale, as in `push`; default pow2."""
+
+    @model_validator(mode="after")
+    def _every_setting_is_used(self) -> PullConfig:
+        _without_effect(self, scale=self.scale)
+        if bool(self.cache_rows) != bool(self.lease):
+            raise ValueError(
+                f"cache_rows: {self.cache_rows} with lease: {self.lease}; allowed: both 0, or both above 0"
+            )
+        return self
 
 
 class TowerCompressionConfig(Settings):
     """How the tower's gradients travel between workers."""
 
-    name: Literal["none"] = "none"
-    """none = fp32 all-reduce (in `sync` an all-gather added in rank order)."""
+    name: Literal["none", "bf16", "fp16", "int8", "topk", "powersgd"] = "none"
+    """none = fp32. bf16, fp16 and int8 round every value, fp16 and int8 in blocks of 64 with a scale. topk sends
+    the largest values of each parameter, powersgd a product of two thin matrices for each large one. int8, topk and
+    powersgd keep what they did not send, and send it later."""
+    keep: float | None = Field(None, gt=0.0, le=1.0)
+    """topk only: share of each parameter's values that is sent, at least one; parameters below 1024 values are sent
+    whole; default 0.01."""
+    values: Literal["fp16", "int8"] | None = None
+    """topk only: number format of the values sent; default fp16."""
+    rank: int | None = Field(None, ge=1)
+    """powersgd only: rank of the approximation; default 2."""
+    warmup_steps: int | None = Field(None, ge=0)
+    """topk and powersgd only: the first steps of the job, which go in fp32; default 0."""
+
+    @model_validator(mode="after")
+    def _every_argument_is_used(self) -> TowerCompressionConfig:
+        used = {"topk": ("keep", "values", "warmup_steps"), "powersgd": ("rank", "warmup_steps")}.get(self.name, ())
+        settings = ("keep", "values", "rank", "warmup_steps")
+        wrong = [key for key in settings if key not in used and getattr(self, key) is not None]
+        if wrong:
+            raise ValueError(f"{' and '.join(wrong)}: has no effect with name: {self.name}")
+        return self
 
 
 class CompressionConfig(Settings):
     """What is compressed, in each direction."""
 
+    ids: Literal["raw", "coded"] = "raw"
+    """coded = the shortest of several codes, and pushes refer to the rows that the step pulled; raw = 8 bytes each."""
     push: PushConfig = PushConfig()
     """Row gradients, worker to server."""
     pull: PullConfig = PullConfig()

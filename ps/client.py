@@ -17,29 +17,25 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.base.errors import CorruptMessage, ProtocolError, RemoteError
-from shardkeep.compression.codec import value_codec
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.ledger import Ledger
-from shardkeep.compression.quantize import saturated_values
-from shardkeep.compression.topk import select_rows
-from shardkeep.ps import values
+from shardkeep.ps import envelope
+from shardkeep.ps.absent import RowReader
+from shardkeep.ps.accounts import Accounts
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.message import Bytes, Kind, Packed, allocate, read, text_message, text_of, unpack
-from shardkeep.ps.placement import Split, split
+from shardkeep.ps.outbox import Outbox
+from shardkeep.ps.placement import split
+from shardkeep.ps.reading import Asked, Cache, Request
+from shardkeep.ps.row_memory import RowMemory
+from shardkeep.ps.sections import write_ids
 from shardkeep.ps.slab import Catalog, IdSlab, RowSlab
 from shardkeep.ps.transport import Transport, wait
+from shardkeep.ps.writing import PushWriter
 
 Ids = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
 _DIRECTION = {Kind.PULL: "pull", Kind.READ: "read"}  # in the ledger: evaluation is not training's traffic
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    """A step's unique ids per table, placed and split; made ahead of the pull, needed again by the push."""
-
-    ids: IdSlab
-    split: Split
 
 
 @dataclass(slots=True)
@@ -47,6 +43,8 @@ class Pull:
     """Rows on their way. `result` blocks until they are here."""
 
     request: Request
+    asked: Asked
+    """What of the request was asked for."""
     kind: Kind
     _client: RowClient
     _futures: list[tuple[int, Future[Bytes]]]
@@ -94,22 +92,44 @@ class RowClient:
         compression: CompressionConfig | None = None,
         ledger: Ledger | None = None,
         timeout_s: float = 30.0,
+        seed: int = 0,
+        history: int = 0,
+        num_workers: int = 1,
     ) -> None:
+        """`seed`: of initial values and of stochastic rounding; `history`: steps that `regroup` can go back;
+        `num_workers`: of the job."""
         self.tables = {spec.name: spec for spec in tables}
         self.rank = rank
-        self.ledger = ledger if ledger is not None else Ledger()
+        self.accounts = Accounts(ledger if ledger is not None else Ledger())
         self.timeout_s = timeout_s
         self.staleness_seen: dict[int, int] = {}
-        self.saturated_values = 0
-        """Gradient values sent as the largest number of a 16-bit push format, because they were beyond its range."""
         self._catalog = Catalog(tables)
         self._transport = transport
         self._generation = generation
         self._consistency = consistency if consistency is not None else ConsistencyConfig()
         compression = compression if compression is not None else CompressionConfig()
-        self._keep_rows = compression.push.keep_rows
-        self._push_codec = value_codec(compression.push.values)
-        self._widths_T = values.widths(self._push_codec, self._catalog)
+        self._coded = compression.ids == "coded"
+        self._reader = RowReader(tables, self._catalog, seed=seed)
+        self.memory = RowMemory(self._catalog, compression, history=history, num_workers=num_workers)
+        """Unsent gradients, and rows read before."""
+        self._outbox = Outbox(self._catalog, compression.push, self.memory, seed=seed, rank=rank)
+        self._writer = PushWriter(
+            self._catalog,
+            self._outbox.format,
+            num_servers=transport.num_servers,
+            coded=self._coded,
+            elements=compression.push.keep_values is not None,
+        )
+        self.cache: Cache | None = None
+        """Spares pulls; None = every row of a step is asked for."""
+        if self.memory.caches:
+            self.cache = Cache(
+                self.memory,
+                lease=compression.pull.lease,
+                window=self._consistency.window,
+                num_servers=transport.num_servers,
+            )
+        self._asked: dict[int, Asked] = {}  # by step, until it is pushed
         self._unacknowledged: dict[int, _Unacknowledged] = {}
         self.next_push = 0
         """The step after the last one whose push was handed over to be sent."""
@@ -120,16 +140,38 @@ class RowClient:
         forgotten: whoever calls this pushes all steps from `step` on anew, and servers tell what they have already."""
         self._transport, self._generation = transport, generation
         self._unacknowledged.clear()
+        self._asked.clear()
+        self.accounts.regroup()
+        self.memory.rewind(step)
+        if self.cache is not None:
+            self.cache.forget()
         self.next_push = step
+
+    @property
+    def ledger(self) -> Ledger:
+        """Bytes sent and received."""
+        return self.accounts.ledger
 
     @property
     def num_servers(self) -> int:
         return self._transport.num_servers
 
     @property
+    def saturated_values(self) -> int:
+        """Gradient values sent as the largest number of a 16-bit push format, because they were beyond its range."""
+        return self._outbox.saturated_values
+
+    def held_back(self) -> dict[str, float]:
+        """What compression has kept from the wire, in numbers; {} = it keeps nothing."""
+        found = self.memory.report() if self.memory.sends_later else {}
+        if self.cache is not None:
+            found |= {"cache_hits": self.cache.hits, "cache_misses": self.cache.misses}
+        return found
+
+    @property
     def push_format(self) -> str:
         """The number format of pushed gradients, as the config names it."""
-        return self._push_codec.name
+        return self._outbox.format.codec.name
 
     # ---- pull ----
 
@@ -160,10 +202,21 @@ class RowClient:
             self._ask_rows(Kind.PULL, step, self.request({})).result()
 
     def _ask_rows(self, kind: Kind, step: int, request: Request) -> Pull:
-        messages = self._pull_messages(kind, step, request)
+        asked = self._ask(kind, step, request)
         send = self._transport.send
+        messages = self._pull_messages(kind, step, asked.wanted)
+        for server, message in messages.items():
+            self.accounts.call(_DIRECTION[kind], step, envelope.call_bytes(server, self._generation, message.size))
         futures = [(server, send(server, message, timeout_s=self.timeout_s)) for server, message in messages.items()]
-        return Pull(request, kind, self, futures)
+        return Pull(request, asked, kind, self, futures)
+
+    def _ask(self, kind: Kind, step: int, request: Request) -> Asked:
+        """What of a request goes to the servers."""
+        if kind is not Kind.PULL or not request.ids:
+            return Asked(step, request, request)
+        asked = Asked(step, request, request) if self.cache is None else self.cache.ask(step, request)
+        self._asked[step] = asked
+        return asked
 
     def _pull_messages(self, kind: Kind, step: int, request: Request) -> dict[int, Bytes]:
         """One message to each server that holds an id of the request; in `sync` a pull goes to every server."""
@@ -171,10 +224,11 @@ class RowClient:
         for server in range(self.num_servers):
             if not request.split.count(server) and not (kind is Kind.PULL and self._consistency.mode == "sync"):
                 continue
-            tables_S, rows_S = _sections(request, server)
-            message = self._allocate(kind, step, tables_S=tables_S, rows_S=rows_S, id_bytes_S=8 * rows_S)
-            message.ids_area.view(np.int64)[:] = request.split.ids_of(server, request.ids.ids_V)
-            self._count(_DIRECTION[kind], message)
+            wanted = request.split.ids_of(server, request.ids.ids_V)
+            ids = write_ids(request.split.counts_ST[server], wanted, coded=self._coded)
+            message = self._allocate(kind, step, **ids.directory)
+            message.ids_area[:] = ids.area
+            self.accounts.message(_DIRECTION[kind], message)
             messages[server] = message.buffer
         return messages
 
@@ -182,7 +236,7 @@ class RowClient:
         return allocate(kind, generation=self._generation, rank=self.rank, step=step, **directory)
 
     def _receive(self, pull: Pull) -> RowSlab:
-        request, layout = pull.request, pull.request.ids.layout
+        request, layout = pull.asked.wanted, pull.asked.wanted.ids.layout
         flat: Rows | None = None
         seen = 0
         for server, future in pull._futures:
@@ -194,29 +248,44 @@ class RowClient:
                 flat = np.empty(layout.num_values, dtype=np.float32) if flat is None else flat
                 request.split.put_rows(server, layout, part, flat)
             seen = max(seen, answer.value)
-            self._count(_DIRECTION[pull.kind], answer)
+            self.accounts.message(_DIRECTION[pull.kind], answer, answer=True)
         pull.staleness, pull.received = seen, True
         if pull.kind is Kind.PULL and request.ids:
             self.staleness_seen[seen] = self.staleness_seen.get(seen, 0) + 1
-        return RowSlab(layout, np.empty(0, dtype=np.float32) if flat is None else flat, request.ids.names)
+        flat = np.empty(0, dtype=np.float32) if flat is None else flat
+        if pull.asked.flat is not None and self.cache is not None:
+            flat = self.cache.fill(pull.asked, flat)
+        return RowSlab(pull.request.ids.layout, flat, pull.request.ids.names)
 
     def _decode(self, server: int, answer: Packed, request: Request) -> Rows:
         """The rows of one answer, flat; checked to be those that were asked for."""
-        tables_S, rows_S = _sections(request, server)
-        if not (np.array_equal(answer.tables_S, tables_S) and np.array_equal(answer.rows_S, rows_S)):
+        counts_T = request.split.counts_ST[server]
+        tables_S = np.flatnonzero(counts_T)
+        rows_S = counts_T[tables_S]
+        rows = answer.rows_S
+        fits = (rows <= rows_S).all() if self._coded and rows.size == rows_S.size else np.array_equal(rows, rows_S)
+        if not (np.array_equal(answer.tables_S, tables_S) and fits):
             raise CorruptMessage(
                 f"server {server} answered {_told(answer.tables_S, answer.rows_S)}, asked for {_told(tables_S, rows_S)}"
             )
-        return values.decode(answer, self._catalog)
+        return self._reader.read(answer, request.split.ids_of(server, request.ids.ids_V), rows_S)
 
     # ---- push ----
 
     def gradients(self, step: int, request: Request) -> RowSlab:
         """Zeros to add a step's gradients to, for the push of just this step and request. Where the push needs no other
         form, they already lie in its message: nobody may change them after the push."""
-        if self.num_servers > 1 or self._keep_rows < 1.0 or self._push_codec.name != "fp32":
+        if self.num_servers > 1 or self._coded or not self._outbox.plain:
             return RowSlab.zeros(request.ids)
-        message = self._push_message(step, request, 0)
+        ids = write_ids(request.split.counts_ST[0], request.ids.ids_V, coded=False)
+        message = self._allocate(
+            Kind.PUSH,
+            step,
+            **ids.directory,
+            value_formats_S=self._outbox.format.tag,
+            value_bytes_S=4 * ids.rows_S * self._catalog.dims_T[ids.tables_S],
+        )
+        message.ids_area[:] = ids.area
         flat = message.values_area.view(np.float32)
         flat[:] = 0.0
         return RowSlab(request.ids.layout, flat, request.ids.names, message)
@@ -232,35 +301,43 @@ class RowClient:
         messages = self._messages(step, request, grads)
         if self._consistency.mode == "sync":
             self.wait_acknowledged()
-        return self._send(step, messages, self._pull_messages(Kind.PULL, next_step, next_request), next_request)
+        asked = self._ask(Kind.PULL, next_step, next_request)
+        pulls = self._pull_messages(Kind.PULL, next_step, asked.wanted)
+        for message in pulls.values():
+            self.accounts.call("pull", next_step, envelope.next_message_bytes(message.size))
+        return self._send(step, messages, pulls, asked)
 
-    def push(self, step: int, request: Request, grads: Mapping[str, Rows]) -> None:
+    def push(self, step: int, request: Request, grads: Mapping[str, Rows], *, last: bool = False) -> None:
         """Sends the gradients (U, D) of the request's rows; returns without waiting for the acknowledgement,
         unless as many steps as the consistency mode allows are already unacknowledged.
 
-        The gradients are encoded before this returns and may be reused by the caller. Tables may be left out.
+        The gradients are encoded before this returns and may be reused by the caller. Tables may be left out. `last`:
+        all that earlier pushes left for later goes along.
 
         Raises ProtocolError when gradients do not fit the request or the step was pushed before; and what
         `Pull.result` raises, for an earlier push that failed."""
-        self._send(step, self._messages(step, request, grads), {}, None)
+        self._send(
+            step, self._messages(step, request, grads, last=last), {}, Asked(step, self._no_request, self._no_request)
+        )
 
-    def _messages(self, step: int, request: Request, grads: Mapping[str, Rows]) -> dict[int, Bytes]:
+    def _messages(
+        self, step: int, request: Request, grads: Mapping[str, Rows], *, last: bool = False
+    ) -> dict[int, Bytes]:
         """A step's pushes by server, as soon as the window of unacknowledged steps has room for them."""
         if step in self._unacknowledged:
             raise ProtocolError(f"step {step} was pushed before and is not acknowledged yet; a step is pushed once")
         request, slab = self._fitted(request, grads)
         self._wait_for_window(step)
-        if self._keep_rows < 1.0:
-            request, slab = self._selected(request, slab)
-        return self._encode(step, request, slab)
+        return self._encode(step, request, slab, last)
 
-    def _send(self, step: int, pushes: dict[int, Bytes], pulls: dict[int, Bytes], pulled: Request | None) -> Pull:
+    def _send(self, step: int, pushes: dict[int, Bytes], pulls: dict[int, Bytes], asked: Asked) -> Pull:
         """Sends pushes, each with the pull to the same server behind it, whose answer then acknowledges both."""
-        pull = Pull(pulled if pulled is not None else self._no_request, Kind.PULL, self, [])
+        pull = Pull(asked.request, asked, Kind.PULL, self, [])
         pending = self._unacknowledged[step] = _Unacknowledged(pushes, pull)
         self.next_push = step + 1
         for server, message in pushes.items():
             then = pulls.get(server)
+            self.accounts.call("push", step, envelope.call_bytes(server, self._generation, message.size))
             future = self._transport.send(server, message, then, timeout_s=self.timeout_s)
             (pending.futures if then is None else pull._futures).append((server, future))
         return pull
@@ -281,47 +358,25 @@ class RowClient:
             request = self.request({name: request.ids[name] for name in grads})
         return request, RowSlab.of_arrays(request.ids, grads)
 
-    def _selected(self, request: Request, grads: RowSlab) -> tuple[Request, RowSlab]:
-        """The rows worth sending, of each table."""
-        kept = {name: select_rows(grad_UD, self._keep_rows) for name, grad_UD in grads.items()}
-        request = self.request({name: request.ids[name][kept_K] for name, kept_K in kept.items()})
-        return request, RowSlab.of_arrays(request.ids, {name: grads[name][kept_K] for name, kept_K in kept.items()})
-
-    def _encode(self, step: int, request: Request, grads: RowSlab) -> dict[int, Bytes]:
+    def _encode(self, step: int, request: Request, grads: RowSlab, last: bool) -> dict[int, Bytes]:
         """One packed push per server."""
-        message = grads.message
+        asked, message = self._asked.pop(step, None), grads.message
         if (
             message is not None
             and message.step == step
             and np.array_equal(message.ids_area.view(np.int64), request.ids.ids_V)  # not of another request
         ):
-            self._count("push", message)
+            self.accounts.message("push", message)
             return {0: message.buffer}
-        layout, codec = request.ids.layout, self._push_codec
-        encoded = values.encode(codec, grads.flat, np.diff(layout.starts_T1), None, self._catalog)
-        self.saturated_values += saturated_values(codec, encoded)
-        messages: dict[int, Bytes] = {}
-        for server in range(self.num_servers):
-            message = self._push_message(step, request, server)
-            request.split.take_rows(server, layout, encoded, self._widths_T, message.values_area)
-            self._count("push", message)
-            messages[server] = message.buffer
-        return messages
+        parcel = self._outbox.pack(step, request.ids, grads, last=last)
 
-    def _push_message(self, step: int, request: Request, server: int) -> Packed:
-        """A push with its ids, and room for the values."""
-        tables_S, rows_S = _sections(request, server)
-        message = self._allocate(
-            Kind.PUSH,
-            step,
-            tables_S=tables_S,
-            rows_S=rows_S,
-            id_bytes_S=8 * rows_S,
-            value_bytes_S=rows_S * self._widths_T[tables_S],
-            value_formats_S=self._push_codec.tag,
-        )
-        message.ids_area.view(np.int64)[:] = request.split.ids_of(server, request.ids.ids_V)
-        return message
+        def allocate(**directory: Any) -> Packed:
+            return self._allocate(Kind.PUSH, step, **directory)
+
+        messages = self._writer.write(parcel, request, asked, allocate)
+        for packed in messages:
+            self.accounts.message("push", packed, flush=last and self.memory.sends_later)
+        return {server: packed.buffer for server, packed in enumerate(messages)}
 
     def wait_acknowledged(self) -> None:
         """Blocks until every push is acknowledged. Raises what `Pull.result` raises."""
@@ -336,7 +391,7 @@ class RowClient:
     def _settle(self, step: int) -> None:
         pending = self._unacknowledged[step]
         for server, future in pending.futures:
-            self._count("push", self._answer(server, future, Kind.ACK))
+            self.accounts.message("push", self._answer(server, future, Kind.ACK), answer=True)
         if not pending.pull.received:
             for server, future in pending.pull._futures:
                 self._answer(server, future, Kind.ROWS)
@@ -355,6 +410,10 @@ class RowClient:
         futures = [self._transport.send(s, packed, timeout_s=limit_s) for s in range(self.num_servers)]
         concurrent.futures.wait(futures, timeout=limit_s + 1.0)  # all, also where one has failed: none works on unseen
         answers = [self._answer(s, f, Kind.ANSWER, limit_s) for s, f in enumerate(futures)]
+        for server, answer in enumerate(answers):
+            size = answer.buffer.size
+            asked = packed.size + envelope.call_bytes(server, self._generation, packed.size)
+            self.accounts.question(asked, size + envelope.answer_bytes(size))
         return [json.loads(text_of(unpack(answer.buffer))) for answer in answers]
 
     def _answer(self, server: int, future: Future[Bytes], expected: Kind, limit_s: float | None = None) -> Packed:
@@ -368,18 +427,6 @@ class RowClient:
         if answer.kind is not expected:
             raise ProtocolError(f"server {server} answered {answer.kind.name}, expected {expected.name}")
         return answer
-
-    def _count(self, direction: str, message: Packed) -> None:
-        self.ledger.add(direction, "ids", int(message.id_bytes_S.sum()))
-        self.ledger.add(direction, "values", int(message.value_bytes_S.sum()))
-        self.ledger.add(direction, "framing", message.overhead)
-
-
-def _sections(request: Request, server: int) -> tuple[Ids, Ids]:
-    """The tables of which a server holds ids of the request, and how many."""
-    counts_T = request.split.counts_ST[server]
-    tables_S = np.flatnonzero(counts_T)
-    return tables_S, counts_T[tables_S]
 
 
 def _told(tables_S: Ids, rows_S: Ids) -> str:

@@ -87,3 +87,35 @@ def put_rows(
             at += dim
             k += 1
         table_at += (starts_T1[t + 1] - starts_T1[t]) * dim
+
+
+@kernel("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
+def find_sorted(starts_T1: Integers, ids_V: Integers, among_T1: Integers, among_N: Integers, at_V: Integers) -> None:
+    """Where each id stands among others of the same table, -1 = nowhere; each table's ids rise on both sides."""
+    for t in range(starts_T1.size - 1):
+        n, end = among_T1[t], among_T1[t + 1]
+        for i in range(starts_T1[t], starts_T1[t + 1]):
+            while n < end and among_N[n] < ids_V[i]:
+                n += 1
+            at_V[i] = n if n < end and among_N[n] == ids_V[i] else -1
+
+
+@kernel(
+    "void(Array(float32, 1, 'C', readonly=True), int64[::1], int64[::1], float32[::1], int64[::1], int64[::1],"
+    " int64[::1])"
+)
+def copy_rows(
+    rows: Rows, starts_T1: Integers, from_K: Integers, out: Rows, to_T1: Integers, to_K: Integers, dims_T: Integers
+) -> None:
+    """Row `from_K[k]` of one slab to place `to_K[k]` of another, both ascending; a row stays in its table."""
+    k = table_at = table_to = 0
+    for t in range(dims_T.size):
+        dim = dims_T[t]
+        while k < from_K.size and from_K[k] < starts_T1[t + 1]:
+            at = table_at + (from_K[k] - starts_T1[t]) * dim
+            to = table_to + (to_K[k] - to_T1[t]) * dim
+            for d in range(dim):
+                out[to + d] = rows[at + d]
+            k += 1
+        table_at += (starts_T1[t + 1] - starts_T1[t]) * dim
+        table_to += (to_T1[t + 1] - to_T1[t]) * dim

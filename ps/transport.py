@@ -272,6 +272,8 @@ class RpcTransport:
         same_host: Literal["memory", "sockets"] = "memory",
     ) -> None:
         self.num_servers = num_servers
+        self.server_ports: frozenset[int] = frozenset()
+        """The ports on which the group's servers listen."""
         self._open = True
         _set_up_process(interface_of(host))
         started = time.monotonic()
@@ -310,6 +312,8 @@ class RpcTransport:
                 self._greet_all(index, min(timeout_s, GREETING_S))
             if (port := _port_in(group, self._name)) is not None:
                 door.guard(port)
+            ports = [_port_in(group, self.server_name(server)) for server in range(num_servers)]
+            self.server_ports = frozenset(port for port in ports if port is not None)
         except RuntimeError as error:
             self.close()
             elapsed_s = time.monotonic() - started

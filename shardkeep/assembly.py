@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +22,14 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.transport import Transport
 from shardkeep.workers.checkpoint import CheckpointWriter, load_tower
 from shardkeep.workers.collective import Collective, Solo
+from shardkeep.workers.cpu_time import CpuTime
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sampling import Origin, StepSlices
 from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.embeddings import Embeddings
 from shardkeep.workers.evaluate import Evaluation
 from shardkeep.workers.models.registry import build_model
+from shardkeep.workers.rank_state import load_rank_state
 from shardkeep.workers.rewind import Rewind
 from shardkeep.workers.step import Step
 from shardkeep.workers.summary import summarize
@@ -34,6 +38,9 @@ from shardkeep.workers.tower import Tower
 from shardkeep.workers.trainer import Progress, Trainer
 
 COMPILE_ALLOWANCE_S = 600.0
+SPARE_STEPS = 3
+"""Steps kept beyond the window of unacknowledged pushes: the running one, the next one, and one more for a rank that is
+a step ahead."""
 START = Origin()
 
 _SEEDING = threading.Lock()  # torch's generator is the process's; workers may be threads of one
@@ -46,6 +53,11 @@ def table_specs(config: JobConfig, schema: Schema) -> list[TableSpec]:
     if unused:
         raise ConfigError(f"tables.{unused[0]}: no feature uses this table; the tables are {', '.join(names)}")
     return [config.table(name) for name in names]
+
+
+def kept_steps(config: JobConfig) -> int:
+    """How many steps back a worker can go when a generation is lost."""
+    return config.consistency.window + SPARE_STEPS
 
 
 def patience_s(config: JobConfig) -> float:
@@ -84,8 +96,10 @@ class Worker:
         should_stop: Callable[[int], bool],
         control_bytes: Callable[[], int],
         process: Callable[[], dict[str, Any]] = dict,
+        sockets: Callable[[], dict[str, Any]] = dict,
     ) -> dict[str, Any] | None:
-        """Trains to the end; the job's summary on rank 0, None elsewhere. `process` is asked after the last step."""
+        """Trains to the end; the job's summary on rank 0, None elsewhere. `process` and `sockets`
+        are asked after the last step."""
         steps = self.trainer.run(progress, should_stop, self.tower.step)
         progress.update(step=steps, phase="closing")
         return summarize(
@@ -98,6 +112,7 @@ class Worker:
             steps=steps,
             evaluation=self.trainer.last_eval,
             process=process(),
+            sockets=sockets,
         )
 
 
@@ -156,6 +171,9 @@ def build_worker(
             compression=config.compression,
             ledger=ledger,
             timeout_s=patience_s(config),
+            seed=config.seed,
+            history=kept_steps(config),
+            num_workers=config.workers,
         )
     )
     embeddings = Embeddings(schema, client.tables)
@@ -168,6 +186,7 @@ def build_worker(
         _go_on(tower, collective, rewind, again)
     elif resumed is not None:
         load_tower(tower, resumed)
+        load_rank_state(client, tower, resumed, rank=collective.rank, world_size=collective.world_size)
     client.regroup(transport, generation, tower.step)
     if rewind is not None:
         rewind.keep(tower)
@@ -197,7 +216,8 @@ def build_worker(
         )
     samples = slices.samples_before(tower.step)
     if before is None:
-        telemetry = Telemetry(tower.watch, samples=samples, resumed=resumed is not None)
+        cpu = CpuTime(partial(_server_cpu_s, client) if collective.rank == 0 else None)
+        telemetry = Telemetry(tower.watch, samples=samples, resumed=resumed is not None, cpu=cpu)
     else:
         telemetry = before.telemetry
         telemetry.go_back(samples)
@@ -228,12 +248,17 @@ def build_worker(
     return Worker(trainer, client, tower, collective, telemetry, ledger, data, start)
 
 
+def _server_cpu_s(client: RowClient) -> list[float]:
+    """CPU seconds so far of each server that is a process of its own."""
+    return [answer["cpu_s"] for answer in client.ask({"ask": "cpu"}) if answer["pid"] != os.getpid()]
+
+
 def _go_on(tower: Tower, collective: Collective, rewind: Rewind | None, again: Again) -> None:
     """Brings the tower to the step where the generation begins. Every rank calls it; blocks."""
     tower.join(collective)
     assert rewind is not None  # who keeps nothing does not go on
     if collective.rank not in again.lacking:  # also at this very step: an aborted one may have left its traces
-        tower.load_state_dict(rewind.state(again.step))
+        rewind.take_back(tower, again.step)
     rewind.forget_after(again.step)  # before any rank can leave `share`
     tower.share(again.source, again.lacking)
 
@@ -279,6 +304,7 @@ def _build_tower(
     return Tower(
         model,
         config=config.tower,
+        compression=config.compression.tower,
         collective=collective,
         device=device,
         sync=config.consistency.mode == "sync",

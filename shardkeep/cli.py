@@ -58,6 +58,10 @@ ParentPipe = Annotated[bool, typer.Option("--parent-pipe", hidden=True)]  # end 
 Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")]
 
 
+ORPHAN_STOP_S = 15.0
+"""Seconds a job gets to stop when the sweep that started it is gone."""
+
+
 @app.command()
 def train(
     config: Annotated[
@@ -68,6 +72,7 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Go on with this run from its newest checkpoint, without CONFIG.")
     ] = None,
+    parent_pipe: ParentPipe = False,
     debug: Debug = False,
 ) -> None:
     """Run a whole job on this machine, or go on with one."""
@@ -75,6 +80,10 @@ def train(
     def run() -> int:
         from rich.console import Console
 
+        if parent_pipe:  # a sweep's: stops in order when the sweep is gone
+            from shardkeep.children import end_with_parent
+
+            end_with_parent(patience_s=0.0, last_s=ORPHAN_STOP_S)
         if (config is None) == (resume is None):
             raise UserError("shardkeep train takes a CONFIG or --resume RUN, one of the two")
         console = Console(highlight=False)
@@ -356,6 +365,26 @@ def bench(
         options = {"--rounds": rounds, "--seconds": seconds, "--device": device}
         given = {name: str(value) for name, value in options.items() if value is not None}
         return bench_all(benchmarks, options=given, smoke=smoke, out=out)
+
+    _end(run, debug)
+
+
+@app.command()
+def sweep(
+    plan: Annotated[Path, typer.Argument(metavar="SWEEP", help="YAML file: base, grid or recipes, seeds.")],
+    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of runs and results; again = go on there.")],
+    debug: Debug = False,
+) -> None:
+    """Measure bytes against AUC: run a job with several compressions and seeds, and compare them."""
+
+    def run() -> int:
+        from rich.console import Console
+
+        from shardkeep.sweep import sweep as sweep_all
+        from shardkeep.sweep_plan import load_sweep
+
+        sweep_all(load_sweep(plan), out=out, console=Console(highlight=False))
+        return 0
 
     _end(run, debug)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, field_validator
+from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
 
 from shardkeep.affinity import AffinityConfig, check_counts
 from shardkeep.base.errors import ConfigError
@@ -83,6 +83,25 @@ class JobConfig(Settings):
         if {"servers", "workers"} <= info.data.keys():
             check_counts(affinity, servers=info.data["servers"], workers=info.data["workers"])
         return affinity
+
+    @model_validator(mode="after")
+    def _a_cache_is_not_exact(self) -> JobConfig:
+        if self.compression.pull.cache_rows and self.consistency.mode == "sync":
+            raise ValueError(
+                f"compression.pull.cache_rows: {self.compression.pull.cache_rows} with consistency.mode: sync, where a "
+                "pull sees all earlier pushes; allowed: 0, or mode: bounded or async"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _dgc_has_no_other_optimizer(self) -> JobConfig:
+        names = {self.table(name).optimizer.name for name in (*self.tables, "default")} - {"sgd"}
+        if self.compression.push.dgc is not None and names:
+            raise ValueError(
+                f"compression.push.dgc: has momentum of its own, and tables have the optimizer {sorted(names)[0]}; "
+                "allowed: sgd"
+            )
+        return self
 
     def table(self, name: str) -> TableSpec:
         """The full definition of table `name`: its own settings, then `tables.default`, then the built-in ones."""

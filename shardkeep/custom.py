@@ -20,10 +20,11 @@ from shardkeep.base.kernels import compile_kernels, kernel_modules
 from shardkeep.base.log import EventLog
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.config import JobConfig
-from shardkeep.ps.client import Request, RowClient
+from shardkeep.ps.client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, LivenessConfig, TableSpec
 from shardkeep.ps.control.addresses import check_exposed
 from shardkeep.ps.control.client import ControlClient
+from shardkeep.ps.reading import Request
 from shardkeep.ps.transport import LocalTransport
 from shardkeep.roles import Membership, join_group
 from shardkeep.server_role import build_service
@@ -78,7 +79,7 @@ class EmbeddingClient:
 
         Args:
             tables: Each with a name, a dim, an optimizer and the law of its initial values.
-            seed: Seed of the rows' initial values.
+            seed: Seed of the rows' initial values, and of stochastic rounding.
             consistency: sync, bounded or async, or a ConsistencyConfig.
             compression: Of pushes and pulls; left out = none.
         """
@@ -353,5 +354,6 @@ def _row_client(config: JobConfig, transport: Any, tables: Tables, *, rank: int,
         generation=generation,
         consistency=config.consistency,
         compression=config.compression,
+        seed=config.seed,
         timeout_s=config.liveness.step_timeout_s,
     )

@@ -17,10 +17,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.config import JobConfig
-from shardkeep.ps.client import Request, RowClient
+from shardkeep.ps import envelope
+from shardkeep.ps.client import RowClient
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.message import KIND_AT, Bytes, Kind
 from shardkeep.ps.placement import server_of
+from shardkeep.ps.reading import Request
 from shardkeep.ps.slab import RowSlab
 from shardkeep.ps.transport import LocalTransport
 from shardkeep.server_role import build_service
@@ -40,7 +42,7 @@ PLAYED_WORKERS = 4
 
 
 class Meter:
-    """A transport that weighs what passes through, and counts the calls."""
+    """A transport that weighs what passes through, with what RPC adds, and counts the calls."""
 
     def __init__(self, transport: LocalTransport) -> None:
         self.num_servers = transport.num_servers
@@ -51,9 +53,9 @@ class Meter:
 
     def send(self, server: int, message: Bytes, then: Bytes | None = None, *, timeout_s: float) -> Future[Bytes]:
         self.calls += 1
-        for part in (message,) if then is None else (message, then):
-            kind = Kind(int(part[KIND_AT])).name.lower()
-            self.bytes_S[kind][server] += len(part)
+        kind = self._weigh(server, message, envelope.call_bytes(server, 1, message.size))
+        if then is not None:
+            kind = self._weigh(server, then, envelope.next_message_bytes(then.size))
         answer, name = self._transport.send(server, message, then, timeout_s=timeout_s), f"{kind} answer"
         answer.add_done_callback(lambda done: self._answered(name, server, len(done.result())))
         return answer
@@ -61,8 +63,13 @@ class Meter:
     def close(self) -> None:
         self._transport.close()
 
+    def _weigh(self, server: int, message: Bytes, envelope_bytes: int) -> str:
+        kind = Kind(int(message[KIND_AT])).name.lower()
+        self.bytes_S[kind][server] += message.size + envelope_bytes
+        return kind
+
     def _answered(self, name: str, server: int, size: int) -> None:
-        self.bytes_S[name][server] += size
+        self.bytes_S[name][server] += size + envelope.answer_bytes(size)
 
 
 @dataclass(frozen=True)
@@ -139,7 +146,12 @@ class Cast:
         self._meter = Meter(LocalTransport([service.handle for service in services]))
         self._clients = [
             RowClient(
-                self._meter, tables=tables, rank=rank, consistency=config.consistency, compression=config.compression
+                self._meter,
+                tables=tables,
+                rank=rank,
+                consistency=config.consistency,
+                compression=config.compression,
+                seed=config.seed,
             )
             for rank in range(self.workers)
         ]

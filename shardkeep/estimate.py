@@ -25,6 +25,7 @@ from shardkeep.workers.data.dataset import open_data
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.embeddings import Embeddings
 from shardkeep.workers.models.registry import build_model
+from shardkeep.workers.sent import Sent
 
 ID_BYTES, VALUE_BYTES = 8, 4
 INDEX_BYTES = 14
@@ -159,15 +160,16 @@ def tower_of(config: JobConfig, data: Data) -> Part:
     )
     trained = [p for p in model.parameters() if p.requires_grad]
     size = sum(p.nbytes for p in trained)
-    others = config.workers - 1
-    # In sync every worker sends its gradient to every other; else a ring all-reduce.
-    each = others * size if config.consistency.mode == "sync" else 2 * size * others // config.workers
-    spread = sum(b.nbytes for b in model.buffers() if b.is_floating_point()) if others else 0
+    sent, spread = Sent(config.workers), Sent(config.workers)
+    (sent.all_gather if config.consistency.mode == "sync" else sent.all_reduce)(size)
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            spread.broadcast(buffer.nbytes, source=True)
     return {
         "parameters": sum(p.numel() for p in trained),
         "bytes": size,
-        "reduce_bytes": each * config.workers + spread,
-        "reduce_bytes_per_worker": each,
+        "reduce_bytes": sent.total * config.workers + spread.total,
+        "reduce_bytes_per_worker": sent.total,
     }
 
 

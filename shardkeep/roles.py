@@ -18,10 +18,12 @@ from shardkeep.base.errors import CheckpointError, JobStopped, MemberLost, Shard
 from shardkeep.base.files import owner_lock
 from shardkeep.base.kernels import compile_kernels, kernel_modules
 from shardkeep.base.log import EventLog
+from shardkeep.base.sockets import Counters, Watched
 from shardkeep.base.telemetry import peak_rss_bytes
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.config import LivenessConfig
+from shardkeep.ps.control.addresses import split_address
 from shardkeep.ps.control.client import ControlClient
 from shardkeep.ps.control.records import Formation
 from shardkeep.report import coordinator_in
@@ -81,6 +83,21 @@ def coordinator_address(given: str) -> str:
 def process_facts(kernels_s: float) -> dict[str, Any]:
     """What the summary says of any process."""
     return {"peak_rss_bytes": peak_rss_bytes(), "kernels_s": kernels_s, "cores": own_cores()}
+
+
+def watched_sockets(control: ControlClient) -> Watched:
+    """This process's connections, of which it knows so far which go to the coordinator."""
+    sockets = Watched()
+    sockets.belong("control", ports=[split_address(control.address)[1]])
+    return sockets
+
+
+def control_bytes(control: ControlClient, sockets: Watched) -> int:
+    """What this member and the coordinator have sent each other: as the kernel counts it where it can be asked, else
+    the messages alone."""
+    sockets.look()
+    counted = sockets.totals().get("control", Counters())
+    return max(control.bytes_total, counted.sent + counted.received)
 
 
 class Membership:

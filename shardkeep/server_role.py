@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from shardkeep.base.allocator import keep_freed_memory
 from shardkeep.base.errors import TransportError
 from shardkeep.base.log import EventLog
+from shardkeep.compression.codec import value_codec
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.config import TableSpec
@@ -26,11 +27,13 @@ from shardkeep.ps.transport import RpcTransport  # noqa: F401 - loads torch RPC 
 from shardkeep.roles import (
     Membership,
     checkpoints_of,
+    control_bytes,
     end_when_the_job_failed,
     join_group,
     kept_for_recovery,
     process_facts,
     resumed_from,
+    watched_sockets,
 )
 
 if TYPE_CHECKING:
@@ -69,6 +72,7 @@ class _Life:
         self, config: JobConfig, control: ControlClient, index: int, advertise: str, folder: Path, kernels_s: float
     ) -> None:
         self._config, self._control, self._index, self._advertise = config, control, index, advertise
+        self._sockets = watched_sockets(control)
         self._kernels_s = kernels_s
         self._checkpoints = checkpoints_of(config, folder)
         self._kept: Path | None = None
@@ -163,7 +167,9 @@ class _Life:
             resumed=resumed,
             journal=self._journal,
         )
-        service.process = lambda: process_facts(self._kernels_s)
+        service.process = lambda: (
+            process_facts(self._kernels_s) | {"control_bytes": control_bytes(self._control, self._sockets)}
+        )
         return service
 
     def _handle(self, *messages: Bytes) -> Future[Bytes]:
@@ -182,6 +188,8 @@ def build_service(
     journal: Journal | None = None,
 ) -> ShardService:
     """Server `shard` of the job, empty, or with its rows of a checkpoint. Raises CheckpointError."""
+    push = config.compression.push
+    value_codec(push.values, push.scale)  # loads what decodes it now, not while the first push waits
     service = ShardService(
         shard=shard,
         num_shards=max(config.servers, 1),
@@ -189,7 +197,7 @@ def build_service(
         consistency=config.consistency,
         num_workers=config.workers,
         seed=config.seed,
-        pull_values=config.compression.pull.values,
+        compression=config.compression,
         generation=generation,
         start_step=0 if resumed is None else resumed.step,
         checkpoints=checkpoints,
@@ -197,4 +205,6 @@ def build_service(
     )
     if resumed is not None:
         load_snapshots(service.tables, resumed, shard=shard, num_shards=max(config.servers, 1))
+    if config.checkpoint.full_every > 1:
+        service.tables.changed.follow("" if resumed is None else resumed.id)
     return service

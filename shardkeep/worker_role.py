@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch._dynamo  # every optimizer of torch and DDP load it: here, while the other roles start
 
-from shardkeep.assembly import Again, Worker, build_worker, patience_s, table_specs
+from shardkeep.assembly import Again, Worker, build_worker, kept_steps, patience_s, table_specs
 from shardkeep.base.allocator import keep_freed_memory
 from shardkeep.base.errors import ConfigError, JobStopped, MemberLost, RemoteError, TransportError
 from shardkeep.base.log import EventLog
@@ -24,12 +25,14 @@ from shardkeep.roles import (
     Membership,
     checkpoints_of,
     compiled_kernels,
+    control_bytes,
     end_when_the_job_failed,
     join_group,
     join_store,
     kept_for_recovery,
     process_facts,
     resumed_from,
+    watched_sockets,
 )
 from shardkeep.server_role import build_service
 from shardkeep.workers.collective import Collective, Solo
@@ -40,9 +43,6 @@ from shardkeep.workers.profiling import WorkerProfile, check_profile, trace_path
 from shardkeep.workers.rewind import Rewind
 
 _log = EventLog("roles")
-SPARE_STATES = 3
-"""States of the tower kept beyond the window of unacknowledged pushes: the running step's, the next one's, and one more
-for a rank that is a step ahead."""
 
 
 def run_worker(coordinator: Endpoint, *, index: int, advertise: str, folder: Path, kernels_s: float) -> int:
@@ -79,10 +79,11 @@ class _Life:
         self._index, self._advertise, self._folder, self._kernels_s = index, advertise, folder, kernels_s
         self._checkpoints = checkpoints_of(config, folder)
         self._worker: Worker | None = None
+        self._sockets = watched_sockets(control)
         self._rewind: Rewind | None = None
         if config.liveness.restarts:
             kept = kept_for_recovery(folder, control.job, "worker", index)
-            self._rewind = Rewind(kept, depth=config.consistency.window + SPARE_STATES)
+            self._rewind = Rewind(kept, depth=kept_steps(config))
 
     @property
     def span(self) -> Span:
@@ -119,18 +120,33 @@ class _Life:
             leaving.callback(transport.close)
             collective = _collective(config, formation, self._index, self._advertise, backend, control.lost)
             leaving.callback(collective.close)
+            self._watch_sockets(formation, transport, collective)
+            leaving.callback(self._sockets.look)
             worker = self._joined(formation, transport, collective, device)
             _log.info("training", generation=formation.generation, step=worker.tower.step)
             summary = worker.run(
                 control,
                 lambda _step: _stop(control, formation.generation),
-                lambda: control.bytes_total,
+                lambda: control_bytes(control, self._sockets),
                 lambda: _process(self._kernels_s, device),
+                self._counted,
             )
             if summary is not None:
                 control.report("summary", summary)
                 control.flush()  # from here on the job is done, whoever dies
             collective.barrier()
+
+    def _watch_sockets(self, formation: Formation, transport: RpcTransport, collective: Collective) -> None:
+        """Says which of this process's connections are whose."""
+        self._sockets.belong("store", ports=[formation.store_port])
+        self._sockets.belong("servers", ports=transport.server_ports)
+        if isinstance(collective, ProcessCollective):
+            self._sockets.belong("workers", ends=collective.connections)
+
+    def _counted(self) -> dict[str, Any]:
+        """What the kernel has counted on this worker's connections since it began, by group."""
+        self._sockets.look()
+        return {group: asdict(counters) for group, counters in self._sockets.totals().items()}
 
     def _settle(self) -> None:
         if self._worker is not None:

@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from shardkeep.ps.checkpoints import Checkpoint, Checkpoints, FileRecord
 from shardkeep.ps.client import RowClient
 from shardkeep.workers.collective import Collective
 from shardkeep.workers.config import CheckpointConfig
+from shardkeep.workers.rank_state import Bytes, rank_state, save_rank_states
 from shardkeep.workers.state_tree import joined, split
 from shardkeep.workers.tower import Tower
 
@@ -71,6 +72,7 @@ class CheckpointWriter:
         self._began = (0, time.perf_counter())
         self._journals: list[int] = []
         self._left = False
+        self._base: Checkpoint | None = None  # the newest complete one, if increments are wanted
 
     def open(self, start_step: int) -> None:
         """Makes sure that the folder is this job's and that all servers see it. Raises ConfigError (it holds later
@@ -85,6 +87,7 @@ class CheckpointWriter:
                 f"at step {start_step}; allowed: another folder, or --resume of that run"
             )
         self._client.ask({"ask": "see", "token": self._checkpoints.sign()})
+        self._base = self._newest()
 
     def open_again(self, start_step: int, before: CheckpointWriter | None) -> bool:
         """Goes on after the generation that `before` wrote in; whether the step that it begins with has a checkpoint.
@@ -93,8 +96,29 @@ class CheckpointWriter:
         mine = self._every if before is None else before._every
         known = int(self._collective.all_gather(torch.tensor([-1 if mine is None else mine])).max())
         self._every = None if known < 0 else known
+        if self._collective.rank == 0:
+            self._base = self._newest()
         has = start_step in (step for step, _ in self._checkpoints.complete())
         return bool(self._collective.broadcast_object(has))
+
+    def _newest(self) -> Checkpoint | None:
+        """The checkpoint that an increment could build on; None where no increments are wanted."""
+        if self._config.full_every == 1:
+            return None
+        try:
+            found = self._checkpoints.latest()
+            if found is not None:
+                found.check_sizes()
+        except CheckpointError:  # the next one holds all rows
+            return None
+        return found
+
+    def _base_at(self, step: int) -> Checkpoint | None:
+        """What the checkpoint of a step builds on; None = it is to hold all rows."""
+        base = self._base
+        if base is None or base.step >= step or len(base.chain) >= self._config.full_every:
+            return None
+        return base
 
     def _begin_counting(self, step: int) -> None:
         """From here on is counted what `every_steps: auto` depends on."""
@@ -127,8 +151,9 @@ class CheckpointWriter:
         self.finish()
         self._client.fence(step)
         self._collective.barrier()  # the others' pushes are applied, too, and nobody pushes before the next barrier
+        ranks = self._collective.gather_arrays(rank_state(self._client, self._tower))
         if self._collective.rank == 0:
-            self._lead(step)
+            self._lead(step, ranks)
         self._collective.barrier()
 
     def finish(self) -> None:
@@ -152,11 +177,12 @@ class CheckpointWriter:
         while self._written:
             yield self._written.popleft()
 
-    def _lead(self, step: int) -> None:
+    def _lead(self, step: int, ranks: Sequence[Bytes]) -> None:
         started = time.perf_counter()
         try:
             facts, tower = self._facts(step), tower_state(self._tower)
-            self._client.ask({"ask": "mark", "step": step})
+            base = self._base_at(step)
+            self._client.ask({"ask": "mark", "step": step, "base": "" if base is None else base.id})
         except Exception as error:  # whatever a model's state does: the job is worth more than a checkpoint
             self._give_up(step, error)
             return
@@ -164,29 +190,38 @@ class CheckpointWriter:
 
         def write() -> None:
             try:
-                size, folder = self._write(step, tower, facts)
+                done = self._write(step, tower, ranks, facts, base)
             except Exception as error:
                 self._give_up(step, error)
+                self._base = self._newest()
                 return
-            seconds = time.perf_counter() - started
-            text = f"step {step} in {folder}: {size / 1e6:.1f} MB, {seconds:.2f} s, training held up {held_s:.2f} s"
+            seconds, size = time.perf_counter() - started, sum(file.size for file in done.files)
+            what = f"{size / 1e6:.1f} MB" + (f" changed since step {done.base.step}" if done.base is not None else "")
+            text = f"step {step} in {done.folder.name}: {what}, {seconds:.2f} s, training held up {held_s:.2f} s"
             self._written.append({"step": step, "bytes": size, "seconds": seconds, "held_s": held_s, "text": text})
 
         self._writing = threading.Thread(target=write, name="checkpoint", daemon=True)
         self._writing.start()
 
-    def _write(self, step: int, tower: TowerState, facts: dict[str, Any]) -> tuple[int, str]:
-        """Writes all parts, then the manifest; the bytes, and the name of the folder."""
+    def _write(
+        self, step: int, tower: TowerState, ranks: Sequence[Bytes], facts: dict[str, Any], base: Checkpoint | None
+    ) -> Checkpoint:
+        """Writes all parts, then the manifest. `base`: what servers were asked for the changes since."""
         partial = self._checkpoints.begin(step)
         answers = self._client.ask({"ask": "snapshot", "step": step}, timeout_s=TIMEOUT_S)
         files = [FileRecord(**file) for answer in answers for file in answer["files"]]
         files += save_tower(tower, partial)  # last: servers keep rows until they write them
-        done = self._checkpoints.commit(step, files, facts)
-        with contextlib.suppress(ShardkeepError):  # then journals keep more than they need
-            self._client.ask({"ask": "saved", "step": step})
+        files += save_rank_states(ranks, partial)
+        if all(answer["full"] for answer in answers):  # no server knew
+            base = None
+        done = self._checkpoints.commit(step, files, facts, base=base)
+        if self._config.full_every > 1:
+            self._base = done
+        with contextlib.suppress(ShardkeepError):  # then journals, and the next one, have more than they need
+            self._client.ask({"ask": "saved", "step": step, "id": done.id})
         with contextlib.suppress(OSError):  # the next one tries again
             self._checkpoints.prune(self._config.keep)
-        return sum(file.size for file in files), done.folder.name
+        return done
 
     def _give_up(self, step: int, error: Exception) -> None:
         """Tells why there is no checkpoint, and gives back what it takes on disk and on the servers."""

@@ -99,6 +99,9 @@ class SyntheticConfig(Settings):
     """Ids of each sparse feature; left out = 26 tables from 100 to 1 M ids."""
     zipf: float = Field(1.05, gt=0.0)
     """Exponent of the ids' popularity."""
+    ids: Literal["hashed", "numbered"] = "hashed"
+    """hashed = any 64 bits, as hashes of strings are, which no code makes shorter; numbered = from 0 to the table's
+    size, in no order."""
 
 
 class DataConfig(Settings):
@@ -252,7 +255,9 @@ class CheckpointConfig(Settings):
     """Steps between two checkpoints, one at the end of training too; 0 = none. auto = about every ten minutes, and
     before a server's journal reaches 4 GB; none for roles by hand without `dir`."""
     keep: int = Field(3, ge=1)
-    """Checkpoints kept; older ones are deleted."""
+    """Checkpoints kept, beside those that they build on; older ones are deleted."""
+    full_every: int = Field(1, ge=1, le=100)
+    """One in so many checkpoints holds all rows, the others those that changed since the one before; 1 = all do."""
     dir: str | None = None
     """Folder of the checkpoints, which all members must share; relative = below the current folder; left out =
     `checkpoints` in the run folder."""

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from shardkeep.ps.client import Pull, Request, RowClient, Rows
+from shardkeep.ps.client import Pull, RowClient, Rows
+from shardkeep.ps.reading import Request
 from shardkeep.ps.slab import RowSlab
 from shardkeep.workers.collective import Collective
 from shardkeep.workers.data.batch import Batch, Float32s, Ragged
@@ -97,16 +98,22 @@ class Step:
         return self._tower.chosen
 
     def run(
-        self, prepared: Prepared, pull: Pull, following: Callable[[], Prepared | None] = lambda: None
+        self,
+        prepared: Prepared,
+        pull: Pull,
+        following: Callable[[], Prepared | None] = lambda: None,
+        *,
+        last: bool = False,
     ) -> tuple[StepResult, Ahead | None]:
-        """Waits for the rows, trains on them, updates the tower, pushes the rows' gradients.
+        """Waits for the rows, trains on them, updates the tower, pushes the rows' gradients; in the job's `last` step
+        all that was left for later, too.
 
         `following` is asked just before the push: the step whose pull goes with it, None = the push goes alone. That
         step and its pull are returned."""
         self._watch.enter("pull_wait")
         rows = pull.result()
         self._watch.enter("lookup")
-        sent = self._collective.sent_bytes
+        self._collective.sent.tell(self._client.ledger, "control")
         grads = self._client.gradients(prepared.step, prepared.request)
         weight = 1.0 / prepared.step_samples if prepared.rank_samples else 0.0
         loss_sum = 0.0
@@ -122,15 +129,18 @@ class Step:
         self._watch.enter("push")
         scale_rows(grads, update.row_scale)
         overflow = self._tower.scaling and not update.applied  # of the loss scale: no rank keeps this step's rows
-        ahead = self._push(prepared.step, request, {} if overflow else grads, following())
+        ahead = self._push(prepared.step, request, {} if overflow else grads, following(), last)
         self._watch.enter("other")
-        self._client.ledger.add("tower", "values", self._collective.sent_bytes - sent)
+        again = self._client.accounts.repeats(prepared.step)
+        self._collective.sent.tell(self._client.ledger, "tower", again=again)
         mean = loss_sum * prepared.step_samples / prepared.rank_samples if prepared.rank_samples else 0.0
         return StepResult(mean, update.applied, dropped, pull.staleness, self._tower.deciding), ahead
 
-    def _push(self, step: int, request: Request, grads: Mapping[str, Rows], following: Prepared | None) -> Ahead | None:
+    def _push(
+        self, step: int, request: Request, grads: Mapping[str, Rows], following: Prepared | None, last: bool
+    ) -> Ahead | None:
         if following is None:
-            self._client.push(step, request, grads)
+            self._client.push(step, request, grads, last=last)
             return None
         return following, self._client.exchange(step, request, grads, following.step, following.request)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from shardkeep.compression.ledger import Ledger, merge_totals
@@ -25,42 +27,52 @@ def summarize(
     steps: int,
     evaluation: Mapping[str, Any] | None,
     process: Mapping[str, Any],
+    sockets: Callable[[], Mapping[str, Any]],
 ) -> dict[str, Any] | None:
     """The job's summary on rank 0, None elsewhere. Blocks until every rank has called it.
 
     Args:
         process: What is known of this process, for its entry under `processes`.
+        sockets: Asked for what the kernel has counted on its connections, by group.
 
     `wall_s`, `versions`, `machine`, `status` and the coordinator's process are added by who keeps the run folder."""
     client.fence(steps)
     collective.barrier()
+    collective.sent.tell(ledger, "control")
+    ledger.add("control", "calls", control_bytes)
     mine = {
         "bytes": ledger.totals(),
-        "control": control_bytes,
+        "sockets": sockets(),
         "staleness": {str(k): n for k, n in client.staleness_seen.items()},
         "dropped_rows": telemetry.dropped_rows,
         "saturated_values": client.saturated_values,
+        "held_back": client.held_back(),
         "skipped_steps": telemetry.skipped_steps,
         "step_ms": telemetry.step_ms(),
+        "cpu_ms": telemetry.cpu.mean_ms(),
         "process": {"role": "worker", "index": collective.rank, **process, "compile_s": tower.compile_s},
     }
     workers = gather_records(collective, mine)
     if collective.rank != 0:
         return None
     servers = client.ask({"ask": "report"})
-    byte_totals = merge_totals([w["bytes"] for w in workers])
-    byte_totals["control"] = sum(w["control"] for w in workers)
+    of_servers = Ledger()
+    of_servers.add("control", "calls", sum(one.get("control_bytes", 0) for one in server_processes(servers)))
+    byte_totals = merge_totals([w["bytes"] for w in workers] + [of_servers.totals()])
     return {
         "steps": steps,
         "samples": telemetry.samples,
         **({"resumed_at": {"samples": telemetry.samples - telemetry.trained}} if telemetry.resumed else {}),
         "samples_per_s": telemetry.samples_per_s(),
         "step_ms": mean_step_ms([w["step_ms"] for w in workers]),
+        "cpu_ms": mean_cpu_ms([w["cpu_ms"] for w in workers]),
         "eval": dict(evaluation or {}),
         "bytes": _per_sample(byte_totals, telemetry.trained),
+        "sockets": _summed(w["sockets"] for w in workers),
         "staleness": merged_histogram([w["staleness"] for w in workers]),
         "dropped_rows": sum(w["dropped_rows"] for w in workers),
         **_saturated(client.push_format, workers),
+        **_held_back([w["held_back"] for w in workers]),
         "skipped_steps": workers[0]["skipped_steps"],
         "recoveries": [],
         "tables": table_totals(servers),
@@ -76,10 +88,18 @@ def _saturated(push_format: str, workers: Sequence[Mapping[str, Any]]) -> dict[s
 
 
 def _per_sample(totals: dict[str, Any], samples: int) -> dict[str, Any]:
-    """The totals with the sum of all and, as `per_sample`, what training alone cost per sample: no evaluation."""
-    read = sum(totals["read"].values())
-    everything = totals["control"] + sum(sum(part.values()) for part in totals.values() if isinstance(part, dict))
-    return totals | {"total": everything, "per_sample": (everything - read) / samples if samples else 0.0}
+    """The totals and, as `per_sample`, what training alone cost per sample: no evaluation."""
+    training = totals["total"] - sum(totals["read"].values())
+    return totals | {"per_sample": training / samples if samples else 0.0}
+
+
+def _summed(sockets: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """The workers' counters, group by group."""
+    sums: dict[str, Counter[str]] = {}
+    for one in sockets:
+        for group, counters in one.items():
+            sums.setdefault(group, Counter()).update(counters)
+    return {group: dict(counters) for group, counters in sums.items()}
 
 
 def table_totals(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -107,6 +127,15 @@ def mean_step_ms(workers: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return {name: round(sum(w[name] for w in workers) / len(workers), 4) for name in ("total", *PARTS)}
 
 
+def mean_cpu_ms(workers: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """CPU milliseconds of a step: the mean of the workers, and that of the servers, which rank 0 asked. Empty when a
+    rank counted no step."""
+    if not all(workers):
+        return {}
+    worker = round(sum(w["worker"] for w in workers) / len(workers), 4)
+    return {"steps": workers[0]["steps"], "worker": worker, "server": workers[0]["server"]}
+
+
 def state_digest(servers: Sequence[Mapping[str, Any]], dense: bytes) -> str:
     """SHA-256 over every table's digest (summed over servers, so that neither the order of rows nor the number of
     servers matters) and the dense parameters' bytes. Equal digests mean equal models, bit for bit."""
@@ -119,3 +148,11 @@ def state_digest(servers: Sequence[Mapping[str, Any]], dense: bytes) -> str:
         sha.update(f"{name}:{sums[name]:032x};".encode())
     sha.update(dense)
     return sha.hexdigest()
+
+
+def _held_back(workers: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Rows that wait at the end, the norm of what they hold, rounding errors given up, and what the caches spared."""
+    total = {key: sum(w[key] for w in workers) for key in workers[0]}
+    if "unsent_squares" in total:
+        total["unsent_norm"] = math.sqrt(total.pop("unsent_squares"))
+    return {"held_back": total} if total else {}

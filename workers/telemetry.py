@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from shardkeep.workers.collective import Collective
+from shardkeep.workers.cpu_time import CpuTime
 from shardkeep.workers.step import StepResult
 from shardkeep.workers.stopwatch import PARTS, Part, Stopwatch
 
@@ -31,9 +32,12 @@ class Telemetry:
 
     `watch` is switched by whoever takes a step; here it is only read."""
 
-    def __init__(self, watch: Stopwatch, *, samples: int = 0, resumed: bool = False) -> None:
+    def __init__(
+        self, watch: Stopwatch, *, samples: int = 0, resumed: bool = False, cpu: CpuTime | None = None
+    ) -> None:
         """`samples`: those of the steps before, where a job goes on; `resumed`: it was ended and started again."""
         self.watch = watch
+        self.cpu = CpuTime() if cpu is None else cpu
         self.resumed = resumed
         self.samples = samples
         self._before = samples
@@ -65,6 +69,11 @@ class Telemetry:
     def trained(self) -> int:
         """Samples of the steps counted here: without those before a job went on."""
         return self.samples - self._before
+
+    @property
+    def steady(self) -> bool:
+        """Whether the steps of the start are over."""
+        return self._steady_from is not None
 
     def go_back(self, samples: int) -> None:
         """Training goes on at another step, `samples` samples after the job's first."""

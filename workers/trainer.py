@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from shardkeep.base.errors import Diverged, JobStopped
@@ -24,6 +25,8 @@ PACE_S = 0.5
 """About how often ranks ask each other whether to stop."""
 PACED_AFTER_STEPS = 20
 """Until then they do before every step."""
+TRAIN_DIRECTIONS = ("push", "pull", "tower")
+"""In the ledger: what the steps of training send."""
 
 
 class Progress(Protocol):
@@ -66,6 +69,7 @@ class Trainer:
         self._window = window
         self._telemetry = telemetry
         self._watch = telemetry.watch
+        self._cpu = telemetry.cpu
         self._bad_steps = 0
         self._again = again
         self._former = None if before is None else before._checkpoints
@@ -79,6 +83,7 @@ class Trainer:
         `should_stop(step)` is asked before each step; when one rank's says so all stop, with a checkpoint where there
         are any. Raises JobStopped, Diverged, and what pulls and pushes raise."""
         self._paced_from, self._paced_since, self._pace = start_step, time.perf_counter(), 1
+        self._cpu.drop()
         saved = False
         if self._checkpoints is not None and not self._again:
             self._checkpoints.open(start_step)
@@ -114,13 +119,17 @@ class Trainer:
                     requested += 1
                 self._watch.enter("other")
                 progress.update(step=step, phase="training")
-                result, sent_ahead = self._step.run(*under_way.popleft(), following)
+                last = step == self.total_steps - 1
+                result, sent_ahead = self._step.run(*under_way.popleft(), following, last=last)
                 if sent_ahead is not None:
                     under_way.append(sent_ahead)
                     requested += 1
                 self._check(step, result, progress)
+                if self._telemetry.steady and not self._cpu.running:
+                    self._cpu.start(step + 1)
                 self._evaluate_after(step, progress)
                 self._save_after(step, progress)
+            self._cpu.stop(self.total_steps)
             return self.total_steps
         finally:
             if self._checkpoints is not None:
@@ -181,12 +190,25 @@ class Trainer:
         if self._evaluation is None or not (due or done == self.total_steps):
             return
         progress.update(step=done, phase="evaluating")
+        measured = self._cpu.running
+        self._cpu.stop(done)
         started = time.perf_counter()
         with self._watch.within(None):
             self.last_eval = self._evaluation.run(done)
+            trained = {"train_samples": self._telemetry.samples, "train_bytes": self._train_bytes()}
         self._telemetry.pause(time.perf_counter() - started)
+        if measured:
+            self._cpu.start(done)
         if self._client.rank == 0:
-            progress.report("eval", {"step": done} | self.last_eval)
+            progress.report("eval", {"step": done} | self.last_eval | trained)
+
+    def _train_bytes(self) -> dict[str, int]:
+        """Bytes of training so far by direction, over all ranks, which all call this: without evaluation's reads, and
+        without the control plane's, which belong to no step. What gathers them is in no ledger."""
+        totals = self._client.ledger.totals()
+        mine = np.array([sum(totals[direction].values()) for direction in TRAIN_DIRECTIONS], dtype=np.int64)
+        sums = np.sum(self._collective.gather_arrays(mine), axis=0).tolist()
+        return dict(zip(TRAIN_DIRECTIONS, sums, strict=True)) | {"total": sum(sums)}
 
     def _save_after(self, step: int, progress: Progress) -> None:
         done = step + 1

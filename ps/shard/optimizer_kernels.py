@@ -36,7 +36,9 @@ def share(grad_D: Rows, square: np.float32) -> tuple[np.float32, np.float32]:
 
 
 @kernel(_SIGNATURE)
-def sgd(addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, squares_U: Rows, scalars: Rows) -> None:
+def sgd(
+    addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, squares_U: Rows, scalars: Rows
+) -> None:
     """scalars: rate, weight decay."""
     rate, decay = scalars[0], scalars[1]
     dim = grad_UD.shape[1]
@@ -47,7 +49,9 @@ def sgd(addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD:
 
 
 @kernel(_SIGNATURE)
-def adagrad(addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, squares_U: Rows, scalars: Rows) -> None:
+def adagrad(
+    addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, squares_U: Rows, scalars: Rows
+) -> None:
     """scalars: rate, weight decay, eps. Slots: sums of squares."""
     rate, decay, eps = scalars[0], scalars[1], scalars[2]
     dim = grad_UD.shape[1]
@@ -95,7 +99,9 @@ def rowwise_adagrad(
 
 
 @kernel(_SIGNATURE)
-def adam(addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, squares_U: Rows, scalars: Rows) -> None:
+def adam(
+    addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, squares_U: Rows, scalars: Rows
+) -> None:
     """scalars: rate with bias correction, weight decay, eps, 1 - beta1, 1 - beta2. Slots: moments 1, then 2."""
     rate, decay, eps, blend1, blend2 = scalars[0], scalars[1], scalars[2], scalars[3], scalars[4]
     dim = grad_UD.shape[1]
@@ -115,7 +121,9 @@ def adam(addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD
 
 
 @kernel(_SIGNATURE)
-def ftrl(addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, squares_U: Rows, scalars: Rows) -> None:
+def ftrl(
+    addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, squares_U: Rows, scalars: Rows
+) -> None:
     """scalars: 1 / alpha, beta, l1, l2, the schedule's factor. Slots: z, then n.
 
     The factor scales the gradient's term in z: without l1 and l2 a step is then `w -= factor * alpha * g /

@@ -2,7 +2,7 @@
 
 Knows the tables' specs only: no rows, no gate.
 """
-# S = sections, V = ids of all sections
+# S = sections, V = ids of all sections, K = ids of the sections by reference
 
 from __future__ import annotations
 
@@ -10,14 +10,19 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.base.errors import CorruptMessage, ProtocolError
+from shardkeep.compression.codec import value_codec
+from shardkeep.compression.indices import decode_ids, decode_subsets
 from shardkeep.ps import values
-from shardkeep.ps.message import Packed
+from shardkeep.ps.message import REFERENCE, Bytes, Kind, Packed, allocate
 from shardkeep.ps.shard import table_kernels
 from shardkeep.ps.shard.table import plain
-from shardkeep.ps.shard.tables import Gradients, Pulled, Sections
+from shardkeep.ps.shard.tables import Gradients, Pulled, Sections, sum_of
 from shardkeep.ps.slab import Catalog
 
 Ints = npt.NDArray[np.int64]
+
+MOST_IDS = 1 << 24
+"""Coded ids that one message may hold: a few bytes can stand for many."""
 
 
 class Decoder:
@@ -30,30 +35,102 @@ class Decoder:
         """The ids of a PULL or READ."""
         if packed.value_bytes_S.any():
             raise CorruptMessage(f"{packed.kind.name} with {int(packed.value_bytes_S.sum())} bytes of values")
-        return self._sorted(self._sections(packed))
+        self._check_tables(packed, 0, packed.tables_S.size)
+        return self._ids(packed, 0)
 
     def gradients(self, packed: Packed, pulled: Pulled | None) -> Gradients:
         """The ids and gradients of a PUSH; the arrays may be views of the message.
 
         `pulled`: what the same rank's pull of the step found: a push of the same ids needs no check and no second
-        search."""
-        sections = self._sections(packed)
-        flat = plain(values.decode(packed, self._catalog), np.float32)
-        if pulled is not None and sections.same(pulled.sections):
-            return Gradients(pulled.sections, flat, pulled)
-        return Gradients(self._sorted(sections), flat)
+        search, and one by reference has no others."""
+        referring = packed.id_formats_S >= REFERENCE
+        count = int(referring.sum())
+        if not referring[:count].all():
+            raise CorruptMessage("sections by reference follow sections with ids; they come first")
+        self._check_tables(packed, 0, count)
+        self._check_tables(packed, count, packed.tables_S.size)
+        found = self._references(packed, count, pulled) if count else None
+        sections = self._ids(packed, count)
+        flat, squares_V = values.decode(packed, self._catalog)
+        flat = plain(flat, np.float32)
+        if found is None:
+            if pulled is not None and sections.same(pulled.sections):
+                return Gradients(pulled.sections, flat, pulled, squares_V)
+            return Gradients(sections, flat, None, squares_V)
+        rows = found.sections.ids_V.size
+        at = int((packed.rows_S[:count] * self._catalog.dims_T[packed.tables_S[:count]]).sum())
+        first = Gradients(found.sections, flat[:at], found, squares_V[:rows])
+        if count == packed.tables_S.size:
+            return first
+        return sum_of(self._catalog.dims_T, first, Gradients(sections, flat[at:], None, squares_V[rows:]))
 
-    def _sections(self, packed: Packed) -> Sections:
-        self._check_tables(packed)
-        wrong = (packed.id_bytes_S != 8 * packed.rows_S) | (packed.id_formats_S != 0)
+    def self_contained(self, packed: Packed, gradients: Gradients) -> Bytes:
+        """A PUSH as a message that needs no other one to be read: with plain ids, sorted and float32 where it refers to
+        a pull or has coded ids, else as it came."""
+        if not packed.id_formats_S.any():
+            return packed.buffer
+        rows_S = np.diff(gradients.sections.starts_S1)
+        row_format = values.RowFormat(value_codec("fp32"), moments=bool(gradients.squares_V.size))
+        tables_S = gradients.sections.tables_S
+        widths_T = row_format.widths(self._catalog)
+        message = allocate(
+            Kind.PUSH,
+            generation=packed.generation,
+            rank=packed.rank,
+            step=packed.step,
+            tables_S=tables_S,
+            rows_S=rows_S,
+            id_bytes_S=8 * rows_S,
+            value_bytes_S=rows_S * widths_T[tables_S],
+            value_formats_S=row_format.tag,
+        )
+        message.ids_area.view(np.int64)[:] = gradients.sections.ids_V
+        message.values_area[:] = row_format.encode(
+            gradients.values, rows_S, tables_S, self._catalog, squares_K=gradients.squares_V
+        )
+        return message.buffer
+
+    def _references(self, packed: Packed, count: int, pulled: Pulled | None) -> Pulled:
+        """The rows that the first `count` sections refer to."""
+        if pulled is None or not pulled.sections:
+            raise ProtocolError(
+                f"worker {packed.rank} pushed step {packed.step} by reference to a pull that is not known here"
+            )
+        tables_S, rows_S, known = packed.tables_S[:count], packed.rows_S[:count], pulled.sections
+        where_S = np.searchsorted(known.tables_S, tables_S)
+        if not np.array_equal(known.tables_S[np.minimum(where_S, known.tables_S.size - 1)], tables_S):
+            raise CorruptMessage(f"worker {packed.rank} refers to tables that its pull of step {packed.step} left out")
+        area = packed.buffer[packed.ids_at_S1[0] : packed.ids_at_S1[count]]
+        places_K = decode_subsets(
+            packed.id_formats_S[:count],
+            rows_S,
+            packed.id_bytes_S[:count],
+            area,
+            np.diff(known.starts_S1)[where_S],
+            MOST_IDS,
+        )
+        at_K = places_K + np.repeat(known.starts_S1[where_S], rows_S)
+        slots_K = pulled.slots_V[at_K]
+        absent_S = np.bincount(np.repeat(np.arange(count), rows_S)[slots_K < 0], minlength=count)
+        return Pulled(Sections(tables_S, _starts(rows_S), known.ids_V[at_K]), slots_K, absent_S)
+
+    def _ids(self, packed: Packed, first: int) -> Sections:
+        """The sections with ids, from `first` on."""
+        tables_S, rows_S = packed.tables_S[first:], packed.rows_S[first:]
+        formats_S, sizes_S = packed.id_formats_S[first:], packed.id_bytes_S[first:]
+        area = packed.buffer[packed.ids_at_S1[first] : packed.ids_at_S1[-1]]
+        if formats_S.any():
+            ids_V = decode_ids(formats_S, rows_S, sizes_S, area, MOST_IDS)
+            return Sections(tables_S, _starts(rows_S), ids_V)
+        wrong = sizes_S != 8 * rows_S
         if wrong.any():
-            self._refuse(packed, int(wrong.argmax()))
-        starts_S1 = np.zeros(packed.rows_S.size + 1, dtype=np.int64)
-        np.cumsum(packed.rows_S, out=starts_S1[1:])
-        return Sections(packed.tables_S, starts_S1, plain(packed.ids_area.view(np.int64), np.int64))
+            s = int(wrong.argmax())
+            name = self._catalog.names[int(tables_S[s])]
+            raise CorruptMessage(f"table {name}: {sizes_S[s]} bytes of ids for {rows_S[s]} rows")
+        return self._sorted(Sections(tables_S, _starts(rows_S), plain(_int64(area), np.int64)))
 
-    def _check_tables(self, packed: Packed) -> None:
-        tables_S = packed.tables_S
+    def _check_tables(self, packed: Packed, first: int, end: int) -> None:
+        tables_S = packed.tables_S[first:end]
         if tables_S.size and int(tables_S.max()) >= len(self._catalog):
             raise ProtocolError(f"table {int(tables_S.max())} of {len(self._catalog)}")
         if (disorder_S := np.diff(tables_S) <= 0).any():
@@ -62,13 +139,6 @@ class Decoder:
                 f"{packed.kind.name}: table {tables_S[s + 1]} follows table {tables_S[s]}; "
                 "tables rise and none stands twice"
             )
-
-    def _refuse(self, packed: Packed, s: int) -> None:
-        section = packed.section(s)
-        name = self._catalog.names[section.table]
-        if section.id_format != 0:
-            raise CorruptMessage(f"table {name}: unknown id format {section.id_format}; allowed: 0")
-        raise CorruptMessage(f"table {name}: {section.ids.size} bytes of ids for {section.rows} rows")
 
     def _sorted(self, sections: Sections) -> Sections:
         at = table_kernels.disorder(sections.starts_S1, sections.ids_V)
@@ -79,3 +149,19 @@ class Decoder:
                 f"table {self._catalog.names[table]}: id {ids_V[at]} follows {ids_V[at - 1]}; ids must rise"
             )
         return sections
+
+
+def refers(packed: Packed) -> bool:
+    """Whether a message refers to an earlier pull."""
+    return bool((packed.id_formats_S >= REFERENCE).any())
+
+
+def _int64(area: Bytes) -> Ints:
+    """The bytes as numbers; where sections by reference come first they may lie anywhere."""
+    return area.view(np.int64) if area.ctypes.data % 8 == 0 else area.copy().view(np.int64)
+
+
+def _starts(rows_S: Ints) -> Ints:
+    starts_S1 = np.zeros(rows_S.size + 1, dtype=np.int64)
+    np.cumsum(rows_S, out=starts_S1[1:])
+    return starts_S1

@@ -13,23 +13,21 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any
 
 from shardkeep.base.errors import ProtocolError, ShardkeepError, TransportError
-from shardkeep.compression.codec import ValueCodec, value_codec
-from shardkeep.ps import values
+from shardkeep.compression.config import CompressionConfig
 from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.message import KIND_AT, Bytes, Kind, Packed, allocate, read, text_message, text_of, unpack
+from shardkeep.ps.shard.answers import Answers
 from shardkeep.ps.shard.consistency import Gate, Work, open_gate
 from shardkeep.ps.shard.futures import done, failed, pass_on, promised
 from shardkeep.ps.shard.journal import Entry, Journal, Record
 from shardkeep.ps.shard.questions import Questions
-from shardkeep.ps.shard.requests import Decoder
+from shardkeep.ps.shard.requests import Decoder, refers
 from shardkeep.ps.shard.snapshot_writer import SnapshotWriter
-from shardkeep.ps.shard.tables import Gradients, Pulled, Sections, Tables
+from shardkeep.ps.shard.tables import NO_GRADIENTS, Gradients, Pulled, Sections, Tables
 from shardkeep.ps.slab import Catalog
 
 
@@ -56,13 +54,14 @@ class ShardService:
         consistency: ConsistencyConfig,
         num_workers: int,
         seed: int,
-        pull_values: Literal["fp32", "fp16", "bf16"] = "fp32",
+        compression: CompressionConfig | None = None,
         generation: int = 0,
         start_step: int = 0,
         checkpoints: Checkpoints | None = None,
         journal: Journal | None = None,
     ) -> None:
-        """`journal`: where pushes are kept until a checkpoint holds them; None = nowhere."""
+        """`compression`: of what is pulled; `journal`: where pushes are kept until a checkpoint holds them, None =
+        nowhere."""
         self.shard = shard
         self.num_shards = num_shards
         self.generation = generation
@@ -74,8 +73,7 @@ class ShardService:
         self._snapshots = SnapshotWriter(self.tables, checkpoints, shard=shard)
         self._catalog = Catalog(tables)
         self._decoder = Decoder(self._catalog)
-        self._codec: ValueCodec = value_codec(pull_values)
-        self._widths_T = values.widths(self._codec, self._catalog)
+        self._answering = Answers(self.tables, self._catalog, compression or CompressionConfig())
         self._num_workers = num_workers
         self._pulled: dict[int, dict[int, Pulled]] = {}  # by rank and step, until their push comes
         self._window = consistency.window
@@ -254,17 +252,19 @@ class ShardService:
     def _push(self, message: Packed) -> Future[Bytes]:
         """Acknowledged when staged (`sync`) or applied (other modes); a duplicate when the first one is."""
         key = (message.rank, message.step)
-        with self._lock:
-            pulled = self._pulled.get(message.rank, {}).pop(message.step, None)
-        gradients = self._decoder.gradients(message, pulled)
         ack: Future[Bytes] = promised()
         with self._lock:
             self._check_open(message)
+            pulled = self._pulled.get(message.rank, {}).get(message.step)
             new = self.gate.expects(*key)
+        forgotten = not new and refers(message)  # to a pull that is not known any more, because it was pushed
+        gradients = NO_GRADIENTS if forgotten else self._decoder.gradients(message, pulled)
         if new and self._journal is not None:
-            self._journal.append(Entry.PUSH, rank=message.rank, step=message.step, body=message.buffer)
+            body = self._decoder.self_contained(message, gradients)
+            self._journal.append(Entry.PUSH, rank=message.rank, step=message.step, body=body)
         with self._lock:  # once in the journal it counts, whatever happened meanwhile
             new = self.gate.push(*key, gradients)
+            self._pulled.get(message.rank, {}).pop(message.step, None)
             self._counts["pushes" if new else "duplicates"] += 1
             at_once = self.gate.stages or self._held or (not new and key not in self._acks)
             if not at_once:
@@ -373,26 +373,10 @@ class ShardService:
         parked.future.set_result(answer)
 
     def _rows(self, message: Packed, wanted: Sections, *, staleness: int) -> Bytes:
-        answer = allocate(
-            Kind.ROWS,
-            generation=self.generation,
-            rank=message.rank,
-            step=message.step,
-            value=staleness,
-            tables_S=wanted.tables_S,
-            rows_S=message.rows_S,
-            value_bytes_S=message.rows_S * self._widths_T[wanted.tables_S],
-            value_formats_S=self._codec.tag,
-        )
-        if self._codec.name == "fp32":
-            pulled = self.tables.pull(wanted, answer.values_area.view(np.float32))
-        else:
-            rows = np.empty(int((message.rows_S * self._catalog.dims_T[wanted.tables_S]).sum()), dtype=np.float32)
-            pulled = self.tables.pull(wanted, rows)
-            answer.values_area[:] = values.encode(self._codec, rows, message.rows_S, wanted.tables_S, self._catalog)
+        answer, pulled = self._answering.rows(message, wanted, staleness=staleness)
         if message.kind is Kind.PULL and wanted:
             self._remember(message.rank, message.step, pulled)
-        return answer.buffer
+        return answer
 
     def _remember(self, rank: int, step: int, pulled: Pulled) -> None:
         """Keeps what a pull found for the push of its step: usually the same ids."""

@@ -19,6 +19,7 @@ from shardkeep.ps.shard.records import Records
 
 Ids = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
+Bits = npt.NDArray[np.uint8]
 T = TypeVar("T", bound=np.generic)
 _ONE_TABLE = np.zeros(1, dtype=np.int64)
 NO_SQUARES: Rows = np.empty(0, dtype=np.float32)
@@ -57,6 +58,7 @@ class Table:
         self.place[at.DIM], self.place[at.LAW] = spec.dim, self._initial.law
         self.place[at.KEY] = self._initial.key.astype(np.int64)
         self.place[at.OPTIMIZER] = at.OPTIMIZER_NUMBERS[spec.optimizer.name]
+        self._changed = np.zeros(0, dtype=np.uint8)  # by slot; without room for any = not noted
         self._find_place()
 
     @property
@@ -72,6 +74,10 @@ class Table:
         """Makes room for so many new rows. Must come before kernels add rows through `place`."""
         self._index.make_room(rows)
         self._find_place()
+        if self._changed.size and 8 * self._changed.size < self._records.capacity:
+            more = np.zeros(max(self._bytes_of_bits(), 2 * self._changed.size), dtype=np.uint8)
+            more[: self._changed.size] = self._changed
+            self._set_changed(more)
 
     def added(self) -> None:
         """Kernels have added rows through `place`."""
@@ -83,6 +89,29 @@ class Table:
             self.place[column] = array.__array_interface__["data"][0]
             self.place[column + 1] = array.size
         self.place[at.COUNT], self.place[at.ROOM] = len(index), index.room
+
+    @property
+    def notes_changes(self) -> bool:
+        """Whether a bit is set for each row that changes."""
+        return bool(self._changed.size)
+
+    def note_changes(self) -> Bits:
+        """Starts noting which rows change, with no bit set; the bits until now, those of 8 slots a byte, which are the
+        caller's (none where changes were not noted)."""
+        before = self._changed
+        self._set_changed(np.zeros(max(1, self._bytes_of_bits()), dtype=np.uint8))
+        return before
+
+    def add_changes(self, bits: Bits) -> None:
+        """Sets bits that an earlier `note_changes` gave."""
+        self._changed[: bits.size] |= bits
+
+    def _bytes_of_bits(self) -> int:
+        return -(-self._records.capacity // 8)
+
+    def _set_changed(self, bits: Bits) -> None:
+        self._changed = bits
+        self.place[at.CHANGED], self.place[at.NUM_CHANGED] = bits.ctypes.data, bits.size
 
     def pull(self, ids_U: Ids) -> Rows:
         """Weights of ids as a fresh float32 (U, D); the initial value of unknown ones. Never changes the table."""

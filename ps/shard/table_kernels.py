@@ -29,7 +29,8 @@ ENTRIES, NUM_ENTRIES, OLD, NUM_OLD = 0, 1, 2, 3  # the index: address and number
 ADDRESSES, NUM_ADDRESSES, SHIFT, WIDTH = 4, 5, 6, 7  # the records
 COUNT, ROOM = 8, 9  # rows there are, and rows that fit before the index or the records must grow
 DIM, KEY, LAW, OPTIMIZER = 10, 11, 12, 13
-COLUMNS = 14
+CHANGED, NUM_CHANGED = 14, 15  # address and bytes of the bits of changed rows; 0 bytes = changes are not noted
+COLUMNS = 16
 
 OPTIMIZER_NUMBERS = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 2, "adam": 3, "ftrl": 4}
 
@@ -83,9 +84,20 @@ def add_rows(place: Ints, scale: Rows, ids_U: Ints, slots_U: Ints, found: bool) 
         initialise(ids_U, slots_U, before, addresses, shift, width, key, place[LAW], scale[0], place[DIM], scale[1])
 
 
+@kernel("void(int64[::1], int64[::1])")
+def note_changes(place: Ints, slots_U: Ints) -> None:
+    """Sets the bits of rows that change."""
+    changed = carray(pointer(place[CHANGED]), (place[NUM_CHANGED],), np.uint8)
+    for i in range(slots_U.size):
+        changed[slots_U[i] >> 3] |= np.uint8(1 << (slots_U[i] & 7))
+
+
 @kernel("void(int64[::1], int64[::1], float32[:,::1], float32[::1], float32[::1])")
 def update(place: Ints, slots_U: Ints, grad_UD: Rows, squares_U: Rows, scalars: Rows) -> None:
-    """One update by the table's optimizer; `squares_U` as there."""
+    """One update by the table's optimizer; `squares_U` as there. The only way in which a row changes while a server
+    serves."""
+    if place[NUM_CHANGED]:
+        note_changes(place, slots_U)
     addresses = carray(pointer(place[ADDRESSES]), (place[NUM_ADDRESSES],), np.int64)
     shift, width, which = place[SHIFT], place[WIDTH], place[OPTIMIZER]
     if which == 0:

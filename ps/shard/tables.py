@@ -19,6 +19,7 @@ from shardkeep.base.telemetry import usable_cores
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.shard import mark_kernels
 from shardkeep.ps.shard import table_kernels as at
+from shardkeep.ps.shard.changed_rows import ChangedRows
 from shardkeep.ps.shard.marks import Mark
 from shardkeep.ps.shard.optimizers import step_scalars
 from shardkeep.ps.shard.table import NO_SQUARES, Table
@@ -71,6 +72,11 @@ class Gradients:
     squares_V: Floats = field(default_factory=lambda: NO_SQUARES)
 
 
+NO_GRADIENTS = Gradients(
+    Sections(np.empty(0, np.int64), np.zeros(1, np.int64), np.empty(0, np.int64)), np.empty(0, np.float32)
+)
+
+
 class Tables(Sequence[Table]):
     """The tables of a server, each under one of a few locks."""
 
@@ -88,6 +94,7 @@ class Tables(Sequence[Table]):
         self._changes = [threading.Lock() for _ in range(count)]
         """Held beside a lock by who changes rows, alone by who takes rows of a mark: pulls do not wait for it."""
         self._bounds = np.array([len(specs) * lock // count for lock in range(count + 1)])
+        self.changed = ChangedRows(self._tables)
         self._marks = np.zeros((len(specs), mark_kernels.COLUMNS), dtype=np.int64)
         self._mark: Mark | None = None
 
@@ -117,17 +124,20 @@ class Tables(Sequence[Table]):
             return
         gradients = pushes[0]
         for other in pushes[1:]:
-            gradients = self._sum(gradients, other)
+            gradients = sum_of(self.dims_T, gradients, other)
         if not all_finite(gradients.values.view(np.uint32)):
             gradients = self._finite(gradients)
         self._apply(gradients, step)
 
-    def mark(self) -> Mark:
+    def mark(self, base: str = "") -> Mark:
         """Notes what the rows are now: from here on they are kept when they change, until they are taken or the mark
-        is dropped. An earlier mark is. Nobody may call `apply` meanwhile; pulls may go on."""
+        is dropped. An earlier mark is. Nobody may call `apply` meanwhile; pulls may go on.
+
+        `base`: a checkpoint's id; the mark is then of the rows that changed since, if that is known (`changed`)."""
         if self._mark is not None:
             self._mark.drop("another mark came")
-        self._mark = Mark(self._tables, self._marks, [self._changes[self._lock_of(t)] for t in range(len(self))])
+        locks = [self._changes[self._lock_of(t)] for t in range(len(self))]
+        self._mark = Mark(self._tables, self._marks, locks, self.changed.hand_over(base))
         return self._mark
 
     def _apply(self, gradients: Gradients, step: int) -> None:
@@ -180,34 +190,6 @@ class Tables(Sequence[Table]):
             scalars_CK[c, : scalars.size] = scalars
         return scalars_CK[self._config_T[tables_S]]
 
-    def _sum(self, a: Gradients, b: Gradients) -> Gradients:
-        rows = a.sections.ids_V.size + b.sections.ids_V.size
-        count = a.sections.tables_S.size + b.sections.tables_S.size
-        tables, starts = np.empty(count, dtype=np.int64), np.empty(count + 1, dtype=np.int64)
-        ids, values = np.empty(rows, dtype=np.int64), np.empty(a.values.size + b.values.size, dtype=np.float32)
-        squares_A, squares_B = a.squares_V, b.squares_V
-        if squares_A.size or squares_B.size:
-            squares_A, squares_B = self._squares(a), self._squares(b)
-        squares = np.empty(squares_A.size + squares_B.size, dtype=np.float32)
-        count = at.merge(
-            self.dims_T,
-            a.sections.tables_S, a.sections.starts_S1, a.sections.ids_V, a.values, squares_A,
-            b.sections.tables_S, b.sections.starts_S1, b.sections.ids_V, b.values, squares_B,
-            tables, starts, ids, values, squares,
-        )  # fmt: skip
-        tables, starts = tables[:count], starts[: count + 1]
-        size = int((np.diff(starts) * self.dims_T[tables]).sum())
-        return Gradients(Sections(tables, starts, ids[: starts[-1]]), values[:size], None, squares[: starts[-1]])
-
-    def _squares(self, gradients: Gradients) -> Floats:
-        """The mean squared gradient of each row (V,): what came with the gradients, or their own."""
-        sections = gradients.sections
-        if gradients.squares_V.size == sections.ids_V.size:
-            return gradients.squares_V
-        dims_V = np.repeat(self.dims_T[sections.tables_S], np.diff(sections.starts_S1))
-        starts_V = np.cumsum(dims_V) - dims_V
-        return (np.add.reduceat(gradients.values**2, starts_V) / dims_V).astype(np.float32)
-
     def _finite(self, gradients: Gradients) -> Gradients:
         """Without the rows that are not finite, table by table: rare."""
         sections, at_value = gradients.sections, 0
@@ -236,3 +218,34 @@ class Tables(Sequence[Table]):
 
     def _lock_of(self, t: int) -> int:
         return int(np.searchsorted(self._bounds, t, side="right")) - 1
+
+
+def sum_of(dims_T: Ints, a: Gradients, b: Gradients) -> Gradients:
+    """The sum of two pushes, row by row: first a, then b."""
+    rows = a.sections.ids_V.size + b.sections.ids_V.size
+    count = a.sections.tables_S.size + b.sections.tables_S.size
+    tables, starts = np.empty(count, dtype=np.int64), np.empty(count + 1, dtype=np.int64)
+    ids, values = np.empty(rows, dtype=np.int64), np.empty(a.values.size + b.values.size, dtype=np.float32)
+    squares_A, squares_B = a.squares_V, b.squares_V
+    if squares_A.size or squares_B.size:
+        squares_A, squares_B = _squares(dims_T, a), _squares(dims_T, b)
+    squares = np.empty(squares_A.size + squares_B.size, dtype=np.float32)
+    count = at.merge(
+        dims_T,
+        a.sections.tables_S, a.sections.starts_S1, a.sections.ids_V, a.values, squares_A,
+        b.sections.tables_S, b.sections.starts_S1, b.sections.ids_V, b.values, squares_B,
+        tables, starts, ids, values, squares,
+    )  # fmt: skip
+    tables, starts = tables[:count], starts[: count + 1]
+    size = int((np.diff(starts) * dims_T[tables]).sum())
+    return Gradients(Sections(tables, starts, ids[: starts[-1]]), values[:size], None, squares[: starts[-1]])
+
+
+def _squares(dims_T: Ints, gradients: Gradients) -> Floats:
+    """The mean squared gradient of each row (V,): what came with the gradients, or their own."""
+    sections = gradients.sections
+    if gradients.squares_V.size == sections.ids_V.size:
+        return gradients.squares_V
+    dims_V = np.repeat(dims_T[sections.tables_S], np.diff(sections.starts_S1))
+    starts_V = np.cumsum(dims_V) - dims_V
+    return (np.add.reduceat(gradients.values**2, starts_V) / dims_V).astype(np.float32)

@@ -94,6 +94,23 @@ def test_in_sync_deaths_of_every_role_change_no_bit_of_the_model(cluster: Cluste
     assert not any(recovery["anew"] or recovery["lost_steps"] for recovery in summary["recoveries"])
 
 
+def test_compressed_gradients_outlive_the_deaths_of_servers_bit_for_bit(
+    cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    compression = {
+        "ids": "coded",
+        "push": {"values": "int4", "keep_rows": 0.3, "pool_rows": 3000, "second_moment": True},
+        "pull": {"values": "int8"},
+        "tower": {"name": "int8"},
+    }
+    config = {**JOB, "compression": compression}
+    with Cluster(tmp_path_factory.mktemp("whole")) as another:
+        whole = completed(*another.job(config))
+    summary = disturbed(cluster, config, kill("server 1", at=60), kill("server 0", "coordinator 0", at=230))
+    assert summary["state_digest"] == whole["state_digest"]
+    assert summary["bytes"]["push"]["retries"] > 0
+
+
 def test_a_bounded_job_of_one_worker_outlives_its_death_and_applies_every_step_once(cluster: Cluster) -> None:
     config = {**JOB, "workers": 1, "consistency": {"mode": "bounded", "staleness": 2}}
     config["train"] = {**JOB["train"], "batch_size": 100}

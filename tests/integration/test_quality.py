@@ -83,10 +83,12 @@ def test_every_row_optimizer_learns_the_planted_csv(planted: Planted, optimizer:
     [
         ["compression.pull.values=fp16", "compression.push.values=fp16"],
         ["compression.pull.values=bf16", "compression.push.values=bf16"],
+        ["compression.pull.values=int8", "compression.push={values: int4, rounding: stochastic}"],
+        ["compression.pull={values: int8, scale: fp16}", "compression.push={values: fp8-e4m3, scale: fp16}"],
         ["tower.optimizer={name: adam, lr: 0.01, schedule: {warmup_steps: 50, decay: cosine, decay_steps: 600}}"],
         ["train.clip_norm=0.5"],
     ],
-    ids=["fp16", "bf16", "warm-up and cosine", "clip_norm"],
+    ids=["fp16", "bf16", "int8 and int4", "int8 and fp8", "warm-up and cosine", "clip_norm"],
 )
 def test_formats_schedules_and_clipping_cost_little(
     planted: Planted, plain: dict[str, Any], settings: list[str]

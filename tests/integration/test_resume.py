@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import threading
 from collections.abc import Iterator
@@ -62,10 +63,88 @@ def test_a_sync_job_ends_with_the_model_of_an_undisturbed_one(tmp_path: Path, to
         assert (rest["steps"], rest["samples"], rest["eval"]) == (14, 200, whole["eval"])
 
 
+COMPRESSED = (
+    "{ids: coded, push: {values: int4, keep_rows: 0.3, pool_rows: 500, second_moment: true}, pull: {values: int8},"
+    " tower: {name: %s}}"
+)
+
+
+@pytest.mark.parametrize("tower", ["int8", "topk", "powersgd"])
+@pytest.mark.parametrize(("then", "now"), [(1, 1), (2, 3)])
+def test_a_compressed_sync_job_goes_on_with_what_it_had_not_sent(
+    tmp_path: Path, then: int, now: int, tower: str
+) -> None:
+    how = {"compression": COMPRESSED % tower}
+    whole = trained(job_config(then, 2, **how), tmp_path)
+    rest = trained(job_config(now, 2, **how), tmp_path / "again", Checkpoints(tmp_path).load(9))
+    assert rest["state_digest"] == whole["state_digest"]
+    assert rest["held_back"] == pytest.approx(whole["held_back"])
+    assert whole["state_digest"] != trained(job_config(then, 2), tmp_path / "plain")["state_digest"]
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_what_ranks_had_not_sent_is_shared_out_among_other_ranks(tmp_path: Path, workers: int) -> None:
+    how = {"compression": COMPRESSED % "topk"}
+    trained(job_config(1, 2, **how), tmp_path)
+    found = Checkpoints(tmp_path).load(9)
+    owed = [LocalJob(job_config(1, n, **how), drawn_data(), resumed=found).workers for n in (2, workers)]
+    for sizes in ([w.client.memory.state() for w in job] for job in owed):
+        assert sum(len(state["4/ids"]) for state in sizes) > 0
+    sums = []
+    for job in owed:
+        states = [worker.client.memory.state() for worker in job]
+        sums.append(np.sum([state["4/rests"].sum(0, dtype=np.float64) for state in states], axis=0))
+        residuals = [r for w in job for r in w.tower.local_state_dict().get("residuals", {}).values()]
+        sums.append(float(sum(float(r.double().sum()) for r in residuals)))
+    np.testing.assert_allclose(sums[0], sums[2], atol=1e-6)
+    assert sums[1] == pytest.approx(sums[3], abs=1e-6)
+
+
 def test_writing_checkpoints_changes_nothing(tmp_path: Path) -> None:
     digests = {trained(job_config(2, 2, checkpoint__every_steps=n), tmp_path / str(n))["state_digest"] for n in (0, 1)}
     assert len(digests) == 1
     assert not (tmp_path / "0").exists()
+
+
+@pytest.mark.parametrize(("then", "now"), [(2, 2), (2, 1), (1, 3)])
+def test_a_sync_job_goes_on_from_increments_and_writes_more(tmp_path: Path, then: int, now: int) -> None:
+    every = {"checkpoint__full_every": 3}
+    whole = trained(job_config(then, 2, checkpoint__every_steps=0), tmp_path / "none")
+    trained(job_config(then, 2, **every), tmp_path / "run")
+    found = Checkpoints(tmp_path / "run")
+    assert [(step, len(found.load(step).chain)) for step, _ in found.complete()] == CHAINS
+    for step in (14, 12, 9):  # as a job that was killed between 6 and 9 leaves it
+        shutil.rmtree(found.load(step).folder)
+    rest = trained(job_config(now, 2, **every), found.folder, found.load(6))
+    assert (rest["state_digest"], rest["steps"]) == (whole["state_digest"], 14)
+    assert [(step, len(found.load(step).chain)) for step, _ in found.complete()] == CHAINS
+    rest = trained(job_config(then, 2, **every), tmp_path / "again", found.load(9))
+    assert (rest["state_digest"], rest["samples"]) == (whole["state_digest"], 200)
+
+
+CHAINS = [(3, 1), (6, 2), (9, 3), (12, 1), (14, 2)]
+"""Steps with `full_every: 3`, and how many checkpoints each is made of."""
+
+
+def test_an_increment_after_a_full_disk_is_on_the_last_complete_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = trained(job_config(2, 2, checkpoint__every_steps=0), tmp_path / "whole")
+    write = snapshot_writer.write_snapshot
+
+    def full(mark: Any, partial: Path, *, shard: int) -> Any:
+        if partial.name == ".step-00000006" and shard == 0:  # the other server's part is whole
+            raise OSError(28, "No space left on device", str(partial / "rows"))
+        return write(mark, partial, shard=shard)
+
+    monkeypatch.setattr(snapshot_writer, "write_snapshot", full)
+    job = LocalJob(job_config(2, 2, checkpoint__full_every=9), drawn_data(), checkpoints=Checkpoints(tmp_path))
+    job.run()
+    texts = [record["text"] for kind, record in job.records if kind == "phase" and record["phase"] == "checkpoint"]
+    assert [" MB changed since step 3, " in text for text in texts] == [False, False, True, False, False]
+    assert [link.step for link in Checkpoints(tmp_path).load(12).chain] == [3, 9, 12]
+    rest = trained(job_config(1, 2), tmp_path / "again", Checkpoints(tmp_path).load(9))
+    assert rest["state_digest"] == whole["state_digest"]
 
 
 @pytest.mark.parametrize("mode", ["sync", "bounded", "async"])
@@ -167,10 +246,10 @@ def test_a_mark_that_a_server_refuses_leaves_none_on_the_others(
     job = LocalJob(job_config(2, 2, checkpoint__every_steps=5), drawn_data(), checkpoints=Checkpoints(tmp_path))
     mark = job.services[1]._snapshots.mark
 
-    def refused(step: int) -> None:
+    def refused(step: int, base: str) -> None:
         if step == 10:
             raise CheckpointError("no room for a mark")
-        mark(step)
+        mark(step, base)
 
     monkeypatch.setattr(job.services[1]._snapshots, "mark", refused)
     marked: list[bool] = []
@@ -226,14 +305,15 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def test_a_job_of_which_every_process_was_killed_goes_on_to_the_same_model(cluster: Cluster, tmp_path: Path) -> None:
     whole, undisturbed = cluster.job(KILLED, name="whole")
     assert whole.end().code == 0
-    job, folder = cluster.job(KILLED, name="killed")
+    job, folder = cluster.job({**KILLED, "checkpoint": {"every_steps": 40, "keep": 2, "full_every": 20}}, name="killed")
     members = cluster.training(folder)
-    job.line("checkpoint")
+    job.line("changed since step 40")
     for process in (job.process, *members.values()):
         process.send_signal(signal.SIGKILL)
     assert not gone(members.values(), limit_s=10)
     kept = Checkpoints(folder.path / "checkpoints").latest()
     assert kept is not None and 0 < kept.step < 400
+    assert kept.base is not None  # an increment
     ended = cluster.command("train", "--resume", str(folder.path), "--set", "servers=1").end()
     assert (ended.code, ended.err) == (0, "")
     assert f"at step {kept.step} from step-{kept.step:08d}; changed: servers=1\n" in ended.out

@@ -14,9 +14,12 @@ from hypothesis import strategies as st
 from shardkeep.base.errors import CorruptMessage, DeadlineExceeded, ProtocolError, RemoteError, TransportError
 from shardkeep.compression.codec import value_codec
 from shardkeep.compression.config import CompressionConfig, PullConfig, PushConfig
+from shardkeep.compression.formats import FORMATS as VALUE_FORMATS
+from shardkeep.compression.rounding import row_keys, table_key
 from shardkeep.compression.topk import num_kept
 from shardkeep.ps.client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
+from shardkeep.ps.envelope import answer_bytes, call_bytes
 from shardkeep.ps.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message, unpack
 from shardkeep.ps.placement import server_of
 from shardkeep.ps.shard.service import ShardService
@@ -34,16 +37,18 @@ def consistency(mode: str) -> ConsistencyConfig:
     return ConsistencyConfig(mode=mode)
 
 
-def services(count: int = 1, mode: str = "bounded", pull_values: str = "fp32") -> list[ShardService]:
+def services(
+    count: int = 1, mode: str = "bounded", pull_values: str = "fp32", pull_scale: Any = None, workers: int = 1
+) -> list[ShardService]:
     return [
         ShardService(
             shard=shard,
             num_shards=count,
             tables=TABLES,
             consistency=consistency(mode),
-            num_workers=1,
+            num_workers=workers,
             seed=3,
-            pull_values=pull_values,
+            compression=CompressionConfig(pull=PullConfig(values=pull_values, scale=pull_scale)),
         )
         for shard in range(count)
     ]
@@ -66,10 +71,20 @@ class Recorded:
         self.answered.append(self._service.handle(message))
         return self.answered[-1]
 
+    def sizes(self, kind: Kind) -> list[tuple[int, int]]:
+        """Bytes of each packet of a kind and of its answer."""
+        pairs = zip(self.asked, self.answered, strict=True)
+        return [(asked.size, done.result(0).size) for asked, done in pairs if unpack(asked).kind is kind]
+
     def num_bytes(self, *kinds: Kind) -> int:
         """Bytes of the packets of these kinds and of their answers."""
         pairs = zip(self.asked, self.answered, strict=True)
         return sum(asked.size + done.result(0).size for asked, done in pairs if unpack(asked).kind in kinds)
+
+
+def messages(parts: dict[str, int]) -> int:
+    """The messages themselves, without what RPC adds."""
+    return sum(parts.values()) - parts.get("rpc", 0)
 
 
 class Held:
@@ -240,6 +255,11 @@ def test_the_histogram_counts_each_pull_that_asked_for_rows_once() -> None:
 
 # ---- compression ----
 
+
+def gaussian(num_rows: int, dim: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).normal(size=(num_rows, dim)).astype(np.float32)
+
+
 FORMATS = ("fp32", "fp16", "bf16")
 
 
@@ -274,17 +294,95 @@ def test_every_format_keeps_signs_sends_the_largest_rows_and_counts_every_byte(
     norms = np.linalg.norm(grad, axis=1)
     assert sent.size == ids.size or norms[sent].min() >= np.delete(norms, sent).max()
     totals = client.ledger.totals()
-    assert sum(totals["push"].values()) == sum(server.num_bytes(Kind.PUSH) for server in recorded)
-    assert sum(totals["pull"].values()) == sum(server.num_bytes(Kind.PULL) for server in recorded)
+    assert messages(totals["push"]) == sum(server.num_bytes(Kind.PUSH) for server in recorded)
+    assert messages(totals["pull"]) == sum(server.num_bytes(Kind.PULL) for server in recorded)
     assert totals["push"]["values"] == sent.size * codecs[0].row_bytes(3)
     assert totals["push"]["ids"] == sent.size * 8
+
+
+@pytest.mark.parametrize("rounding", ["nearest", "stochastic"])
+@pytest.mark.parametrize("scale", ["pow2", "fp16"])
+@pytest.mark.parametrize("name", [name for name, entry in VALUE_FORMATS.items() if entry.scaled])
+def test_every_scaled_format_carries_rows_both_ways(name: str, scale: Any, rounding: Any) -> None:
+    recorded = [Recorded(shard) for shard in services(2, pull_values=name, pull_scale=scale)]
+    push, pull = PushConfig(values=name, scale=scale, rounding=rounding), PullConfig(values=name, scale=scale)
+    client = connect(recorded, compression=CompressionConfig(push=push, pull=pull), seed=5)
+    ids, codec = many(40), value_codec(name, scale)
+    request = client.request({"item": ids, "user": ids[::3]})
+    grads = {"item": gaussian(40, 3, seed=1), "user": gaussian(14, 4, seed=2)}
+    for step in (0, 1):
+        client.pull(step, request).result()
+        client.push(step, request, grads)
+    after = client.pull(2, request).result()["item"]
+    client.wait_acknowledged()
+    rows = np.zeros((40, 3), np.float32)
+    for step in (0, 1):
+        keys = row_keys(5, table_key("item"), ids, step) if rounding == "stochastic" else None
+        rows -= codec.decode(codec.encode(grads["item"], keys), 3)
+    assert np.array_equal(after, codec.decode(codec.encode(rows), 3))
+    values = sum(client.ledger.totals()[direction]["values"] for direction in ("push", "pull"))
+    assert values == 5 * (40 * codec.row_bytes(3) + 14 * codec.row_bytes(4))
+    assert client.saturated_values == 0
+
+
+def test_what_two_workers_add_to_one_row_is_rounded_apart() -> None:
+    stochastic = CompressionConfig(push=PushConfig(values="int2", rounding="stochastic"))
+    sent = []
+    for rank in (0, 1, 0):
+        recorded = Recorded(services(workers=2)[0])
+        client = connect([recorded], rank=rank, compression=stochastic)
+        client.push(0, client.request({"item": many(40)}), {"item": gaussian(40, 3)})
+        sent.append(bytes(unpack(recorded.asked[0]).sections[-1].values))
+    assert sent[0] == sent[2] != sent[1]
 
 
 def test_reads_are_counted_as_pulled_bytes() -> None:
     recorded = Recorded(services()[0])
     client = connect([recorded])
     client.read(client.request({"user": many(10)})).result()
-    assert sum(client.ledger.totals()["read"].values()) == recorded.num_bytes(Kind.READ) > 0
+    assert messages(client.ledger.totals()["read"]) == recorded.num_bytes(Kind.READ) > 0
+
+
+def test_what_rpc_adds_is_counted_for_each_call_and_each_answer() -> None:
+    recorded = Recorded(services()[0])
+    client = connect([recorded])
+    request = client.request({"user": many(10)})
+    client.pull(0, request).result()
+    client.push(0, request, {"user": np.ones((10, 4), np.float32)})
+    client.wait_acknowledged()
+    totals = client.ledger.totals()
+    for direction, kind in (("pull", Kind.PULL), ("push", Kind.PUSH)):
+        ((asked, answered),) = recorded.sizes(kind)
+        assert totals[direction]["rpc"] == call_bytes(0, 0, asked) + answer_bytes(answered)
+    assert totals["to_servers"] + totals["from_servers"] == totals["total"] > 0
+    assert totals["from_servers"] == sum(
+        n + answer_bytes(n) for k in (Kind.PULL, Kind.PUSH) for _, n in recorded.sizes(k)
+    )
+
+
+def test_steps_trained_again_are_counted_as_retries_and_questions_as_control() -> None:
+    recorded = Recorded(services()[0])
+    client = connect([recorded])
+    request = client.request({"user": many(10)})
+
+    def step(number: int) -> None:
+        client.pull(number, request).result()
+        client.push(number, request, {"user": np.ones((10, 4), np.float32)})
+        client.wait_acknowledged()
+
+    step(0)
+    step(1)
+    once = client.ledger.totals()
+    client.regroup(LocalTransport([recorded]), 0, 1)
+    assert client.accounts.repeats(1) and not client.accounts.repeats(2)
+    step(1)
+    step(2)
+    totals = client.ledger.totals()
+    for direction in ("pull", "push"):
+        assert totals[direction]["retries"] == sum(once[direction].values()) / 2
+        assert totals[direction]["values"] == once[direction]["values"] / 2 * 3
+    client.ask({"ask": "report"})
+    assert client.ledger.totals()["control"] > recorded.num_bytes(Kind.ASK) > 0
 
 
 @pytest.mark.parametrize(("values", "saturated"), [("fp32", 0), ("fp16", 2), ("bf16", 0)])

@@ -26,7 +26,7 @@ def invoke(*arguments: str) -> tuple[int, str, str]:
 def test_help_names_every_command() -> None:
     code, out, _ = invoke("--help")
     assert code == 0
-    for command in ("train", "coordinator", "server", "worker", "status", "certs", "estimate", "version"):
+    for command in ("train", "coordinator", "server", "worker", "status", "certs", "estimate", "sweep", "version"):
         assert f"\n  {command} " in out
 
 

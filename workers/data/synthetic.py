@@ -41,6 +41,7 @@ class SyntheticDataset:
         self._num_samples = num_samples
         self._sizes_F = np.array(sizes, np.int64)
         self._zipf = config.zipf
+        self._numbered = config.ids == "numbered"
         self._teacher_key = _key("teacher", seed)
         self._sample_key = _key(part, seed)
         self._strength = np.array(
@@ -102,6 +103,7 @@ class SyntheticDataset:
             rows_B,
             self._sizes_F,
             self._zipf,
+            self._numbered,
             self._strength,
             self._factor_F,
             dense_BI,

@@ -15,6 +15,7 @@ from shardkeep.workers.data.sampling_kernels import mix
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 RANK = 2  # factors of an id in the teacher
+SPREAD = 2_654_435_761  # a prime beyond every table's size: times it, ranks fill [0, size) in no order
 
 
 @kernel("float64(uint64)")
@@ -47,7 +48,7 @@ def zipf_rank(u: float, size: int, exponent: float) -> int:
 
 
 @kernel(
-    "void(uint64, uint64, int64[::1], int64[::1], float64, float64[::1],"
+    "void(uint64, uint64, int64[::1], int64[::1], float64, boolean, float64[::1],"
     " float64[::1], float32[:,::1], int64[:,::1], float32[::1], float64[::1])"
 )
 def make_samples(
@@ -56,6 +57,7 @@ def make_samples(
     rows_B: NDArray[np.int64],
     size_F: NDArray[np.int64],
     exponent: float,
+    numbered: bool,
     strength: NDArray[np.float64],
     factor_F: NDArray[np.float64],
     dense_BI: NDArray[np.float32],
@@ -88,7 +90,7 @@ def make_samples(
             rank = zipf_rank(draw, size_F[f], exponent)
             # A bijection of 64 bits: ids never collide within a table and say nothing about their rank.
             code = mix(np.uint64(teacher_key) + np.uint64(f + 1) * GOLDEN + np.uint64(rank))
-            ids_FB[f, b] = np.int64(code)
+            ids_FB[f, b] = rank * SPREAD % size_F[f] if numbered else np.int64(code)
             fade = strength[2] / (1.0 + rank / strength[3])
             effect = mix(code ^ np.uint64(0x5851F42D4C957F2D))
             logit += fade * bell(effect)

@@ -1,0 +1,222 @@
+"""RowMemory: what one worker remembers of rows between steps: gradients not sent yet, and copies of rows it has read.
+
+One pool (compression/row_pool.py) for all tables of one dim. Knows no message and no server.
+"""
+# V = ids of all tables in a step, K = rows to send, D = embedding dim, T = tables
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkeep.compression.config import CompressionConfig
+from shardkeep.compression.element_pool import Dgc, ElementPool, SelectedElements
+from shardkeep.compression.row_pool import RowPool
+from shardkeep.compression.row_pool_state import merge
+from shardkeep.compression.selected import Selected
+from shardkeep.ps.placement_kernels import find_sorted
+from shardkeep.ps.slab import Catalog, IdSlab, Layout
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+Encode = Callable[[Layout, Ints, Floats, Floats], Floats]
+"""(layout, ids, rows, squares) of the rows to send -> what the servers will make of them, flat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """Rows to send, table after table."""
+
+    layout: Layout
+    ids_K: Ints
+    flat: Floats
+    """The rows' values."""
+    squares_K: Floats
+    """Sum of the mean squares of the gradients that each row is the sum of."""
+    positions_K: Ints
+    """Where each id stands among those of the step; -1 = the row is not one of the step's."""
+
+
+@dataclass(slots=True)
+class _Group:
+    """The tables of one dim, and their pool."""
+
+    dim: int
+    tables: Ints
+    pool: RowPool
+    elements: ElementPool | None = None
+    """What single values are sent from; then the pool has rows read before only."""
+
+    @property
+    def unsent(self) -> RowPool | ElementPool:
+        """Where gradients wait."""
+        return self.pool if self.elements is None else self.elements
+
+
+class RowMemory:
+    """The pools of one worker. Not thread safe.
+
+    Args:
+        history: Steps that can be undone.
+        num_workers: Of the job.
+    """
+
+    def __init__(self, catalog: Catalog, compression: CompressionConfig, *, history: int, num_workers: int = 1) -> None:
+        push, pull = compression.push, compression.pull
+        self._catalog = catalog
+        self._lease = pull.lease
+        self._by_elements = push.keep_values is not None
+        self._history = history
+        self._max_age = push.max_age
+        self.sends_later = push.pool_rows > 0
+        """Whether unsent gradients are remembered."""
+        self.caches = pull.cache_rows > 0
+        """Whether rows are."""
+        capacity = max(push.pool_rows, pull.cache_rows)
+        dims = dict.fromkeys(catalog.dims_T.tolist())
+        share = -(-capacity // max(1, len(dims)))
+        self._groups: list[_Group] = []
+        for dim in dims if capacity else ():
+            tables = np.flatnonzero(catalog.dims_T == dim)
+            group = _Group(dim, tables, self._pool(tables, dim, share))
+            if push.keep_values is not None:
+                settings = {} if push.dgc is None else push.dgc.model_dump()
+                dgc = None if push.dgc is None else Dgc(**settings, num_workers=num_workers)
+                group.elements = ElementPool(
+                    num_tables=tables.size, dim=dim, capacity=push.pool_rows, history=history, dgc=dgc
+                )
+            self._groups.append(group)
+        self._used = False
+
+    def _pool(self, tables: Ints, dim: int, capacity: int) -> RowPool:
+        return RowPool(
+            num_tables=tables.size,
+            dim=dim,
+            capacity=capacity,
+            residual=self.sends_later and not self._by_elements,
+            cache=self.caches,
+            history=self._history,
+            flush_errors=False,
+        )
+
+    # ---- unsent gradients ----
+
+    def select(self, step: int, ids: IdSlab, grads: Floats, *, keep: float, last: bool, encode: Encode) -> Outgoing:
+        """What of the gradients, and of those remembered, is to be sent now; the rest is remembered, and so is what
+        `encode` loses. `last` = everything."""
+        self._used = True
+        chosen: list[Selected | SelectedElements] = []
+        for group in self._groups:
+            rows = _part(ids.layout, group, ids.ids_V, grads)
+            if group.elements is None:
+                chosen.append(group.pool.select(step, *rows, keep=keep, max_age=1 if last else self._max_age))
+            else:
+                chosen.append(group.elements.select(step, *rows, keep=keep, flush=last))
+        out = self._joined(ids, chosen)
+        sent = encode(out.layout, out.ids_K, out.flat, out.squares_K)
+        for group, selected in zip(self._groups, chosen, strict=True):
+            _, _, mine_KD = _part(out.layout, group, out.ids_K, sent)
+            group.unsent.commit(selected, mine_KD)  # type: ignore[arg-type]
+        return out
+
+    def _joined(self, ids: IdSlab, chosen: Sequence[Selected | SelectedElements]) -> Outgoing:
+        """The groups' rows, table after table."""
+        counts_T = np.zeros(len(self._catalog), dtype=np.int64)
+        for group, selected in zip(self._groups, chosen, strict=True):
+            counts_T[group.tables] = np.diff(selected.starts_T1)
+        out = Layout.of_counts(self._catalog, counts_T)
+        ids_K, squares_K = np.empty(out.num_rows, np.int64), np.zeros(out.num_rows, np.float32)
+        flat = np.empty(out.num_values, np.float32)
+        for group, selected in zip(self._groups, chosen, strict=True):
+            for g, t in enumerate(group.tables.tolist()):
+                rows = slice(int(selected.starts_T1[g]), int(selected.starts_T1[g + 1]))
+                to = slice(int(out.starts_T1[t]), int(out.starts_T1[t + 1]))
+                ids_K[to] = selected.ids_K[rows]
+                if isinstance(selected, Selected):
+                    squares_K[to] = selected.squares_K[rows]
+                flat[out.values_T1[t] : out.values_T1[t + 1]] = selected.rows_KD[rows].reshape(-1)
+        positions_K = np.empty(out.num_rows, np.int64)
+        find_sorted(out.starts_T1, ids_K, ids.layout.starts_T1, ids.ids_V, positions_K)
+        return Outgoing(out, ids_K, flat, squares_K, positions_K)
+
+    # ---- rows read before ----
+
+    def lookup(self, step: int, ids: IdSlab, flat: Floats) -> npt.NDArray[np.bool_]:
+        """Copies the rows whose lease has not ended to their places in `flat`; which these are, bool (V,)."""
+        hit_V = np.zeros(ids.ids_V.size, dtype=np.bool_)
+        for group in self._groups:
+            starts_T1, ids_G, rows_GD = _part(ids.layout, group, ids.ids_V, flat)
+            hit_G = group.pool.lookup(step, starts_T1, ids_G, rows_GD, self._lease)
+            for t, rows, hits in _by_table(ids.layout, group, rows_GD, hit_G):
+                hit_V[ids.layout.starts_T1[t] : ids.layout.starts_T1[t + 1]] = hits
+                if not np.shares_memory(rows, flat):
+                    flat[ids.layout.values_T1[t] : ids.layout.values_T1[t + 1]] = rows.reshape(-1)
+        return hit_V
+
+    def store(self, step: int, ids: IdSlab, flat: Floats) -> None:
+        """Remembers rows that were read for `step`."""
+        for group in self._groups:
+            group.pool.store(step, *_part(ids.layout, group, ids.ids_V, flat))
+
+    def rewind(self, step: int) -> None:
+        """Goes back to the start of a step, if it has sent anything; forgets rows. Raises KeyError when it is too long
+        ago."""
+        for group in self._groups:
+            if self._used:
+                group.unsent.rewind(step)
+            group.pool.forget_rows()
+
+    def report(self) -> dict[str, float]:
+        """Rows of gradient that wait, the square of what they hold, and rows whose rounding errors were given up."""
+        pools = [group.unsent for group in self._groups] if self.sends_later else []
+        return {
+            "unsent_rows": sum(pool.num_unsent for pool in pools),
+            "unsent_squares": float(sum(pool.unsent_norm**2 for pool in pools)),
+            "lost_rows": sum(pool.lost_rows for pool in pools),
+        }
+
+    # ---- state ----
+
+    def state(self) -> dict[str, npt.NDArray[np.generic]]:
+        """Unsent gradients, as arrays."""
+        return {f"{group.dim}/{key}": array for group in self._groups for key, array in group.unsent.state().items()}
+
+    def load(self, states: Sequence[Mapping[str, npt.NDArray[np.generic]]]) -> None:
+        """Takes the sum of the unsent gradients of several workers."""
+        for group in self._groups:
+            prefix = f"{group.dim}/"
+            mine = [{k.removeprefix(prefix): a for k, a in s.items() if k.startswith(prefix)} for s in states]
+            mine = [state for state in mine if state]
+            if mine:
+                state = merge(mine) if len(mine) > 1 else mine[0]
+                size = len(state["ids"])
+                if group.elements is None and size > group.pool.capacity:  # of more workers than there are now
+                    group.pool = self._pool(group.tables, group.dim, size)
+                group.unsent.load(state)
+
+
+def _starts(layout: Layout, group: _Group) -> Ints:
+    starts_T1 = np.zeros(group.tables.size + 1, dtype=np.int64)
+    np.cumsum(np.diff(layout.starts_T1)[group.tables], out=starts_T1[1:])
+    return starts_T1
+
+
+def _part(layout: Layout, group: _Group, ids_V: Ints, flat: Floats) -> tuple[Ints, Ints, Floats]:
+    """A group's starts, ids and rows; views where the group is all there is."""
+    if group.tables.size == len(layout.catalog):
+        return layout.starts_T1, ids_V, flat.reshape(-1, group.dim)
+    ids = [ids_V[layout.starts_T1[t] : layout.starts_T1[t + 1]] for t in group.tables]
+    rows = [flat[layout.values_T1[t] : layout.values_T1[t + 1]] for t in group.tables]
+    return _starts(layout, group), np.concatenate(ids), np.concatenate(rows).reshape(-1, group.dim)
+
+
+def _by_table(
+    layout: Layout, group: _Group, rows_GD: Floats, hit_G: npt.NDArray[np.bool_]
+) -> Iterator[tuple[int, Floats, npt.NDArray[np.bool_]]]:
+    starts_T1 = _starts(layout, group)
+    for g, t in enumerate(group.tables.tolist()):
+        rows = slice(int(starts_T1[g]), int(starts_T1[g + 1]))
+        yield t, rows_GD[rows], hit_G[rows]

@@ -1,0 +1,77 @@
+"""What only one rank knows and a checkpoint must hold: gradients it has not sent yet, of rows and of the tower.
+
+Saved, not sent: a job that goes on from the checkpoint sends them later. With another number of workers each of the old
+ranks' states goes to one of the new ranks, which takes their sum.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from shardkeep.compression.dense import merge_local
+
+from shardkeep.base.errors import CheckpointError
+from shardkeep.base.files import atomic_write
+from shardkeep.ps.checkpoints import Checkpoint, FileRecord
+from shardkeep.ps.client import RowClient
+from shardkeep.workers.state_tree import joined, split
+from shardkeep.workers.tower import Tower
+
+Bytes = npt.NDArray[np.uint8]
+_PART = "ranks"
+_ROWS, _TOWER = "rows/", "tower/"
+
+
+def rank_state(client: RowClient, tower: Tower) -> Bytes:
+    """This rank's state, uint8; empty where there is nothing to hold."""
+    tensors: dict[str, torch.Tensor] = {}
+    rest = split(tower.local_state_dict(), tensors)
+    tensors = {_TOWER + key: t.detach().cpu().contiguous() for key, t in tensors.items()}
+    if client.memory.sends_later:
+        tensors |= {_ROWS + key: torch.from_numpy(np.ascontiguousarray(a)) for key, a in client.memory.state().items()}
+    if not tensors:
+        return np.empty(0, dtype=np.uint8)
+    return np.frombuffer(save(tensors, {"tower": json.dumps(rest)}), dtype=np.uint8)
+
+
+def save_rank_states(states: Sequence[Bytes], checkpoint: Path) -> list[FileRecord]:
+    """Writes the ranks' states below `checkpoint`/ranks; the files' records. Raises OSError."""
+    if not any(state.size for state in states):
+        return []
+    folder = checkpoint / _PART
+    folder.mkdir()
+    paths = [folder / f"rank-{rank}.safetensors" for rank in range(len(states))]
+    for path, state in zip(paths, states, strict=True):
+        atomic_write(path, state.tobytes())
+    return [FileRecord.of(checkpoint, path) for path in paths]
+
+
+def load_rank_state(client: RowClient, tower: Tower, checkpoint: Checkpoint, *, rank: int, world_size: int) -> None:
+    """Gives a rank what the checkpoint holds for it. Raises CheckpointError."""
+    files = {Path(file.path).stem: file for file in checkpoint.below(_PART)}
+    mine = [files[f"rank-{old}"].check(checkpoint.folder) for old in range(rank, len(files), world_size)]
+    rows, towers = [], []
+    try:
+        for path in mine:
+            if not path.stat().st_size:
+                continue
+            with safe_open(path, framework="pt") as file:
+                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+                rest = json.loads((file.metadata() or {})["tower"])
+            rows.append({key.removeprefix(_ROWS): t.numpy() for key, t in tensors.items() if key.startswith(_ROWS)})
+            of_tower = {key.removeprefix(_TOWER): t for key, t in tensors.items() if key.startswith(_TOWER)}
+            towers.append(joined(rest, of_tower))
+        if any(rows):
+            client.memory.load(rows)
+        if any(towers):
+            tower.load_local_state_dict(merge_local([state for state in towers if state]))
+    except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:
+        why = " ".join(str(error).split())[:300]
+        raise CheckpointError(f"{checkpoint.folder / _PART}: does not fit the job: {why}") from error
