@@ -138,6 +138,16 @@ def pin(core: int) -> None:
         os.sched_setaffinity(0, {core % (os.cpu_count() or 1)})
 
 
+def merged(config: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested settings with others over them; a named choice, as an optimizer, is replaced whole."""
+    result = dict(config)
+    for key, value in more.items():
+        old = result.get(key)
+        deeper = isinstance(old, Mapping) and isinstance(value, Mapping) and "name" not in value
+        result[key] = merged(old, value) if deeper else value
+    return result
+
+
 def settle_garbage_collector() -> None:
     """Takes what is there out of later collections, as a role does once it has started: torch makes half a million
     objects, and every full collection would look at each."""
