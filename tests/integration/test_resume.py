@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import CheckpointError, ConfigError, MemberLost, UserError
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
@@ -307,11 +309,15 @@ def test_a_job_of_which_every_process_was_killed_goes_on_to_the_same_model(clust
     assert whole.end().code == 0
     job, folder = cluster.job({**KILLED, "checkpoint": {"every_steps": 40, "keep": 2, "full_every": 20}}, name="killed")
     members = cluster.training(folder)
-    job.line("changed since step 40")
+    found = Checkpoints(folder.path / "checkpoints")
+    deadline = Deadline(60.0)
+    while len(found.complete()) < 2:  # the second is an increment; what the job prints comes late on a busy machine
+        deadline.check("two checkpoints")
+        time.sleep(0.01)
     for process in (job.process, *members.values()):
         process.send_signal(signal.SIGKILL)
     assert not gone(members.values(), limit_s=10)
-    kept = Checkpoints(folder.path / "checkpoints").latest()
+    kept = found.latest()
     assert kept is not None and 0 < kept.step < 400
     assert kept.base is not None  # an increment
     ended = cluster.command("train", "--resume", str(folder.path), "--set", "servers=1").end()

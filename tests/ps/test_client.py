@@ -320,7 +320,8 @@ def test_every_scaled_format_carries_rows_both_ways(name: str, scale: Any, round
         keys = row_keys(5, table_key("item"), ids, step) if rounding == "stochastic" else None
         rows -= codec.decode(codec.encode(grads["item"], keys), 3)
     assert np.array_equal(after, codec.decode(codec.encode(rows), 3))
-    values = sum(client.ledger.totals()[direction]["values"] for direction in ("push", "pull"))
+    totals = client.ledger.totals()
+    values = sum(totals[direction].get(part, 0) for direction in ("push", "pull") for part in ("values", "scales"))
     assert values == 5 * (40 * codec.row_bytes(3) + 14 * codec.row_bytes(4))
     assert client.saturated_values == 0
 
