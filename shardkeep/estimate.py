@@ -6,6 +6,7 @@ Starts no process. Says nothing about how fast the machines compute.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from mmap import PAGESIZE
 from pathlib import Path
@@ -13,10 +14,13 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from shardkeep.assembly import step_slices, table_specs
 from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.base.kernels import compile_kernels, kernel_modules
+from shardkeep.compression.dense import DenseCompression
+from shardkeep.compression.exchange import Ranks
 from shardkeep.config import JobConfig
 from shardkeep.dry_run import Played, play
 from shardkeep.ps.config import TableSpec
@@ -161,7 +165,10 @@ def tower_of(config: JobConfig, data: Data) -> Part:
     trained = [p for p in model.parameters() if p.requires_grad]
     size = sum(p.nbytes for p in trained)
     sent, spread = Sent(config.workers), Sent(config.workers)
-    (sent.all_gather if config.consistency.mode == "sync" else sent.all_reduce)(size)
+    if config.compression.tower.name == "none" and config.consistency.mode != "sync":
+        sent.all_reduce(size)
+    elif config.workers > 1:
+        _play_sum(config, {name: p for name, p in model.named_parameters() if p.requires_grad}, sent)
     for buffer in model.buffers():
         if buffer.is_floating_point():
             spread.broadcast(buffer.nbytes, source=True)
@@ -171,6 +178,20 @@ def tower_of(config: JobConfig, data: Data) -> Part:
         "reduce_bytes": sent.total * config.workers + spread.total,
         "reduce_bytes_per_worker": sent.total,
     }
+
+
+def _play_sum(config: JobConfig, parameters: Mapping[str, torch.Tensor], sent: Sent) -> None:
+    """Counts what a worker sends for one sum of the tower's gradients, after any warm-up."""
+    wish, ranks = config.compression.tower, Ranks(0, config.workers)
+    dense = DenseCompression(wish, {name: tuple(p.shape) for name, p in parameters.items()}, torch.device("cpu"))
+    dense.begin(wish.warmup_steps or 0, 1.0)
+    rounds = dense.sum(list(parameters), [torch.ones_like(p) for p in parameters.values()], ranks)
+    exchange = next(rounds)
+    with contextlib.suppress(StopIteration):
+        while True:
+            sent.exchange(exchange)
+            mine = exchange.packets if exchange.packets.ndim == 1 else exchange.packets[0]
+            exchange = rounds.send(torch.stack([mine] * config.workers))
 
 
 def traffic_of(played: Played, tower: Mapping[str, Any], *, workers: int) -> list[Part]:

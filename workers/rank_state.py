@@ -15,10 +15,10 @@ import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
-from shardkeep.compression.dense import merge_local
 
 from shardkeep.base.errors import CheckpointError
 from shardkeep.base.files import atomic_write
+from shardkeep.compression.dense import merge_local
 from shardkeep.ps.checkpoints import Checkpoint, FileRecord
 from shardkeep.ps.client import RowClient
 from shardkeep.workers.state_tree import joined, split
