@@ -122,7 +122,7 @@ class TowerCompressionConfig(Settings):
     """topk only: share of each parameter's values that is sent, at least one; parameters below 1024 values are sent
     whole; default 0.01."""
     values: Literal["fp16", "int8"] | None = None
-    """topk only: number format of the values sent; default fp16."""
+    """topk and powersgd only: number format of what is sent; default fp16 with topk, fp32 with powersgd."""
     rank: int | None = Field(None, ge=1)
     """powersgd only: rank of the approximation; default 2."""
     warmup_steps: int | None = Field(None, ge=0)
@@ -130,7 +130,8 @@ class TowerCompressionConfig(Settings):
 
     @model_validator(mode="after")
     def _every_argument_is_used(self) -> TowerCompressionConfig:
-        used = {"topk": ("keep", "values", "warmup_steps"), "powersgd": ("rank", "warmup_steps")}.get(self.name, ())
+        arguments = {"topk": ("keep", "values", "warmup_steps"), "powersgd": ("values", "rank", "warmup_steps")}
+        used = arguments.get(self.name, ())
         settings = ("keep", "values", "rank", "warmup_steps")
         wrong = [key for key in settings if key not in used and getattr(self, key) is not None]
         if wrong:

@@ -29,15 +29,16 @@ class DenseForm(Protocol):
         ...
 
 
-TOPK_VALUES = {"fp16": FP16, "int8": INT8}
+VALUES = {"fp16": FP16, "int8": INT8}
 
 
 def _powersgd(config: TowerCompressionConfig, dense: DenseCompression) -> PowerSGD:
-    return PowerSGD(config.rank or 2, dense.shapes, dense.keep_residuals(), dense.device)
+    fmt = VALUES[config.values] if config.values else FP32
+    return PowerSGD(config.rank or 2, fmt, dense.shapes, dense.keep_residuals(), dense.device)
 
 
 def _topk(config: TowerCompressionConfig, dense: DenseCompression) -> TopK:
-    return TopK(config.keep or 0.01, TOPK_VALUES[config.values or "fp16"], dense.keep_residuals())
+    return TopK(config.keep or 0.01, VALUES[config.values or "fp16"], dense.keep_residuals())
 
 
 FORMS: dict[str, Callable[[TowerCompressionConfig, DenseCompression], DenseForm]] = {

@@ -13,7 +13,7 @@ from collections.abc import Generator, Mapping, Sequence
 
 import torch
 
-from shardkeep.compression.dense_values import FP32, sum_in_rank_order, worth_sharding
+from shardkeep.compression.dense_values import DenseFormat, sum_in_rank_order, worth_sharding
 from shardkeep.compression.exchange import Exchange, Ranks, Sum
 from shardkeep.compression.residuals import Residuals
 
@@ -29,15 +29,24 @@ class PowerSGD:
 
     Args:
         shapes: of all parameters, by name.
+        fmt: of P, Q and the gradients that are not approximated.
     """
 
-    def __init__(self, rank: int, shapes: Mapping[str, Shape], residuals: Residuals, device: torch.device) -> None:
+    def __init__(
+        self, rank: int, fmt: DenseFormat, shapes: Mapping[str, Shape], residuals: Residuals, device: torch.device
+    ) -> None:
         self._rank = rank
+        self._fmt = fmt
         self._residuals = residuals
         self._q_mr = {
             name: self._first_guess(name, shape).to(device) for name, shape in shapes.items() if self.thins(shape)
         }
         self._next: dict[str, torch.Tensor] = {}
+
+        self._num_first = sum(
+            rank * _matrix(shape)[0] if self.thins(shape) else torch.Size(shape).numel() for shape in shapes.values()
+        )
+        self._num_second = sum(q.numel() for q in self._q_mr.values())
 
     def thins(self, shape: Shape) -> bool:
         """Whether a gradient of this shape is approximated."""
@@ -54,37 +63,43 @@ class PowerSGD:
         flat = [torch.empty(grad.numel(), device=grad.device) for grad in grads]
         thin = [i for i, name in enumerate(names) if name in self._q_mr]
         rest = [i for i, name in enumerate(names) if name not in self._q_mr]
-        chosen = [names[i] for i in thin]
         waits = self._residuals.add(names, grads, flat)
         matrices = [flat[i].view(_matrix(tuple(grads[i].shape))) for i in thin]
-        first = [m_nm @ self._q_mr[name] for m_nm, name in zip(matrices, chosen, strict=True)]
-        summed = yield from _summed([*first, *(flat[i] for i in rest)], ranks)
+        first = [m_nm @ self._q_mr[names[i]] for m_nm, i in zip(matrices, thin, strict=True)]
+        summed, lost = yield from self._summed([*first, *(flat[i] for i in rest)], ranks, self._num_first)
         totals = {i: total.view(-1) for i, total in zip(rest, summed[len(thin) :], strict=True)}
         if not all(bool(torch.isfinite(part).all()) for part in summed):  # equal on all ranks
             return torch.full_like(torch.cat(flat), torch.nan)
+        left = {i: part.view(-1) for i, part in zip(rest, lost[len(thin) :], strict=True)}
         if thin:
             p_nr = [_orthonormal(part) for part in summed[: len(thin)]]
             mine = [m_nm.T @ p for m_nm, p in zip(matrices, p_nr, strict=True)]
-            q_mr = yield from _summed(mine, ranks)
-            for i, m_nm, p, q in zip(thin, matrices, p_nr, q_mr, strict=True):
+            q_mr, lost = yield from self._summed(mine, ranks, self._num_second)
+            for i, m_nm, p, q, my_q, rest_q in zip(thin, matrices, p_nr, q_mr, mine, lost, strict=True):
                 totals[i] = _product(p, q, torch.zeros_like(m_nm), 1).view(-1)
-            self._keep(chosen, matrices, p_nr, mine, q_mr, [waits[i] for i in thin])
-        return torch.cat([totals[i] for i in range(len(names))])
+                # Of this rank's own part of the product, so that over ranks it is what the whole product lacks.
+                left[i] = _product(p, my_q.sub_(rest_q), m_nm, -1).view(-1)
+                if q.any():  # no rank had a gradient: from a guess of zeros it would never come back
+                    self._next[names[i]] = _orthonormal(q)
+        order = range(len(names))
+        self._residuals.keep(names, [left[i] for i in order], waits)
+        return torch.cat([totals[i] for i in order])
 
-    def _keep(
-        self,
-        names: Sequence[str],
-        matrices: Sequence[torch.Tensor],
-        p_nr: Sequence[torch.Tensor],
-        mine_mr: Sequence[torch.Tensor],
-        q_mr: Sequence[torch.Tensor],
-        waits: Sequence[bool],
-    ) -> None:
-        """Residuals are of this rank's own part of the product, so that their sum is what the whole product lacks."""
-        left = [_product(p, q, m_nm, -1).view(-1) for m_nm, p, q in zip(matrices, p_nr, mine_mr, strict=True)]
-        self._residuals.keep(names, left, waits)
-        # Where no rank had a gradient the guess stays: from zeros it would never come back.
-        self._next |= {name: _orthonormal(q) for name, q in zip(names, q_mr, strict=True) if q.any()}
+    def _summed(
+        self, parts: Sequence[torch.Tensor], ranks: Ranks, num_values: int
+    ) -> Generator[Exchange, torch.Tensor, tuple[list[torch.Tensor], list[torch.Tensor]]]:
+        """The parts' sums over ranks, and what of this rank's parts is not in them.
+
+        Args:
+            num_values: of such parts of all parameters, however many are summed together.
+        """
+        flat, rests = [part.reshape(-1) for part in parts], list[torch.Tensor]()
+        shards = worth_sharding(num_values, ranks)
+        totals = yield from sum_in_rank_order(flat, self._fmt, ranks, shards=shards, rests=rests)
+        return (
+            [total.view(part.shape) for total, part in zip(totals, parts, strict=True)],
+            [rest.view(part.shape) for rest, part in zip(rests, parts, strict=True)],
+        )
 
     def settle(self, applied: bool) -> None:
         """The step counts, or it never was."""
@@ -124,10 +139,3 @@ def _product(p_nr: torch.Tensor, q_mr: torch.Tensor, out_nm: torch.Tensor, sign:
     for p_n, q_m in zip(p_nr.T, q_mr.T, strict=True):
         out_nm.addr_(p_n, q_m, alpha=sign)
     return out_nm
-
-
-def _summed(parts: Sequence[torch.Tensor], ranks: Ranks) -> Generator[Exchange, torch.Tensor, list[torch.Tensor]]:
-    flat = [part.reshape(-1) for part in parts]
-    shards = worth_sharding(sum(part.numel() for part in parts), ranks)
-    totals = yield from sum_in_rank_order(flat, FP32, ranks, shards=shards)
-    return [total.view(part.shape) for total, part in zip(totals, parts, strict=True)]

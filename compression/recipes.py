@@ -45,8 +45,8 @@ RECIPES: Mapping[str, Recipe] = {
         ),
         Recipe(
             "fp16",
-            "half-precision values both ways: nearly free",
-            _compression(push={"values": "fp16"}, pull={"values": "fp16"}),
+            "half-precision values everywhere: nearly free",
+            _compression(push={"values": "fp16"}, pull={"values": "fp16"}, tower={"name": "fp16"}),
         ),
         Recipe(
             "lossless",

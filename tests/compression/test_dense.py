@@ -14,7 +14,7 @@ import torch
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression import dense_values
 from shardkeep.compression.config import TowerCompressionConfig
-from shardkeep.compression.dense import FORMS, TOPK_VALUES, DenseCompression, merge_local
+from shardkeep.compression.dense import FORMS, VALUES, DenseCompression, merge_local
 from shardkeep.compression.dense_forms import Rounded
 from shardkeep.compression.dense_indices import coded_bytes, decode_positions, encode_positions
 from shardkeep.compression.dense_values import BF16, FP16, FP32, INT8
@@ -30,8 +30,9 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "topk": {"name": "topk", "keep": 0.05},
     "topk of int8": {"name": "topk", "keep": 0.02, "values": "int8"},
     "powersgd": {"name": "powersgd"},
+    "powersgd of int8": {"name": "powersgd", "rank": 3, "values": "int8"},
 }
-OWING = ["int8", "topk", "topk of int8", "powersgd"]
+OWING = ["int8", "topk", "topk of int8", "powersgd", "powersgd of int8"]
 """Those that send later what they did not send."""
 
 
@@ -125,7 +126,7 @@ def test_every_name_of_the_config_has_a_form_and_every_kept_value_a_format() -> 
     fields = TowerCompressionConfig.model_fields
     assert set(FORMS) == set(get_args(fields["name"].annotation))
     named = get_args(fields["values"].annotation)
-    assert set(TOPK_VALUES) == set(get_args(named[0])) and {c["name"] for c in CONFIGS.values()} == set(FORMS)
+    assert set(VALUES) == set(get_args(named[0])) and {c["name"] for c in CONFIGS.values()} == set(FORMS)
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
@@ -321,7 +322,9 @@ def test_a_format_keeps_zeros_signs_and_ties_and_says_how_much_of_it_is_scales(f
     assert both[0].equal(found) and both[1].equal(-found)
 
 
-@pytest.mark.parametrize(("name", "values"), [("topk", "fp16"), ("topk", "int8"), ("int8", None), ("powersgd", None)])
+@pytest.mark.parametrize(("name", "values"), [
+    ("topk", "fp16"), ("topk", "int8"), ("int8", None), ("powersgd", None), ("powersgd", "fp16"), ("powersgd", "int8"),
+])  # fmt: skip
 def test_bytes_are_what_the_formulas_say(name: str, values: str | None) -> None:
     shapes = {"w": (512, 256), "b": (512,)}
     ranks = [DenseCompression(TowerCompressionConfig(name=name, values=values), shapes, CPU) for _ in range(2)]  # type: ignore[arg-type]
@@ -334,8 +337,11 @@ def test_bytes_are_what_the_formulas_say(name: str, values: str | None) -> None:
         assert sent["all"] == 4 + (kept + 512) * (2 if values == "fp16" else 1) + sent["indices"]
     elif name == "int8":
         assert sent == {"scales": 2 * 131584 // 64, "all": 131584 + 2 * 131584 // 64}
-    else:
+    elif values is None:
         assert sent == {"all": 4 * (2 * (512 + 256) + 512)}
+    else:
+        count = 2 * (512 + 256) + 512
+        assert sent == {"scales": 2 * count // 64, "all": (2 if values == "fp16" else 1) * count + 2 * count // 64}
 
 
 def test_top_k_of_few_values_sends_at_least_one_and_small_parameters_whole() -> None:
@@ -415,7 +421,7 @@ def test_local_states_are_copied_merge_to_nothing_and_must_fit() -> None:
 @pytest.mark.parametrize("settings", [
     ({"name": "int8", "keep": 0.1}, "keep: has no effect with name: int8"),
     ({"name": "none", "warmup_steps": 5}, "warmup_steps: has no effect with name: none"),
-    ({"name": "powersgd", "keep": 0.1, "values": "int8"}, "keep and values: has no effect with name: powersgd"),
+    ({"name": "powersgd", "keep": 0.1}, "keep: has no effect with name: powersgd"),
     ({"name": "topk", "rank": 2}, "rank: has no effect with name: topk"),
     ({"name": "topk", "keep": 0.0}, "greater than 0"),
     ({"name": "powersgd", "rank": 0}, "greater than or equal to 1"),

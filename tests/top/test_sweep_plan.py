@@ -46,7 +46,8 @@ def test_a_run_is_the_base_with_its_recipe_and_seed_and_nothing_else(tmp_path: P
     path = write_sweep(tmp_path, settings={"train.batch_size": 25}, seeds=[9])
     fp32, fp16 = (flat(run.config.model_dump(mode="json")) for run in load_sweep(path).runs)
     assert (fp32["seed"], fp32["train.batch_size"], fp32["data.root"]) == (9, 25, str(tmp_path.resolve()))
-    assert {key for key in fp32 if fp32[key] != fp16[key]} == {"compression.push.values", "compression.pull.values"}
+    changed = {"compression.push.values", "compression.pull.values", "compression.tower.name"}
+    assert {key for key in fp32 if fp32[key] != fp16[key]} == changed
 
 
 def test_in_a_grid_the_base_may_compress_and_the_baselines_do_not(tmp_path: Path) -> None:

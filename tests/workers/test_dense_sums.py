@@ -39,7 +39,10 @@ FORMS = {
     "int8": TowerCompressionConfig(name="int8"),
     "topk": TowerCompressionConfig(name="topk", keep=0.05, values="int8", warmup_steps=2),
     "powersgd": TowerCompressionConfig(name="powersgd", warmup_steps=2),
+    "powersgd of int8": TowerCompressionConfig(name="powersgd", rank=3, values="int8", warmup_steps=2),
 }
+OWING = ["int8", "topk", "powersgd", "powersgd of int8"]
+"""Those that send later what they did not send."""
 
 
 class Layers(nn.Module):
@@ -190,7 +193,7 @@ def in_a_process(rank: int, port: int) -> dict[str, Any]:
         found[form] = five_steps(collective, form)
     found["bounded"] = five_steps(collective, "none", sync=False)
     found["forgetful"] = five_steps(collective, "topk", forgetful=True)
-    for form in ("int8", "topk", "powersgd"):
+    for form in OWING:
         found["overflow", form] = overflowing(collective, form)
         for option in OPTIONS:
             found[option, form] = gradients(form, option, collective)
@@ -268,7 +271,7 @@ def test_replicas_are_equal_outside_sync_mode_and_with_parameters_left_out(proce
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("form", ["int8", "topk", "powersgd"])
+@pytest.mark.parametrize("form", OWING)
 def test_overflow_steps_are_skipped_by_all_and_keep_the_residual(processes, form):
     expected = threads(overflowing, form)
     assert [found["overflow", form] for found in processes] == expected
@@ -276,7 +279,7 @@ def test_overflow_steps_are_skipped_by_all_and_keep_the_residual(processes, form
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("form", ["int8", "topk", "powersgd"])
+@pytest.mark.parametrize("form", OWING)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_the_hook_gives_the_same_bits_under_every_option_of_ddp(processes, option, form):
     """Buckets rebuilt, gradients accumulated under no_sync, the loss scale changed, one step not applied."""
@@ -308,7 +311,7 @@ def steps(tower: Tower, number: int, rewind: Rewind | None = None) -> Tower:
     return tower
 
 
-@pytest.mark.parametrize("form", ["int8", "topk", "powersgd"])
+@pytest.mark.parametrize("form", OWING)
 def test_going_back_brings_back_the_residual_of_each_rank(form, tmp_path: Path):
     def work(collective: ThreadCollective) -> list[bool]:
         tower, rewind = build(collective, form), Rewind(tmp_path / str(collective.rank), depth=5)
@@ -365,7 +368,7 @@ def test_a_state_without_compression_is_loaded_as_one_that_owes_nothing():
     assert not any(kept.any() for kept in owed(tower).values())
 
 
-@pytest.mark.parametrize("form", ["int8", "topk", "powersgd"])
+@pytest.mark.parametrize("form", OWING)
 def test_a_compressed_tower_learns_as_the_uncompressed_one(form):
     def work(collective: ThreadCollective, name: str) -> torch.Tensor:
         tower = build(collective, name, config={"optimizer": {"name": "sgd", "lr": 1.0}})
