@@ -20,7 +20,8 @@ _FULL = 0.7
 _GROWTH = 1.5
 _MOVE_AT_LEAST = 4096
 _MOVES_PER_ROW = 8
-"""Entries moved for each id that may be added: what is left of an outgrown array gets at most 0.7 + 1/8 full."""
+"""Entries moved for each id that may be added: an outgrown array gets at most 0.7 + 1/8 full, even when all new ids
+go there. Were one full, a search for an absent id would never end."""
 _LARGE_FROM_BYTES = 4 << 20
 _EVERY_HASH = 1 << 32
 
