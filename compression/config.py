@@ -94,6 +94,9 @@ class PullConfig(Settings):
     """Rows that a worker can remember, so as not to pull them again while their lease runs; 0 = none."""
     lease: int = Field(0, ge=0)
     """Steps that a remembered row is good for: it may lag behind so many more steps than the consistency mode says."""
+    drift: float | None = Field(None, gt=0.0)
+    """Share of its norm by which a remembered row may have moved, going by its last two readings: fast rows are read
+    more often than `lease` says; left out = no limit."""
 
     values: ValueFormat = "fp32"
     """Number format of the row values on the wire, rounded to the nearest; servers keep fp32, and evaluation reads
@@ -108,6 +111,8 @@ class PullConfig(Settings):
             raise ValueError(
                 f"cache_rows: {self.cache_rows} with lease: {self.lease}; allowed: both 0, or both above 0"
             )
+        if self.drift is not None and not self.lease:
+            raise ValueError("drift: has no effect with lease: 0")
         return self
 
 

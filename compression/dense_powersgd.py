@@ -13,11 +13,13 @@ from collections.abc import Generator, Mapping, Sequence
 
 import torch
 
-from shardkeep.compression.dense_values import DenseFormat, sum_in_rank_order, worth_sharding
+from shardkeep.compression.dense_values import DenseFormat, sum_in_rank_order
 from shardkeep.compression.exchange import Exchange, Ranks, Sum
 from shardkeep.compression.residuals import Residuals
 
 Shape = tuple[int, ...]
+ONE_ROUND_BYTES = 1 << 12
+"""As in `dense_values`, but lower: whoever takes this form has a link whose bytes cost more than its rounds."""
 LEAST_GAIN = 2
 """A gradient is approximated if that takes so many times fewer values; others are sent as they are."""
 
@@ -94,7 +96,7 @@ class PowerSGD:
             num_values: of such parts of all parameters, however many are summed together.
         """
         flat, rests = [part.reshape(-1) for part in parts], list[torch.Tensor]()
-        shards = worth_sharding(num_values, ranks)
+        shards = ranks.world_size > 2 and 4 * num_values >= ONE_ROUND_BYTES
         totals = yield from sum_in_rank_order(flat, self._fmt, ranks, shards=shards, rests=rests)
         return (
             [total.view(part.shape) for total, part in zip(totals, parts, strict=True)],

@@ -7,6 +7,7 @@ format, no server, no message. Nothing is dropped: what finds no room is sent.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -64,7 +65,7 @@ class RowPool:
         self._residual, self._flush_errors = residual, flush_errors
         num_sums = kernels.MASS + kernels.AGES
         self._slots = RowSlots(width=dim, capacity=capacity, history=history, num_sums=num_sums)
-        self._rows_SD = np.empty((capacity if cache else 0, dim), dtype=np.float32)
+        self._rows_SC = np.empty((capacity if cache else 0, dim + 1), dtype=np.float32)  # the last is the speed
         self._extras = ExtraRows.of(0, dim)
         self._open: Selected | None = None
         self.hits = 0
@@ -156,18 +157,25 @@ class RowPool:
 
     # ---- cached rows ----
 
-    def lookup(self, step: int, starts_T1: Ints, ids_V: Ints, out_VD: Floats, lease: int) -> Marks:
+    def lookup(
+        self, step: int, starts_T1: Ints, ids_V: Ints, out_VD: Floats, lease: int, drift: float = math.inf
+    ) -> Marks:
         """Copies the cached rows that were read at most `lease` steps before `step` into `out_VD`, float32 (V, D);
-        returns which, bool (V,). Other rows of `out_VD` stay as they are. Ids as in `select`."""
+        returns which, bool (V,). Other rows of `out_VD` stay as they are. Ids as in `select`.
+
+        A row that moves so much from reading to reading that it should differ by more than `drift` of its norm by now
+        is not found either; one that was read once is good for a step."""
         check_rows(self.num_tables, self.dim, starts_T1, ids_V, out_VD)
         self._check_cache()
         hit_V = np.empty(ids_V.size, dtype=np.bool_)
-        hits = cache_kernels.lookup(self._slots.pool, self._rows_SD, step, lease, starts_T1, ids_V, out_VD, hit_V)
+        hits = cache_kernels.lookup(
+            self._slots.pool, self._rows_SC, step, lease, starts_T1, ids_V, out_VD, hit_V, drift
+        )
         self.hits += hits
         self.misses += ids_V.size - hits
         return hit_V
 
-    def store(self, step: int, starts_T1: Ints, ids_V: Ints, rows_VD: Floats) -> int:
+    def store(self, step: int, starts_T1: Ints, ids_V: Ints, rows_VD: Floats, drift: float = math.inf) -> int:
         """Takes rows as a server gave them at `step`, over what is cached of them; returns how many found room.
 
         A new row takes a free slot, or among a few the first without a residual, not used since it was last looked at
@@ -175,7 +183,7 @@ class RowPool:
         check_rows(self.num_tables, self.dim, starts_T1, ids_V, rows_VD)
         self._check_cache()
         self._slots.reserve(ids_V.size)
-        return cache_kernels.store(self._slots.pool, self._rows_SD, step, starts_T1, ids_V, rows_VD)
+        return cache_kernels.store(self._slots.pool, self._rows_SC, step, starts_T1, ids_V, rows_VD, drift)
 
     def forget_rows(self) -> None:
         """Forgets all cached rows; residuals stay."""
@@ -317,7 +325,7 @@ class RowPool:
             raise ValueError("the last selection was not committed")
 
     def _check_cache(self) -> None:
-        if not len(self._rows_SD):
+        if not len(self._rows_SC):
             raise ValueError("this pool keeps no rows; make it with cache=True")
 
 

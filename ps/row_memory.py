@@ -6,6 +6,7 @@ One pool (compression/row_pool.py) for all tables of one dim. Knows no message a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -67,10 +68,11 @@ class RowMemory:
     def __init__(self, catalog: Catalog, compression: CompressionConfig, *, history: int, num_workers: int = 1) -> None:
         push, pull = compression.push, compression.pull
         self._catalog = catalog
-        self._lease = pull.lease
         self._by_elements = push.keep_values is not None
         self._history = history
         self._max_age = push.max_age
+        self._lease = pull.lease
+        self._drift = math.inf if pull.drift is None else pull.drift
         self.sends_later = push.pool_rows > 0
         """Whether unsent gradients are remembered."""
         self.caches = pull.cache_rows > 0
@@ -145,11 +147,11 @@ class RowMemory:
     # ---- rows read before ----
 
     def lookup(self, step: int, ids: IdSlab, flat: Floats) -> npt.NDArray[np.bool_]:
-        """Copies the rows whose lease has not ended to their places in `flat`; which these are, bool (V,)."""
+        """Copies the rows that are still good to their places in `flat`; which these are, bool (V,)."""
         hit_V = np.zeros(ids.ids_V.size, dtype=np.bool_)
         for group in self._groups:
             starts_T1, ids_G, rows_GD = _part(ids.layout, group, ids.ids_V, flat)
-            hit_G = group.pool.lookup(step, starts_T1, ids_G, rows_GD, self._lease)
+            hit_G = group.pool.lookup(step, starts_T1, ids_G, rows_GD, self._lease, self._drift)
             for t, rows, hits in _by_table(ids.layout, group, rows_GD, hit_G):
                 hit_V[ids.layout.starts_T1[t] : ids.layout.starts_T1[t + 1]] = hits
                 if not np.shares_memory(rows, flat):
@@ -159,7 +161,7 @@ class RowMemory:
     def store(self, step: int, ids: IdSlab, flat: Floats) -> None:
         """Remembers rows that were read for `step`."""
         for group in self._groups:
-            group.pool.store(step, *_part(ids.layout, group, ids.ids_V, flat))
+            group.pool.store(step, *_part(ids.layout, group, ids.ids_V, flat), self._drift)
 
     def rewind(self, step: int) -> None:
         """Goes back to the start of a step, if it has sent anything; forgets rows. Raises KeyError when it is too long

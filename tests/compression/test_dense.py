@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from shardkeep.base.errors import CorruptMessage
-from shardkeep.compression import dense_values
+from shardkeep.compression import dense_powersgd, dense_values
 from shardkeep.compression.config import TowerCompressionConfig
 from shardkeep.compression.dense import FORMS, VALUES, DenseCompression, merge_local
 from shardkeep.compression.dense_forms import Rounded
@@ -132,7 +132,8 @@ def test_every_name_of_the_config_has_a_form_and_every_kept_value_a_format() -> 
 @pytest.mark.parametrize("world_size", [2, 3, 4])
 @pytest.mark.parametrize("config", CONFIGS)
 def test_nothing_is_lost_at_any_step(config: str, world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dense_values, "ONE_ROUND_BYTES", 0)  # shards with more than two ranks
+    for module in (dense_values, dense_powersgd):
+        monkeypatch.setattr(module, "ONE_ROUND_BYTES", 0)  # shards with more than two ranks
     ranks = members(config, world_size)
     tolerance = {"bf16": 2**-8 * 20, "fp16": 2**-11 * 20}.get(config, 3e-5)
     for step in range(6):
@@ -171,6 +172,7 @@ def test_the_sum_does_not_depend_on_what_is_summed_together(
     config: str, one_round: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dense_values, "ONE_ROUND_BYTES", one_round)
+    monkeypatch.setattr(dense_powersgd, "ONE_ROUND_BYTES", one_round)
     together, apart = members(config, 3), members(config, 3)
     for step in range(3):
         grads = [draw(step, rank) for rank in range(3)]

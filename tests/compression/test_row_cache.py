@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -22,11 +25,13 @@ def rows(*values: float) -> np.ndarray:
     return np.repeat(np.array(values, dtype=np.float32)[:, None], D, axis=1)
 
 
-def found(pool: RowPool, step: int, ids: list[int], lease: int = 100, table: int = 0) -> list[float]:
+def found(
+    pool: RowPool, step: int, ids: list[int], lease: int = 100, table: int = 0, drift: float = math.inf
+) -> list[float]:
     """The values of the cached rows among `ids`; NaN for the others."""
     out_VD = np.full((len(ids), D), np.nan, dtype=np.float32)
     counts = (len(ids), 0) if table == 0 else (0, len(ids))
-    hit_V = pool.lookup(step, starts(*counts), np.array(ids), out_VD, lease)
+    hit_V = pool.lookup(step, starts(*counts), np.array(ids), out_VD, lease, drift)
     assert np.array_equal(hit_V, ~np.isnan(out_VD).any(axis=1))
     return out_VD[:, 0].tolist()
 
@@ -46,6 +51,31 @@ def test_a_row_is_good_for_its_lease_and_no_longer() -> None:
     assert np.isnan(found(pool, 14, [4], lease=3)[0])
     assert np.isnan(found(pool, 11, [4], lease=0)[0])
     assert np.isnan(found(pool, 9, [4], lease=3)[0])  # read after that step: a step trained again
+
+
+def test_a_row_that_moves_fast_is_good_for_less_than_its_lease() -> None:
+    """Readings of 100, then as many steps later: 101 of 100 is a speed of 0.01, and 0.05 of drift are 5 steps."""
+    pool = new_pool()
+    known = {"lease": 100, "drift": 0.05}
+    read = partial(pool.store, drift=0.05)
+    read(0, starts(1, 0), np.array([4]), rows(100))
+    assert found(pool, 1, [4], **known) == [100] and np.isnan(found(pool, 2, [4], **known)[0])  # nothing known yet
+    for step in (2, 4, 8):  # it stands still: each time the trust doubles
+        read(step, starts(1, 0), np.array([4]), rows(100))
+        assert found(pool, step + step, [4], **known) == [100]
+        assert np.isnan(found(pool, step + step + 1, [4], **known)[0])
+    read(10, starts(1, 0), np.array([4]), rows(102))
+    assert found(pool, 15, [4], **known) == [102] and np.isnan(found(pool, 16, [4], **known)[0])
+    assert np.isnan(found(pool, 15, [4], lease=4, drift=0.05)[0])
+    assert found(pool, 110, [4], lease=100) == [102]  # without a limit
+
+
+def test_a_row_of_zeros_and_one_read_twice_in_a_step_have_a_speed() -> None:
+    pool = new_pool()
+    for step in (0, 0, 2):
+        pool.store(step, starts(2, 0), np.array([4, 5]), rows(0, 7), 0.05)
+    assert found(pool, 4, [4, 5], lease=9, drift=0.05) == [0, 7]
+    assert np.isnan(found(pool, 5, [4, 5], lease=9, drift=0.05)).all()
 
 
 def test_a_row_that_is_read_again_gets_new_values_and_a_new_lease() -> None:
