@@ -14,7 +14,7 @@ BASELINES = ("fp32", "fp16")
 """In every comparison: AUC losses and byte ratios are against the first; the second is what costs nothing to try."""
 
 _POOL_ROWS = 200_000
-_WARMUP_STEPS = 20
+_WARMUP_STEPS = 5
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,19 @@ def _compression(**groups: Any) -> dict[str, Any]:
     return {"compression": groups}
 
 
-_BALANCED_PULL = {"values": "int4", "scale": "pow2", "cache_rows": _POOL_ROWS, "lease": 8}
+_PULL = {"values": "int4", "scale": "fp16", "cache_rows": _POOL_ROWS, "lease": 16, "drift": 0.05}
 _TOPK_TOWER = {"name": "topk", "keep": 0.01, "warmup_steps": _WARMUP_STEPS}
+
+
+def _push(values: str, **others: Any) -> dict[str, Any]:
+    """Rounded rows whose error is sent later."""
+    rounded = {"values": values, "scale": "pow2", "rounding": "nearest"}
+    return {**rounded, "pool_rows": _POOL_ROWS, "second_moment": True, **others}
+
+
+def _powersgd(rank: int, warmup_steps: int = _WARMUP_STEPS) -> dict[str, Any]:
+    return {"name": "powersgd", "rank": rank, "values": "int8", "warmup_steps": warmup_steps}
+
 
 RECIPES: Mapping[str, Recipe] = {
     recipe.name: recipe
@@ -58,15 +69,9 @@ RECIPES: Mapping[str, Recipe] = {
             "no measurable loss of AUC",
             _compression(
                 ids="coded",
-                push={
-                    "values": "int4",
-                    "scale": "pow2",
-                    "rounding": "nearest",
-                    "pool_rows": _POOL_ROWS,
-                    "second_moment": True,
-                },
+                push=_push("int4"),
                 pull={"values": "int8", "scale": "pow2"},
-                tower={"name": "fp16"},
+                tower=_powersgd(8),
             ),
         ),
         Recipe(
@@ -74,17 +79,9 @@ RECIPES: Mapping[str, Recipe] = {
             "a small loss for a large saving",
             _compression(
                 ids="coded",
-                push={
-                    "values": "int4",
-                    "scale": "pow2",
-                    "rounding": "nearest",
-                    "keep_rows": 0.25,
-                    "warmup_steps": _WARMUP_STEPS,
-                    "pool_rows": _POOL_ROWS,
-                    "second_moment": True,
-                },
-                pull=_BALANCED_PULL,
-                tower={"name": "powersgd", "rank": 2, "warmup_steps": _WARMUP_STEPS},
+                push=_push("int2", keep_rows=0.25, warmup_steps=2 * _WARMUP_STEPS),
+                pull=_PULL,
+                tower=_powersgd(4),
             ),
         ),
         Recipe(
@@ -92,17 +89,9 @@ RECIPES: Mapping[str, Recipe] = {
             "as few bytes as still learn",
             _compression(
                 ids="coded",
-                push={
-                    "values": "int4",
-                    "scale": "pow2",
-                    "rounding": "nearest",
-                    "keep_rows": 0.125,
-                    "warmup_steps": _WARMUP_STEPS,
-                    "pool_rows": _POOL_ROWS,
-                    "second_moment": True,
-                },
-                pull={**_BALANCED_PULL, "lease": 16},
-                tower={"name": "powersgd", "rank": 1, "warmup_steps": _WARMUP_STEPS},
+                push=_push("int2", keep_rows=0.07, warmup_steps=_WARMUP_STEPS),
+                pull={**_PULL, "lease": 64, "drift": 0.1},
+                tower=_powersgd(1, warmup_steps=1),
             ),
         ),
         Recipe(
@@ -110,8 +99,8 @@ RECIPES: Mapping[str, Recipe] = {
             "opponent: element top-k with a residual, as GRACE does it; pulls as in balanced",
             _compression(
                 ids="coded",
-                push={"values": "fp32", "keep_values": 0.05, "pool_rows": _POOL_ROWS},
-                pull=_BALANCED_PULL,
+                push={"values": "fp32", "keep_values": 0.01, "warmup_steps": _WARMUP_STEPS, "pool_rows": _POOL_ROWS},
+                pull=_PULL,
                 tower=_TOPK_TOWER,
             ),
         ),
@@ -123,15 +112,15 @@ RECIPES: Mapping[str, Recipe] = {
                     ids="coded",
                     push={
                         "values": "fp32",
-                        "keep_values": 0.05,
+                        "keep_values": 0.01,
                         "warmup_steps": _WARMUP_STEPS,
                         "pool_rows": _POOL_ROWS,
                         "dgc": {"momentum": 0.9},
                     },
-                    pull=_BALANCED_PULL,
+                    pull=_PULL,
                     tower=_TOPK_TOWER,
                 ),
-                "tables": {"default": {"optimizer": {"name": "sgd", "lr": 1.0}}},
+                "tables": {"default": {"optimizer": {"name": "sgd", "lr": 10.0}}},
             },
         ),
     )
