@@ -47,6 +47,7 @@ def summarize(
         "dropped_rows": telemetry.dropped_rows,
         "saturated_values": client.saturated_values,
         "held_back": client.held_back(),
+        "delivered_by_age": client.memory.delivered_by_age(),
         "skipped_steps": telemetry.skipped_steps,
         "step_ms": telemetry.step_ms(),
         "cpu_ms": telemetry.cpu.mean_ms(),
@@ -73,6 +74,7 @@ def summarize(
         "dropped_rows": sum(w["dropped_rows"] for w in workers),
         **_saturated(client.push_format, workers),
         **_held_back([w["held_back"] for w in workers]),
+        **_delivered_by_age([w["delivered_by_age"] for w in workers]),
         "skipped_steps": workers[0]["skipped_steps"],
         "recoveries": [],
         "tables": table_totals(servers),
@@ -156,3 +158,11 @@ def _held_back(workers: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     if "unsent_squares" in total:
         total["unsent_norm"] = math.sqrt(total.pop("unsent_squares"))
     return {"held_back": total} if total else {}
+
+
+def _delivered_by_age(workers: Sequence[Sequence[float]]) -> dict[str, Any]:
+    """What share of all row gradients sent, by norm, was how many steps old; bins by their least age."""
+    sums = [sum(bin_) for bin_ in zip(*workers, strict=True)]
+    total = sum(sums)
+    shares = {str(1 << k >> 1): part / total for k, part in enumerate(sums) if part} if total else {}
+    return {"delivered_by_age": shares} if shares else {}

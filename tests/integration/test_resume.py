@@ -81,6 +81,8 @@ def test_a_compressed_sync_job_goes_on_with_what_it_had_not_sent(
     rest = trained(job_config(now, 2, **how), tmp_path / "again", Checkpoints(tmp_path).load(9))
     assert rest["state_digest"] == whole["state_digest"]
     assert rest["held_back"] == pytest.approx(whole["held_back"])
+    assert rest["delivered_by_age"] == pytest.approx(whole["delivered_by_age"])
+    assert sum(whole["delivered_by_age"].values()) == pytest.approx(1) and len(whole["delivered_by_age"]) > 1
     assert whole["state_digest"] != trained(job_config(then, 2), tmp_path / "plain")["state_digest"]
 
 
