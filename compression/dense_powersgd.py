@@ -70,7 +70,7 @@ class PowerSGD:
         first = [m_nm @ self._q_mr[names[i]] for m_nm, i in zip(matrices, thin, strict=True)]
         summed, lost = yield from self._summed([*first, *(flat[i] for i in rest)], ranks, self._num_first)
         totals = {i: total.view(-1) for i, total in zip(rest, summed[len(thin) :], strict=True)}
-        if not all(bool(torch.isfinite(part).all()) for part in summed):  # equal on all ranks
+        if not torch.isfinite(torch.cat([part.reshape(-1) for part in summed])).all():  # equal on all ranks
             return torch.full_like(torch.cat(flat), torch.nan)
         left = {i: part.view(-1) for i, part in zip(rest, lost[len(thin) :], strict=True)}
         if thin:

@@ -181,7 +181,7 @@ class RowMemory:
         }
 
     def delivered_by_age(self) -> list[float]:
-        """Sum of the L2 norms of the rows sent, by the age of their oldest gradient: 0, 1, 2-3, 4-7, ... steps; [] where
+        """Sum of the L2 norms of the rows sent, by the age of their oldest gradient: 0, 1, 2-3, 4-7, ... steps; [] if
         no rows wait."""
         pools = [group.pool for group in self._groups] if self.sends_later and not self._by_elements else []
         return np.sum([pool.delivered_by_age for pool in pools], axis=0).tolist() if pools else []

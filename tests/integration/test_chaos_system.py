@@ -1,5 +1,5 @@
-"""Faults of the system around a job: a network that is cut, a disk that is full. They need root, and the commands of
-Linux for namespaces and mounts; part of `make chaos`."""
+"""Faults of the system around a job: a network that is cut or loses packets, a disk that is full or slow. They need
+root, strace, and the commands of Linux for namespaces and mounts; part of `make chaos`."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.integration.test_chaos import JOB
-from tests.support.cluster import Cluster, within
+from shardkeep.report import RunFolder
+from tests.integration.test_chaos import JOB, completed
+from tests.support.cluster import Cluster, Command, within
+from tests.support.faults import Fault, play
 
 pytestmark = [
     pytest.mark.chaos,
@@ -64,6 +66,25 @@ def cut() -> Iterator[None]:
         run("ip", "-n", "skA", "link", "set", "vethA", "up")
 
 
+def across(cluster: Cluster, config: dict[str, Any]) -> tuple[Command, Command, Command, str, RunFolder]:
+    """A job of one server and one worker with the cable between them, at its first step: coordinator, server, worker,
+    the coordinator's address, the run folder."""
+    near = ("ip", "netns", "exec", "skA")
+    coordinator, address, folder = cluster.coordinator(
+        config, trust=("--listen", f"{SPACES['skA']}:0", "--insecure-data-plane"), prefix=near
+    )
+    server = member(cluster, "server", "skA", address)
+    worker = member(cluster, "worker", "skB", address)
+    within(60, lambda: bool(folder.metrics_path.exists() and '"progress"' in folder.metrics_path.read_text()),
+           "no step", lambda: coordinator.running)  # fmt: skip
+    return coordinator, server, worker, address, folder
+
+
+def member(cluster: Cluster, role: str, space: str, address: str) -> Command:
+    place = ("--advertise", SPACES[space], "--insecure-data-plane")
+    return cluster.role(role, 0, address, *place, prefix=("ip", "netns", "exec", space))
+
+
 @pytest.mark.parametrize(("cut_s", "replaced"), [(1.5, False), (9.0, True)])
 def test_a_cut_network_is_outlived(cluster: Cluster, spaces: None, cut_s: float, replaced: bool) -> None:
     config: dict[str, Any] = {
@@ -75,29 +96,65 @@ def test_a_cut_network_is_outlived(cluster: Cluster, spaces: None, cut_s: float,
         "liveness": {"lease_s": 4.0, "step_timeout_s": 5.0},
         "checkpoint": {"every_steps": 0},
     }
-    near, far = (("ip", "netns", "exec", name) for name in SPACES)
-    coordinator, address, folder = cluster.coordinator(
-        config, trust=("--listen", f"{SPACES['skA']}:0", "--insecure-data-plane"), prefix=near
-    )
-
-    def member(role: str, prefix: tuple[str, ...], space: str) -> Any:
-        return cluster.role(role, 0, address, "--advertise", SPACES[space], "--insecure-data-plane", prefix=prefix)
-
-    server, worker = member("server", near, "skA"), member("worker", far, "skB")
-    within(60, lambda: bool(folder.metrics_path.exists() and '"progress"' in folder.metrics_path.read_text()),
-           "no step", lambda: coordinator.running)  # fmt: skip
+    coordinator, server, worker, address, folder = across(cluster, config)
     with cut():
         time.sleep(cut_s)
     if replaced:
         refused = worker.end(limit_s=60)
         assert refused.code == 1 and "was taken for dead" in refused.err
-        worker = member("worker", far, "skB")
+        worker = member(cluster, "worker", "skB", address)
     assert [command.end(limit_s=200).code for command in (worker, server, coordinator)] == [0, 0, 0]
     summary = folder.summary() or {}
     assert (summary["status"], summary["samples"]) == ("completed", 200_000)
     servers = [p for p in summary["processes"] if p["role"] == "server"]
     assert [p["applied_steps"] for p in servers] == [summary["steps"]]
     assert bool(summary["recoveries"]) == replaced
+
+
+def dropped(space: str, link: str) -> int:
+    """Packets that the shaper of a link has thrown away."""
+    told = subprocess.run(["ip", "netns", "exec", space, "tc", "-s", "qdisc", "show", "dev", link],
+                          check=True, capture_output=True, text=True).stdout  # fmt: skip
+    return int(told.split("dropped ")[1].split(",")[0])
+
+
+def test_packets_that_are_lost_change_no_bit(cluster: Cluster, spaces: None) -> None:
+    """A queue of four packets: what does not fit is thrown away, in bursts, and TCP sends it again."""
+    config: dict[str, Any] = {
+        **JOB,
+        "servers": 1,
+        "workers": 1,
+        "transport": {"same_host": "sockets"},
+        "train": {**JOB["train"], "batch_size": 100},
+        "checkpoint": {"every_steps": 0},
+    }
+    job, folder = cluster.job(config, name="whole")
+    whole = completed(job, folder)
+    links = {"skA": "vethA", "skB": "vethB"}
+    for space, link in links.items():
+        shaper = ("tbf", "rate", "20mbit", "burst", "3000", "limit", "6000")
+        run("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", link, "root", *shaper)
+    coordinator, server, worker, _, folder = across(cluster, config)
+    assert [command.end(limit_s=200).code for command in (worker, server, coordinator)] == [0, 0, 0]
+    assert sum(dropped(space, link) for space, link in links.items()) > 100
+    summary = folder.summary() or {}
+    assert summary["state_digest"] == whole["state_digest"] and not summary["recoveries"]
+
+
+@pytest.mark.skipif(shutil.which("strace") is None, reason="needs strace")
+def test_a_disk_that_takes_its_time_loses_nothing(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Every fsync of every process takes 50 ms, each acknowledged push waits for one, and a server dies on the way."""
+    config: dict[str, Any] = {**JOB, "journal": "fsync"}
+    with Cluster(tmp_path_factory.mktemp("whole")) as another:
+        whole = completed(*another.job(config))
+    calls = "fsync,fdatasync"
+    slow = ("strace", "-f", "-qq", "-o", "/dev/null", "-e", f"trace={calls}", "-e", f"inject={calls}:delay_enter=50000")
+    job, folder = cluster.job(config, prefix=slow)
+    assert not play(job, folder, [Fault.kill("server 1", at=150)], limit_s=200)
+    summary = completed(job, folder, limit_s=200)
+    assert summary["state_digest"] == whole["state_digest"]
+    assert summary["step_ms"]["total"] > 50 > whole["step_ms"]["total"]
+    assert len(summary["recoveries"]) == 1
 
 
 def test_a_full_disk_ends_the_job_in_one_line_and_keeps_what_is_there(cluster: Cluster, tmp_path: Path) -> None:

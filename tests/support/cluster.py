@@ -143,10 +143,12 @@ class Cluster:
         self._commands.append(command)
         return command
 
-    def job(self, config: dict[str, Any], *arguments: str, name: str = "run") -> tuple[Command, RunFolder]:
+    def job(
+        self, config: dict[str, Any], *arguments: str, name: str = "run", prefix: Sequence[str] = ()
+    ) -> tuple[Command, RunFolder]:
         """`shardkeep train` of `config` into the run folder `name`."""
         path = self.write(config, name)
-        command = self.command("train", str(path), "--run-dir", str(self._folder / name), *arguments)
+        command = self.command("train", str(path), "--run-dir", str(self._folder / name), *arguments, prefix=prefix)
         return command, self._run(name)
 
     def coordinator(

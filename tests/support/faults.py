@@ -100,7 +100,7 @@ def _role(job: Command, name: str) -> psutil.Process | None:
     """The process of a role, as the launcher started it last."""
     role, index = name.split()
     with contextlib.suppress(psutil.NoSuchProcess):
-        for child in reversed(job.process.children()):
+        for child in sorted(job.process.children(recursive=True), key=psutil.Process.create_time, reverse=True):
             with contextlib.suppress(psutil.NoSuchProcess):
                 line = child.cmdline()
                 if role in line and (role == "coordinator" or line[line.index("--index") + 1] == index):
