@@ -3,7 +3,7 @@
 Decides which rows of a step are sent and keeps the rest back (error feedback). Numpy in, numpy out: knows no value
 format, no server, no message. Nothing is dropped: what finds no room is sent.
 """
-# T = tables of the group, V = a step's rows, K = sent rows, D = embedding dim, S = slots
+# T = tables of the group, V = a step's rows, K = sent rows, D = embedding dim, C = D + 1, S = slots
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class RowPool:
         flush_errors: bool = True,
     ) -> None:
         """`residual`: keep unsent gradient; without it what is not chosen is lost, and counted as such. `cache`: keep
-        rows, too, 4 * dim more bytes a slot. `history`: how many steps back `rewind` can go.
+        rows, too, 4 * (dim + 1) more bytes a slot. `history`: how many steps back `rewind` can go.
 
         `flush_errors`: whether a row that holds only the rounding error of an earlier send is sent when its slot is
         given away. False = it is lost (counted): a rounding error alone then costs no bytes."""

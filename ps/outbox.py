@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from shardkeep.compression.codec import value_codec
 from shardkeep.compression.config import PushConfig
-from shardkeep.compression.quantize import saturated_values
 from shardkeep.compression.rounding import WorkerKeys
 from shardkeep.compression.topk import keep_at, select_rows
 from shardkeep.ps import values
@@ -84,6 +83,5 @@ class Outbox:
         counts_T = np.diff(layout.starts_T1)
         keys_K = None if self._keys is None else self._keys.of_step(step, layout.starts_T1, ids_K)
         encoded = self.format.encode(flat, counts_T, None, self._catalog, squares_K=squares_K, keys_K=keys_K)
-        if not self.format.moments:
-            self.saturated_values += saturated_values(self.format.codec, encoded)
+        self.saturated_values += self.format.saturated_values(encoded, counts_T, self._catalog)
         return encoded

@@ -18,6 +18,7 @@ from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression import elements
 from shardkeep.compression.codec import ValueCodec, value_codec
 from shardkeep.compression.moments import decode_moments, encode_moments
+from shardkeep.compression.quantize import Half, saturated_values
 from shardkeep.ps.message import Bytes, Packed
 from shardkeep.ps.slab import Catalog
 
@@ -83,6 +84,18 @@ class RowFormat:
             parts.append(encoded.reshape(-1))
             at, row = at + rows * dim, row + rows
         return _joined(parts, np.uint8)
+
+    def saturated_values(self, encoded: Bytes, rows_S: Ints, catalog: Catalog) -> int:
+        """How many values of a section of every table are the largest of a 16-bit format: they may have been larger."""
+        if not self.moments or not isinstance(self.codec, Half):
+            return saturated_values(self.codec, encoded)
+        total, at = 0, 0
+        for rows, dim in _runs(rows_S, None, catalog):
+            size = rows * self.row_bytes(dim)
+            values_KB = encoded[at : at + size].reshape(rows, self.row_bytes(dim))[:, :-1]
+            total += saturated_values(self.codec, np.ascontiguousarray(values_KB))
+            at += size
+        return total
 
     def decode(self, encoded: Bytes, rows_S: Ints, tables_S: Ints | None, catalog: Catalog) -> tuple[Floats, Floats]:
         """The rows of all sections, flat float32, and their second moments (K,), none where there are none. May share

@@ -386,10 +386,12 @@ def test_steps_trained_again_are_counted_as_retries_and_questions_as_control() -
     assert client.ledger.totals()["control"] > recorded.num_bytes(Kind.ASK) > 0
 
 
+@pytest.mark.parametrize("moments", [False, True])
 @pytest.mark.parametrize(("values", "saturated"), [("fp32", 0), ("fp16", 2), ("bf16", 0)])
-def test_values_beyond_a_16_bit_range_are_counted(values: str, saturated: int) -> None:
+def test_values_beyond_a_16_bit_range_are_counted(values: str, saturated: int, moments: bool) -> None:
     shard = services()[0]
-    client = connect([shard.handle], compression=CompressionConfig(push=PushConfig(values=values)))
+    push = PushConfig(values=values, second_moment=moments, pool_rows=10 if moments else 0)
+    client = connect([shard.handle], compression=CompressionConfig(push=push))
     request = client.request({"item": ids_of(1, 2)})
     grad = np.array([[1e6, 1.0, 0.0], [-7e5, 60000.0, -1e-3]], np.float32)
     for step in range(2):
