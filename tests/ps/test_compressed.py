@@ -275,6 +275,11 @@ class TestCache:
         assert seen == [0, 0, 0, 0, 4, 4, 4, 4, 8]
         assert (job.client.cache.hits, job.client.cache.misses) == (18, 9)
 
+    def test_a_row_that_moves_is_read_again_before_its_lease_has_ended(self) -> None:
+        job = Job(pull=CACHE | {"drift": 0.5})
+        seen = [float(self.rows(job, step, np.array([3, 4, 99]))[0, 0]) for step in range(9)]
+        assert seen == [0, 0, 2, 2, 4, 4, 4, 7, 7]  # it grows by 1 a step: half of 4 in two, less of 7 in three
+
     def test_only_what_is_missing_is_asked_for(self) -> None:
         job = Job(servers=3, ids="coded", pull=CACHE)
         self.rows(job, 0, np.arange(0, 100, 2))
