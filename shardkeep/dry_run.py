@@ -25,6 +25,7 @@ from shardkeep.ps.placement import server_of
 from shardkeep.ps.reading import Request
 from shardkeep.ps.slab import RowSlab
 from shardkeep.ps.transport import LocalTransport
+from shardkeep.rereads import Rereads, rereads
 from shardkeep.server_role import build_service
 from shardkeep.workers.data.samples import Dataset
 from shardkeep.workers.data.sampling import StepSlices
@@ -78,7 +79,8 @@ class Played:
 
     `rows`: rows of each table after the job's steps; `counted`: whether all ids were looked at, or only some and the
     rest estimated from how the number grew. `shares`: of each server (S,), by table. `calls`, `bytes_S`: of one full
-    step over all workers, the bytes by class as a Meter has them. `ids`, `unique`: per step and worker.
+    step over all workers, the bytes by class as a Meter has them. `ids`, `unique`: per step and worker. `rereads`: of
+    the drawn steps, as if they followed one another.
     """
 
     steps: int
@@ -88,6 +90,7 @@ class Played:
     shares: dict[str, npt.NDArray[np.float64]]
     ids: float
     unique: float
+    rereads: Rereads
     calls: float
     bytes_S: dict[str, npt.NDArray[np.floating]]
 
@@ -100,6 +103,7 @@ def play(config: JobConfig, tables: Sequence[TableSpec], dataset: Dataset, slice
     cast = Cast(config, tables)
     played = {int(drawn[i]) for i in np.linspace(0, len(drawn) - 1, min(len(drawn), PLAYED_STEPS)).round().astype(int)}
     samples = played_samples = 0
+    reads = []
     for i, step in enumerate(drawn):
         plans = [
             embeddings.plan(dataset.gather(slices.rows(step, rank)))
@@ -107,6 +111,7 @@ def play(config: JobConfig, tables: Sequence[TableSpec], dataset: Dataset, slice
             if slices.rank_samples(step, rank)
         ]
         seen.add(plans)
+        reads += [(i, rank, plan.unique) for rank, plan in enumerate(plans)]
         samples += slices.samples(step)
         if step in played:
             cast.play(plans)
@@ -122,6 +127,7 @@ def play(config: JobConfig, tables: Sequence[TableSpec], dataset: Dataset, slice
         shares=seen.shares(max(config.servers, 1)),
         ids=seen.num_ids * slices.global_batch / samples / slices.world_size,
         unique=seen.num_unique * slices.global_batch / samples / slices.world_size,
+        rereads=rereads(reads),
         calls=meter.calls / len(played) * slices.world_size / cast.workers,
         bytes_S={name: bytes_S * scale for name, bytes_S in meter.bytes_S.items()},
     )

@@ -90,6 +90,8 @@ def _with_data(config: JobConfig, data: Data, gbit_per_s: float) -> Part:
         "step": {
             "ids_per_worker": played.ids,
             "distinct_per_worker": played.unique,
+            "read_again": played.rereads.again,
+            "changed_by_others": played.rereads.changed,
             "calls": played.calls,
             "traffic": traffic,
         },

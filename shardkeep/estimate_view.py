@@ -59,6 +59,8 @@ def _job_rows(found: Part) -> Iterator[tuple[str, str]]:
     yield "steps", f"{job['steps']:,} of {job['step_samples']:,} samples; the data has {job['samples']:,}"
     yield "looked at", f"{drawn['samples']:,} samples in {_count(drawn['steps'], 'step')}"
     yield "ids", f"{step['ids_per_worker']:,.0f} a step and worker, {step['distinct_per_worker']:,.0f} of them distinct"
+    again, changed = step["read_again"], step["changed_by_others"]
+    yield "rows", f"{again:.0%} read before by the same worker, {changed:.0%} changed by another one since"
     yield "tower", f"{tower['parameters']:,} parameters, {_size(tower['bytes'])}"
 
 

@@ -19,6 +19,7 @@ from shardkeep.estimate import estimate, links_of, memory_of, table_bytes
 from shardkeep.ps.config import AdamConfig, TableSpec
 from shardkeep.ps.shard.table import Table
 from shardkeep.ps.slab import Catalog
+from shardkeep.rereads import Rereads
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.dataset import open_data
 from shardkeep.workers.data.sampling import StepSlices
@@ -93,6 +94,7 @@ def test_the_ids_of_a_step_are_those_of_the_data() -> None:
     step = estimate(job(), gbit_per_s=10.0)["step"]
     assert step["ids_per_worker"] == pytest.approx(64 * 3)
     assert 64 < step["distinct_per_worker"] < 64 * 3
+    assert 0 < step["changed_by_others"] < step["read_again"] < 1
 
 
 @pytest.mark.parametrize("rows", [1000, 70_000, 400_000])
@@ -155,6 +157,7 @@ def test_the_slower_way_of_a_link_sets_the_pace() -> None:
         shares={},
         ids=1.0,
         unique=1.0,
+        rereads=Rereads(0.5, 0.25),
         calls=4.0,
         bytes_S={name: np.array(sizes) for name, sizes in bytes_s.items()},
     )
