@@ -113,6 +113,7 @@ main()
 def test_ctrl_c_leaves_a_script_the_time_to_clean_up(tmp_path: Path) -> None:
     (tmp_path / "waits.py").write_text(WAITS.format(target=str(tmp_path / "cleaned")))
     code = (
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # a shell's `&` has it ignored
         "from pathlib import Path; from shardkeep.bench import bench_all, chosen; "
         f"bench_all(chosen([], Path({str(tmp_path)!r})), options={{}}, smoke=False, out=Path({str(tmp_path)!r}))"
     )
