@@ -301,7 +301,7 @@ def _row(run: RunResult, loss: float | None, parts: Sequence[tuple[str, str]]) -
         "samples_per_s": summary.get("samples_per_s"),
         "cpu_s_per_sample": run.cpu_s_per_sample,
         "wall_s": summary.get("wall_s"),
-        "run": str(run.folder),
+        "run": run.folder.relative_to(run.folder.parents[1]).as_posix(),  # beside results.csv, which may be moved
         "message": run.message,
     }
 

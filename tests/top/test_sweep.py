@@ -76,6 +76,7 @@ def test_all_runs_are_made_once_and_never_again(sweeps: Sweeps) -> None:
     assert sweeps.started() == []
     assert "4 of 4 runs are done already" in sweeps.printed
     assert [row["status"] for row in sweeps.rows()] == ["completed"] * 4
+    assert [row["run"] for row in sweeps.rows()] == [f"runs/{name}" for name in ALL]  # no path of this machine
 
 
 def test_another_seed_or_recipe_runs_only_what_is_new(sweeps: Sweeps) -> None:
