@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import sys
 import threading
 import time
@@ -31,6 +30,7 @@ from shardkeep.workers.collective import (
     run_ranks,
 )
 from shardkeep.workers.process_collective import ProcessCollective
+from tests.support.processes import in_processes
 from tests.workers.test_tower import Forgetful, seeded_model, tower_of, train
 
 WORLD = 3
@@ -227,22 +227,8 @@ def all_generations(rank: int, port: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def processes():
     """What each of three processes found, in rank order."""
-    context = multiprocessing.get_context("spawn")
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    results = context.Queue()
-    members = [context.Process(target=one_process, args=(r, store.port, results)) for r in range(WORLD)]
-    for member in members:
-        member.start()
-    try:
-        found = [results.get(timeout=120) for _ in members]
-        assert not [f["failed"] for f in found if "failed" in f], "\n".join(f.get("failed", "") for f in found)
-        yield sorted(found, key=lambda f: f["rank"])
-        for member in members:
-            member.join(30)
-    finally:
-        for member in members:
-            member.kill()
-            member.join()
+    with in_processes(one_process, WORLD, limit_s=120) as found:
+        yield found
 
 
 @pytest.mark.processes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import multiprocessing
 import traceback
 from collections.abc import Iterator
 from datetime import timedelta
@@ -28,6 +27,7 @@ from shardkeep.workers.reduce import BucketSums, sum_bucket
 from shardkeep.workers.rewind import Rewind
 from shardkeep.workers.tower import Tower
 from tests.compression.test_dense import drive
+from tests.support.processes import in_processes
 from tests.workers.test_tower import CPU, FP16, Small, batch, part_of, tower_of, train, values_of
 
 WORLD = 2
@@ -210,22 +210,8 @@ def in_a_process(rank: int, port: int) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def processes() -> Iterator[list[dict[Any, Any]]]:
     """What each of two processes found, in rank order."""
-    context = multiprocessing.get_context("spawn")
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    results = context.Queue()
-    members = [context.Process(target=one_process, args=(rank, store.port, results)) for rank in range(WORLD)]
-    for member in members:
-        member.start()
-    try:
-        found = [results.get(timeout=150) for _ in members]
-        assert not [f["failed"] for f in found if "failed" in f], "\n".join(f.get("failed", "") for f in found)
-        yield sorted(found, key=lambda f: f["rank"])
-        for member in members:
-            member.join(30)
-    finally:
-        for member in members:
-            member.kill()
-            member.join()
+    with in_processes(one_process, WORLD, limit_s=150) as found:
+        yield found
 
 
 def threads(work: Any, *args: Any, **others: Any) -> list[Any]:
