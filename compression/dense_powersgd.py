@@ -78,9 +78,9 @@ class PowerSGD:
             mine = [m_nm.T @ p for m_nm, p in zip(matrices, p_nr, strict=True)]
             q_mr, lost = yield from self._summed(mine, ranks, self._num_second)
             for i, m_nm, p, q, my_q, rest_q in zip(thin, matrices, p_nr, q_mr, mine, lost, strict=True):
-                totals[i] = _product(p, q, torch.zeros_like(m_nm), 1).view(-1)
+                totals[i] = _product(p, q).view(-1)
                 # Of this rank's own part of the product, so that over ranks it is what the whole product lacks.
-                left[i] = _product(p, my_q.sub_(rest_q), m_nm, -1).view(-1)
+                left[i] = m_nm.addmm_(p, my_q.sub_(rest_q).T, alpha=-1).view(-1)
                 if q.any():  # no rank had a gradient: from a guess of zeros it would never come back
                     self._next[names[i]] = _orthonormal(q)
         order = range(len(names))
@@ -136,8 +136,12 @@ def _orthonormal(matrix: torch.Tensor) -> torch.Tensor:
     return columns
 
 
-def _product(p_nr: torch.Tensor, q_mr: torch.Tensor, out_nm: torch.Tensor, sign: int) -> torch.Tensor:
-    """`out_nm` + or - P Q^T, in place. By element: BLAS may round otherwise on a GPU, or on another machine."""
-    for p_n, q_m in zip(p_nr.T, q_mr.T, strict=True):
-        out_nm.addr_(p_n, q_m, alpha=sign)
+def _product(p_nr: torch.Tensor, q_mr: torch.Tensor) -> torch.Tensor:
+    """P Q^T, the same on all ranks. By element, product and sum apart: BLAS, or a fused multiply-add, may round
+    otherwise on a GPU, or on another machine."""
+    (p_n1, *more_p), (q_m, *more_q) = torch.split(p_nr, 1, dim=1), q_mr.T.contiguous().unbind()
+    out_nm: torch.Tensor = p_n1 * q_m
+    term_nm = torch.empty_like(out_nm)
+    for p_n1, q_m in zip(more_p, more_q, strict=True):
+        out_nm += torch.mul(p_n1, q_m, out=term_nm)
     return out_nm
