@@ -130,53 +130,81 @@ def sum_in_rank_order(
         rests: is filled with what of this rank's parts is not in the sum, the second rounding of its shard included;
             over all ranks, rests and sums make up all values.
     """
-    layout = _Layout([part.numel() for part in parts], fmt.unit, ranks.world_size if shards else 1)
+    layout = _Layout([part.numel() for part in parts], fmt, ranks.world_size if shards else 1)
     mine_HS = layout.joined(parts)
     packets_HR = fmt.encode(mine_HS)
     rest_HS = None if rests is None else mine_HS - fmt.decode(packets_HR)
     if not shards:
-        packets_WR = yield Exchange(packets_HR[0], _scales(fmt, layout.width))
-        total_HS = _added(fmt, packets_WR).unsqueeze(0)
+        packets_WR = yield layout.exchange(packets_HR[0])
+        total_HS = _added(fmt, layout.filled(packets_WR)).unsqueeze(0)
     else:
-        packets_WR = yield Exchange(packets_HR, _scales(fmt, layout.width))
-        sum_S = _added(fmt, packets_WR)
+        packets_WR = yield layout.exchange(packets_HR)
+        sum_S = _added(fmt, layout.filled(packets_WR))
         packet_R = fmt.encode(sum_S)
         if rest_HS is not None:
             rest_HS[ranks.rank] += sum_S - fmt.decode(packet_R)
-        packets_WR = yield Exchange(packet_R, _scales(fmt, layout.width))
-        total_HS = fmt.decode(packets_WR)
+        packets_WR = yield layout.exchange(packet_R)
+        total_HS = fmt.decode(layout.filled(packets_WR))
     if rests is not None and rest_HS is not None:
         rests.extend(layout.split(rest_HS))
     return layout.split(total_HS)
 
 
 class _Layout:
-    """Parts as one matrix of H shards, each with its share of every part, padded with zeros to whole blocks."""
+    """Parts as one matrix of H shards, each with its share of every part, filled up with zeros to whole blocks.
 
-    def __init__(self, sizes: Sequence[int], unit: int, num_shards: int) -> None:
+    The zeros are not sent: of a thin product, or a tower's small parameters, they would be most of the packet.
+    """
+
+    def __init__(self, sizes: Sequence[int], fmt: DenseFormat, num_shards: int) -> None:
         self._sizes, self._num_shards = sizes, num_shards
-        self._widths = [padded(-(-size // num_shards), unit) for size in sizes]
-        self.width = sum(self._widths)
+        self._shares = [-(-size // num_shards) for size in sizes]
+        self._widths = [padded(share, fmt.unit) for share in self._shares]
+        self._gaps = [width - share for width, share in zip(self._widths, self._shares, strict=True)]
+        self._width = sum(self._widths)
+        self._scales = fmt.scale_bytes(self._width)
 
     def joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        values_HS = parts[0].new_zeros((self._num_shards, self.width))
-        for part, room_HS in zip(parts, torch.split(values_HS, self._widths, dim=1), strict=True):
-            room_HS.copy_(F.pad(part, (0, room_HS.numel() - part.numel())).view(room_HS.shape))
+        values_HS = parts[0].new_zeros((self._num_shards, self._width))
+        for part, share_HN in zip(parts, self._split(values_HS), strict=True):
+            missing = share_HN.numel() - part.numel()
+            share_HN.copy_((F.pad(part, (0, missing)) if missing else part).view(share_HN.shape))
         return values_HS
 
     def split(self, values_HS: torch.Tensor) -> list[torch.Tensor]:
         """The inverse of `joined`; views where there is one shard."""
+        shares = self._split(values_HS)
+        return [share_HN.reshape(-1)[:size] for share_HN, size in zip(shares, self._sizes, strict=True)]
+
+    def _split(self, values_HS: torch.Tensor) -> list[torch.Tensor]:
         rooms = torch.split(values_HS, self._widths, dim=1)
-        return [room_HS.reshape(-1)[:size] for room_HS, size in zip(rooms, self._sizes, strict=True)]
+        return [room_HN[:, :share] for room_HN, share in zip(rooms, self._shares, strict=True)]
 
+    def exchange(self, packets: torch.Tensor) -> Exchange:
+        """A round of encoded shards, uint8 (..., R), without what fills them up."""
+        if any(self._gaps):
+            size = (packets.shape[-1] - self._scales) // self._width
+            spans = [size * span for both in zip(self._shares, self._gaps, strict=True) for span in both]
+            scales, *values = torch.split(packets, [self._scales, *spans], dim=-1)
+            packets = torch.cat([scales, *values[::2]], -1)
+        return Exchange(packets, {"scales": self._scales} if self._scales else {})
 
-def _scales(fmt: DenseFormat, num_values: int) -> dict[str, int]:
-    scales = fmt.scale_bytes(num_values)
-    return {"scales": scales} if scales else {}
+    def filled(self, packets_WR: torch.Tensor) -> torch.Tensor:
+        """What came of `exchange`, as it was encoded."""
+        if not any(self._gaps):
+            return packets_WR
+        size = (packets_WR.shape[-1] - self._scales) // sum(self._shares)
+        spans = [size * share for share in self._shares]
+        scales, *shares = torch.split(packets_WR, [self._scales, *spans], dim=-1)
+        zeros = packets_WR.new_zeros((len(packets_WR), size * max(self._gaps)))
+        filled = [scales]
+        for share, gap in zip(shares, self._gaps, strict=True):
+            filled += [share, zeros[:, : size * gap]]
+        return torch.cat(filled, -1)
 
 
 def _added(fmt: DenseFormat, packets_WR: torch.Tensor) -> torch.Tensor:
-    total_N = fmt.decode(packets_WR[0])
-    for packet_R in packets_WR[1:]:
-        total_N = total_N + fmt.decode(packet_R)
+    total_N, *others = fmt.decode(packets_WR).unbind()
+    for values_N in others:
+        total_N = total_N + values_N
     return total_N
