@@ -131,7 +131,7 @@ class TowerCompressionConfig(Settings):
     rank: int | None = Field(None, ge=1)
     """powersgd only: rank of the approximation; default 2."""
     warmup_steps: int | None = Field(None, ge=0)
-    """topk and powersgd only: the first steps of the job, which go in fp32; default 0."""
+    """topk and powersgd only: the first steps of the job, in which all values go, as fp16; default 0."""
 
     @model_validator(mode="after")
     def _every_argument_is_used(self) -> TowerCompressionConfig:

@@ -71,8 +71,8 @@ class DenseCompression:
         self._warmup_steps = config.warmup_steps or 0
         self._warming = False
         self._residuals: Residuals | None = None
-        self._fp32 = Rounded(FP32, self.num_values)
         self._form = FORMS[config.name](config, self)
+        self._first = Rounded(FP16, self.num_values, self._residuals)
 
     def keep_residuals(self) -> Residuals:
         """Has this rank keep what is not sent; a form that does so asks for it when it is made."""
@@ -91,7 +91,7 @@ class DenseCompression:
     def sum(self, names: Sequence[str], grads: Sequence[torch.Tensor], ranks: Ranks) -> Sum:
         """The sum over ranks of the gradients of the parameters `names`, flat in their order, float32. NaN somewhere
         on all ranks where a gradient of any rank is not finite."""
-        form = self._fp32 if self._warming else self._form
+        form = self._first if self._warming else self._form
         return form.sum(names, [grad.detach().float() for grad in grads], ranks)
 
     def settle(self, applied: bool) -> None:
