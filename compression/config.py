@@ -38,6 +38,8 @@ class PushConfig(Settings):
     keep_rows: float = Field(1.0, gt=0.0, le=1.0)
     """Share of a step's rows that are sent, those with the largest gradient norm, at least one; 1.0 = all. Rows left
     out are kept for later steps (`pool_rows`), or dropped where there is no pool."""
+    select: Literal["largest", "random"] = "largest"
+    """Which rows these are: random = as many, drawn anew in each step (random-k), to compare with."""
     keep_values: float | None = Field(None, gt=0.0, le=1.0)
     """Instead of whole rows: share of the single values that are sent, the largest of each table; the rest waits in the
     pool. Left out = whole rows."""
@@ -74,6 +76,7 @@ class PushConfig(Settings):
             wrong = [key for key in ("max_age", "second_moment") if getattr(self, key)]
             wrong += ["keep_rows"] if self.keep_rows != 1.0 else []
             wrong += ["rounding"] if self.rounding is not None else []
+            wrong += ["select"] if self.select != "largest" else []
             if wrong:
                 raise ValueError(f"{wrong[0]}: {getattr(self, wrong[0])} has no effect with keep_values")
         elif self.dgc is not None:
@@ -82,8 +85,12 @@ class PushConfig(Settings):
             wrong = [key for key in ("max_age", "second_moment", "keep_values") if getattr(self, key)]
             if wrong:
                 raise ValueError(f"{wrong[0]}: {getattr(self, wrong[0])} has no effect without pool_rows")
-        if self.warmup_steps and self.keep == 1.0:
-            raise ValueError(f"warmup_steps: {self.warmup_steps} has no effect where all is sent")
+        if self.keep == 1.0:
+            wrong = [
+                key for key, default in (("warmup_steps", 0), ("select", "largest")) if getattr(self, key) != default
+            ]
+            if wrong:
+                raise ValueError(f"{wrong[0]}: {getattr(self, wrong[0])} has no effect where all is sent")
         return self
 
 

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from shardkeep.compression.codec import value_codec
 from shardkeep.compression.config import PushConfig
 from shardkeep.compression.rounding import WorkerKeys
-from shardkeep.compression.topk import keep_at, select_rows
+from shardkeep.compression.topk import keep_at, select_random, select_rows
 from shardkeep.ps import values
 from shardkeep.ps.message import Bytes
 from shardkeep.ps.row_memory import RowMemory
@@ -23,6 +23,7 @@ from shardkeep.ps.slab import Catalog, IdSlab, Layout, RowSlab
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+Marks = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,7 @@ class Outbox:
         self._config = config
         self._memory = memory
         stochastic = config.rounding == "stochastic"
+        self._draw_key = (seed & 2**64 - 1) << 64 | rank << 40
         self._keys = WorkerKeys(seed, rank, catalog.names) if stochastic else None
 
     @property
@@ -56,19 +58,35 @@ class Outbox:
     def pack(self, step: int, ids: IdSlab, grads: RowSlab, *, last: bool = False) -> Parcel:
         """What of the gradients of `ids` is sent in `step`; `last` = with all that was left for later."""
         keep = 1.0 if last else keep_at(step, self._config.keep, self._config.warmup_steps)
+        drawn_V = self._drawn(step, ids.ids_V.size, keep) if self._config.select == "random" and keep < 1.0 else None
         if self._memory.sends_later:
-            return self._remembering(step, ids, grads, keep, last)
+            return self._remembering(step, ids, grads, keep, drawn_V, last)
         if keep == 1.0:
             return Parcel(ids, self._encode(step, ids.layout, ids.ids_V, grads.flat, None), None)
-        kept = {name: select_rows(grad_UD, keep) for name, grad_UD in grads.items()}
+        if drawn_V is None:
+            kept = {name: select_rows(grad_UD, keep) for name, grad_UD in grads.items()}
+        else:
+            kept = {name: np.flatnonzero(drawn_V[self._rows_of(name, ids.layout)]) for name in grads}
         chosen = IdSlab.of_arrays(self._catalog, {name: ids[name][kept_K] for name, kept_K in kept.items()})
         rows = RowSlab.of_arrays(chosen, {name: grads[name][kept_K] for name, kept_K in kept.items()})
-        starts_T1, names = ids.layout.starts_T1, [name for name in self._catalog.names if name in kept]
-        positions = [starts_T1[self._catalog.index[name]] + kept[name] for name in names]
+        names = [name for name in self._catalog.names if name in kept]
+        positions = [self._rows_of(name, ids.layout).start + kept[name] for name in names]
         encoded = self._encode(step, chosen.layout, chosen.ids_V, rows.flat, None)
         return Parcel(chosen, encoded, np.concatenate(positions) if positions else np.empty(0, np.int64))
 
-    def _remembering(self, step: int, ids: IdSlab, grads: RowSlab, keep: float, last: bool) -> Parcel:
+    def _drawn(self, step: int, count: int, keep: float) -> Marks:
+        """A share of the rows of all tables, at random; others in each step and on each worker."""
+        drawn_V = np.zeros(count, dtype=np.bool_)
+        drawn_V[select_random(count, keep, self._draw_key + step)] = True
+        return drawn_V
+
+    def _rows_of(self, name: str, layout: Layout) -> slice:
+        table = self._catalog.index[name]
+        return slice(int(layout.starts_T1[table]), int(layout.starts_T1[table + 1]))
+
+    def _remembering(
+        self, step: int, ids: IdSlab, grads: RowSlab, keep: float, drawn_V: Marks | None, last: bool
+    ) -> Parcel:
         encoded = np.empty(0, dtype=np.uint8)
 
         def encode(layout: Layout, ids_K: Ints, flat: Floats, squares_K: Floats) -> Floats:
@@ -76,7 +94,7 @@ class Outbox:
             encoded = self._encode(step, layout, ids_K, flat, squares_K)
             return self.format.decode(encoded, np.diff(layout.starts_T1), None, self._catalog)[0]
 
-        out = self._memory.select(step, ids, grads.flat, keep=keep, last=last, encode=encode)
+        out = self._memory.select(step, ids, grads.flat, keep=keep, chosen_V=drawn_V, last=last, encode=encode)
         return Parcel(IdSlab(out.layout, out.ids_K), encoded, out.positions_K)
 
     def _encode(self, step: int, layout: Layout, ids_K: Ints, flat: Floats, squares_K: Floats | None) -> Bytes:

@@ -23,6 +23,7 @@ from shardkeep.ps.slab import Catalog, IdSlab, Layout
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
+Marks = npt.NDArray[np.bool_]
 Encode = Callable[[Layout, Ints, Floats, Floats], Floats]
 """(layout, ids, rows, squares) of the rows to send -> what the servers will make of them, flat."""
 
@@ -106,15 +107,18 @@ class RowMemory:
 
     # ---- unsent gradients ----
 
-    def select(self, step: int, ids: IdSlab, grads: Floats, *, keep: float, last: bool, encode: Encode) -> Outgoing:
+    def select(
+        self, step: int, ids: IdSlab, grads: Floats, *, keep: float, chosen_V: Marks | None, last: bool, encode: Encode
+    ) -> Outgoing:
         """What of the gradients, and of those remembered, is to be sent now; the rest is remembered, and so is what
-        `encode` loses. `last` = everything."""
+        `encode` loses. `chosen_V`: the rows instead of the largest; `last` = everything."""
         self._used = True
         chosen: list[Selected | SelectedElements] = []
         for group in self._groups:
             rows = _part(ids.layout, group, ids.ids_V, grads)
             if group.elements is None:
-                chosen.append(group.pool.select(step, *rows, keep=keep, max_age=1 if last else self._max_age))
+                max_age, marks = 1 if last else self._max_age, _marks(ids.layout, group, chosen_V)
+                chosen.append(group.pool.select(step, *rows, keep=keep, max_age=max_age, chosen_V=marks))
             else:
                 chosen.append(group.elements.select(step, *rows, keep=keep, flush=last))
         out = self._joined(ids, chosen)
@@ -146,7 +150,7 @@ class RowMemory:
 
     # ---- rows read before ----
 
-    def lookup(self, step: int, ids: IdSlab, flat: Floats) -> npt.NDArray[np.bool_]:
+    def lookup(self, step: int, ids: IdSlab, flat: Floats) -> Marks:
         """Copies the rows that are still good to their places in `flat`; which these are, bool (V,)."""
         hit_V = np.zeros(ids.ids_V.size, dtype=np.bool_)
         for group in self._groups:
@@ -221,9 +225,14 @@ def _part(layout: Layout, group: _Group, ids_V: Ints, flat: Floats) -> tuple[Int
     return _starts(layout, group), np.concatenate(ids), np.concatenate(rows).reshape(-1, group.dim)
 
 
-def _by_table(
-    layout: Layout, group: _Group, rows_GD: Floats, hit_G: npt.NDArray[np.bool_]
-) -> Iterator[tuple[int, Floats, npt.NDArray[np.bool_]]]:
+def _marks(layout: Layout, group: _Group, marks_V: Marks | None) -> Marks | None:
+    """A group's marks."""
+    if marks_V is None or group.tables.size == len(layout.catalog):
+        return marks_V
+    return np.concatenate([marks_V[layout.starts_T1[t] : layout.starts_T1[t + 1]] for t in group.tables])
+
+
+def _by_table(layout: Layout, group: _Group, rows_GD: Floats, hit_G: Marks) -> Iterator[tuple[int, Floats, Marks]]:
     starts_T1 = _starts(layout, group)
     for g, t in enumerate(group.tables.tolist()):
         rows = slice(int(starts_T1[g]), int(starts_T1[g + 1]))

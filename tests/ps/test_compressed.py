@@ -14,8 +14,11 @@ from shardkeep.compression.config import CompressionConfig
 from shardkeep.ps.client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.message import REFERENCE, Bytes, Kind, read
+from shardkeep.ps.outbox import Outbox
+from shardkeep.ps.row_memory import RowMemory
 from shardkeep.ps.shard.journal import Journal
 from shardkeep.ps.shard.service import ShardService
+from shardkeep.ps.slab import Catalog, IdSlab, RowSlab
 from shardkeep.ps.transport import Handler, LocalTransport
 
 SGD = {"name": "sgd", "lr": 1.0}
@@ -183,6 +186,7 @@ POOLS: dict[str, dict[str, Any]] = {
     "rows, small pool": {"keep_rows": 0.2, "pool_rows": 60},
     "int4": {"values": "int4", "pool_rows": 2000},
     "int4 rows": {"values": "int4", "keep_rows": 0.2, "pool_rows": 2000, "max_age": 4},
+    "random rows": {"values": "int4", "keep_rows": 0.2, "select": "random", "pool_rows": 2000},
     "values": {"keep_values": 0.1, "pool_rows": 2000},
 }
 
@@ -209,6 +213,24 @@ def test_what_is_sent_does_not_depend_on_the_number_of_servers(push: dict[str, A
         job.run()
         found.append(job.digest())
     assert found[0] == found[1] == found[2]
+
+
+def test_random_rows_are_as_many_as_said_and_others_in_each_step_and_on_each_worker() -> None:
+    compression = CompressionConfig(push={"keep_rows": 0.25, "select": "random"})  # type: ignore[arg-type]
+    catalog = Catalog(TABLES)
+    wanted = {"a": np.arange(300), "c": np.arange(7, 107)}
+    ids = IdSlab.of_arrays(catalog, wanted)
+    grads = RowSlab.of_arrays(ids, grads_of(0, wanted))
+    sent = []
+    for rank, step in ((0, 0), (0, 1), (1, 0), (0, 0)):
+        memory = RowMemory(catalog, compression, history=1)
+        parcel = Outbox(catalog, compression.push, memory, seed=5, rank=rank).pack(step, ids, grads)
+        assert parcel.positions_K is not None and parcel.positions_K.size == 100 == np.unique(parcel.positions_K).size
+        assert parcel.ids.ids_V.tolist() == ids.ids_V[parcel.positions_K].tolist()
+        assert 50 < parcel.ids["a"].size < 95  # three of four rows are a's
+        sent.append(parcel.positions_K)
+    assert sent[0].tolist() == sent[3].tolist()
+    assert all(np.intersect1d(sent[0], other).size < 50 for other in sent[1:3])  # 25 by chance
 
 
 def test_second_moments_reach_the_optimizer() -> None:

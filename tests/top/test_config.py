@@ -108,6 +108,11 @@ def test_an_unknown_key_names_the_nearest_known_one(text: str, line: str) -> Non
         ("tables: {t: {optimizer: {lr: 1.0}}}", ["tables.t.optimizer", "name"]),
         ("consistency: {mode: sync, staleness: 2}", ["staleness: 2 with mode: sync", "allowed: 0"]),
         ("compression: {push: {values: fp16, scale: pow2}}", ["push", "scale: has no effect with values: fp16"]),
+        ("compression: {push: {select: random}}", ["push", "select: random has no effect where all is sent"]),
+        (
+            "compression: {push: {select: random, keep_values: 0.1, pool_rows: 9}}",
+            ["push", "select: random has no effect with keep_values"],
+        ),
         ("compression: {pull: {drift: 0.1}}", ["pull", "drift: has no effect with lease: 0"]),
         ("compression: {pull: {cache_rows: 9, lease: 2, drift: 0}}", ["drift", "greater than 0"]),
         ("compression: {pull: {lease: 8}}", ["cache_rows: 0 with lease: 8; allowed: both 0, or both above 0"]),
