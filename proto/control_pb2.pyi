@@ -138,18 +138,20 @@ class JoinReply(_message.Message):
     def __init__(self, job: _Optional[_Union[JobState, _Mapping]] = ..., formation: _Optional[_Union[Formation, _Mapping]] = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("token", "step", "phase", "seen", "wait_s")
+    __slots__ = ("token", "step", "phase", "seen", "wait_s", "unsent_rows")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     SEEN_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    UNSENT_ROWS_FIELD_NUMBER: _ClassVar[int]
     token: str
     step: int
     phase: str
     seen: int
     wait_s: float
-    def __init__(self, token: _Optional[str] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., seen: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    unsent_rows: int
+    def __init__(self, token: _Optional[str] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., seen: _Optional[int] = ..., wait_s: _Optional[float] = ..., unsent_rows: _Optional[int] = ...) -> None: ...
 
 class ReportRequest(_message.Message):
     __slots__ = ("token", "sequence", "kind", "record_json")

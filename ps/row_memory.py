@@ -175,11 +175,16 @@ class RowMemory:
                 group.unsent.rewind(step)
             group.pool.forget_rows()
 
+    @property
+    def num_unsent(self) -> int:
+        """Rows with gradient that waits."""
+        return sum(group.unsent.num_unsent for group in self._groups) if self.sends_later else 0
+
     def report(self) -> dict[str, float]:
         """Rows of gradient that wait, the square of what they hold, and rows whose rounding errors were given up."""
         pools = [group.unsent for group in self._groups] if self.sends_later else []
         return {
-            "unsent_rows": sum(pool.num_unsent for pool in pools),
+            "unsent_rows": self.num_unsent,
             "unsent_squares": float(sum(pool.unsent_norm**2 for pool in pools)),
             "lost_rows": sum(pool.lost_rows for pool in pools),
         }

@@ -256,7 +256,7 @@ class _SinkProgress:
         else:
             self._sink.event(record)
 
-    def update(self, *, step: int, phase: str) -> None:
+    def update(self, *, step: int, phase: str, unsent_rows: int | None = None) -> None:
         pass
 
 

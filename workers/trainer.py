@@ -33,7 +33,7 @@ class Progress(Protocol):
     """Where a worker's progress goes: the control plane, or a run folder in one process."""
 
     def report(self, kind: str, record: dict[str, Any]) -> None: ...
-    def update(self, *, step: int, phase: str) -> None: ...
+    def update(self, *, step: int, phase: str, unsent_rows: int | None = None) -> None: ...
 
 
 class Trainer:
@@ -118,7 +118,7 @@ class Trainer:
                     under_way.append((prepared, self._client.pull(prepared.step, prepared.request)))
                     requested += 1
                 self._watch.enter("other")
-                progress.update(step=step, phase="training")
+                progress.update(step=step, phase="training", unsent_rows=self._client.memory.num_unsent)
                 last = step == self.total_steps - 1
                 result, sent_ahead = self._step.run(*under_way.popleft(), following, last=last)
                 if sent_ahead is not None:

@@ -126,9 +126,9 @@ class ControlClient:
         self._patience_s = self.lease_s if patience_s is None else patience_s
         self._heartbeat.start(lease_s=self.lease_s, patience_s=self._patience_s)
 
-    def update(self, *, step: int | None = None, phase: str | None = None) -> None:
-        """What the next heartbeat tells; never blocks."""
-        self._heartbeat.update(step=step, phase=phase)
+    def update(self, *, step: int | None = None, phase: str | None = None, unsent_rows: int | None = None) -> None:
+        """What the next heartbeat tells; never blocks. `unsent_rows`: of gradient, which die with this process."""
+        self._heartbeat.update(step=step, phase=phase, unsent_rows=unsent_rows)
 
     def check(self) -> None:
         """Returns at once; raises UserError, MemberLost, JobError or JobStopped when the job does not go on."""

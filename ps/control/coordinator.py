@@ -173,11 +173,13 @@ class Coordinator:
                 self._changed.wait_for(lambda: formed() is not None or not self._waits, wait_s)
             return self._life.now, formed()
 
-    def heartbeat(self, token: str, *, step: int = -1, phase: str = "", seen: int = 0, wait_s: float = 0.0) -> JobState:
+    def heartbeat(
+        self, token: str, *, step: int = -1, phase: str = "", unsent_rows: int = 0, seen: int = 0, wait_s: float = 0.0
+    ) -> JobState:
         """Renews the lease; blocks up to `wait_s` while the state's version is still `seen`."""
         with self._changed:
             seat = self._touch(token)
-            seat.step, seat.phase = max(step, seat.step), phase
+            seat.step, seat.phase, seat.unsent_rows = max(step, seat.step), phase, unsent_rows
             self._recoveries.trained(step)
             self._changed.wait_for(lambda: self._life.now.version != seen or self._closed, wait_s)
             return self._life.now
@@ -424,13 +426,14 @@ class Coordinator:
     def _lose(self, seat: Seat, message: str) -> None:
         seat.lost = True
         self._changed.notify_all()
-        m = seat.member
+        m, unsent = seat.member, seat.unsent_rows
+        message += f"; it held {unsent:,} rows of gradient not sent yet" if unsent else ""
         self._keep(lambda: self._chronicle.note(message, lost=m.role, lost_index=m.index, lost_pid=m.pid))
         if self._life.now.state == "stopping":
             self._stop_if_idle()
         elif self._chronicle.summary is not None and self._life.running:
             self._complete_if_all_left()  # all that it had to do is done
-        elif self._life.running and (problem := self._recoveries.died(m, message)) is not None:
+        elif self._life.running and (problem := self._recoveries.died(m, message, unsent_rows=unsent)) is not None:
             self._fail(problem, lost=True)
         elif self._life.now.state == "training":
             self._give_up_generation()

@@ -28,6 +28,7 @@ class Heartbeat:
         self._token = token
         self._step = -1
         self._phase = ""
+        self._unsent_rows = 0
         self._lease_s = self._patience_s = 0.0
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -39,9 +40,10 @@ class Heartbeat:
             self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
             self._thread.start()
 
-    def update(self, *, step: int | None, phase: str | None) -> None:
+    def update(self, *, step: int | None, phase: str | None, unsent_rows: int | None) -> None:
         self._step = self._step if step is None else step
         self._phase = self._phase if phase is None else phase
+        self._unsent_rows = self._unsent_rows if unsent_rows is None else unsent_rows
 
     def stop(self) -> None:
         """No further heartbeat begins."""
@@ -69,8 +71,9 @@ class Heartbeat:
     def _beat(self) -> JobState:
         wait_s = min(LONGEST_POLL_S, self._lease_s / 4)
         request = pb.HeartbeatRequest(
-            token=self._token, step=self._step, phase=self._phase, seen=self.state.version, wait_s=wait_s
-        )
+            token=self._token, step=self._step, phase=self._phase, seen=self.state.version, wait_s=wait_s,
+            unsent_rows=self._unsent_rows,
+        )  # fmt: skip
         timeout_s = wait_s + max(self._lease_s / 4, 0.5)
         return wire.job_from_pb(self._channel.call("Heartbeat", request, pb.JobState, timeout_s=timeout_s))
 

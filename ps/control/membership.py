@@ -19,6 +19,7 @@ class Seat:
     last_seen: float
     step: int = -1
     phase: str = ""
+    unsent_rows: int = 0
     joined: bool = False
     tables: tuple[TableSpec, ...] | None = None
     span: Span = ANYWHERE

@@ -49,6 +49,7 @@ class Recoveries:
     _deaths: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     _losses: tuple[int, int] = (0, -2)
     _causes: list[str] = field(default_factory=list)
+    _unsent_rows: int = 0
 
     @property
     def on(self) -> bool:
@@ -57,14 +58,15 @@ class Recoveries:
     def trained(self, step: int) -> None:
         self.furthest = max(self.furthest, step)
 
-    def died(self, member: Member, how: str) -> str | None:
-        """Counts a death; why the job cannot go on, or None when it can."""
+    def died(self, member: Member, how: str, *, unsent_rows: int = 0) -> str | None:
+        """Counts a death, and the rows of gradient that died with it; why the job cannot go on, or None when it can."""
         if not self.on:
             return how
         count, step = self._deaths.get((member.role, member.index), (0, -2))
         count = count + 1 if self.furthest <= step else 1
         self._deaths[member.role, member.index] = count, self.furthest
         self._causes.insert(0, how)  # a death comes before what others saw of it
+        self._unsent_rows += unsent_rows
         if count > self.restarts:
             return f"{how}; it died {count} times without one more trained step (liveness.restarts: {self.restarts})"
         return None
@@ -91,8 +93,10 @@ class Recoveries:
             "seconds": round(seconds, 3),
             "anew": start.source < 0,
             "lost_steps": max(0, self.furthest - start.step) if start.source < 0 else 0,
+            "lost_unsent_rows": 0 if cause or start.source < 0 else self._unsent_rows,
         }
         if not cause:
             self._causes.clear()
+            self._unsent_rows = 0
         self.done.append(record)
         return record

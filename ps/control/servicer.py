@@ -56,6 +56,7 @@ class ControlServicer:
                 request.token,
                 step=request.step,
                 phase=request.phase,
+                unsent_rows=request.unsent_rows,
                 seen=request.seen,
                 wait_s=min(_wait(request.wait_s), self._coordinator.lease_s / 4),
             )

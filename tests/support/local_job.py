@@ -28,7 +28,7 @@ class Silent:
     def report(self, kind: str, record: dict[str, Any]) -> None:
         self.records.append((kind, record))
 
-    def update(self, *, step: int, phase: str) -> None:
+    def update(self, *, step: int, phase: str, unsent_rows: int | None = None) -> None:
         pass
 
 

@@ -149,6 +149,19 @@ def test_one_that_dies_while_the_others_wait_for_it_is_waited_for_again() -> Non
     assert formation is not None and formation.lacking == (1,) and formation.source == 0
 
 
+def test_what_a_dead_worker_had_not_sent_is_told_in_numbers() -> None:
+    job = Recovering()
+    job.form()
+    job.coordinator.heartbeat("worker-1-100", step=4, unsent_rows=1234)
+    job.kill("worker", 1)
+    job.recover(killed=("worker", 1))
+    job.kill("worker", 1, pid=200)
+    job.recover(killed=("worker", 1), pid=300, after=2)
+    told = [c[1] for c in job.sink.of("event") if c[1].get("phase") == "recovery"]
+    assert [record["lost_unsent_rows"] for record in told] == [1234, 0]
+    assert "last seen at step 4; it held 1,234 rows of gradient not sent yet" in told[0]["text"]
+
+
 def test_without_a_common_step_all_go_back_to_the_last_checkpoint() -> None:
     job = Recovering()
     job.form()
