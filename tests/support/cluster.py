@@ -40,8 +40,9 @@ class Command:
     """One `shardkeep ...` under way, its own session's leader; what it prints is read as it comes."""
 
     def __init__(self, *arguments: str, cwd: Path | None = None, prefix: Sequence[str] = ()) -> None:
-        """`prefix`: a command that runs it, as `ip netns exec NAME`."""
+        """`prefix`: a command that runs it, as `ip netns exec NAME`; lines of its own are left out."""
         self.arguments = arguments
+        self._prefix = f"{prefix[0]}: " if prefix else None
         self._process = subprocess.Popen(
             [*prefix, sys.executable, "-m", "shardkeep", *arguments],
             stdin=subprocess.DEVNULL,
@@ -112,9 +113,10 @@ class Command:
     def _collect(self, name: str, stream: Iterable[str]) -> None:
         with contextlib.suppress(ValueError):  # closed by kill
             for line in stream:
-                with self._read:
-                    self._lines[name].append(line)
-                    self._read.notify_all()
+                if self._prefix is None or not line.startswith(self._prefix):
+                    with self._read:
+                        self._lines[name].append(line)
+                        self._read.notify_all()
         with self._read:
             self._read.notify_all()
 
