@@ -13,15 +13,15 @@ from collections.abc import Generator, Mapping, Sequence
 
 import torch
 
-from shardkeep.compression.dense_values import FP16, INT8, DenseFormat, sum_in_rank_order
-from shardkeep.compression.exchange import Exchange, Ranks, Sum, in_the_same_rounds
+from shardkeep.compression.dense_values import DenseFormat, sum_in_rank_order
+from shardkeep.compression.exchange import Exchange, Ranks, Sum
 from shardkeep.compression.residuals import Residuals
 
 Shape = tuple[int, ...]
 ONE_ROUND_BYTES = 1 << 13
 """As in `dense_values`, but lower: whoever takes this form has a link whose bytes cost more than its rounds."""
 LEAST_GAIN = 2
-"""A gradient is approximated if that takes so many times fewer bytes; others are sent whole."""
+"""A gradient is approximated if that takes so many times fewer values; others are sent as they are."""
 
 
 class PowerSGD:
@@ -31,8 +31,7 @@ class PowerSGD:
 
     Args:
         shapes: of all parameters, by name.
-        fmt: of P and Q, and of the gradients that are sent whole; int8 is for the former alone, the others go as fp16:
-            what waits there for half a level comes as a jump, which costs more than the bytes (docs/log.md).
+        fmt: of P, Q and the gradients that are not approximated.
     """
 
     def __init__(
@@ -40,7 +39,6 @@ class PowerSGD:
     ) -> None:
         self._rank = rank
         self._fmt = fmt
-        self._whole_fmt = FP16 if fmt is INT8 else fmt
         self._residuals = residuals
         self._q_mr = {
             name: self._first_guess(name, shape).to(device) for name, shape in shapes.items() if self.thins(shape)
@@ -57,7 +55,7 @@ class PowerSGD:
         if len(shape) < 2 or 0 in shape:
             return False
         n, m = _matrix(shape)
-        return LEAST_GAIN * self._rank * (n + m) < n * m * (2 if self._whole_fmt is not self._fmt else 1)
+        return LEAST_GAIN * self._rank * (n + m) < n * m
 
     def _first_guess(self, name: str, shape: Shape) -> torch.Tensor:
         drawn = torch.Generator().manual_seed(zlib.crc32(name.encode()))
@@ -70,20 +68,15 @@ class PowerSGD:
         waits = self._residuals.add(names, grads, flat)
         matrices = [flat[i].view(_matrix(tuple(grads[i].shape))) for i in thin]
         first = [m_nm @ self._q_mr[names[i]] for m_nm, i in zip(matrices, thin, strict=True)]
-        whole = [flat[i] for i in rest]
-        kinds = [(parts, fmt) for parts, fmt in ((first, self._fmt), (whole, self._whole_fmt)) if parts]
-        found = yield from in_the_same_rounds(
-            [self._summed(parts, fmt, ranks, self._num_first) for parts, fmt in kinds]
-        )
-        p_nr, _ = found[0] if first else ([], [])
-        sums, lost = found[-1] if whole else ([], [])
-        totals, left = dict(zip(rest, sums, strict=True)), dict(zip(rest, lost, strict=True))
-        if not torch.isfinite(torch.cat([part.reshape(-1) for part in (*p_nr, *sums)])).all():  # equal on all ranks
+        summed, lost = yield from self._summed([*first, *(flat[i] for i in rest)], ranks, self._num_first)
+        totals = {i: total.view(-1) for i, total in zip(rest, summed[len(thin) :], strict=True)}
+        if not torch.isfinite(torch.cat([part.reshape(-1) for part in summed])).all():  # equal on all ranks
             return torch.full_like(torch.cat(flat), torch.nan)
+        left = {i: part.view(-1) for i, part in zip(rest, lost[len(thin) :], strict=True)}
         if thin:
-            p_nr = [_orthonormal(part) for part in p_nr]
+            p_nr = [_orthonormal(part) for part in summed[: len(thin)]]
             mine = [m_nm.T @ p for m_nm, p in zip(matrices, p_nr, strict=True)]
-            q_mr, lost = yield from self._summed(mine, self._fmt, ranks, self._num_second)
+            q_mr, lost = yield from self._summed(mine, ranks, self._num_second)
             for i, m_nm, p, q, my_q, rest_q in zip(thin, matrices, p_nr, q_mr, mine, lost, strict=True):
                 totals[i] = _product(p, q).view(-1)
                 # Of this rank's own part of the product, so that over ranks it is what the whole product lacks.
@@ -95,7 +88,7 @@ class PowerSGD:
         return torch.cat([totals[i] for i in order])
 
     def _summed(
-        self, parts: Sequence[torch.Tensor], fmt: DenseFormat, ranks: Ranks, num_values: int
+        self, parts: Sequence[torch.Tensor], ranks: Ranks, num_values: int
     ) -> Generator[Exchange, torch.Tensor, tuple[list[torch.Tensor], list[torch.Tensor]]]:
         """The parts' sums over ranks, and what of this rank's parts is not in them.
 
@@ -104,7 +97,7 @@ class PowerSGD:
         """
         flat, rests = [part.reshape(-1) for part in parts], list[torch.Tensor]()
         shards = ranks.world_size > 2 and 4 * num_values >= ONE_ROUND_BYTES
-        totals = yield from sum_in_rank_order(flat, fmt, ranks, shards=shards, rests=rests)
+        totals = yield from sum_in_rank_order(flat, self._fmt, ranks, shards=shards, rests=rests)
         return (
             [total.view(part.shape) for total, part in zip(totals, parts, strict=True)],
             [rest.view(part.shape) for rest, part in zip(rests, parts, strict=True)],
