@@ -18,7 +18,7 @@ from shardkeep.compression.exchange import Exchange, Ranks, Sum
 from shardkeep.compression.residuals import Residuals
 
 Shape = tuple[int, ...]
-ONE_ROUND_BYTES = 1 << 13
+ONE_ROUND_BYTES = 1 << 11
 """As in `dense_values`, but lower: whoever takes this form has a link whose bytes cost more than its rounds."""
 LEAST_GAIN = 2
 """A gradient is approximated if that takes so many times fewer values; others are sent as they are."""

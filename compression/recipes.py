@@ -43,7 +43,7 @@ def _push(values: str, **others: Any) -> dict[str, Any]:
 
 
 def _powersgd(rank: int, warmup_steps: int = _WARMUP_STEPS) -> dict[str, Any]:
-    return {"name": "powersgd", "rank": rank, "values": "int8", "warmup_steps": warmup_steps}
+    return {"name": "powersgd", "rank": rank, "values": "fp16", "warmup_steps": warmup_steps}
 
 
 RECIPES: Mapping[str, Recipe] = {
@@ -70,8 +70,8 @@ RECIPES: Mapping[str, Recipe] = {
             _compression(
                 ids="coded",
                 push=_push("int4"),
-                pull={"values": "int8", "scale": "pow2"},
-                tower=_powersgd(8),
+                pull={"values": "int4", "scale": "fp16"},
+                tower=_powersgd(12),
             ),
         ),
         Recipe(
