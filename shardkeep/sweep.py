@@ -189,11 +189,11 @@ class SweepFolder:
         summary = read_summary(self.runs / run.name)
         if summary is None or summary.get("status") != "completed":
             return False
-        found = load_config(self.runs / run.name / "config.yaml")
-        if found == run.config:
+        found, wanted = _compared(load_config(self.runs / run.name / "config.yaml")), _compared(run.config)
+        if found == wanted:
             return True
         raise UserError(
-            f"--out {self.path}: {run.name} is done with {_difference(found, run.config)}; give --out a new folder, or "
+            f"--out {self.path}: {run.name} is done with {_difference(found, wanted)}; give --out a new folder, or "
             f"delete {self.runs / run.name} to run it again"
         )
 
@@ -231,6 +231,13 @@ def _lives(pid: int) -> bool:
         return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
+
+
+def _compared(config: JobConfig) -> JobConfig:
+    """The job, less the folder of a sweep whose data are made, not read: its file may move."""
+    if config.data.source != "synthetic":
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"root": "."})})
 
 
 def _difference(found: JobConfig, wanted: JobConfig) -> str:

@@ -126,6 +126,15 @@ def test_another_base_in_the_same_folder_is_refused_and_named(sweeps: Sweeps) ->
     assert sweeps.rows() == before
 
 
+def test_a_sweep_on_made_data_may_be_moved(sweeps: Sweeps) -> None:
+    sweeps.run()
+    sweeps.started()
+    sweeps.folder /= "elsewhere"
+    sweeps.folder.mkdir()
+    sweeps.run()
+    assert sweeps.started() == []
+
+
 def test_a_folder_that_cannot_be_made_is_the_users_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"--out .*file/out: cannot be written"):
