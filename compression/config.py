@@ -41,8 +41,8 @@ class PushConfig(Settings):
     select: Literal["largest", "random"] = "largest"
     """Which rows these are: random = as many, drawn anew in each step (random-k), to compare with."""
     keep_values: float | None = Field(None, gt=0.0, le=1.0)
-    """Instead of whole rows: share of the single values that are sent, the largest of each table; the rest waits in the
-    pool. Left out = whole rows."""
+    """Instead of whole rows: share of the single values that are sent, in fp32, the largest of each table; the rest
+    waits in the pool. Left out = whole rows."""
     dgc: DgcConfig | None = None
     """Momentum correction for `keep_values`, where the tables' optimizers are sgd; left out = none."""
     warmup_steps: int = Field(0, ge=0)
@@ -77,6 +77,8 @@ class PushConfig(Settings):
             wrong += ["keep_rows"] if self.keep_rows != 1.0 else []
             wrong += ["rounding"] if self.rounding is not None else []
             wrong += ["select"] if self.select != "largest" else []
+            if self.values != "fp32":
+                raise ValueError(f"values: {self.values} does not go with keep_values; allowed: fp32")
             if wrong:
                 raise ValueError(f"{wrong[0]}: {getattr(self, wrong[0])} has no effect with keep_values")
         elif self.dgc is not None:

@@ -108,6 +108,10 @@ def test_an_unknown_key_names_the_nearest_known_one(text: str, line: str) -> Non
         ("tables: {t: {optimizer: {lr: 1.0}}}", ["tables.t.optimizer", "name"]),
         ("consistency: {mode: sync, staleness: 2}", ["staleness: 2 with mode: sync", "allowed: 0"]),
         ("compression: {push: {values: fp16, scale: pow2}}", ["push", "scale: has no effect with values: fp16"]),
+        (
+            "compression: {push: {values: int4, keep_values: 0.1, pool_rows: 9}}",
+            ["push", "values: int4 does not go with keep_values; allowed: fp32"],
+        ),
         ("compression: {push: {select: random}}", ["push", "select: random has no effect where all is sent"]),
         (
             "compression: {push: {select: random, keep_values: 0.1, pool_rows: 9}}",
