@@ -80,7 +80,7 @@ class PowerSGD:
             for i, m_nm, p, q, my_q, rest_q in zip(thin, matrices, p_nr, q_mr, mine, lost, strict=True):
                 totals[i] = _product(p, q).view(-1)
                 # Of this rank's own part of the product, so that over ranks it is what the whole product lacks.
-                left[i] = m_nm.addmm_(p, my_q.sub_(rest_q).T, alpha=-1).view(-1)
+                left[i] = m_nm.sub_(_product(p, my_q.sub_(rest_q))).view(-1)  # no BLAS: TF32 would lose what it rounds
                 if q.any():  # no rank had a gradient: from a guess of zeros it would never come back
                     self._next[names[i]] = _orthonormal(q)
         order = range(len(names))

@@ -18,12 +18,11 @@ from shardkeep.compression.rounding import WorkerKeys
 from shardkeep.compression.topk import keep_at, select_random, select_rows
 from shardkeep.ps import values
 from shardkeep.ps.message import Bytes
-from shardkeep.ps.row_memory import RowMemory
+from shardkeep.ps.row_memory import RowMemory, nth_key
 from shardkeep.ps.slab import Catalog, IdSlab, Layout, RowSlab
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
-Marks = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class Outbox:
         self._config = config
         self._memory = memory
         stochastic = config.rounding == "stochastic"
-        self._draw_key = (seed & 2**64 - 1) << 64 | rank << 40
+        self._random_key = (seed & 2**64 - 1) << 64 | rank << 48 if config.select == "random" else None
         self._keys = WorkerKeys(seed, rank, catalog.names) if stochastic else None
 
     @property
@@ -58,35 +57,24 @@ class Outbox:
     def pack(self, step: int, ids: IdSlab, grads: RowSlab, *, last: bool = False) -> Parcel:
         """What of the gradients of `ids` is sent in `step`; `last` = with all that was left for later."""
         keep = 1.0 if last else keep_at(step, self._config.keep, self._config.warmup_steps)
-        drawn_V = self._drawn(step, ids.ids_V.size, keep) if self._config.select == "random" and keep < 1.0 else None
+        key = None if self._random_key is None or keep == 1.0 else self._random_key + step
         if self._memory.sends_later:
-            return self._remembering(step, ids, grads, keep, drawn_V, last)
+            return self._remembering(step, ids, grads, keep, key, last)
         if keep == 1.0:
             return Parcel(ids, self._encode(step, ids.layout, ids.ids_V, grads.flat, None), None)
-        if drawn_V is None:
+        if key is None:
             kept = {name: select_rows(grad_UD, keep) for name, grad_UD in grads.items()}
         else:
-            kept = {name: np.flatnonzero(drawn_V[self._rows_of(name, ids.layout)]) for name in grads}
+            tables = self._catalog.index
+            kept = {n: select_random(len(g), keep, nth_key(key, tables[n])) for n, g in grads.items()}
         chosen = IdSlab.of_arrays(self._catalog, {name: ids[name][kept_K] for name, kept_K in kept.items()})
         rows = RowSlab.of_arrays(chosen, {name: grads[name][kept_K] for name, kept_K in kept.items()})
-        names = [name for name in self._catalog.names if name in kept]
-        positions = [self._rows_of(name, ids.layout).start + kept[name] for name in names]
+        starts_T1, names = ids.layout.starts_T1, [name for name in self._catalog.names if name in kept]
+        positions = [starts_T1[self._catalog.index[name]] + kept[name] for name in names]
         encoded = self._encode(step, chosen.layout, chosen.ids_V, rows.flat, None)
         return Parcel(chosen, encoded, np.concatenate(positions) if positions else np.empty(0, np.int64))
 
-    def _drawn(self, step: int, count: int, keep: float) -> Marks:
-        """A share of the rows of all tables, at random; others in each step and on each worker."""
-        drawn_V = np.zeros(count, dtype=np.bool_)
-        drawn_V[select_random(count, keep, self._draw_key + step)] = True
-        return drawn_V
-
-    def _rows_of(self, name: str, layout: Layout) -> slice:
-        table = self._catalog.index[name]
-        return slice(int(layout.starts_T1[table]), int(layout.starts_T1[table + 1]))
-
-    def _remembering(
-        self, step: int, ids: IdSlab, grads: RowSlab, keep: float, drawn_V: Marks | None, last: bool
-    ) -> Parcel:
+    def _remembering(self, step: int, ids: IdSlab, grads: RowSlab, keep: float, key: int | None, last: bool) -> Parcel:
         encoded = np.empty(0, dtype=np.uint8)
 
         def encode(layout: Layout, ids_K: Ints, flat: Floats, squares_K: Floats) -> Floats:
@@ -94,7 +82,7 @@ class Outbox:
             encoded = self._encode(step, layout, ids_K, flat, squares_K)
             return self.format.decode(encoded, np.diff(layout.starts_T1), None, self._catalog)[0]
 
-        out = self._memory.select(step, ids, grads.flat, keep=keep, chosen_V=drawn_V, last=last, encode=encode)
+        out = self._memory.select(step, ids, grads.flat, keep=keep, random_key=key, last=last, encode=encode)
         return Parcel(IdSlab(out.layout, out.ids_K), encoded, out.positions_K)
 
     def _encode(self, step: int, layout: Layout, ids_K: Ints, flat: Floats, squares_K: Floats | None) -> Bytes:

@@ -18,6 +18,7 @@ from shardkeep.compression.element_pool import Dgc, ElementPool, SelectedElement
 from shardkeep.compression.row_pool import RowPool
 from shardkeep.compression.row_pool_state import merge
 from shardkeep.compression.selected import Selected
+from shardkeep.compression.topk import select_random
 from shardkeep.ps.placement_kernels import find_sorted
 from shardkeep.ps.slab import Catalog, IdSlab, Layout
 
@@ -108,16 +109,25 @@ class RowMemory:
     # ---- unsent gradients ----
 
     def select(
-        self, step: int, ids: IdSlab, grads: Floats, *, keep: float, chosen_V: Marks | None, last: bool, encode: Encode
+        self,
+        step: int,
+        ids: IdSlab,
+        grads: Floats,
+        *,
+        keep: float,
+        random_key: int | None = None,
+        last: bool,
+        encode: Encode,
     ) -> Outgoing:
         """What of the gradients, and of those remembered, is to be sent now; the rest is remembered, and so is what
-        `encode` loses. `chosen_V`: the rows instead of the largest; `last` = everything."""
+        `encode` loses. `random_key`: names a choice at random, of as many rows as the largest; `last` = everything."""
         self._used = True
         chosen: list[Selected | SelectedElements] = []
-        for group in self._groups:
+        for g, group in enumerate(self._groups):
             rows = _part(ids.layout, group, ids.ids_V, grads)
             if group.elements is None:
-                max_age, marks = 1 if last else self._max_age, _marks(ids.layout, group, chosen_V)
+                max_age, count = 1 if last else self._max_age, rows[1].size
+                marks = None if random_key is None else _drawn(count, keep, nth_key(random_key, g))
                 chosen.append(group.pool.select(step, *rows, keep=keep, max_age=max_age, chosen_V=marks))
             else:
                 chosen.append(group.elements.select(step, *rows, keep=keep, flush=last))
@@ -177,7 +187,7 @@ class RowMemory:
 
     @property
     def num_unsent(self) -> int:
-        """Rows with gradient that waits."""
+        """Rows of which something waits, gradient or the rounding error of what was sent."""
         return sum(group.unsent.num_unsent for group in self._groups) if self.sends_later else 0
 
     def report(self) -> dict[str, float]:
@@ -230,11 +240,15 @@ def _part(layout: Layout, group: _Group, ids_V: Ints, flat: Floats) -> tuple[Int
     return _starts(layout, group), np.concatenate(ids), np.concatenate(rows).reshape(-1, group.dim)
 
 
-def _marks(layout: Layout, group: _Group, marks_V: Marks | None) -> Marks | None:
-    """A group's marks."""
-    if marks_V is None or group.tables.size == len(layout.catalog):
-        return marks_V
-    return np.concatenate([marks_V[layout.starts_T1[t] : layout.starts_T1[t + 1]] for t in group.tables])
+def nth_key(key: int, n: int) -> int:
+    """Of several random choices of one step, whose number takes 32 bits."""
+    return key + (n << 32)
+
+
+def _drawn(count: int, keep: float, key: int) -> Marks:
+    drawn_V = np.zeros(count, dtype=np.bool_)
+    drawn_V[select_random(count, keep, key)] = True
+    return drawn_V
 
 
 def _by_table(layout: Layout, group: _Group, rows_GD: Floats, hit_G: Marks) -> Iterator[tuple[int, Floats, Marks]]:

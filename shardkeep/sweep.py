@@ -234,8 +234,8 @@ def _lives(pid: int) -> bool:
 
 
 def _compared(config: JobConfig) -> JobConfig:
-    """The job, less the folder of a sweep whose data are made, not read: its file may move."""
-    if config.data.source != "synthetic":
+    """The job, less the folder of a sweep that reads nothing from there: its file may move."""
+    if config.data.source != "synthetic" or ":" in config.model.name:
         return config
     return config.model_copy(update={"data": config.data.model_copy(update={"root": "."})})
 

@@ -118,7 +118,7 @@ class Trainer:
                     under_way.append((prepared, self._client.pull(prepared.step, prepared.request)))
                     requested += 1
                 self._watch.enter("other")
-                progress.update(step=step, phase="training", unsent_rows=self._client.memory.num_unsent)
+                self._tell_phase(progress, step, "training")
                 last = step == self.total_steps - 1
                 result, sent_ahead = self._step.run(*under_way.popleft(), following, last=last)
                 if sent_ahead is not None:
@@ -147,10 +147,13 @@ class Trainer:
             return False
         return bool(self._collective.all_gather(torch.tensor([mine])).any())
 
+    def _tell_phase(self, progress: Progress, step: int, phase: str) -> None:
+        progress.update(step=step, phase=phase, unsent_rows=self._client.memory.num_unsent)
+
     def _save_before_stop(self, step: int, progress: Progress) -> None:
         if self._checkpoints is None or step == self._paced_from:  # nothing is new
             return
-        progress.update(step=step, phase="saving")
+        self._tell_phase(progress, step, "saving")
         with self._watch.within(None):
             self._checkpoints.begin(step)
             self._checkpoints.finish()
@@ -189,7 +192,7 @@ class Trainer:
         due = not done % every if every else self._slices.ends_epoch(step)
         if self._evaluation is None or not (due or done == self.total_steps):
             return
-        progress.update(step=done, phase="evaluating")
+        self._tell_phase(progress, done, "evaluating")
         measured = self._cpu.running
         self._cpu.stop(done)
         started = time.perf_counter()
@@ -215,7 +218,7 @@ class Trainer:
         if self._checkpoints is None:
             return
         if self._checkpoints.due(done) or done == self.total_steps:
-            progress.update(step=done, phase="saving")
+            self._tell_phase(progress, done, "saving")
             started = time.perf_counter()
             with self._watch.within(None):
                 self._checkpoints.begin(done)

@@ -127,7 +127,8 @@ class ControlClient:
         self._heartbeat.start(lease_s=self.lease_s, patience_s=self._patience_s)
 
     def update(self, *, step: int | None = None, phase: str | None = None, unsent_rows: int | None = None) -> None:
-        """What the next heartbeat tells; never blocks. `unsent_rows`: of gradient, which die with this process."""
+        """What the next heartbeat tells; never blocks. `unsent_rows`: of which something is left to be sent; it
+        dies with this process."""
         self._heartbeat.update(step=step, phase=phase, unsent_rows=unsent_rows)
 
     def check(self) -> None:

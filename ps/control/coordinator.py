@@ -100,6 +100,7 @@ class Coordinator:
         self._members.restore(before.state.generation, before.seats)
         self._recoveries.saved_step, self._recoveries.furthest = before.saved_step, before.furthest
         self._recoveries.done += before.recoveries
+        self._recoveries.unsent_rows = before.unsent_rows
         self._chronicle.summary = before.summary
         generation, step = before.state.generation, max(before.furthest, 0)
         self._tell_recovery(
@@ -359,6 +360,8 @@ class Coordinator:
         how = f"training goes on at step {record['step']}{where}, after {record['seconds']:.1f} s"
         if not record["seconds"]:
             how = "training went on meanwhile"
+        if record["lost_unsent_rows"]:
+            how += f"; what was left to be sent of {record['lost_unsent_rows']:,} rows is lost"
         self._keep(lambda: self._chronicle.tell("recovery", {**record, "text": f"{record['cause']}; {how}"}))
 
     def _new_formation(self, again: bool) -> Formation:
@@ -426,14 +429,16 @@ class Coordinator:
     def _lose(self, seat: Seat, message: str) -> None:
         seat.lost = True
         self._changed.notify_all()
-        m, unsent = seat.member, seat.unsent_rows
-        message += f"; it held {unsent:,} rows of gradient not sent yet" if unsent else ""
+        m = seat.member
         self._keep(lambda: self._chronicle.note(message, lost=m.role, lost_index=m.index, lost_pid=m.pid))
         if self._life.now.state == "stopping":
             self._stop_if_idle()
         elif self._chronicle.summary is not None and self._life.running:
             self._complete_if_all_left()  # all that it had to do is done
-        elif self._life.running and (problem := self._recoveries.died(m, message, unsent_rows=unsent)) is not None:
+        elif (
+            self._life.running
+            and (problem := self._recoveries.died(m, message, unsent_rows=seat.unsent_rows)) is not None
+        ):
             self._fail(problem, lost=True)
         elif self._life.now.state == "training":
             self._give_up_generation()
@@ -462,6 +467,7 @@ class Coordinator:
             formation=self._formation,
             seats=tuple(self._members.seats()),
             recoveries=tuple(self._recoveries.done),
+            unsent_rows=self._recoveries.unsent_rows,
             summary=self._chronicle.summary,
         )
         if not self._life.now.over:

@@ -46,10 +46,11 @@ class Recoveries:
     """The last step that any worker told of."""
     done: list[Record] = field(default_factory=list)
     """For the summary: who, how, the generation and step at which training went on, seconds without a group."""
+    unsent_rows: int = 0
+    """Rows of gradient, or of its rounding errors, that those who died since the last formation had not sent."""
     _deaths: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     _losses: tuple[int, int] = (0, -2)
     _causes: list[str] = field(default_factory=list)
-    _unsent_rows: int = 0
 
     @property
     def on(self) -> bool:
@@ -66,7 +67,7 @@ class Recoveries:
         count = count + 1 if self.furthest <= step else 1
         self._deaths[member.role, member.index] = count, self.furthest
         self._causes.insert(0, how)  # a death comes before what others saw of it
-        self._unsent_rows += unsent_rows
+        self.unsent_rows += unsent_rows
         if count > self.restarts:
             return f"{how}; it died {count} times without one more trained step (liveness.restarts: {self.restarts})"
         return None
@@ -93,10 +94,10 @@ class Recoveries:
             "seconds": round(seconds, 3),
             "anew": start.source < 0,
             "lost_steps": max(0, self.furthest - start.step) if start.source < 0 else 0,
-            "lost_unsent_rows": 0 if cause or start.source < 0 else self._unsent_rows,
+            "lost_unsent_rows": 0 if cause or start.source < 0 else self.unsent_rows,
         }
         if not cause:
             self._causes.clear()
-            self._unsent_rows = 0
+            self.unsent_rows = 0
         self.done.append(record)
         return record

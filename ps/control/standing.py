@@ -23,6 +23,7 @@ class Standing:
     formation: Formation | None
     seats: tuple[Seat, ...]
     recoveries: tuple[Record, ...]
+    unsent_rows: int
     summary: Record | None
 
     def to_record(self) -> Record:
@@ -39,6 +40,7 @@ class Standing:
                 "left_code": seat.left_code,
                 "lost": seat.lost,
                 "sequence": seat.last_sequence,
+                "unsent_rows": seat.unsent_rows,
             }
             for seat in self.seats
         ]
@@ -51,6 +53,7 @@ class Standing:
             "formation": formation,
             "seats": seats,
             "recoveries": list(self.recoveries),
+            "unsent_rows": self.unsent_rows,
             "summary": self.summary,
         }
 
@@ -68,6 +71,7 @@ class Standing:
                 formation=None if formation is None else _formation(formation),
                 seats=tuple(_seat(seat, now) for seat in record["seats"]),
                 recoveries=tuple(record["recoveries"]),
+                unsent_rows=int(record["unsent_rows"]),
                 summary=record["summary"],
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -93,4 +97,5 @@ def _seat(record: dict[str, Any], now: float) -> Seat:
         left_code=record["left_code"],
         lost=record["lost"],
         last_sequence=record["sequence"],
+        unsent_rows=int(record["unsent_rows"]),
     )

@@ -274,8 +274,13 @@ def test_powersgd_sends_a_gradient_of_its_rank_whole_and_the_same_guess_on_all_r
     assert_same_state(newcomer.state_dict(), ranks[0].state_dict())
 
 
+@pytest.mark.parametrize("one_round", [0, 1 << 30], ids=["shards", "whole"])
 @pytest.mark.parametrize("config", ["topk", "powersgd"])
-def test_in_the_first_steps_all_values_go_and_nothing_is_lost(config: str) -> None:
+def test_in_the_first_steps_all_values_go_and_nothing_is_lost(
+    config: str, one_round: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (dense_values, dense_powersgd):
+        monkeypatch.setattr(module, "ONE_ROUND_BYTES", one_round)
     ranks = members(config, 3, warmup_steps=2)
     for step in range(3):
         grads, before = [draw(step, rank) for rank in range(3)], owed(ranks)

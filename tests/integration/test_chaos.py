@@ -114,7 +114,7 @@ def test_compressed_gradients_outlive_the_deaths_of_servers_bit_for_bit(
 def test_a_bounded_job_of_one_worker_outlives_its_death_and_applies_every_step_once(cluster: Cluster) -> None:
     config = {**JOB, "workers": 1, "consistency": {"mode": "bounded", "staleness": 2}}
     config["train"] = {**JOB["train"], "batch_size": 100}
-    config["compression"] = {"push": {"values": "int4", "pool_rows": 3000}}
+    config["compression"] = {"push": {"keep_rows": 0.3, "pool_rows": 3000}}
     summary = disturbed(cluster, config, kill("worker 0", at=60), kill("server 0", "worker 0", at=200))
     assert len(summary["recoveries"]) >= 2
     assert all(

@@ -40,7 +40,7 @@ class Command:
     """One `shardkeep ...` under way, its own session's leader; what it prints is read as it comes."""
 
     def __init__(self, *arguments: str, cwd: Path | None = None, prefix: Sequence[str] = ()) -> None:
-        """`prefix`: a command that runs it, as `ip netns exec NAME`; lines of its own are left out."""
+        """`prefix`: a command that runs it, as `ip netns exec NAME`; its own lines are shown in failures only."""
         self.arguments = arguments
         self._prefix = f"{prefix[0]}: " if prefix else None
         self._process = subprocess.Popen(
@@ -54,7 +54,7 @@ class Command:
             start_new_session=True,
         )
         self.process = psutil.Process(self._process.pid)
-        self._lines: dict[str, list[str]] = {"out": [], "err": []}
+        self._lines: dict[str, list[str]] = {"out": [], "err": [], "prefix": []}
         self._read = threading.Condition()
         streams = (("out", self._process.stdout), ("err", self._process.stderr))
         self._readers = [threading.Thread(target=self._collect, args=pair, daemon=True) for pair in streams]
@@ -105,7 +105,7 @@ class Command:
                 stream.close()
 
     def printed(self) -> str:
-        return "".join(self._lines["out"] + self._lines["err"])
+        return "".join(line for lines in self._lines.values() for line in lines)
 
     def __str__(self) -> str:
         return " ".join(("shardkeep", *self.arguments))
@@ -113,10 +113,10 @@ class Command:
     def _collect(self, name: str, stream: Iterable[str]) -> None:
         with contextlib.suppress(ValueError):  # closed by kill
             for line in stream:
-                if self._prefix is None or not line.startswith(self._prefix):
-                    with self._read:
-                        self._lines[name].append(line)
-                        self._read.notify_all()
+                by_prefix = self._prefix is not None and line.startswith(self._prefix)
+                with self._read:
+                    self._lines["prefix" if by_prefix else name].append(line)
+                    self._read.notify_all()
         with self._read:
             self._read.notify_all()
 

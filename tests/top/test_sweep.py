@@ -135,6 +135,16 @@ def test_a_sweep_on_made_data_may_be_moved(sweeps: Sweeps) -> None:
     assert sweeps.started() == []
 
 
+def test_one_with_a_model_of_its_own_may_not(sweeps: Sweeps) -> None:
+    """It is imported from the sweep's folder."""
+    own = {"model.name": "net:Net"}
+    sweeps.run(settings=own)
+    sweeps.folder /= "elsewhere"
+    sweeps.folder.mkdir()
+    with pytest.raises(UserError, match=r"fp32-seed1 is done with data\.root="):
+        sweeps.run(settings=own)
+
+
 def test_a_folder_that_cannot_be_made_is_the_users_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(UserError, match=r"--out .*file/out: cannot be written"):

@@ -159,7 +159,18 @@ def test_what_a_dead_worker_had_not_sent_is_told_in_numbers() -> None:
     job.recover(killed=("worker", 1), pid=300, after=2)
     told = [c[1] for c in job.sink.of("event") if c[1].get("phase") == "recovery"]
     assert [record["lost_unsent_rows"] for record in told] == [1234, 0]
-    assert "last seen at step 4; it held 1,234 rows of gradient not sent yet" in told[0]["text"]
+    assert told[0]["text"].endswith("what was left to be sent of 1,234 rows is lost") and "lost" not in told[1]["text"]
+
+
+def test_it_is_told_too_when_the_coordinator_dies_meanwhile() -> None:
+    job = Recovering()
+    job.form()
+    job.coordinator.heartbeat("worker-1-100", step=4, unsent_rows=1234)
+    job.kill("worker", 1)
+    job.coordinator = job.another(json.loads(json.dumps(job.sink.kept)))
+    job.recover(killed=("worker", 1))
+    told = [c[1] for c in job.sink.of("event") if c[1].get("phase") == "recovery"]
+    assert [record["lost_unsent_rows"] for record in told] == [0, 1234]
 
 
 def test_without_a_common_step_all_go_back_to_the_last_checkpoint() -> None:
