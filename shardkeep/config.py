@@ -148,7 +148,17 @@ def parse_config(
     try:
         return JobConfig.model_validate(raw)
     except ValidationError as error:
-        raise ConfigError(f"{origin}: {explain(error, JobConfig)}") from error
+        raise ConfigError(f"{_blamed(error, overrides) or origin}: {explain(error, JobConfig)}") from error
+
+
+def _blamed(error: ValidationError, overrides: Sequence[str]) -> str | None:
+    """The override that the first problem comes from, if it is one."""
+    path = [str(part) for part in error.errors()[0]["loc"]]
+    for override in overrides:
+        keys = override.partition("=")[0].split(".")
+        if keys[: len(path)] == path[: len(keys)]:
+            return f"--set {override}"
+    return None
 
 
 def _yaml(text: str, origin: str) -> Any:

@@ -207,7 +207,9 @@ def _prepare(config: JobConfig, screen: Screen) -> None:
     from shardkeep.workers.data.dataset import prepare_data
 
     began = time.monotonic()
-    compile_kernels(kernel_modules())
+    compile_kernels(
+        kernel_modules(), lambda: screen.phase("kernels", "compiling, once for this installation; about a minute")
+    )
     screen.phase("kernels", f"ready in {time.monotonic() - began:.1f} s")
     began = time.monotonic()
     samples = prepare_data(

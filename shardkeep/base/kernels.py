@@ -55,13 +55,15 @@ def kernel(*signatures: str) -> Callable[[F], F]:
     return decorate
 
 
-def compile_kernels(modules: Sequence[str]) -> int:
+def compile_kernels(modules: Sequence[str], begin: Callable[[], None] = lambda: None) -> int:
     """Imports those modules of kernels that this machine has not compiled yet; returns their number.
 
     Under a file lock, so that only one process compiles (up to a minute). Call it before the modules are imported.
+    `begin` is called first, if there is anything to compile.
     """
     if not _missing(modules):
         return 0
+    begin()
     with _locked(cache_folder() / "lock"):
         missing = _missing(modules)
         for module in missing:

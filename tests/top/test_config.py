@@ -157,10 +157,12 @@ def test_a_wrong_value_is_one_line_with_the_key_the_value_and_what_is_allowed(te
         ("train..x=1", "--set train..x=1: is not of the form a.b=value"),
         ("name.first=1", "--set name.first=1: name holds 'job', which has no keys"),
         ("seed=[1", "--set seed=[1: is not YAML"),
+        ("train.epochs=three", "--set train.epochs=three: train.epochs: 'three' is not allowed"),
+        ("train.epoch=3", "--set train.epoch=3: train.epoch: unknown key; did you mean epochs?"),
     ],
-    ids=["no-value", "empty-part", "below-a-value", "not-yaml"],
+    ids=["no-value", "empty-part", "below-a-value", "not-yaml", "wrong-type", "unknown"],
 )
-def test_a_malformed_override_is_refused(override: str, line: str) -> None:
+def test_a_wrong_override_is_refused_and_named(override: str, line: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config("name: job", [override])
     assert str(caught.value).startswith(line)

@@ -81,10 +81,11 @@ def test_a_kernel_is_compiled_for_its_signature_and_leaves_numbas_setting_alone(
 
 
 def compiled_elsewhere(folder: Path, *modules: str) -> list[str]:
-    """Calls compile_kernels in a fresh process with an own cache: how many it compiled, whether numba came."""
+    """Calls compile_kernels in a fresh process with an own cache: what it said before it compiled, how many it did,
+    whether numba came."""
     code = (
         "import sys; from shardkeep.base.kernels import compile_kernels; "
-        f"print(compile_kernels({modules!r}), 'numba' in sys.modules)"
+        f"print(compile_kernels({modules!r}, lambda: print('compiling')), 'numba' in sys.modules)"
     )
     env = os.environ | {"XDG_CACHE_HOME": str(folder), "HOME": str(folder)}
     done = subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -93,9 +94,9 @@ def compiled_elsewhere(folder: Path, *modules: str) -> list[str]:
 
 def test_kernels_are_compiled_once_and_then_not_even_imported(tmp_path: Path) -> None:
     module = "shardkeep.workers.data.sampling_kernels"
-    assert compiled_elsewhere(tmp_path, module) == ["1", "True"]
+    assert compiled_elsewhere(tmp_path, module) == ["compiling", "1", "True"]
     assert compiled_elsewhere(tmp_path, module) == ["0", "False"]
-    assert compiled_elsewhere(tmp_path, module, "shardkeep.workers.data.gather_kernels") == ["1", "True"]
+    assert compiled_elsewhere(tmp_path, module, "shardkeep.workers.data.gather_kernels") == ["compiling", "1", "True"]
 
 
 def test_a_module_of_kernels_that_is_new_or_touched_is_not_taken_for_compiled(tmp_path: Path) -> None:
