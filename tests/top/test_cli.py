@@ -65,6 +65,10 @@ def test_a_wrong_setting_is_one_line_and_code_2(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("seed: 1\n")
     code, _, error = invoke("train", str(tmp_path / "job.yaml"), "--set", "train.batch_sise=2")
     assert code == 2
+    assert error == "error: --set train.batch_sise=2: train.batch_sise: unknown key; did you mean batch_size?\n"
+    (tmp_path / "job.yaml").write_text("train: {batch_sise: 2}\n")
+    code, _, error = invoke("train", str(tmp_path / "job.yaml"))
+    assert code == 2
     assert error == f"error: {tmp_path}/job.yaml: train.batch_sise: unknown key; did you mean batch_size?\n"
 
 
