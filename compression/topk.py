@@ -62,6 +62,11 @@ def select_random(count: int, keep: float, key: int) -> Positions:
     return np.sort(chosen)
 
 
+def nth_key(key: int, n: int) -> int:
+    """The key of one of several choices of a step: `key` is that of the step, whose number takes its lowest 32 bits."""
+    return key + (n << 32)
+
+
 def num_kept(count: int, keep: float) -> int:
     """max(1, ceil(count * keep)), 0 of none. Rounded to 1e-9 first: 100 * 0.07 is a little above 7 in floating point.
 

@@ -15,10 +15,10 @@ import numpy.typing as npt
 from shardkeep.compression.codec import value_codec
 from shardkeep.compression.config import PushConfig
 from shardkeep.compression.rounding import WorkerKeys
-from shardkeep.compression.topk import keep_at, select_random, select_rows
+from shardkeep.compression.topk import keep_at, nth_key, select_random, select_rows
 from shardkeep.ps import values
 from shardkeep.ps.message import Bytes
-from shardkeep.ps.row_memory import RowMemory, nth_key
+from shardkeep.ps.row_memory import RowMemory
 from shardkeep.ps.slab import Catalog, IdSlab, Layout, RowSlab
 
 Ints = npt.NDArray[np.int64]

@@ -18,7 +18,7 @@ from shardkeep.compression.element_pool import Dgc, ElementPool, SelectedElement
 from shardkeep.compression.row_pool import RowPool
 from shardkeep.compression.row_pool_state import merge
 from shardkeep.compression.selected import Selected
-from shardkeep.compression.topk import select_random
+from shardkeep.compression.topk import nth_key, select_random
 from shardkeep.ps.placement_kernels import find_sorted
 from shardkeep.ps.slab import Catalog, IdSlab, Layout
 
@@ -238,11 +238,6 @@ def _part(layout: Layout, group: _Group, ids_V: Ints, flat: Floats) -> tuple[Int
     ids = [ids_V[layout.starts_T1[t] : layout.starts_T1[t + 1]] for t in group.tables]
     rows = [flat[layout.values_T1[t] : layout.values_T1[t + 1]] for t in group.tables]
     return _starts(layout, group), np.concatenate(ids), np.concatenate(rows).reshape(-1, group.dim)
-
-
-def nth_key(key: int, n: int) -> int:
-    """Of several random choices of one step, whose number takes 32 bits."""
-    return key + (n << 32)
 
 
 def _drawn(count: int, keep: float, key: int) -> Marks:

@@ -156,7 +156,7 @@ def _blamed(error: ValidationError, overrides: Sequence[str]) -> str | None:
     path = [str(part) for part in error.errors()[0]["loc"]]
     for override in overrides:
         keys = override.partition("=")[0].split(".")
-        if keys[: len(path)] == path[: len(keys)]:
+        if keys == path[: len(keys)]:  # of a problem above what it sets, anything below may be the cause
             return f"--set {override}"
     return None
 

@@ -168,6 +168,12 @@ def test_a_wrong_override_is_refused_and_named(override: str, line: str) -> None
     assert str(caught.value).startswith(line)
 
 
+def test_the_file_is_blamed_for_what_no_override_has_set() -> None:
+    for override in ("seed=3", "train.epochs=2", "tower.compile=off"):
+        with pytest.raises(ConfigError, match=r"^config: tower\.optimizer: .* eps: has no effect"):
+            parse_config("tower: {optimizer: {name: sgd, eps: 1.0}}", [override])
+
+
 def test_a_resolved_config_can_be_read_again_in_each_consistency_mode() -> None:
     for mode in ("sync", "bounded", "async"):
         config = parse_config("seed: 1", [f"consistency.mode={mode}"])
