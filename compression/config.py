@@ -128,10 +128,11 @@ class PullConfig(Settings):
 class TowerCompressionConfig(Settings):
     """How the tower's gradients travel between workers."""
 
-    name: Literal["none", "bf16", "fp16", "int8", "topk", "powersgd"] = "none"
-    """none = fp32. bf16, fp16 and int8 round every value, fp16 and int8 in blocks of 64 with a scale. topk sends
-    the largest values of each parameter, powersgd a product of two thin matrices for each large one. int8, topk and
-    powersgd keep what they did not send, and send it later."""
+    name: Literal["none", "lossless", "bf16", "fp16", "int8", "topk", "powersgd"] = "none"
+    """none = fp32. lossless = fp32 with coded exponents: fewer bytes, the same bits. bf16, fp16 and int8 round every
+    value, fp16 and int8 in blocks of 64 with a scale. topk sends the largest values of each parameter, powersgd a
+    product of two thin matrices for each large one. int8, topk and powersgd keep what they did not send, and send it
+    later."""
     keep: float | None = Field(None, gt=0.0, le=1.0)
     """topk only: share of each parameter's values that is sent, at least one; parameters below 1024 values are sent
     whole; default 0.01."""

@@ -14,6 +14,7 @@ import torch
 
 from shardkeep.compression.config import TowerCompressionConfig
 from shardkeep.compression.dense_forms import Rounded, TopK
+from shardkeep.compression.dense_lossless import Lossless
 from shardkeep.compression.dense_powersgd import PowerSGD
 from shardkeep.compression.dense_values import BF16, FP16, FP32, INT8
 from shardkeep.compression.exchange import Ranks, Sum
@@ -43,6 +44,7 @@ def _topk(config: TowerCompressionConfig, dense: DenseCompression) -> TopK:
 
 FORMS: dict[str, Callable[[TowerCompressionConfig, DenseCompression], DenseForm]] = {
     "none": lambda _, dense: Rounded(FP32, dense.num_values),
+    "lossless": lambda _, dense: Lossless(Rounded(FP32, dense.num_values)),
     "bf16": lambda _, dense: Rounded(BF16, dense.num_values),
     "fp16": lambda _, dense: Rounded(FP16, dense.num_values),
     "int8": lambda _, dense: Rounded(INT8, dense.num_values, dense.keep_residuals()),

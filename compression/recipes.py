@@ -61,8 +61,8 @@ RECIPES: Mapping[str, Recipe] = {
         ),
         Recipe(
             "lossless",
-            "ids coded and push by reference; the model has the bits of fp32's",
-            _compression(ids="coded"),
+            "ids and the tower's exponents coded, push by reference; in sync mode the model has the bits of fp32's",
+            _compression(ids="coded", tower={"name": "lossless"}),
         ),
         Recipe(
             "safe",

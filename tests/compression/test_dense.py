@@ -24,6 +24,7 @@ CPU = torch.device("cpu")
 SHAPES = {"wide": (40, 90), "bias": (40,), "tall": (130, 33), "one": (1,), "none": (0, 5)}
 CONFIGS: dict[str, dict[str, Any]] = {
     "none": {"name": "none"},
+    "lossless": {"name": "lossless"},
     "bf16": {"name": "bf16"},
     "fp16": {"name": "fp16"},
     "int8": {"name": "int8"},

@@ -34,6 +34,7 @@ WORLD = 2
 SPLITS = [(0, 13), (13, 24)]
 FORMS = {
     "none": TowerCompressionConfig(),
+    "lossless": TowerCompressionConfig(name="lossless"),
     "bf16": TowerCompressionConfig(name="bf16"),
     "fp16": TowerCompressionConfig(name="fp16"),
     "int8": TowerCompressionConfig(name="int8"),
@@ -235,7 +236,7 @@ def test_processes_train_with_each_form_bit_for_bit_as_threads(processes, form):
     assert [found[form][0] for found in processes] == [digest for digest, _ in expected]
     assert len({digest for digest, _ in expected}) == 1
     plain = threads(five_steps, "none")[0][0]
-    assert (expected[0][0] == plain) == (form == "none")
+    assert (expected[0][0] == plain) == (form in {"none", "lossless"})
 
 
 @pytest.mark.processes

@@ -1,0 +1,105 @@
+"""The tower's gradient in fewer bytes and the same bits: exponents are coded, and zeros have no mantissa.
+
+Neighbours in a gradient have like exponents: 3 to 4 bits of 8 are news, and zlib's Huffman codes find them. Mantissas
+are noise and go as they are. Codes differ in length and an exchange has one for all ranks, so a first round of 8 bytes
+finds the longest.
+"""
+
+# N = values, M = values that are not zero, W = world size, H = packets of this rank, R = bytes of a packet
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shardkeep.base.errors import CorruptMessage
+from shardkeep.compression.dense_forms import Rounded
+from shardkeep.compression.exchange import Exchange, Ranks, Sum
+
+_LEVEL, _RAW_DEFLATE, _MEMORY = 1, -15, 7
+"""Of zlib: no header or checksum, and 8,192 symbols to a Huffman code, since layers differ."""
+_MANTISSA, _SIGN = 0x7FFFFF, 1 << 23
+
+Bytes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class Lossless:
+    """A sum in fp32 whose packets travel coded."""
+
+    plain: Rounded
+
+    def sum(self, names: Sequence[str], grads: Sequence[torch.Tensor], ranks: Ranks) -> Sum:
+        total = self.plain.sum(names, grads, ranks)
+        exchange = next(total)
+        while True:
+            packets_WR = yield from _exchanged(exchange.packets)
+            try:
+                exchange = total.send(packets_WR)
+            except StopIteration as done:
+                result: torch.Tensor = done.value
+                return result
+
+
+def _exchanged(packets: torch.Tensor) -> Generator[Exchange, torch.Tensor, torch.Tensor]:
+    """A round of packets of float32s, uint8 (R,) or (W, R), that travel coded; what came, (W, R)."""
+    codes_H = [encode_floats(packet.cpu().numpy()) for packet in packets.view(-1, packets.shape[-1])]
+    longest = torch.tensor([max(map(len, codes_H))], device=packets.device)
+    sizes_W8 = yield Exchange(longest.view(torch.uint8), {"framing": longest.nbytes})
+    width = int(sizes_W8.cpu().view(torch.int64).max())
+    filled_HR = torch.zeros(len(codes_H), width, dtype=torch.uint8)
+    for room_R, code in zip(filled_HR.numpy(), codes_H, strict=True):
+        room_R[: len(code)] = code
+    came_WR = yield Exchange(filled_HR.view(*packets.shape[:-1], width).to(packets.device))
+    floats = [decode_floats(code, packets.shape[-1] // 4) for code in came_WR.cpu().numpy()]
+    return torch.from_numpy(np.stack(floats)).to(packets.device)
+
+
+def encode_floats(values: Bytes) -> Bytes:
+    """The code of N float32s, given as their bytes: the exponents, and for each that is 0 a bit that says whether the
+    rest is not, deflated; then mantissa and sign of each value that is not zero, 3 bytes."""
+    bits_N = values.view(np.uint32)
+    exponents_N = (bits_N >> 23).astype(np.uint8)  # without the sign, which is the next bit
+    rests_N = bits_N & _MANTISSA | bits_N >> 8 & _SIGN
+    some_N = rests_N != 0
+    deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, _RAW_DEFLATE, _MEMORY, zlib.Z_RLE)
+    flags = np.packbits(some_N[exponents_N == 0])
+    deflated = deflate.compress(exponents_N.tobytes() + flags.tobytes()) + deflate.flush()
+    rests_M3 = rests_N[some_N | (exponents_N != 0)].view(np.uint8).reshape(-1, 4)[:, :3]
+    return np.concatenate([np.frombuffer(deflated, np.uint8), rests_M3.reshape(-1)])
+
+
+def decode_floats(code: Bytes, num_values: int) -> Bytes:
+    """The bytes of `num_values` float32s; what comes after their code is not looked at.
+
+    Raises CorruptMessage when it is none, or too short."""
+    inflate = zlib.decompressobj(_RAW_DEFLATE)
+    try:
+        plain = inflate.decompress(code.tobytes(), num_values + _flag_bytes(num_values) + 1)
+    except zlib.error as error:
+        raise CorruptMessage(f"{len(code)} bytes are no coded float32s: {error}") from error
+    exponents_N, flags = np.split(np.frombuffer(plain, np.uint8), [num_values])
+    some_N = exponents_N != 0
+    num_flags = num_values - int(np.count_nonzero(some_N))
+    if not inflate.eof or len(exponents_N) != num_values or len(flags) != _flag_bytes(num_flags):
+        raise CorruptMessage(f"{len(code)} bytes are not {num_values} coded float32s")
+    some_N[~some_N] = np.unpackbits(flags, count=num_flags)
+    num_rests = np.count_nonzero(some_N)
+    rests_M3 = np.frombuffer(inflate.unused_data, np.uint8)[: 3 * num_rests]
+    if len(rests_M3) != 3 * num_rests:
+        raise CorruptMessage(f"{len(code)} bytes are too few for {num_values} coded float32s")
+    rests_M4 = np.zeros((num_rests, 4), np.uint8)
+    rests_M4[:, :3] = rests_M3.reshape(-1, 3)
+    rests_M = rests_M4.view(np.uint32)[:, 0]
+    bits_N = exponents_N.astype(np.uint32) << 23
+    bits_N[some_N] |= rests_M & _MANTISSA | (rests_M & _SIGN) << 8
+    return bits_N.view(np.uint8)
+
+
+def _flag_bytes(num_flags: int) -> int:
+    return -(-num_flags // 8)

@@ -1,0 +1,91 @@
+"""The lossless code of float32s: every bit pattern comes back, sizes are bounded, nothing hostile is read past."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+
+from shardkeep.base.errors import CorruptMessage
+from shardkeep.compression.dense_lossless import decode_floats, encode_floats
+
+SHORT = arrays.array_shapes(min_dims=1, max_dims=1, min_side=0, max_side=100)
+
+
+def coded_and_back(bits_N: np.ndarray) -> np.ndarray:
+    code = encode_floats(bits_N.view(np.uint8))
+    assert code.dtype == np.uint8
+    assert len(code) <= 4 * len(bits_N) + math.ceil(len(bits_N) / 8) + 10 + len(bits_N) // 1000
+    assert decode_floats(code, len(bits_N)).view(np.uint32).tolist() == bits_N.tolist()
+    return code
+
+
+def gradient(*shape: int, zeros: float = 0.0, spread: float = 0.0) -> np.ndarray:
+    drawn = np.random.default_rng(3)
+    values = drawn.standard_normal(shape) * np.exp(spread * drawn.standard_normal((shape[0], *[1] * (len(shape) - 1))))
+    kept = np.where(drawn.random(shape) < zeros, 0.0, 1e-4 * values)
+    return kept.astype(np.float32).reshape(-1).view(np.uint8)
+
+
+@given(arrays.arrays(np.uint32, SHORT))
+def test_any_bits_come_back_in_little_more_room(bits_N: np.ndarray) -> None:
+    coded_and_back(bits_N)
+
+
+@given(arrays.arrays(np.int8, SHORT), st.integers(-140, 100))
+def test_like_values_with_zeros_and_denormals_among_them_come_back(small_N: np.ndarray, power: int) -> None:
+    coded_and_back(np.ldexp(small_N.astype(np.float32), power).view(np.uint32))
+
+
+def test_what_arithmetic_does_not_keep_comes_back() -> None:
+    special = [0.0, -0.0, math.inf, -math.inf, math.nan, 1e-45, -1e-45, 3.4028235e38, 1.17549435e-38, 1.0]
+    payloads = np.array([0x7F800001, 0xFFC12345], np.uint32)
+    coded_and_back(np.concatenate([np.array(special, np.float32).view(np.uint32), payloads]))
+
+
+def test_random_bits_of_many_values_grow_by_a_thousandth() -> None:
+    bits_N = np.random.default_rng(1).integers(0, 1 << 32, 40_000, np.uint32)
+    assert len(coded_and_back(bits_N)) < 4.004 * len(bits_N)
+
+
+@pytest.mark.parametrize(
+    ("zeros", "spread", "least", "most"),
+    [(0.0, 0.0, 26, 27), (0.0, 1.0, 27, 28), (0.5, 0.0, 14, 16), (1.0, 0.0, 0, 0.1)],
+)
+def test_a_gradient_takes_its_mantissas_and_few_bits_more(
+    zeros: float, spread: float, least: float, most: float
+) -> None:
+    code = encode_floats(gradient(200, 64, zeros=zeros, spread=spread))
+    assert least < 8 * len(code) / 12_800 < most
+    assert np.array_equal(decode_floats(code, 12_800), gradient(200, 64, zeros=zeros, spread=spread))
+
+
+@pytest.mark.parametrize("zeros", [0.0, 0.5])
+def test_a_code_cut_off_at_any_byte_is_refused_and_what_follows_it_is_not_looked_at(zeros: float) -> None:
+    values = gradient(77, zeros=zeros)
+    code = encode_floats(values)
+    for size in range(len(code)):
+        with pytest.raises(CorruptMessage, match=rf"^{size} bytes are .*77 coded float32s|^{size} bytes are no coded"):
+            decode_floats(code[:size], 77)
+    filled = np.concatenate([code, np.full(9, 255, np.uint8)])
+    assert np.array_equal(decode_floats(filled, 77), values)
+
+
+@given(st.binary(max_size=300), st.integers(0, 100))
+def test_any_bytes_decode_to_something_or_are_refused(code: bytes, num_values: int) -> None:
+    try:
+        found = decode_floats(np.frombuffer(code, np.uint8), num_values)
+    except CorruptMessage:
+        return
+    assert len(found) == 4 * num_values
+
+
+def test_a_bomb_is_refused_before_it_has_grown() -> None:
+    bomb = encode_floats(np.zeros(4 << 24, np.uint8))
+    assert len(bomb) < 100_000
+    with pytest.raises(CorruptMessage, match="are not 77 coded float32s"):
+        decode_floats(bomb, 77)
