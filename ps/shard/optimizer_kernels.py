@@ -4,7 +4,7 @@ The formulas are those of ps/config.py. Every value is float32; what depends on 
 float64 by the caller and handed over in `scalars`. A zero divisor (eps 0, no gradient yet) means no change.
 
 `squares_U`: a row's mean squared gradient, where the gradient is a sum of several steps' and its own square would be
-too large; its elements share it like their own squares. Empty = the gradient's own. Plain SGD ignores it.
+something else; its elements share it like their own squares. Empty = the gradient's own. Plain SGD ignores it.
 """
 # U = unique ids, D = embedding dim
 
@@ -22,16 +22,19 @@ Integers = npt.NDArray[np.int64]
 _SIGNATURE = "void(int64[::1], int64, int64, int64[::1], float32[:,::1], float32[::1], float32[::1])"
 _ZERO = np.float32(0.0)
 _ONE = np.float32(1.0)
+_LARGEST = np.float32(3.4028235e38)
 
 
 @kernel("UniTuple(float32, 2)(float32[::1], float32)")
 def share(grad_D: Rows, square: np.float32) -> tuple[np.float32, np.float32]:
-    """(factor, addend) that turn an element's own square into its part of the row's mean square."""
+    """(factor, addend): an element's part of the row's mean square is (factor * its gradient)² + addend. In equal parts
+    where the gradient has vanished beside what it is the sum of."""
     total = _ZERO
     for d in range(grad_D.size):
         total += grad_D[d] * grad_D[d]
-    if total > _ZERO:
-        return square * np.float32(grad_D.size) / total, _ZERO
+    ratio = square * np.float32(grad_D.size) / total
+    if total > _ZERO and ratio < _LARGEST:
+        return np.sqrt(ratio), _ZERO
     return _ZERO, square
 
 
@@ -62,7 +65,8 @@ def adagrad(
         factor, addend = share(grad_UD[i], squares_U[i]) if squares_U.size else (_ONE, _ZERO)
         for d in range(dim):
             g = grad_UD[i, d] + decay * weights[d]
-            total = sums[d] + g * g * factor + addend
+            root = factor * grad_UD[i, d] + decay * weights[d]
+            total = sums[d] + root * root + addend
             divisor = np.sqrt(total) + eps
             sums[d] = total
             weights[d] -= rate * g / divisor if divisor > _ZERO else _ZERO
@@ -113,8 +117,9 @@ def adam(
         factor, addend = share(grad_UD[i], squares_U[i]) if squares_U.size else (_ONE, _ZERO)
         for d in range(dim):
             g = grad_UD[i, d] + decay * weights[d]
+            root = factor * grad_UD[i, d] + decay * weights[d]
             mean = means[d] + (g - means[d]) * blend1
-            square = squares[d] + (g * g * factor + addend - squares[d]) * blend2
+            square = squares[d] + (root * root + addend - squares[d]) * blend2
             means[d], squares[d] = mean, square
             divisor = np.sqrt(square) + eps
             weights[d] -= rate * (mean / divisor) if divisor > _ZERO else _ZERO
@@ -138,7 +143,7 @@ def ftrl(
         factor_i, addend = share(grad_UD[i], squares_U[i]) if squares_U.size else (_ONE, _ZERO)
         for d in range(dim):
             g = grad_UD[i, d]
-            n = ns[d] + g * g * factor_i + addend
+            n = ns[d] + (factor_i * g) * (factor_i * g) + addend
             root = np.sqrt(n)
             z = zs[d] + factor * g - (root - np.sqrt(ns[d])) * inverse * weights[d]
             zs[d], ns[d] = z, n

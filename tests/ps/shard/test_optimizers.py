@@ -12,7 +12,8 @@ import torch
 
 from shardkeep.ps import config as ps_config
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.shard.optimizers import OPTIMIZERS
+from shardkeep.ps.shard import table_kernels
+from shardkeep.ps.shard.optimizers import OPTIMIZERS, step_scalars
 from shardkeep.ps.shard.table import Table
 
 NUM_IDS, DIM, STEPS = 40, 7, 50
@@ -38,6 +39,12 @@ def all_ids() -> np.ndarray:
 
 def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> None:
     assert np.abs(actual - expected).max() <= tolerance * np.abs(expected).max()
+
+
+def update(table: Table, ids: np.ndarray, grad: np.ndarray, squares: np.ndarray, step: int) -> None:
+    """As the shard does it for rows whose mean squares are told."""
+    slots = table._find_or_create(ids)
+    table_kernels.update(table.place, slots, grad, squares, step_scalars(table.spec.optimizer, step))
 
 
 def test_every_optimizer_of_the_config_has_an_entry() -> None:
@@ -140,6 +147,58 @@ def test_fifty_sparse_steps_agree_with_the_formula_in_float64(config: dict[str, 
         for id_, g in zip(ids.tolist(), grad.astype(np.float64), strict=True):
             weights[id_] = FORMULAS[c.name](c, step, rate, weights[id_], g, slots[id_])
     assert_close(table.pull(all_ids()), weights, 1e-6)
+
+
+SUMMED = [c for c in CONFIGS if c["name"] in {"adagrad", "adam", "ftrl"}]
+
+
+@pytest.mark.parametrize("config", SUMMED, ids=lambda c: " ".join(f"{k}={v}" for k, v in c.items() if k != "schedule"))
+def test_a_sum_of_gradients_is_squared_as_its_parts_were(config: dict[str, Any]) -> None:
+    """An element's root is its share of the row's mean square; weight decay comes on top of that."""
+    table, dim = make_table(config), DIM
+    c = table.spec.optimizer
+    weights = table.pull(all_ids()).astype(np.float64)
+    slots = {i: [np.full(dim, getattr(c, "initial_accumulator", 0.0)), np.zeros(dim)] for i in range(NUM_IDS)}
+    for step, (ids, grad) in enumerate(random_steps(11)):
+        squares = np.random.default_rng(step).uniform(0.1, 9.0, ids.size).astype(np.float32)
+        update(table, ids, grad, squares, step)
+        for id_, g, square in zip(ids.tolist(), grad.astype(np.float64), squares.tolist(), strict=True):
+            root = g * math.sqrt(square * dim / (g @ g))
+            decay = getattr(c, "weight_decay", 0.0) * weights[id_]
+            plain, told = [s.copy() for s in slots[id_]], slots[id_]
+            rate, w = c.lr * c.schedule.factor(step), weights[id_]
+            if c.name == "adagrad":
+                told[0] += (root + decay) ** 2
+                weights[id_] = w - rate * (g + decay) / (np.sqrt(told[0]) + c.eps)
+            elif c.name == "adam":
+                beta1, beta2 = c.betas
+                told[0][:] = beta1 * plain[0] + (1 - beta1) * (g + decay)
+                told[1][:] = beta2 * plain[1] + (1 - beta2) * (root + decay) ** 2
+                rate *= math.sqrt(1 - beta2 ** (step + 1)) / (1 - beta1 ** (step + 1))
+                weights[id_] = w - rate * told[0] / (np.sqrt(told[1]) + c.eps)
+            else:
+                told[1] += root**2
+                told[0] += (rate / c.lr) * g - (np.sqrt(told[1]) - np.sqrt(plain[1])) / c.lr * w
+                shrunk = told[0] - np.sign(told[0]) * c.l1
+                divisor = (c.beta + np.sqrt(told[1])) / c.lr + c.l2
+                weights[id_] = np.where(np.abs(told[0]) <= c.l1, 0, -shrunk / divisor)
+    assert_close(table.pull(all_ids()), weights, 1e-5)
+
+
+@pytest.mark.parametrize("size", [1e-5, 1e-22, 0.0])
+@pytest.mark.parametrize("name", ["adagrad", "adam", "ftrl"])
+def test_gradients_that_cancel_leave_the_squares_of_their_parts_and_nothing_more(name: str, size: float) -> None:
+    decay = {} if name == "ftrl" else {"weight_decay": 0.5}
+    table = make_table({"name": name, "lr": 0.1, **decay})
+    ids, weights = all_ids(), table.pull(all_ids())
+    squares = np.full(ids.size, 1e-4, np.float32)
+    update(table, ids, np.full((ids.size, DIM), size, np.float32), squares, 0)
+    _, after, slots_NS = table.export()
+    shrunk = np.abs(weights) * decay.get("weight_decay", 0.0)
+    found = slots_NS[:, :DIM] if name == "adagrad" else slots_NS[:, DIM:]
+    blend = 1.0 - table.spec.optimizer.betas[1] if name == "adam" else 1.0
+    assert np.isfinite(after).all()
+    assert (np.abs(found / blend - 1e-4 - shrunk**2) <= 2 * 1e-2 * shrunk + 1e-6).all()  # the binomial's third term
 
 
 def test_ftrl_with_l1_makes_weights_exactly_zero() -> None:
