@@ -73,7 +73,7 @@ class ElementPool:
         if min(num_tables, dim, capacity) < 1 or history < 0:
             given = f"{num_tables} tables, dim {dim}, capacity {capacity}, history {history}"
             raise ValueError(f"{given}; allowed: 1 or more, history 0 or more")
-        self.num_tables, self.dim = num_tables, dim
+        self.num_tables, self.dim, self.capacity = num_tables, dim, capacity
         self._dgc = dgc if dgc is not None else Dgc(momentum=0.0)
         width = 2 * dim if self._dgc.momentum > 0.0 else dim
         self._slots = RowSlots(width=width, capacity=capacity, history=history, num_sums=1)

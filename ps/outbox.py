@@ -55,7 +55,7 @@ class Outbox:
         return not self._memory.sends_later and self._config.keep == 1.0 and self.format.plain
 
     def pack(self, step: int, ids: IdSlab, grads: RowSlab, *, last: bool = False) -> Parcel:
-        """What of the gradients of `ids` is sent in `step`; `last` = with all that was left for later."""
+        """What of the gradients of `ids` is sent in `step`; `last` = with all gradients left for later."""
         keep = 1.0 if last else keep_at(step, self._config.keep, self._config.warmup_steps)
         key = None if self._random_key is None or keep == 1.0 else self._random_key + step
         if self._memory.sends_later:

@@ -73,6 +73,7 @@ class RowMemory:
         self._by_elements = push.keep_values is not None
         self._history = history
         self._max_age = push.max_age
+        self._dgc = None if push.dgc is None else Dgc(**push.dgc.model_dump(), num_workers=num_workers)
         self._lease = pull.lease
         self._drift = math.inf if pull.drift is None else pull.drift
         self.sends_later = push.pool_rows > 0
@@ -86,14 +87,11 @@ class RowMemory:
         for dim in dims if capacity else ():
             tables = np.flatnonzero(catalog.dims_T == dim)
             group = _Group(dim, tables, self._pool(tables, dim, share))
-            if push.keep_values is not None:
-                settings = {} if push.dgc is None else push.dgc.model_dump()
-                dgc = None if push.dgc is None else Dgc(**settings, num_workers=num_workers)
-                group.elements = ElementPool(
-                    num_tables=tables.size, dim=dim, capacity=push.pool_rows, history=history, dgc=dgc
-                )
+            if self._by_elements:
+                group.elements = self._element_pool(tables, dim, push.pool_rows)
             self._groups.append(group)
         self._used = False
+        self._overflow_rows = self._bad_rows = 0
 
     def _pool(self, tables: Ints, dim: int, capacity: int) -> RowPool:
         return RowPool(
@@ -105,6 +103,9 @@ class RowMemory:
             history=self._history,
             flush_errors=False,
         )
+
+    def _element_pool(self, tables: Ints, dim: int, capacity: int) -> ElementPool:
+        return ElementPool(num_tables=tables.size, dim=dim, capacity=capacity, history=self._history, dgc=self._dgc)
 
     # ---- unsent gradients ----
 
@@ -120,7 +121,8 @@ class RowMemory:
         encode: Encode,
     ) -> Outgoing:
         """What of the gradients, and of those remembered, is to be sent now; the rest is remembered, and so is what
-        `encode` loses. `random_key`: names a choice at random, of as many rows as the largest; `last` = everything."""
+        `encode` loses. `random_key`: names a choice at random, of as many rows as the largest; `last` = all gradients
+        that wait, but not what was rounded off of rows that were sent."""
         self._used = True
         chosen: list[Selected | SelectedElements] = []
         for g, group in enumerate(self._groups):
@@ -131,6 +133,8 @@ class RowMemory:
                 chosen.append(group.pool.select(step, *rows, keep=keep, max_age=max_age, chosen_V=marks))
             else:
                 chosen.append(group.elements.select(step, *rows, keep=keep, flush=last))
+        self._overflow_rows += sum(selected.num_overflow for selected in chosen)
+        self._bad_rows += sum(selected.num_bad for selected in chosen)
         out = self._joined(ids, chosen)
         sent = encode(out.layout, out.ids_K, out.flat, out.squares_K)
         for group, selected in zip(self._groups, chosen, strict=True):
@@ -191,12 +195,15 @@ class RowMemory:
         return sum(group.unsent.num_unsent for group in self._groups) if self.sends_later else 0
 
     def report(self) -> dict[str, float]:
-        """Rows of gradient that wait, the square of what they hold, and rows whose rounding errors were given up."""
+        """Rows of which something waits, the square of what they hold; so far: rows whose rounding errors were given
+        up, rows sent for want of a slot, and rows left out because with what waited for them they were not finite."""
         pools = [group.unsent for group in self._groups] if self.sends_later else []
         return {
             "unsent_rows": self.num_unsent,
             "unsent_squares": float(sum(pool.unsent_norm**2 for pool in pools)),
             "lost_rows": sum(pool.lost_rows for pool in pools),
+            "overflow_rows": self._overflow_rows,
+            "bad_rows": self._bad_rows,
         }
 
     def delivered_by_age(self) -> list[float]:
@@ -220,8 +227,11 @@ class RowMemory:
             if mine:
                 state = merge(mine) if len(mine) > 1 else mine[0]
                 size = len(state["ids"])
-                if group.elements is None and size > group.pool.capacity:  # of more workers than there are now
-                    group.pool = self._pool(group.tables, group.dim, size)
+                if size > group.unsent.capacity:  # of more workers than there are now
+                    if group.elements is None:
+                        group.pool = self._pool(group.tables, group.dim, size)
+                    else:
+                        group.elements = self._element_pool(group.tables, group.dim, size)
                 group.unsent.load(state)
 
 

@@ -205,6 +205,22 @@ def test_nothing_is_dropped(push: dict[str, Any]) -> None:
         np.testing.assert_allclose(-delivered.get(id_, np.zeros(8)) + of_table_a, total, atol=1e-5 + 2 * lost**0.5)
 
 
+@pytest.mark.parametrize("keep", [{"keep_rows": 0.1}, {"keep_values": 0.05}, {"keep_values": 0.05, "dgc": {}}])
+def test_one_worker_takes_what_four_have_not_sent(keep: dict[str, Any]) -> None:
+    push = keep | {"pool_rows": 60}
+    states = []
+    for worker in range(4):
+        job = Job(mode="async", push=push)
+        job.run(range(5 * worker, 5 * worker + 5), last=False)
+        states.append(job.client.memory.state())
+    memory = Job(push=push).client.memory
+    memory.load(states)
+    merged = memory.state()
+    assert len(merged["8/ids"]) > 60
+    total = sum(state["8/rests"].sum(dtype=np.float64) for state in states)
+    assert merged["8/rests"].sum(dtype=np.float64) == pytest.approx(total, rel=1e-5)
+
+
 @pytest.mark.parametrize("push", POOLS.values(), ids=POOLS)
 def test_what_is_sent_does_not_depend_on_the_number_of_servers(push: dict[str, Any]) -> None:
     found = []
