@@ -44,7 +44,7 @@ def _topk(config: TowerCompressionConfig, dense: DenseCompression) -> TopK:
 
 FORMS: dict[str, Callable[[TowerCompressionConfig, DenseCompression], DenseForm]] = {
     "none": lambda _, dense: Rounded(FP32, dense.num_values),
-    "lossless": lambda _, dense: Lossless(Rounded(FP32, dense.num_values)),
+    "lossless": lambda _, dense: Lossless(dense.num_values),
     "bf16": lambda _, dense: Rounded(BF16, dense.num_values),
     "fp16": lambda _, dense: Rounded(FP16, dense.num_values),
     "int8": lambda _, dense: Rounded(INT8, dense.num_values, dense.keep_residuals()),

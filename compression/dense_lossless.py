@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +18,7 @@ import torch
 
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.dense_forms import Rounded
+from shardkeep.compression.dense_values import FP32
 from shardkeep.compression.exchange import Exchange, Ranks, Sum
 
 _LEVEL, _RAW_DEFLATE, _MEMORY = 1, -15, 7
@@ -28,14 +28,14 @@ _MANTISSA, _SIGN = 0x7FFFFF, 1 << 23
 Bytes = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
 class Lossless:
-    """A sum in fp32 whose packets travel coded."""
+    """A sum in fp32 whose packets travel coded. `num_values`: of all parameters, however many are summed together."""
 
-    plain: Rounded
+    def __init__(self, num_values: int) -> None:
+        self._plain = Rounded(FP32, num_values)
 
     def sum(self, names: Sequence[str], grads: Sequence[torch.Tensor], ranks: Ranks) -> Sum:
-        total = self.plain.sum(names, grads, ranks)
+        total = self._plain.sum(names, grads, ranks)
         exchange = next(total)
         while True:
             packets_WR = yield from _exchanged(exchange.packets)
@@ -47,22 +47,36 @@ class Lossless:
 
 
 def _exchanged(packets: torch.Tensor) -> Generator[Exchange, torch.Tensor, torch.Tensor]:
-    """A round of packets of float32s, uint8 (R,) or (W, R), that travel coded; what came, (W, R)."""
-    codes_H = [encode_floats(packet.cpu().numpy()) for packet in packets.view(-1, packets.shape[-1])]
-    longest = torch.tensor([max(map(len, codes_H))], device=packets.device)
+    """A round of packets of float32s, uint8 (R,) or (W, R), that travel coded; what came, (W, R).
+
+    Raises CorruptMessage for a length that no code has."""
+    num_values, device = packets.shape[-1] // 4, packets.device
+    codes_H = [encode_floats(packet) for packet in np.atleast_2d(packets.cpu().numpy())]
+    longest = torch.tensor([max(map(len, codes_H))], device=device)
     sizes_W8 = yield Exchange(longest.view(torch.uint8), {"framing": longest.nbytes})
     width = int(sizes_W8.cpu().view(torch.int64).max())
-    filled_HR = torch.zeros(len(codes_H), width, dtype=torch.uint8)
-    for room_R, code in zip(filled_HR.numpy(), codes_H, strict=True):
+    if not longest.item() <= width <= most_bytes(num_values):
+        raise CorruptMessage(f"a code of {width:,} bytes came for {num_values:,} float32s")
+    filled_HR = np.zeros((len(codes_H), width), np.uint8)
+    for room_R, code in zip(filled_HR, codes_H, strict=True):
         room_R[: len(code)] = code
-    came_WR = yield Exchange(filled_HR.view(*packets.shape[:-1], width).to(packets.device))
-    floats = [decode_floats(code, packets.shape[-1] // 4) for code in came_WR.cpu().numpy()]
-    return torch.from_numpy(np.stack(floats)).to(packets.device)
+    filled = torch.from_numpy(filled_HR).view(*packets.shape[:-1], width).to(device)
+    came_WR = yield Exchange(filled)
+    floats_WR = torch.empty((len(came_WR), 4 * num_values), dtype=torch.uint8)
+    for room_R, code in zip(floats_WR.numpy(), came_WR.cpu().numpy(), strict=True):
+        room_R[:] = decode_floats(code, num_values)
+    return floats_WR.to(device)
+
+
+def most_bytes(num_values: int) -> int:
+    """No code of so many float32s is longer: deflate stores what it cannot shorten, in blocks of at least 8,192."""
+    plain = num_values + _flag_bytes(num_values)
+    return plain + 5 * (1 + plain // 8192) + 8 + 3 * num_values
 
 
 def encode_floats(values: Bytes) -> Bytes:
     """The code of N float32s, given as their bytes: the exponents, and for each that is 0 a bit that says whether the
-    rest is not, deflated; then mantissa and sign of each value that is not zero, 3 bytes."""
+    rest is not, deflated; then mantissa and sign of those that are not zero, two bytes of each and then the third."""
     bits_N = values.view(np.uint32)
     exponents_N = (bits_N >> 23).astype(np.uint8)  # without the sign, which is the next bit
     rests_N = bits_N & _MANTISSA | bits_N >> 8 & _SIGN
@@ -70,8 +84,9 @@ def encode_floats(values: Bytes) -> Bytes:
     deflate = zlib.compressobj(_LEVEL, zlib.DEFLATED, _RAW_DEFLATE, _MEMORY, zlib.Z_RLE)
     flags = np.packbits(some_N[exponents_N == 0])
     deflated = deflate.compress(exponents_N.tobytes() + flags.tobytes()) + deflate.flush()
-    rests_M3 = rests_N[some_N | (exponents_N != 0)].view(np.uint8).reshape(-1, 4)[:, :3]
-    return np.concatenate([np.frombuffer(deflated, np.uint8), rests_M3.reshape(-1)])
+    rests_M = rests_N[some_N | (exponents_N != 0)]
+    low_M, high_M = rests_M.astype(np.uint16), (rests_M >> 16).astype(np.uint8)
+    return np.concatenate([np.frombuffer(deflated, np.uint8), low_M.view(np.uint8), high_M])
 
 
 def decode_floats(code: Bytes, num_values: int) -> Bytes:
@@ -89,13 +104,11 @@ def decode_floats(code: Bytes, num_values: int) -> Bytes:
     if not inflate.eof or len(exponents_N) != num_values or len(flags) != _flag_bytes(num_flags):
         raise CorruptMessage(f"{len(code)} bytes are not {num_values} coded float32s")
     some_N[~some_N] = np.unpackbits(flags, count=num_flags)
-    num_rests = np.count_nonzero(some_N)
-    rests_M3 = np.frombuffer(inflate.unused_data, np.uint8)[: 3 * num_rests]
-    if len(rests_M3) != 3 * num_rests:
+    num_rests, rests = int(np.count_nonzero(some_N)), inflate.unused_data
+    if len(rests) < 3 * num_rests:
         raise CorruptMessage(f"{len(code)} bytes are too few for {num_values} coded float32s")
-    rests_M4 = np.zeros((num_rests, 4), np.uint8)
-    rests_M4[:, :3] = rests_M3.reshape(-1, 3)
-    rests_M = rests_M4.view(np.uint32)[:, 0]
+    high_M = np.frombuffer(rests, np.uint8, num_rests, 2 * num_rests)
+    rests_M = np.frombuffer(rests, np.uint16, num_rests) | high_M.astype(np.uint32) << 16
     bits_N = exponents_N.astype(np.uint32) << 23
     bits_N[some_N] |= rests_M & _MANTISSA | (rests_M & _SIGN) << 8
     return bits_N.view(np.uint8)

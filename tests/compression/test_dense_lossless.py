@@ -6,12 +6,17 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from shardkeep.base.errors import CorruptMessage
-from shardkeep.compression.dense_lossless import decode_floats, encode_floats
+from shardkeep.compression.dense_forms import Rounded
+from shardkeep.compression.dense_lossless import Lossless, decode_floats, encode_floats, most_bytes
+from shardkeep.compression.dense_values import FP32
+from shardkeep.compression.exchange import Ranks
+from tests.compression.test_dense import drive
 
 SHORT = arrays.array_shapes(min_dims=1, max_dims=1, min_side=0, max_side=100)
 
@@ -19,7 +24,7 @@ SHORT = arrays.array_shapes(min_dims=1, max_dims=1, min_side=0, max_side=100)
 def coded_and_back(bits_N: np.ndarray) -> np.ndarray:
     code = encode_floats(bits_N.view(np.uint8))
     assert code.dtype == np.uint8
-    assert len(code) <= 4 * len(bits_N) + math.ceil(len(bits_N) / 8) + 10 + len(bits_N) // 1000
+    assert len(code) <= most_bytes(len(bits_N))
     assert decode_floats(code, len(bits_N)).view(np.uint32).tolist() == bits_N.tolist()
     return code
 
@@ -89,3 +94,30 @@ def test_a_bomb_is_refused_before_it_has_grown() -> None:
     assert len(bomb) < 100_000
     with pytest.raises(CorruptMessage, match="are not 77 coded float32s"):
         decode_floats(bomb, 77)
+
+
+@pytest.mark.parametrize("size", [1 << 40, -1, 3])
+def test_a_length_that_no_code_has_is_refused_before_room_is_made_for_it(size: int) -> None:
+    summing = Lossless(50).sum(["p"], [torch.ones(50)], Ranks(0, 2))
+    mine = next(summing).packets
+    with pytest.raises(CorruptMessage, match=r"came for 50 float32s$"):
+        summing.send(torch.stack([torch.zeros_like(mine), torch.tensor([size]).view(torch.uint8)]))
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_sum_has_the_bits_of_fp32_and_takes_fewer_bytes(world_size: int) -> None:
+    grads = [torch.from_numpy(gradient(40_000, zeros=0.1).view(np.float32)).roll(7 * r) for r in range(world_size)]
+    found = {}
+    for form in (Lossless(40_000), Rounded(FP32, 40_000)):
+        totals, sent = drive([form.sum(["p"], [grad], Ranks(r, world_size)) for r, grad in enumerate(grads)])
+        assert all(total.view(torch.int32).equal(totals[0].view(torch.int32)) for total in totals)
+        found[type(form)] = totals[0], sent
+    (coded, fewer), (plain, all_bytes) = found[Lossless], found[Rounded]
+    assert coded.view(torch.int32).equal(plain.view(torch.int32))
+    rounds = 1 + (world_size > 2)
+    assert fewer["framing"] == 8 * (world_size - 1) * rounds and fewer["all"] < 0.9 * all_bytes["all"]
+
+
+def test_zeros_alone_are_summed_too() -> None:
+    totals, _ = drive([Lossless(3).sum(["p"], [torch.zeros(3)], Ranks(r, 2)) for r in range(2)])
+    assert [total.tolist() for total in totals] == [[0.0] * 3] * 2
