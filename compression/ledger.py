@@ -24,7 +24,6 @@ PARTS = {
     "values": "numbers: rows, row gradients, dense gradients",
     "scales": "scales and zero points of quantized values",
     "moments": "sums of squares beside row gradients",
-    "versions": "versions of cached rows, and what tells that one is still good",
     "indices": "which elements of a row or of a dense gradient are sent",
     "framing": "headers, directories and padding of messages, and gloo's headers",
     "rpc": "what torch RPC adds to a message: the call, its name, sizes, lengths",

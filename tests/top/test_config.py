@@ -119,6 +119,14 @@ def test_an_unknown_key_names_the_nearest_known_one(text: str, line: str) -> Non
         ),
         ("compression: {pull: {drift: 0.1}}", ["pull", "drift: has no effect with lease: 0"]),
         ("compression: {pull: {cache_rows: 9, lease: 2, drift: 0}}", ["drift", "greater than 0"]),
+        (
+            "{consistency: {mode: sync}, compression: {pull: {cache_rows: 9, lease: 2}}}",
+            ["cache_rows: 9 with consistency.mode: sync", "allowed: 0, or mode: bounded or async"],
+        ),
+        (
+            "compression: {push: {keep_values: 0.1, pool_rows: 9, dgc: {momentum: 0.9}}}",
+            ["dgc: has momentum of its own, and tables have the optimizer", "allowed: sgd"],
+        ),
         ("compression: {pull: {lease: 8}}", ["cache_rows: 0 with lease: 8; allowed: both 0, or both above 0"]),
         ("compression: {push: {rounding: nearest}}", ["push", "rounding: has no effect with values: fp32"]),
         (
