@@ -6,10 +6,12 @@
         server-0/ ...         one server's snapshot (ps/shard/snapshot.py)
         tower/ ...            the dense model (workers/checkpoint.py)
       step-00002000/          an increment: rows that changed since its base, which its manifest names
+      step-00002000.2/        the same step written again, after the job went back: takes the other's place
       .step-00003000/         being written, or left by a job that died; never read
 
 An increment counts only with all that it builds on, down to one that holds all rows: its chain. The base is named by
-the checksum of its manifest, so that a later checkpoint of the same step cannot take its place.
+the checksum of its manifest, so that a later checkpoint of the same step cannot take its place. A complete one is
+deleted only when what takes its place is on disk: at every moment there is one to go on from.
 
 Knows paths, checksums and the manifest, not what the files hold. Both planes use it.
 """
@@ -34,7 +36,7 @@ FORMAT, CHAINED = 1, 2
 """Of a manifest: of a checkpoint by itself, and of an increment, which an older version must not take for one."""
 _MANIFEST = "manifest.json"
 _TOKEN = ".token"
-_NAME = re.compile(r"step-(\d{8,})")
+_NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,11 +150,12 @@ class Checkpoints:
     def commit(
         self, step: int, files: Iterable[FileRecord], facts: dict[str, Any], *, base: Checkpoint | None = None
     ) -> Checkpoint:
-        """Makes a checkpoint whose files are all on disk count, by one rename. `base`: of an increment.
+        """Makes a checkpoint whose files are all on disk count, by one rename. `base`: of an increment. One of the same
+        step counts no more then; `prune` deletes it.
 
         Raises CheckpointError when a file is not there, of this one or of what it builds on, OSError when the disk
         fails."""
-        partial, final = self.partial(step), self.folder / _name(step)
+        partial, final = self.partial(step), self._free(step)
         known = sorted(files, key=lambda file: file.path)
         for file in known:
             if not (partial / file.path).is_file() or (partial / file.path).stat().st_size != file.size:
@@ -160,7 +163,7 @@ class Checkpoints:
                     f"{partial / file.path}: was written elsewhere; all members must share this folder"
                 )
         if base is not None:
-            base = self._base_of(step, (base.step, base.id))
+            base = self._base_of(final.name, step, (base.step, base.id))
             base.check_sizes()
         rows = [{"path": file.path, "size": file.size, "checksum": file.checksum} for file in known]
         manifest: dict[str, Any] = {"format": FORMAT, "step": step, "files": rows, "facts": facts}
@@ -169,12 +172,8 @@ class Checkpoints:
         atomic_write(partial / _MANIFEST, json.dumps(manifest, indent=1) + "\n")
         for folder in {(partial / file.path).parent for file in known} | {partial}:
             sync_folder(folder)
-        before = self.folder / f".{final.name}.before"
-        if final.exists():  # of a run that was resumed before it
-            final.rename(before)
         partial.rename(final)
         sync_folder(self.folder)
-        shutil.rmtree(before, ignore_errors=True)
         return Checkpoint(final, step, tuple(known), facts, checksum(final / _MANIFEST), base)
 
     def complete(self) -> list[tuple[int, Path]]:
@@ -186,7 +185,7 @@ class Checkpoints:
         """As `complete`, each with the step of its base."""
         ids: dict[int, str] = {}
         found = []
-        for step, path in self._named():
+        for step, path in self._newest().items():
             with contextlib.suppress(OSError):  # it is being deleted
                 link = _link_in(path / _MANIFEST)
                 if link is None or ids.get(link[0]) == link[1]:
@@ -194,10 +193,19 @@ class Checkpoints:
                     found.append((step, path, None if link is None else link[0]))
         return found
 
-    def _named(self) -> list[tuple[int, Path]]:
-        """Steps and folders that have a manifest, oldest first."""
+    def _newest(self) -> dict[int, Path]:
+        """The folder that counts for each step, oldest step first."""
+        return {step: path for step, _, path in self._named() if (path / _MANIFEST).is_file()}
+
+    def _named(self) -> list[tuple[int, int, Path]]:
+        """Step, which of that step's, and folder of all that bear the name of a complete checkpoint, oldest first."""
         named = [(_NAME.fullmatch(path.name), path) for path in self.folder.glob("step-*")]
-        return sorted((int(m[1]), path) for m, path in named if m is not None and (path / _MANIFEST).is_file())
+        return sorted((int(m[1]), int(m[2] or 1), path) for m, path in named if m is not None)
+
+    def _free(self, step: int) -> Path:
+        """The folder of a new checkpoint: after those of the same step, which a job that went back left."""
+        last = max((number for other, number, _ in self._named() if other == step), default=0)
+        return self.folder / (f"{_name(step)}.{last + 1}" if last else _name(step))
 
     def latest(self) -> Checkpoint | None:
         """The newest complete checkpoint, None when there is none. Raises CheckpointError when it is damaged."""
@@ -207,7 +215,7 @@ class Checkpoints:
     def load(self, step: int) -> Checkpoint:
         """The manifests of a checkpoint and what it builds on; files are checked when they are read. Raises
         CheckpointError."""
-        folder = self.folder / _name(step)
+        folder = self._newest().get(step, self.folder / _name(step))
         try:
             manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
             if manifest["format"] not in (FORMAT, CHAINED):
@@ -216,7 +224,7 @@ class Checkpoints:
                 )
             files = tuple(FileRecord(str(f["path"]), int(f["size"]), str(f["checksum"])) for f in manifest["files"])
             link = _link_of(manifest)
-            base = None if link is None else self._base_of(step, link)
+            base = None if link is None else self._base_of(folder.name, step, link)
             id = checksum(folder / _MANIFEST)
             return Checkpoint(folder, int(manifest["step"]), files, dict(manifest["facts"]), id, base)
         except OSError as error:
@@ -224,33 +232,33 @@ class Checkpoints:
         except (ValueError, KeyError, TypeError) as error:
             raise CheckpointError(f"{folder / _MANIFEST}: damaged ({type(error).__name__}: {error})") from error
 
-    def _base_of(self, step: int, link: tuple[int, str]) -> Checkpoint:
-        """The base, by its step and id, of the increment of `step`. Raises CheckpointError."""
+    def _base_of(self, name: str, step: int, link: tuple[int, str]) -> Checkpoint:
+        """The base, by its step and id, of the increment `name` of `step`. Raises CheckpointError."""
         base_step, base_id = link
         if base_step >= step:
             raise ValueError(f"step {step} on step {base_step}")
         base = self.load(base_step)
         if base.id != base_id:
             raise CheckpointError(
-                f"{base.folder / _MANIFEST}: is not what {_name(step)} was written on; delete {_name(step)} to go on "
-                "from the checkpoint before it"
+                f"{base.folder / _MANIFEST}: is not what {name} was written on; delete {name} to go on from the "
+                "checkpoint before it"
             )
         return base
 
     def prune(self, keep: int) -> None:
         """Deletes the oldest complete checkpoints until `keep` are left and what these build on; older increments
-        that lost their base, too."""
+        that lost their base, and what another of the same step took the place of, too."""
         if not (complete := self._complete()):
             return
-        bases = {step: base for step, _, base in complete}
-        needed: set[int] = set()
+        known = {step: (folder, base) for step, folder, base in complete}
+        needed: set[Path] = set()
         for step, _, _ in complete[-keep:]:
             link: int | None = step
-            while link is not None and link not in needed:
-                needed.add(link)
-                link = bases[link]
-        for step, folder in self._named():
-            if step in needed or step > complete[-1][0]:
+            while link is not None and known[link][0] not in needed:
+                folder, link = known[link]
+                needed.add(folder)
+        for step, _, folder in self._named():
+            if folder in needed or step > complete[-1][0] or not (folder / _MANIFEST).is_file():
                 continue
             doomed = folder.with_name(f".{folder.name}")
             folder.rename(doomed)  # a half deleted one must not look complete

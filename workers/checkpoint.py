@@ -75,19 +75,28 @@ class CheckpointWriter:
         self._base: Checkpoint | None = None  # the newest complete one, if increments are wanted
 
     def open(self, start_step: int) -> None:
-        """Makes sure that the folder is this job's and that all servers see it. Raises ConfigError (it holds later
-        checkpoints than the step at which the job starts), CheckpointError or RemoteError."""
+        """Makes sure that the folder is this job's and that all servers and workers see it. Every rank calls it. Raises
+        ConfigError (it holds later checkpoints than the step at which the job starts), CheckpointError or RemoteError.
+        """
         self._begin_counting(start_step)
+        token = "" if self._collective.rank else self._sign(start_step)
+        token = str(self._collective.broadcast_object(token))
         if self._collective.rank:
-            return
+            self._checkpoints.check_token(token)  # it reads its state there
+        else:
+            self._base = self._newest()
+
+    def _sign(self, start_step: int) -> str:
+        """Rank 0's part in `open`; the token by which others know the folder."""
         newest = max((step for step, _ in self._checkpoints.complete()), default=0)
         if newest > start_step:
             raise ConfigError(
                 f"checkpoint.dir: {self._checkpoints.folder} holds step {newest} of another run, and this one starts "
                 f"at step {start_step}; allowed: another folder, or --resume of that run"
             )
-        self._client.ask({"ask": "see", "token": self._checkpoints.sign()})
-        self._base = self._newest()
+        token = self._checkpoints.sign()
+        self._client.ask({"ask": "see", "token": token})
+        return token
 
     def open_again(self, start_step: int, before: CheckpointWriter | None) -> bool:
         """Goes on after the generation that `before` wrote in; whether the step that it begins with has a checkpoint.
@@ -148,12 +157,16 @@ class CheckpointWriter:
     def begin(self, step: int) -> None:
         """Begins the checkpoint of `step` steps done. Blocks until every rank has called it, an earlier checkpoint is
         written, and the state of this step is noted; training may go on then."""
+        waiting = time.perf_counter()
+        self.settle()
+        waited_s = time.perf_counter() - waiting
         self.finish()
+        started = time.perf_counter()  # from here on, none waits for a rank that is slower
         self._client.fence(step)
         self._collective.barrier()  # the others' pushes are applied, too, and nobody pushes before the next barrier
         ranks = self._collective.gather_arrays(rank_state(self._client, self._tower))
         if self._collective.rank == 0:
-            self._lead(step, ranks)
+            self._lead(step, ranks, started, waited_s)
         self._collective.barrier()
 
     def finish(self) -> None:
@@ -177,8 +190,8 @@ class CheckpointWriter:
         while self._written:
             yield self._written.popleft()
 
-    def _lead(self, step: int, ranks: Sequence[Bytes]) -> None:
-        started = time.perf_counter()
+    def _lead(self, step: int, ranks: Sequence[Bytes], started: float, waited_s: float) -> None:
+        """`started`: when all ranks had come; `waited_s`: seconds before, for an earlier checkpoint to be written."""
         try:
             facts, tower = self._facts(step), tower_state(self._tower)
             base = self._base_at(step)
@@ -186,7 +199,7 @@ class CheckpointWriter:
         except Exception as error:  # whatever a model's state does: the job is worth more than a checkpoint
             self._give_up(step, error)
             return
-        held_s = time.perf_counter() - started
+        held_s = waited_s + time.perf_counter() - started
 
         def write() -> None:
             try:

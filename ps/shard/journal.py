@@ -292,7 +292,10 @@ def _records_start(segment: _Segment, data: npt.NDArray[np.uint8]) -> int:
 
 
 def _damaged(path: Path, offset: int) -> JournalError:
-    return JournalError(f"{path}: damaged at byte {offset}; delete it to go on without its updates")
+    return JournalError(
+        f"{path}: damaged at byte {offset}; resume the job from its last checkpoint (shardkeep train --resume), which "
+        "needs no journal"
+    )
 
 
 @contextlib.contextmanager

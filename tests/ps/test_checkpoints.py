@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,8 +62,84 @@ def test_the_oldest_are_deleted_and_what_was_left_half_written_too(checkpoints: 
 
 def test_the_same_step_again_replaces_it(checkpoints: Checkpoints) -> None:
     saved(checkpoints, 3)
-    checkpoints.commit(3, [written(checkpoints, 3, b"other")], {})
-    assert checkpoints.load(3).files[0].size == 5
+    for number in (2, 3):
+        checkpoints.commit(3, [written(checkpoints, 3, b"other")], {"number": number})
+        latest = checkpoints.latest()
+        assert latest is not None and latest.files[0].size == 5
+        assert (latest.folder.name, latest.facts) == (f"step-00000003.{number}", {"number": number})
+    assert [step for step, _ in checkpoints.complete()] == [3]
+    checkpoints.prune(1)
+    assert [path.name for path in checkpoints.folder.iterdir()] == ["step-00000003.3"]
+
+
+class Killed(BaseException):
+    """Of a process that ends before one of its calls changes a file, and so before all that follow."""
+
+
+def kill_after(calls: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on only so many calls change anything on disk."""
+    count = itertools.count()
+
+    def limited(real: Callable[..., Any]) -> Callable[..., Any]:
+        def change(*args: Any, **more: Any) -> Any:
+            if next(count) >= calls:
+                raise Killed
+            return real(*args, **more)
+
+        return change
+
+    for name in ("mkdir", "rename", "replace", "unlink", "rmdir", "fsync"):
+        monkeypatch.setattr(os, name, limited(getattr(os, name)))
+
+
+def test_a_kill_at_any_moment_while_a_step_is_written_again_leaves_a_complete_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for calls in itertools.count():
+        checkpoints = Checkpoints(tmp_path / str(calls))
+        for step in (2, 3):
+            saved(checkpoints, step)
+            checkpoints.prune(1)
+        with monkeypatch.context() as limited:
+            kill_after(calls, limited)
+            try:
+                checkpoints.commit(3, [written(checkpoints, 3, b"other")], {})
+                checkpoints.prune(1)
+                killed = False
+            except Killed:
+                killed = True
+        contents = []
+        for _ in range(2):
+            latest = checkpoints.latest()
+            assert latest is not None and latest.step == 3, calls
+            contents.append(latest.files[0].check(latest.folder).read_bytes())
+            checkpoints.begin(4)  # by whoever goes on
+        assert contents[0] == contents[1]
+        found.append(contents[0])
+        for step in (3, 4):
+            checkpoints.commit(step, [written(checkpoints, step)], {})
+            checkpoints.prune(1)
+            assert [path.name.split(".")[0] for path in checkpoints.folder.glob("*step-*")] == [f"step-{step:08d}"]
+        if not killed:
+            break
+    assert found == sorted(found, reverse=True) and set(found) == {b"rows", b"other"} and len(found) > 10
+
+
+def test_the_one_before_is_deleted_once_the_new_name_is_on_disk(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saved(checkpoints, 3)
+    record = written(checkpoints, 3)
+    synced: list[set[str]] = []
+
+    def sync(folder: Path) -> None:
+        if folder == checkpoints.folder:
+            synced.append({path.name for path in folder.iterdir()})
+
+    monkeypatch.setattr("shardkeep.ps.checkpoints.sync_folder", sync)
+    checkpoints.commit(3, [record], {})
+    assert synced == [{"step-00000003", "step-00000003.2"}]
 
 
 def test_folders_of_other_names_are_left_alone(checkpoints: Checkpoints) -> None:
@@ -186,9 +266,21 @@ def test_a_later_checkpoint_of_the_same_step_is_not_taken_for_the_base(checkpoin
     checkpoints.commit(2, [written(checkpoints, 2, b"other")], {})
     assert steps(checkpoints) == [1, 2]
     with pytest.raises(
-        CheckpointError, match=r"step-00000002/manifest.json: is not what step-00000003 was written on; delete step-0+3"
+        CheckpointError,
+        match=r"step-00000002.2/manifest.json: is not what step-00000003 was written on; delete step-0+3 ",
     ):
         checkpoints.load(3)
+
+
+def test_what_an_increment_written_again_builds_on_is_kept(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 1)
+    chained(checkpoints, 2)
+    base = checkpoints.load(1)
+    checkpoints.commit(2, [written(checkpoints, 2, b"other")], {}, base=base)
+    chained(checkpoints, 3)
+    checkpoints.prune(1)
+    assert [link.folder.name[8:] for link in checkpoints.load(3).chain] == ["00001", "00002.2", "00003"]
+    assert len(list(checkpoints.folder.glob("*step-*"))) == 3
 
 
 @pytest.mark.parametrize("change", ["lost", "written anew"])

@@ -205,7 +205,8 @@ def test_a_flipped_byte_is_cut_in_the_last_record_and_refused_in_an_earlier_one(
             path.write_bytes(whole)
             continue
         offset = record_at(folder, path, 1)
-        with pytest.raises(JournalError, match=rf"{path.name}: damaged at byte {offset}; delete it to go on without"):
+        advice = r"resume the job from its last checkpoint \(shardkeep train --resume\)"
+        with pytest.raises(JournalError, match=rf"{path.name}: damaged at byte {offset}; {advice}"):
             replayed(folder)
         assert path.read_bytes() == damaged
 

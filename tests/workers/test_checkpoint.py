@@ -1,0 +1,98 @@
+"""A worker's part in checkpoints: who must see their folder, and for how long training is held up."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardkeep.base.errors import CheckpointError
+from shardkeep.config import JobConfig, parse_config
+from shardkeep.ps.checkpoints import Checkpoints
+from shardkeep.ps.shard import snapshot_writer
+from shardkeep.workers import checkpoint as written_by_workers
+from shardkeep.workers.collective import run_ranks
+from tests.support.local_job import LocalJob
+from tests.support.samples import as_data, draw
+
+SLOW_S = 0.4
+
+
+def job_config(workers: int) -> JobConfig:
+    return parse_config(
+        f"""
+        workers: {workers}
+        model: {{name: dlrm, bottom: [8], top: [8]}}
+        tables: {{default: {{dim: 4}}}}
+        tower: {{compile: off}}
+        train: {{batch_size: 8, epochs: 1, max_steps: 3}}
+        checkpoint: {{every_steps: 1, keep: 100}}
+        """
+    )
+
+
+def job(folder: Path, workers: int) -> LocalJob:
+    return LocalJob(job_config(workers), as_data(draw(100)), checkpoints=Checkpoints(folder))
+
+
+def slowly(monkeypatch: pytest.MonkeyPatch, place: Any, name: str) -> None:
+    """Has a function take its time, as with much to write or a slow disk."""
+    real = getattr(place, name)
+
+    def slow(*args: Any, **more: Any) -> Any:
+        time.sleep(SLOW_S)
+        return real(*args, **more)
+
+    monkeypatch.setattr(place, name, slow)
+
+
+def held_s(job: LocalJob) -> list[float]:
+    """What the user is told of each checkpoint."""
+    records = [r for kind, r in job.records if kind == "phase" and r["phase"] == "checkpoint"]
+    assert [f"training held up {r['held_s']:.2f} s" in r["text"] for r in records] == [True] * 3
+    return [float(r["held_s"]) for r in records]
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_worker_that_does_not_see_the_folder_is_told_before_the_first_step(tmp_path: Path, rank: int) -> None:
+    workers = job(tmp_path / "here", 3).workers
+    writers: list[Any] = [worker.trainer._checkpoints for worker in workers]
+    run_ranks([worker.collective for worker in workers], lambda member: writers[member.rank].open(0))
+    writers[rank]._checkpoints = Checkpoints(tmp_path / "elsewhere")
+    with pytest.raises(CheckpointError, match=r"elsewhere is not the folder .* must be storage that all members share"):
+        run_ranks([worker.collective for worker in workers], lambda member: writers[member.rank].open(0))
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_gathering_what_ranks_have_not_sent_counts_as_holding_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    slowly(monkeypatch, written_by_workers, "rank_state")
+    run = job(tmp_path, workers)
+    run.run()
+    assert min(held_s(run)) >= SLOW_S
+
+
+def test_waiting_for_the_checkpoint_before_counts_as_holding_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slowly(monkeypatch, snapshot_writer, "write_snapshot")
+    run = job(tmp_path, 2)
+    run.run()
+    first, *later = held_s(run)
+    assert first < SLOW_S and min(later) > SLOW_S / 2
+
+
+def test_waiting_for_a_slower_worker_is_not_holding_up(tmp_path: Path) -> None:
+    run = job(tmp_path, 2)
+    begin = run.workers[1].trainer._checkpoints.begin  # type: ignore[union-attr]
+
+    def late(step: int) -> None:
+        time.sleep(SLOW_S)
+        begin(step)
+
+    run.workers[1].trainer._checkpoints.begin = late  # type: ignore[method-assign, union-attr]
+    run.run()
+    assert max(held_s(run)) < SLOW_S / 2
