@@ -16,6 +16,9 @@ from shardkeep.ps.control.tls import Tls
 from shardkeep.report import RunFolder, latest_run
 from shardkeep.screen import closing_rows, quality, two_columns
 
+MOST_LINES = 8
+"""More tables than that are told together."""
+
 
 def show_run(run: Path | None, console: Console, tls: Tls | None = None) -> int:
     """Shows the run in folder `run` (None = the newest in runs/); 0, or 1 for a job that failed."""
@@ -49,7 +52,7 @@ def show_job(coordinator: Endpoint, console: Console) -> int:
 
 
 def _progress_rows(status: Status) -> list[tuple[str, str]]:
-    rows = [("generation", str(status.generation))]
+    rows = [("generation", str(status.generation)), *_table_rows(status)]
     if status.progress:
         progress = status.progress
         rows.append(("step", f"{progress.get('step', 0):,}/{progress.get('total_steps') or 0:,}"))
@@ -68,6 +71,18 @@ def _progress_rows(status: Status) -> list[tuple[str, str]]:
     if recoveries:
         rows.append(("recoveries", f"{len(recoveries)}; the last: {recoveries[-1].get('text', '')}"))
     return rows
+
+
+def _table_rows(status: Status) -> list[tuple[str, str]]:
+    """A line for each table; where they are many, one for each kind of table. Their rows only the servers know."""
+    formed = [event for event in status.events if "tables" in event]
+    tables = [(str(t["name"]), f"dim {t['dim']}, {t['optimizer']}") for t in formed[-1]["tables"]] if formed else []
+    if len(tables) <= MOST_LINES:
+        return [(f"table {name}", kind) for name, kind in tables]
+    kinds: dict[str, list[str]] = {}
+    for name, kind in tables:
+        kinds.setdefault(kind, []).append(name)
+    return [("tables", f"{len(names)} of {kind}: {', '.join(names)}") for kind, names in kinds.items()]
 
 
 def _mean(histogram: dict[str, int]) -> float:

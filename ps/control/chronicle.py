@@ -6,15 +6,21 @@ Passes each record on to the sink (the run folder). Knows no state of the job. N
 from __future__ import annotations
 
 from collections import deque
+from datetime import datetime
 from typing import Any
 
 from shardkeep.base.errors import ProtocolError
 from shardkeep.base.log import EventLog
-from shardkeep.ps.control.records import REPORT_KINDS, JobSink, Member, Record
+from shardkeep.ps.control.records import REPORT_KINDS, Formation, JobSink, Member, Record
 
 EVENTS_KEPT = 500
 
 _log = EventLog("control")
+
+
+def time_of_day() -> str:
+    """Now, as the lines of metrics.jsonl have it: local, ISO 8601."""
+    return datetime.now().isoformat(timespec="milliseconds")
 
 
 class Chronicle:
@@ -26,11 +32,14 @@ class Chronicle:
         self.summary: Record | None = None
         self._sink = sink
         self._events: deque[Record] = deque(maxlen=EVENTS_KEPT)
+        self._formed: Record | None = None
         self._sequence = 0
 
     @property
     def events(self) -> tuple[Record, ...]:
-        return tuple(self._events)
+        """The last ones, and before them the last formation, where later events have displaced it."""
+        kept, formed = tuple(self._events), self._formed
+        return kept if formed is None or formed["seq"] >= kept[0]["seq"] else (formed, *kept)
 
     def report(self, member: Member, kind: str, record: Record) -> None:
         """Takes one record of a member. Raises ProtocolError (unknown kind), or the sink's OSError."""
@@ -56,6 +65,12 @@ class Chronicle:
         """An event of the coordinator itself: one line in its log too."""
         _log.info(text)
         self._tell({"kind": "event", "text": text, **facts})
+
+    def formed(self, formation: Formation, text: str) -> None:
+        """The event of a formation, which tells the tables, too."""
+        tables = [{"name": t.name, "dim": t.dim, "optimizer": t.optimizer.name} for t in formation.tables]
+        self.note(text, tables=tables)
+        self._formed = self._events[-1]
 
     def tell(self, phase: str, record: Record) -> None:
         """A phase of the job, which the launcher shows."""

@@ -14,11 +14,11 @@ from dataclasses import replace
 
 from shardkeep.base.errors import JobError, ProtocolError, ShardkeepError
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.control.chronicle import Chronicle
+from shardkeep.ps.control.chronicle import Chronicle, time_of_day
 from shardkeep.ps.control.lifecycle import Lifecycle
 from shardkeep.ps.control.membership import Membership, Seat
 from shardkeep.ps.control.records import ANYWHERE, Formation, Hello, JobSink, JobState, Member, Record, Span, Status
-from shardkeep.ps.control.recovery import Recoveries, Start, agreed_start
+from shardkeep.ps.control.recovery import Recoveries, Start, agreed_start, meanwhile, sentence
 from shardkeep.ps.control.standing import Standing
 from shardkeep.ps.control.tables import agreed_tables
 from shardkeep.ps.control.versions import check_versions, own_versions
@@ -98,14 +98,12 @@ class Coordinator:
         # of another version than any that members have seen
         self._life = Lifecycle(replace(before.state, version=before.state.version + TAKEOVER_VERSIONS))
         self._members.restore(before.state.generation, before.seats)
-        self._recoveries.saved_step, self._recoveries.furthest = before.saved_step, before.furthest
-        self._recoveries.done += before.recoveries
-        self._recoveries.unsent_rows = before.unsent_rows
+        self._recoveries = replace(before.recoveries, restarts=self._recoveries.restarts)
         self._chronicle.summary = before.summary
-        generation, step = before.state.generation, max(before.furthest, 0)
-        self._tell_recovery(
-            self._recoveries.over(generation, Start(step, 0), 0.0, cause="the coordinator was restarted")
-        )
+        record = self._recoveries.outlived(before.state.generation, time=time_of_day())
+        self._tell_recovery(record, meanwhile(before.state))
+        if (formation := before.formation) is not None:
+            self._keep(lambda: self._chronicle.formed(formation, f"took over generation {formation.generation}"))
 
     @property
     def num_members(self) -> int:
@@ -180,8 +178,11 @@ class Coordinator:
         """Renews the lease; blocks up to `wait_s` while the state's version is still `seen`."""
         with self._changed:
             seat = self._touch(token)
-            seat.step, seat.phase, seat.unsent_rows = max(step, seat.step), phase, unsent_rows
-            self._recoveries.trained(step)
+            seat.phase, seat.unsent_rows = phase, unsent_rows
+            if step not in (-1, seat.step):  # what was told before may be of before the job went back
+                seat.step = step
+                if seat.member.role == "worker" and self._recoveries.trained(step):
+                    self._keep_standing()
             self._changed.wait_for(lambda: self._life.now.version != seen or self._closed, wait_s)
             return self._life.now
 
@@ -192,10 +193,7 @@ class Coordinator:
             if sequence > seat.last_sequence:
                 seat.last_sequence = sequence
                 self._keep(lambda: self._chronicle.report(seat.member, kind, record))
-                saved = kind == "phase" and record.get("phase") == "checkpoint" and "bytes" in record
-                if saved:
-                    self._recoveries.saved_step = int(record["step"])
-                if saved or kind == "summary":
+                if self._recoveries.heard(seat.member, kind, record) or kind == "summary":
                     self._keep_standing()
             return self._life.now
 
@@ -308,7 +306,7 @@ class Coordinator:
         steps = [s.step for s in self._members.seats("worker")] + [int(self._chronicle.progress.get("step", -1))]
         if max(steps) < 0 or (seat.member.role == "worker" and seat.step >= 0):
             return seat.last_step
-        return f"the job was at step {max(steps)}"
+        return f"the job was at step {max(steps)}{' or later' if self._recoveries.untold else ''}"
 
     def _refuse_when_late(self, hello: Hello) -> None:
         job = self._life.now
@@ -344,25 +342,19 @@ class Coordinator:
         except (OSError, RuntimeError) as error:
             self._fail(f"the generation cannot be opened: {error}")
         else:
-            generation = self._formation.generation
-            self._life.formed(generation)
-            self._keep(lambda: self._chronicle.note(f"generation {generation} formed"))
+            formation = self._formation
+            self._life.formed(formation.generation)
+            self._keep(lambda: self._chronicle.formed(formation, f"generation {formation.generation} formed"))
             if again:
-                start = Start(self._formation.start_step, self._formation.source)
-                self._tell_recovery(self._recoveries.over(generation, start, self._clock() - self._began))
+                start, seconds = Start(formation.start_step, formation.source), self._clock() - self._began
+                record = self._recoveries.over(formation.generation, start, seconds, time=time_of_day())
+                self._tell_recovery(record, sentence(record))
+            self._recoveries.clear()
             self._keep_standing()
             self._changed.notify_all()
 
-    def _tell_recovery(self, record: Record) -> None:
-        where = " from what the members hold"
-        if record["anew"]:
-            where = " from the last checkpoint" if record["step"] else " anew"
-        how = f"training goes on at step {record['step']}{where}, after {record['seconds']:.1f} s"
-        if not record["seconds"]:
-            how = "training went on meanwhile"
-        if record["lost_unsent_rows"]:
-            how += f"; what was left to be sent of {record['lost_unsent_rows']:,} rows is lost"
-        self._keep(lambda: self._chronicle.tell("recovery", {**record, "text": f"{record['cause']}; {how}"}))
+    def _tell_recovery(self, record: Record, text: str) -> None:
+        self._keep(lambda: self._chronicle.tell("recovery", {**record, "text": text}))
 
     def _new_formation(self, again: bool) -> Formation:
         spans = [{s.member.index: s.span for s in self._members.seats(role)} for role in ("server", "worker")]
@@ -437,7 +429,7 @@ class Coordinator:
             self._complete_if_all_left()  # all that it had to do is done
         elif (
             self._life.running
-            and (problem := self._recoveries.died(m, message, unsent_rows=seat.unsent_rows)) is not None
+            and (problem := self._recoveries.count_death(m, message, unsent_rows=seat.unsent_rows)) is not None
         ):
             self._fail(problem, lost=True)
         elif self._life.now.state == "training":
@@ -461,13 +453,10 @@ class Coordinator:
         standing = Standing(
             job=self.job,
             origin=self._origin,
-            saved_step=self._recoveries.saved_step,
-            furthest=self._recoveries.furthest,
             state=self._life.now,
             formation=self._formation,
             seats=tuple(self._members.seats()),
-            recoveries=tuple(self._recoveries.done),
-            unsent_rows=self._recoveries.unsent_rows,
+            recoveries=self._recoveries,
             summary=self._chronicle.summary,
         )
         if not self._life.now.over:

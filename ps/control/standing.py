@@ -9,6 +9,7 @@ from shardkeep.base.errors import UserError
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.membership import Seat
 from shardkeep.ps.control.records import Formation, JobState, Member, Record, Span
+from shardkeep.ps.control.recovery import Recoveries
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,13 +18,10 @@ class Standing:
 
     job: str
     origin: int
-    saved_step: int
-    furthest: int
     state: JobState
     formation: Formation | None
     seats: tuple[Seat, ...]
-    recoveries: tuple[Record, ...]
-    unsent_rows: int
+    recoveries: Recoveries
     summary: Record | None
 
     def to_record(self) -> Record:
@@ -40,6 +38,7 @@ class Standing:
                 "left_code": seat.left_code,
                 "lost": seat.lost,
                 "sequence": seat.last_sequence,
+                "step": seat.step,
                 "unsent_rows": seat.unsent_rows,
             }
             for seat in self.seats
@@ -47,13 +46,10 @@ class Standing:
         return {
             "job": self.job,
             "origin": self.origin,
-            "saved_step": self.saved_step,
-            "furthest": self.furthest,
             "state": asdict(self.state),
             "formation": formation,
             "seats": seats,
-            "recoveries": list(self.recoveries),
-            "unsent_rows": self.unsent_rows,
+            "recoveries": self.recoveries.to_record(),
             "summary": self.summary,
         }
 
@@ -65,13 +61,10 @@ class Standing:
             return cls(
                 job=str(record["job"]),
                 origin=int(record["origin"]),
-                saved_step=int(record["saved_step"]),
-                furthest=int(record["furthest"]),
                 state=JobState(**record["state"]),
                 formation=None if formation is None else _formation(formation),
                 seats=tuple(_seat(seat, now) for seat in record["seats"]),
-                recoveries=tuple(record["recoveries"]),
-                unsent_rows=int(record["unsent_rows"]),
+                recoveries=Recoveries.from_record(record["recoveries"]),
                 summary=record["summary"],
             )
         except (KeyError, TypeError, ValueError) as error:
@@ -97,5 +90,6 @@ def _seat(record: dict[str, Any], now: float) -> Seat:
         left_code=record["left_code"],
         lost=record["lost"],
         last_sequence=record["sequence"],
+        step=int(record["step"]),
         unsent_rows=int(record["unsent_rows"]),
     )

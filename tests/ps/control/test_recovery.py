@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime, timedelta
+from typing import Any
 
 import pytest
 
 from shardkeep.base.errors import JobError, ProtocolError, UserError
 from shardkeep.ps.control.coordinator import Coordinator
-from shardkeep.ps.control.records import Formation, Span
+from shardkeep.ps.control.records import ANY_STEP, Formation, Role, Span
 from shardkeep.ps.control.recovery import Recoveries, Start, agreed_start
 from tests.ps.control.job import TABLES, VERSIONS, Job, ListSink
 
@@ -188,6 +190,196 @@ def test_without_a_common_step_all_go_back_to_the_last_checkpoint() -> None:
     assert formation is not None and formation.restores and formation.start_step == 20
     (record,) = [c[1] for c in job.sink.of("event") if c[1].get("phase") == "recovery"]
     assert (record["anew"], record["lost_steps"]) == (True, 11)
+
+
+def checkpoint(job: Recovering, step: int, *, sequence: int = 1) -> None:
+    record = {"phase": "checkpoint", "step": step, "bytes": 9}
+    job.coordinator.report("worker-0-100", sequence=sequence, kind="phase", record=record)
+
+
+def told(job: Recovering) -> list[dict[str, Any]]:
+    """What was told of recoveries, in order."""
+    return [call[1] for call in job.sink.of("event") if call[1].get("phase") == "recovery"]
+
+
+def take_over(job: Recovering) -> None:
+    job.coordinator = job.another(json.loads(json.dumps(job.sink.kept)))
+
+
+def test_steps_that_were_lost_before_are_not_lost_again() -> None:
+    job = Recovering()
+    job.form()
+    checkpoint(job, 20)
+    for number, step in enumerate((31, 24)):
+        job.coordinator.heartbeat("worker-0-100", step=step)
+        job.kill("server", 0, 100 + number)
+        for index in (0, 1):
+            job.come_back("worker", index, held(step - 3, step), after=number + 1)
+        job.register("server", 0, pid=101 + number)
+        formation = job.come_back("server", 0, held(20, 20), after=0, pid=101 + number)
+        assert formation is not None and (formation.start_step, formation.generation) == (20, number + 2)
+        job.coordinator.heartbeat("worker-0-100", step=step)  # of before: it has not begun to train again
+    assert [record["lost_steps"] for record in told(job)] == [11, 4]
+
+
+def test_a_server_alone_that_lost_updates_is_told_in_numbers() -> None:
+    job = Recovering(servers=2)
+    job.form()
+    checkpoint(job, 20)
+    job.coordinator.heartbeat("worker-0-100", step=31)
+    job.kill("server", 1)
+    for role, index in (("server", 0), ("worker", 0), ("worker", 1)):
+        job.come_back(role, index, held(28, 31))
+    job.register("server", 1, pid=200)
+    report_lost(job, "server-1-200", 20)
+    assert job.come_back("server", 1, Span(0, ANY_STEP, holds=True, saved=20), after=0, pid=200) is not None
+    (record,) = told(job)
+    assert (record["anew"], record["step"], record["lost_steps"]) == (False, 31, 11)
+    assert [(d["role"], d["index"], d["lost_from"]) for d in record["died"]] == [("server", 1, 20)]
+    assert record["text"].endswith("; server 1 lost its updates since step 20")
+
+
+def report_lost(job: Recovering, token: str, step: int) -> None:
+    job.coordinator.report(token, sequence=1, kind="event", record={"text": "lost", "lost_from": step})
+
+
+def test_lost_updates_that_are_told_late_are_in_the_summary_too() -> None:
+    job = Recovering(servers=2)
+    job.form()
+    job.coordinator.heartbeat("worker-0-100", step=31)
+    job.kill("server", 1)
+    job.kill("worker", 1)
+    for role, index in (("server", 0), ("worker", 0)):
+        job.come_back(role, index, held(28, 31))
+    replaced: list[tuple[Role, int]] = [("server", 1), ("worker", 1)]
+    for role, index in replaced:
+        job.register(role, index, pid=200)
+        job.come_back(role, index, Span(0, ANY_STEP, holds=role == "server"), after=0, pid=200)
+    assert job.state.state == "training"
+    report_lost(job, "server-1-200", 20)
+    take_over(job)
+    record = job.coordinator._recoveries.done[0]
+    assert record["lost_steps"] == 11
+    assert [(d["role"], d["index"], d["lost_from"]) for d in record["died"]] == [("server", 1, 20), ("worker", 1, None)]
+
+
+def test_a_record_tells_when_it_was_and_all_who_died() -> None:
+    job = Recovering()
+    job.form()
+    job.kill("server", 0)
+    for index in (0, 1):
+        job.come_back("worker", index)
+    job.kill("worker", 1)
+    replaced: list[tuple[Role, int]] = [("server", 0), ("worker", 1)]
+    for role, index in replaced:
+        job.register(role, index, pid=200)
+        job.come_back(role, index, after=0, pid=200)
+    (record,) = told(job)
+    assert [(d["role"], d["index"]) for d in record["died"]] == [("server", 0), ("worker", 1)]
+    assert [d["cause"].split(":")[0] for d in record["died"]] == [
+        "server 0 (pid 100 on 10.0.0.7) ended",
+        "worker 1 (pid 100 on 10.0.0.7) ended",
+    ]
+    assert record["cause"] == record["died"][1]["cause"]
+    assert abs(datetime.now() - datetime.fromisoformat(record["time"])) < timedelta(minutes=5)
+
+
+def test_who_died_before_the_first_generation_is_not_told_with_a_later_death() -> None:
+    job = Recovering()
+    job.register("server", 0)
+    job.kill("server", 0)
+    job.register("server", 0, pid=101)
+    job.come_back("server", 0, after=0, pid=101)
+    for index in (0, 1):
+        job.register("worker", index)
+        job.come_back("worker", index, after=0)
+    assert job.state.state == "training"
+    job.come_back("worker", 0, why="ECONNRESET")
+    assert "ECONNRESET" in job.state.message
+    job.come_back("worker", 1)
+    job.come_back("server", 0, after=1, pid=101)
+    (record,) = told(job)
+    assert record["died"] == [] and "ECONNRESET" in record["cause"]
+
+
+def test_causes_outlive_the_coordinator() -> None:
+    job = Recovering(servers=2)
+    job.form()
+    job.kill("server", 0)
+    job.kill("server", 1)
+    take_over(job)
+    for role, index in (("worker", 0), ("worker", 1)):
+        job.come_back(role, index)
+    for index in (0, 1):
+        job.register("server", index, pid=200)
+        job.come_back("server", index, after=0, pid=200)
+    restart, recovery = told(job)
+    assert restart["text"].startswith("the coordinator was restarted while the job was recovering: server 0 (pid 100")
+    assert [d["role"] for d in restart["died"]] == ["coordinator"]
+    assert [(d["role"], d["index"]) for d in recovery["died"]] == [("server", 0), ("server", 1)]
+    assert recovery["text"].startswith("server 1 (pid 100 on 10.0.0.7) ended: killed by SIGKILL")
+
+
+def test_a_death_that_another_coordinator_hears_of_first_is_told_with_the_step_that_it_knows() -> None:
+    job = Recovering()
+    job.form()
+    job.coordinator.heartbeat("worker-0-100", step=12)
+    checkpoint(job, 10)
+    job.coordinator.heartbeat("worker-0-100", step=57)
+    take_over(job)
+    job.kill("server", 0)
+    assert job.state.message.endswith("killed by SIGKILL, the job was at step 12 or later")
+
+
+def test_how_a_group_was_lost_outlives_the_coordinator() -> None:
+    job = Recovering()
+    job.form()
+    job.come_back("worker", 1, why="ECONNRESET")
+    take_over(job)
+    for role, index in job.names:
+        job.come_back(role, index)
+    assert told(job)[1]["text"].startswith("worker 1 (pid 100 on 10.0.0.7) lost the others: ECONNRESET; training goes")
+
+
+def test_a_job_that_does_not_form_again_under_another_coordinator_says_why() -> None:
+    job = Recovering(form_timeout_s=10.0)
+    job.form()
+    job.kill("server", 0)
+    take_over(job)
+    job.pass_time(11, alive=[("worker", 0), ("worker", 1)])
+    assert job.state.state == "failed"
+    assert job.state.message.startswith("server 0 (pid 100 on 10.0.0.7) ended: killed by SIGKILL, last seen before")
+    assert "; the job did not form within 10 s" in job.state.message
+
+
+def test_a_coordinators_restart_is_recorded_at_the_step_that_it_is_told() -> None:
+    job = Recovering()
+    job.form()
+    job.coordinator.heartbeat("worker-0-100", step=12)
+    take_over(job)
+    (record,) = told(job)
+    assert record["step"] is None and record["text"] == "the coordinator was restarted; training went on meanwhile"
+    job.coordinator.heartbeat("server-0-100", step=0)  # where the generation began
+    job.coordinator.heartbeat("worker-1-100", step=57)
+    take_over(job)
+    job.coordinator.heartbeat("worker-1-100", step=80)
+    assert [record["step"] for record in job.coordinator._recoveries.done] == [57, 80]
+
+
+def test_a_step_that_was_told_to_the_coordinator_before_is_none_of_after_going_back() -> None:
+    job = Recovering(workers=1)
+    job.form()
+    checkpoint(job, 20)
+    job.coordinator.heartbeat("worker-0-100", step=31)
+    job.kill("server", 0)
+    job.come_back("worker", 0, held(28, 31))
+    job.register("server", 0, pid=200)
+    assert job.come_back("server", 0, held(20, 20), after=0, pid=200) is not None
+    take_over(job)
+    job.coordinator.heartbeat("worker-0-100", step=31)
+    assert job.coordinator._recoveries.reached == 20
+    job.coordinator.heartbeat("worker-0-100", step=22)
+    assert (job.coordinator._recoveries.reached, job.coordinator.status().members[1].step) == (22, 22)
 
 
 def test_as_many_deaths_in_a_row_as_allowed_and_one_more_without_a_step_between() -> None:

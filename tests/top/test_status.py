@@ -1,0 +1,95 @@
+"""What `shardkeep status` shows of a job that runs, over real gRPC."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+from rich.console import Console
+
+from shardkeep.ps.config import AdamConfig, TableSpec
+from shardkeep.ps.control.chronicle import EVENTS_KEPT
+from shardkeep.ps.control.coordinator import Coordinator
+from shardkeep.ps.control.server import ControlServer
+from shardkeep.status import show_job
+from tests.ps.control.job import TABLES, Job
+from tests.ps.control.test_recovery import Recovering
+
+
+def form(job: Job, tables: Sequence[TableSpec] = TABLES) -> None:
+    for role, index in job.names:
+        job.register(role, index)
+    for role, index in job.names:
+        job.join(role, index, tables)
+    assert job.state.state == "training"
+
+
+def shown(coordinator: Coordinator) -> str:
+    out = io.StringIO()
+    with ControlServer(coordinator) as server:
+        assert show_job(server.endpoint, Console(file=out, width=200, color_system=None)) == 0
+    return out.getvalue()
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.split("  ") if cell.strip()]
+
+
+def test_a_running_job_is_shown_with_its_tables_numbers_and_members() -> None:
+    job = Job(workers=1)
+    form(job)
+    job.coordinator.heartbeat("worker-0-100", step=1234, phase="training")
+    told: list[tuple[str, dict[str, Any]]] = [
+        ("progress", {"step": 1234, "total_steps": 5000, "loss": 0.5, "samples_per_s": 2e4, "staleness": {"1": 3}}),
+        ("eval", {"step": 1000, "auc": 0.78, "logloss": 0.44}),
+        ("phase", {"phase": "checkpoint", "step": 1000, "bytes": 9, "text": "step 1,000 is kept"}),
+    ]
+    for sequence, (kind, record) in enumerate(told, 1):
+        job.coordinator.report("worker-0-100", sequence=sequence, kind=kind, record=record)
+    assert [cells(line) for line in shown(job.coordinator).splitlines()] == [
+        ["training"],
+        ["generation", "1"],
+        ["table user", "dim 8, rowwise_adagrad"],
+        ["table item", "dim 16, rowwise_adagrad"],
+        ["step", "1,234/5,000"],
+        ["loss", "0.5000"],
+        ["speed", "20,000 samples/s"],
+        ["evaluation", "step 1,000", "AUC 0.7800", "logloss 0.4400"],
+        ["staleness", "1.00 steps on the mean, 1 at most (worker 0)"],
+        ["checkpoint", "step 1,000 is kept"],
+        ["member", "host", "pid", "condition", "last heartbeat", "step", "phase"],
+        ["server 0", "10.0.0.7", "100", "joined", "0.0 s ago", "-"],
+        ["worker 0", "10.0.0.7", "100", "joined", "0.0 s ago", "1234", "training"],
+    ]
+
+
+def test_a_job_that_forms_has_no_tables_to_show() -> None:
+    lines = shown(Job().coordinator).splitlines()
+    assert lines[0] == "forming" and not any("table" in line for line in lines)
+
+
+def test_many_tables_are_shown_in_one_line_for_each_kind() -> None:
+    job = Job(workers=1)
+    form(
+        job, [*(TableSpec(name=f"C{i}", dim=16) for i in range(9)), TableSpec(name="x", dim=4, optimizer=AdamConfig())]
+    )
+    lines = [cells(line) for line in shown(job.coordinator).splitlines()]
+    names = ", ".join(f"C{i}" for i in range(9))
+    assert [line for line in lines if line[0] == "tables"] == [
+        ["tables", f"9 of dim 16, rowwise_adagrad: {names}"],
+        ["tables", "1 of dim 4, adam: x"],
+    ]
+
+
+def test_tables_are_shown_of_a_long_job_and_after_a_take_over() -> None:
+    job = Recovering(workers=1)
+    form(job)
+    for sequence in range(1, EVENTS_KEPT + 10):
+        job.coordinator.report("worker-0-100", sequence=sequence, kind="event", record={"text": "so it is"})
+    events = job.coordinator.status().events
+    assert len(events) == EVENTS_KEPT + 1 and all(a["seq"] < b["seq"] for a, b in pairwise(events))
+    assert "table item" in shown(job.coordinator)
+    job.coordinator = job.another(job.sink.kept)
+    assert "table item" in shown(job.coordinator)
