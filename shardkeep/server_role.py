@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardkeep.base.allocator import keep_freed_memory
-from shardkeep.base.errors import TransportError
+from shardkeep.base.errors import DeadlineExceeded, TransportError
 from shardkeep.base.log import EventLog
 from shardkeep.compression.codec import value_codec
 from shardkeep.config import JobConfig
@@ -83,7 +83,7 @@ class _Life:
         self._profile = self._open_profile(folder)
         self._saves = bool(config.checkpoint.every_steps)
         self._service: ShardService | None = None
-        self._bereft = False  # of updates that the others have seen
+        self._bereft = False  # of updates that the others have seen, since a checkpoint
         if control.before is not None:
             self._revive(control.before)
 
@@ -96,7 +96,8 @@ class _Life:
 
     @property
     def span(self) -> Span:
-        """Where this server could go on. One that lost updates follows the others, but for `sync`."""
+        """Where this server could go on. One that lost updates since a checkpoint follows the others, but for `sync`;
+        one that lost all of them has them begin anew."""
         if self._service is None:
             return Span()
         first, last = self._service.span
@@ -150,12 +151,15 @@ class _Life:
             resumed = self._checkpoints.latest()
         service = self._service = self._build(before.tables, resumed)
         records = [] if self._journal is None else self._journal.replay()
-        self._bereft = self._journal is None or not self._journal.size_bytes
+        lost = self._journal is None or not self._journal.size_bytes
+        self._bereft = lost and resumed is not None
         pushes = service.replay(records)
         _log.info("revived", checkpoint=0 if resumed is None else resumed.step, pushes=pushes, step=service.span[1])
-        if self._bereft:
+        if lost:
             text = f"server {self._index} lost its updates since step {service.span[1]}: there is no journal of them"
             self._control.report("event", {"text": text, "lost_from": service.span[1]})
+            with contextlib.suppress(DeadlineExceeded):  # the line of the recovery tells it, if it comes in time
+                self._control.flush()
 
     def _build(self, tables: Sequence[TableSpec], resumed: Checkpoint | None) -> ShardService:
         service = build_service(

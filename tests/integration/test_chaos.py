@@ -129,7 +129,36 @@ def test_a_stalled_worker_is_replaced_when_its_lease_ends_and_never_wakes_up(
     assert "sent no heartbeat for 4 s" in causes(summary)
 
 
+def unjournaled(cluster: Cluster, *, saves: int) -> tuple[dict[str, Any], str]:
+    """The one recovery of a bounded job that keeps no journal and whose server 1 dies, and what the job printed."""
+    config = {**JOB, "consistency": {"mode": "bounded"}, "journal": "off", "checkpoint": {"every_steps": saves}}
+    job, folder = cluster.job(config)
+    assert not play(job, folder, [kill("server 1", at=200)], limit_s=100.0)
+    ended = job.end(limit_s=100.0)
+    assert ended.code == 0, job.printed()
+    summary = folder.summary() or {}
+    assert (summary["status"], summary["steps"]) == ("completed", STEPS)
+    (recovery,) = summary["recoveries"]
+    assert [(d["role"], d["index"]) for d in recovery["died"]] == [("server", 1)]
+    return dict(recovery), job.printed()
+
+
+def test_a_server_that_lost_all_its_updates_has_the_job_begin_anew(cluster: Cluster) -> None:
+    recovery, printed = unjournaled(cluster, saves=0)
+    assert (recovery["step"], recovery["anew"]) == (0, True)
+    assert recovery["lost_steps"] >= 190 and "training goes on at step 0 anew" in printed
+
+
 # ---- the long form ----
+
+
+@pytest.mark.chaos
+def test_a_server_without_a_journal_goes_on_from_the_last_checkpoint_beside_the_others(cluster: Cluster) -> None:
+    recovery, printed = unjournaled(cluster, saves=130)
+    assert (recovery["anew"], recovery["died"][0]["lost_from"]) == (False, 130)
+    assert recovery["lost_steps"] == recovery["step"] - 130 > 0
+    assert "server 1 lost its updates since step 130" in printed
+
 
 PHASES = ("forming", 60, "evaluating", "saving", "recovering", "closing")
 
