@@ -102,6 +102,8 @@ class RowClient:
         self.rank = rank
         self.accounts = Accounts(ledger if ledger is not None else Ledger())
         self.timeout_s = timeout_s
+        self.allowance_s = 0.0
+        """Seconds more that a pull, push or question may take for now."""
         self.staleness_seen: dict[int, int] = {}
         self._catalog = Catalog(tables)
         self._transport = transport
@@ -157,6 +159,10 @@ class RowClient:
         return self._transport.num_servers
 
     @property
+    def _limit_s(self) -> float:
+        return self.timeout_s + self.allowance_s
+
+    @property
     def saturated_values(self) -> int:
         """Gradient values sent as the largest number of a 16-bit push format, because they were beyond its range."""
         return self._outbox.saturated_values
@@ -207,7 +213,7 @@ class RowClient:
         messages = self._pull_messages(kind, step, asked.wanted)
         for server, message in messages.items():
             self.accounts.call(_DIRECTION[kind], step, envelope.call_bytes(server, self._generation, message.size))
-        futures = [(server, send(server, message, timeout_s=self.timeout_s)) for server, message in messages.items()]
+        futures = [(server, send(server, message, timeout_s=self._limit_s)) for server, message in messages.items()]
         return Pull(request, asked, kind, self, futures)
 
     def _ask(self, kind: Kind, step: int, request: Request) -> Asked:
@@ -312,7 +318,7 @@ class RowClient:
         unless as many steps as the consistency mode allows are already unacknowledged.
 
         The gradients are encoded before this returns and may be reused by the caller. Tables may be left out. `last`:
-        all that earlier pushes left for later goes along.
+        all gradients that earlier pushes left for later go along, but not what was rounded off of rows already sent.
 
         Raises ProtocolError when gradients do not fit the request or the step was pushed before; and what
         `Pull.result` raises, for an earlier push that failed."""
@@ -338,7 +344,7 @@ class RowClient:
         for server, message in pushes.items():
             then = pulls.get(server)
             self.accounts.call("push", step, envelope.call_bytes(server, self._generation, message.size))
-            future = self._transport.send(server, message, then, timeout_s=self.timeout_s)
+            future = self._transport.send(server, message, then, timeout_s=self._limit_s)
             (pending.futures if then is None else pull._futures).append((server, future))
         return pull
 
@@ -404,7 +410,7 @@ class RowClient:
         deadline for this one call.
 
         Raises DeadlineExceeded, TransportError, or RemoteError when a server refuses or fails."""
-        limit_s = self.timeout_s if timeout_s is None else timeout_s
+        limit_s = self._limit_s if timeout_s is None else timeout_s
         text = json.dumps(dict(question))
         packed = text_message(Kind.ASK, text, generation=self._generation, rank=self.rank)
         futures = [self._transport.send(s, packed, timeout_s=limit_s) for s in range(self.num_servers)]
@@ -417,7 +423,7 @@ class RowClient:
         return [json.loads(text_of(unpack(answer.buffer))) for answer in answers]
 
     def _answer(self, server: int, future: Future[Bytes], expected: Kind, limit_s: float | None = None) -> Packed:
-        packed = wait(future, peer=f"server {server}", timeout_s=(self.timeout_s if limit_s is None else limit_s) + 1.0)
+        packed = wait(future, peer=f"server {server}", timeout_s=(self._limit_s if limit_s is None else limit_s) + 1.0)
         try:
             answer = read(packed)
         except CorruptMessage as error:

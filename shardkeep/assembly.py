@@ -60,10 +60,11 @@ def kept_steps(config: JobConfig) -> int:
     return config.consistency.window + SPARE_STEPS
 
 
-def patience_s(config: JobConfig) -> float:
-    """Seconds that one pull, push or reduction may take: longer where a peer may be compiling its tower meanwhile."""
+def compile_allowance_s(config: JobConfig) -> float:
+    """Seconds more that a pull or push may take while a peer may be compiling its tower. Sums between workers need
+    none: nobody compiles during one."""
     may_compile = (config.tower.compile != "off" and config.consistency.mode != "sync") or config.tower.compile == "on"
-    return config.liveness.step_timeout_s + (COMPILE_ALLOWANCE_S if may_compile else 0.0)
+    return COMPILE_ALLOWANCE_S if may_compile else 0.0
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ def build_worker(
             consistency=config.consistency,
             compression=config.compression,
             ledger=ledger,
-            timeout_s=patience_s(config),
+            timeout_s=config.liveness.step_timeout_s,
             seed=config.seed,
             history=kept_steps(config),
             num_workers=config.workers,
@@ -242,6 +243,7 @@ def build_worker(
         evaluate=config.eval,
         window=config.consistency.window,
         telemetry=telemetry,
+        compile_allowance_s=compile_allowance_s(config),
         again=again is not None,
         before=None if before is None else before.trainer,
     )

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch._dynamo  # every optimizer of torch and DDP load it: here, while the other roles start
 
-from shardkeep.assembly import Again, Worker, build_worker, kept_steps, patience_s, table_specs
+from shardkeep.assembly import Again, Worker, build_worker, kept_steps, table_specs
 from shardkeep.base.allocator import keep_freed_memory
 from shardkeep.base.errors import ConfigError, JobStopped, MemberLost, RemoteError, TransportError
 from shardkeep.base.log import EventLog
@@ -199,7 +199,7 @@ def _collective(
         rank=index,
         world_size=config.workers,
         generation=formation.generation,
-        timeout_s=patience_s(config),
+        timeout_s=config.liveness.step_timeout_s,
         backend=backend,
         host=host,
     )

@@ -52,11 +52,12 @@ class Trainer:
         evaluate: EvalConfig,
         window: int,
         telemetry: Telemetry,
+        compile_allowance_s: float = 0.0,
         again: bool = False,
         before: Trainer | None = None,
     ) -> None:
-        """`again`: another generation was lost while it trained; `before`: this process's trainer then, None = it is
-        new."""
+        """`compile_allowance_s`: seconds more that a pull or push may take until all ranks have compiled; `again`:
+        another generation was lost while it trained; `before`: this process's trainer then, None = it is new."""
         self._step = step
         self._evaluation = evaluation
         self._checkpoints = checkpoints
@@ -71,6 +72,7 @@ class Trainer:
         self._watch = telemetry.watch
         self._cpu = telemetry.cpu
         self._bad_steps = 0
+        self._compile_allowance_s = compile_allowance_s
         self._again = again
         self._former = None if before is None else before._checkpoints
         self._choices_told: bool = before is not None and before._choices_told
@@ -84,6 +86,7 @@ class Trainer:
         are any. Raises JobStopped, Diverged, and what pulls and pushes raise."""
         self._paced_from, self._paced_since, self._pace = start_step, time.perf_counter(), 1
         self._cpu.drop()
+        self._client.allowance_s = self._compile_allowance_s
         saved = False
         if self._checkpoints is not None and not self._again:
             self._checkpoints.open(start_step)
@@ -165,6 +168,8 @@ class Trainer:
 
     def _check(self, step: int, result: StepResult, progress: Progress) -> None:
         """Counts, reports, and ends a job that has diverged."""
+        if not result.deciding:
+            self._client.allowance_s = 0.0
         self._telemetry.step_done(self._slices.samples(step), result)
         self._tell_choices(result, progress)
         self._bad_steps = self._bad_steps + 1 if result.dropped_rows or not result.applied else 0
