@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
+import io
 import os
 import pickle
+import pickletools
 import secrets
 import socket
 import sys
@@ -190,12 +192,52 @@ def _run(call: Any) -> Any:
         return rpc_internal.RemoteException(_first_line(error), RuntimeError)
 
 
+_PLAIN_OPCODES = {
+    "PROTO", "FRAME", "MARK", "MEMOIZE", "BINGET", "LONG_BINGET", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1",
+    "BININT2", "BINFLOAT", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "APPEND", "APPENDS",
+    "EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_SET", "ADDITEMS", "STACK_GLOBAL", "REDUCE", "NEWOBJ",
+}  # fmt: skip
+"""What calls, answers and torch's meeting are pickled into, besides texts, long numbers and STOP. BUILD is not there:
+it sets attributes of whatever is admitted, classes and functions too, for all later calls of the process."""
+_STEPS = {
+    ord(opcode.code): 1 + (0 if opcode.arg is None else opcode.arg.n)
+    for opcode in pickletools.opcodes
+    if opcode.name in _PLAIN_OPCODES
+}
+"""Bytes from an opcode to the next."""
+_COUNTS = {ord(pickle.SHORT_BINUNICODE): 1, ord(pickle.BINUNICODE): 4, ord(pickle.LONG1): 1}
+"""Bytes that say how many more follow."""
+_STOP = ord(pickle.STOP)
+
+
+def _refuse_opcodes(call: bytes) -> None:
+    """Raises AttributeError if a pickle has others than the plain opcodes, before any is carried out; 7 us a call."""
+    position, end = 0, len(call)
+    while position < end:
+        code = call[position]
+        if (step := _STEPS.get(code)) is not None:
+            position += step
+        elif (width := _COUNTS.get(code)) is not None:
+            begin = position + 1 + width
+            position = begin + int.from_bytes(call[position + 1 : begin], "little")
+        elif code == _STOP:
+            return
+        else:
+            known = pickletools.code2op.get(chr(code))  # type: ignore[attr-defined]
+            raise AttributeError(f"shardkeep refuses the opcode {known.name if known else code} in an RPC")
+
+
 class RestrictedUnpickler(pickle.Unpickler):
     """Admits `_serve`, `_greet` and torch's own envelope, nothing else. Defence in depth only: see docs/security.md."""
+
+    def __init__(self, file: io.BytesIO) -> None:
+        super().__init__(file)
+        self._call = file.getvalue()
 
     def load(self) -> Any:
         # torch turns an AttributeError into an answer; any other exception makes it print an error of its own.
         try:
+            _refuse_opcodes(self._call)
             return super().load()
         except AttributeError:
             raise
@@ -217,7 +259,7 @@ def _set_up_process(interface: str) -> None:
         os.environ["TP_SOCKET_IFNAME"] = interface
         os.environ["GLOO_SOCKET_IFNAME"] = interface
         if not _process_is_set_up:
-            rpc_internal._unpickler = RestrictedUnpickler
+            rpc_internal._unpickler = RestrictedUnpickler  # type: ignore[assignment]  # torch gives it a BytesIO alone
             rpc_internal._run_function = _run
             dist.autograd._init(0)  # type: ignore[attr-defined]  # a second call with another number would raise
             _process_is_set_up = True

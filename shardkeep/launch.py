@@ -188,8 +188,6 @@ def _in_process(
     screen.phase("start", "one process")
     try:
         summary = run_in_process(config, sink, lambda: interrupts.count > 0, folder=folder.path, start_step=start_step)
-        if interrupts.count:
-            raise JobStopped(f"stopped at step {sink.step}")
     except KeyboardInterrupt:
         sink.finished("stopped", f"stopped at step {sink.step}", None)
         raise JobStopped(f"stopped at step {sink.step}") from None

@@ -32,6 +32,8 @@ CLOSE_S = 15.0
 FAILED_S = 1.0
 """Seconds they get once it has failed: the peers of a dead process may be blocked."""
 TERMINATE_S = 1.0
+RETRY_S = 0.2
+"""Seconds until a stop that nobody heard is asked for again."""
 TELL_S = 20.0
 """Seconds in which a coordinator must be there to hear of a death, before the member is started again."""
 BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 8.0
@@ -64,11 +66,15 @@ class LocalJob:
         self._endpoint: Endpoint | None = None
         self._coordinator_heard = time.monotonic()
         self._step: int | None = start_step or None
+        self._stop_heard = threading.Event()
         self._ended = threading.Event()
 
     def run(self) -> dict[str, Any]:
         """Starts all roles and waits for the end; whatever happens, no process is left behind."""
+        from shardkeep import scale
+
         self._interrupts.tolerated = 1_000_000
+        scale.taken(self._folder.path)  # what was asked of an earlier start
         try:
             self._start()
             self._endpoint = self._folder.endpoint()
@@ -80,7 +86,10 @@ class LocalJob:
             self._ended.set()
             deaths = self._deaths()  # before the children that hang are killed from here
             end_all(self._children, grace_s=TERMINATE_S)
-        return self._outcome(deaths)
+        summary = self._outcome(deaths)
+        if (asked := scale.taken(self._folder.path)) is not None:
+            self._screen.phase("scale", f"not with {', '.join(asked)}: all steps were trained by then")
+        return summary
 
     def _start(self) -> None:
         began = time.monotonic()
@@ -134,19 +143,20 @@ class LocalJob:
     def _watch(self) -> None:
         """Until the job is over or cannot go on: shows records, passes on deaths and Ctrl-C."""
         limit: Deadline | None = None
+        stopping = False
         while self._vacancies or any(child.running for child in self._children):
             self._show_records()
-            if limit is None:
+            if limit is None or stopping:
                 self._replace_dead()
             self._tell_deaths()
             if self._folder.summary() is not None or self._interrupts.count > 1 or (limit is not None and limit.over):
                 return
             if limit is None and self._interrupts.count:
                 saves = bool(self._config.checkpoint.every_steps)
-                limit = Deadline(SAVING_STOP_S if saves else STOP_S)
+                limit, stopping = Deadline(SAVING_STOP_S if saves else STOP_S), True
                 what = "stopping, with a checkpoint" if saves else "stopping in order"
                 self._screen.phase("stop", f"{what}; once more Ctrl-C ends it at once")
-                self._ask(_request_stop)
+                threading.Thread(target=self._insist_on_stop, name="ask-to-stop", daemon=True).start()
             elif limit is None and (deaths := self._fatal()):
                 alone = any(death.role == "coordinator" for death in deaths)
                 limit = Deadline(0.0 if alone else VERDICT_S)
@@ -164,12 +174,17 @@ class LocalJob:
 
     def _replace_dead(self) -> None:
         """Starts another process for each member that was killed, as soon as the coordinator knows of the death and
-        its time has come: the first time at once, then later and later."""
+        its time has come: the first time at once, then later and later. In a job that stops, the coordinator alone."""
         if self._folder.summary() is not None:  # it is over, whoever dies
             return
+        stops = self._stop_heard.is_set()
+        if stops:
+            self._vacancies = [vacancy for vacancy in self._vacancies if vacancy.role == "coordinator"]
         for child in list(self._children):
             death = child.death()
             if death is None or death.code >= 0 or death.pid in self._not_replaced:
+                continue
+            if stops and death.role != "coordinator":
                 continue
             if not self._may_die(death):
                 self._not_replaced.add(death.pid)
@@ -208,6 +223,21 @@ class LocalJob:
             if death.pid not in self._told and death.role != "coordinator":
                 self._told.add(death.pid)
                 self._ask(functools.partial(_report_death, death=death))
+
+    def _insist_on_stop(self) -> None:
+        """Asks the job to stop until somebody hears it: the coordinator may not listen yet, or be on its way back."""
+        from shardkeep.ps.control.client import request_stop
+
+        while not self._ended.is_set():
+            try:
+                if (coordinator := self._folder.endpoint()) is not None:
+                    request_stop(coordinator, "Ctrl-C or SIGTERM")
+                    self._stop_heard.set()
+                    return
+            except ShardkeepError as error:
+                if not error.retryable:  # the loop's limit ends the job
+                    return
+            self._ended.wait(RETRY_S)
 
     def _ask(self, call: Callable[[Endpoint], None]) -> None:
         """Calls the coordinator beside the loop; one that does not answer is seen by its limit."""
@@ -288,13 +318,6 @@ def child_environment(base: Mapping[str, str], *, threads: int, code_folder: Pat
         "PYTHONUNBUFFERED": "1",
         "PYTHONPATH": os.pathsep.join(part for part in path if part),
     }
-
-
-def _request_stop(coordinator: Endpoint) -> None:
-    from shardkeep.ps.control.client import request_stop
-
-    with contextlib.suppress(ShardkeepError):  # unreachable: the loop's limit ends the job
-        request_stop(coordinator, "Ctrl-C or SIGTERM")
 
 
 def _answers(coordinator: Endpoint, *, timeout_s: float) -> bool:

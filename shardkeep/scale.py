@@ -3,22 +3,31 @@ on from there with new processes; the launcher does both."""
 
 from __future__ import annotations
 
+import fcntl
 import json
+import time
 from pathlib import Path
 
-from shardkeep.base.errors import JobError, UserError
+from shardkeep.base.deadlines import Deadline
+from shardkeep.base.errors import JobError, ShardkeepError, UserError
 from shardkeep.base.files import atomic_write
 from shardkeep.config import load_config
 from shardkeep.ps.control.client import request_stop
+from shardkeep.ps.control.endpoint import Endpoint
+from shardkeep.ps.control.records import JobState
 from shardkeep.report import RunFolder
 
+ASK_S = 20.0
+"""Seconds in which a coordinator must be there to hear of it: another may just be started for one that died."""
+_RETRY_S = 0.2
 _FILE = "scale.json"
 
 
 def ask(run: Path, *, workers: int | None, servers: int | None) -> str:
     """Has the launcher of the job in `run` go on with other numbers; what will happen, in words.
 
-    Raises UserError and ConfigError (no such run, or numbers it cannot have), JobError (the job is over)."""
+    Raises UserError and ConfigError (no such run, one without a launcher, or numbers it cannot have), JobError (the job
+    is over), TransportError (its coordinator cannot be reached)."""
     wanted = {name: count for name, count in (("workers", workers), ("servers", servers)) if count is not None}
     if not wanted:
         raise UserError("scale: says no number; allowed: --workers N, --servers N, or both")
@@ -34,12 +43,20 @@ def ask(run: Path, *, workers: int | None, servers: int | None) -> str:
     coordinator = folder.endpoint()
     if folder.summary() is not None or coordinator is None:
         raise JobError(f"{run}: no job runs here; use shardkeep train --resume {run} --set {' --set '.join(overrides)}")
-    atomic_write(run / _FILE, json.dumps(overrides) + "\n")
     text = ", ".join(overrides)
-    state = request_stop(coordinator, f"to go on with {text}")
-    if state.state not in ("stopping", "stopped"):
+    if not _launched(run):
+        raise UserError(
+            f"{run}: no `shardkeep train` runs this job, so nobody would go on with {text}; for roles by hand stop the "
+            "coordinator, and start all anew with --start-step"
+        )
+    atomic_write(run / _FILE, json.dumps(overrides) + "\n")
+    try:
+        state = _stopped(coordinator, f"to go on with {text}")
+        if state.state not in ("stopping", "stopped"):
+            raise JobError(f"{run}: the job is {state.state}{f': {state.message}' if state.message else ''}")
+    except (ShardkeepError, KeyboardInterrupt):
         (run / _FILE).unlink(missing_ok=True)
-        raise JobError(f"{run}: the job is {state.state}{f': {state.message}' if state.message else ''}")
+        raise
     return f"the job stops with a checkpoint, and goes on with {text}"
 
 
@@ -52,3 +69,27 @@ def taken(run: Path) -> list[str] | None:
     except (OSError, ValueError):
         return None
     return [str(override) for override in overrides]
+
+
+def _launched(run: Path) -> bool:
+    """Whether a launcher is in the folder (`RunFolder.held`)."""
+    try:
+        with (run / ".lock").open("rb") as file:
+            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _stopped(coordinator: Endpoint, reason: str) -> JobState:
+    """The state of the job once it was asked to stop. Raises what the last attempt raised."""
+    deadline = Deadline(ASK_S)
+    while True:
+        try:
+            return request_stop(coordinator, reason)
+        except ShardkeepError as error:
+            if not error.retryable or deadline.over:
+                raise
+        time.sleep(_RETRY_S)

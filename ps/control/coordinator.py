@@ -408,7 +408,9 @@ class Coordinator:
         self._finished()
 
     def _stop_if_idle(self) -> None:
-        if all(seat.gone for seat in self._members.seats("worker")):
+        if self._chronicle.summary is not None:  # the stop came after the last step: the job is done
+            self._complete_if_all_left()
+        elif all(seat.gone for seat in self._members.seats("worker")):
             self._stopped()
 
     def _stopped(self, remark: str = "") -> None:

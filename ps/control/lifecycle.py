@@ -4,7 +4,7 @@
 forming ───┴─> training <──┴──> completed
    │               │
    ├───────────────┼──> failed      (recovering goes there, too)
-   └───────────────┴──> stopping ──> stopped
+   └───────────────┴──> stopping ──> stopped      (completed, if the last step was trained by then)
 """
 
 from __future__ import annotations

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import collections
+import io
 import itertools
 import os
+import pickle
 import re
 import socket
 import time
@@ -291,6 +294,44 @@ def test_a_foreign_call_is_refused_in_one_line_and_the_server_lives_on(
     assert "Traceback" not in group.peer.stderr()
 
 
+def unpickled(*parts: bytes) -> Any:
+    return RestrictedUnpickler(io.BytesIO(b"\x80\x04" + b"".join(parts) + b".")).load()
+
+
+def named(owner: Any) -> bytes:
+    """The opcodes that find a class or function by its name."""
+    texts = (text.encode() for text in (owner.__module__, owner.__qualname__))
+    return b"".join(b"\x8c" + bytes([len(text)]) + text for text in texts) + b"\x93"
+
+
+def state(value: object) -> bytes:
+    """The opcodes of a plain value, and those that set it as the attributes of what stands before it."""
+    return pickle.dumps(value, 4)[2:-1] + pickle.BUILD
+
+
+class Raw:
+    """A pickler of torch RPC that sends the same bytes, whatever it is given."""
+
+    def __init__(self, sent: bytes) -> None:
+        self._sent = sent
+
+    def serialize(self, _call: object) -> tuple[bytes, list[torch.Tensor]]:
+        return self._sent, []
+
+
+@pytest.mark.processes
+def test_a_message_that_would_break_later_calls_is_refused_in_one_line_and_breaks_none(group: Group) -> None:
+    opcodes = named(rpc_internal.PythonUDF) + state((None, {"func": "no function"}))
+    target: Any = group.transport.server_name(0)
+    with (
+        rpc.api._use_rpc_pickler(Raw(b"\x80\x04" + opcodes + b".")),
+        pytest.raises(RuntimeError, match="shardkeep refuses the opcode BUILD in an RPC"),
+    ):
+        rpc.rpc_sync(target, transport_module._serve, args=(target,), timeout=LIMIT_S)
+    assert answer(group.transport, question(group.generation)).kind is Kind.ANSWER
+    assert "Traceback" not in group.peer.stderr()
+
+
 @pytest.mark.processes
 def test_a_hundred_generations_in_one_pair_of_processes_leak_nothing(
     peer: Peer, store: Any, generations: Iterator[int]
@@ -411,15 +452,35 @@ def test_the_private_names_of_torch_are_where_they_were() -> None:
 
 
 def test_the_unpickler_admits_no_name_beyond_its_list() -> None:
-    import io
-    import pickle
-
-    for harmless in ("collections.OrderedDict", "builtins.list", "torch.load"):
-        module, name = harmless.rsplit(".", 1)
-        stream = b"c" + module.encode() + b"\n" + name.encode() + b"\n."
-        with pytest.raises(AttributeError, match=f"shardkeep refuses {harmless}"):
-            RestrictedUnpickler(io.BytesIO(stream)).load()
-    for garbage in (b"", b".", b"\x80\x04\x95", pickle.dumps([1])[:-1], os.urandom(64)):
+    for harmless in (collections.OrderedDict, collections.Counter, torch.load):
+        with pytest.raises(AttributeError, match=f"shardkeep refuses {harmless.__module__}.{harmless.__qualname__} in"):
+            unpickled(named(harmless))
+    for garbage in (b"", b".", b"\x80\x04\x95", pickle.dumps([1])[:-1], b"\x8c\xff.", os.urandom(64)):
         with pytest.raises(AttributeError, match="shardkeep refuses"):
             RestrictedUnpickler(io.BytesIO(garbage)).load()
     assert text_of(unpack(text_message(Kind.ERROR, "x"))) == "x"
+
+
+@pytest.mark.parametrize("given", [{"made": 1}, (None, {"made": 1})], ids=["as a dict", "as slots"])
+@pytest.mark.parametrize(
+    "admitted",
+    [transport_module._serve, rpc.api._gather_to_leader, rpc_internal.PythonUDF, rpc_internal._InternalRPCPickler],
+    ids=lambda admitted: admitted.__qualname__,
+)
+def test_no_message_sets_attributes_of_what_is_admitted(admitted: Any, given: object) -> None:
+    assert unpickled(named(admitted)) is admitted
+    with pytest.raises(AttributeError, match=r"^shardkeep refuses the opcode BUILD in an RPC$"):
+        unpickled(named(admitted), state(given))
+    assert not hasattr(admitted, "made")
+
+
+@pytest.mark.parametrize("rest", [b"\x82\x01", b"\x92", b"(i__main__\nx\n", b"P1\n", b"r\xff\xff\xff\x7f", b"\xff"])
+def test_opcodes_that_no_call_needs_are_refused(rest: bytes) -> None:
+    with pytest.raises(AttributeError, match=r"^shardkeep refuses the opcode \w+ in an RPC$"):
+        unpickled(b"N", rest)
+
+
+@pytest.mark.parametrize("size", [0, 255, 256, 70_000])
+def test_plain_values_of_any_size_can_be_read(size: int) -> None:
+    values = {"b" * size: [True, None, 1.5, -1, 300, 2**40], "numbers": list(range(size)), "names": {"b", "c"}}
+    assert RestrictedUnpickler(io.BytesIO(pickle.dumps(values))).load() == values

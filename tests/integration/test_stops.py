@@ -1,0 +1,85 @@
+"""Jobs that are asked to stop, or to go on with other numbers, at a bad moment."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.test_jobs import ENDLESS, TINY
+from tests.support.cluster import Cluster, gone, records, within
+
+pytestmark = pytest.mark.processes
+
+LASTING: dict[str, Any] = {**ENDLESS, "checkpoint": {"every_steps": 1_000_000}, "liveness": {"lease_s": 4.0}}
+"""Recovers, and may write a checkpoint at its end: so it gets ten minutes to stop."""
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path) as cluster:
+        yield cluster
+
+
+def test_ctrl_c_is_heard_by_the_coordinator_that_is_started_for_a_killed_one(cluster: Cluster) -> None:
+    job, folder = cluster.job(LASTING)
+    members = cluster.training(folder)
+    members["coordinator 0"].kill()
+    job.signal(signal.SIGINT)
+    ended = job.end(limit_s=60)
+    assert ended.code == 1
+    assert ended.err.startswith("stopped at step ") and ended.err.endswith(": Ctrl-C or SIGTERM\n"), job.printed()
+    assert ended.err.count("\n") == 1
+    assert (folder.summary() or {})["status"] == "stopped"
+    assert list((folder.path / "checkpoints").glob("step-*"))
+    assert not gone(members.values(), limit_s=0)
+
+
+def test_ctrl_c_before_the_coordinator_listens_is_heard_once_it_does(cluster: Cluster) -> None:
+    job, folder = cluster.job(LASTING)
+    within(60, folder.log_path("coordinator", 0).exists, "no coordinator", lambda: job.running)
+    assert folder.address() is None
+    job.signal(signal.SIGINT)
+    ended = job.end(limit_s=60)
+    assert (ended.code, ended.err) == (1, "stopped before the first step: Ctrl-C or SIGTERM\n")
+
+
+def test_roles_by_hand_are_not_scaled_and_train_on(cluster: Cluster, tmp_path: Path) -> None:
+    config = {**TINY, "servers": 1, "workers": 1, "train": {**TINY["train"], "epochs": 100}}
+    config["checkpoint"] = {"every_steps": 1_000_000, "dir": str(tmp_path / "checkpoints")}
+    coordinator, address, folder = cluster.coordinator(config)
+    members = [cluster.role(role, 0, address) for role in ("server", "worker")]
+    cluster.training(folder)
+    asked = cluster.command("scale", str(folder.path), "--workers", "2").end()
+    assert (asked.code, asked.out) == (2, "")
+    assert "no `shardkeep train` runs this job" in asked.err and asked.err.count("\n") == 1
+    assert not (folder.path / "scale.json").exists()
+    reached = max(r["step"] for r in records(folder) if r["kind"] == "progress")
+    within(
+        30,
+        lambda: max(r["step"] for r in records(folder) if r["kind"] == "progress") > reached,
+        "no step after it",
+        lambda: coordinator.running,
+    )
+    coordinator.signal(signal.SIGINT)
+    for command in (coordinator, *members):
+        command.end()
+    assert (folder.summary() or {})["status"] == "stopped"
+
+
+@pytest.mark.parametrize("servers", [1, 0], ids=["in processes", "in this process"])
+def test_ctrl_c_after_the_last_step_leaves_a_completed_job(cluster: Cluster, servers: int) -> None:
+    data = {"synthetic": {**TINY["data"]["synthetic"], "eval_samples": 200_000}}
+    config = {**TINY, "servers": servers, "workers": max(servers, 1), "data": data, "checkpoint": {"every_steps": 1000}}
+    job, folder = cluster.job(config)
+    within(60, lambda: any(r.get("step") == 39 for r in records(folder)), "no last step", lambda: job.running)
+    job.signal(signal.SIGINT)
+    ended = job.end()
+    notice = "" if servers else "stopping after the running step; once more Ctrl-C ends it at once\n"
+    assert (ended.code, ended.err) == (0, notice), job.printed()
+    summary = folder.summary() or {}
+    assert (summary["status"], summary["steps"]) == ("completed", 39)
+    assert summary["eval"]["samples"] == 200_000 and summary["state_digest"]

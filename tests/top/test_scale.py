@@ -1,0 +1,45 @@
+"""`shardkeep scale` of jobs that nobody runs, or whose coordinator is gone. Of running ones: test_resume.py."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from shardkeep import scale
+from shardkeep.base.errors import TransportError, UserError
+from shardkeep.base.files import atomic_write
+from shardkeep.config import parse_config
+from shardkeep.ps.control.endpoint import make_token
+from shardkeep.report import RunFolder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """Of a job whose coordinator is said to listen where nobody does."""
+    folder = RunFolder.create(tmp_path / "run", parse_config("{servers: 1, workers: 1, checkpoint: {every_steps: 5}}"))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        folder.coordinator(f"127.0.0.1:{taken.getsockname()[1]}", pid=1)
+    atomic_write(folder.token_path, make_token(), private=True)
+    return folder
+
+
+def test_a_job_without_a_launcher_is_not_asked_to_stop(folder: RunFolder) -> None:
+    text = r"no `shardkeep train` runs this job, so nobody would go on with workers=2; for roles by hand stop the coord"
+    with pytest.raises(UserError, match=text):
+        scale.ask(folder.path, workers=2, servers=None)
+    with folder.held():
+        pass
+    with pytest.raises(UserError, match=text):
+        scale.ask(folder.path, workers=2, servers=None)
+    assert scale.taken(folder.path) is None
+
+
+def test_what_no_coordinator_has_heard_is_not_done_later(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scale, "ASK_S", 0.5)
+    with folder.held(), pytest.raises(TransportError, match=r"coordinator.*127\.0\.0\.1"):
+        scale.ask(folder.path, workers=2, servers=None)
+    assert scale.taken(folder.path) is None
+    with pytest.raises(UserError, match="no `shardkeep train` runs this job"):
+        scale.ask(folder.path, workers=2, servers=None)
