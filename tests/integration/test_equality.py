@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import yaml
 
+from shardkeep.compression.recipes import RECIPES
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.placement import server_of
 from shardkeep.workers.data.batch import Batch, Ragged
@@ -179,6 +181,26 @@ def test_the_digest_depends_neither_on_the_number_of_servers_nor_on_the_run(work
     assert len({s["state_digest"] for s in summaries}) == 1
     assert len({s["eval"]["auc"] for s in summaries}) == 1
     assert all(s["staleness"] == {"0": s["steps"] * workers} for s in summaries)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_the_lossless_recipe_has_the_bits_of_fp32_and_sends_less(workers: int) -> None:
+    data = as_data(draw(200, pooling="mean"))
+    plain, coded = (
+        LocalJob(
+            job_config(
+                2,
+                workers,
+                "adam",
+                "adam",
+                compression=yaml.safe_dump(RECIPES[name].settings["compression"], default_flow_style=True),
+            ),
+            data,
+        ).run()
+        for name in ("fp32", "lossless")
+    )
+    assert coded["state_digest"] == plain["state_digest"]
+    assert sum(coded["bytes"]["push"].values()) < sum(plain["bytes"]["push"].values())
 
 
 def test_the_digest_changes_with_the_seed_and_with_one_more_step() -> None:

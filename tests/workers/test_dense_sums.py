@@ -196,6 +196,7 @@ def in_a_process(rank: int, port: int) -> dict[str, Any]:
     found["forgetful"] = five_steps(collective, "topk", forgetful=True)
     for form in OWING:
         found["overflow", form] = overflowing(collective, form)
+    for form in FORMS:
         for option in OPTIONS:
             found[option, form] = gradients(form, option, collective)
     if why_no_compiler(CPU) is None:
@@ -267,7 +268,7 @@ def test_overflow_steps_are_skipped_by_all_and_keep_the_residual(processes, form
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("form", OWING)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("option", OPTIONS)
 def test_the_hook_gives_the_same_bits_under_every_option_of_ddp(processes, option, form):
     """Buckets rebuilt, gradients accumulated under no_sync, the loss scale changed, one step not applied."""
