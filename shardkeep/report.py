@@ -206,6 +206,7 @@ class RunFolder:
         if self._coordinates:
             own = {"role": "coordinator", "index": 0, "peak_rss_bytes": peak_rss_bytes()}
             known |= {"processes": [own, *known["processes"]]}
+        known |= {"recoveries": [*self._earlier_recoveries(), *known["recoveries"]]}
         known |= {"versions": {**versions(), **known.get("versions", {})}}
         known |= {"machine": {**machine(), **known.get("machine", {})}}
         head = {"status": status, **({"message": message} if message else {})}
@@ -213,6 +214,12 @@ class RunFolder:
         with self._lock:
             atomic_write(self.path / "summary.json", text + "\n")
             (self.path / "standing.json").unlink(missing_ok=True)
+
+    def _earlier_recoveries(self) -> list[Any]:
+        """Those of the starts before the job was resumed, which the last one's summary lists."""
+        ended = sorted(self.path.glob("summary-*.json"), key=lambda path: path.stat().st_mtime_ns)
+        before = _read(ended[-1]) if ended else None
+        return list((before or {}).get("recoveries", ()))
 
     def summary(self) -> dict[str, Any] | None:
         """What summary.json holds, or None while the job runs."""

@@ -105,10 +105,12 @@ def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]
     rows = [
         (
             "steps",
-            f"{int(summary.get('steps') or 0):,} ({samples:,} samples in {summary.get('wall_s', 0.0):.1f} s)",
+            f"{int(summary.get('steps') or 0):,} ({samples:,} samples in {summary.get('wall_s', 0.0):.1f} s, "
+            "start-up and evaluations included)",
         ),
-        ("speed", f"{_number(summary.get('samples_per_s'), ',.0f')} samples/s"),
     ]
+    if summary.get("samples_per_s"):
+        rows += [("speed", f"{_number(summary['samples_per_s'], ',.0f')} samples/s")]
     if summary.get("step_ms"):
         rows += [("mean step", step_parts(summary["step_ms"]))]
     scores = summary.get("eval")
@@ -118,15 +120,17 @@ def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]
         rows += [("normalized entropy", _number(scores.get("normalized_entropy"), ".4f"))]
         rows += [("calibration", _number(scores.get("calibration"), ".4f"))]
     counted = summary.get("bytes") or {}
-    per_sample = [f"{name} {_bytes(_total(counted.get(key)), samples)}" for name, key in BYTE_ROWS]
-    rows += [
-        ("bytes per sample", "  ".join(per_sample)),
-        ("staleness", _histogram(summary.get("staleness") or {})),
-    ]
-    tables = summary.get("tables") or []
-    held = sum(int(t.get("bytes", 0)) for t in tables)
-    total_rows = sum(int(t.get("rows", 0)) for t in tables)
-    rows += [("tables", f"{len(tables)} with {total_rows:,} rows, {held / 1e6:,.1f} MB on the servers")]
+    if any(_total(counted.get(key)) for _, key in BYTE_ROWS):
+        per_sample = [f"{name} {_bytes(_total(counted.get(key)), samples)}" for name, key in BYTE_ROWS]
+        rows += [("bytes per sample", "  ".join(per_sample))]
+    if summary.get("staleness"):
+        rows += [("staleness", _histogram(summary["staleness"]))]
+    if tables := summary.get("tables"):
+        held = sum(int(t.get("bytes", 0)) for t in tables)
+        total_rows = sum(int(t.get("rows", 0)) for t in tables)
+        rows += [("tables", f"{len(tables)} with {total_rows:,} rows, {held / 1e6:,.1f} MB on the servers")]
+    if recoveries := summary.get("recoveries"):
+        rows += [("recoveries", f"{len(recoveries)}: summary.json tells of each")]
     if peaks := peak_memory(summary.get("processes") or ()):
         rows += [("peak memory", peaks)]
     if (run / "profile").is_dir():

@@ -37,7 +37,9 @@ def show_run(run: Path | None, console: Console, tls: Tls | None = None) -> int:
             return show_job(replace(coordinator, tls=tls), console)
         except TransportError as error:
             raise JobError(f"{path}: the job is gone without a summary ({error}); logs: {folder.logs}") from error
-    console.print(f"{summary['status']}{': ' + summary['message'] if summary.get('message') else ''}", markup=False)
+    status, message = str(summary["status"]), str(summary.get("message") or "")
+    text = message if message.startswith(status) else f"{status}{': ' + message if message else ''}"
+    console.print(text, markup=False, soft_wrap=True)
     console.print(two_columns(closing_rows(summary, path)))
     return 0 if summary["status"] == "completed" else 1
 
@@ -45,7 +47,7 @@ def show_run(run: Path | None, console: Console, tls: Tls | None = None) -> int:
 def show_job(coordinator: Endpoint, console: Console) -> int:
     """Asks the coordinator. Raises TransportError when it does not answer, UserError when it refuses."""
     status = fetch_status(coordinator)
-    console.print(f"{status.state}{': ' + status.message if status.message else ''}", markup=False)
+    console.print(f"{status.state}{': ' + status.message if status.message else ''}", markup=False, soft_wrap=True)
     console.print(two_columns(_progress_rows(status)))
     console.print(_members(status))
     return 1 if status.state == "failed" else 0

@@ -77,6 +77,10 @@ class Chronicle:
         _log.info(str(record["text"]))
         self._tell({"kind": "phase", "phase": phase, **record})
 
+    def recall(self, phase: str, record: Record) -> None:
+        """A phase that another coordinator has told: for Status alone."""
+        self._remember({"kind": "phase", "phase": phase, **record, "role": "coordinator", "index": 0})
+
     def _tell(self, record: Record) -> None:
         record = {**record, "role": "coordinator", "index": 0}
         self._remember(record)

@@ -100,6 +100,8 @@ class Coordinator:
         self._members.restore(before.state.generation, before.seats)
         self._recoveries = replace(before.recoveries, restarts=self._recoveries.restarts)
         self._chronicle.summary = before.summary
+        for told in self._recoveries.done:
+            self._chronicle.recall("recovery", told)
         record = self._recoveries.outlived(before.state.generation, time=time_of_day())
         self._tell_recovery(record, meanwhile(before.state))
         if (formation := before.formation) is not None:
@@ -418,7 +420,7 @@ class Coordinator:
         step = max([saved, *(seat.step for seat in self._members.seats("worker"))])
         where = f"at step {step}" if step >= 0 else "before the first step"
         self._life.stopped(f"stopped {where}: {self._life.now.message}{remark}")
-        self._finished()
+        self._finished({"steps": step} if step >= 0 else {})
 
     def _lose(self, seat: Seat, message: str) -> None:
         seat.lost = True
@@ -436,6 +438,8 @@ class Coordinator:
             self._fail(problem, lost=True)
         elif self._life.now.state == "training":
             self._give_up_generation()
+        elif self._life.now.state == "recovering":
+            self._life.recovering(self._recoveries.cause)  # a death says more than what others saw of it
         elif not self._life.running:
             self._fail(message, lost=True)
         self._keep_standing()
@@ -444,8 +448,9 @@ class Coordinator:
         if self._life.fail(message, exit_code=exit_code, lost=lost, symptom=symptom):
             self._finished()
 
-    def _finished(self) -> None:
-        job, summary = self._life.now, self._chronicle.summary
+    def _finished(self, facts: Record | None = None) -> None:
+        """`facts`: what the summary says where no worker could make one."""
+        job, summary = self._life.now, self._chronicle.summary or facts
         if self._recoveries.done:
             summary = {**(summary or {}), "recoveries": self._recoveries.done}
         self._keep(lambda: self._sink.finished(job.state, job.message, summary))

@@ -195,7 +195,9 @@ def sentence(record: Record) -> str:
     where = " from what the members hold"
     if record["anew"]:
         where = " from the last checkpoint" if record["step"] else " anew"
-    text = f"{record['cause']}; training goes on at step {record['step']}{where}, after {record['seconds']:.1f} s"
+    others = dict.fromkeys(f"{death['role']} {death['index']}" for death in record["died"][:-1])
+    also = f"; so did {', '.join(others)} before" if others else ""
+    text = f"{record['cause']}{also}; training goes on at step {record['step']}{where}, after {record['seconds']:.1f} s"
     if not record["anew"]:
         since = {death["index"]: death["lost_from"] for death in record["died"] if death["lost_from"] is not None}
         text += "".join(f"; server {index} lost its updates since step {step}" for index, step in since.items())

@@ -127,3 +127,13 @@ def test_default_folders_are_named_after_the_job_and_never_taken(
     RunFolder.create(first, JobConfig())
     assert not default_run_dir("adult").exists()
     assert latest_run() == first
+
+
+def test_the_summary_of_a_resumed_job_lists_the_recoveries_of_its_earlier_starts(tmp_path: Path) -> None:
+    config = JobConfig()
+    folder = RunFolder.create(tmp_path / "run", config)
+    for start, steps in enumerate((5, 9, 12)):
+        folder.finished("stopped", "", {"steps": steps, "recoveries": [{"generation": start}]})
+        folder = RunFolder.reopen(folder.path, config)
+    folder.finished("completed", "", {"steps": 20, "recoveries": []})
+    assert [r["generation"] for r in (folder.summary() or {})["recoveries"]] == [0, 1, 2]

@@ -283,7 +283,7 @@ def test_stop_lets_workers_leave_in_order() -> None:
     assert job.state.state == "stopping"
     job.leave("worker", 1, 1, "stopped")
     assert (job.state.state, job.state.message, job.state.exit_code) == ("stopped", "stopped at step 12: Ctrl-C", 1)
-    assert job.sink.of("finished") == [("finished", "stopped", "stopped at step 12: Ctrl-C", None)]
+    assert job.sink.of("finished") == [("finished", "stopped", "stopped at step 12: Ctrl-C", {"steps": 12})]
 
 
 def test_stop_before_anybody_came_ends_the_job_at_once() -> None:

@@ -132,6 +132,7 @@ def test_a_death_is_told_as_the_cause_though_its_symptom_came_first() -> None:
     job.form()
     job.come_back("worker", 1, why="EOF")
     job.kill("server", 0)
+    assert job.state.message.startswith("server 0 (pid 100 on 10.0.0.7) ended: killed by SIGKILL")
     job.recover()
     (record,) = [c[1] for c in job.sink.of("event") if c[1].get("phase") == "recovery"]
     assert record["cause"].startswith("server 0 (pid 100 on 10.0.0.7) ended: killed by SIGKILL")
@@ -314,10 +315,11 @@ def test_causes_outlive_the_coordinator() -> None:
         job.register("server", index, pid=200)
         job.come_back("server", index, after=0, pid=200)
     restart, recovery = told(job)
-    assert restart["text"].startswith("the coordinator was restarted while the job was recovering: server 0 (pid 100")
+    assert restart["text"].startswith("the coordinator was restarted while the job was recovering: server 1 (pid 100")
     assert [d["role"] for d in restart["died"]] == ["coordinator"]
     assert [(d["role"], d["index"]) for d in recovery["died"]] == [("server", 0), ("server", 1)]
     assert recovery["text"].startswith("server 1 (pid 100 on 10.0.0.7) ended: killed by SIGKILL")
+    assert "; so did server 0 before; training goes on" in recovery["text"]
 
 
 def test_a_death_that_another_coordinator_hears_of_first_is_told_with_the_step_that_it_knows() -> None:
