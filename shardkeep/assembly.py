@@ -49,9 +49,7 @@ _SEEDING = threading.Lock()  # torch's generator is the process's; workers may b
 def table_specs(config: JobConfig, schema: Schema) -> list[TableSpec]:
     """The tables that the schema's features use, fully defined. Raises ConfigError for a table no feature uses."""
     names = schema.tables()
-    unused = [name for name in config.tables if name != "default" and name not in names]
-    if unused:
-        raise ConfigError(f"tables.{unused[0]}: no feature uses this table; the tables are {', '.join(names)}")
+    config.check_tables(names)
     return [config.table(name) for name in names]
 
 

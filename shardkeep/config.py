@@ -111,6 +111,11 @@ class JobConfig(Settings):
                 merged |= {k: v for k in ("dim", "optimizer", "init") if (v := getattr(source, k)) is not None}
         return TableSpec(**merged)
 
+    def check_tables(self, used: Sequence[str]) -> None:
+        """Raises ConfigError for a table that is not among those that features use."""
+        if unused := [name for name in self.tables if name != "default" and name not in used]:
+            raise ConfigError(f"tables.{unused[0]}: no feature uses this table; the tables are {', '.join(used)}")
+
     def to_yaml(self) -> str:
         """The resolved config as YAML; loading it gives an equal config."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)

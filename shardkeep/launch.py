@@ -202,7 +202,7 @@ def _in_process(
 def _prepare(config: JobConfig, screen: Screen) -> None:
     """What every role needs, made once: compiled kernels, converted data. User errors show here."""
     from shardkeep.base.kernels import compile_kernels, kernel_modules
-    from shardkeep.workers.data.dataset import prepare_data
+    from shardkeep.workers.data.dataset import open_data
 
     began = time.monotonic()
     compile_kernels(
@@ -210,11 +210,10 @@ def _prepare(config: JobConfig, screen: Screen) -> None:
     )
     screen.phase("kernels", f"ready in {time.monotonic() - began:.1f} s")
     began = time.monotonic()
-    samples = prepare_data(
-        config.data, seed=config.seed, progress=lambda text, done: screen.working("data", text, done)
-    )
+    data = open_data(config.data, seed=config.seed, progress=lambda text, done: screen.working("data", text, done))
     screen.end_bar()
-    screen.phase("data", f"{samples}; ready in {time.monotonic() - began:.1f} s")
+    config.check_tables(data.train.schema.tables())
+    screen.phase("data", f"{data.describe()}; ready in {time.monotonic() - began:.1f} s")
 
 
 def _anchored(config: JobConfig) -> JobConfig:

@@ -90,6 +90,15 @@ def test_missing_data_is_one_line_and_code_2_and_leaves_no_run_folder(tmp_path: 
     assert not (tmp_path / "run").exists()
 
 
+def test_a_table_that_no_feature_uses_leaves_no_run_folder_either(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("tables: {City: {dim: 8}}\ndata: {synthetic: {train_samples: 100}}\n")
+    code, _, error = invoke("train", str(tmp_path / "job.yaml"), "--run-dir", str(tmp_path / "run"))
+    assert code == 2 and not (tmp_path / "run").exists()
+    assert (
+        error.startswith("error: tables.City: no feature uses this table; the tables are ") and error.count("\n") == 1
+    )
+
+
 @pytest.mark.parametrize(
     "arguments", [["train"], ["nonsense"], ["server", "--index", "0"], ["worker", "--index", "-1"]], ids=" ".join
 )

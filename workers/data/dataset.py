@@ -1,6 +1,6 @@
-"""A job's samples from its config: the registry of sources, and the two ways in.
+"""A job's samples from its config: the registry of sources, and the way in.
 
-`prepare_data` before any process starts, so that the user's mistakes end the launcher; `open_data` in every worker.
+The launcher opens them before any process starts, so that the user's mistakes end it, and each worker does.
 """
 
 from __future__ import annotations
@@ -51,12 +51,4 @@ def open_data(config: DataConfig, *, seed: int, progress: Progress | None = None
     return source_named(config.source)(config, seed=seed, progress=progress)
 
 
-def prepare_data(config: DataConfig, *, seed: int, progress: Progress | None = None) -> str:
-    """Does all the work that `open_data` would do once per machine; returns one line about the samples.
-
-    Raises what `open_data` raises. Blocks while files are converted.
-    """
-    return open_data(config, seed=seed, progress=progress).describe()
-
-
-__all__ = ["SOURCES", "Data", "Dataset", "Progress", "open_data", "prepare_data"]
+__all__ = ["SOURCES", "Data", "Dataset", "Progress", "open_data"]

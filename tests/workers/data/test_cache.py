@@ -16,7 +16,7 @@ import pytest
 from shardkeep.base.errors import DataError
 from shardkeep.workers.config import DataConfig
 from shardkeep.workers.data.cache import _cache_folders
-from shardkeep.workers.data.dataset import Data, open_data, prepare_data
+from shardkeep.workers.data.dataset import Data, open_data
 
 
 def _write(folder: Path, num_rows: int = 40, first: int = 0) -> None:
@@ -48,7 +48,7 @@ def _first(data: Data) -> float:
 def test_a_second_reader_finds_the_cache_of_the_first(tmp_path: Path) -> None:
     _write(tmp_path)
     told: list[str] = []
-    line = prepare_data(_config(tmp_path), seed=0, progress=lambda text, share: told.append(text))
+    line = open_data(_config(tmp_path), seed=0, progress=lambda text, share: told.append(text)).describe()
     assert "40 samples, none for evaluation; 1 dense column, 1 feature" in line
     assert told
     told.clear()

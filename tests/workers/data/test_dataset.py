@@ -29,7 +29,7 @@ def test_an_unknown_source_is_told_with_what_is_allowed() -> None:
 def test_a_source_loads_no_library_of_another_one() -> None:
     code = (
         "import sys; from shardkeep.workers.config import DataConfig; "
-        "from shardkeep.workers.data.dataset import prepare_data; prepare_data(DataConfig(), seed=0); "
+        "from shardkeep.workers.data.dataset import open_data; open_data(DataConfig(), seed=0); "
         "print([m for m in ('pyarrow', 'numba', 'torch') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
