@@ -77,12 +77,15 @@ def sweep(plan: SweepPlan, *, out: Path, console: Console, train: Sequence[str] 
         done = [run for run in plan.runs if folder.is_done(run)]
         left = [run for run in plan.runs if run not in done]
         screen = SweepScreen(console, total=len(plan.runs))
+        names, seeds = ", ".join(variant.name for variant in plan.variants), ", ".join(map(str, plan.seeds))
+        screen.say(f"{len(plan.runs)} runs into {out}: {names}; seeds {seeds}")
         if done:
             screen.say(f"{len(done)} of {len(plan.runs)} runs are done already")
         try:
             failures = _run_all(plan, left, folder, screen, train, lock)
         finally:
             screen.close()
+            screen.say("writing results and plots")
             results = collect(plan, folder.runs)
             results.write(out)
         screen.say(f"written: {', '.join(str(path) for path in write_report(results, out, say=screen.say))}")

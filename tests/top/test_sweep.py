@@ -70,6 +70,7 @@ def test_all_runs_are_made_once_and_never_again(sweeps: Sweeps) -> None:
     results = sweeps.run()
     assert sweeps.started() == ALL
     assert [run.status for run in results.runs] == ["completed"] * 4
+    assert sweeps.printed.splitlines()[0] == f"4 runs into {sweeps.out}: fp32, fp16; seeds 1, 2"
     assert "run 2/4 fp16-seed1: AUC 0.7910, 138.0 bytes per sample, 2.0 s" in sweeps.printed.splitlines()
     assert all((sweeps.out / name).exists() for name in ("results.csv", "summary.json", "report.html"))
     sweeps.run()
