@@ -42,7 +42,7 @@ LOAD_S = 1800.0
 """Seconds that servers get to load a checkpoint before they meet the others."""
 CONNECT_S = 5.0
 OWNER_S = 10.0
-"""Seconds that the process before this one gets to end."""
+"""Seconds that the process before this one gets to end; then it is killed."""
 
 
 @contextlib.contextmanager
@@ -154,7 +154,10 @@ def resumed_from(checkpoints: Checkpoints, start_step: int) -> Checkpoint | None
 
 
 def kept_for_recovery(run_dir: Path, job: str, role: str, index: int) -> Path:
-    """Where a member keeps what its replacement goes on with; what it kept for earlier starts of the job is deleted."""
+    """Where a member keeps what its replacement goes on with; what it kept for earlier starts of the job is deleted.
+
+    A process that holds the place still has lost it, or the coordinator had not let this one in: it stands still
+    perhaps, and is killed."""
     top = run_dir / "recovery"
     mine = top / job / f"{role}-{index}"
     try:
@@ -165,10 +168,30 @@ def kept_for_recovery(run_dir: Path, job: str, role: str, index: int) -> Path:
                 with contextlib.suppress(OSError):
                     earlier.parent.rmdir()
         mine.mkdir(parents=True, exist_ok=True)
-        owner_lock(mine / "owner", limit_s=OWNER_S)  # as long as this process lives
+        try:
+            owner_lock(mine / "owner", limit_s=OWNER_S)  # as long as this process lives
+        except TimeoutError:
+            if not _kill_owner(mine / "owner"):
+                raise
+            owner_lock(mine / "owner", limit_s=OWNER_S)
     except OSError as error:
         raise CheckpointError(f"{mine}: cannot be used ({error.strerror or error})") from error
     return mine
+
+
+def _kill_owner(path: Path) -> bool:
+    """Kills the process that a lock names; False where it is not one of this machine that has the file open."""
+    import psutil
+
+    try:
+        process = psutil.Process(int(path.read_text(encoding="ascii")))
+        if str(path.resolve()) not in [file.path for file in process.open_files()]:
+            return False
+        _log.warning("ending the process before this one, which stands still", pid=process.pid)
+        process.kill()
+    except (OSError, ValueError, psutil.Error):
+        return False
+    return True
 
 
 def join_store(config: JobConfig, formation: Formation, lost: Callable[[int], bool]) -> Store:
