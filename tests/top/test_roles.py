@@ -1,56 +1,126 @@
-"""What the mains of all roles share: the folder that a member's replacement goes on with."""
+"""The roles' mains: which device a worker gets, and the end of a role that is stuck when its job has failed."""
 
 from __future__ import annotations
 
-import os
-import signal
+import gc
+import json
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
 from pathlib import Path
 
 import pytest
+import torch
 
 from shardkeep import roles
-from shardkeep.base.errors import CheckpointError
+from shardkeep.base.errors import ConfigError, DeadlineExceeded
+from shardkeep.config import parse_config
+from shardkeep.ps.control.records import Formation, Member
+from shardkeep.report import RunFolder
+from shardkeep.roles import coordinator_address, lasting_imports
+from shardkeep.worker_role import _device
 
-HOLD = """
-import sys, time
-from pathlib import Path
-from shardkeep.roles import kept_for_recovery
-kept_for_recovery(Path(sys.argv[1]), "job", "server", 0)
-print("held", flush=True)
-time.sleep(60)
+
+def formation(*hosts: str) -> Formation:
+    members = tuple(Member("worker", index, host, 1) for index, host in enumerate(hosts))
+    return Formation(1, "127.0.0.1", 1, members, ())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "gpus", "hosts", "expected"),
+    [
+        ("auto", 2, "aabb", [("cuda:0", "nccl"), ("cuda:1", "nccl"), ("cuda:0", "nccl"), ("cuda:1", "nccl")]),
+        ("auto", 1, "aa", [("cpu", "gloo")] * 2),
+        ("cuda", 1, "aa", [("cuda:0", "gloo")] * 2),
+        ("cpu", 2, "a", [("cpu", "gloo")]),
+        ("auto", 0, "a", [("cpu", "gloo")]),
+    ],
+    ids=["two hosts of two GPUs", "too few GPUs", "a GPU shared by will", "the CPU by will", "no GPU"],
+)
+def test_the_workers_of_a_host_share_its_gpus(
+    monkeypatch: pytest.MonkeyPatch, wanted: str, gpus: int, hosts: str, expected: list[tuple[str, str]]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    config = parse_config(f"tower: {{device: {wanted}}}")
+    found = [_device(config, formation(*hosts), index) for index in range(len(hosts))]
+    assert [(str(device), backend) for device, backend in found] == expected
+
+
+def test_a_gpu_that_is_not_there_is_the_users_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match=r"tower\.device: cuda, but this machine has no CUDA device"):
+        _device(parse_config("tower: {device: cuda}"), None, 0)
+
+
+STUCK = """
+import threading
+from shardkeep.roles import end_when_the_job_failed
+from shardkeep.ps.control.client import ControlClient
+from shardkeep.ps.control.endpoint import Endpoint
+control = ControlClient(Endpoint("127.0.0.1:1", "t" * 32), role="worker", index=0)
+end_when_the_job_failed(control, grace_s=0.1)
+{failing}
+threading.Event().wait(3.0)
+print("still here")
 """
 
 
-@pytest.fixture
-def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None and process.stdout.readline() == "held\n"
-        yield process
-        process.kill()
+@pytest.mark.parametrize("failed", [True, False], ids=["failed", "running"])
+def test_a_role_that_is_stuck_ends_when_its_job_has_failed_and_only_then(failed: bool) -> None:
+    script = STUCK.format(failing="control.failed.set()" if failed else "")
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, "still here" in ended.stdout) == ((1, False) if failed else (0, True)), ended.stderr
 
 
-def test_a_predecessor_that_stands_still_is_killed(
-    tmp_path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
+def loaded(modules: str, *suspects: str) -> list[str]:
+    """Which of the suspects a fresh process has after `import MODULES`; one that ends in . stands for a package."""
+    code = f"import json, sys, {modules}; print(json.dumps(list(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return [m for m in json.loads(done.stdout) for s in suspects if m == s or (s[-1] == "." and m.startswith(s))]
+
+
+@pytest.mark.parametrize(
+    ("modules", "suspects"),
+    [
+        ("shardkeep.cli", ("torch", "numba", "grpc", "pydantic", "yaml", "numpy")),
+        ("shardkeep.cli, shardkeep.launch, shardkeep.local_job, shardkeep.screen", ("torch", "numba", "pyarrow")),
+        ("shardkeep.cli, shardkeep.report, shardkeep.ps.control.server", ("torch", "numba", "pyarrow")),
+        ("shardkeep.roles", ("torch", "numba", "pyarrow")),
+        ("shardkeep.server_role", ("torch._dynamo", "pyarrow", "shardkeep.workers.data.", "shardkeep.workers.models.")),
+        ("shardkeep.worker_role", ("pyarrow", "sklearn", "rich")),
+    ],
+    ids=["help", "launcher", "coordinator", "role before it compiles kernels", "server", "worker"],
+)
+def test_a_process_loads_only_what_its_role_needs(modules: str, suspects: tuple[str, ...]) -> None:
+    assert loaded(modules, *suspects) == []
+
+
+def test_the_address_of_a_coordinator_is_given_or_found_in_its_run_folder(tmp_path: Path) -> None:
+    assert coordinator_address("127.0.0.1:5") == "127.0.0.1:5"
+    run = RunFolder(tmp_path)
+    late = threading.Timer(0.2, run.coordinator, args=("127.0.0.1:6",), kwargs={"pid": 1})
+    late.start()
+    try:
+        assert coordinator_address(str(tmp_path)) == "127.0.0.1:6"
+    finally:
+        late.join()
+
+
+def test_a_run_folder_that_never_tells_is_named_when_the_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(roles, "OWNER_S", 0.2)
-    holder.send_signal(signal.SIGSTOP)
-    kept = roles.kept_for_recovery(tmp_path, "job", "server", 0)
-    assert holder.wait(10) == -signal.SIGKILL
-    assert (kept / "owner").read_text() == f"{os.getpid()}\n"
+    monkeypatch.setattr(roles, "LISTEN_S", 0.05)
+    with pytest.raises(DeadlineExceeded, match=r"the coordinator to listen; .* does not say where \(limit 0.05 s\)"):
+        coordinator_address(str(tmp_path))
 
 
-def test_a_process_that_only_bears_the_number_in_the_lock_is_left_alone(
-    tmp_path: Path, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As on shared storage, where the holder is on another machine."""
-    monkeypatch.setattr(roles, "OWNER_S", 0.2)
-    owner = tmp_path / "recovery" / "job" / "server-0" / "owner"
-    with subprocess.Popen(["sleep", "60"]) as other:
-        owner.write_text(f"{other.pid}\n")
-        with pytest.raises(CheckpointError, match=rf"process {other.pid} still holds the lock after 0.2 s"):
-            roles.kept_for_recovery(tmp_path, "job", "server", 0)
-        assert other.poll() is None and holder.poll() is None
-        other.kill()
+def test_imports_of_a_role_are_kept_from_the_garbage_collector_and_it_works_again_afterwards() -> None:
+    before = gc.get_freeze_count()
+    try:
+        with pytest.raises(ImportError), lasting_imports() as seconds:
+            assert seconds < 60 and not gc.isenabled()
+            raise ImportError
+        assert gc.isenabled() and gc.get_freeze_count() > before
+    finally:
+        gc.unfreeze()
