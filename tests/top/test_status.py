@@ -15,7 +15,7 @@ from shardkeep.ps.control.coordinator import Coordinator
 from shardkeep.ps.control.server import ControlServer
 from shardkeep.status import show_job
 from tests.ps.control.job import TABLES, Job
-from tests.ps.control.test_recovery import Recovering
+from tests.ps.control.recovering import Recovering
 
 
 def form(job: Job, tables: Sequence[TableSpec] = TABLES) -> None:

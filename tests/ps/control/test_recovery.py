@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime, timedelta
-from typing import Any
 
 import pytest
 
 from shardkeep.base.errors import JobError, ProtocolError, UserError
-from shardkeep.ps.control.coordinator import Coordinator
-from shardkeep.ps.control.records import ANY_STEP, Formation, Role, Span
+from shardkeep.ps.control.records import ANY_STEP, Role, Span
 from shardkeep.ps.control.recovery import Recoveries, Start, agreed_start
-from tests.ps.control.job import TABLES, VERSIONS, Job, ListSink
-
-
-def held(first: int, last: int) -> Span:
-    return Span(first, last, holds=True)
+from tests.ps.control.job import ListSink
+from tests.ps.control.recovering import Recovering, checkpoint, held, report_lost, take_over, told
 
 
 @pytest.mark.parametrize(
@@ -39,59 +33,6 @@ def test_a_generation_begins_at_the_last_step_at_which_all_can(
     servers: list[Span], workers: list[Span], start: Start | None
 ) -> None:
     assert agreed_start(dict(enumerate(servers)), dict(enumerate(workers))) == start
-
-
-THREE_OR_FOUR = held(3, 4)
-
-
-class Recovering(Job):
-    """A formed job whose members come back with spans."""
-
-    def __init__(self, *, servers: int = 1, workers: int = 2, restarts: int = 2, form_timeout_s: float = 120.0) -> None:
-        super().__init__(servers=servers, workers=workers)
-        self.closed = 0
-        self.restarts, self.form_timeout_s = restarts, form_timeout_s
-        self.coordinator = self.another()
-
-    def another(self, standing: dict[str, object] | None = None) -> Coordinator:
-        return Coordinator(
-            config_yaml="name: job\n",
-            num_servers=sum(role == "server" for role, _ in self.names),
-            num_workers=sum(role == "worker" for role, _ in self.names),
-            lease_s=15.0,
-            form_timeout_s=self.form_timeout_s,
-            open_store=self._open_store,
-            sink=self.sink,
-            clock=lambda: self.now,
-            restarts=self.restarts,
-            close_store=self._close_store,
-            standing=standing,
-            versions=VERSIONS,
-        )
-
-    def _close_store(self) -> None:
-        self.closed += 1
-
-    def kill(self, role: str, index: int, pid: int = 100) -> None:
-        self.coordinator.lost(role, index, pid=pid, reason="killed by SIGKILL")
-
-    def come_back(
-        self, role: str, index: int, span: Span = THREE_OR_FOUR, *, after: int = 1, pid: int = 100, why: str = "EOF"
-    ) -> Formation | None:
-        token, tables = f"{role}-{index}-{pid}", TABLES if role == "worker" else None
-        return self.coordinator.join(token, tables, span=span, after=after, why=why)[1]
-
-    def recover(self, *, killed: tuple[str, int] = ("server", 0), pid: int = 200, after: int = 1) -> Formation:
-        """One death, one replacement; the new formation."""
-        formation = None
-        for role, index in self.names:
-            if (role, index) == killed:
-                self.register(role, index, pid=pid)
-                formation = self.come_back(role, index, pid=pid, after=0)
-            else:
-                formation = self.come_back(role, index, after=after)
-        assert formation is not None
-        return formation
 
 
 def test_a_death_ends_the_generation_and_its_replacement_forms_the_next() -> None:
@@ -165,17 +106,6 @@ def test_what_a_dead_worker_had_not_sent_is_told_in_numbers() -> None:
     assert told[0]["text"].endswith("what was left to be sent of 1,234 rows is lost") and "lost" not in told[1]["text"]
 
 
-def test_it_is_told_too_when_the_coordinator_dies_meanwhile() -> None:
-    job = Recovering()
-    job.form()
-    job.coordinator.heartbeat("worker-1-100", step=4, unsent_rows=1234)
-    job.kill("worker", 1)
-    job.coordinator = job.another(json.loads(json.dumps(job.sink.kept)))
-    job.recover(killed=("worker", 1))
-    told = [c[1] for c in job.sink.of("event") if c[1].get("phase") == "recovery"]
-    assert [record["lost_unsent_rows"] for record in told] == [0, 1234]
-
-
 def test_without_a_common_step_all_go_back_to_the_last_checkpoint() -> None:
     job = Recovering()
     job.form()
@@ -191,20 +121,6 @@ def test_without_a_common_step_all_go_back_to_the_last_checkpoint() -> None:
     assert formation is not None and formation.restores and formation.start_step == 20
     (record,) = [c[1] for c in job.sink.of("event") if c[1].get("phase") == "recovery"]
     assert (record["anew"], record["lost_steps"]) == (True, 11)
-
-
-def checkpoint(job: Recovering, step: int, *, sequence: int = 1) -> None:
-    record = {"phase": "checkpoint", "step": step, "bytes": 9}
-    job.coordinator.report("worker-0-100", sequence=sequence, kind="phase", record=record)
-
-
-def told(job: Recovering) -> list[dict[str, Any]]:
-    """What was told of recoveries, in order."""
-    return [call[1] for call in job.sink.of("event") if call[1].get("phase") == "recovery"]
-
-
-def take_over(job: Recovering) -> None:
-    job.coordinator = job.another(json.loads(json.dumps(job.sink.kept)))
 
 
 def test_steps_that_were_lost_before_are_not_lost_again() -> None:
@@ -238,10 +154,6 @@ def test_a_server_alone_that_lost_updates_is_told_in_numbers() -> None:
     assert (record["anew"], record["step"], record["lost_steps"]) == (False, 31, 11)
     assert [(d["role"], d["index"], d["lost_from"]) for d in record["died"]] == [("server", 1, 20)]
     assert record["text"].endswith("; server 1 lost its updates since step 20")
-
-
-def report_lost(job: Recovering, token: str, step: int) -> None:
-    job.coordinator.report(token, sequence=1, kind="event", record={"text": "lost", "lost_from": step})
 
 
 def test_lost_updates_that_are_told_late_are_in_the_summary_too() -> None:
@@ -301,87 +213,6 @@ def test_who_died_before_the_first_generation_is_not_told_with_a_later_death() -
     job.come_back("server", 0, after=1, pid=101)
     (record,) = told(job)
     assert record["died"] == [] and "ECONNRESET" in record["cause"]
-
-
-def test_causes_outlive_the_coordinator() -> None:
-    job = Recovering(servers=2)
-    job.form()
-    job.kill("server", 0)
-    job.kill("server", 1)
-    take_over(job)
-    for role, index in (("worker", 0), ("worker", 1)):
-        job.come_back(role, index)
-    for index in (0, 1):
-        job.register("server", index, pid=200)
-        job.come_back("server", index, after=0, pid=200)
-    restart, recovery = told(job)
-    assert restart["text"].startswith("the coordinator was restarted while the job was recovering: server 1 (pid 100")
-    assert [d["role"] for d in restart["died"]] == ["coordinator"]
-    assert [(d["role"], d["index"]) for d in recovery["died"]] == [("server", 0), ("server", 1)]
-    assert recovery["text"].startswith("server 1 (pid 100 on 10.0.0.7) ended: killed by SIGKILL")
-    assert "; so did server 0 before; training goes on" in recovery["text"]
-
-
-def test_a_death_that_another_coordinator_hears_of_first_is_told_with_the_step_that_it_knows() -> None:
-    job = Recovering()
-    job.form()
-    job.coordinator.heartbeat("worker-0-100", step=12)
-    checkpoint(job, 10)
-    job.coordinator.heartbeat("worker-0-100", step=57)
-    take_over(job)
-    job.kill("server", 0)
-    assert job.state.message.endswith("killed by SIGKILL, the job was at step 12 or later")
-
-
-def test_how_a_group_was_lost_outlives_the_coordinator() -> None:
-    job = Recovering()
-    job.form()
-    job.come_back("worker", 1, why="ECONNRESET")
-    take_over(job)
-    for role, index in job.names:
-        job.come_back(role, index)
-    assert told(job)[1]["text"].startswith("worker 1 (pid 100 on 10.0.0.7) lost the others: ECONNRESET; training goes")
-
-
-def test_a_job_that_does_not_form_again_under_another_coordinator_says_why() -> None:
-    job = Recovering(form_timeout_s=10.0)
-    job.form()
-    job.kill("server", 0)
-    take_over(job)
-    job.pass_time(11, alive=[("worker", 0), ("worker", 1)])
-    assert job.state.state == "failed"
-    assert job.state.message.startswith("server 0 (pid 100 on 10.0.0.7) ended: killed by SIGKILL, last seen before")
-    assert "; the job did not form within 10 s" in job.state.message
-
-
-def test_a_coordinators_restart_is_recorded_at_the_step_that_it_is_told() -> None:
-    job = Recovering()
-    job.form()
-    job.coordinator.heartbeat("worker-0-100", step=12)
-    take_over(job)
-    (record,) = told(job)
-    assert record["step"] is None and record["text"] == "the coordinator was restarted; training went on meanwhile"
-    job.coordinator.heartbeat("server-0-100", step=0)  # where the generation began
-    job.coordinator.heartbeat("worker-1-100", step=57)
-    take_over(job)
-    job.coordinator.heartbeat("worker-1-100", step=80)
-    assert [record["step"] for record in job.coordinator._recoveries.done] == [57, 80]
-
-
-def test_a_step_that_was_told_to_the_coordinator_before_is_none_of_after_going_back() -> None:
-    job = Recovering(workers=1)
-    job.form()
-    checkpoint(job, 20)
-    job.coordinator.heartbeat("worker-0-100", step=31)
-    job.kill("server", 0)
-    job.come_back("worker", 0, held(28, 31))
-    job.register("server", 0, pid=200)
-    assert job.come_back("server", 0, held(20, 20), after=0, pid=200) is not None
-    take_over(job)
-    job.coordinator.heartbeat("worker-0-100", step=31)
-    assert job.coordinator._recoveries.reached == 20
-    job.coordinator.heartbeat("worker-0-100", step=22)
-    assert (job.coordinator._recoveries.reached, job.coordinator.status().members[1].step) == (22, 22)
 
 
 def test_as_many_deaths_in_a_row_as_allowed_and_one_more_without_a_step_between() -> None:
@@ -471,48 +302,6 @@ def test_without_restarts_the_first_death_fails_the_job() -> None:
     assert job.state.state == "failed"
     with pytest.raises(JobError):
         job.register("worker", 1, pid=200)
-
-
-def test_another_coordinator_takes_over_with_all_places_and_the_summary() -> None:
-    job = Recovering()
-    job.form()
-    job.coordinator.heartbeat("worker-0-100", step=12)
-    job.kill("server", 0)
-    job.recover()
-    name, version = job.coordinator.job, job.state.version
-    job.coordinator = job.another(json.loads(json.dumps(job.sink.kept)))
-    assert (job.state.state, job.state.generation, job.coordinator.job) == ("training", 2, name)
-    assert job.state.version > version  # so that every member hears of it at once
-    assert job.coordinator.heartbeat("worker-1-100").state == "training"
-    job.kill("worker", 1)
-    for role, index, pid in (("server", 0, 200), ("worker", 0, 100)):
-        job.come_back(role, index, after=2, pid=pid)
-    job.register("worker", 1, pid=300)
-    formation = job.come_back("worker", 1, after=0, pid=300)
-    assert formation is not None and formation.generation == 3
-    assert [r["cause"].split(" (")[0] for r in job.coordinator._recoveries.done] == [
-        "server 0",
-        "the coordinator was restarted",
-        "worker 1",
-    ]
-
-
-def test_a_job_that_was_stopping_has_its_time_to_stop_after_a_take_over_too() -> None:
-    job = Recovering()
-    job.now = 10_000.0
-    job.form()
-    job.coordinator.stop("enough")
-    job.coordinator = job.another(json.loads(json.dumps(job.sink.kept)))
-    job.pass_time(20, alive=job.names)
-    assert job.state.state == "stopping"
-    for index in (0, 1):
-        job.leave("worker", index)
-    assert job.state.state == "stopped"
-
-
-def test_what_cannot_be_taken_over_is_refused_in_one_line() -> None:
-    with pytest.raises(UserError, match=r"what the coordinator kept of the job is damaged \(KeyError"):
-        Recovering().another({"job": "x"})
 
 
 def test_recoveries_without_restarts_are_off() -> None:

@@ -1,0 +1,85 @@
+"""A job whose members die and come back, without processes: what the tests of recovery share."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from shardkeep.ps.control.coordinator import Coordinator
+from shardkeep.ps.control.records import Formation, Span
+from tests.ps.control.job import TABLES, VERSIONS, Job
+
+
+def held(first: int, last: int) -> Span:
+    return Span(first, last, holds=True)
+
+
+THREE_OR_FOUR = held(3, 4)
+
+
+class Recovering(Job):
+    """A formed job whose members come back with spans."""
+
+    def __init__(self, *, servers: int = 1, workers: int = 2, restarts: int = 2, form_timeout_s: float = 120.0) -> None:
+        super().__init__(servers=servers, workers=workers)
+        self.closed = 0
+        self.restarts, self.form_timeout_s = restarts, form_timeout_s
+        self.coordinator = self.another()
+
+    def another(self, standing: dict[str, object] | None = None) -> Coordinator:
+        return Coordinator(
+            config_yaml="name: job\n",
+            num_servers=sum(role == "server" for role, _ in self.names),
+            num_workers=sum(role == "worker" for role, _ in self.names),
+            lease_s=15.0,
+            form_timeout_s=self.form_timeout_s,
+            open_store=self._open_store,
+            sink=self.sink,
+            clock=lambda: self.now,
+            restarts=self.restarts,
+            close_store=self._close_store,
+            standing=standing,
+            versions=VERSIONS,
+        )
+
+    def _close_store(self) -> None:
+        self.closed += 1
+
+    def kill(self, role: str, index: int, pid: int = 100) -> None:
+        self.coordinator.lost(role, index, pid=pid, reason="killed by SIGKILL")
+
+    def come_back(
+        self, role: str, index: int, span: Span = THREE_OR_FOUR, *, after: int = 1, pid: int = 100, why: str = "EOF"
+    ) -> Formation | None:
+        token, tables = f"{role}-{index}-{pid}", TABLES if role == "worker" else None
+        return self.coordinator.join(token, tables, span=span, after=after, why=why)[1]
+
+    def recover(self, *, killed: tuple[str, int] = ("server", 0), pid: int = 200, after: int = 1) -> Formation:
+        """One death, one replacement; the new formation."""
+        formation = None
+        for role, index in self.names:
+            if (role, index) == killed:
+                self.register(role, index, pid=pid)
+                formation = self.come_back(role, index, pid=pid, after=0)
+            else:
+                formation = self.come_back(role, index, after=after)
+        assert formation is not None
+        return formation
+
+
+def checkpoint(job: Recovering, step: int, *, sequence: int = 1) -> None:
+    record = {"phase": "checkpoint", "step": step, "bytes": 9}
+    job.coordinator.report("worker-0-100", sequence=sequence, kind="phase", record=record)
+
+
+def told(job: Recovering) -> list[dict[str, Any]]:
+    """What was told of recoveries, in order."""
+    return [call[1] for call in job.sink.of("event") if call[1].get("phase") == "recovery"]
+
+
+def take_over(job: Recovering) -> None:
+    job.coordinator = job.another(json.loads(json.dumps(job.sink.kept)))
+
+
+def report_lost(job: Recovering, token: str, step: int) -> None:
+    job.coordinator.report(token, sequence=1, kind="event", record={"text": "lost", "lost_from": step})

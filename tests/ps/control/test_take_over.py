@@ -1,0 +1,144 @@
+"""What another coordinator knows of the recoveries, the members and the end of a job whose coordinator died."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from shardkeep.base.errors import UserError
+from tests.ps.control.recovering import Recovering, checkpoint, held, take_over, told
+
+
+def test_it_is_told_too_when_the_coordinator_dies_meanwhile() -> None:
+    job = Recovering()
+    job.form()
+    job.coordinator.heartbeat("worker-1-100", step=4, unsent_rows=1234)
+    job.kill("worker", 1)
+    job.coordinator = job.another(json.loads(json.dumps(job.sink.kept)))
+    job.recover(killed=("worker", 1))
+    told = [c[1] for c in job.sink.of("event") if c[1].get("phase") == "recovery"]
+    assert [record["lost_unsent_rows"] for record in told] == [0, 1234]
+
+
+def test_causes_outlive_the_coordinator() -> None:
+    job = Recovering(servers=2)
+    job.form()
+    job.kill("server", 0)
+    job.kill("server", 1)
+    take_over(job)
+    for role, index in (("worker", 0), ("worker", 1)):
+        job.come_back(role, index)
+    for index in (0, 1):
+        job.register("server", index, pid=200)
+        job.come_back("server", index, after=0, pid=200)
+    restart, recovery = told(job)
+    assert restart["text"].startswith("the coordinator was restarted while the job was recovering: server 1 (pid 100")
+    assert [d["role"] for d in restart["died"]] == ["coordinator"]
+    assert [(d["role"], d["index"]) for d in recovery["died"]] == [("server", 0), ("server", 1)]
+    assert recovery["text"].startswith("server 1 (pid 100 on 10.0.0.7) ended: killed by SIGKILL")
+    assert "; so did server 0 before; training goes on" in recovery["text"]
+
+
+def test_a_death_that_another_coordinator_hears_of_first_is_told_with_the_step_that_it_knows() -> None:
+    job = Recovering()
+    job.form()
+    job.coordinator.heartbeat("worker-0-100", step=12)
+    checkpoint(job, 10)
+    job.coordinator.heartbeat("worker-0-100", step=57)
+    take_over(job)
+    job.kill("server", 0)
+    assert job.state.message.endswith("killed by SIGKILL, the job was at step 12 or later")
+
+
+def test_how_a_group_was_lost_outlives_the_coordinator() -> None:
+    job = Recovering()
+    job.form()
+    job.come_back("worker", 1, why="ECONNRESET")
+    take_over(job)
+    for role, index in job.names:
+        job.come_back(role, index)
+    assert told(job)[1]["text"].startswith("worker 1 (pid 100 on 10.0.0.7) lost the others: ECONNRESET; training goes")
+
+
+def test_a_job_that_does_not_form_again_under_another_coordinator_says_why() -> None:
+    job = Recovering(form_timeout_s=10.0)
+    job.form()
+    job.kill("server", 0)
+    take_over(job)
+    job.pass_time(11, alive=[("worker", 0), ("worker", 1)])
+    assert job.state.state == "failed"
+    assert job.state.message.startswith("server 0 (pid 100 on 10.0.0.7) ended: killed by SIGKILL, last seen before")
+    assert "; the job did not form within 10 s" in job.state.message
+
+
+def test_a_coordinators_restart_is_recorded_at_the_step_that_it_is_told() -> None:
+    job = Recovering()
+    job.form()
+    job.coordinator.heartbeat("worker-0-100", step=12)
+    take_over(job)
+    (record,) = told(job)
+    assert record["step"] is None and record["text"] == "the coordinator was restarted; training went on meanwhile"
+    job.coordinator.heartbeat("server-0-100", step=0)  # where the generation began
+    job.coordinator.heartbeat("worker-1-100", step=57)
+    take_over(job)
+    job.coordinator.heartbeat("worker-1-100", step=80)
+    assert [record["step"] for record in job.coordinator._recoveries.done] == [57, 80]
+
+
+def test_a_step_that_was_told_to_the_coordinator_before_is_none_of_after_going_back() -> None:
+    job = Recovering(workers=1)
+    job.form()
+    checkpoint(job, 20)
+    job.coordinator.heartbeat("worker-0-100", step=31)
+    job.kill("server", 0)
+    job.come_back("worker", 0, held(28, 31))
+    job.register("server", 0, pid=200)
+    assert job.come_back("server", 0, held(20, 20), after=0, pid=200) is not None
+    take_over(job)
+    job.coordinator.heartbeat("worker-0-100", step=31)
+    assert job.coordinator._recoveries.reached == 20
+    job.coordinator.heartbeat("worker-0-100", step=22)
+    assert (job.coordinator._recoveries.reached, job.coordinator.status().members[1].step) == (22, 22)
+
+
+def test_another_coordinator_takes_over_with_all_places_and_the_summary() -> None:
+    job = Recovering()
+    job.form()
+    job.coordinator.heartbeat("worker-0-100", step=12)
+    job.kill("server", 0)
+    job.recover()
+    name, version = job.coordinator.job, job.state.version
+    job.coordinator = job.another(json.loads(json.dumps(job.sink.kept)))
+    assert (job.state.state, job.state.generation, job.coordinator.job) == ("training", 2, name)
+    assert job.state.version > version  # so that every member hears of it at once
+    assert job.coordinator.heartbeat("worker-1-100").state == "training"
+    job.kill("worker", 1)
+    for role, index, pid in (("server", 0, 200), ("worker", 0, 100)):
+        job.come_back(role, index, after=2, pid=pid)
+    job.register("worker", 1, pid=300)
+    formation = job.come_back("worker", 1, after=0, pid=300)
+    assert formation is not None and formation.generation == 3
+    assert [r["cause"].split(" (")[0] for r in job.coordinator._recoveries.done] == [
+        "server 0",
+        "the coordinator was restarted",
+        "worker 1",
+    ]
+
+
+def test_a_job_that_was_stopping_has_its_time_to_stop_after_a_take_over_too() -> None:
+    job = Recovering()
+    job.now = 10_000.0
+    job.form()
+    job.coordinator.stop("enough")
+    job.coordinator = job.another(json.loads(json.dumps(job.sink.kept)))
+    job.pass_time(20, alive=job.names)
+    assert job.state.state == "stopping"
+    for index in (0, 1):
+        job.leave("worker", index)
+    assert job.state.state == "stopped"
+
+
+def test_what_cannot_be_taken_over_is_refused_in_one_line() -> None:
+    with pytest.raises(UserError, match=r"what the coordinator kept of the job is damaged \(KeyError"):
+        Recovering().another({"job": "x"})
