@@ -45,7 +45,7 @@ Advertise = Annotated[str, typer.Option(metavar="HOST", help="This machine's add
 Traces = Annotated[Path, typer.Option("--run-dir", help="Folder for this process's profile, if there is one.")]
 TokenFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="The job's token, readable by you alone [default: `token` in the run folder]."),
+    typer.Option(metavar="FILE", help="The job's token, readable by you alone [default: yours for the run folder]."),
 ]
 TlsFolder = Annotated[
     Path | None,
@@ -126,11 +126,11 @@ def coordinator(
     """Run a job's coordinator; prints one line of JSON with its address."""
 
     def run() -> int:
-        from shardkeep.access import keep_token
         from shardkeep.ps.control.addresses import check_exposed, split_address
         from shardkeep.ps.control.endpoint import read_token
         from shardkeep.ps.control.tls import read_tls
         from shardkeep.report import RunFolder, default_run_dir
+        from shardkeep.tokens import keep_token
 
         _, job = _load(config, set_)
         check_exposed("--listen", split_address(listen, lowest_port=0)[0], accepted=insecure_data_plane)
@@ -160,20 +160,24 @@ def coordinator(
         stop = _stop_event()
         from shardkeep.ps.control.server import serve_job  # loads no torch: members can register at once
 
-        serve_job(
-            config_yaml=job.to_yaml(),
-            num_servers=job.servers,
-            num_workers=job.workers,
-            liveness=job.liveness,
-            listen=listen,
-            token=keep_token(folder, token),
-            tls=files,
-            sink=folder,
-            ready=lambda address: _ready(address, folder),
-            stop=stop,
-            start_step=start_step,
-            standing=folder.left_standing() if take_over else None,
-        )
+        try:
+            serve_job(
+                config_yaml=job.to_yaml(),
+                num_servers=job.servers,
+                num_workers=job.workers,
+                liveness=job.liveness,
+                listen=listen,
+                token=keep_token(folder.path, token),
+                tls=files,
+                sink=folder,
+                ready=lambda address: _ready(address, folder),
+                stop=stop,
+                start_step=start_step,
+                standing=folder.left_standing() if take_over else None,
+            )
+        finally:
+            if folder.summary() is not None:
+                folder.forget_token()
         return 0
 
     _begin("coordinator", 0, parent_pipe)
@@ -260,9 +264,7 @@ def status(
         console = Console(highlight=False)
         if coordinator is not None:
             return show_job(endpoint_of(coordinator, token_file=token_file, tls=tls), console)
-        if token_file is not None:
-            raise UserError(f"--token-file {token_file}: has no effect with a run folder, which has its own")
-        return show_run(run, console, None if tls is None else read_tls(tls))
+        return show_run(run, console, token_file=token_file, tls=None if tls is None else read_tls(tls))
 
     _end(show, debug)
 
@@ -450,7 +452,8 @@ def _stop_event() -> threading.Event:
 
 def _ready(address: str, folder: RunFolder) -> None:
     folder.coordinator(address, pid=os.getpid())
-    print(json.dumps({"coordinator": address, "run_dir": str(folder.path)}), flush=True)
+    told = {"coordinator": address, "run_dir": str(folder.path), "token_file": str(folder.token_path)}
+    print(json.dumps(told), flush=True)
 
 
 def _end(run: Callable[[], int], debug: bool) -> NoReturn:

@@ -278,7 +278,7 @@ def connect(
         index: This trainer's place, from 0 to `workers` - 1 of the job's config.
         tables: The tables, the same in every trainer; left out = those named under `tables` in the job's config.
         advertise: This machine's address, as the other members reach it.
-        token_file: The job's token, readable by its owner alone; left out = the run folder's.
+        token_file: The job's token, readable by its owner alone; left out = yours for the run folder.
         tls: Folder with ca.pem, cert.pem and key.pem, where the coordinator was given one; left out = no TLS.
         insecure_data_plane: Accept an `advertise` that other machines reach: see docs/security.md.
         timeout_s: Seconds to wait for the coordinator to appear.

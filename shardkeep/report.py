@@ -4,7 +4,6 @@ config.yaml       the resolved config
 code.json         where the user's own modules are
 coordinator.json  the coordinator's address and pid
 standing.json     what another coordinator process needs to take over; for this user only
-token             what every call to the coordinator must carry; only its owner can read it
 members.json      every member of the current generation
 metrics.jsonl     one JSON object per record: progress, eval, phase, event
 summary.json      how the job ended; summary-STEPS.json of starts before it was resumed
@@ -33,6 +32,7 @@ from shardkeep.base.files import atomic_write
 from shardkeep.base.telemetry import machine, peak_rss_bytes, versions
 from shardkeep.config import JobConfig
 from shardkeep.ps.control.endpoint import Endpoint, read_token
+from shardkeep.tokens import token_of, token_path
 
 Record = Mapping[str, Any]
 
@@ -100,8 +100,9 @@ class RunFolder:
             folder = cls(path)
             if (summary := folder.summary()) is not None:
                 (folder.path / "summary.json").replace(folder.path / f"summary-{summary['steps']}.json")
-            for name in ("coordinator.json", "members.json", "standing.json", "token"):
+            for name in ("coordinator.json", "members.json", "standing.json"):
                 (folder.path / name).unlink(missing_ok=True)
+            folder.forget_token()
             atomic_write(folder.config_path, config.to_yaml())
         except OSError as error:
             raise UserError(f"--resume {path}: cannot be written ({error.strerror or error})") from error
@@ -144,7 +145,13 @@ class RunFolder:
 
     @property
     def token_path(self) -> Path:
-        return self.path / "token"
+        """What every call to the coordinator must carry lies elsewhere (tokens.py)."""
+        return token_path(self.path)
+
+    def forget_token(self) -> None:
+        """For a job that is over."""
+        with contextlib.suppress(OSError):
+            self.token_path.unlink(missing_ok=True)
 
     @property
     def metrics_path(self) -> Path:
@@ -229,10 +236,14 @@ class RunFolder:
         """The coordinator's address, or None before it listens."""
         return coordinator_in(self.path)
 
-    def endpoint(self) -> Endpoint | None:
-        """The coordinator, without TLS; None before it listens. Raises ConfigError: the token is not for us."""
+    def endpoint(self, token_file: Path | None = None) -> Endpoint | None:
+        """The coordinator, without TLS; None before it listens and after the job.
+
+        `token_file`: None = this user's own for the folder. Raises ConfigError: there is no token for us."""
         address = self.address()
-        return None if address is None else Endpoint(address, token_in(self.path))
+        if address is None or self.summary() is not None:
+            return None
+        return Endpoint(address, token_of(self.path) if token_file is None else read_token(token_file))
 
     def coordinator_pids(self) -> set[int]:
         """The coordinator's process, where one has listened."""
@@ -285,11 +296,6 @@ def coordinator_in(run: Path) -> str | None:
     """The address of the coordinator of a run folder, or None before it listens."""
     found = _read(run / "coordinator.json")
     return None if found is None else str(found["address"])
-
-
-def token_in(run: Path) -> str:
-    """The job's token in a run folder. Raises ConfigError: there is none, or it is not this user's."""
-    return read_token(run / "token")
 
 
 def latest_run(root: Path = Path("runs")) -> Path | None:

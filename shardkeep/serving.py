@@ -108,6 +108,7 @@ class _Processes:
         if self._watcher.is_alive():
             self._watcher.join()
         end_all(self._children, grace_s=TERMINATE_S)
+        self._folder.forget_token()
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:

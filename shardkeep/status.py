@@ -20,7 +20,7 @@ MOST_LINES = 8
 """More tables than that are told together."""
 
 
-def show_run(run: Path | None, console: Console, tls: Tls | None = None) -> int:
+def show_run(run: Path | None, console: Console, *, token_file: Path | None = None, tls: Tls | None = None) -> int:
     """Shows the run in folder `run` (None = the newest in runs/); 0, or 1 for a job that failed."""
     path = run or latest_run()
     if path is None:
@@ -30,7 +30,7 @@ def show_run(run: Path | None, console: Console, tls: Tls | None = None) -> int:
     folder = RunFolder(path)
     summary = folder.summary()
     if summary is None:
-        coordinator = folder.endpoint()
+        coordinator = folder.endpoint(token_file)
         if coordinator is None:
             raise JobError(f"{path}: the job has not started, or ended before it could")
         try:

@@ -13,7 +13,7 @@ from shardkeep.ps.control.tls import Tls
 
 HEADER = "authorization"
 _SCHEME = "Bearer "
-_WHERE = "it stands in the file `token` of the coordinator's run folder, or in its --token-file"
+_WHERE = "it is in the coordinator's --token-file, or in the file that it named when it began"
 
 _log = EventLog("control")
 

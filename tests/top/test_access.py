@@ -2,55 +2,88 @@
 
 from __future__ import annotations
 
+import shutil
 import stat
 from pathlib import Path
 
 import pytest
 
-from shardkeep.access import endpoint_of, keep_token
+from shardkeep.access import endpoint_of
 from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.base.files import atomic_write
 from shardkeep.config import parse_config
 from shardkeep.ps.control.endpoint import make_token, read_token
 from shardkeep.report import RunFolder
+from shardkeep.tokens import keep_token, token_of
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> RunFolder:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return RunFolder.create(tmp_path / "run", parse_config("seed: 1"))
 
 
-def test_a_new_job_has_a_new_token_in_its_run_folder_for_its_owner_alone(folder: RunFolder) -> None:
-    token = keep_token(folder, None)
+def test_a_new_job_has_a_new_token_for_its_owner_alone_and_not_in_its_run_folder(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    token = keep_token(folder.path, None)
     assert read_token(folder.token_path) == token and len(token) == 64
     assert stat.S_IMODE(folder.token_path.stat().st_mode) == 0o600
+    assert folder.token_path.parent == tmp_path / "state" / "shardkeep" / "tokens"
+    assert stat.S_IMODE(folder.token_path.parent.stat().st_mode) == 0o700
+
+
+def test_a_folder_made_anew_at_the_same_place_or_copied_has_not_the_token(folder: RunFolder, tmp_path: Path) -> None:
+    keep_token(folder.path, None)
+    shutil.copytree(folder.path, tmp_path / "copy")
+    folder.path.rename(tmp_path / "elsewhere")
+    shutil.copytree(tmp_path / "copy", folder.path)
+    for path in (folder.path, tmp_path / "copy"):
+        with pytest.raises(ConfigError, match="the token of its job is not here"):
+            token_of(path)
+
+
+def test_a_job_that_is_over_has_no_token_and_no_endpoint(folder: RunFolder) -> None:
+    keep_token(folder.path, None)
+    folder.coordinator("127.0.0.1:7", pid=1)
+    folder.forget_token()
+    with pytest.raises(ConfigError, match="the job is over, or runs on another machine or for another user"):
+        folder.endpoint()
+    (folder.path / "summary.json").write_text("{}")
+    assert folder.endpoint() is None
+
+
+def test_a_folder_for_tokens_that_cannot_be_made_is_named(folder: RunFolder, tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("a file")
+    with pytest.raises(UserError, match=r"cannot be written \(Not a directory\); set XDG_STATE_HOME to a"):
+        keep_token(folder.path, None)
 
 
 def test_a_coordinator_that_comes_again_keeps_the_token_its_members_have(folder: RunFolder) -> None:
-    assert keep_token(folder, None) == keep_token(folder, None)
+    assert keep_token(folder.path, None) == keep_token(folder.path, None)
 
 
 def test_a_job_that_goes_on_after_its_end_gets_a_new_one(folder: RunFolder) -> None:
-    first = keep_token(folder, None)
+    first = keep_token(folder.path, None)
     again = RunFolder.reopen(folder.path, parse_config("seed: 1"))
-    assert keep_token(again, None) != first
+    assert keep_token(again.path, None) != first
 
 
 def test_a_token_that_was_given_is_the_jobs_whatever_lay_there(folder: RunFolder) -> None:
-    keep_token(folder, None)
+    keep_token(folder.path, None)
     given = make_token()
-    assert keep_token(folder, given) == given == read_token(folder.token_path)
+    assert keep_token(folder.path, given) == given == read_token(folder.token_path)
 
 
 def test_a_token_that_somebody_else_can_read_is_not_taken_over(folder: RunFolder) -> None:
-    keep_token(folder, None)
+    keep_token(folder.path, None)
     folder.token_path.chmod(0o644)
     with pytest.raises(ConfigError, match="others can read or change it"):
-        keep_token(folder, None)
+        keep_token(folder.path, None)
 
 
 def test_who_can_read_the_run_folder_needs_to_know_no_token(folder: RunFolder) -> None:
-    token = keep_token(folder, None)
+    token = keep_token(folder.path, None)
     assert folder.endpoint() is None
     folder.coordinator("127.0.0.1:7", pid=1)
     found = endpoint_of(str(folder.path))
@@ -61,7 +94,7 @@ def test_who_can_read_the_run_folder_needs_to_know_no_token(folder: RunFolder) -
 def test_an_address_alone_needs_a_token_file_and_that_goes_before_the_folders(
     folder: RunFolder, tmp_path: Path
 ) -> None:
-    keep_token(folder, None)
+    keep_token(folder.path, None)
     folder.coordinator("127.0.0.1:7", pid=1)
     path, token = tmp_path / "mine", make_token()
     atomic_write(path, token, private=True)

@@ -9,10 +9,9 @@ import pytest
 
 from shardkeep import scale
 from shardkeep.base.errors import TransportError, UserError
-from shardkeep.base.files import atomic_write
 from shardkeep.config import parse_config
-from shardkeep.ps.control.endpoint import make_token
 from shardkeep.report import RunFolder
+from shardkeep.tokens import keep_token
 
 
 @pytest.fixture
@@ -21,7 +20,7 @@ def folder(tmp_path: Path) -> RunFolder:
     folder = RunFolder.create(tmp_path / "run", parse_config("{servers: 1, workers: 1, checkpoint: {every_steps: 5}}"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         folder.coordinator(f"127.0.0.1:{taken.getsockname()[1]}", pid=1)
-    atomic_write(folder.token_path, make_token(), private=True)
+    keep_token(folder.path, None)
     return folder
 
 

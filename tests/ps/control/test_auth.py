@@ -75,7 +75,7 @@ def test_a_job_is_not_stopped_by_who_has_not_just_its_token(server: ControlServe
 
 def test_members_and_people_with_a_wrong_token_are_told_so_in_one_line(server: ControlServer) -> None:
     stranger = Endpoint(server.address, make_token())
-    told = rf"^the coordinator at {server.address} lets nobody in without the job's token: wrong token; it stands .*$"
+    told = rf"^the coordinator at {server.address} lets nobody in without the job's token: wrong token; it is in .*$"
     with ControlClient(stranger, role="worker", index=0) as client, pytest.raises(UserError, match=told):
         client.register()
     for call in (
