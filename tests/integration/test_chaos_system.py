@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.report import RunFolder
 from tests.integration.test_chaos import JOB, completed
 from tests.support.cluster import Cluster, Command, within
@@ -157,15 +158,40 @@ def test_a_disk_that_takes_its_time_loses_nothing(cluster: Cluster, tmp_path_fac
     assert len(summary["recoveries"]) == 1
 
 
-def test_a_full_disk_ends_the_job_in_one_line_and_keeps_what_is_there(cluster: Cluster, tmp_path: Path) -> None:
-    small = tmp_path / "small"
-    small.mkdir()
-    run("mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(small))
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    path = tmp_path / "small"
+    path.mkdir()
+    run("mount", "-t", "tmpfs", "-o", "size=48m", "tmpfs", str(path))
     try:
-        config = {**JOB, "train": {**JOB["train"], "epochs": 50}, "checkpoint": {"every_steps": 0}}
-        path = cluster.write(config, "full")
-        ended = cluster.command("train", str(path), "--run-dir", str(small / "run")).end(limit_s=200)
-        assert ended.code == 1 and ended.err.count("\n") == 1, ended.err
-        assert "No space left on device" in ended.err
+        yield path
     finally:
-        run("umount", "-l", str(small))
+        run("umount", "-l", str(path))
+
+
+def test_a_full_disk_ends_the_job_in_one_line_and_with_room_it_goes_on_from_its_checkpoint(
+    cluster: Cluster, small_disk: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with Cluster(tmp_path_factory.mktemp("whole")) as another:
+        whole = completed(*another.job(JOB))
+    folder = RunFolder(small_disk / "run")
+    job = cluster.command("train", str(cluster.write(JOB)), "--run-dir", str(folder.path))
+    within(100, lambda: bool(checkpoints(folder)), "no checkpoint", lambda: job.running)
+    filler = small_disk / "filler"
+    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
+        while file.write(bytes(1 << 16)):
+            pass
+    ended = job.end(limit_s=100)
+    assert ended.code == 1 and ended.err.count("\n") == 1, ended.err
+    assert "No space left on device" in ended.err
+    filler.unlink()
+    (kept,) = checkpoints(folder)
+    again = cluster.command("train", "--resume", str(folder.path))
+    summary = completed(again, folder)
+    assert f"at step {kept} from step-{kept}" in again.printed()
+    assert summary["state_digest"] == whole["state_digest"]
+
+
+def checkpoints(folder: RunFolder) -> list[int]:
+    """The steps of those that are complete."""
+    return [step for step, _ in Checkpoints(folder.path / "checkpoints").complete()]

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,18 +39,26 @@ class Ended:
 class Command:
     """One `shardkeep ...` under way, its own session's leader; what it prints is read as it comes."""
 
-    def __init__(self, *arguments: str, cwd: Path | None = None, prefix: Sequence[str] = ()) -> None:
-        """`prefix`: a command that runs it, as `ip netns exec NAME`; its own lines are shown in failures only."""
+    def __init__(
+        self,
+        *arguments: str,
+        cwd: Path | None = None,
+        prefix: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        module: str = "shardkeep",
+    ) -> None:
+        """`prefix`: a command that runs it, as `ip netns exec NAME`; its own lines are shown in failures only. `env`:
+        in addition to this process's. `module`: what is run in shardkeep's place."""
         self.arguments = arguments
         self._prefix = f"{prefix[0]}: " if prefix else None
         self._process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", "shardkeep", *arguments],
+            [*prefix, sys.executable, "-m", module, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             cwd=cwd,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
             start_new_session=True,
         )
         self.process = psutil.Process(self._process.pid)
@@ -140,17 +148,18 @@ class Cluster:
         if kind is not None:
             self._show()
 
-    def command(self, *arguments: str, cwd: Path | None = None, prefix: Sequence[str] = ()) -> Command:
-        command = Command(*arguments, cwd=cwd, prefix=prefix)
+    def command(self, *arguments: str, **options: Any) -> Command:
+        """Options: as of Command."""
+        command = Command(*arguments, **options)
         self._commands.append(command)
         return command
 
     def job(
-        self, config: dict[str, Any], *arguments: str, name: str = "run", prefix: Sequence[str] = ()
+        self, config: dict[str, Any], *arguments: str, name: str = "run", **options: Any
     ) -> tuple[Command, RunFolder]:
-        """`shardkeep train` of `config` into the run folder `name`."""
+        """`shardkeep train` of `config` into the run folder `name`. Options: as of Command."""
         path = self.write(config, name)
-        command = self.command("train", str(path), "--run-dir", str(self._folder / name), *arguments, prefix=prefix)
+        command = self.command("train", str(path), "--run-dir", str(self._folder / name), *arguments, **options)
         return command, self._run(name)
 
     def coordinator(

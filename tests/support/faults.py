@@ -7,20 +7,24 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
 import psutil
 
-from shardkeep.base.errors import ShardkeepError
+from shardkeep.base.errors import DeadlineExceeded, ShardkeepError
 from shardkeep.ps.control.client import fetch_status
 from shardkeep.ps.message import Bytes
+from shardkeep.ps.shard.futures import pass_on
 from shardkeep.ps.transport import Handler, LocalTransport
 from shardkeep.report import RunFolder
 from tests.support.cluster import Command, kinds, records
 
 POLL_S = 0.005
+LOST_S = 0.5
+"""Until the sender of a lost message is told so, as RPC's own limit would."""
 RECOVERING_S = 5.0
 """A recovery that is over before anybody looks is not waited for: the next fault comes anyway."""
 
@@ -108,28 +112,56 @@ def _role(job: Command, name: str) -> psutil.Process | None:
     return None
 
 
-class UnreliableTransport(LocalTransport):
-    """Delivers messages late, in another order, and some of them twice; the answer is that of the first delivery."""
+class Unreliable:
+    """Between a sender and a transport: delivers messages late, in another order, and some of them twice; the answer is
+    that of the first delivery. Of those that are lost, every other was delivered and only its answer is gone."""
 
-    def __init__(self, handlers: Sequence[Handler], *, seed: int = 0, late_s: float = 0.004) -> None:
-        super().__init__(handlers)
-        self._rng, self._late_s = random.Random(seed), late_s
+    def __init__(self, *, seed: int = 0, late_s: float = 0.004, lost: int = 0) -> None:
+        """`lost`: one message of so many, 0 = none."""
+        self._rng, self._late_s, self._lost = random.Random(seed), late_s, lost
         self._lock = threading.Lock()
-        self.twice = 0
+        self.counts: Counter[str] = Counter()
+        """sent, twice, lost"""
 
-    def send(self, server: int, message: Bytes, then: Bytes | None = None, *, timeout_s: float) -> Future[Bytes]:
+    def send(
+        self, deliver: Callable[..., Future[Bytes]], server: int, message: Bytes, then: Bytes | None, timeout_s: float
+    ) -> Future[Bytes]:
         with self._lock:
+            self.counts["sent"] += 1
+            lost = bool(self._lost) and self.counts["sent"] % self._lost == 0
+            self.counts["lost"] += lost
             waits = [self._rng.random() * self._late_s for _ in range(2 if self._rng.random() < 0.3 else 1)]
-            self.twice += len(waits) - 1
+            arrives = not lost or self.counts["lost"] % 2 == 0
+            self.counts["twice"] += arrives and len(waits) == 2
         answer: Future[Bytes] = Future()
 
-        def deliver() -> None:
-            first = super(UnreliableTransport, self).send(server, message, then, timeout_s=timeout_s)
-            first.add_done_callback(lambda done: answer.set_result(done.result()))
+        def deliver_first() -> None:
+            first = deliver(server, message, then, timeout_s=timeout_s)
+            if not lost:
+                first.add_done_callback(lambda done: pass_on(done, answer))
 
         def deliver_again() -> None:  # by itself: whoever sends a push twice has not seen the answer of the first
-            super(UnreliableTransport, self).send(server, message, timeout_s=timeout_s)
+            deliver(server, message, timeout_s=timeout_s)
 
-        for wait_s, what in zip(waits, (deliver, deliver_again), strict=False):
-            threading.Timer(wait_s, what).start()
+        if arrives:
+            for wait_s, what in zip(waits, (deliver_first, deliver_again), strict=False):
+                threading.Timer(wait_s, what).start()
+        if lost:
+            gone = DeadlineExceeded(f"server {server} did not answer within {LOST_S:g} s")
+            threading.Timer(LOST_S, answer.set_exception, [gone]).start()
         return answer
+
+
+class UnreliableTransport(LocalTransport):
+    """A transport between threads that is `Unreliable`."""
+
+    def __init__(self, handlers: Sequence[Handler], *, seed: int = 0) -> None:
+        super().__init__(handlers)
+        self._unreliable = Unreliable(seed=seed)
+
+    @property
+    def twice(self) -> int:
+        return self._unreliable.counts["twice"]
+
+    def send(self, server: int, message: Bytes, then: Bytes | None = None, *, timeout_s: float) -> Future[Bytes]:
+        return self._unreliable.send(super().send, server, message, then, timeout_s)

@@ -1,0 +1,243 @@
+"""`shardkeep` whose roles hurt themselves at an exact point: `python -m tests.support.hurt train ...`.
+
+What is to happen stands in the environment, for launchers hand that to their roles (`environment`). Each hurt happens
+once, in whichever process of the member comes to its point first; a file tells that it did.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+_VARIABLE = "SHARDKEEP_TEST_HURTS"
+Filter = Callable[..., bool]
+
+
+@dataclass(frozen=True)
+class Hurt:
+    """Sends `signal` to the member's own process when it comes to `point` for the `times`th time."""
+
+    member: str
+    """ROLE INDEX"""
+    point: str
+    """A key of POINTS, or `torn`: half of a journal's record is written."""
+    times: int = 1
+    signal: str = "SIGKILL"
+
+    def __str__(self) -> str:
+        return "-".join((self.signal, *self.member.split(), self.point.replace(" ", "-")))
+
+
+@dataclass(frozen=True)
+class Point:
+    """Before or after a call of a function, `module:Class.method`; `counts`: which calls, by their arguments."""
+
+    function: str
+    after: bool = False
+    counts: Filter = lambda *_arguments, **_named: True
+
+
+def _carries(kind: str) -> Filter:
+    """Calls of `Transport.send` with a message of that kind."""
+
+    def carries(_self: object, _server: int, *messages: Any, **_named: Any) -> bool:
+        from shardkeep.ps.message import KIND_AT, Kind
+
+        return any(m is not None and m[KIND_AT] == Kind[kind] for m in messages)
+
+    return carries
+
+
+def _reports(kind: str) -> Filter:
+    return lambda _self, _token, **named: bool(named["kind"] == kind)
+
+
+def _entry(name: str) -> Filter:
+    return lambda _self, entry, **_named: bool(entry.name == name)
+
+
+_SEND, _RPC = "shardkeep.ps.transport:RpcTransport.send", "shardkeep.ps.transport:RpcTransport.__init__"
+_SERVICE, _APPEND = "shardkeep.ps.shard.service:ShardService", "shardkeep.ps.shard.journal:Journal.append"
+_COORDINATOR, _FILES = "shardkeep.ps.control.coordinator:Coordinator", "shardkeep.ps.checkpoints:Checkpoints"
+POINTS: Mapping[str, Point] = {
+    # any member
+    "forming": Point(_RPC),
+    "formed": Point(_RPC, after=True),
+    # workers
+    "pulling": Point(_SEND, counts=_carries("PULL")),
+    "pull sent": Point(_SEND, after=True, counts=_carries("PULL")),
+    "pushing": Point(_SEND, counts=_carries("PUSH")),
+    "push sent": Point(_SEND, after=True, counts=_carries("PUSH")),
+    "saving tower": Point("shardkeep.workers.checkpoint:save_tower"),
+    "committing": Point(f"{_FILES}.commit"),
+    "committed": Point(f"{_FILES}.commit", after=True),
+    "evaluating": Point("shardkeep.workers.evaluate:Evaluation.run"),
+    "closing": Point("shardkeep.workers.trainer:Trainer.settle"),
+    "closed": Point("shardkeep.workers.trainer:Trainer.settle", after=True),
+    # servers
+    "pull received": Point(f"{_SERVICE}._pull"),
+    "rows ready": Point(f"{_SERVICE}._rows", after=True),
+    "push received": Point(f"{_SERVICE}._push"),
+    "push journaled": Point(_APPEND, after=True, counts=_entry("PUSH")),
+    "push staged": Point(f"{_SERVICE}._push", after=True),
+    "applied": Point(f"{_SERVICE}._apply", after=True),
+    "snapshotting": Point("shardkeep.ps.shard.array_file:ArrayFile.finish"),
+    "read received": Point(f"{_SERVICE}._read"),
+    "leaving": Point("shardkeep.ps.control.client:ControlClient.leave"),
+    # the coordinator
+    "hello": Point(f"{_COORDINATOR}.register"),
+    "join": Point(f"{_COORDINATOR}.join"),
+    "progress": Point(f"{_COORDINATOR}.report", counts=_reports("progress")),
+    "eval told": Point(f"{_COORDINATOR}.report", counts=_reports("eval")),
+    "checkpoint told": Point(f"{_COORDINATOR}.report", after=True, counts=_reports("phase")),
+    "summary told": Point(f"{_COORDINATOR}.report", after=True, counts=_reports("summary")),
+    "member left": Point(f"{_COORDINATOR}.leave", after=True),
+}
+
+
+@dataclass(frozen=True)
+class Astray:
+    """What becomes of the messages that a worker sends: late, in another order, some twice, some or their answers
+    lost."""
+
+    worker: int
+    late_s: float = 0.004
+    lost: int = 0
+    """One message of so many is lost; 0 = none."""
+
+
+def environment(folder: Path, hurts: Sequence[Hurt] = (), astray: Sequence[Astray] = ()) -> dict[str, str]:
+    """What a launcher's environment has to hold for these; `folder` exists, and is told what happened."""
+    what = {"hurts": [dataclasses.asdict(h) for h in hurts], "astray": [dataclasses.asdict(a) for a in astray]}
+    root = str(Path(__file__).parents[2])
+    return {_VARIABLE: json.dumps({"folder": str(folder), **what}), "PYTHONPATH": root}
+
+
+def missed(folder: Path, hurts: Sequence[Hurt]) -> list[Hurt]:
+    """Those that never happened."""
+    return [hurt for hurt in hurts if not (folder / str(hurt)).exists()]
+
+
+def strayed(folder: Path) -> Counter[str]:
+    """What happened to messages, over all workers: sent, twice, lost; told after each hundred."""
+    return sum((Counter(json.loads(path.read_text())) for path in folder.glob("astray-*")), Counter())
+
+
+# ---- inside the processes ----
+
+
+def _main() -> None:
+    told = json.loads(os.environ[_VARIABLE])
+    arguments = sys.argv[1:]
+    if arguments[0] == "train":
+        _start_roles_from_here()
+    else:
+        index = arguments[arguments.index("--index") + 1] if "--index" in arguments else "0"
+        member = f"{arguments[0]} {index}"
+        for hurt in (Hurt(**h) for h in told["hurts"]):
+            if hurt.member == member and not (Path(told["folder"]) / str(hurt)).exists():
+                _set(hurt, Path(told["folder"]))
+        for astray in (Astray(**a) for a in told["astray"]):
+            if f"worker {astray.worker}" == member:
+                _lead_astray(astray, Path(told["folder"]))
+    from shardkeep.cli import app
+
+    app(prog_name="shardkeep")
+
+
+def _start_roles_from_here() -> None:
+    start = subprocess.Popen.__init__
+
+    def started(self: Any, command: Sequence[str], *arguments: Any, **named: Any) -> None:
+        ours = [__spec__.name if word == "shardkeep" else word for word in command]
+        start(self, ours if "-m" in command else command, *arguments, **named)
+
+    subprocess.Popen.__init__ = started  # type: ignore[method-assign, assignment]
+
+
+def _set(hurt: Hurt, folder: Path) -> None:
+    """Puts the hurt into the code."""
+    passed = 0
+
+    def pass_by() -> None:
+        nonlocal passed
+        passed += 1
+        if passed == hurt.times:
+            (folder / str(hurt)).touch()
+            os.kill(os.getpid(), signal.Signals[hurt.signal])
+
+    if hurt.point == "torn":
+        _replace("shardkeep.ps.shard.journal:write_all", lambda write_all: _tearing(write_all, hurt, folder))
+        return
+    point = POINTS[hurt.point]
+
+    def wrap(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def wrapped(*arguments: Any, **named: Any) -> Any:
+            counts = point.counts(*arguments, **named)
+            if counts and not point.after:
+                pass_by()
+            result = function(*arguments, **named)
+            if counts and point.after:
+                pass_by()
+            return result
+
+        return wrapped
+
+    _replace(point.function, wrap)
+
+
+def _tearing(write_all: Callable[..., int], hurt: Hurt, folder: Path) -> Callable[..., int]:
+    writes = 0
+
+    def write(descriptor: int, parts: Sequence[Any]) -> int:
+        nonlocal writes
+        writes += 1
+        if writes == hurt.times:
+            whole = b"".join(bytes(part) for part in parts)
+            os.write(descriptor, whole[: len(whole) // 2])
+            (folder / str(hurt)).touch()
+            os.kill(os.getpid(), signal.Signals[hurt.signal])
+        return write_all(descriptor, parts)
+
+    return write
+
+
+def _lead_astray(astray: Astray, folder: Path) -> None:
+    from shardkeep.ps.transport import RpcTransport
+    from tests.support.faults import Unreliable
+
+    unreliable = Unreliable(seed=astray.worker, late_s=astray.late_s, lost=astray.lost)
+    send = RpcTransport.send
+
+    def send_astray(self: RpcTransport, server: int, message: Any, then: Any = None, *, timeout_s: float) -> Any:
+        if unreliable.counts["sent"] % 100 == 99:
+            (folder / f"astray-{astray.worker}-{os.getpid()}").write_text(json.dumps(unreliable.counts))
+        return unreliable.send(functools.partial(send, self), server, message, then, timeout_s)
+
+    RpcTransport.send = send_astray  # type: ignore[method-assign]
+
+
+def _replace(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    """Wraps `module:function` or `module:Class.method` where it is defined."""
+    module, _, path = name.partition(":")
+    owner: Any = importlib.import_module(module)
+    *owners, last = path.split(".")
+    for part in owners:
+        owner = getattr(owner, part)
+    setattr(owner, last, wrap(getattr(owner, last)))
+
+
+if __name__ == "__main__":
+    _main()
