@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 # torch.distributed exports these two in a way that type checkers do not see.
 from torch._C._distributed_c10d import PrefixStore, Store
+from torch.distributed.distributed_c10d import _world
 
 from shardkeep.base.errors import DeadlineExceeded, JobError, MemberLost
 from shardkeep.base.sockets import connections
@@ -68,6 +69,9 @@ class ProcessCollective:
         self._before_close: list[Callable[[], None]] = []
         if dist.is_initialized():
             raise JobError("this process is in a group of workers already; close it before forming another")
+        # torch names a group's keys by how many groups the process has begun, and forgets those that it closed, not one
+        # that could not form: the next would wait for keys that the other ranks never set.
+        _world.group_count = 0
         others = connections()
         with self.guard("forming the group"), _bound_to(interface_of(host)):
             dist.init_process_group(

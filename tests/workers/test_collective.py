@@ -207,6 +207,8 @@ def all_generations(rank: int, port: int) -> dict[str, Any]:
     found["listens"] = sorted(set(listening))
     collective.close()
 
+    if rank == 0:
+        found["alone"] = failure_of(lambda: form(20, timeout_s=0.5))
     collective = form(3)
     if rank != 2:
         found["silent"] = failure_of(lambda: collective.barrier(timeout_s=0.3))
@@ -300,6 +302,14 @@ def test_a_silent_process_is_reported_when_the_deadline_is_over(processes):
         kind, text, waited_s = found["silent"]
         assert kind == "DeadlineExceeded" and waited_s < 20.0
         assert text.startswith(f"worker {found['rank']} of 3: barrier in generation 3 failed after"), text
+
+
+@pytest.mark.processes
+def test_a_rank_whom_nobody_met_says_so_and_meets_the_others_in_the_next_generation(processes):
+    kind, text, waited_s = processes[0]["alone"]
+    assert kind == "DeadlineExceeded" and waited_s < 20.0
+    assert text.startswith("worker 0 of 3: forming the group in generation 20 failed after"), text
+    assert [found["rank"] for found in processes] == [0, 1, 2]
 
 
 @pytest.mark.processes
