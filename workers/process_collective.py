@@ -19,6 +19,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+
+# Loaded while a group is open it would hold that group for good, as a default of its functions, and with it the
+# connections: peers of a rank that left would wait for the deadline.
+import torch.distributed.nn.functional
 from numpy.typing import NDArray
 
 # torch.distributed exports these two in a way that type checkers do not see.
