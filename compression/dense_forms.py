@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.dense_indices import coded_bytes, decode_positions, encode_positions
 from shardkeep.compression.dense_values import (
     SCALE_BYTES,
@@ -20,7 +21,7 @@ from shardkeep.compression.dense_values import (
     sum_in_rank_order,
     worth_sharding,
 )
-from shardkeep.compression.exchange import Exchange, Ranks, Sum
+from shardkeep.compression.exchange import Exchange, Ranks, Sum, packet_of
 from shardkeep.compression.residuals import Residuals
 
 SMALLEST = 1024
@@ -118,15 +119,29 @@ class _Layout:
         """The sum of all ranks' values, in rank order, (N,); NaN where a rank's gradient was not finite."""
         total_N = torch.zeros(self._num_values, device=packets_WR.device)
         scales, values_end, end = self._edges
-        for packet_R in packets_WR:
+        for rank, packet_R in enumerate(packets_WR):
             scales_P = packet_R[:scales].view(torch.bfloat16)
             if not torch.isfinite(scales_P).all():
                 total_N.fill_(math.nan)
                 continue
-            positions = decode_positions(packet_R[values_end:end], self._num_values, self._num_kept)
+            with packet_of(rank):
+                positions = self._positions(packet_R[values_end:end])
             codes_K = packet_R[scales:values_end].view(self._fmt.dtype)
             total_N.index_add_(0, self._with_whole(positions), codes_K.float() * self._per_value(scales_P))
         return total_N
+
+    def _positions(self, coded: torch.Tensor) -> torch.Tensor:
+        """Of the parameters that are not sent whole. Raises CorruptMessage, also for so many of one that are not its
+        own: they would take the scale of another."""
+        positions = decode_positions(coded, self._num_values, self._num_kept)
+        if not self._some:
+            return positions
+        ends = np.cumsum(self._counts[: len(self._some)])
+        first, last = positions[torch.from_numpy(np.stack([np.append(0, ends[:-1]), ends - 1]))].tolist()  # they ascend
+        for i, low, high in zip(self._some, first, last, strict=True):
+            if low < self._starts[i] or high >= self._starts[i] + self._sizes[i]:
+                raise CorruptMessage(f"positions {low} to {high} are not all of the values that they are said to be of")
+        return positions
 
     def _per_value(self, scales_P: torch.Tensor) -> torch.Tensor:
         counts_P = torch.tensor(self._counts, device=scales_P.device)

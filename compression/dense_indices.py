@@ -41,8 +41,12 @@ def decode_positions(packet: torch.Tensor, num_values: int, num_kept: int) -> to
     if ones_K.numel() != num_kept:
         raise CorruptMessage(f"{ones_K.numel()} positions came, not {num_kept} of {num_values}")
     positions_K = ((ones_K - torch.arange(num_kept, device=device)) << low) + lows_K
-    if num_kept and int(positions_K.max()) >= num_values:
+    if not num_kept:
+        return positions_K
+    if int(positions_K.max()) >= num_values:
         raise CorruptMessage(f"position {int(positions_K.max())} of {num_values}")
+    if not bool((positions_K[1:] > positions_K[:-1]).all()):
+        raise CorruptMessage(f"{num_kept} positions of {num_values} are not in order")
     return positions_K
 
 

@@ -8,10 +8,13 @@ that happens during the backward pass, after it, or within one process.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+import contextlib
+from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 
 import torch
+
+from shardkeep.base.errors import CorruptMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,5 +35,15 @@ class Ranks:
     world_size: int
 
 
+@contextlib.contextmanager
+def packet_of(rank: int) -> Iterator[None]:
+    """Has the errors of decoding a packet name the rank that sent it."""
+    try:
+        yield
+    except CorruptMessage as error:
+        raise CorruptMessage(f"the dense gradient of worker {rank}: {error}") from error
+
+
 Sum = Generator[Exchange, torch.Tensor, torch.Tensor]
-"""Returns the sum over ranks, float32 and flat: the same bits on every rank."""
+"""Returns the sum over ranks, float32 and flat: the same bits on every rank. Raises CorruptMessage, which names the
+rank, for a packet that no rank can have sent."""

@@ -408,8 +408,102 @@ def test_positions_of_a_damaged_packet_are_refused() -> None:
         except CorruptMessage:
             refused += 1
         else:
-            assert found.numel() == 10 and int(found.min()) >= 0 and int(found.max()) < 1000
+            assert found.numel() == 10 and sorted(set(found.tolist())) == found.tolist()
+            assert int(found[0]) >= 0 and int(found[-1]) < 1000
     assert refused >= 10
+
+
+def damage_of(how: int | str, packet: torch.Tensor, drawn: torch.Generator) -> torch.Tensor:
+    """`how`: a byte for all, "random", or "bit": one of them is wrong."""
+    if how == "random":
+        return torch.randint(0, 256, packet.shape, generator=drawn, dtype=torch.uint8)
+    if how == "bit":
+        damaged, place = packet.clone(), int(torch.randint(0, 8 * packet.shape[-1], (1,), generator=drawn))
+        damaged[..., place // 8] ^= 1 << place % 8
+        return damaged
+    return torch.full_like(packet, how)
+
+
+@pytest.mark.parametrize("how", [0, 127, 128, 255, "random", "bit"])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_any_bytes_of_another_rank_are_numbers_or_refused_by_its_name(config: str, how: int | str) -> None:
+    drawn = torch.Generator().manual_seed(5)
+    num_values = sum(torch.Size(shape).numel() for shape in SHAPES.values())
+    for number in range(20 if isinstance(how, str) else 1):
+        one = members(config, 1)[0]
+        one.begin(number)
+        summing = one.sum(list(SHAPES), list(draw(number, 0).values()), Ranks(0, 2))
+        exchange, round_ = next(summing), 0
+        try:
+            while True:
+                theirs = exchange.packets
+                if round_ == number % 2 or how != "bit":  # a damaged first round often hides what the second does
+                    theirs = damage_of(how, exchange.packets, drawn)
+                exchange, round_ = summing.send(torch.stack([exchange.packets, theirs])), round_ + 1
+        except StopIteration as done:
+            assert done.value.shape == (num_values,)
+        except CorruptMessage as error:
+            assert str(error).startswith("the dense gradient of worker 1: ") and "\n" not in str(error)
+            assert config == "lossless" or config.startswith("topk"), "only these have something to refuse"
+
+
+def top_k_of(*names: str) -> tuple[Sum, torch.Tensor]:
+    """Rank 0's sum of two, waiting for packets, and its own. Ten values are kept of `a` and `b`, `small` is whole."""
+    shapes = {"a": (2000,), "small": (7,), "b": (2000,)}
+    one = DenseCompression(TowerCompressionConfig(name="topk", keep=0.005, values="int8"), shapes, CPU)
+    drawn = torch.Generator().manual_seed(2)
+    one.begin(0)
+    summing = one.sum(names, [torch.randn(shapes[name], generator=drawn) for name in names], Ranks(0, 2))
+    return summing, next(summing).packets
+
+
+def top_k_total(theirs: torch.Tensor, *names: str) -> torch.Tensor:
+    """What rank 0 makes of its own packet and rank 1's."""
+    summing, mine = top_k_of(*names)
+    with pytest.raises(StopIteration) as done:
+        summing.send(torch.stack([mine, theirs]))
+    total: torch.Tensor = done.value.value
+    return total
+
+
+def test_top_k_refuses_positions_of_another_parameter() -> None:
+    names = ("a", "small", "b")
+    packet = top_k_of(*names)[1]
+    at = 2 * 3 + 2 * 10 + 7  # behind scales and values
+
+    def with_positions(changes: dict[int, int]) -> torch.Tensor:
+        positions = [*range(0, 2000, 200), *range(2007, 4007, 200)]
+        for place, position in changes.items():
+            positions[place] = position
+        coded = encode_positions(torch.tensor(positions), 4007)
+        return torch.cat([packet[:at], coded, packet[at + coded.numel() :]])
+
+    assert top_k_total(with_positions({}), *names).shape == (4007,)
+    for changes in ({10: 2006}, {9: 2006}, {9: 2008, 10: 2100}):  # of `small`, twice, and eleven of `b`
+        with pytest.raises(CorruptMessage, match=r"^the dense gradient of worker 1: positions \d+ to \d+ are not all"):
+            top_k_total(with_positions(changes), *names)
+
+
+def test_top_k_refuses_a_packet_cut_off_within_its_positions_at_any_byte() -> None:
+    packet = top_k_of("a", "b")[1]
+    begin, end = 2 * 2 + 2 * 10, 2 * 2 + 2 * 10 + coded_bytes(4000, 20)
+    for size in range(begin, end - 1):
+        cut = torch.cat([packet[:size], torch.zeros(packet.numel() - size, dtype=torch.uint8)])
+        with pytest.raises(CorruptMessage, match=r"^the dense gradient of worker 1: "):
+            top_k_total(cut, "a", "b")
+
+
+def test_positions_that_do_not_ascend_are_refused() -> None:
+    packet = encode_positions(torch.arange(0, 1000, 100), 1000)  # 10 of 1000: six low bits of each come first
+    twice = encode_positions(torch.tensor([5, 5, *range(200, 1000, 100)]), 1000)
+    backwards = encode_positions(torch.tensor([9, 5, *range(200, 1000, 100)]), 1000)
+    assert twice.numel() == backwards.numel() == packet.numel()
+    for damaged in (twice, backwards):
+        with pytest.raises(CorruptMessage, match="10 positions of 1000 are not in order"):
+            decode_positions(damaged, 1000, 10)
+    for size in range(packet.numel()):
+        with pytest.raises(CorruptMessage, match=f"^{size} bytes are not 10 positions of 1000$"):
+            decode_positions(packet[:size], 1000, 10)
 
 
 @pytest.mark.parametrize("config", OWING)
