@@ -19,11 +19,12 @@ import torch
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.dense_forms import Rounded
 from shardkeep.compression.dense_values import FP32
-from shardkeep.compression.exchange import Exchange, Ranks, Sum
+from shardkeep.compression.exchange import Exchange, Ranks, Sum, packet_of
 
 _LEVEL, _RAW_DEFLATE, _MEMORY = 1, -15, 7
 """Of zlib: no header or checksum, and 8,192 symbols to a Huffman code, since layers differ."""
 _MANTISSA, _SIGN = 0x7FFFFF, 1 << 23
+_LENGTH_BYTES = 5
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -49,22 +50,24 @@ class Lossless:
 def _exchanged(packets: torch.Tensor) -> Generator[Exchange, torch.Tensor, torch.Tensor]:
     """A round of packets of float32s, uint8 (R,) or (W, R), that travel coded; what came, (W, R).
 
-    Raises CorruptMessage for a length that no code has."""
+    Raises CorruptMessage, which names the rank."""
     num_values, device = packets.shape[-1] // 4, packets.device
     codes_H = [encode_floats(packet) for packet in np.atleast_2d(packets.cpu().numpy())]
-    longest = torch.tensor([max(map(len, codes_H))], device=device)
-    sizes_W8 = yield Exchange(longest.view(torch.uint8), {"framing": longest.nbytes})
-    width = int(sizes_W8.cpu().view(torch.int64).max())
-    if not longest.item() <= width <= most_bytes(num_values):
-        raise CorruptMessage(f"a code of {width:,} bytes came for {num_values:,} float32s")
+    told = torch.from_numpy(encode_length(max(map(len, codes_H)))).to(device)
+    told_W8 = yield Exchange(told, {"framing": told.nbytes})
+    width = 0
+    for rank, told_8 in enumerate(told_W8.cpu().numpy()):
+        with packet_of(rank):
+            width = max(width, decode_length(told_8, num_values))
     filled_HR = np.zeros((len(codes_H), width), np.uint8)
     for room_R, code in zip(filled_HR, codes_H, strict=True):
         room_R[: len(code)] = code
     filled = torch.from_numpy(filled_HR).view(*packets.shape[:-1], width).to(device)
     came_WR = yield Exchange(filled)
     floats_WR = torch.empty((len(came_WR), 4 * num_values), dtype=torch.uint8)
-    for room_R, code in zip(floats_WR.numpy(), came_WR.cpu().numpy(), strict=True):
-        room_R[:] = decode_floats(code, num_values)
+    for rank, (room_R, code) in enumerate(zip(floats_WR.numpy(), came_WR.cpu().numpy(), strict=True)):
+        with packet_of(rank):
+            room_R[:] = decode_floats(code, num_values)
     return floats_WR.to(device)
 
 
@@ -72,6 +75,26 @@ def most_bytes(num_values: int) -> int:
     """No code of so many float32s is longer: deflate stores what it cannot shorten, in blocks of at least 8,192."""
     plain = num_values + _flag_bytes(num_values)
     return plain + 5 * (1 + plain // 8192) + 8 + 3 * num_values
+
+
+def encode_length(length: int) -> Bytes:
+    """A code's length and three bytes of its checksum, (8,). Where one rank alone misreads it, packets differ in size,
+    and gloo aborts a process."""
+    plain = length.to_bytes(_LENGTH_BYTES, "little")
+    return np.frombuffer(plain + _check_of(plain), np.uint8).copy()
+
+
+def decode_length(told: Bytes, num_values: int) -> int:
+    """Raises CorruptMessage for a length that is damaged, or that no code of so many float32s has."""
+    plain, check = told[:_LENGTH_BYTES].tobytes(), told[_LENGTH_BYTES:].tobytes()
+    length = int.from_bytes(plain, "little")
+    if check != _check_of(plain) or length > most_bytes(num_values):
+        raise CorruptMessage(f"a code of {length:,} bytes came for {num_values:,} float32s, or its length is damaged")
+    return length
+
+
+def _check_of(plain: bytes) -> bytes:
+    return zlib.crc32(plain).to_bytes(4, "little")[: 8 - _LENGTH_BYTES]
 
 
 def encode_floats(values: Bytes) -> Bytes:

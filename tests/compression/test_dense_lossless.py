@@ -13,7 +13,14 @@ from hypothesis.extra import numpy as arrays
 
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.dense_forms import Rounded
-from shardkeep.compression.dense_lossless import Lossless, decode_floats, encode_floats, most_bytes
+from shardkeep.compression.dense_lossless import (
+    Lossless,
+    decode_floats,
+    decode_length,
+    encode_floats,
+    encode_length,
+    most_bytes,
+)
 from shardkeep.compression.dense_values import FP32
 from shardkeep.compression.exchange import Ranks
 from tests.compression.test_dense import drive
@@ -96,12 +103,54 @@ def test_a_bomb_is_refused_before_it_has_grown() -> None:
         decode_floats(bomb, 77)
 
 
-@pytest.mark.parametrize("size", [1 << 40, -1, 3])
-def test_a_length_that_no_code_has_is_refused_before_room_is_made_for_it(size: int) -> None:
+def lengths_came(theirs: np.ndarray) -> None:
+    """Has rank 0 of two read a length of rank 1."""
     summing = Lossless(50).sum(["p"], [torch.ones(50)], Ranks(0, 2))
     mine = next(summing).packets
-    with pytest.raises(CorruptMessage, match=r"came for 50 float32s$"):
-        summing.send(torch.stack([torch.zeros_like(mine), torch.tensor([size]).view(torch.uint8)]))
+    summing.send(torch.stack([mine, torch.from_numpy(theirs)]))
+
+
+def test_a_length_comes_back_and_one_that_no_code_has_is_refused_before_room_is_made_for_it() -> None:
+    for length in (0, 1, 200, most_bytes(50)):
+        assert decode_length(encode_length(length), 50) == length
+    lengths_came(encode_length(201))
+    for length in (most_bytes(50) + 1, 1 << 39):
+        with pytest.raises(CorruptMessage, match=r"^the dense gradient of worker 1: a code of .* came for 50 float32s"):
+            lengths_came(encode_length(length))
+
+
+def test_a_length_with_any_bit_wrong_or_cut_off_at_any_byte_is_refused() -> None:
+    told = encode_length(201)
+    for place in range(64):
+        damaged = told.copy()
+        damaged[place // 8] ^= 1 << place % 8
+        with pytest.raises(CorruptMessage, match=r"worker 1: .* or its length is damaged$"):
+            lengths_came(damaged)
+    for size in range(8):
+        with pytest.raises(CorruptMessage, match=r"or its length is damaged$"):
+            decode_length(told[:size], 50)
+
+
+@given(st.binary(min_size=8, max_size=8))
+def test_any_eight_bytes_are_a_length_that_a_code_has_or_are_refused(told: bytes) -> None:
+    try:
+        assert 0 <= decode_length(np.frombuffer(told, np.uint8), 50) <= most_bytes(50)
+    except CorruptMessage:
+        return
+
+
+def test_a_code_with_any_bit_wrong_is_refused_or_decodes_to_as_many_values() -> None:
+    """Mantissas have no check of their own: what TCP lets through there is another number."""
+    values = gradient(77, zeros=0.5)
+    code, refused = encode_floats(values), 0
+    for place in range(8 * len(code)):
+        damaged = code.copy()
+        damaged[place // 8] ^= 1 << place % 8
+        try:
+            assert len(decode_floats(damaged, 77)) == len(values)
+        except CorruptMessage:
+            refused += 1
+    assert refused > 50
 
 
 @pytest.mark.parametrize("world_size", [2, 4])
