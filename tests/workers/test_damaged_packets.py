@@ -1,0 +1,168 @@
+"""Packets of the dense gradient that are damaged on their way, in two processes: who hears of it, how, and how soon."""
+
+from __future__ import annotations
+
+import functools
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from shardkeep.base.errors import ShardkeepError
+from shardkeep.compression.exchange import Exchange
+from shardkeep.workers import reduce
+from shardkeep.workers.collective import Collective
+from shardkeep.workers.process_collective import ProcessCollective
+from shardkeep.workers.tower import Tower
+from tests.support.processes import in_processes
+from tests.workers.test_dense_sums import SPLITS, build
+from tests.workers.test_tower import batch, part_of, train
+
+WORLD = 2
+TIMEOUT_S = 60.0
+
+
+class Damaged:
+    """A round whose packets come otherwise than they were sent."""
+
+    def __init__(self, work: dist.Work, packets_WR: torch.Tensor, damage: Callable[[torch.Tensor], None]) -> None:
+        self._work, self._packets_WR, self._damage = work, packets_WR, damage
+
+    def wait(self) -> None:
+        self._work.wait()
+        self._damage(self._packets_WR[1])
+
+
+def zeros(packet_R: torch.Tensor) -> None:
+    packet_R.zero_()
+
+
+def half(packet_R: torch.Tensor) -> None:
+    packet_R[len(packet_R) // 2 :] = 0
+
+
+def longer(packet_R: torch.Tensor) -> None:
+    """A bit of a length, which is the whole packet: one that might well be."""
+    if len(packet_R) == 8:
+        packet_R[0] ^= 16
+
+
+def ones(packet_R: torch.Tensor) -> None:
+    """Of a code, not of its length."""
+    if len(packet_R) != 8:
+        packet_R.fill_(255)
+
+
+CASES: dict[str, tuple[str, Callable[[torch.Tensor], None], bool, str]] = {
+    "top-k without positions": ("topk", zeros, False, "0 positions came, not 80 of "),
+    "top-k cut off": ("topk", half, False, "positions came, not 80 of "),
+    "top-k in several buckets": ("topk", zeros, True, "0 positions came, not "),
+    "a length with one bit wrong": ("lossless", longer, False, " float32s, or its length is damaged"),
+    "a length of zeros": ("lossless", zeros, False, "a code of 0 bytes came for "),
+    "a code of ones": ("lossless", ones, False, " are no coded float32s"),
+    "codes in several buckets": ("lossless", ones, True, " are no coded float32s"),
+}
+"""Form, what happens to rank 1's packet on its way to rank 0, whether the gradients go in several buckets, and what
+rank 0 says."""
+
+
+def damaging(damage: Callable[[torch.Tensor], None]) -> Any:
+    """Makes this process receive damaged packets in its backward passes."""
+    begin = reduce.begin_exchange
+
+    def begin_damaged(exchange: Exchange, collective: Collective) -> tuple[Any, torch.Tensor]:
+        work, packets_WR = begin(exchange, collective)
+        return Damaged(work, packets_WR, damage), packets_WR
+
+    return mock.patch.object(reduce, "begin_exchange", begin_damaged)
+
+
+def step_of(tower: Tower) -> None:
+    dense, leaves, label = part_of(batch(tower.step, 24), *SPLITS[tower.collective.rank])
+    tower.backward(dense, leaves, label, 1 / 24)
+    tower.update(tower.step)
+
+
+def failure_of(tower: Tower, damage: Callable[[torch.Tensor], None]) -> tuple[str, str, float]:
+    """Kind and text of the error that two more steps end with, and after how many seconds."""
+    started = time.monotonic()
+    try:
+        if tower.collective.rank == 0:
+            with damaging(damage):
+                step_of(tower)
+        step_of(tower)
+        step_of(tower)
+    except ShardkeepError as error:
+        return type(error).__name__, str(error), time.monotonic() - started
+    return "none", "", time.monotonic() - started
+
+
+def one_process(rank: int, port: int, results: Any) -> None:
+    try:
+        results.put(in_a_process(rank, port))
+    except BaseException:
+        results.put({"rank": rank, "failed": traceback.format_exc()})
+
+
+def in_a_process(rank: int, port: int) -> dict[str, Any]:
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=TIMEOUT_S))
+    small_buckets = functools.partial(DistributedDataParallel, bucket_cap_mb=0.005)
+    found: dict[str, Any] = {"rank": rank}
+    for number, (case, (form, damage, several, _)) in enumerate(CASES.items()):
+
+        def join(generation: int) -> ProcessCollective:
+            return ProcessCollective(store, rank=rank, world_size=WORLD, generation=generation, timeout_s=TIMEOUT_S)
+
+        with mock.patch.object(
+            reduce, "DistributedDataParallel", small_buckets if several else DistributedDataParallel
+        ):
+            collective = join(2 * number)
+            tower = build(collective, form)
+            train(tower, SPLITS, steps=3)
+            failed = failure_of(tower, damage)
+            collective.close()
+            collective = join(2 * number + 1)
+            tower.join(collective)
+            tower.share(0, [1])
+            train(tower, SPLITS, first=3, steps=2)
+        found[case] = failed, tower.digest_bytes()
+        collective.barrier()
+        collective.close()
+    return found
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[list[dict[str, Any]]]:
+    """What each of two processes found, in rank order."""
+    with in_processes(one_process, WORLD, limit_s=150) as found:
+        yield found
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("case", CASES)
+def test_a_packet_that_is_none_ends_the_backward_pass_with_a_line_that_names_its_sender(processes, case):
+    (kind, text, waited_s), _ = processes[0][case]
+    assert kind == "CorruptMessage" and "\n" not in text and waited_s < TIMEOUT_S / 2
+    assert text.startswith("the dense gradient of worker 1: ") and CASES[case][3] in text, text
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("case", CASES)
+def test_the_sender_hears_at_once_that_the_other_left(processes, case):
+    (kind, text, waited_s), _ = processes[1][case]
+    assert kind == "MemberLost" and "\n" not in text and waited_s < TIMEOUT_S / 2
+    assert text.startswith("worker 1 of 2: the sum of the dense gradients in generation"), text
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("case", CASES)
+def test_both_go_on_in_another_generation(processes, case):
+    assert processes[0][case][1] == processes[1][case][1]
