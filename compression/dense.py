@@ -102,6 +102,11 @@ class DenseCompression:
             if isinstance(part, Residuals | PowerSGD):
                 part.settle(applied)
 
+    @property
+    def unsent_norm(self) -> float | None:
+        """L2 norm of what this rank has not sent yet; None where nothing is kept."""
+        return None if self._residuals is None else self._residuals.norm
+
     # State.
 
     def state_dict(self) -> dict[str, Any]:

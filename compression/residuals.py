@@ -58,6 +58,11 @@ class Residuals:
             self._kept.update(self._next)
         self._next = {}
 
+    @property
+    def norm(self) -> float:
+        """L2 norm of all residuals together, summed in float64."""
+        return math.sqrt(sum(float(kept.double().square().sum()) for kept in self._kept.values()))
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         """The live tensors."""
         return dict(self._kept)

@@ -47,6 +47,7 @@ def summarize(
         "dropped_rows": telemetry.dropped_rows,
         "saturated_values": client.saturated_values,
         "held_back": client.held_back(),
+        "tower_unsent": tower.unsent,
         "delivered_by_age": client.memory.delivered_by_age(),
         "skipped_steps": telemetry.skipped_steps,
         "step_ms": telemetry.step_ms(),
@@ -79,7 +80,8 @@ def summarize(
         "recoveries": [],
         "tables": table_totals(servers),
         "state_digest": state_digest(servers, tower.digest_bytes()),
-        "tower": {"chosen": dict(tower.chosen), "compile_s": tower.compile_s},
+        "tower": {"chosen": dict(tower.chosen), "compile_s": tower.compile_s}
+        | _tower_unsent([w["tower_unsent"] for w in workers]),
         "processes": server_processes(servers) + [w["process"] | {"step_ms": w["step_ms"]} for w in workers],
     }
 
@@ -158,6 +160,15 @@ def _held_back(workers: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     if "unsent_squares" in total:
         total["unsent_norm"] = math.sqrt(total.pop("unsent_squares"))
     return {"held_back": total} if total else {}
+
+
+def _tower_unsent(workers: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """What the tower's compression never sent: the sum of the ranks' norms, which their sum's norm does not exceed,
+    and how many steps' gradients that is."""
+    if not all(workers):
+        return {}
+    norm, step_norm = sum(w["norm"] for w in workers), workers[0]["step_norm"]
+    return {"unsent_norm": norm} | ({"unsent_steps": norm / step_norm} if step_norm else {})
 
 
 def _delivered_by_age(workers: Sequence[Sequence[float]]) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import logging
 import math
 import struct
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,8 @@ from shardkeep.workers.state_tree import joined, split
 from shardkeep.workers.stopwatch import Stopwatch
 
 log = logging.getLogger(__name__)
+_NORMS = 16
+"""Steps whose mean gradient is what `unsent` is compared with: one alone may be an unusual one."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,7 @@ class Tower:
         wish = compression or TowerCompressionConfig()
         self._ring = wish.name == "none" and not sync
         self._compression = DenseCompression(wish, shapes, device)
+        self._grad_norms: deque[float] = deque(maxlen=_NORMS)
         self._step = 0
         self._micro = 0
         self._input_shape: tuple[int, dict[str, int]] | None = None
@@ -206,6 +210,15 @@ class Tower:
             gc.collect()  # DDP is part of a reference cycle, and holds the group
 
     @property
+    def unsent(self) -> dict[str, float]:
+        """What compression has left of this rank's gradients, as a norm, and the mean norm of the last steps' summed
+        gradients; {} = nothing is left for later, or no step was made."""
+        norm = self._compression.unsent_norm
+        if norm is None or not self._grad_norms:
+            return {}
+        return {"norm": norm, "step_norm": sum(self._grad_norms) / len(self._grad_norms)}
+
+    @property
     def scaling(self) -> bool:
         """Whether a GradScaler is on: then an update that was not applied drops the step's rows too."""
         return bool(self._scaler.is_enabled())
@@ -287,6 +300,7 @@ class Tower:
         applied = math.isfinite(grad_norm)
         if applied:
             self._clip_and_step(step, norm)
+            self._grad_norms.append(grad_norm)
         self._compression.settle(applied)
         if self._scaler.is_enabled():
             self._scaler.update()

@@ -81,9 +81,12 @@ def test_a_compressed_sync_job_goes_on_with_what_it_had_not_sent(
     rest = trained(job_config(now, 2, **how), tmp_path / "again", Checkpoints(tmp_path).load(9))
     assert rest["state_digest"] == whole["state_digest"]
     assert rest["held_back"] == pytest.approx(whole["held_back"])
+    assert rest["tower"]["unsent_norm"] == pytest.approx(whole["tower"]["unsent_norm"])
+    assert whole["tower"]["unsent_norm"] > 0.0 and whole["tower"]["unsent_steps"] > 0.0
     assert rest["delivered_by_age"] == pytest.approx(whole["delivered_by_age"])
     assert sum(whole["delivered_by_age"].values()) == pytest.approx(1) and len(whole["delivered_by_age"]) > 1
-    assert whole["state_digest"] != trained(job_config(then, 2), tmp_path / "plain")["state_digest"]
+    plain = trained(job_config(then, 2), tmp_path / "plain")
+    assert whole["state_digest"] != plain["state_digest"] and "unsent_norm" not in plain["tower"]
 
 
 @pytest.mark.parametrize("workers", [1, 3])

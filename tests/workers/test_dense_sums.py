@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 import traceback
 from collections.abc import Iterator
 from datetime import timedelta
@@ -333,6 +334,24 @@ def test_a_newcomer_owes_nothing_and_takes_the_guesses_of_the_others():
     (first, first_owes, ours), (second, second_owes, theirs) = threads(work)
     assert first == second and first_owes and not second_owes
     assert ours and all(theirs[name].equal(guess) for name, guess in ours.items())
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_tower_tells_what_it_owes_beside_the_gradients_of_its_last_steps(form):
+    def work(collective: ThreadCollective) -> tuple[bool, dict[str, float], float, list[float]]:
+        tower, norms = build(collective, form), list[float]()
+        nothing_yet = tower.unsent == {}
+        for step in range(20):
+            tower.backward(*part_of(batch(step, 24), *SPLITS[collective.rank]), 1 / 24)
+            norms.append(tower.update(step).grad_norm)
+        squares = sum(float(kept.double().square().sum()) for kept in owed(tower).values())
+        return nothing_yet, tower.unsent, math.sqrt(squares), norms
+
+    for nothing_yet, unsent, norm, norms in threads(work):
+        assert nothing_yet and bool(unsent) == (form in OWING)
+        if unsent:
+            assert unsent == {"norm": pytest.approx(norm), "step_norm": pytest.approx(sum(norms[-16:]) / 16)}
+            assert norm > 0.0
 
 
 def test_a_step_cut_off_after_its_sum_leaves_the_residual_as_it_was():
