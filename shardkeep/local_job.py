@@ -76,10 +76,9 @@ class LocalJob:
         self._interrupts.tolerated = 1_000_000
         scale.taken(self._folder.path)  # what was asked of an earlier start
         try:
-            self._start()
-            self._endpoint = self._folder.endpoint()
             if self._config.liveness.restarts:
                 threading.Thread(target=self._watch_coordinator, name="watch-coordinator", daemon=True).start()
+            self._start()
             self._watch()
             self._close()
         finally:
@@ -135,7 +134,8 @@ class LocalJob:
         lease_s = self._config.liveness.lease_s
         while not self._ended.wait(lease_s / 4):
             coordinators = [child for child in self._children if child.role == "coordinator" and child.running]
-            if self._endpoint is None or not coordinators or _answers(self._endpoint, timeout_s=lease_s / 2):
+            endpoint = self._known_endpoint()
+            if endpoint is None or not coordinators or _answers(endpoint, timeout_s=lease_s / 2):
                 self._coordinator_heard = time.monotonic()
             elif time.monotonic() - self._coordinator_heard > 2 * lease_s:
                 coordinators[0].kill()
@@ -242,9 +242,15 @@ class LocalJob:
 
     def _ask(self, call: Callable[[Endpoint], None]) -> None:
         """Calls the coordinator beside the loop; one that does not answer is seen by its limit."""
-        self._endpoint = self._endpoint or self._folder.endpoint()
-        if (coordinator := self._endpoint) is not None:
+        if (coordinator := self._known_endpoint()) is not None:
             threading.Thread(target=call, args=(coordinator,), name="ask-coordinator", daemon=True).start()
+
+    def _known_endpoint(self) -> Endpoint | None:
+        """The coordinator, once it has listened; one that takes over is at the same address."""
+        if self._endpoint is None:
+            with contextlib.suppress(ShardkeepError):  # its token went with the job
+                self._endpoint = self._folder.endpoint()
+        return self._endpoint
 
     def _deaths(self) -> list[Death]:
         """Children that ended badly, the likely cause first: killed by a signal, wrong input, then others."""
