@@ -37,24 +37,25 @@ def row_keys(
         keys_K[i] = mixed(mixed(common + golden * np.uint64(ids_K[i])) ^ common)
 
 
-@kernel("uint32(uint64, uint32)")
-def random_bits(key: np.uint64, column: np.uint32) -> np.uint32:
-    """32 random bits of one value. A key's two halves come in at different places of a 32-bit mix, because vectors
-    multiply 32 bits at a time; the constants are those of the lowbias32 family."""
-    x = np.uint32(np.uint32(key) + np.uint32(column * np.uint32(0x9E3779B9)))
+@kernel("uint32(uint32, uint32, uint32)")
+def random_bits(low: np.uint32, high: np.uint32, column: np.uint32) -> np.uint32:
+    """32 random bits of one value, from the two halves of its row's key: lowbias32, a mix of 32 bits (Wellons, "Hash
+    function prospector"), of the upper half and of what a first round has made of the lower one and the column."""
+    x = np.uint32(low + np.uint32(column * np.uint32(0x9E3779B9)))
+    x = np.uint32(np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x735A2D97)) + high)
     x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD))
-    x = np.uint32((x ^ (x >> np.uint32(15))) + np.uint32(key >> np.uint64(32)))
-    x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x735A2D97))
+    x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0xD35A2D97))
     return np.uint32(x ^ (x >> np.uint32(15)))
 
 
 @kernel("void(Array(uint64, 1, 'C', readonly=True), uint32[:,::1])")
 def fill_random(keys_K: npt.NDArray[np.uint64], random_KP: npt.NDArray[np.uint32]) -> None:
     """The random bits of all values: a function of the row's key and the column."""
+    halves = keys_K.view(np.uint32)  # of key >> 32 numba makes 64 bits, which vectors would keep, at 3 times the cost
     for i in range(random_KP.shape[0]):
-        key = keys_K[i]
+        low, high = halves[2 * i], halves[2 * i + 1]
         for c in range(random_KP.shape[1]):
-            random_KP[i, c] = random_bits(key, np.uint32(c))
+            random_KP[i, c] = random_bits(low, high, np.uint32(c))
 
 
 @kernel("float32(uint32)")

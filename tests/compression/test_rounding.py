@@ -42,6 +42,29 @@ def test_workers_round_apart_and_tables_too() -> None:
     assert np.array_equal(first[3:], row_keys(9, table_key("b"), ids_V[3:], 4))
 
 
+def drawn(keys_K: np.ndarray, dim: int) -> np.ndarray:
+    """Random bits, uint32 (K, dim)."""
+    random_KP = np.empty((keys_K.size, dim), np.uint32)
+    fill_random(keys_K, random_KP)
+    return random_KP
+
+
+def centred(random_KP: np.ndarray) -> np.ndarray:
+    """As numbers of mean 0 and variance 1."""
+    return (random_KP.astype(np.float64) / 2**32 - 0.5) * np.sqrt(12)
+
+
+def test_random_bits_are_what_they_were() -> None:
+    keys_K = np.array([0, 1, 2**32, 0x569FC76C3BCF0E79], np.uint64)
+    found = [" ".join(f"{bits:08x}" for bits in row) for row in drawn(keys_K, 3)]
+    assert found == [
+        "00000000 7bb994da e6a3242b",
+        "4ea4e35b d771bc7b 88ff5e83",
+        "06d3fa73 55429d55 bc93f4ba",
+        "5639e1fa 0bb9ee68 c697a3c9",
+    ]
+
+
 @pytest.mark.parametrize("dim", [1, 16, 33])
 def test_random_bits_are_even_and_independent_of_neighbours(dim: int) -> None:
     keys_K = row_keys(3, 4, np.arange(200_000 // dim, dtype=np.int64), 5)
@@ -55,3 +78,49 @@ def test_random_bits_are_even_and_independent_of_neighbours(dim: int) -> None:
         assert abs((unit * other).mean()) < 5 / 12 / spread
     counts = np.bincount((random_KP.reshape(-1) >> np.uint32(24)).astype(np.int64), minlength=256)
     assert ((counts - random_KP.size / 256) ** 2 / (random_KP.size / 256)).sum() < 255 + 6 * np.sqrt(2 * 255)
+
+
+# Keys as `row_keys` makes them, and ones that no hash has spread: the numbers must not need that.
+KEYS = {
+    "hashed": row_keys(3, 4, np.arange(20_000, dtype=np.int64), 5),
+    "counted": np.arange(20_000, dtype=np.uint64),
+    "counted from bit 32 on": np.arange(20_000, dtype=np.uint64) << np.uint64(32),
+}
+every_keys = pytest.mark.parametrize("keys_K", list(KEYS.values()), ids=list(KEYS))
+
+
+@every_keys
+def test_no_two_columns_are_correlated(keys_K: np.ndarray) -> None:
+    dim = 33
+    z_PP = np.corrcoef(centred(drawn(keys_K, dim)).T)[np.triu_indices(dim, 1)] * np.sqrt(keys_K.size)
+    assert np.abs(z_PP).max() < 5.5  # of 528 pairs
+    assert abs(z_PP.std() - 1) < 0.15
+
+
+@every_keys
+def test_rows_beside_each_other_are_not_correlated(keys_K: np.ndarray) -> None:
+    values_KP = centred(drawn(keys_K, 8))
+    for distance in (1, 2, 3, 4, 8, 16, 256, 1024):
+        products = values_KP[distance:] * values_KP[:-distance]
+        assert abs(products.mean()) * np.sqrt(products.size) < 5, distance
+
+
+def assert_apart(one_KP: np.ndarray, other_KP: np.ndarray, what: object) -> None:
+    products = centred(one_KP) * centred(other_KP)
+    assert abs(products.mean()) * np.sqrt(products.size) < 5, what
+    flips = np.bitwise_count(one_KP ^ other_KP).astype(np.float64)  # 16 of 32 on the mean
+    assert abs(flips.mean() - 16) < 0.3, what
+
+
+@every_keys
+def test_keys_that_differ_in_one_bit_give_uncorrelated_bits(keys_K: np.ndarray) -> None:
+    one_KP = drawn(keys_K, 4)
+    for bit in range(64):
+        assert_apart(one_KP, drawn(keys_K ^ np.uint64(1 << bit), 4), bit)
+
+
+@every_keys
+def test_keys_whose_halves_change_places_give_uncorrelated_bits(keys_K: np.ndarray) -> None:
+    keys_K = keys_K[1:]  # 0 is its own mirror image
+    swapped_K = (keys_K << np.uint64(32)) | (keys_K >> np.uint64(32))
+    assert_apart(drawn(keys_K, 1), drawn(swapped_K, 1), "swapped")
