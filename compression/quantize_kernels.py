@@ -25,8 +25,8 @@ _ONE, _HALF = np.float32(1.0), np.float32(0.5)
 _31 = np.uint32(31)
 
 # Places in the shape of a smaller float format, of m bits of mantissa and an exponent's bias b: 23 - m; (127 - b) << m;
-# then bits of float32s: its smallest normal number, the number whose last place is its smallest subnormal, and 1 / that
-# subnormal.
+# then bits of float32s: its smallest normal number, the number whose last place is its smallest subnormal, and 2**21 /
+# that subnormal.
 SHIFT, REBIAS, LEAST, MAGIC, PER_UNIT = 0, 1, 2, 3, 4
 
 
@@ -53,9 +53,10 @@ def integers(values_V: Rows, levels: np.int32, mask: np.uint8, codes_V: Bytes) -
 
 @kernel("void(Array(float32, 1, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), int32, uint8, uint8[::1])")
 def integers_stochastic(values_V: Rows, random_V: Bits, levels: np.int32, mask: np.uint8, codes_V: Bytes) -> None:
-    low = np.int32(-levels)
+    most = np.float32(levels)
+    least = np.float32(-most)
     for v in range(values_V.size):
-        codes_V[v] = np.uint8(min(max(stochastic(values_V[v], random_V[v]), low), levels)) & mask
+        codes_V[v] = np.uint8(stochastic(min(max(values_V[v], least), most), random_V[v])) & mask
 
 
 @kernel("void(Array(float32, 1, 'C', readonly=True), uint8[::1])")
@@ -84,7 +85,7 @@ def small_floats(values_V: Rows, shape: Bits, most: np.float32, codes_V: Codes) 
     for v in range(values_V.size):
         sign = np.uint32(np.uint32(np.uint32(bits_of(values_V[v])) >> _31) << sign_at)
         size = np.float32(abs(values_V[v]))
-        codes_V[v] = sign | small_float(size if size < most else most, shift, rebias, least, magic)
+        codes_V[v] = np.uint32(sign | small_float(size if size < most else most, shift, rebias, least, magic))
 
 
 @kernel(
@@ -100,7 +101,7 @@ def small_floats_stochastic(values_V: Rows, random_V: Bits, shape: Bits, most: n
         sign = np.uint32(np.uint32(np.uint32(bits_of(values_V[v])) >> _31) << sign_at)
         size = np.float32(abs(values_V[v]))
         size = size if size < most else most
-        codes_V[v] = sign | small_float_stochastic(size, shift, rebias, least, per_unit, random_V[v])
+        codes_V[v] = np.uint32(sign | small_float_stochastic(size, shift, rebias, least, per_unit, random_V[v]))
 
 
 @kernel(

@@ -14,7 +14,7 @@ from shardkeep.base.kernels import kernel
 
 _MAGIC = np.float32(12582912.0)  # 1.5 * 2**23: floats around it are 1 apart, so adding it rounds to the nearest, even
 _MAGIC_BITS = np.int32(0x4B400000)
-_UNIT = np.float32(2.0**-24)
+_UNIT, _PER_STEP = np.float32(2.0**-24), np.float32(2.0**24)
 _ONE, _31, _32 = np.uint32(1), np.uint32(31), np.uint32(32)
 
 
@@ -72,12 +72,12 @@ def nearest(value: np.float32) -> np.int32:
 
 @kernel("int32(float32, uint32)")
 def stochastic(value: np.float32, random: np.uint32) -> np.int32:
-    """One of the two integers around the value, with it as the mean over all random numbers; an integer stays."""
-    size = np.float32(abs(value))
-    whole = np.int32(size)
-    up = np.int32(unit(random) < size - np.float32(whole))
-    found = np.int32(whole + up)
-    return np.int32(-found) if value < np.float32(0.0) else found
+    """One of the two integers around the value, of at most 127 either way, with it as the mean over all random numbers,
+    but for what the value has beyond 2**-24, which is cut off. An integer stays.
+
+    Value and random number are added in 2**-24ths and rounded down, which fits into 32 bits at 127, too."""
+    fixed = np.int32(np.float32(value * _PER_STEP))
+    return np.int32(np.int32(fixed + np.int32(random >> np.uint32(8))) >> np.int32(24))
 
 
 @kernel("uint32(float32, uint32, uint32, uint32, uint32)")
@@ -102,5 +102,6 @@ def small_float_stochastic(
     noise = np.uint32(random >> np.uint32(np.uint32(_32 - shift) & _31))
     normal = np.uint32(np.uint32(np.uint32(bits + noise) >> shift) - rebias)
     small = size if bits < least else np.float32(0.0)
-    subnormal = np.uint32(stochastic(np.float32(small * float_of(per_unit)), random))
+    fixed = np.uint32(np.int32(np.float32(small * float_of(per_unit))))  # in 2**-21ths of it: at most 2**10 of them
+    subnormal = np.uint32(np.uint32(fixed + np.uint32(random >> np.uint32(11))) >> np.uint32(21))
     return subnormal if bits < least else normal

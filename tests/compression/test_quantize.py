@@ -171,6 +171,15 @@ def test_stochastic_rounding_of_a_half_format_takes_one_of_the_two_neighbours(na
     assert (np.abs(decoded - rows_KD) < place).all()
 
 
+def test_stochastic_rounding_between_subnormals_of_fp16_has_the_value_as_its_mean() -> None:
+    num, codec = 20000, CODECS["fp16"]
+    row_D = np.array([0.3, -0.004, 1.5, 700.25, -1023.7], np.float32) * np.float32(2.0**-24)  # 1024: a normal number
+    encoded = codec.encode(np.repeat(row_D[None], num, axis=0), np.arange(num, dtype=np.uint64))
+    found_KD = codec.decode(encoded, row_D.size).astype(np.float64)
+    assert (np.abs(found_KD.mean(axis=0) - row_D) < 5 * found_KD.std(axis=0) / np.sqrt(num)).all()
+    assert (np.abs(found_KD - row_D) < 2.0**-24).all()
+
+
 def test_keys_mean_nothing_to_fp32_and_wrong_ones_are_refused() -> None:
     rows_KD = rows([1.1, 2.2], dim=2)
     keys_K = np.array([3], np.uint64)

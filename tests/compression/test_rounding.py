@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
 from shardkeep.compression.rounding import WorkerKeys, row_keys, table_key
-from shardkeep.compression.rounding_kernels import fill_random
+from shardkeep.compression.rounding_kernels import fill_random, stochastic
 
 IDS = np.array([-5, 0, 1, 2, 3, 2**40, -(2**63), 2**63 - 1], np.int64)
 
@@ -124,3 +126,19 @@ def test_keys_whose_halves_change_places_give_uncorrelated_bits(keys_K: np.ndarr
     keys_K = keys_K[1:]  # 0 is its own mirror image
     swapped_K = (keys_K << np.uint64(32)) | (keys_K >> np.uint64(32))
     assert_apart(drawn(keys_K, 1), drawn(swapped_K, 1), "swapped")
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -1.0, 126.0, 127.0, -127.0])
+@pytest.mark.parametrize("random", [0, 2**31, 2**32 - 1])
+def test_an_integer_stays_at_any_random_number(value: float, random: int) -> None:
+    assert stochastic(np.float32(value), np.uint32(random)) == value
+
+
+@pytest.mark.parametrize("value", [0.25, -0.25, 0.999, 126.5, -126.5, 2.0**-20, -(2.0**-20)])
+def test_as_many_random_numbers_round_up_as_the_fraction_says(value: float) -> None:
+    fraction = float(np.float32(value)) % 1
+    least = round(2**24 * (1 - fraction)) << 8  # from this random number on it is rounded up
+    assert stochastic(np.float32(value), np.uint32(2**32 - 1)) == math.floor(value) + 1
+    assert stochastic(np.float32(value), np.uint32(least)) == math.floor(value) + 1
+    assert stochastic(np.float32(value), np.uint32(least - 1)) == math.floor(value)
+    assert stochastic(np.float32(value), np.uint32(0)) == math.floor(value)
