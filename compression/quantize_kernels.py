@@ -198,6 +198,19 @@ def multiply(codes_KP: Bytes, start: int, steps_K: Rows, levels: Rows, rows_KD: 
             rows_KD[i, c] = step * levels[codes[c]]
 
 
+@kernel(
+    "void(Array(uint8, 2, 'C', readonly=True), int64, int64, Array(float32, 1, 'C', readonly=True), float32[:,::1])"
+)
+def multiply_integers(codes_KP: Bytes, start: int, width: int, steps_K: Rows, rows_KD: Rows) -> None:
+    """As `multiply`, where codes are levels in two's complement of `width` bits."""
+    spare = np.int32(np.int32(32 - width) & np.int32(31))  # vectors need to know that it is below 32
+    for i in range(rows_KD.shape[0]):
+        step, codes = steps_K[i], codes_KP[i, start:]
+        for c in range(rows_KD.shape[1]):
+            level = np.int32(np.int32(np.int32(codes[c]) << spare) >> spare)
+            rows_KD[i, c] = step * np.float32(level)
+
+
 @kernel("void(Array(uint8, 2, 'C', readonly=True), int64, Array(float32, 1, 'C', readonly=True), float32[:,::1])")
 def multiply_halves(encoded_KR: Bytes, start: int, steps_K: Rows, rows_KD: Rows) -> None:
     """Each value is its row's step times an fp16 number; what would be an infinity or NaN there is a number, too."""

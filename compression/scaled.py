@@ -51,7 +51,8 @@ class Scaled:
     """The level that the largest magnitude of a row may reach."""
     quantize: Quantizer
     levels: Rows | None
-    """Level of each code, float32 (2 ** width,); None = a code is an fp16 number."""
+    """Level of each code, float32 (2 ** width,); None = a code is a number itself: of 16 bits an fp16 one, of fewer an
+    integer in two's complement."""
     most: float = 0.0
     """The largest level, if that is above `top`."""
     of_mean: bool = False
@@ -97,14 +98,16 @@ class Scaled:
         rows_KD = np.empty((len(encoded_KR), dim), dtype=np.float32)
         steps_K = np.empty(len(encoded_KR), dtype=np.float32)
         scale_kernels.read_steps(encoded_KR, self.scale_bytes, steps_K)
-        if self.levels is None:
-            kernels.multiply_halves(encoded_KR, self.scale_bytes, steps_K, rows_KD)
-        elif self.width == 8:
-            kernels.multiply(encoded_KR, self.scale_bytes, steps_K, self.levels, rows_KD)
+        codes, start = encoded_KR, self.scale_bytes
+        if self.width < 8:
+            codes, start = np.empty((len(encoded_KR), dim + -dim % 8), dtype=np.uint8), 0
+            kernels.unpack(encoded_KR, self.width, self.scale_bytes, codes)
+        if self.levels is not None:
+            kernels.multiply(codes, start, steps_K, self.levels, rows_KD)
+        elif self.width == 16:
+            kernels.multiply_halves(codes, start, steps_K, rows_KD)
         else:
-            codes_KP = np.empty((len(encoded_KR), dim + -dim % 8), dtype=np.uint8)
-            kernels.unpack(encoded_KR, self.width, self.scale_bytes, codes_KP)
-            kernels.multiply(codes_KP, 0, steps_K, self.levels, rows_KD)
+            kernels.multiply_integers(codes, start, self.width, steps_K, rows_KD)
         return rows_KD
 
     def _steps(self, rows_KD: Rows, *, nearest: bool) -> Random:
@@ -143,9 +146,7 @@ def _integers(name: str, tag: int, scale: Scale, *, width: int) -> ValueCodec:
         else:
             kernels.integers_stochastic(values, random, top, mask, codes)
 
-    levels = np.arange(2**width)
-    levels[levels > top] -= 2**width
-    return Scaled(name, tag, scale, width, float(top), quantize, levels.astype(np.float32))
+    return Scaled(name, tag, scale, width, float(top), quantize, None)
 
 
 def sign(*, tag: int, scale: Scale) -> ValueCodec:
