@@ -57,7 +57,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         return completed(job, folder, limit_s=400)  # in a fresh clone it compiles the kernels
 
 
-def completed(job: Command, folder: RunFolder, *, steps: int = STEPS, limit_s: float = 100.0) -> dict[str, Any]:
+def completed(job: Command, folder: RunFolder, *, steps: int = STEPS, limit_s: float = 200.0) -> dict[str, Any]:
     """The summary of a job that ended well: every step applied once by every server, and nothing left behind."""
     ended = job.end(limit_s=limit_s)
     assert (ended.code, ended.err) == (0, ""), job.printed()
@@ -69,7 +69,7 @@ def completed(job: Command, folder: RunFolder, *, steps: int = STEPS, limit_s: f
     return summary
 
 
-def disturbed(cluster: Cluster, config: dict[str, Any], *faults: Fault, limit_s: float = 100.0) -> dict[str, Any]:
+def disturbed(cluster: Cluster, config: dict[str, Any], *faults: Fault, limit_s: float = 200.0) -> dict[str, Any]:
     """The summary of a job that outlives the faults."""
     job, folder = cluster.job(config)
     not_done = play(job, folder, faults, limit_s=limit_s)
@@ -146,8 +146,8 @@ def unjournaled(cluster: Cluster, *, saves: int) -> tuple[dict[str, Any], str]:
     """The one recovery of a bounded job that keeps no journal and whose server 1 dies, and what the job printed."""
     config = {**JOB, "consistency": {"mode": "bounded"}, "journal": "off", "checkpoint": {"every_steps": saves}}
     job, folder = cluster.job(config)
-    assert not play(job, folder, [kill("server 1", at=200)], limit_s=100.0)
-    ended = job.end(limit_s=100.0)
+    assert not play(job, folder, [kill("server 1", at=200)], limit_s=200.0)
+    ended = job.end(limit_s=200.0)
     assert ended.code == 0, job.printed()
     summary = folder.summary() or {}
     assert (summary["status"], summary["steps"]) == ("completed", STEPS)
@@ -201,6 +201,21 @@ def test_a_hurt_at_each_point_changes_no_bit(
     summary = hurt_job(cluster, JOB, tmp_path, hurt)
     assert summary["state_digest"] == undisturbed["state_digest"]
     assert summary["eval"] == undisturbed["eval"]
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("mode", ["bounded", "async"])
+@pytest.mark.parametrize(
+    ("member", "point"),
+    [("server 1", "push received"), ("server 1", "torn"), ("server 1", "push journaled"), ("server 1", "applied"),
+     ("worker 1", "pull sent"), ("worker 1", "push sent")],
+)  # fmt: skip
+def test_a_death_at_a_point_of_a_push_leaves_each_step_applied_once(
+    cluster: Cluster, tmp_path: Path, member: str, point: str, mode: str
+) -> None:
+    summary = hurt_job(cluster, {**JOB, "consistency": {"mode": mode}}, tmp_path, Hurt(member, point, 150))
+    assert [(d["role"], d["index"]) for r in summary["recoveries"] for d in r["died"]] == [(member[:-2], 1)]
+    assert not any(recovery["anew"] or recovery["lost_steps"] for recovery in summary["recoveries"])
 
 
 @pytest.mark.chaos

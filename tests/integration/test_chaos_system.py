@@ -176,12 +176,12 @@ def test_a_full_disk_ends_the_job_in_one_line_and_with_room_it_goes_on_from_its_
         whole = completed(*another.job(JOB))
     folder = RunFolder(small_disk / "run")
     job = cluster.command("train", str(cluster.write(JOB)), "--run-dir", str(folder.path))
-    within(100, lambda: bool(checkpoints(folder)), "no checkpoint", lambda: job.running)
+    within(200, lambda: bool(checkpoints(folder)), "no checkpoint", lambda: job.running)
     filler = small_disk / "filler"
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while file.write(bytes(1 << 16)):
             pass
-    ended = job.end(limit_s=100)
+    ended = job.end(limit_s=200)
     assert ended.code == 1 and ended.err.count("\n") == 1, ended.err
     assert "No space left on device" in ended.err
     filler.unlink()
