@@ -60,8 +60,11 @@ def random_faults(count: int, *, seed: int, members: Sequence[str], first: int, 
     return faults
 
 
-def play(job: Command, folder: RunFolder, faults: Iterable[Fault], *, limit_s: float) -> list[str]:
-    """Does the faults one after the other; those whose moment never came before the job ended, in words."""
+def play(
+    job: Command, folder: RunFolder, faults: Iterable[Fault], *, limit_s: float, tally: Counter[str] | None = None
+) -> list[str]:
+    """Does the faults one after the other; those of which a victim was not there, or whose moment never came before the
+    job ended, in words. `tally`: counts who was hurt."""
     missed = []
     end = time.monotonic() + limit_s
     for fault in faults:
@@ -70,6 +73,8 @@ def play(job: Command, folder: RunFolder, faults: Iterable[Fault], *, limit_s: f
             assert time.monotonic() < end, f"{fault}: its moment did not come within {limit_s:g} s\n{job.printed()}"
             time.sleep(POLL_S)
         hurt = [victim for victim in fault.victims if _hurt(job, victim, fault.signal)]
+        if tally is not None:
+            tally.update(hurt)
         if len(hurt) < len(fault.victims):
             missed.append(str(fault))
     return missed
