@@ -166,13 +166,13 @@ def run_job(config: dict[str, Any], *, coordinator: Host, servers: Sequence[Host
         listen = ("--listen", f"{coordinator.address}:0", "--insecure-data-plane")
         said = start(coordinator, "coordinator", "coordinator", str(folder / "job.yaml"), "--run-dir", str(run_dir),
                      *listen)  # fmt: skip
-        address = _address(said, roles)
+        told = _told(said, roles)
         for role, hosts in (("server", servers), ("worker", workers)):
             for index, host in enumerate(hosts):
                 start(
-                    host, f"{role}-{index}", role, "--coordinator", address, "--index", str(index),
+                    host, f"{role}-{index}", role, "--coordinator", told["coordinator"], "--index", str(index),
                     "--advertise", host.address, "--insecure-data-plane",
-                    "--token-file", str(run_dir / "token"), "--run-dir", str(folder),
+                    "--token-file", told["token_file"], "--run-dir", str(folder),
                 )  # fmt: skip
         _wait(roles)
         lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
@@ -192,12 +192,13 @@ def run(*command: str) -> None:
         raise RuntimeError(f"{' '.join(command[:6])}: {done.stderr.strip()}")
 
 
-def _address(said: Path, roles: Sequence[tuple[subprocess.Popen[bytes], Path]]) -> str:
+def _told(said: Path, roles: Sequence[tuple[subprocess.Popen[bytes], Path]]) -> dict[str, str]:
+    """What the coordinator says once it listens."""
     end = time.monotonic() + START_LIMIT_S
     while time.monotonic() < end:
         for line in said.read_text(encoding="utf-8").splitlines(keepends=True):
             if line.startswith("{") and line.endswith("\n"):
-                return str(json.loads(line)["coordinator"])
+                return dict(json.loads(line))
         if roles[0][0].poll() is not None:
             break
         time.sleep(POLL_S)

@@ -6,6 +6,7 @@ Imports that take time stand inside the commands, so that `--help` is instant.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -45,7 +46,10 @@ Advertise = Annotated[str, typer.Option(metavar="HOST", help="This machine's add
 Traces = Annotated[Path, typer.Option("--run-dir", help="Folder for this process's profile, if there is one.")]
 TokenFile = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", help="The job's token, readable by you alone [default: yours for the run folder]."),
+    typer.Option(
+        metavar="FILE",
+        help="The job's token, for your eyes only [default: yours for the run folder, made by its coordinator].",
+    ),
 ]
 TlsFolder = Annotated[
     Path | None,
@@ -130,7 +134,7 @@ def coordinator(
         from shardkeep.ps.control.endpoint import read_token
         from shardkeep.ps.control.tls import read_tls
         from shardkeep.report import RunFolder, default_run_dir
-        from shardkeep.tokens import keep_token
+        from shardkeep.tokens import keep_token, put_token, token_of
 
         _, job = _load(config, set_)
         check_exposed("--listen", split_address(listen, lowest_port=0)[0], accepted=insecure_data_plane)
@@ -158,6 +162,13 @@ def coordinator(
         else:
             folder = RunFolder.reopen(path, job) if start_step else RunFolder.create(path, job)
         stop = _stop_event()
+        if token is not None:
+            with contextlib.suppress(UserError):  # who has the file needs no other
+                put_token(folder.path, token)
+        elif take_over and not parent_pipe:
+            token = token_of(folder.path)  # with another one its members would be strangers
+        else:
+            token = keep_token(folder.path)
         from shardkeep.ps.control.server import serve_job  # loads no torch: members can register at once
 
         try:
@@ -167,16 +178,17 @@ def coordinator(
                 num_workers=job.workers,
                 liveness=job.liveness,
                 listen=listen,
-                token=keep_token(folder.path, token),
+                token=token,
                 tls=files,
                 sink=folder,
-                ready=lambda address: _ready(address, folder),
+                ready=lambda address: _ready(address, folder, token_file),
                 stop=stop,
                 start_step=start_step,
                 standing=folder.left_standing() if take_over else None,
             )
         finally:
-            if folder.summary() is not None:
+            # A launcher does so itself, once no role is left that might come late.
+            if not parent_pipe and (folder.summary() is not None or folder.left_standing() is None):
                 folder.forget_token()
         return 0
 
@@ -450,9 +462,9 @@ def _stop_event() -> threading.Event:
     return stop
 
 
-def _ready(address: str, folder: RunFolder) -> None:
+def _ready(address: str, folder: RunFolder, token_file: Path | None) -> None:
     folder.coordinator(address, pid=os.getpid())
-    told = {"coordinator": address, "run_dir": str(folder.path), "token_file": str(folder.token_path)}
+    told = {"coordinator": address, "run_dir": str(folder.path), "token_file": str(token_file or folder.token_path)}
     print(json.dumps(told), flush=True)
 
 

@@ -31,6 +31,8 @@ CLOSE_S = 15.0
 """Seconds the roles get to end once the job is over."""
 FAILED_S = 1.0
 """Seconds they get once it has failed: the peers of a dead process may be blocked."""
+STARTING_S = 30.0
+"""Seconds that a coordinator may be silent, at least, before the first generation: all roles load torch then."""
 TERMINATE_S = 1.0
 RETRY_S = 0.2
 """Seconds until a stop that nobody heard is asked for again."""
@@ -130,14 +132,15 @@ class LocalJob:
         return bool(self._interrupts.count or self._fatal() or self._folder.summary() is not None)
 
     def _watch_coordinator(self) -> None:
-        """Kills a coordinator that does not answer for two leases, so that another can take over."""
+        """Kills a coordinator that is silent for two leases, so that another can take over."""
         lease_s = self._config.liveness.lease_s
         while not self._ended.wait(lease_s / 4):
+            patience_s = 2 * lease_s if self._folder.member_list() else max(2 * lease_s, STARTING_S)
             coordinators = [child for child in self._children if child.role == "coordinator" and child.running]
             endpoint = self._known_endpoint()
             if endpoint is None or not coordinators or _answers(endpoint, timeout_s=lease_s / 2):
                 self._coordinator_heard = time.monotonic()
-            elif time.monotonic() - self._coordinator_heard > 2 * lease_s:
+            elif time.monotonic() - self._coordinator_heard > patience_s:
                 coordinators[0].kill()
                 self._coordinator_heard = time.monotonic()
 

@@ -27,7 +27,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from shardkeep.base.errors import UserError
+from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.base.files import atomic_write
 from shardkeep.base.telemetry import machine, peak_rss_bytes, versions
 from shardkeep.config import JobConfig
@@ -86,6 +86,7 @@ class RunFolder:
         try:
             folder = cls(path)
             atomic_write(folder.config_path, config.to_yaml())
+            folder.forget_token()  # of a job that was killed, if its folder's place and inode are this one's now
             if code_folder is not None:
                 atomic_write(folder.path / "code.json", _json({"folder": str(code_folder)}) + "\n")
         except OSError as error:
@@ -150,7 +151,7 @@ class RunFolder:
 
     def forget_token(self) -> None:
         """For a job that is over."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, ConfigError):
             self.token_path.unlink(missing_ok=True)
 
     @property

@@ -31,6 +31,8 @@ def show_run(run: Path | None, console: Console, *, token_file: Path | None = No
     summary = folder.summary()
     if summary is None:
         coordinator = folder.endpoint(token_file)
+        if coordinator is None and folder.summary() is not None:  # it has ended just now
+            return show_run(path, console, tls=tls)
         if coordinator is None:
             raise JobError(f"{path}: the job has not started, or ended before it could")
         try:

@@ -167,7 +167,7 @@ def _tower_unsent(workers: Sequence[Mapping[str, float]]) -> dict[str, float]:
     and how many steps' gradients that is."""
     if not all(workers):
         return {}
-    norm, step_norm = sum(w["norm"] for w in workers), workers[0]["step_norm"]
+    norm, step_norm = sum(w["norm"] for w in workers), max(w["step_norm"] for w in workers)
     return {"unsent_norm": norm} | ({"unsent_steps": norm / step_norm} if step_norm else {})
 
 

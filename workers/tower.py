@@ -212,11 +212,11 @@ class Tower:
     @property
     def unsent(self) -> dict[str, float]:
         """What compression has left of this rank's gradients, as a norm, and the mean norm of the last steps' summed
-        gradients; {} = nothing is left for later, or no step was made."""
+        gradients, 0 = this process made no step; {} = nothing is ever left for later."""
         norm = self._compression.unsent_norm
-        if norm is None or not self._grad_norms:
+        if norm is None:
             return {}
-        return {"norm": norm, "step_norm": sum(self._grad_norms) / len(self._grad_norms)}
+        return {"norm": norm, "step_norm": sum(self._grad_norms) / max(1, len(self._grad_norms))}
 
     @property
     def scaling(self) -> bool:

@@ -434,10 +434,12 @@ def test_any_bytes_of_another_rank_are_numbers_or_refused_by_its_name(config: st
         one.begin(number)
         summing = one.sum(list(SHAPES), list(draw(number, 0).values()), Ranks(0, 2))
         exchange, round_ = next(summing), 0
+        # damage in the first round often hides what it would do in the second
+        damaged_round = number % 2 if config == "lossless" or config.startswith("powersgd") else 0
         try:
             while True:
                 theirs = exchange.packets
-                if round_ == number % 2 or how != "bit":  # a damaged first round often hides what the second does
+                if how != "bit" or round_ == damaged_round:
                     theirs = damage_of(how, exchange.packets, drawn)
                 exchange, round_ = summing.send(torch.stack([exchange.packets, theirs])), round_ + 1
         except StopIteration as done:

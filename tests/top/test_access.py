@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 from pathlib import Path
@@ -14,7 +15,7 @@ from shardkeep.base.files import atomic_write
 from shardkeep.config import parse_config
 from shardkeep.ps.control.endpoint import make_token, read_token
 from shardkeep.report import RunFolder
-from shardkeep.tokens import keep_token, token_of
+from shardkeep.tokens import keep_token, put_token, token_of, token_path
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
 def test_a_new_job_has_a_new_token_for_its_owner_alone_and_not_in_its_run_folder(
     folder: RunFolder, tmp_path: Path
 ) -> None:
-    token = keep_token(folder.path, None)
+    token = keep_token(folder.path)
     assert read_token(folder.token_path) == token and len(token) == 64
     assert stat.S_IMODE(folder.token_path.stat().st_mode) == 0o600
     assert folder.token_path.parent == tmp_path / "state" / "shardkeep" / "tokens"
@@ -34,7 +35,7 @@ def test_a_new_job_has_a_new_token_for_its_owner_alone_and_not_in_its_run_folder
 
 
 def test_a_folder_made_anew_at_the_same_place_or_copied_has_not_the_token(folder: RunFolder, tmp_path: Path) -> None:
-    keep_token(folder.path, None)
+    keep_token(folder.path)
     shutil.copytree(folder.path, tmp_path / "copy")
     folder.path.rename(tmp_path / "elsewhere")
     shutil.copytree(tmp_path / "copy", folder.path)
@@ -44,7 +45,7 @@ def test_a_folder_made_anew_at_the_same_place_or_copied_has_not_the_token(folder
 
 
 def test_a_job_that_is_over_has_no_token_and_no_endpoint(folder: RunFolder) -> None:
-    keep_token(folder.path, None)
+    keep_token(folder.path)
     folder.coordinator("127.0.0.1:7", pid=1)
     folder.forget_token()
     with pytest.raises(ConfigError, match="the job is over, or runs on another machine or for another user"):
@@ -55,35 +56,66 @@ def test_a_job_that_is_over_has_no_token_and_no_endpoint(folder: RunFolder) -> N
 
 def test_a_folder_for_tokens_that_cannot_be_made_is_named(folder: RunFolder, tmp_path: Path) -> None:
     (tmp_path / "state").write_text("a file")
-    with pytest.raises(UserError, match=r"cannot be written \(Not a directory\); set XDG_STATE_HOME to a"):
-        keep_token(folder.path, None)
+    with pytest.raises(UserError, match=r"cannot be written \(Not a directory\); give --token-file"):
+        keep_token(folder.path)
 
 
 def test_a_coordinator_that_comes_again_keeps_the_token_its_members_have(folder: RunFolder) -> None:
-    assert keep_token(folder.path, None) == keep_token(folder.path, None)
+    assert keep_token(folder.path) == keep_token(folder.path)
 
 
 def test_a_job_that_goes_on_after_its_end_gets_a_new_one(folder: RunFolder) -> None:
-    first = keep_token(folder.path, None)
+    first = keep_token(folder.path)
     again = RunFolder.reopen(folder.path, parse_config("seed: 1"))
-    assert keep_token(again.path, None) != first
+    assert keep_token(again.path) != first
 
 
 def test_a_token_that_was_given_is_the_jobs_whatever_lay_there(folder: RunFolder) -> None:
-    keep_token(folder.path, None)
+    keep_token(folder.path)
     given = make_token()
-    assert keep_token(folder.path, given) == given == read_token(folder.token_path)
+    put_token(folder.path, given)
+    assert token_of(folder.path) == given
+
+
+def test_a_new_job_in_the_place_of_one_that_was_killed_gets_another_token(folder: RunFolder) -> None:
+    """Some file systems give a folder that is made anew the inode of the deleted one."""
+    before = keep_token(folder.path)
+    folder.config_path.unlink()
+    again = RunFolder.create(folder.path, parse_config("seed: 1"))
+    assert keep_token(again.path) != before
+
+
+def test_a_home_that_cannot_be_looked_into_is_named(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / ("long" * 100)))  # no permission stops root
+    for call in (keep_token, token_of):
+        with pytest.raises(ConfigError, match=r"cannot be read \(File name too long\); set XDG_STATE_HOME"):
+            call(folder.path)
+
+
+@pytest.mark.parametrize(("home", "fits"), [("/home/somebody", True), ("~", False)])
+def test_a_relative_state_folder_is_none(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch, home: str, fits: bool
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", "state")
+    monkeypatch.setattr(os.path, "expanduser", lambda _path: home)
+    if fits:
+        assert token_path(folder.path).parent == Path("/home/somebody/.local/state/shardkeep/tokens")
+    else:
+        with pytest.raises(ConfigError, match="this user has no home for the job's token; set XDG_STATE_HOME"):
+            token_path(folder.path)
 
 
 def test_a_token_that_somebody_else_can_read_is_not_taken_over(folder: RunFolder) -> None:
-    keep_token(folder.path, None)
+    keep_token(folder.path)
     folder.token_path.chmod(0o644)
     with pytest.raises(ConfigError, match="others can read or change it"):
-        keep_token(folder.path, None)
+        keep_token(folder.path)
 
 
 def test_who_can_read_the_run_folder_needs_to_know_no_token(folder: RunFolder) -> None:
-    token = keep_token(folder.path, None)
+    token = keep_token(folder.path)
     assert folder.endpoint() is None
     folder.coordinator("127.0.0.1:7", pid=1)
     found = endpoint_of(str(folder.path))
@@ -94,7 +126,7 @@ def test_who_can_read_the_run_folder_needs_to_know_no_token(folder: RunFolder) -
 def test_an_address_alone_needs_a_token_file_and_that_goes_before_the_folders(
     folder: RunFolder, tmp_path: Path
 ) -> None:
-    keep_token(folder.path, None)
+    keep_token(folder.path)
     folder.coordinator("127.0.0.1:7", pid=1)
     path, token = tmp_path / "mine", make_token()
     atomic_write(path, token, private=True)

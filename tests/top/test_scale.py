@@ -20,7 +20,7 @@ def folder(tmp_path: Path) -> RunFolder:
     folder = RunFolder.create(tmp_path / "run", parse_config("{servers: 1, workers: 1, checkpoint: {every_steps: 5}}"))
     with socket.create_server(("127.0.0.1", 0)) as taken:
         folder.coordinator(f"127.0.0.1:{taken.getsockname()[1]}", pid=1)
-    keep_token(folder.path, None)
+    keep_token(folder.path)
     return folder
 
 
