@@ -32,7 +32,7 @@ CLOSE_S = 15.0
 FAILED_S = 1.0
 """Seconds they get once it has failed: the peers of a dead process may be blocked."""
 STARTING_S = 30.0
-"""Seconds that a coordinator may be silent, at least, before the first generation: all roles load torch then."""
+"""Seconds, at least, until a coordinator must have answered once: starts take long on a busy machine."""
 TERMINATE_S = 1.0
 RETRY_S = 0.2
 """Seconds until a stop that nobody heard is asked for again."""
@@ -134,15 +134,19 @@ class LocalJob:
     def _watch_coordinator(self) -> None:
         """Kills a coordinator that is silent for two leases, so that another can take over."""
         lease_s = self._config.liveness.lease_s
+        answered = 0  # the coordinator that has, by pid
         while not self._ended.wait(lease_s / 4):
-            patience_s = 2 * lease_s if self._folder.member_list() else max(2 * lease_s, STARTING_S)
-            coordinators = [child for child in self._children if child.role == "coordinator" and child.running]
             endpoint = self._known_endpoint()
-            if endpoint is None or not coordinators or _answers(endpoint, timeout_s=lease_s / 2):
+            now = next((child for child in self._children if child.role == "coordinator" and child.running), None)
+            if endpoint is None or now is None:
                 self._coordinator_heard = time.monotonic()
-            elif time.monotonic() - self._coordinator_heard > patience_s:
-                coordinators[0].kill()
-                self._coordinator_heard = time.monotonic()
+            elif _answers(endpoint, timeout_s=lease_s / 2):
+                self._coordinator_heard, answered = time.monotonic(), now.pid
+            else:
+                patience_s = 2 * lease_s if now.pid == answered else max(2 * lease_s, STARTING_S)
+                if time.monotonic() - self._coordinator_heard > patience_s:
+                    now.kill()
+                    self._coordinator_heard = time.monotonic()
 
     def _watch(self) -> None:
         """Until the job is over or cannot go on: shows records, passes on deaths and Ctrl-C."""
