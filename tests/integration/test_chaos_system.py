@@ -188,7 +188,7 @@ def test_a_full_disk_ends_the_job_in_one_line_and_with_room_it_goes_on_from_its_
     (kept,) = checkpoints(folder)
     again = cluster.command("train", "--resume", str(folder.path))
     summary = completed(again, folder)
-    assert f"at step {kept} from step-{kept}" in again.printed()
+    assert f"at step {kept} from step-{kept:08}" in again.printed()
     assert summary["state_digest"] == whole["state_digest"]
 
 
