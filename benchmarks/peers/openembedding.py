@@ -1,7 +1,8 @@
 """OpenEmbedding 0.1.2 (4Paradigm): its C++ server and client through their C API, the tower in torch under DDP.
 
 Its Python package wants an old TensorFlow; the library inside (`libcexb_pack.so`) needs none. Adagrad an element, as it
-has no row-wise one. Pulls go out a step ahead, pushes are waited for a step later: rows are two steps old at most.
+has no row-wise one. Pulls go out a step ahead and get the rows of that moment, pushes are waited for a step later: rows
+are two steps old at most. Its own TensorFlow layer asks in order: openembedding_in_order.py.
 """
 
 # B = batch, F = features, N = B * F, D = embedding dim
@@ -103,9 +104,9 @@ class Rows:
             getattr(self.lib, f"exb_set_{kind}_property")(made, key.encode(), f"{value:.10f}".encode())
         getattr(self.lib, f"exb_set_{kind}")(self.variable, made)
 
-    def ask(self, ids_N: torch.Tensor) -> tuple[int, torch.Tensor]:
-        """The client drops duplicates by itself."""
-        waiter = self.lib.exb_pull_weights(self.variable, ids_N.data_ptr(), len(ids_N), self.version)
+    def ask(self, ids_N: torch.Tensor, *, after: int = 0) -> tuple[int, torch.Tensor]:
+        """The rows as they are, or once as many more updates as `after` are in them. The client drops duplicates."""
+        waiter = self.lib.exb_pull_weights(self.variable, ids_N.data_ptr(), len(ids_N), self.version + after)
         return waiter, ids_N
 
     def take(self, asked: tuple[int, torch.Tensor]) -> torch.Tensor:
@@ -180,9 +181,9 @@ class Worker:
             self.rows.apply(self.pushed)
 
 
-def worker(options: Options, link: Link, rank: int) -> None:
+def worker(options: Options, link: Link, rank: int, kind: type[Worker] = Worker) -> None:
     form_workers(link, rank, options.workers)
-    each = Worker(options, link, rank)
+    each = kind(options, link, rank)
     sample = torch.unique(each.batches[0].merged_N)
     before = each.rows.take(each.rows.ask(sample))
     figures = link.window(options, rank).run(each.train if options.workload == "w1" else each.pull_push)
@@ -194,11 +195,11 @@ def worker(options: Options, link: Link, rank: int) -> None:
     leave()
 
 
-def main(options: Options) -> None:
+def main(options: Options, kind: type[Worker] = Worker) -> None:
     cores = options.cores
     roles = {"server": (server, (), cores[1:2] if options.workers == 1 and len(cores) > 1 else cores)}
     for rank in range(options.workers):
-        roles[f"worker{rank}"] = (worker, (rank,), [cores[rank % len(cores)]])
+        roles[f"worker{rank}"] = (worker, (rank, kind), [cores[rank % len(cores)]])
     together(options, roles)
 
 
