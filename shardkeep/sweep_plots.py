@@ -1,4 +1,4 @@
-"""The four plots of a sweep, as PNG files. Needs matplotlib (the extra `report`); computes nothing but positions."""
+"""The five plots of a sweep, as PNG files. Needs matplotlib (the extra `report`); computes nothing but positions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardkeep.student import Estimate
 from shardkeep.sweep_results import DIRECTIONS, FP32, CurvePoint, RecipeResult, Results
 from shardkeep.sweep_times import MBIT_PER_S, bandwidth_name, predict, why_no_time
 
@@ -93,17 +94,22 @@ def _pareto(results: Results) -> Figure | None:
     points = [(r.bytes_per_sample or 0.0, r.auc_loss.mean) for r in known if r.auc_loss is not None]
     front = pareto_front(points)
     axes.step(*zip(*front, strict=True), where="post", color="#bbbbbb", linewidth=1.2, zorder=1)
-    for recipe, (x, y) in zip(known, points, strict=True):
-        loss = recipe.auc_loss
-        error = None if loss is None or loss.low is None or loss.high is None else [[y - loss.low], [loss.high - y]]
-        axes.errorbar(x, y, yerr=error, capsize=3, markersize=6, linewidth=1.2, **_style(results, recipe))
-        axes.annotate(recipe.name, (x, y), xytext=(7, 5), textcoords="offset points", fontsize=9)
+    for recipe, (x, _) in zip(known, points, strict=True):
+        if recipe.auc_loss is not None:
+            _point(axes, results, recipe, x, recipe.auc_loss)
     axes.axhline(0.0, color="#888888", linewidth=0.8, linestyle=":")
     _log_x(axes)
     axes.margins(x=0.12)
     axes.grid(alpha=0.25)
     axes.set(xlabel="bytes per sample, all directions (log)", ylabel="AUC loss against fp32, paired (below 0: a gain)")
     return figure
+
+
+def _point(axes: Axes, results: Results, recipe: RecipeResult, x: float, loss: Estimate) -> None:
+    """A recipe's mean loss with its interval, and its name beside it."""
+    bar = None if loss.low is None or loss.high is None else [[loss.mean - loss.low], [loss.high - loss.mean]]
+    axes.errorbar(x, loss.mean, yerr=bar, capsize=3, markersize=6, linewidth=1.2, **_style(results, recipe))
+    axes.annotate(recipe.name, (x, loss.mean), xytext=(7, 5), textcoords="offset points", fontsize=9)
 
 
 def _curves(results: Results) -> Figure | None:
@@ -205,6 +211,33 @@ def _parts_per_sample(recipe: RecipeResult) -> dict[tuple[str, str], float]:
     return found
 
 
+def _ages(results: Results) -> Figure | None:
+    """P5."""
+    known = [recipe for recipe in results.recipes if recipe.name != FP32 and recipe.auc_loss is not None]
+    panels = [
+        ("steps that delivered row gradients had waited, mean", [_delivered_age(recipe) for recipe in known]),
+        ("steps that a row may lag behind when it is read", [recipe.runs[0].oldest_read for recipe in known]),
+    ]
+    if not any(age for _, ages in panels for age in ages):
+        return None
+    figure, both = _axes(width=11.0, height=4.2, columns=len(panels))
+    for axes, (label, ages) in zip(both, panels, strict=True):
+        for recipe, age in zip(known, ages, strict=True):
+            if age is not None and recipe.auc_loss is not None:
+                _point(axes, results, recipe, age, recipe.auc_loss)
+        axes.axhline(0.0, color="#888888", linewidth=0.8, linestyle=":")
+        axes.margins(x=0.12)
+        axes.grid(alpha=0.25)
+        axes.set(xlabel=label)
+    both[0].set(ylabel="AUC loss against fp32, paired")
+    return figure
+
+
+def _delivered_age(recipe: RecipeResult) -> float | None:
+    ages = [age for run in recipe.runs if (age := run.delivered_age) is not None]
+    return sum(ages) / len(ages) if ages else None
+
+
 _HUES = {
     "pull": ("#003a5d", "#0072b2", "#56b4e9", "#9fd3f2", "#cfe9f8"),
     "push": ("#7a3500", "#d55e00", "#e69f00", "#f2c46d", "#f9e4bd"),
@@ -250,5 +283,13 @@ PLOTS = (
         "Predicted time to an AUC",
         "The dot is the time when computing and sending do not overlap; the line reaches down to that when they do.",
         _times,
+    ),
+    Plot(
+        "ages",
+        "AUC loss against age",
+        "What waits, and what is read again only later, is old when it counts. Left how old gradients were when "
+        "servers got them (not known where single values wait), right how old rows may be when a worker uses them: "
+        "staleness and lease.",
+        _ages,
     ),
 )

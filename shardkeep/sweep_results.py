@@ -92,6 +92,24 @@ class RunResult:
         return self.train_bytes / self.samples if self.samples else None
 
     @property
+    def delivered_age(self) -> float | None:
+        """How many steps old the row gradients were that servers got, on the mean, weighed by their norms; 0 where none
+        wait, None where single values wait, whose ages nobody knows."""
+        if self.planned.config.compression.push.keep_values is not None or not self.done:
+            return None
+        shares = self.summary.get("delivered_by_age") or {"0": 1.0}
+        return math.fsum(float(share) * _middle_age(int(least)) for least, share in shares.items())
+
+    @property
+    def oldest_read(self) -> int | None:
+        """How many steps a row that training reads may lag behind: the staleness, and the lease of a cached row; None
+        where nothing bounds it."""
+        consistency, pull = self.planned.config.consistency, self.planned.config.compression.pull
+        if consistency.mode == "async":
+            return None
+        return (consistency.staleness if consistency.mode == "bounded" else 0) + (pull.lease if pull.cache_rows else 0)
+
+    @property
     def cpu_s_per_sample(self) -> float | None:
         """CPU seconds of all workers and servers for one sample of training."""
         cpu, steps = self.summary.get("cpu_ms") or {}, int(self.summary.get("steps") or 0)
@@ -249,6 +267,11 @@ def _read(run: PlannedRun, folder: Path) -> RunResult:
     return RunResult(run, folder, status, str(summary.get("message", "")), summary, curve)
 
 
+def _middle_age(least: int) -> float:
+    """Of a bin of ages: 0, 1, 2-3, 4-7, ..."""
+    return (3 * least - 1) / 2 if least else 0.0
+
+
 def _curve(folder: Path) -> tuple[CurvePoint, ...]:
     """Evaluations in order of their steps; of those repeated after a recovery the last."""
     found = {}
@@ -298,6 +321,7 @@ def _row(run: RunResult, loss: float | None, parts: Sequence[tuple[str, str]]) -
         "logloss": scores.get("logloss"),
         "normalized_entropy": scores.get("normalized_entropy"),
         "auc_loss": loss,
+        "delivered_age": run.delivered_age,
         "samples_per_s": summary.get("samples_per_s"),
         "cpu_s_per_sample": run.cpu_s_per_sample,
         "wall_s": summary.get("wall_s"),

@@ -34,9 +34,15 @@ def write_sweep(folder: Path, **changes: Any) -> Path:
 
 
 def write_run(
-    folder: Path, config_yaml: str, *, auc: float, value_bytes: int = 100_000, status: str = "completed"
+    folder: Path,
+    config_yaml: str,
+    *,
+    auc: float,
+    value_bytes: int = 100_000,
+    status: str = "completed",
+    ages: dict[str, float] | None = None,
 ) -> None:
-    """A run folder with two evaluations, 1,000 samples in ten steps, and bytes in every class."""
+    """A run folder with two evaluations, 1,000 samples in ten steps, and bytes in every class; `ages` of gradients."""
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(config_yaml)
     counts = {
@@ -72,6 +78,7 @@ def write_run(
             "total": total + 8000,
             "per_sample": (total + 1000) / SAMPLES,
         },
+        **({"delivered_by_age": ages} if ages else {}),
     }
     (folder / "summary.json").write_text(json.dumps(summary))
 

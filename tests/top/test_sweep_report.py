@@ -77,14 +77,36 @@ def test_the_table_has_a_line_per_run_with_every_part_of_the_ledger(results: Res
         "pull_bytes", "push_bytes", "tower_bytes", "control_bytes",
         "pull_framing_bytes", "pull_ids_bytes", "pull_values_bytes",
         "push_framing_bytes", "push_ids_bytes", "push_values_bytes", "tower_values_bytes",
-        "evaluation_bytes", "auc", "logloss", "normalized_entropy", "auc_loss", "samples_per_s", "cpu_s_per_sample",
-        "wall_s", "run", "message",
+        "evaluation_bytes", "auc", "logloss", "normalized_entropy", "auc_loss", "delivered_age", "samples_per_s",
+        "cpu_s_per_sample", "wall_s", "run", "message",
     ]  # fmt: skip
     row = rows[2]
     assert (row["recipe"], row["seed"], row["settings"]) == ("few", "1", "{compression.push.keep_rows: 0.5}")
     assert (row["total_bytes"], row["push_values_bytes"], row["evaluation_bytes"]) == ("40000", "1000", "7000")
     assert float(row["auc_loss"]) == pytest.approx(0.010)
     assert float(row["cpu_s_per_sample"]) == pytest.approx((2 * 0.020 + 0.005) / 100)
+
+
+@pytest.mark.parametrize(
+    ("settings", "ages", "delivered", "oldest"),
+    [
+        ({}, None, 0.0, 2),
+        ({"consistency.mode": "sync", "consistency.staleness": 0}, None, 0.0, 0),
+        ({"consistency.mode": "async"}, None, 0.0, None),
+        # 2 and 3 are one bin, so are 4 to 7
+        ({"compression.push.pool_rows": 10}, {"0": 0.5, "1": 0.25, "2": 0.125, "4": 0.125}, 1.25, 2),
+        ({"compression.push.keep_values": 0.1, "compression.push.pool_rows": 10}, None, None, 2),
+        ({"compression.pull.cache_rows": 10, "compression.pull.lease": 8}, None, 0.0, 10),
+    ],
+)
+def test_how_old_gradients_and_rows_are(
+    tmp_path: Path, settings: dict[str, object], ages: dict[str, float], delivered: float | None, oldest: int | None
+) -> None:
+    plan = load_sweep(write_sweep(tmp_path, recipes=[{"name": "own", "settings": settings}], seeds=[1]))
+    for run in plan.runs:
+        write_run(tmp_path / run.name, run.config.to_yaml(), auc=0.8, ages=ages)
+    own = collect(plan, tmp_path).recipe("own").runs[0]
+    assert (own.delivered_age, own.oldest_read) == (delivered, oldest)
 
 
 def test_what_the_comparison_could_show_comes_first(results: Results, tmp_path: Path) -> None:
