@@ -7,6 +7,7 @@ Starts no process. Says nothing about how fast the machines compute.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from mmap import PAGESIZE
 from pathlib import Path
@@ -19,6 +20,7 @@ import torch
 from shardkeep.assembly import step_slices, table_specs
 from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.base.kernels import compile_kernels, kernel_modules
+from shardkeep.compression.config import TowerCompressionConfig
 from shardkeep.compression.dense import DenseCompression
 from shardkeep.compression.exchange import Ranks
 from shardkeep.config import JobConfig
@@ -166,34 +168,41 @@ def tower_of(config: JobConfig, data: Data) -> Part:
     )
     trained = [p for p in model.parameters() if p.requires_grad]
     size = sum(p.nbytes for p in trained)
-    sent, spread = Sent(config.workers), Sent(config.workers)
-    if config.compression.tower.name == "none" and config.consistency.mode != "sync":
-        sent.all_reduce(size)
-    elif config.workers > 1:
-        _play_sum(config, {name: p for name, p in model.named_parameters() if p.requires_grad}, sent)
+    spread = Sent(config.workers)
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
+    ring = config.consistency.mode != "sync"
+    reduced = reduce_bytes(config.compression.tower, shapes, config.workers, ring=ring)
     for buffer in model.buffers():
         if buffer.is_floating_point():
             spread.broadcast(buffer.nbytes, source=True)
     return {
         "parameters": sum(p.numel() for p in trained),
         "bytes": size,
-        "reduce_bytes": sent.total * config.workers + spread.total,
-        "reduce_bytes_per_worker": sent.total,
+        "reduce_bytes": reduced * config.workers + spread.total,
+        "reduce_bytes_per_worker": reduced,
     }
 
 
-def _play_sum(config: JobConfig, parameters: Mapping[str, torch.Tensor], sent: Sent) -> None:
-    """Counts what a worker sends for one sum of the tower's gradients, after any warm-up."""
-    wish, ranks = config.compression.tower, Ranks(0, config.workers)
-    dense = DenseCompression(wish, {name: tuple(p.shape) for name, p in parameters.items()}, torch.device("cpu"))
-    dense.begin(wish.warmup_steps or 0, 1.0)
-    rounds = dense.sum(list(parameters), [torch.ones_like(p) for p in parameters.values()], ranks)
-    exchange = next(rounds)
-    with contextlib.suppress(StopIteration):
-        while True:
-            sent.exchange(exchange)
-            mine = exchange.packets if exchange.packets.ndim == 1 else exchange.packets[0]
-            exchange = rounds.send(torch.stack([mine] * config.workers))
+def reduce_bytes(
+    wish: TowerCompressionConfig, shapes: Mapping[str, tuple[int, ...]], workers: int, *, ring: bool
+) -> int:
+    """Bytes that a worker sends for one sum of the tower's gradients over all workers, headers included, after any
+    warm-up. `ring`: an uncompressed sum may be a ring all-reduce, as it is outside of `sync`. The gradients are random:
+    what `lossless` takes of real ones differs."""
+    sent, ranks, random = Sent(workers), Ranks(0, workers), torch.Generator().manual_seed(0)
+    if wish.name == "none" and ring:
+        sent.all_reduce(VALUE_BYTES * sum(map(math.prod, shapes.values())))
+    elif workers > 1:
+        dense = DenseCompression(wish, shapes, torch.device("cpu"))
+        dense.begin(wish.warmup_steps or 0, 1.0)
+        rounds = dense.sum(list(shapes), [torch.randn(shape, generator=random) for shape in shapes.values()], ranks)
+        exchange = next(rounds)
+        with contextlib.suppress(StopIteration):
+            while True:
+                sent.exchange(exchange)
+                mine = exchange.packets if exchange.packets.ndim == 1 else exchange.packets[0]
+                exchange = rounds.send(torch.stack([mine] * workers))
+    return sent.total
 
 
 def traffic_of(played: Played, tower: Mapping[str, Any], *, workers: int) -> list[Part]:
