@@ -2,6 +2,8 @@
 
 An opponent that is not installed is left out of the best; those with servers have one. Towers that run at once on
 both cores share a cache and a memory bus, and each sample then takes longer: so both a tower alone and two are shown.
+None of the opponents outlives a death, so shardkeep runs twice: as it comes, with a journal and the tower's last
+states, and with neither, as they do.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ from tower_alone import tower_alone
 from w1_job import WARM_UP_S, shardkeep_job
 
 OURS, TOWER, TUTORIAL = "shardkeep", "the tower alone, 1 core", "official tutorial, 1 + 2"
+BARE = "shardkeep, keeping nothing"
+KEEP_NOTHING = ("journal=off", "liveness.restarts=0")
 TWO_TOWERS = "two towers alone, a core each"
 BEST_OF = ("TorchRec, 2 ranks", "OpenEmbedding + DDP, 1 + 2", "RPC by hand + DDP, 1 + 2")
 SCRIPTS = dict(zip((*BEST_OF, TUTORIAL), ("torchrec_dmp", "openembedding", "rpc_by_hand", "rpc_tutorial"), strict=True))
@@ -35,11 +39,12 @@ def main() -> None:
 def compare(dim: int, options: argparse.Namespace) -> dict[str, Any]:
     print(f"D = {dim}")
 
-    def ours(seconds: float) -> harness.Figures:
+    def ours(overrides: Sequence[str] = ()) -> harness.Contestant:
         warm_up_s = 1.0 if options.smoke else WARM_UP_S
-        return shardkeep_job(
-            dim=dim, servers=options.servers, workers=2, seconds=seconds, warm_up_s=warm_up_s, device=options.device
-        )
+        return lambda seconds: shardkeep_job(
+            dim=dim, servers=options.servers, workers=2, seconds=seconds, warm_up_s=warm_up_s, device=options.device,
+            overrides=overrides,
+        )  # fmt: skip
 
     def tower(seconds: float) -> harness.Figures:
         return tower_alone(dim=dim, seconds=seconds, device=options.device)
@@ -58,27 +63,29 @@ def compare(dim: int, options: argparse.Namespace) -> dict[str, Any]:
         for name, script in SCRIPTS.items()
     }
     found = harness.alternate(
-        {OURS: ours, **peers, TOWER: tower, TWO_TOWERS: two_towers}, rounds=options.rounds, seconds=options.seconds
+        {OURS: ours(), BARE: ours(KEEP_NOTHING), **peers, TOWER: tower, TWO_TOWERS: two_towers},
+        rounds=options.rounds,
+        seconds=options.seconds,
     )
-    return {"rounds": found, **shown(dim, found)}
+    return {"rounds": found} | {name: shown(dim, name, found) for name in (OURS, BARE)}
 
 
-def shown(dim: int, found: Mapping[str, list[harness.Figures]]) -> dict[str, Any]:
-    """Prints the ratios beside their targets."""
+def shown(dim: int, name: str, found: Mapping[str, list[harness.Figures]]) -> dict[str, Any]:
+    """Prints the ratios of shardkeep, in one of its two ways, beside their targets."""
     targets = TARGETS.get(dim, {})
-    each = {name: harness.ratios(found, OURS, name, "samples_per_s") for name in BEST_OF}
-    for name, ratio in each.items():
-        harness.show_ratio(f"D={dim} samples/s, shardkeep / {name}", ratio)
-    best = over_best(found, BEST_OF)
-    harness.show_ratio(f"D={dim} samples/s, shardkeep / the best of these in each round", best, targets.get("best"))
-    tutorial = harness.ratios(found, OURS, TUTORIAL, "samples_per_s")
-    harness.show_ratio(f"D={dim} samples/s, shardkeep / {TUTORIAL}", tutorial, targets.get("tutorial"))
-    above = harness.differences(found, OURS, TOWER, "cpu_us_per_sample")
-    harness.show_ratio(f"D={dim} CPU us per sample above the tower's (at most)", above, targets.get("cpu_us"))
-    above_two = harness.differences(found, OURS, TWO_TOWERS, "cpu_us_per_sample")
-    harness.show_ratio(f"D={dim} CPU us per sample above that of two towers at once", above_two)
-    share = harness.ratios(found, OURS, TWO_TOWERS, "samples_per_s")
-    harness.show_ratio(f"D={dim} samples/s, shardkeep / two towers at once, without rows and dense sum", share)
+    each = {other: harness.ratios(found, name, other, "samples_per_s") for other in BEST_OF}
+    for other, ratio in each.items():
+        harness.show_ratio(f"D={dim} samples/s, {name} / {other}", ratio)
+    best = over_best(found, name, BEST_OF)
+    harness.show_ratio(f"D={dim} samples/s, {name} / the best of these in each round", best, targets.get("best"))
+    tutorial = harness.ratios(found, name, TUTORIAL, "samples_per_s")
+    harness.show_ratio(f"D={dim} samples/s, {name} / {TUTORIAL}", tutorial, targets.get("tutorial"))
+    above = harness.differences(found, name, TOWER, "cpu_us_per_sample")
+    harness.show_ratio(f"D={dim} CPU us per sample of {name} above the tower's (at most)", above, targets.get("cpu_us"))
+    above_two = harness.differences(found, name, TWO_TOWERS, "cpu_us_per_sample")
+    harness.show_ratio(f"D={dim} CPU us per sample of {name} above that of two towers at once", above_two)
+    share = harness.ratios(found, name, TWO_TOWERS, "samples_per_s")
+    harness.show_ratio(f"D={dim} samples/s, {name} / two towers at once, without rows and dense sum", share)
     return {
         "ratios": each,
         "ratio_best": best,
@@ -89,13 +96,13 @@ def shown(dim: int, found: Mapping[str, list[harness.Figures]]) -> dict[str, Any
     }
 
 
-def over_best(found: Mapping[str, list[harness.Figures]], names: Sequence[str]) -> dict[str, float]:
-    """shardkeep / the fastest of `names`, round by round; nothing when none could run."""
-    rivals = [found[name] for name in names if name in found]
-    if not rivals or OURS not in found:
+def over_best(found: Mapping[str, list[harness.Figures]], name: str, rival_names: Sequence[str]) -> dict[str, float]:
+    """`name` / the fastest of the rivals, round by round; nothing when none could run."""
+    rivals = [found[rival] for rival in rival_names if rival in found]
+    if not rivals or name not in found:
         return {}
     best = [max(figures["samples_per_s"] for figures in one) for one in zip(*rivals, strict=True)]
-    return harness.spread([ours["samples_per_s"] / other for ours, other in zip(found[OURS], best, strict=True)])
+    return harness.spread([ours["samples_per_s"] / other for ours, other in zip(found[name], best, strict=True)])
 
 
 if __name__ == "__main__":

@@ -39,6 +39,7 @@ from shardkeep.ps.shard.journal_format import (
     record_parts,
     segment_head,
 )
+from shardkeep.ps.shard.write_behind import WriteBehind
 
 __all__ = ["EMPTY", "Entry", "Journal", "Record"]
 
@@ -80,6 +81,7 @@ class Journal:
         self._folder, self._sync, self._segment_bytes = folder, sync, segment_bytes
         self._guard = threading.RLock()
         self._open: _Open | None = None
+        self._behind = WriteBehind()
         with _failing(folder, "cannot be written"):
             folder.mkdir(parents=True, exist_ok=True)
             self._lock: int | None = _take_lock(folder, lock_s)
@@ -149,6 +151,7 @@ class Journal:
         """Gives the lock back. Again: does nothing."""
         with self._guard:
             self._shut()
+            self._behind.close()
             if self._lock is not None:
                 os.close(self._lock)
             self._lock = None
@@ -198,8 +201,10 @@ class Journal:
             with contextlib.suppress(OSError):  # then the next record tries again, or replay cuts
                 self._mend(opened)
             raise
-        opened.segment.size += written
+        segment = opened.segment
+        segment.size += written
         opened.unsure = False
+        self._behind.grew(segment.path, segment.size - written, segment.size)
 
     def _mend(self, opened: _Open) -> None:
         """Cuts off what a failed or interrupted write left. Raises OSError."""
@@ -210,6 +215,7 @@ class Journal:
     def _shut(self) -> None:
         if self._open is not None:
             os.close(self._open.descriptor)
+            self._behind.ended(self._open.segment.path, self._open.segment.size)
         self._open = None
 
     def _delete(self, segment: _Segment) -> None:
