@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkeep.base.errors import CheckpointError
-from shardkeep.base.files import atomic_write, checksum, sync_folder
+from shardkeep.base.files import atomic_write, checksum, let_go, sync_folder
 
 FORMAT, CHAINED = 1, 2
 """Of a manifest: of a checkpoint by itself, and of an increment, which an older version must not take for one."""
@@ -49,10 +49,12 @@ class FileRecord:
 
     @classmethod
     def of(cls, folder: Path, path: Path) -> FileRecord:
-        """The record of a file that was just written, which is brought to disk here."""
+        """The record of a file that was just written, which is brought to disk here, and out of the page cache."""
         with path.open("rb") as file:
             os.fsync(file.fileno())
-        return cls(path.relative_to(folder).as_posix(), path.stat().st_size, checksum(path))
+        record = cls(path.relative_to(folder).as_posix(), path.stat().st_size, checksum(path))
+        let_go(path)
+        return record
 
     def check(self, folder: Path) -> Path:
         """The file's path. Raises CheckpointError when it is missing or not what was written."""

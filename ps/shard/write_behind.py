@@ -1,19 +1,15 @@
-"""Write-behind: what is appended to large files goes to disk soon, and out of the page cache. Knows no records.
-
-A page cache that grows with a log takes memory that others could use, and in a virtual machine each page that its host
-has not given out yet costs a fault there: 2 ms of CPU a MiB appended, where pages that come around again cost 0.2.
-"""
+"""Write-behind: what is appended to large files goes to disk soon, and out of the page cache. Knows no records."""
 
 from __future__ import annotations
 
-import contextlib
-import os
 import queue
 import threading
 from collections import deque
 from pathlib import Path
 
-_Range = tuple[Path, int, int]  # a file, and where in it a range of bytes starts and stops
+from shardkeep.base.files import let_go
+
+_Range = tuple[Path, int, int]  # a file, where in it some bytes start, and how many they are
 
 
 class WriteBehind:
@@ -46,9 +42,9 @@ class WriteBehind:
             self._thread = None
 
     def _tell(self, path: Path, start: int, stop: int) -> None:
-        if start == stop or not hasattr(os, "posix_fadvise"):
+        if start == stop:
             return
-        self._queue.put((path, start, stop))
+        self._queue.put((path, start, stop - start))
         if self._thread is None:
             self._thread = threading.Thread(target=self._run, name="write-behind", daemon=True)
             self._thread.start()
@@ -56,17 +52,7 @@ class WriteBehind:
     def _run(self) -> None:
         kept: deque[_Range] = deque()
         while (told := self._queue.get()) is not None:
-            _not_needed(*told)  # begins to write it
+            let_go(*told)  # begins to write it
             kept.append(told)
-            while sum(stop - start for _, start, stop in kept) > self._kept:
-                _not_needed(*kept.popleft())  # by now it is written, and goes
-
-
-def _not_needed(path: Path, start: int, stop: int) -> None:
-    """Linux writes dirty pages of the range, without waiting, and drops clean ones (mm/fadvise.c)."""
-    with contextlib.suppress(OSError):  # deleted meanwhile
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.posix_fadvise(descriptor, start, stop - start, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
+            while sum(size for _, _, size in kept) > self._kept:
+                let_go(*kept.popleft())  # by now it is written, and goes

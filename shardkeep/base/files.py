@@ -80,6 +80,23 @@ def sync_folder(path: str | Path) -> None:
         os.close(descriptor)
 
 
+def let_go(path: Path, start: int = 0, size: int = 0) -> None:
+    """Tells the system that a file's bytes (`size` 0 = to its end) are not read soon: Linux begins to write those that
+    are not on disk, without waiting, and takes the others out of its page cache (mm/fadvise.c).
+
+    A hint, which never fails. A page cache that grows takes memory that others could use, and in a virtual machine each
+    page that its host has not given out yet costs a fault there: 2 ms of CPU a MiB, where those that come around again
+    cost 0.2."""
+    if not hasattr(os, "posix_fadvise"):
+        return
+    with contextlib.suppress(OSError):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.posix_fadvise(descriptor, start, size, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
 @contextlib.contextmanager
 def file_lock(path: str | Path, *, waiting: Callable[[], None] | None = None) -> Iterator[None]:
     """Holds an exclusive lock on `path` among processes (and threads); the system frees it when a holder dies.

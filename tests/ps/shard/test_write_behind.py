@@ -86,10 +86,10 @@ def test_a_file_that_was_deleted_or_never_was_fails_nobody(tmp_path: Path) -> No
 
 def test_a_system_without_such_hints_is_told_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "posix_fadvise", raising=False)
-    behind = WriteBehind(chunk_bytes=KIB)
-    behind.grew(tmp_path / "log", 0, MIB)
-    assert behind._thread is None
+    behind = WriteBehind(chunk_bytes=64 * KIB, kept_bytes=0)
+    behind.grew(tmp_path / "log", *append(tmp_path / "log", MIB))
     behind.close()
+    assert (tmp_path / "log").stat().st_size == MIB
 
 
 @linux
