@@ -214,7 +214,7 @@ def _parts_per_sample(recipe: RecipeResult) -> dict[tuple[str, str], float]:
 def _ages(results: Results) -> Figure | None:
     """P5."""
     known = [recipe for recipe in results.recipes if recipe.name != FP32 and recipe.auc_loss is not None]
-    panels = [
+    panels: list[tuple[str, Sequence[float | None]]] = [
         ("steps that delivered row gradients had waited, mean", [_delivered_age(recipe) for recipe in known]),
         ("steps that a row may lag behind when it is read", [recipe.runs[0].oldest_read for recipe in known]),
     ]
