@@ -2,8 +2,9 @@
 
 An opponent that is not installed is left out of the best; those with servers have one. Towers that run at once on
 both cores share a cache and a memory bus, and each sample then takes longer: so both a tower alone and two are shown.
-None of the opponents outlives a death, so shardkeep runs twice: as it comes, with a journal and the tower's last
-states, and with neither, as they do.
+None of the opponents outlives a death, so shardkeep runs as it comes, with a journal and the tower's last states, and
+with neither, as they do; and so once more with torch's own matrix products, which all of them use, where it would take
+oneDNN's (`tower.linear`).
 """
 
 from __future__ import annotations
@@ -20,16 +21,24 @@ from w1_job import WARM_UP_S, shardkeep_job
 
 OURS, TOWER, TUTORIAL = "shardkeep", "the tower alone, 1 core", "official tutorial, 1 + 2"
 BARE = "shardkeep, keeping nothing"
+SAME_PRODUCTS = "shardkeep, keeping nothing, torch's products"
 KEEP_NOTHING = ("journal=off", "liveness.restarts=0")
+OURS_BY_WAY = {OURS: (), BARE: KEEP_NOTHING, SAME_PRODUCTS: (*KEEP_NOTHING, "tower.linear=torch")}
 TWO_TOWERS = "two towers alone, a core each"
 BEST_OF = ("TorchRec, 2 ranks", "OpenEmbedding + DDP, 1 + 2", "RPC by hand + DDP, 1 + 2")
 SCRIPTS = dict(zip((*BEST_OF, TUTORIAL), ("torchrec_dmp", "openembedding", "rpc_by_hand", "rpc_tutorial"), strict=True))
 TARGETS = {16: {"best": 1.10, "tutorial": 1.35, "cpu_us": 3.5}, 64: {"best": 1.30, "tutorial": 1.80, "cpu_us": 8.0}}
+KEYS = {
+    "shardkeep": OURS, "keeping_nothing": BARE, "same_products": SAME_PRODUCTS, "torchrec": BEST_OF[0],
+    "openembedding": BEST_OF[1], "rpc_by_hand": BEST_OF[2], "tutorial": TUTORIAL, "tower": TOWER,
+    "two_towers": TWO_TOWERS,
+}  # fmt: skip
 
 
 def main() -> None:
     parser = harness.arguments(__doc__)
     parser.add_argument("--dims", type=int, nargs="+", default=[16, 64])
+    parser.add_argument("--only", nargs="+", choices=list(KEYS), default=list(KEYS), help="contestants; all by default")
     parser.add_argument("--servers", type=int, default=1, help="servers of shardkeep")
     options = harness.parse(parser)
     results = {f"D={dim}": compare(dim, options) for dim in options.dims}
@@ -39,7 +48,7 @@ def main() -> None:
 def compare(dim: int, options: argparse.Namespace) -> dict[str, Any]:
     print(f"D = {dim}")
 
-    def ours(overrides: Sequence[str] = ()) -> harness.Contestant:
+    def ours(overrides: Sequence[str]) -> harness.Contestant:
         warm_up_s = 1.0 if options.smoke else WARM_UP_S
         return lambda seconds: shardkeep_job(
             dim=dim, servers=options.servers, workers=2, seconds=seconds, warm_up_s=warm_up_s, device=options.device,
@@ -62,16 +71,15 @@ def compare(dim: int, options: argparse.Namespace) -> dict[str, Any]:
         name: contestant(script, workload="w1", dim=dim, workers=2, device=options.device)
         for name, script in SCRIPTS.items()
     }
-    found = harness.alternate(
-        {OURS: ours(), BARE: ours(KEEP_NOTHING), **peers, TOWER: tower, TWO_TOWERS: two_towers},
-        rounds=options.rounds,
-        seconds=options.seconds,
-    )
-    return {"rounds": found} | {name: shown(dim, name, found) for name in (OURS, BARE)}
+    every = {name: ours(overrides) for name, overrides in OURS_BY_WAY.items()}
+    every |= {**peers, TOWER: tower, TWO_TOWERS: two_towers}
+    chosen = {KEYS[key]: every[KEYS[key]] for key in options.only}
+    found = harness.alternate(chosen, rounds=options.rounds, seconds=options.seconds)
+    return {"rounds": found} | {name: shown(dim, name, found) for name in OURS_BY_WAY if name in found}
 
 
 def shown(dim: int, name: str, found: Mapping[str, list[harness.Figures]]) -> dict[str, Any]:
-    """Prints the ratios of shardkeep, in one of its two ways, beside their targets."""
+    """Prints the ratios of shardkeep, in one of its ways, beside their targets."""
     targets = TARGETS.get(dim, {})
     each = {other: harness.ratios(found, name, other, "samples_per_s") for other in BEST_OF}
     for other, ratio in each.items():

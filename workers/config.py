@@ -212,6 +212,9 @@ class TowerConfig(Settings):
     """torch.compile's mode."""
     amp: Annotated[Literal["auto", "off", "bf16", "fp16"], OnOff] = "auto"
     """Automatic mixed precision; auto = bf16 where the hardware has it, else off; fp16 uses a GradScaler."""
+    linear: Literal["auto", "torch", "onednn"] = "auto"
+    """Whose float32 matrix products linear layers take on a CPU: torch's own (MKL) or oneDNN's; auto = oneDNN on AMD's
+    CPUs with AVX-512, which MKL leaves unused."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """Where the tower trains; auto = a CUDA device where there is one for each worker of a host."""
 

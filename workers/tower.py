@@ -28,6 +28,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardkeep.base.errors import JobError, UserError
 from shardkeep.compression.config import TowerCompressionConfig
 from shardkeep.compression.dense import DenseCompression
+from shardkeep.workers import onednn
 from shardkeep.workers.collective import Collective
 from shardkeep.workers.compiling import (
     COMPILE_TIMEOUT_S,
@@ -81,7 +82,7 @@ class Tower:
         watch: told what runs: forward, backward, dense_reduce, optimizer; compiling is not counted.
 
     Raises:
-        UserError: `compile: on` where torch.compile cannot run.
+        UserError: `compile: on` where torch.compile cannot run, `linear: onednn` where oneDNN cannot.
     """
 
     def __init__(
@@ -123,6 +124,7 @@ class Tower:
         self._input_shape: tuple[int, dict[str, int]] | None = None
         self._switch = Switch(self.model, batch_size)
         self._choose_precision()
+        self._choose_linear()
         self._trial = self._choose_compile()
         self._compile_first = config.compile == "on"
         self._ddp: DistributedDataParallel | None = None
@@ -135,6 +137,19 @@ class Tower:
         self._precision = choose_precision(self._config.amp, self.device)
         self._scaler = torch.amp.GradScaler(self.device.type, enabled=self._precision.scaled)
         self._say("amp", self._precision.reason)
+
+    def _choose_linear(self) -> None:
+        wish, lacking = self._config.linear, onednn.why_not(self.device)
+        if wish == "onednn" and lacking:
+            raise UserError(f"tower.linear: onednn is not possible here: {lacking}; allowed: auto or torch")
+        if wish == "auto" and (lacking or self._precision.dtype is not None or not onednn.helps()):
+            return  # as everybody expects: not worth a line
+        if wish == "torch":
+            self._say("linear", "torch: as configured")
+        elif onednn.use_for(self.model):
+            self._say(
+                "linear", "onednn: as configured" if wish == "onednn" else "onednn: MKL leaves AVX-512 unused here"
+            )
 
     def _choose_compile(self) -> Trial:
         wish, lacking = self._config.compile, why_no_compiler(self.device)

@@ -35,7 +35,7 @@ def job_config(
         consistency: {{mode: sync}}
         model: {{name: dlrm, bottom: [8], top: [8]}}
         tables: {{default: {{dim: 4, optimizer: {OPTIMIZERS[optimizer]}}}, b: {{dim: 6}}}}
-        tower: {{compile: off, optimizer: {{name: {tower}, lr: 0.01}}}}
+        tower: {{compile: off, amp: off, optimizer: {{name: {tower}, lr: 0.01}}}}
         train: {{batch_size: 8}}
         """,
         [key.replace("__", ".") for key in settings],

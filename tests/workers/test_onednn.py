@@ -1,0 +1,189 @@
+"""Linear layers by oneDNN: the values of torch's own, and only where they were asked for or help."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from shardkeep.base.errors import UserError
+from shardkeep.workers import compiling, onednn
+from tests.workers.test_tower import CPU, batch, part_of, tower_of, train, values_of
+
+pytestmark = pytest.mark.skipif(onednn.why_not(CPU) is not None, reason="this torch has no oneDNN")
+
+
+def layers(inputs: int = 37, outputs: int = 21, *, bias: bool = True) -> tuple[nn.Linear, nn.Linear]:
+    """A layer of torch's, and the same by oneDNN."""
+    torch.manual_seed(1)
+    plain = nn.Linear(inputs, outputs, bias=bias)
+    ours = copy.deepcopy(plain)
+    assert onednn.use_for(ours) == 1
+    return plain, ours
+
+
+@pytest.fixture
+def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """Shapes of the products that oneDNN made."""
+    made: list[tuple[int, ...]] = []
+    product = onednn._product
+
+    def counted(*operands: Any) -> torch.Tensor:
+        result = product(*operands)
+        made.append(tuple(result.shape))
+        return result
+
+    monkeypatch.setattr(onednn, "_product", counted)
+    return made
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("shape", [(5, 37), (1, 37), (4, 3, 37), (2, 1, 3, 37)])
+def test_outputs_and_gradients_are_torch_s(shape: tuple[int, ...], bias: bool, products: list[Any]) -> None:
+    plain, ours = layers(bias=bias)
+    values = torch.randn(shape)
+    both = []
+    for layer in (plain, ours):
+        inputs = values.clone().requires_grad_()
+        for _ in range(2):  # gradients add up
+            outputs = layer(inputs)
+            (outputs.sin() * torch.arange(outputs.numel()).view(outputs.shape)).sum().backward()
+        both.append([outputs.detach(), inputs.grad, *(p.grad for p in layer.parameters())])
+    for theirs, mine in zip(*both, strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-4)
+    assert len(products) == 6
+
+
+def test_inputs_in_any_order_of_memory_are_taken() -> None:
+    plain, ours = layers()
+    for inputs in (torch.randn(37, 8).t(), torch.randn(16, 74)[::2, ::2], torch.randn(1, 37).expand(6, 37)):
+        torch.testing.assert_close(ours(inputs), plain(inputs), rtol=1e-5, atol=1e-5)
+
+
+def test_inputs_and_weights_that_want_no_gradient_get_none(products: list[Any]) -> None:
+    _, ours = layers()
+    ours(torch.randn(5, 37)).sum().backward()
+    assert products == [(5, 21), (21, 37)]  # none for the inputs
+    ours.weight.requires_grad_(False)
+    inputs = torch.randn(5, 37, requires_grad=True)
+    ours(inputs).sum().backward()
+    assert products[2:] == [(5, 21), (5, 37)] and inputs.grad is not None
+
+
+@pytest.mark.parametrize(
+    "inputs", [torch.empty(0, 37), torch.randn(37), torch.randn(5, 37, dtype=torch.float64)], ids=["empty", "1", "f64"]
+)
+def test_what_onednn_does_not_take_is_torch_s(inputs: torch.Tensor, products: list[Any]) -> None:
+    plain, ours = layers()
+    plain, ours = plain.to(inputs.dtype), ours.to(inputs.dtype)
+    assert torch.equal(ours(inputs), plain(inputs)) and not products
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        ours(torch.randn(5, 36, dtype=inputs.dtype))
+
+
+def test_under_autocast_torch_multiplies(products: list[Any]) -> None:
+    plain, ours = layers()
+    inputs = torch.randn(5, 37)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert ours(inputs).dtype == torch.bfloat16 and torch.equal(ours(inputs), plain(inputs))
+    assert not products
+
+
+def test_a_model_with_such_layers_is_copied_saved_and_hooked_like_any_other() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1))
+    assert onednn.use_for(model) == 2
+    twin = copy.deepcopy(model)
+    twin[0].weight.data.zero_()
+    assert not torch.equal(twin(torch.ones(2, 4)), model(torch.ones(2, 4)))
+    again = pickle.loads(pickle.dumps(model))
+    assert torch.equal(again(torch.ones(2, 4)), model(torch.ones(2, 4)))
+    seen: list[tuple[int, ...]] = []
+    model[0].register_forward_hook(lambda _, __, output: seen.append(tuple(output.shape)))
+    model(torch.ones(2, 4))
+    assert seen == [(2, 3)]
+
+
+def test_layers_of_other_kinds_are_left_alone() -> None:
+    class Own(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return 2.0 * F.linear(input, self.weight, self.bias)
+
+    assert onednn.use_for(nn.Sequential(Own(3, 2), nn.Bilinear(2, 2, 1), nn.LayerNorm(2))) == 0
+
+
+# ---- the tower's choice ----
+
+
+def test_the_same_steps_with_either_library() -> None:
+    def trained(linear: str) -> torch.Tensor:
+        tower = tower_of(config={"linear": linear, "optimizer": {"name": "sgd", "lr": 0.5}})
+        before = values_of(tower).clone()
+        train(tower, [(0, 24)], steps=5)
+        return values_of(tower) - before
+
+    ours, plain = trained("onednn"), trained("torch")
+    assert plain.norm() > 0.1
+    assert (ours - plain).norm() < 1e-5 * plain.norm()
+
+
+def test_a_tower_by_onednn_repeats_itself_bit_for_bit() -> None:
+    digests = set()
+    for _ in range(3):
+        tower = tower_of(config={"linear": "onednn"})
+        train(tower, [(0, 24)], steps=5)
+        digests.add(tower.digest_bytes())
+    assert len(digests) == 1
+
+
+@pytest.mark.parametrize(
+    ("helps", "config", "chosen"),
+    [
+        (True, {}, "onednn: MKL leaves AVX-512 unused here"),
+        (False, {}, None),
+        (True, {"amp": "fp16"}, None),
+        (True, {"linear": "torch"}, "torch: as configured"),
+        (False, {"linear": "onednn"}, "onednn: as configured"),
+    ],
+)
+def test_auto_takes_onednn_where_it_helps(
+    helps: bool, config: dict[str, str], chosen: str | None, monkeypatch: pytest.MonkeyPatch, products: list[Any]
+) -> None:
+    monkeypatch.setattr(onednn, "helps", lambda: helps)
+    tower = tower_of(config=config)
+    assert tower.chosen.get("linear") == chosen
+    tower.backward(*part_of(batch(0, 8), 0, 8), weight=1.0)
+    assert bool(products) == (chosen is not None and chosen.startswith("onednn"))
+
+
+def test_onednn_where_there_is_none_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(onednn, "why_not", lambda device: "this torch was built without oneDNN")
+    monkeypatch.setattr(onednn, "helps", lambda: True)
+    with pytest.raises(UserError, match=r"tower.linear: onednn is not possible here: .* allowed: auto or torch"):
+        tower_of(config={"linear": "onednn"})
+    assert "linear" not in tower_of().chosen
+
+
+def test_it_helps_amd_s_cpus_with_avx512_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {}
+    for capability in ("AVX512", "AVX2"):
+        for vendor in ("AuthenticAMD", "GenuineIntel", ""):
+            monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
+            monkeypatch.setattr(onednn, "_vendor", lambda vendor=vendor: vendor)
+            found[capability, vendor] = onednn.helps.__wrapped__()
+    assert [place for place, helps in found.items() if helps] == [("AVX512", "AuthenticAMD")]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inductor's own imports
+@pytest.mark.skipif(compiling.why_no_compiler(CPU) is not None, reason="torch.compile cannot run here")
+def test_under_torch_compile_torch_multiplies(products: list[Any]) -> None:
+    plain, ours = layers()
+    compiled = torch.compile(ours)
+    inputs = torch.randn(5, 37)
+    torch.testing.assert_close(compiled(inputs), plain(inputs))
+    assert not products

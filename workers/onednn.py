@@ -1,0 +1,89 @@
+"""Linear layers by oneDNN: float32 matrix products on CPUs whose wide vectors torch's own library leaves unused.
+
+torch multiplies float32 matrices by MKL, which takes AVX-512 on Intel's CPUs alone. oneDNN, which torch carries too,
+takes it wherever it is there: 2.1 to 2.4 times as fast on an AMD Zen 5.
+"""
+
+# B = batch, I = inputs, O = outputs
+
+from __future__ import annotations
+
+import functools
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+def why_not(device: torch.device) -> str | None:
+    """What stands against oneDNN's float32 products on this device, as one clause; None when they can be made."""
+    if device.type != "cpu":
+        return f"the tower is on {device.type}"
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return "this torch was built without oneDNN"
+    return None
+
+
+@functools.cache
+def helps() -> bool:
+    """Whether this CPU has AVX-512 and MKL does not take it. By its names alone, so that equal machines agree."""
+    return torch.backends.cpu.get_cpu_capability() == "AVX512" and _vendor() == "AuthenticAMD"
+
+
+def _vendor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("vendor_id")), "")
+
+
+def use_for(model: nn.Module) -> int:
+    """Has every `nn.Linear` of a model multiply by oneDNN, in float32 and outside of torch.compile; their number."""
+    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    for layer in layers:
+        layer.forward = functools.partial(_forward, layer)  # type: ignore[method-assign]
+    return len(layers)
+
+
+def _forward(layer: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu") or not _takes(inputs, layer.weight):
+        return F.linear(inputs, layer.weight, layer.bias)
+    outputs: torch.Tensor = _Linear.apply(inputs, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
+    return outputs
+
+
+def _takes(inputs: torch.Tensor, weight_OI: torch.Tensor) -> bool:
+    plain = inputs.dtype is weight_OI.dtype is torch.float32 and inputs.device.type == weight_OI.device.type == "cpu"
+    return plain and inputs.ndim >= 2 and inputs.numel() > 0 and inputs.shape[-1] == weight_OI.shape[1]
+
+
+class _Linear(torch.autograd.Function):
+    """`F.linear` with its three products by oneDNN. Differentiable once."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
+        ctx.save_for_backward(inputs, weight_OI)
+        return _product(inputs, weight_OI, bias_O)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
+        inputs, weight_OI = ctx.saved_tensors
+        grad_BO, inputs_BI = grad.reshape(-1, grad.shape[-1]), inputs.reshape(-1, inputs.shape[-1])
+        wants_inputs, wants_weight, wants_bias = ctx.needs_input_grad
+        return (
+            _product(grad_BO, weight_OI.t()).view(inputs.shape) if wants_inputs else None,
+            _product(grad_BO.t(), inputs_BI.t()) if wants_weight else None,
+            grad_BO.sum(0) if wants_bias else None,
+        )
+
+
+def _product(left: torch.Tensor, right_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+    """left @ right.T + bias, by the operator that torch.compile puts in the place of linear layers
+    (torch/_inductor/mkldnn_ir.py)."""
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(left, right_OI, bias_O, "none", [], "")
+    return product
