@@ -27,27 +27,27 @@ def tower_alone(
     batch: int = workload.BATCH,
     core: int = 0,
     device: str = "cpu",
-    keep_memory: bool = False,
+    as_in_job: bool = False,
 ) -> harness.Figures:
     """samples_per_s, steps_per_s and cpu_us_per_sample of the tower in a fresh process on `core`.
 
-    `keep_memory`: with malloc set as shardkeep's workers set it (shardkeep/base/allocator.py); else as glibc has it,
-    where page faults come and go from run to run."""
+    `as_in_job`: with malloc set and linear layers multiplied as in shardkeep's workers (shardkeep/base/allocator.py,
+    workers/onednn.py); else as glibc and torch have it: there page faults come and go from run to run."""
     context = mp.get_context("spawn")
     queue = context.Queue()
-    process = context.Process(target=_train, args=(dim, seconds, warm_up_s, batch, core, device, keep_memory, queue))
+    process = context.Process(target=_train, args=(dim, seconds, warm_up_s, batch, core, device, as_in_job, queue))
     return harness.result_of([process], queue, limit_s=seconds + warm_up_s + 120)
 
 
 def _train(
-    dim: int, seconds: float, warm_up_s: float, batch: int, core: int, device: str, keep: bool, queue: Any
+    dim: int, seconds: float, warm_up_s: float, batch: int, core: int, device: str, as_in_job: bool, queue: Any
 ) -> None:
     harness.pin(core)
-    if keep:
+    if as_in_job:
         from shardkeep.base.allocator import keep_freed_memory
 
         keep_freed_memory()
-    step, finish = _prepared(dim, batch, device)
+    step, finish = _prepared(dim, batch, device, as_in_job)
     count = _repeat(step, warm_up_s, 0)
     finish()
     cpu, started = harness.cpu_seconds(), time.perf_counter()
@@ -61,11 +61,12 @@ def _train(
     })  # fmt: skip
 
 
-def _prepared(dim: int, batch: int, device: str) -> tuple[Callable[[int], None], Callable[[], None]]:
+def _prepared(dim: int, batch: int, device: str, as_in_job: bool) -> tuple[Callable[[int], None], Callable[[], None]]:
     """The step, and what waits for the device to end all steps."""
     import torch
     import torch.nn.functional as F
 
+    from shardkeep.workers import onednn
     from shardkeep.workers.models.dlrm import Dlrm
 
     torch.set_num_threads(1)
@@ -75,6 +76,8 @@ def _prepared(dim: int, batch: int, device: str) -> tuple[Callable[[int], None],
         num_dense=workload.NUM_DENSE, features=dict.fromkeys(names, dim), default_dim=dim, bottom=[512, 256],
         top=[512, 256], dropout=0.0, checkpointing=False,
     ).to(device)  # fmt: skip
+    if as_in_job and onednn.why_not(torch.device(device)) is None and onednn.helps():
+        onednn.use_for(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
     dense, label = (torch.from_numpy(array).to(device) for array in workload.draw_dense(READY, seed=1, batch=batch))
     rng = np.random.default_rng(1)
