@@ -50,7 +50,8 @@ def table(shapes: dict[str, tuple[int, ...]], workers: list[int]) -> dict[str, d
     from shardkeep.estimate import reduce_bytes
 
     wishes = {name: TowerCompressionConfig(**form) for name, form in FORMS.items()}
-    return {name: {w: reduce_bytes(wish, shapes, w, ring=True) for w in workers} for name, wish in wishes.items()}
+    size = 4 * sum(map(math.prod, shapes.values()))
+    return {name: {w: reduce_bytes(wish, shapes, w, ring_bytes=size) for w in workers} for name, wish in wishes.items()}
 
 
 def plot(found: dict[str, dict[str, dict[int, int]]], path: Path) -> None:

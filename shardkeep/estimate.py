@@ -7,7 +7,6 @@ Starts no process. Says nothing about how fast the machines compute.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Mapping, Sequence
 from mmap import PAGESIZE
 from pathlib import Path
@@ -170,8 +169,8 @@ def tower_of(config: JobConfig, data: Data) -> Part:
     size = sum(p.nbytes for p in trained)
     spread = Sent(config.workers)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
-    ring = config.consistency.mode != "sync"
-    reduced = reduce_bytes(config.compression.tower, shapes, config.workers, ring=ring)
+    ring_bytes = size if config.consistency.mode != "sync" else None
+    reduced = reduce_bytes(config.compression.tower, shapes, config.workers, ring_bytes=ring_bytes)
     for buffer in model.buffers():
         if buffer.is_floating_point():
             spread.broadcast(buffer.nbytes, source=True)
@@ -184,14 +183,14 @@ def tower_of(config: JobConfig, data: Data) -> Part:
 
 
 def reduce_bytes(
-    wish: TowerCompressionConfig, shapes: Mapping[str, tuple[int, ...]], workers: int, *, ring: bool
+    wish: TowerCompressionConfig, shapes: Mapping[str, tuple[int, ...]], workers: int, *, ring_bytes: int | None
 ) -> int:
     """Bytes that a worker sends for one sum of the tower's gradients over all workers, headers included, after any
-    warm-up. `ring`: an uncompressed sum may be a ring all-reduce, as it is outside of `sync`. The gradients are random:
-    what `lossless` takes of real ones differs."""
+    warm-up. `ring_bytes`: of all gradients, where an uncompressed sum is a ring all-reduce, as outside of `sync`;
+    None = it adds in rank order. The gradients are random: what `lossless` takes of real ones differs."""
     sent, ranks, random = Sent(workers), Ranks(0, workers), torch.Generator().manual_seed(0)
-    if wish.name == "none" and ring:
-        sent.all_reduce(VALUE_BYTES * sum(map(math.prod, shapes.values())))
+    if wish.name == "none" and ring_bytes is not None:
+        sent.all_reduce(ring_bytes)
     elif workers > 1:
         dense = DenseCompression(wish, shapes, torch.device("cpu"))
         dense.begin(wish.warmup_steps or 0, 1.0)

@@ -215,10 +215,13 @@ def _ages(results: Results) -> Figure | None:
     """P5."""
     known = [recipe for recipe in results.recipes if recipe.name != FP32 and recipe.auc_loss is not None]
     panels: list[tuple[str, Sequence[float | None]]] = [
-        ("steps that delivered row gradients had waited, mean", [_delivered_age(recipe) for recipe in known]),
+        (
+            "steps that a delivered row's oldest gradient had waited",
+            [_delivered_age(recipe) for recipe in known],
+        ),
         ("steps that a row may lag behind when it is read", [recipe.runs[0].oldest_read for recipe in known]),
     ]
-    if not any(age for _, ages in panels for age in ages):
+    if all(len(set(ages) - {None}) < 2 for _, ages in panels):
         return None
     figure, both = _axes(width=11.0, height=4.2, columns=len(panels))
     for axes, (label, ages) in zip(both, panels, strict=True):
@@ -287,9 +290,9 @@ PLOTS = (
     Plot(
         "ages",
         "AUC loss against age",
-        "What waits, and what is read again only later, is old when it counts. Left how old gradients were when "
-        "servers got them (not known where single values wait), right how old rows may be when a worker uses them: "
-        "staleness and lease.",
+        "What waits, and what is read again only later, is old when it counts. Left how old a row's oldest gradient "
+        "was when servers got it (not known where single values wait), right how old rows may be when a worker uses "
+        "them: staleness and lease.",
         _ages,
     ),
 )

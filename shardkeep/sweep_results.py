@@ -93,8 +93,8 @@ class RunResult:
 
     @property
     def delivered_age(self) -> float | None:
-        """How many steps old the row gradients were that servers got, on the mean, weighed by their norms; 0 where none
-        wait, None where single values wait, whose ages nobody knows."""
+        """How many steps old the oldest gradient was in what servers got of a row, the mean weighed by norms; 0 where
+        none wait, None where single values wait, whose ages nobody knows."""
         if self.planned.config.compression.push.keep_values is not None or not self.done:
             return None
         shares = self.summary.get("delivered_by_age") or {"0": 1.0}

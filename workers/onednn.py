@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd import forward_ad
 
 
 def why_not(device: torch.device) -> str | None:
@@ -24,13 +25,16 @@ def why_not(device: torch.device) -> str | None:
         return f"the tower is on {device.type}"
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return "this torch was built without oneDNN"
+    if not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+        return f"torch {torch.__version__} has no operator for it"
     return None
 
 
 @functools.cache
 def helps() -> bool:
     """Whether this CPU has AVX-512 and MKL does not take it. By its names alone, so that equal machines agree."""
-    return torch.backends.cpu.get_cpu_capability() == "AVX512" and _vendor() == "AuthenticAMD"
+    uses_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
+    return uses_mkl and torch.backends.cpu.get_cpu_capability() == "AVX512" and _vendor() == "AuthenticAMD"
 
 
 def _vendor() -> str:
@@ -42,18 +46,31 @@ def _vendor() -> str:
 
 
 def use_for(model: nn.Module) -> int:
-    """Has every `nn.Linear` of a model multiply by oneDNN, in float32 and outside of torch.compile; their number."""
-    layers = [module for module in model.modules() if type(module) is nn.Linear]
+    """Has every `nn.Linear` of a model multiply by oneDNN, in float32 and outside of torch.compile; their number.
+
+    Layers of another class, or with a `forward` of their own, stay as they are."""
+    layers = [layer for layer in model.modules() if type(layer) is nn.Linear and "forward" not in vars(layer)]
     for layer in layers:
         layer.forward = functools.partial(_forward, layer)  # type: ignore[method-assign]
     return len(layers)
 
 
 def _forward(layer: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
-    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu") or not _takes(inputs, layer.weight):
+    if _is_transformed() or not _takes(inputs, layer.weight):
         return F.linear(inputs, layer.weight, layer.bias)
     outputs: torch.Tensor = _Linear.apply(inputs, layer.weight, layer.bias)  # type: ignore[no-untyped-call]
     return outputs
+
+
+def _is_transformed() -> bool:
+    """Whether something else than eager reverse mode in float32 runs the layer: it knows what to do with F.linear."""
+    return (
+        torch.compiler.is_compiling()
+        or torch.is_autocast_enabled("cpu")
+        or torch._C._are_functorch_transforms_active()
+        or forward_ad._current_level >= 0
+        or torch._C._is_tracing()
+    )
 
 
 def _takes(inputs: torch.Tensor, weight_OI: torch.Tensor) -> bool:
@@ -62,7 +79,7 @@ def _takes(inputs: torch.Tensor, weight_OI: torch.Tensor) -> bool:
 
 
 class _Linear(torch.autograd.Function):
-    """`F.linear` with its three products by oneDNN. Differentiable once."""
+    """`F.linear` with its three products by oneDNN; what differentiates its gradient again has torch's."""
 
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
@@ -70,14 +87,14 @@ class _Linear(torch.autograd.Function):
         return _product(inputs, weight_OI, bias_O)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
         inputs, weight_OI = ctx.saved_tensors
         grad_BO, inputs_BI = grad.reshape(-1, grad.shape[-1]), inputs.reshape(-1, inputs.shape[-1])
         wants_inputs, wants_weight, wants_bias = ctx.needs_input_grad
+        product = F.linear if torch.is_grad_enabled() else _product
         return (
-            _product(grad_BO, weight_OI.t()).view(inputs.shape) if wants_inputs else None,
-            _product(grad_BO.t(), inputs_BI.t()) if wants_weight else None,
+            product(grad_BO, weight_OI.t()).view(inputs.shape) if wants_inputs else None,
+            product(grad_BO.t(), inputs_BI.t()) if wants_weight else None,
             grad_BO.sum(0) if wants_bias else None,
         )
 

@@ -146,10 +146,13 @@ class Tower:
             return  # as everybody expects: not worth a line
         if wish == "torch":
             self._say("linear", "torch: as configured")
-        elif onednn.use_for(self.model):
-            self._say(
-                "linear", "onednn: as configured" if wish == "onednn" else "onednn: MKL leaves AVX-512 unused here"
-            )
+        elif not onednn.use_for(self.model):
+            self._say("linear", "torch: the model has no nn.Linear")
+        elif wish == "auto":
+            self._say("linear", "onednn: MKL leaves AVX-512 unused here")
+        else:
+            in_vain = "" if self._precision.dtype is None else ", but unused: amp is on"
+            self._say("linear", f"onednn: as configured{in_vain}")
 
     def _choose_compile(self) -> Trial:
         wish, lacking = self._config.compile, why_no_compiler(self.device)

@@ -213,10 +213,10 @@ class Journal:
             opened.unsure = False
 
     def _shut(self) -> None:
-        if self._open is not None:
-            os.close(self._open.descriptor)
-            self._behind.ended(self._open.segment.path, self._open.segment.size)
-        self._open = None
+        opened, self._open = self._open, None
+        if opened is not None:
+            os.close(opened.descriptor)
+            self._behind.ended(opened.segment.path, opened.segment.size)
 
     def _delete(self, segment: _Segment) -> None:
         self._check_lock()

@@ -34,25 +34,29 @@ class WriteBehind:
         if size >= self._chunk:
             self._tell(path, size // self._chunk * self._chunk, size)
 
-    def close(self) -> None:
-        """Ends the thread; waits for it for a second at most."""
+    def close(self, limit_s: float | None = 1.0) -> None:
+        """Ends the thread; waits for it no longer than `limit_s`."""
         if self._thread is not None:
             self._queue.put(None)
-            self._thread.join(1.0)
+            self._thread.join(limit_s)
             self._thread = None
 
     def _tell(self, path: Path, start: int, stop: int) -> None:
         if start == stop:
             return
-        self._queue.put((path, start, stop - start))
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="write-behind", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._run, name="write-behind", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError:  # no more threads, or the interpreter ends: then pages stay
+                return
+            self._thread = thread
+        self._queue.put((path, start, stop - start))
 
     def _run(self) -> None:
         kept: deque[_Range] = deque()
         while (told := self._queue.get()) is not None:
             let_go(*told)  # begins to write it
             kept.append(told)
-            while sum(size for _, _, size in kept) > self._kept:
-                let_go(*kept.popleft())  # by now it is written, and goes
+            while len(kept) > 1 and sum(size for _, _, size in kept) > self._kept:
+                let_go(*kept.popleft())  # written by now, where the disk keeps up, so that it goes

@@ -35,7 +35,8 @@ def plan(tmp_path: Path) -> SweepPlan:
 def results(plan: SweepPlan, tmp_path: Path) -> Results:
     for run in plan.runs:
         auc = AUCS[run.variant.name][run.seed - 1]
-        write_run(tmp_path / run.name, run.config.to_yaml(), auc=auc, value_bytes=VALUES[run.variant.name])
+        ages = {"0": 0.5, "4": 0.5} if run.variant.name == "few" else None
+        write_run(tmp_path / run.name, run.config.to_yaml(), auc=auc, value_bytes=VALUES[run.variant.name], ages=ages)
     return collect(plan, tmp_path)
 
 

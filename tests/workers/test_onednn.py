@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.autograd import forward_ad
 
 from shardkeep.base.errors import UserError
 from shardkeep.workers import compiling, onednn
@@ -43,7 +44,7 @@ def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
 
 
 @pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("shape", [(5, 37), (1, 37), (4, 3, 37), (2, 1, 3, 37)])
+@pytest.mark.parametrize("shape", [(5, 37), (1, 37), (129, 37), (4, 3, 37), (2, 1, 3, 37)])
 def test_outputs_and_gradients_are_torch_s(shape: tuple[int, ...], bias: bool, products: list[Any]) -> None:
     plain, ours = layers(bias=bias)
     values = torch.randn(shape)
@@ -52,10 +53,10 @@ def test_outputs_and_gradients_are_torch_s(shape: tuple[int, ...], bias: bool, p
         inputs = values.clone().requires_grad_()
         for _ in range(2):  # gradients add up
             outputs = layer(inputs)
-            (outputs.sin() * torch.arange(outputs.numel()).view(outputs.shape)).sum().backward()
+            (outputs.sin() * torch.linspace(-1, 1, outputs.numel()).view(outputs.shape)).sum().backward()
         both.append([outputs.detach(), inputs.grad, *(p.grad for p in layer.parameters())])
     for theirs, mine in zip(*both, strict=True):
-        torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-4)
+        assert (mine - theirs).norm() <= 1e-5 * theirs.norm()
     assert len(products) == 6
 
 
@@ -108,6 +109,42 @@ def test_a_model_with_such_layers_is_copied_saved_and_hooked_like_any_other() ->
     assert seen == [(2, 3)]
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # functorch's own imports
+def test_transforms_of_torch_s_go_through_as_with_any_layer(products: list[Any]) -> None:
+    plain, ours = layers()
+    inputs = torch.randn(5, 37)
+
+    def square(layer: nn.Linear, one: torch.Tensor) -> torch.Tensor:
+        return layer(one).square().sum()
+
+    mapped = [torch.func.vmap(layer)(inputs) for layer in (plain, ours)]
+    grads = [torch.func.grad(lambda x, layer=layer: square(layer, x))(inputs) for layer in (plain, ours)]
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(inputs, torch.ones_like(inputs))
+        tangents = [forward_ad.unpack_dual(layer(dual)).tangent for layer in (plain, ours)]
+    for theirs, mine in (mapped, grads, tangents):
+        assert torch.equal(theirs, mine)
+    assert not products
+
+
+def test_a_gradient_of_the_gradient_is_torch_s() -> None:
+    plain, ours = layers()
+    values, found = torch.randn(5, 37), []
+    for layer in (plain, ours):
+        inputs = values.clone().requires_grad_()
+        (grad,) = torch.autograd.grad(layer(inputs).sin().sum(), inputs, create_graph=True)
+        grad.square().sum().backward()  # a gradient penalty
+        found.append([inputs.grad, layer.weight.grad])
+    for theirs, mine in zip(*found, strict=True):
+        assert 0.0 < (mine - theirs).norm() + 1e-9 <= 1e-5 * theirs.norm()
+
+
+def test_a_layer_with_a_forward_of_its_own_keeps_it() -> None:
+    layer = nn.Linear(3, 2)
+    layer.forward = lambda inputs: inputs  # type: ignore[method-assign]
+    assert onednn.use_for(nn.Sequential(layer)) == 0 and layer(torch.ones(1)) == 1
+
+
 def test_layers_of_other_kinds_are_left_alone() -> None:
     class Own(nn.Linear):
         def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -148,6 +185,7 @@ def test_a_tower_by_onednn_repeats_itself_bit_for_bit() -> None:
         (True, {"amp": "fp16"}, None),
         (True, {"linear": "torch"}, "torch: as configured"),
         (False, {"linear": "onednn"}, "onednn: as configured"),
+        (True, {"linear": "onednn", "amp": "bf16"}, "onednn: as configured, but unused: amp is on"),
     ],
 )
 def test_auto_takes_onednn_where_it_helps(
@@ -157,7 +195,7 @@ def test_auto_takes_onednn_where_it_helps(
     tower = tower_of(config=config)
     assert tower.chosen.get("linear") == chosen
     tower.backward(*part_of(batch(0, 8), 0, 8), weight=1.0)
-    assert bool(products) == (chosen is not None and chosen.startswith("onednn"))
+    assert bool(products) == (chosen is not None and chosen.startswith("onednn") and "unused: amp" not in chosen)
 
 
 def test_onednn_where_there_is_none_is_one_clear_line(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,12 +208,15 @@ def test_onednn_where_there_is_none_is_one_clear_line(monkeypatch: pytest.Monkey
 
 def test_it_helps_amd_s_cpus_with_avx512_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {}
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: True)
     for capability in ("AVX512", "AVX2"):
         for vendor in ("AuthenticAMD", "GenuineIntel", ""):
             monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
             monkeypatch.setattr(onednn, "_vendor", lambda vendor=vendor: vendor)
             found[capability, vendor] = onednn.helps.__wrapped__()
     assert [place for place, helps in found.items() if helps] == [("AVX512", "AuthenticAMD")]
+    monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)
+    assert not onednn.helps.__wrapped__()
 
 
 @pytest.mark.slow

@@ -6,11 +6,13 @@ import ctypes
 import mmap
 import os
 import sys
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from shardkeep.ps.shard import write_behind
 from shardkeep.ps.shard.journal import Entry, Journal
 from shardkeep.ps.shard.write_behind import WriteBehind
 
@@ -50,7 +52,7 @@ def test_the_last_bytes_stay_in_memory_and_those_before_go(tmp_path: Path) -> No
         pytest.skip("this file system has no page cache")
     for _ in range(40):  # 4 MiB and 64 bytes, in pieces that end anywhere
         behind.grew(path, *append(path, 4 * MIB // 40))
-    behind.close()
+    behind.close(None)
     pages = resident(path)
     kept = sum(pages) * mmap.PAGESIZE
     if kept == len(pages) * mmap.PAGESIZE:
@@ -65,11 +67,48 @@ def test_the_end_of_a_file_that_grows_no_more_goes_too(tmp_path: Path) -> None:
     for path in paths:
         behind.grew(path, *append(path, 300 * KIB))
         behind.ended(path, 300 * KIB)
-    behind.close()
+    behind.close(None)
     first = resident(paths[0])
     if all(first):
         pytest.skip("this file system drops nothing")
     assert not any(first)
+
+
+def test_a_chunk_is_told_when_it_is_there_and_again_when_enough_has_come_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[str, int, int]] = []
+    monkeypatch.setattr(write_behind, "let_go", lambda path, start, size: told.append((path.name, start, size)))
+    behind = WriteBehind(chunk_bytes=100, kept_bytes=250)
+    for before, size in ((0, 90), (90, 210), (210, 299), (299, 310)):
+        behind.grew(tmp_path / "a", before, size)
+    behind.ended(tmp_path / "a", 330)
+    behind.grew(tmp_path / "b", 0, 700)  # more at once than is kept
+    behind.grew(tmp_path / "b", 700, 800)
+    behind.ended(tmp_path / "c", 99)  # too little to be worth a word
+    behind.close(None)
+    assert told == [
+        ("a", 0, 200), ("a", 200, 100), ("a", 0, 200), ("a", 300, 30), ("b", 0, 700), ("a", 200, 100), ("a", 300, 30),
+        ("b", 700, 100), ("b", 0, 700),
+    ]  # fmt: skip
+
+
+def test_without_another_thread_pages_stay_and_the_journal_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    journal = Journal(tmp_path, sync=False, segment_bytes=12 * MIB)
+    journal.begin(1, step=0, facts={})
+    monkeypatch.setattr(threading.Thread, "start", start)
+    for step in range(30):
+        journal.append(Entry.PUSH, rank=0, step=step, body=np.full(MIB, step, np.uint8))
+    journal.close()
+    monkeypatch.undo()
+    again = Journal(tmp_path, sync=False)
+    assert [record.step for record in again.replay() if record.entry is Entry.PUSH] == list(range(30))
+    again.close()
 
 
 def test_a_file_that_was_deleted_or_never_was_fails_nobody(tmp_path: Path) -> None:
@@ -80,7 +119,7 @@ def test_a_file_that_was_deleted_or_never_was_fails_nobody(tmp_path: Path) -> No
     behind.grew(path, 100 * KIB, 200 * KIB)
     behind.grew(tmp_path / "none" / "log", 0, MIB)
     behind.grew(path, *append(path, 100 * KIB))
-    behind.close()
+    behind.close(None)
     assert path.stat().st_size == 100 * KIB
 
 
@@ -88,7 +127,7 @@ def test_a_system_without_such_hints_is_told_nothing(tmp_path: Path, monkeypatch
     monkeypatch.delattr(os, "posix_fadvise", raising=False)
     behind = WriteBehind(chunk_bytes=64 * KIB, kept_bytes=0)
     behind.grew(tmp_path / "log", *append(tmp_path / "log", MIB))
-    behind.close()
+    behind.close(None)
     assert (tmp_path / "log").stat().st_size == MIB
 
 
@@ -115,4 +154,4 @@ def test_a_journal_out_of_memory_is_read_again_as_it_was_written(
     found = [record.body for record in again.replay() if record.entry is Entry.PUSH]
     again.close()
     assert len(found) == len(bodies) and all(map(np.array_equal, found, bodies))
-    assert sum(told) > 60 * MIB  # written once by each part, and the first ones dropped as well
+    assert sum(told) > 85 * MIB  # each part is told once when it is written, those before the last 32 MiB again
