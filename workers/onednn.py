@@ -18,6 +18,25 @@ import torch.nn.functional as F
 from torch import nn
 from torch.autograd import forward_ad
 
+from shardkeep.base.errors import UserError
+
+
+def choose(wish: str, model: nn.Module, device: torch.device, *, amp: bool) -> str | None:
+    """Whose products a model's linear layers take for `tower.linear` = auto, torch or onednn, and why, one line; None =
+    torch's, as everybody expects. `amp`: autocast is on. Raises UserError where oneDNN is asked for and not there."""
+    lacking = why_not(device)
+    if wish == "onednn" and lacking:
+        raise UserError(f"tower.linear: onednn is not possible here: {lacking}; allowed: auto or torch")
+    if wish == "auto" and (lacking or amp or not helps()):
+        return None
+    if wish == "torch":
+        return "torch: as configured"
+    if not use_for(model):
+        return "torch: the model has no nn.Linear"
+    if wish == "auto":
+        return "onednn: MKL leaves AVX-512 unused here"
+    return f"onednn: as configured{', but unused: amp is on' if amp else ''}"
+
 
 def why_not(device: torch.device) -> str | None:
     """What stands against oneDNN's float32 products on this device, as one clause; None when they can be made."""

@@ -139,20 +139,9 @@ class Tower:
         self._say("amp", self._precision.reason)
 
     def _choose_linear(self) -> None:
-        wish, lacking = self._config.linear, onednn.why_not(self.device)
-        if wish == "onednn" and lacking:
-            raise UserError(f"tower.linear: onednn is not possible here: {lacking}; allowed: auto or torch")
-        if wish == "auto" and (lacking or self._precision.dtype is not None or not onednn.helps()):
-            return  # as everybody expects: not worth a line
-        if wish == "torch":
-            self._say("linear", "torch: as configured")
-        elif not onednn.use_for(self.model):
-            self._say("linear", "torch: the model has no nn.Linear")
-        elif wish == "auto":
-            self._say("linear", "onednn: MKL leaves AVX-512 unused here")
-        else:
-            in_vain = "" if self._precision.dtype is None else ", but unused: amp is on"
-            self._say("linear", f"onednn: as configured{in_vain}")
+        chosen = onednn.choose(self._config.linear, self.model, self.device, amp=self._precision.dtype is not None)
+        if chosen is not None:
+            self._say("linear", chosen)
 
     def _choose_compile(self) -> Trial:
         wish, lacking = self._config.compile, why_no_compiler(self.device)
