@@ -45,6 +45,10 @@ class Collective(Protocol):
         """The ranks' tensors (same shape and dtype) stacked in rank order: (W, ...)."""
         ...
 
+    def begin_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        """Starts an `all_gather` without waiting for the others; what it returns waits, and is called once."""
+        ...
+
     def exchange(self, exchange: Exchange) -> torch.Tensor:
         """One round of packets: uint8 (W, R), in rank order."""
         ...
@@ -95,6 +99,10 @@ class Solo:
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.unsqueeze(0).clone()
 
+    def begin_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+        gathered = self.all_gather(tensor)
+        return lambda: gathered
+
     def exchange(self, exchange: Exchange) -> torch.Tensor:
         return exchange.packets.view(1, -1).clone()
 
@@ -139,13 +147,17 @@ class _Meeting:
             self._aborted = self._aborted or reason
             self._changed.notify_all()
 
-    def swap(self, rank: int, number: int, value: Any, timeout_s: float | None) -> list[Any]:
-        """Puts down `value` for round `number`, waits for the others', returns all in rank order."""
+    def put(self, rank: int, number: int, value: Any) -> None:
+        """Puts down `value` for round `number`."""
+        with self._changed:
+            self._rounds.setdefault(number, {})[rank] = value
+            self._changed.notify_all()
+
+    def take(self, number: int, timeout_s: float | None) -> list[Any]:
+        """Waits for the others' values of round `number`; all in rank order. Each rank calls it once, after `put`."""
         limit_s = self.timeout_s if timeout_s is None else timeout_s
         with self._changed:
-            here = self._rounds.setdefault(number, {})
-            here[rank] = value
-            self._changed.notify_all()
+            here = self._rounds[number]
             complete = self._changed.wait_for(lambda: self._aborted or len(here) == self.world_size, limit_s)
             if len(here) < self.world_size:
                 self._refuse(complete, here, limit_s)
@@ -184,12 +196,21 @@ class ThreadCollective:
         self._meeting.abort(reason)
 
     def _swap(self, value: Any, timeout_s: float | None = None) -> list[Any]:
+        return self._meeting.take(self._put(value), timeout_s)
+
+    def _put(self, value: Any) -> int:
+        """The number of the round that the value is put down for."""
         self._round += 1
-        return self._meeting.swap(self.rank, self._round, value, timeout_s)
+        self._meeting.put(self.rank, self._round, value)
+        return self._round
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.begin_all_gather(tensor)()
+
+    def begin_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         self.sent.all_gather(tensor.nbytes)
-        return torch.stack(self._swap(tensor.detach().clone()))
+        number = self._put(tensor.detach().clone())
+        return lambda: torch.stack(self._meeting.take(number, None))
 
     def exchange(self, exchange: Exchange) -> torch.Tensor:
         self.sent.exchange(exchange)

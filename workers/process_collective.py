@@ -34,7 +34,7 @@ from shardkeep.base.sockets import connections
 from shardkeep.compression.exchange import Exchange
 from shardkeep.ps.transport import interface_of
 from shardkeep.workers.collective import Collective
-from shardkeep.workers.sent import Sent
+from shardkeep.workers.sent import DIRECT_BYTES, Sent
 
 Array = NDArray[Any]
 
@@ -90,12 +90,22 @@ class ProcessCollective:
         """Those to the other ranks; some to the store may be among them."""
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.begin_all_gather(tensor)()
+
+    def begin_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
         out = tensor.new_empty((self.world_size, *tensor.shape))
-        if tensor.numel():  # gloo hangs on empty tensors
-            self.sent.all_gather(tensor.nbytes)
+        if not tensor.numel():  # gloo hangs on empty tensors
+            return lambda: out
+        self.sent.all_gather(tensor.nbytes)
+        with self.guard("all_gather"):
+            work = _begin_gather(tensor.detach().contiguous(), out, self.process_group)
+
+        def wait() -> torch.Tensor:
             with self.guard("all_gather"):
-                dist.all_gather(list(out.unbind()), tensor.detach().contiguous())
-        return out
+                work.wait()
+            return out
+
+        return wait
 
     def exchange(self, exchange: Exchange) -> torch.Tensor:
         with self.guard("exchange"):
@@ -179,8 +189,19 @@ def begin_exchange(exchange: Exchange, collective: Collective) -> tuple[dist.Wor
     if mine.ndim == 2:
         work = dist.all_to_all_single(packets_WR, mine, group=group, async_op=True)
     else:
-        work = dist.all_gather(list(packets_WR.unbind()), mine, group=group, async_op=True)
+        work = _begin_gather(mine, packets_WR, group)
     return work, packets_WR
+
+
+def _begin_gather(mine: torch.Tensor, out: torch.Tensor, group: dist.ProcessGroup | None) -> dist.Work:
+    """Starts to fill `out` (W, ...) with the ranks' tensors, contiguous and not empty."""
+    if mine.is_cpu and mine.nbytes <= DIRECT_BYTES:
+        to_each = mine.view(1, -1).view(torch.uint8).repeat(out.shape[0], 1)
+        into = out.view(out.shape[0], -1).view(torch.uint8)
+        work: dist.Work = dist.all_to_all_single(into, to_each, group=group, async_op=True)
+    else:
+        work = dist.all_gather(list(out.unbind()), mine, group=group, async_op=True)
+    return work
 
 
 def _is_of_the_group(error: RuntimeError) -> bool:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
-import torch
 
 from shardkeep.base.errors import Diverged, JobStopped
 from shardkeep.ps.client import RowClient
@@ -19,12 +18,9 @@ from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.evaluate import Evaluation
 from shardkeep.workers.prefetch import Prefetch
 from shardkeep.workers.step import Ahead, Prepared, Step, StepResult
+from shardkeep.workers.stop_vote import StopVote
 from shardkeep.workers.telemetry import Telemetry
 
-PACE_S = 0.5
-"""About how often ranks ask each other whether to stop."""
-PACED_AFTER_STEPS = 20
-"""Until then they do before every step."""
 TRAIN_DIRECTIONS = ("push", "pull", "tower")
 """In the ledger: what the steps of training send."""
 
@@ -63,7 +59,6 @@ class Trainer:
         self._checkpoints = checkpoints
         self._client = client
         self._collective = collective
-        self._paced_from, self._paced_since, self._pace = 0, 0.0, 1
         self._slices = slices
         self._train = train
         self._eval = evaluate
@@ -82,9 +77,9 @@ class Trainer:
     def run(self, progress: Progress, should_stop: Callable[[int], bool], start_step: int = 0) -> int:
         """Runs to the end; returns the number of steps done.
 
-        `should_stop(step)` is asked before each step; when one rank's says so all stop, with a checkpoint where there
-        are any. Raises JobStopped, Diverged, and what pulls and pushes raise."""
-        self._paced_from, self._paced_since, self._pace = start_step, time.perf_counter(), 1
+        `should_stop(step)` is asked before each step; when one rank's says so all stop soon, with a checkpoint where
+        there are any. Raises JobStopped, Diverged, and what pulls and pushes raise."""
+        vote = StopVote(self._collective, start_step)
         self._cpu.drop()
         self._client.allowance_s = self._compile_allowance_s
         saved = False
@@ -111,8 +106,9 @@ class Trainer:
         try:
             for step in range(start_step, self.total_steps):
                 self._telemetry.pause(self._watch.begin(step))
-                if self._all_stop(step, should_stop):
-                    self._save_before_stop(step, progress)
+                if vote.all_stop(step, should_stop(step)):
+                    if step > start_step:  # else nothing is new
+                        self._save_before_stop(step, progress)
                     raise JobStopped(f"stopped at step {step}")
                 while requested < self.total_steps and len(under_way) < self._window:
                     self._watch.enter("data")
@@ -132,6 +128,7 @@ class Trainer:
                     self._cpu.start(step + 1)
                 self._evaluate_after(step, progress)
                 self._save_after(step, progress)
+            vote.end()
             self._cpu.stop(self.total_steps)
             return self.total_steps
         finally:
@@ -140,21 +137,11 @@ class Trainer:
             ahead.close()
             self._watch.end()
 
-    def _all_stop(self, step: int, should_stop: Callable[[int], bool]) -> bool:
-        """Whether some rank was asked to stop. Ranks ask each other about twice a second, at the same steps."""
-        mine = should_stop(step)
-        if step == self._paced_from + PACED_AFTER_STEPS:
-            step_s = (time.perf_counter() - self._paced_since) / PACED_AFTER_STEPS
-            self._pace = int(self._collective.broadcast_object(max(1, int(PACE_S / step_s))))
-        if step % self._pace:
-            return False
-        return bool(self._collective.all_gather(torch.tensor([mine])).any())
-
     def _tell_phase(self, progress: Progress, step: int, phase: str) -> None:
         progress.update(step=step, phase=phase, unsent_rows=self._client.memory.num_unsent)
 
     def _save_before_stop(self, step: int, progress: Progress) -> None:
-        if self._checkpoints is None or step == self._paced_from:  # nothing is new
+        if self._checkpoints is None:
             return
         self._tell_phase(progress, step, "saving")
         with self._watch.within(None):
