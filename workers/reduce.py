@@ -24,6 +24,7 @@ from shardkeep.compression.dense import DenseCompression
 from shardkeep.compression.exchange import Ranks, Sum
 from shardkeep.workers.collective import Collective
 from shardkeep.workers.process_collective import begin_exchange
+from shardkeep.workers.sent import DIRECT_BYTES
 from shardkeep.workers.stopwatch import Stopwatch
 
 # The argument's name since torch 2.13; the older one warns there.
@@ -52,14 +53,15 @@ class _UnderWay:
 class BucketSums:
     """The state of our DDP hook: starts each bucket's exchange during the backward pass, ends them all with the last.
 
-    gloo's ring adds by position in the buffer, so its bits change with the group: only for fp32 outside sync mode.
+    gloo's ring adds by position in the buffer, so its bits change with the group: only for fp32 outside sync mode, and
+    where one round is not enough anyway.
 
     The sums are made where the last bucket starts: by `Future.then` they would run Python in gloo's threads, and a
     callback at the end of the backward pass would come too late for a static graph's first step, which waits there.
 
     Args:
         names: of the parameters; they are `compression`'s.
-        ring: all-reduce the buckets, fp32, instead of adding in rank order.
+        ring: all-reduce large buckets, fp32, instead of adding in rank order.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class BucketSums:
     def start(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Starts the exchange of one bucket, of the last one waits until all are summed."""
         buffer = bucket.buffer()
-        if self._ring:
+        if self._ring and buffer.nbytes > DIRECT_BYTES:
             self._collective.sent.all_reduce(buffer.nbytes, buffer.element_size())
             work = dist.all_reduce(buffer, group=self._collective.process_group, async_op=True)
             under_way = _UnderWay(buffer, None, work, buffer)

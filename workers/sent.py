@@ -1,8 +1,8 @@
 """How many bytes a rank's collective calls put on the wire: payload and headers, by the formula of each algorithm.
 
-Sends nothing. The formulas are gloo's over TCP (allgather.cc, allreduce.cc, broadcast.cc, barrier.cc); NCCL's payload
-is the same, its headers are not known. Summed over all ranks they are exact; a rank's own share is the mean where ranks
-differ.
+Sends nothing. The formulas are gloo's over TCP (allgather.cc, allreduce.cc, alltoall.cc, broadcast.cc, barrier.cc);
+NCCL's payload is the same, its headers are not known. Summed over all ranks they are exact; a rank's own share is the
+mean where ranks differ.
 """
 # W = world size (number of workers)
 
@@ -19,6 +19,9 @@ _TRANSFER = 3 * _HEADER_BYTES
 """Headers of a buffer that goes from one rank to another: each says that it is ready, then the buffer's own."""
 _SEGMENT_BYTES = 1 << 20
 """The ring all-reduce cuts what it sums into pieces of at most this."""
+DIRECT_BYTES = 32 << 10
+"""What a rank has for all others goes straight to each up to this size: one hop, where a ring has W - 1, each of them
+a switch of processes where ranks share cores."""
 
 
 class Sent:
@@ -31,12 +34,13 @@ class Sent:
         self._untold: Counter[str] = Counter()
 
     def all_gather(self, num_bytes: int, **parts: int) -> None:
-        """Every rank's `num_bytes`: a ring in which each buffer goes in two halves.
+        """Every rank's `num_bytes`: straight to each other rank, or a ring in which each buffer goes in two halves.
 
         `parts`: those among them that are no values, by the ledger's parts: `all_gather(packet.nbytes, indices=400)`.
         """
         peers = self._world_size - 1
-        self._add({part: peers * size for part, size in parts.items()}, peers * num_bytes, 2 * peers)
+        transfers = peers if num_bytes <= DIRECT_BYTES else 2 * peers
+        self._add({part: peers * size for part, size in parts.items()}, peers * num_bytes, transfers)
 
     def exchange(self, exchange: Exchange) -> None:
         """A round of a compressed sum: one packet to all others, or one to each."""

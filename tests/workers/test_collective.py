@@ -23,6 +23,7 @@ from shardkeep.compression import dense_values
 from shardkeep.compression.config import TowerCompressionConfig
 from shardkeep.compression.exchange import Exchange
 from shardkeep.compression.ledger import Ledger
+from shardkeep.workers import reduce
 from shardkeep.workers.collective import (
     Collective,
     Solo,
@@ -39,6 +40,7 @@ WORLD = 3
 def every_call(collective: Collective) -> list[Any]:
     """What this rank gets from each call, in plain values."""
     rank = collective.rank
+    later = collective.begin_all_gather(torch.tensor([rank]))
     summed = torch.tensor([1.0, 10.0 * rank])
     collective.all_reduce_sum(summed)
     sent = torch.tensor([7 if rank == 0 else 0])
@@ -59,6 +61,7 @@ def every_call(collective: Collective) -> list[Any]:
         .view(-1)
         .sub(rank)
         .tolist(),
+        later().tolist(),
     ]
 
 
@@ -72,6 +75,7 @@ EXPECTED = [
     [("<i8", 0)] * 3,
     [[0, 50], [1, 50], [2, 50]],
     [0, 10, 20],
+    [[0], [1], [2]],
 ]
 
 
@@ -192,6 +196,8 @@ def all_generations(rank: int, port: int) -> dict[str, Any]:
     train(moving, SPLITS, first=3, steps=2, micro=2)
     found["moved"] = moving.digest_bytes()
     found["bounded"] = trained(collective, sync=False)
+    with mock.patch.object(reduce, "DIRECT_BYTES", 0):
+        found["ring"] = trained(collective, sync=False)
     found["forgetful"] = trained(collective, sync=True, forgetful=True)
     at_first = kernel_sent(collective)
     sent = collective.sent.total
@@ -268,7 +274,7 @@ def test_shards_of_int8_are_added_by_processes_as_by_threads(processes, monkeypa
 
 @pytest.mark.processes
 def test_replicas_are_equal_in_every_mode_and_with_parameters_left_out(processes):
-    for case in ("bounded", "forgetful"):
+    for case in ("bounded", "ring", "forgetful"):
         assert len({found[case][0] for found in processes}) == 1
 
 
@@ -288,7 +294,12 @@ def test_sent_bytes_count_every_reduced_gradient(processes):
     assert {found["sync"][1] for found in processes} == {first + 4 * 2 * 4 * values}
     share = sum(-(-p.numel() // WORLD) for p in seeded_model().parameters())  # a rank adds one and gives back the sum
     assert {found["shards"][1] for found in processes} == {5 * 2 * 2 * 4 * share + 2 * tensors}
-    assert all(abs(found["bounded"][1] - first - 4 * 4 * values * 4 / 3) <= 16 for found in processes)
+    assert all(abs(found["ring"][1] - first - 4 * 4 * values * 4 / 3) <= 16 for found in processes)
+
+
+@pytest.mark.processes
+def test_small_gradients_are_added_in_rank_order_in_every_mode(processes):
+    assert [found["bounded"] for found in processes] == [found["sync"] for found in processes]
 
 
 @pytest.mark.processes
