@@ -40,6 +40,7 @@ from shardkeep.workers.compiling import (
 )
 from shardkeep.workers.config import TowerConfig
 from shardkeep.workers.dense_optimizer import build_optimizer
+from shardkeep.workers.model_state import ModelState
 from shardkeep.workers.precision import choose_precision
 from shardkeep.workers.reduce import BucketSums, sum_flat, wrap_in_ddp
 from shardkeep.workers.state_tree import joined, split
@@ -111,6 +112,7 @@ class Tower:
         self._total_steps = total_steps
         self._seed = seed
         self.watch = Stopwatch()
+        self._model_state = ModelState(self.model)
         self._named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self._parameters = list(self._named.values())
         self._optimizer = build_optimizer(config.optimizer, self._parameters)
@@ -445,7 +447,7 @@ class Tower:
         """Parameters, buffers, optimizer, scaler and the next step: what is the same on all ranks; tensors are the
         live ones."""
         return {
-            "model": self.model.state_dict(),
+            "model": self._model_state.get(),
             "optimizer": self._optimizer.state_dict(),
             "scaler": self._scaler.state_dict(),
             "compression": self._compression.state_dict(),

@@ -1,0 +1,104 @@
+"""The state dict that is made once: equal to the model's own after every change that a model can make."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from shardkeep.workers.model_state import ModelState
+
+
+class Counting(nn.Module):
+    """Its buffer is another tensor after each forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls = self.calls + 1
+        y: torch.Tensor = self.linear(x)
+        return y
+
+
+class Extra(nn.Linear):
+    """Keeps a number that is no tensor."""
+
+    calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return {"calls": self.calls}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.calls = state["calls"]
+
+
+def plain() -> nn.Module:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    model.register_buffer("constant", torch.ones(2), persistent=False)  # in no state dict
+    return model
+
+
+def hooked() -> nn.Module:
+    model, calls = plain(), iter(range(1000))
+    model.register_state_dict_post_hook(lambda m, state, prefix, _: state.update(calls=torch.tensor(next(calls))))
+    return model
+
+
+def in_place(model: nn.Module) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 1.0
+
+
+def replaced(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data = torch.randn_like(parameter)
+
+
+def loaded(model: nn.Module) -> None:
+    model.load_state_dict({key: torch.randn_like(value) for key, value in plain().state_dict().items()})
+
+
+def run(model: nn.Module) -> None:
+    model(torch.ones(1, 3))
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [(plain, in_place), (plain, replaced), (plain, loaded), (Counting, run), (lambda: Extra(3, 2), run)],
+)
+def test_it_is_the_models_own(make: Callable[[], nn.Module], change: Callable[[nn.Module], None]) -> None:
+    model = make()
+    state = ModelState(model)
+    for _ in range(3):
+        assert in_values(state.get()) == in_values(model.state_dict())
+        change(model)
+    assert in_values(state.get()) == in_values(model.state_dict())
+
+
+def test_a_hook_runs_every_time() -> None:
+    state = ModelState(hooked())
+    assert [int(state.get()["calls"]) for _ in range(3)] == [0, 1, 2]
+
+
+def test_a_plain_model_is_walked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = plain()
+    state = ModelState(model)
+    first = state.get()
+    monkeypatch.setattr(model, "state_dict", lambda: pytest.fail("asked again"))
+    in_place(model)
+    assert state.get() is first
+
+
+def in_values(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: value.tolist() if isinstance(value, torch.Tensor) else value for key, value in state.items()}
