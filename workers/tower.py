@@ -13,7 +13,6 @@ import gc
 import logging
 import math
 import struct
-import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -25,19 +24,13 @@ import xxhash
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from shardkeep.base.errors import JobError, UserError
+from shardkeep.base.errors import UserError
 from shardkeep.compression.config import TowerCompressionConfig
 from shardkeep.compression.dense import DenseCompression
 from shardkeep.workers import onednn
 from shardkeep.workers.collective import Collective
-from shardkeep.workers.compiling import (
-    COMPILE_TIMEOUT_S,
-    Switch,
-    Trial,
-    faster_of,
-    why_no_compiler,
-    worth_compiling,
-)
+from shardkeep.workers.compile_choice import CompileChoice
+from shardkeep.workers.compiling import Switch
 from shardkeep.workers.config import TowerConfig
 from shardkeep.workers.dense_optimizer import build_optimizer
 from shardkeep.workers.model_state import ModelState
@@ -79,7 +72,6 @@ class Tower:
 
     Attributes:
         chosen: what `compile` and `amp` came to and why, one line each.
-        compile_s: seconds this rank has spent compiling.
         watch: told what runs: forward, backward, dense_reduce, optimizer; compiling is not counted.
 
     Raises:
@@ -105,11 +97,9 @@ class Tower:
         self.model = model.to(device)
         self.device = device
         self.chosen: dict[str, str] = {}
-        self.compile_s = 0.0
         self._config = config
         self._sync = sync
         self._clip_norm = clip_norm
-        self._total_steps = total_steps
         self._seed = seed
         self.watch = Stopwatch()
         self._model_state = ModelState(self.model)
@@ -123,12 +113,13 @@ class Tower:
         self._grad_norms: deque[float] = deque(maxlen=_NORMS)
         self._step = 0
         self._micro = 0
-        self._input_shape: tuple[int, dict[str, int]] | None = None
-        self._switch = Switch(self.model, batch_size)
         self._choose_precision()
         self._choose_linear()
-        self._trial = self._choose_compile()
-        self._compile_first = config.compile == "on"
+        self._switch = Switch(self.model, batch_size)
+        self._compiling = CompileChoice(
+            self._switch, config, device, sync=sync, total_steps=total_steps, context=self._autocast,
+            say=lambda reason: self._say("compile", reason),
+        )  # fmt: skip
         self._ddp: DistributedDataParallel | None = None
         self.join(collective)
         if collective.world_size > 1:
@@ -145,27 +136,15 @@ class Tower:
         if chosen is not None:
             self._say("linear", chosen)
 
-    def _choose_compile(self) -> Trial:
-        wish, lacking = self._config.compile, why_no_compiler(self.device)
-        if wish == "on" and lacking:
-            raise UserError(f"tower.compile: on is not possible here: {lacking}; allowed: auto or off")
-        if wish == "off":
-            self._say("compile", "off: as configured")
-        elif wish == "auto" and self._sync:
-            self._say("compile", "off: in sync mode nothing may depend on timing")
-        elif wish == "auto" and lacking:
-            self._say("compile", f"off: {lacking}")
-        elif wish == "auto":
-            self._say("compile", "undecided: the first steps are measured")
-            return Trial()
-        else:
-            self._say("compile", "on: as configured")
-        return Trial(phase="over")
-
     @property
     def deciding(self) -> bool:
         """Whether `compile: auto` is still measuring; the steps until then are no steady state."""
-        return self._trial.phase != "over"
+        return self._compiling.deciding
+
+    @property
+    def compile_s(self) -> float:
+        """Seconds this rank has spent compiling."""
+        return self._compiling.compile_s
 
     def _say(self, what: str, reason: str) -> None:
         self.chosen[what] = reason
@@ -174,7 +153,7 @@ class Tower:
     def join(self, collective: Collective) -> None:
         """Takes the ranks of another generation. Sends nothing: see `share`."""
         self.leave()
-        self.collective = collective
+        self.collective = self._compiling.collective = collective
         self._micro = 0
 
     def share(self, source: int, lacking: Sequence[int]) -> None:
@@ -194,9 +173,7 @@ class Tower:
                     self.collective.broadcast(tensors[key], source=source)
             if lacks:
                 self.load_state_dict(joined(state, tensors))
-        decided = self.collective.broadcast_object(self.decision, source=source)
-        self._trial = Trial() if decided is None else Trial(phase="over")
-        self._compile_first, self._switch.enabled = bool(decided), False  # together, before the next step
+        self._compiling.follow(self.collective.broadcast_object(self.decision, source=source))
 
     @property
     def step(self) -> int:
@@ -206,7 +183,7 @@ class Tower:
     @property
     def decision(self) -> bool | None:
         """Whether the job runs compiled; None = it is still finding out."""
-        return None if self.deciding else self._switch.enabled or self._compile_first
+        return self._compiling.decision
 
     def leave(self) -> None:
         """Lets go of the generation's process group; a collective that closes calls it."""
@@ -252,14 +229,15 @@ class Tower:
         Returns:
             The sum of the weighted losses of this micro-batch, float32, without a graph.
         """
-        self._prepare(dense_BI, embeddings)
-        started = self._clock()
+        if self._compiling.due(dense_BI, embeddings):
+            with self.watch.within(None):
+                self._compiling.compile_first()
+        started = self._compiling.clock()
         loss = self._backward(dense_BI, embeddings, label_BT, weight, last)
         self._micro += 1
         if not last:
             self._keep_gradients()
-        if self._trial.measuring and len(dense_BI) == self._switch.batch_size:
-            self._trial.seconds.append(self._clock() - started)
+        self._compiling.note(len(dense_BI), self._compiling.clock() - started)
         return loss
 
     def _backward(
@@ -315,9 +293,9 @@ class Tower:
             self._scaler.update()
         self._forget_gradients()
         self._step, self._micro = step + 1, 0
-        if self._trial.step_done():
+        if self._compiling.trial.step_done():
             with self.watch.within(None):
-                self._decide(step)
+                self._compiling.decide(step)
         return Update(applied, row_scale, grad_norm)
 
     def _sum_over_ranks(self) -> None:
@@ -388,59 +366,6 @@ class Tower:
                 torch.cuda.manual_seed(key)
             yield
 
-    def _clock(self) -> float:
-        if self._trial.measuring and self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
-
-    # Compiling. Ranks compile outside the reduction, wait for each other, and agree.
-
-    def _prepare(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> None:
-        if self._input_shape is None:
-            dims = {name: leaf.shape[1] for name, leaf in embeddings.items()}
-            self._input_shape = (dense_BI.shape[1], dims)
-        if self._compile_first:
-            self._compile_first = False
-            with self.watch.within(None):
-                problem = self._compile()
-            if problem is not None and self._config.compile == "on":
-                raise JobError(f"tower.compile: on failed: {problem}; tower.compile: off trains without it")
-            if problem is not None:
-                self._say("compile", f"off: compiling failed: {problem}")
-
-    def _compile(self) -> str | None:
-        assert self._input_shape is not None
-        num_dense, dims = self._input_shape
-        started = time.perf_counter()
-        problem = self._switch.compile_for(dims, num_dense, mode=self._config.mode, context=self._autocast)
-        self.compile_s += time.perf_counter() - started
-        self.collective.barrier(timeout_s=COMPILE_TIMEOUT_S)
-        failed_W = self.collective.all_gather(torch.tensor([int(problem is not None)])).view(-1)
-        if not failed_W.any():
-            return None
-        self._switch.enabled = False
-        return problem or f"worker {int(failed_W.argmax())} could not compile; its log says why"
-
-    def _decide(self, step: int) -> None:
-        if self._trial.phase == "eager":
-            self._trial.eager_s = self._trial.next("compiled")
-            left = None if self._total_steps is None else self._total_steps - step - 1
-            go_on, reason = self._agree(worth_compiling(self._trial.eager_s, left, self.device))
-            problem = self._compile() if go_on else None
-            if problem is not None:
-                go_on, reason = False, f"off: compiling failed: {problem}"
-            if go_on:
-                return
-        else:
-            go_on, reason = self._agree(faster_of(self._trial.eager_s, self._trial.next("over")))
-        self._trial.phase = "over"
-        self._switch.enabled = go_on
-        self._say("compile", reason)
-
-    def _agree(self, mine: tuple[bool, str]) -> tuple[bool, str]:
-        go_on, reason = self.collective.broadcast_object(list(mine))
-        return bool(go_on), str(reason)
-
     # State.
 
     def state_dict(self) -> dict[str, Any]:
@@ -463,9 +388,7 @@ class Tower:
         self._scaler.load_state_dict(state["scaler"])
         self._compression.load_state_dict(state.get("compression", {}))  # checkpoints without compression lack it
         self._step, self._micro = state["step"], 0
-        if self.deciding and state["compiled"] is not None:  # decided once in the life of a job
-            self._trial, self._compile_first = Trial(phase="over"), bool(state["compiled"])
-            self._say("compile", f"{'on' if self._compile_first else 'off'}: as the job decided before")
+        self._compiling.take_over(state["compiled"])
 
     def local_state_dict(self) -> dict[str, Any]:
         """What belongs to this rank only: the gradient that compression has not sent yet. Live tensors; {} = nothing.

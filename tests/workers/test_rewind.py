@@ -141,9 +141,9 @@ def test_all_go_on_with_the_source_s_decision_about_compiling_and_compile_togeth
         tower = tower_of(config=config, sync=False, total_steps=10**6)
         tower.join(collective)
         if collective.rank == 1:  # it has run compiled for long; rank 0 is new
-            tower._trial.phase, tower._switch.enabled = "over", True
+            tower._compiling.trial.phase, tower._switch.enabled = "over", True
         tower.share(1, [])
-        return tower.decision, tower._compile_first, tower._switch.enabled
+        return tower.decision, tower._compiling.first, tower._switch.enabled
 
     assert run_ranks(ThreadCollective.group(2), rank) == [(True, True, False)] * 2
 

@@ -421,12 +421,12 @@ def test_compile_auto_keeps_what_rank_0_measured_to_be_faster(speed, kept, monke
     def work(collective: ThreadCollective) -> tuple[bool, str]:
         tower = tower_of(collective=collective, config={"compile": "auto"}, sync=False, batch_size=12)
         for step in range(30):
-            seen.append((collective.rank, tower._trial.phase))
+            seen.append((collective.rank, tower._compiling.trial.phase))
             # rank 1 measures the opposite of rank 0
             slow = speed if collective.rank == 0 else 1 / speed
             per_batch_s = 1.0 / slow if tower._switch.enabled else 1.0
             tower.backward(*part_of(batch(step, 24), 0, 12), 1 / 24)
-            tower._trial.seconds[-1:] = [per_batch_s] * len(tower._trial.seconds[-1:])
+            tower._compiling.trial.seconds[-1:] = [per_batch_s] * len(tower._compiling.trial.seconds[-1:])
             tower.update(step)
         return tower._switch.enabled, tower.chosen["compile"].split(":")[0]
 
