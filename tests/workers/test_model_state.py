@@ -54,6 +54,11 @@ def hooked() -> nn.Module:
     return model
 
 
+def transposed(model: nn.Module) -> None:
+    for parameter in model.parameters():
+        parameter.data = parameter.data.t()
+
+
 def in_place(model: nn.Module) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
@@ -75,7 +80,14 @@ def run(model: nn.Module) -> None:
 
 @pytest.mark.parametrize(
     ("make", "change"),
-    [(plain, in_place), (plain, replaced), (plain, loaded), (Counting, run), (lambda: Extra(3, 2), run)],
+    [
+        (plain, in_place),
+        (plain, replaced),
+        (plain, transposed),
+        (plain, loaded),
+        (Counting, run),
+        (lambda: Extra(3, 2), run),
+    ],
 )
 def test_it_is_the_models_own(make: Callable[[], nn.Module], change: Callable[[nn.Module], None]) -> None:
     model = make()
@@ -89,6 +101,14 @@ def test_it_is_the_models_own(make: Callable[[], nn.Module], change: Callable[[n
 def test_a_hook_runs_every_time() -> None:
     state = ModelState(hooked())
     assert [int(state.get()["calls"]) for _ in range(3)] == [0, 1, 2]
+
+
+def test_a_state_dict_of_the_instances_own_is_asked_for() -> None:
+    model = plain()
+    answers = iter([{"n": 1}, {"n": 2}])
+    model.state_dict = lambda: next(answers)  # type: ignore[method-assign, assignment, misc]
+    state = ModelState(model)
+    assert [state.get(), state.get()] == [{"n": 1}, {"n": 2}]
 
 
 def test_a_plain_model_is_walked_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
