@@ -1,8 +1,9 @@
 """Hidden servers (W1): one server and one worker, a core each, against the same tower alone with ready-made inputs.
 
 What is left of the tower's samples per second when rows come from a server and their gradients go back to it. The
-tower runs as plain PyTorch, and as it does in shardkeep's workers: with malloc set so that large buffers cost no page
-faults, and on some CPUs multiplied by oneDNN.
+tower alone runs as plain PyTorch, and as it does in shardkeep's workers: with malloc set so that large buffers cost no
+page faults, and on some CPUs multiplied by oneDNN. There shardkeep runs with torch's products, too: it is against the
+same products that a ratio tells what rows cost.
 """
 
 from __future__ import annotations
@@ -13,8 +14,11 @@ import harness
 from tower_alone import tower_alone
 from w1_job import WARM_UP_S, shardkeep_job
 
+from shardkeep.workers import onednn
+
 TARGETS = {16: 0.95, 64: 0.90}
-OURS, TOWER, AS_IN_JOB = "shardkeep, 1 server + 1 worker", "the tower alone", "the tower alone, as in the job"
+OURS, TORCHS = "shardkeep, 1 server + 1 worker", "shardkeep, torch's products"
+TOWER, AS_IN_JOB = "the tower alone", "the tower alone, as in the job"
 
 
 def main() -> None:
@@ -29,9 +33,15 @@ def main() -> None:
 
 
 def compare(dim: int, options: Any) -> dict[str, Any]:
-    def ours(seconds: float) -> harness.Figures:
+    def job(seconds: float, *overrides: str) -> harness.Figures:
         warm_up_s = 1.0 if options.smoke else WARM_UP_S
-        return shardkeep_job(dim=dim, servers=1, workers=1, seconds=seconds, warm_up_s=warm_up_s, device=options.device)
+        return shardkeep_job(
+            dim=dim, servers=1, workers=1, seconds=seconds, warm_up_s=warm_up_s, device=options.device,
+            overrides=overrides,
+        )  # fmt: skip
+
+    def with_torchs(seconds: float) -> harness.Figures:
+        return job(seconds, "tower.linear=torch")
 
     def tower(seconds: float) -> harness.Figures:
         return tower_alone(dim=dim, seconds=seconds, device=options.device)
@@ -39,15 +49,18 @@ def compare(dim: int, options: Any) -> dict[str, Any]:
     def as_in_job(seconds: float) -> harness.Figures:
         return tower_alone(dim=dim, seconds=seconds, device=options.device, as_in_job=True)
 
-    found = harness.alternate(
-        {OURS: ours, TOWER: tower, AS_IN_JOB: as_in_job}, rounds=options.rounds, seconds=options.seconds
-    )
+    contestants = {OURS: job, TOWER: tower, AS_IN_JOB: as_in_job}
+    pairs = [(OURS, AS_IN_JOB), (OURS, TOWER)]
+    if onednn.helps() and options.device == "cpu":
+        contestants[TORCHS] = with_torchs
+        pairs.insert(1, (TORCHS, TOWER))
+    found = harness.alternate(contestants, rounds=options.rounds, seconds=options.seconds)
     shown: dict[str, Any] = {"rounds": found}
-    for other in (TOWER, AS_IN_JOB):
-        ratio = shown[f"ratio, {other}"] = harness.ratios(found, OURS, other, "samples_per_s")
-        above = shown[f"cpu_us_above, {other}"] = harness.differences(found, OURS, other, "cpu_us_per_sample")
-        harness.show_ratio(f"D={dim} samples/s, shardkeep / {other}", ratio, TARGETS.get(dim))
-        harness.show_ratio(f"D={dim} CPU us per sample, all processes, above {other}", above)
+    for mine, other in pairs:
+        ratio = shown[f"ratio, {mine} / {other}"] = harness.ratios(found, mine, other, "samples_per_s")
+        above = shown[f"cpu_us_above, {mine} / {other}"] = harness.differences(found, mine, other, "cpu_us_per_sample")
+        harness.show_ratio(f"D={dim} samples/s, {mine} / {other}", ratio, TARGETS.get(dim))
+        harness.show_ratio(f"D={dim} CPU us per sample, all processes, above", above)
     return shown
 
 
