@@ -30,7 +30,7 @@ from shardkeep.workers.data.dataset import open_data
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.embeddings import Embeddings
 from shardkeep.workers.models.registry import build_model
-from shardkeep.workers.sent import Sent
+from shardkeep.workers.sent import Sent, goes_direct
 
 ID_BYTES, VALUE_BYTES = 8, 4
 INDEX_BYTES = 14
@@ -186,10 +186,11 @@ def reduce_bytes(
     wish: TowerCompressionConfig, shapes: Mapping[str, tuple[int, ...]], workers: int, *, ring_bytes: int | None
 ) -> int:
     """Bytes that a worker sends for one sum of the tower's gradients over all workers, headers included, after any
-    warm-up. `ring_bytes`: of all gradients, where an uncompressed sum is a ring all-reduce, as outside of `sync`;
-    None = it adds in rank order. The gradients are random: what `lossless` takes of real ones differs."""
+    warm-up. `ring_bytes`: of all gradients, where an uncompressed sum of more than a few is a ring all-reduce, as
+    outside of `sync`; None = it adds in rank order. The gradients are random: what `lossless` takes of real ones
+    differs."""
     sent, ranks, random = Sent(workers), Ranks(0, workers), torch.Generator().manual_seed(0)
-    if wish.name == "none" and ring_bytes is not None:
+    if wish.name == "none" and ring_bytes is not None and not goes_direct(ring_bytes * (workers - 1)):
         sent.all_reduce(ring_bytes)
     elif workers > 1:
         dense = DenseCompression(wish, shapes, torch.device("cpu"))

@@ -30,8 +30,8 @@ T = TypeVar("T")
 class Collective(Protocol):
     """The ranks of one generation; every rank makes the same calls in the same order.
 
-    Every call but `close` blocks until all ranks take part, up to the deadline. Raises DeadlineExceeded when
-    it runs out and MemberLost when a peer went away.
+    Every call but `close` and `begin_all_gather` blocks until all ranks take part, up to the deadline. Raises
+    DeadlineExceeded when it runs out and MemberLost when a peer went away.
     """
 
     rank: int

@@ -34,7 +34,7 @@ from shardkeep.base.sockets import connections
 from shardkeep.compression.exchange import Exchange
 from shardkeep.ps.transport import interface_of
 from shardkeep.workers.collective import Collective
-from shardkeep.workers.sent import DIRECT_BYTES, Sent
+from shardkeep.workers.sent import Sent, goes_direct
 
 Array = NDArray[Any]
 
@@ -71,6 +71,8 @@ class ProcessCollective:
         self.sent = Sent(world_size)
         self.process_group: dist.ProcessGroup | None = None
         self._before_close: list[Callable[[], None]] = []
+        self._gathers: dict[int, dist.Work] = {}
+        self._num_gathers = 0
         if dist.is_initialized():
             raise JobError("this process is in a group of workers already; close it before forming another")
         # torch names a group's keys by how many groups the process has begun, and forgets those that it closed, not one
@@ -97,12 +99,17 @@ class ProcessCollective:
         if not tensor.numel():  # gloo hangs on empty tensors
             return lambda: out
         self.sent.all_gather(tensor.nbytes)
+        started, self._num_gathers = time.monotonic(), self._num_gathers + 1
+        number = self._num_gathers
+        # A work holds the group's connections, and a peer waits until they are closed: only `_gathers` has it, which
+        # ends with the group, whoever still has `wait` or the traceback of its error.
         with self.guard("all_gather"):
-            work = _begin_gather(tensor.detach().contiguous(), out, self.process_group)
+            self._gathers[number] = _begin_gather(tensor.detach().contiguous(), out, self.process_group)
 
         def wait() -> torch.Tensor:
-            with self.guard("all_gather"):
-                work.wait()
+            with self._guarded("all_gather", started):
+                self._gathers[number].wait()
+            del self._gathers[number]
             return out
 
         return wait
@@ -150,9 +157,11 @@ class ProcessCollective:
             assert self.process_group is not None
             self.process_group.barrier(options).wait()
 
+    def guard(self, what: str) -> contextlib.AbstractContextManager[None]:
+        return self._guarded(what, time.monotonic())
+
     @contextlib.contextmanager
-    def guard(self, what: str) -> Iterator[None]:
-        started = time.monotonic()
+    def _guarded(self, what: str, started: float) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
@@ -175,6 +184,7 @@ class ProcessCollective:
         for callback in self._before_close:
             callback()
         self._before_close.clear()
+        self._gathers.clear()
         if self.process_group is not None:
             self.process_group = None
             dist.destroy_process_group()
@@ -195,7 +205,7 @@ def begin_exchange(exchange: Exchange, collective: Collective) -> tuple[dist.Wor
 
 def _begin_gather(mine: torch.Tensor, out: torch.Tensor, group: dist.ProcessGroup | None) -> dist.Work:
     """Starts to fill `out` (W, ...) with the ranks' tensors, contiguous and not empty."""
-    if mine.is_cpu and mine.nbytes <= DIRECT_BYTES:
+    if mine.is_cpu and goes_direct(mine.nbytes):
         to_each = mine.view(1, -1).view(torch.uint8).repeat(out.shape[0], 1)
         into = out.view(out.shape[0], -1).view(torch.uint8)
         work: dist.Work = dist.all_to_all_single(into, to_each, group=group, async_op=True)

@@ -1,7 +1,7 @@
 """The dense gradient's sum over ranks: our DDP hook, and the same sum made flat after the backward pass.
 
 A sum, not a mean: each rank's loss is already weighted by its share of the step. Both forms add in rank order element
-by element (but for fp32 outside sync mode), so they give the same bits, whatever DDP's buckets are.
+by element (but for large buckets of fp32 outside sync mode), so they give the same bits, whatever DDP's buckets are.
 """
 
 # W = world size, P = parameters
@@ -24,7 +24,7 @@ from shardkeep.compression.dense import DenseCompression
 from shardkeep.compression.exchange import Ranks, Sum
 from shardkeep.workers.collective import Collective
 from shardkeep.workers.process_collective import begin_exchange
-from shardkeep.workers.sent import DIRECT_BYTES
+from shardkeep.workers.sent import goes_direct
 from shardkeep.workers.stopwatch import Stopwatch
 
 # The argument's name since torch 2.13; the older one warns there.
@@ -54,7 +54,7 @@ class BucketSums:
     """The state of our DDP hook: starts each bucket's exchange during the backward pass, ends them all with the last.
 
     gloo's ring adds by position in the buffer, so its bits change with the group: only for fp32 outside sync mode, and
-    where one round is not enough anyway.
+    for what is too large to go straight to each rank.
 
     The sums are made where the last bucket starts: by `Future.then` they would run Python in gloo's threads, and a
     callback at the end of the backward pass would come too late for a static graph's first step, which waits there.
@@ -84,7 +84,7 @@ class BucketSums:
     def start(self, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """Starts the exchange of one bucket, of the last one waits until all are summed."""
         buffer = bucket.buffer()
-        if self._ring and buffer.nbytes > DIRECT_BYTES:
+        if self._ring and not self._is_small(buffer):
             self._collective.sent.all_reduce(buffer.nbytes, buffer.element_size())
             work = dist.all_reduce(buffer, group=self._collective.process_group, async_op=True)
             under_way = _UnderWay(buffer, None, work, buffer)
@@ -96,6 +96,11 @@ class BucketSums:
         if bucket.is_last():
             self._finish()
         return under_way.future
+
+    def _is_small(self, buffer: torch.Tensor) -> bool:
+        """Whether all that a rank sends when each sends its own to each is little."""
+        peers = self._collective.world_size - 1
+        return buffer.is_cpu and buffer.dtype is torch.float32 and goes_direct(buffer.nbytes * peers)
 
     def _finish(self) -> None:
         under_way, self._under_way = self._under_way, []

@@ -24,6 +24,11 @@ DIRECT_BYTES = 32 << 10
 a switch of processes where ranks share cores."""
 
 
+def goes_direct(num_bytes: int) -> bool:
+    """Whether so many bytes in the CPU's memory go straight to each other rank."""
+    return num_bytes <= DIRECT_BYTES
+
+
 class Sent:
     """What one rank has sent; tells the ledger what each of it was for. Not thread safe."""
 
@@ -39,7 +44,7 @@ class Sent:
         `parts`: those among them that are no values, by the ledger's parts: `all_gather(packet.nbytes, indices=400)`.
         """
         peers = self._world_size - 1
-        transfers = peers if num_bytes <= DIRECT_BYTES else 2 * peers
+        transfers = peers if goes_direct(num_bytes) else 2 * peers
         self._add({part: peers * size for part, size in parts.items()}, peers * num_bytes, transfers)
 
     def exchange(self, exchange: Exchange) -> None:

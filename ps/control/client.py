@@ -87,7 +87,7 @@ class ControlClient:
 
     @property
     def stop_requested(self) -> threading.Event:
-        """Set when somebody asked the job to stop: finish the running step and leave."""
+        """Set when somebody asked the job to stop: finish the running step, perhaps one more, and leave."""
         return self._heartbeat.stop_requested
 
     @property

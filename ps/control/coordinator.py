@@ -224,7 +224,7 @@ class Coordinator:
             return self._life.now
 
     def stop(self, reason: str) -> JobState:
-        """Ends the job in order: workers finish their running step and leave."""
+        """Ends the job in order: workers finish their running step, perhaps one more, and leave."""
         with self._changed:
             if self._life.running:
                 self._life.stopping(reason)

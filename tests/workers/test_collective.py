@@ -196,7 +196,7 @@ def all_generations(rank: int, port: int) -> dict[str, Any]:
     train(moving, SPLITS, first=3, steps=2, micro=2)
     found["moved"] = moving.digest_bytes()
     found["bounded"] = trained(collective, sync=False)
-    with mock.patch.object(reduce, "DIRECT_BYTES", 0):
+    with mock.patch.object(reduce, "goes_direct", lambda _: False):
         found["ring"] = trained(collective, sync=False)
     found["forgetful"] = trained(collective, sync=True, forgetful=True)
     at_first = kernel_sent(collective)
@@ -229,6 +229,16 @@ def all_generations(rank: int, port: int) -> dict[str, Any]:
     if rank != 2:
         found["lost"] = failure_of(lambda: train(moving, SPLITS, first=7))
     collective.close()
+
+    collective = form(5)
+    question = collective.begin_all_gather(torch.ones(1))
+    if rank == 0:
+        collective.close()
+        store.wait(["lost 1", "lost 2"])
+        assert callable(question)  # somebody still has it
+    else:
+        found["left open"] = failure_of(lambda: collective.barrier())
+        store.set(f"lost {rank}", "")
     return found
 
 
@@ -329,3 +339,10 @@ def test_a_process_that_goes_away_during_the_backward_pass_is_reported_at_once(p
         kind, text, waited_s = found["lost"]
         assert kind == "MemberLost" and "\n" not in text and waited_s < 20.0
         assert text.startswith(f"worker {found['rank']} of 3: the sum of the dense gradients in generation 4"), text
+
+
+@pytest.mark.processes
+def test_a_process_that_leaves_with_a_question_open_is_reported_at_once(processes):
+    for found in processes[1:]:
+        kind, _, elapsed_s = found["left open"]
+        assert kind == "MemberLost" and elapsed_s < 10.0

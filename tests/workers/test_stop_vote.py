@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -9,9 +10,18 @@ import torch
 
 from shardkeep.workers import stop_vote
 from shardkeep.workers.collective import Solo, ThreadCollective, run_ranks
-from shardkeep.workers.stop_vote import PACED_AFTER_STEPS, StopVote
+from shardkeep.workers.stop_vote import StopVote
 
 STEPS = 60
+
+
+FIRST, LAST = stop_vote.PACED_AFTER_STEPS
+
+
+def steps_of(seconds: float) -> Callable[[], float]:
+    """The clock of ranks that look at it before the first step, and after as many as they have agreed on."""
+    times = itertools.cycle([0.0, FIRST * seconds, LAST * seconds])
+    return lambda: next(times)
 
 
 def stopped_at(
@@ -26,15 +36,26 @@ def stopped_at(
     return STEPS
 
 
-@pytest.mark.parametrize(("asked_at", "stops_at"), [(0, 1), (5, 6), (PACED_AFTER_STEPS - 1, PACED_AFTER_STEPS)])
+@pytest.mark.parametrize(
+    ("asked_at", "stops_at"), [(0, 1), (5, 6), (FIRST - 1, FIRST), (LAST - 1, LAST), (LAST + 5, LAST + 6)]
+)
 def test_all_stop_a_step_after_one_was_asked(asked_at: int, stops_at: int) -> None:
-    group = ThreadCollective.group(3)
-    assert run_ranks(group, lambda c: stopped_at(c, asked_at if c.rank == 1 else None)) == [stops_at] * 3
+    def work(collective: ThreadCollective) -> int:
+        return stopped_at(collective, asked_at if collective.rank == 1 else None, 0, steps_of(0.3))
+
+    assert run_ranks(ThreadCollective.group(3), work) == [stops_at] * 3
+
+
+def test_where_steps_are_long_all_stop_at_once() -> None:
+    def work(collective: ThreadCollective) -> list[int]:
+        asked = [at if collective.rank == 1 else None for at in (0, FIRST, LAST + 5)]
+        return [stopped_at(collective, at, 0, steps_of(30.0)) for at in asked]
+
+    assert run_ranks(ThreadCollective.group(3), work) == [[1, FIRST, LAST + 5]] * 3
 
 
 def test_after_the_first_steps_ranks_ask_each_other_now_and_then() -> None:
-    times = iter([0.0, PACED_AFTER_STEPS * stop_vote.PACE_S / 8])  # eight steps in the time between two questions
-    clocks = {0: lambda: next(times), 1: lambda: 1000.0}  # rank 0's counts
+    clocks = {0: steps_of(stop_vote.PACE_S / 8), 1: steps_of(30.0)}  # rank 0's counts
     group = ThreadCollective.group(2)
 
     def work(collective: ThreadCollective) -> int:
