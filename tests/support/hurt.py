@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -174,8 +175,7 @@ def _set(hurt: Hurt, folder: Path) -> None:
         nonlocal passed
         passed += 1
         if passed == hurt.times:
-            (folder / str(hurt)).touch()
-            os.kill(os.getpid(), signal.Signals[hurt.signal])
+            _strike(hurt, folder)
 
     if hurt.point == "torn":
         _replace("shardkeep.ps.shard.journal:write_all", lambda write_all: _tearing(write_all, hurt, folder))
@@ -198,6 +198,14 @@ def _set(hurt: Hurt, folder: Path) -> None:
     _replace(point.function, wrap)
 
 
+def _strike(hurt: Hurt, folder: Path) -> None:
+    """Sends the process its signal. This thread does not go on: a stop takes effect when another thread has looked at
+    it, and until then this one could write what it must not."""
+    (folder / str(hurt)).touch()
+    os.kill(os.getpid(), signal.Signals[hurt.signal])
+    threading.Event().wait()
+
+
 def _tearing(write_all: Callable[..., int], hurt: Hurt, folder: Path) -> Callable[..., int]:
     writes = 0
 
@@ -207,8 +215,7 @@ def _tearing(write_all: Callable[..., int], hurt: Hurt, folder: Path) -> Callabl
         if writes == hurt.times:
             whole = b"".join(bytes(part) for part in parts)
             os.write(descriptor, whole[: len(whole) // 2])
-            (folder / str(hurt)).touch()
-            os.kill(os.getpid(), signal.Signals[hurt.signal])
+            _strike(hurt, folder)
         return write_all(descriptor, parts)
 
     return write
