@@ -35,14 +35,11 @@ class CompileChoice:
         say: told what `compile` came to and why, one line.
 
     Attributes:
-        collective: the ranks of this generation; set before the first step.
         compile_s: seconds this rank has spent compiling.
 
     Raises:
         UserError: `compile: on` where torch.compile cannot run.
     """
-
-    collective: Collective
 
     def __init__(
         self,
@@ -111,10 +108,10 @@ class CompileChoice:
             self._input_shape = dense_BI.shape[1], {name: leaf.shape[1] for name, leaf in embeddings.items()}
         return self.first
 
-    def compile_first(self) -> None:
+    def compile_first(self, collective: Collective) -> None:
         """Compiles for what was decided before the first batch. Raises JobError where `compile: on` fails."""
         self.first = False
-        problem = self._compile()
+        problem = self._compile(collective)
         if problem is not None and self._config.compile == "on":
             raise JobError(f"tower.compile: on failed: {problem}; tower.compile: off trains without it")
         if problem is not None:
@@ -131,37 +128,38 @@ class CompileChoice:
         if self.trial.measuring and num_samples == self.switch.batch_size:
             self.trial.seconds.append(seconds)
 
-    def decide(self, step: int) -> None:
+    def decide(self, step: int, collective: Collective) -> None:
         """After step `step`, when `trial.step_done` says that enough was measured: compiles, or keeps the faster."""
         if self.trial.phase == "eager":
             self.trial.eager_s = self.trial.next("compiled")
             left = None if self._total_steps is None else self._total_steps - step - 1
-            go_on, reason = self._agree(worth_compiling(self.trial.eager_s, left, self._device))
-            problem = self._compile() if go_on else None
+            go_on, reason = _agree(collective, worth_compiling(self.trial.eager_s, left, self._device))
+            problem = self._compile(collective) if go_on else None
             if problem is not None:
                 go_on, reason = False, f"off: compiling failed: {problem}"
             if go_on:
                 return
         else:
-            go_on, reason = self._agree(faster_of(self.trial.eager_s, self.trial.next("over")))
+            go_on, reason = _agree(collective, faster_of(self.trial.eager_s, self.trial.next("over")))
         self.trial.phase = "over"
         self.switch.enabled = go_on
         self._say(reason)
 
-    def _compile(self) -> str | None:
+    def _compile(self, collective: Collective) -> str | None:
         """What hindered this rank or another, as text; None = all have compiled."""
         assert self._input_shape is not None
         num_dense, dims = self._input_shape
         started = time.perf_counter()
         problem = self.switch.compile_for(dims, num_dense, mode=self._config.mode, context=self._context)
         self.compile_s += time.perf_counter() - started
-        self.collective.barrier(timeout_s=COMPILE_TIMEOUT_S)
-        failed_W = self.collective.all_gather(torch.tensor([int(problem is not None)])).view(-1)
+        collective.barrier(timeout_s=COMPILE_TIMEOUT_S)
+        failed_W = collective.all_gather(torch.tensor([int(problem is not None)])).view(-1)
         if not failed_W.any():
             return None
         self.switch.enabled = False
         return problem or f"worker {int(failed_W.argmax())} could not compile; its log says why"
 
-    def _agree(self, mine: tuple[bool, str]) -> tuple[bool, str]:
-        go_on, reason = self.collective.broadcast_object(list(mine))
-        return bool(go_on), str(reason)
+
+def _agree(collective: Collective, mine: tuple[bool, str]) -> tuple[bool, str]:
+    go_on, reason = collective.broadcast_object(list(mine))
+    return bool(go_on), str(reason)

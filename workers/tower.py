@@ -153,7 +153,7 @@ class Tower:
     def join(self, collective: Collective) -> None:
         """Takes the ranks of another generation. Sends nothing: see `share`."""
         self.leave()
-        self.collective = self._compiling.collective = collective
+        self.collective = collective
         self._micro = 0
 
     def share(self, source: int, lacking: Sequence[int]) -> None:
@@ -231,7 +231,7 @@ class Tower:
         """
         if self._compiling.due(dense_BI, embeddings):
             with self.watch.within(None):
-                self._compiling.compile_first()
+                self._compiling.compile_first(self.collective)
         started = self._compiling.clock()
         loss = self._backward(dense_BI, embeddings, label_BT, weight, last)
         self._micro += 1
@@ -295,7 +295,7 @@ class Tower:
         self._step, self._micro = step + 1, 0
         if self._compiling.trial.step_done():
             with self.watch.within(None):
-                self._compiling.decide(step)
+                self._compiling.decide(step, self.collective)
         return Update(applied, row_scale, grad_norm)
 
     def _sum_over_ranks(self) -> None:
