@@ -26,11 +26,12 @@ from shardkeep.workers.config import DataConfig
 from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter
 from shardkeep.workers.data.conversion import Converter, Layout
 from shardkeep.workers.data.decoding import Chunk
+from shardkeep.workers.data.fingerprint import content_fingerprint
 from shardkeep.workers.data.input_files import find_files, identity
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.scaling import from_json, to_json
 
-FORMAT = 2  # a new number makes every older entry a stranger
+FORMAT = 3  # a new number makes every older entry a stranger
 
 Read = Callable[[Path, Sequence[str], Callable[[float], None]], Iterable[Chunk]]
 """Reads the named columns of one file; calls back with the share of the file that is read, in [0, 1]."""
@@ -119,7 +120,9 @@ def _open_entry(entry: Path, job: Job) -> Data | None:
             if content.size != size:
                 return None
             parts[name] = ColumnarDataset(content, schema=job.layout.schema, lists=lists, transform=transform)
-        return Data(parts["train.arrow"], parts.get("eval.arrow"), None, f"cached in {entry}")
+        checksums = [meta["checksums"][name] for name in ("train.arrow", "eval.arrow") if name in parts]
+        mark = content_fingerprint(job.layout.schema, checksums, to_json(transform))
+        return Data(parts["train.arrow"], parts.get("eval.arrow"), None, f"cached in {entry}", mark)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # pa.ArrowInvalid is a ValueError
 
@@ -129,11 +132,12 @@ def _convert(entry: Path, job: Job, progress: Progress) -> None:
     fresh = Path(tempfile.mkdtemp(dir=entry.parent, prefix=f".{entry.name}."))
     try:
         converter = Converter(job.layout)
-        sizes = _write_parts(fresh, job, converter, progress)
+        sizes, checksums = _write_parts(fresh, job, converter, progress)
         meta = {
             "settings": job.settings(),
             "inputs": job.inputs(),
             "sizes": sizes,
+            "checksums": checksums,
             "lists": sorted(converter.lists or ()),
             "transform": to_json(converter.scaler.transform()),
         }
@@ -150,7 +154,10 @@ def _convert(entry: Path, job: Job, progress: Progress) -> None:
         shutil.rmtree(fresh, ignore_errors=True)
 
 
-def _write_parts(folder: Path, job: Job, converter: Converter, progress: Progress) -> dict[str, int]:
+def _write_parts(
+    folder: Path, job: Job, converter: Converter, progress: Progress
+) -> tuple[dict[str, int], dict[str, str]]:
+    """Converts all parts; their sizes in bytes and the checksums of their content, by file name."""
     share = job.config.eval_fraction
     steps: list[tuple[list[Path], tuple[str | None, str | None]]] = [
         (job.train, ("train.arrow", "eval.arrow" if share else None))
@@ -158,21 +165,23 @@ def _write_parts(folder: Path, job: Job, converter: Converter, progress: Progres
     if job.held:
         steps.append((job.held, (None, "eval.arrow")))
     sizes: dict[str, int] = {}
+    checksums: dict[str, str] = {}
     for paths, names in steps:
         sinks = [pa.OSFile(str(folder / name), "wb") if name else None for name in names]
         writers = [ColumnarWriter(sink) if sink else None for sink in sinks]
         try:
             chunks = _read_all(job, paths, progress)
             converter.convert(chunks, writers[0], writers[1], share=share, seed=job.seed, origin=_named(paths))
-            for writer in writers:
-                if writer is not None:
+            for name, writer in zip(names, writers, strict=True):
+                if name is not None and writer is not None:
                     writer.close()
+                    checksums[name] = writer.checksum()
         finally:
             for sink in sinks:
                 if sink is not None:
                     sink.close()
         sizes |= {name: (folder / name).stat().st_size for name in names if name}
-    return sizes
+    return sizes, checksums
 
 
 def _named(paths: Sequence[Path]) -> str:

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
+import xxhash
 from numpy.typing import NDArray
 
 from shardkeep.workers.data.batch import Batch, Ragged
@@ -70,6 +71,7 @@ class ColumnarWriter:
         self._waiting: list[pa.RecordBatch] = []
         self._num_waiting = 0
         self.num_rows = 0
+        self._hash = xxhash.xxh3_128()
 
     def add(self, rows: Rows) -> None:
         """Appends rows; their arrays may be reused by the caller afterwards only after `close`."""
@@ -89,11 +91,21 @@ class ColumnarWriter:
         if self._writer is not None:
             self._writer.close()
 
+    def checksum(self) -> str:
+        """xxh3 of all values and list lengths written so far, 128 bits, as hex; the same whatever the file's form."""
+        return self._hash.hexdigest()
+
     def _flush(self, num_rows: int) -> None:
         table = pa.Table.from_batches(self._waiting)
         for start in range(0, num_rows, CHUNK_ROWS):
             part = table.slice(start, min(CHUNK_ROWS, num_rows - start)).combine_chunks()
-            self._writer.write_batch(part.to_batches()[0])
+            batch = part.to_batches()[0]
+            self._writer.write_batch(batch)
+            for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                self._hash.update(f"{name} {len(column)};".encode())
+                if pa.types.is_list(column.type):
+                    self._hash.update(np.asarray(column.value_lengths()).data)
+                self._hash.update(np.asarray(column if name == "label" else column.flatten()).data)
         rest = table.slice(num_rows)
         self._waiting = rest.combine_chunks().to_batches() if len(rest) else []
         self._num_waiting = len(rest)

@@ -16,8 +16,10 @@ from shardkeep.workers.config import DataConfig, DenseColumn, LabelColumn, Spars
 from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter
 from shardkeep.workers.data.conversion import Converter, Layout, layout_of, refuse
 from shardkeep.workers.data.decoding import Chunk
+from shardkeep.workers.data.fingerprint import content_fingerprint, fingerprint
 from shardkeep.workers.data.gather_kernels import CHUNK_ROWS
 from shardkeep.workers.data.samples import Data, Dataset, Progress
+from shardkeep.workers.data.scaling import to_json
 
 
 def open_custom(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
@@ -66,7 +68,17 @@ def _own(config: DataConfig, parts: list[Any]) -> Data:
     for split, part in (("train", train), ("eval", held)):
         if part is not None and not len(part):
             raise DataError(f"{config.source}: the {split} data has no rows")
-    return Data(train, held, None, config.source)
+    marks = [_stated(config, part) for part in parts if part is not None]
+    return Data(train, held, None, config.source, fingerprint(marks[0], marks[1] if len(marks) == 2 else None))
+
+
+def _stated(config: DataConfig, part: Dataset) -> dict[str, Any]:
+    """What is known of a dataset of the user's own: its `fingerprint` if it has one, else its length and columns."""
+    own = getattr(part, "fingerprint", None)
+    if own is not None:
+        return {"own": own}
+    columns = [*part.schema.dense, *(f.name for f in part.schema.features)]
+    return {"source": config.source, "options": config.options, "columns": columns, "rows": len(part)}
 
 
 def _arrays(source: str, part: Any) -> Mapping[str, Any]:
@@ -94,16 +106,12 @@ def _convert(config: DataConfig, parts: list[Mapping[str, Any]], seed: int) -> D
         converter.convert(_chunks(config.source, parts[1]), None, writers[1])
     for writer in writers:
         writer.close()
+    lists, transform = converter.lists or frozenset(), converter.scaler.transform()
     datasets = [
-        ColumnarDataset(
-            sink.getvalue(),
-            schema=layout.schema,
-            lists=converter.lists or frozenset(),
-            transform=converter.scaler.transform(),
-        )
-        for sink in sinks
+        ColumnarDataset(sink.getvalue(), schema=layout.schema, lists=lists, transform=transform) for sink in sinks
     ]
-    return Data(datasets[0], datasets[1] if len(datasets) == 2 else None, None, config.source)
+    mark = content_fingerprint(layout.schema, [writer.checksum() for writer in writers], to_json(transform))
+    return Data(datasets[0], datasets[1] if len(datasets) == 2 else None, None, config.source, mark)
 
 
 def _layout(config: DataConfig, part: Mapping[str, Any]) -> Layout:

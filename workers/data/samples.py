@@ -49,12 +49,15 @@ class Data:
         eval: what evaluation visits; None = nothing to evaluate on. Its schema equals train's.
         best_auc: of the synthetic stream only: the teacher's own AUC on the first n samples of eval.
         source: where it comes from, in a few words, for a person.
+        fingerprint: a short hash of the samples' content, the same at another path or time; training and evaluation
+            samples apart, with a hyphen between. Of a source of the user's own, what the source says of itself.
     """
 
     train: Dataset
     eval: Dataset | None = None
     best_auc: Callable[[int], float] | None = None
     source: str = ""
+    fingerprint: str = ""
 
     def describe(self) -> str:
         """One line: how many samples, columns and features, and where from."""

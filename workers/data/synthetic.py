@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from shardkeep.base.errors import ConfigError
 from shardkeep.workers.config import DataConfig, SyntheticConfig
 from shardkeep.workers.data.batch import Batch, Ragged
+from shardkeep.workers.data.fingerprint import fingerprint
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.schema import Feature, Schema
 
@@ -31,6 +32,9 @@ FACTOR_HALF_RANK = 5.0
 
 # Criteo's mixture: some tables of a hundred ids, some of a million.
 DEFAULT_SIZES = tuple(round(100 * 10 ** (4 * f / 25)) for f in range(26))
+
+
+FORMAT = 1  # a new number where equal settings give other samples
 
 
 class SyntheticDataset:
@@ -121,7 +125,10 @@ def open_synthetic(config: DataConfig, *, seed: int, progress: Progress | None) 
     stream = config.synthetic
     train = SyntheticDataset(stream, seed=seed, part="train", num_samples=stream.train_samples)
     held = SyntheticDataset(stream, seed=seed, part="eval", num_samples=stream.eval_samples)
-    return Data(train, held, held.best_auc, "made on the fly")
+    settings = stream.model_dump(exclude={"train_samples", "eval_samples"}) | {"synthetic": FORMAT, "seed": seed}
+    settings["table_sizes"] = stream.table_sizes or DEFAULT_SIZES
+    mark = fingerprint(settings | {"rows": len(train)}, settings | {"rows": len(held)})
+    return Data(train, held, held.best_auc, "made on the fly", mark)
 
 
 def _refuse_unused(config: DataConfig) -> None:
