@@ -1,0 +1,75 @@
+"""Whose a path is: ours, root's, or somebody's who could have put anything there."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from shardkeep.base.owners import why_distrusted
+from tests.support.owners import STRANGER, make_foreign
+
+
+def test_what_is_ours_alone_is_trusted(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert why_distrusted(tmp_path / "file") is None
+    assert why_distrusted(tmp_path, above=True) is None
+    assert why_distrusted("/") is None
+
+
+def test_a_path_of_another_user_is_not_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "file").write_text("")
+    make_foreign(tmp_path, monkeypatch)
+    assert f"{tmp_path}/file belongs to another user (uid " in str(why_distrusted(tmp_path / "file"))
+
+
+@pytest.mark.parametrize(
+    ("mode", "trusted"),
+    [(0o755, True), (0o757, False), (0o777, False), (0o1777, True)],
+    ids=["own", "others", "all", "sticky"],
+)
+def test_a_folder_that_others_can_write_needs_the_sticky_bit(tmp_path: Path, mode: int, trusted: bool) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "file").write_text("")
+    (tmp_path / "a").chmod(mode)
+    assert (why_distrusted(tmp_path / "a") is None) == trusted
+    assert (why_distrusted(tmp_path / "a" / "file", above=True) is None) == trusted
+    assert why_distrusted(tmp_path / "a" / "file") is None
+
+
+def test_a_file_that_others_can_write_is_not_trusted(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "file").chmod(0o646)
+    assert "can be written by other users (mode 0646)" in str(why_distrusted(tmp_path / "file"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to a group")
+def test_a_group_may_write_only_where_it_has_nobody_else(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "file").chmod(0o664)
+    assert why_distrusted(tmp_path / "file") is None  # root's own group
+    os.chown(tmp_path / "file", 0, STRANGER)
+    assert "mode 0664" in str(why_distrusted(tmp_path / "file"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_link_is_as_trusted_as_the_link_and_what_it_leads_to(tmp_path: Path) -> None:
+    for name in ("ours", "theirs"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text("")
+    (tmp_path / "link").symlink_to(tmp_path / "theirs" / "file")
+    assert why_distrusted(tmp_path / "link", above=True) is None
+    os.chown(tmp_path / "theirs", STRANGER, STRANGER)
+    assert why_distrusted(tmp_path / "link") is None
+    assert "theirs belongs" in str(why_distrusted(tmp_path / "link", above=True))
+    os.chown(tmp_path / "theirs" / "file", STRANGER, STRANGER)
+    assert "theirs/file belongs" in str(why_distrusted(tmp_path / "link"))
+    (tmp_path / "other").symlink_to(tmp_path / "ours" / "file")
+    os.chown(tmp_path / "other", STRANGER, STRANGER, follow_symlinks=False)
+    assert "other belongs" in str(why_distrusted(tmp_path / "other"))
+
+
+def test_a_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        why_distrusted(tmp_path / "none")
