@@ -148,10 +148,6 @@ def coordinator(
             job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"every_steps": 0})})
         if job.checkpoint.every_steps and job.checkpoint.dir is None and not parent_pipe:
             raise ConfigError("checkpoint.dir: roles by hand have no common run folder; allowed: a folder they share")
-        if not parent_pipe and job.checkpoint.dir is not None and not Path(job.checkpoint.dir).is_absolute():
-            raise ConfigError(
-                f"checkpoint.dir: {job.checkpoint.dir!r} means another folder for each role; allowed: an absolute path"
-            )
         path = run_dir or default_run_dir(job.name)
         if parent_pipe:  # a launcher has made it already
             folder = RunFolder(path)

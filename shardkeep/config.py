@@ -26,6 +26,9 @@ from shardkeep.workers.config import (
     TrainConfig,
 )
 
+_FOLDERS = (("data", "root"), ("checkpoint", "dir"))
+"""Settings that name a folder, by group and key."""
+
 
 class JobConfig(Settings):
     """A whole job: one YAML file."""
@@ -122,7 +125,8 @@ class JobConfig(Settings):
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
-    """Reads a YAML file, applies `a.b=value` overrides, resolves `data.root` against the file's folder.
+    """Reads a YAML file and applies `a.b=value` overrides. A relative path of a folder (`data.root`, `checkpoint.dir`)
+    is below the file's folder where it stands in the file, and below the current folder where an override sets it.
 
     Raises ConfigError: one line that names the key, its value and what is allowed.
     """
@@ -139,21 +143,32 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
 def parse_config(
     text: str, overrides: Sequence[str] = (), *, origin: str = "config", folder: Path | None = None
 ) -> JobConfig:
-    """`load_config` for a text; relative `data.root` resolves against `folder` (left as it is when None)."""
+    """`load_config` for a text that stands in `folder`; None = relative paths stay as they are."""
     raw = _yaml(text, origin)
     if raw is None:
         raw = {}
     if not isinstance(raw, dict):
         raise ConfigError(f"{origin}: holds {_shown(raw)}; allowed: a mapping of keys to values")
+    if folder is not None:
+        _anchor(raw, folder)
     for override in overrides:
         _override(raw, override)
-    if folder is not None and (raw.get("data") is None or isinstance(raw.get("data"), dict)):
-        data = raw["data"] = dict(raw.get("data") or {})
-        data["root"] = str((folder / Path(str(data.get("root", "."))).expanduser()).resolve())
+    if folder is not None:
+        _anchor(raw, Path.cwd())
+        data = raw["data"] = {} if raw.get("data") is None else raw["data"]
+        if isinstance(data, dict):
+            data.setdefault("root", str(folder.resolve()))
     try:
         return JobConfig.model_validate(raw)
     except ValidationError as error:
         raise ConfigError(f"{_blamed(error, overrides) or origin}: {explain(error, JobConfig)}") from error
+
+
+def _anchor(raw: dict[str, Any], folder: Path) -> None:
+    """Makes the relative paths of folders absolute, as they are below `folder`. Leaves what is no text to the model."""
+    for group, key in _FOLDERS:
+        if isinstance(settings := raw.get(group), dict) and isinstance(path := settings.get(key), str):
+            settings[key] = str((folder / Path(path).expanduser()).resolve())
 
 
 def _blamed(error: ValidationError, overrides: Sequence[str]) -> str | None:

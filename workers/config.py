@@ -262,7 +262,7 @@ class CheckpointConfig(Settings):
     full_every: int = Field(1, ge=1, le=100)
     """One in so many checkpoints holds all rows, the others those that changed since the one before; 1 = all do."""
     dir: str | None = None
-    """Folder of the checkpoints, which all members must share; relative = below the current folder; left out =
+    """Folder of the checkpoints, which all members must share; relative = below the config file's folder; left out =
     `checkpoints` in the run folder."""
 
 

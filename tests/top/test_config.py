@@ -67,6 +67,27 @@ def test_relative_data_is_found_beside_the_file(tmp_path: Path) -> None:
     assert load_config(tmp_path / "job.yaml").data.root == str(tmp_path / "files")
 
 
+@pytest.mark.parametrize("key", ["data.root", "checkpoint.dir"])
+def test_a_relative_folder_is_below_the_file_that_names_it_or_below_the_shell_that_overrides_it(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group, name = key.split(".")
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "shell").mkdir()
+    monkeypatch.chdir(tmp_path / "shell")
+    path = tmp_path / "jobs" / "job.yaml"
+    path.write_text(f"{group}: {{{name}: ../kept}}\n")
+
+    def found(*overrides: str) -> str:
+        return str(getattr(getattr(load_config(path, overrides), group), name))
+
+    assert found() == str(tmp_path / "kept")
+    assert found(f"{key}=below") == found(f"{group}={{{name}: below}}") == str(tmp_path / "shell" / "below")
+    assert found(f"{key}={tmp_path / 'else'}") == str(tmp_path / "else")
+    again = parse_config(load_config(path).to_yaml(), folder=tmp_path / "elsewhere")  # members, and a resumed run
+    assert getattr(getattr(again, group), name) == str(tmp_path / "kept")
+
+
 @pytest.mark.parametrize(
     ("text", "line"),
     [
