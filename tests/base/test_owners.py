@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
 import pytest
 
-from shardkeep.base.owners import why_distrusted
+from shardkeep.base.errors import ConfigError
+from shardkeep.base.owners import check_unshared, lists, why_distrusted
 from tests.support.owners import STRANGER, make_foreign
 
 
@@ -73,3 +75,62 @@ def test_a_link_is_as_trusted_as_the_link_and_what_it_leads_to(tmp_path: Path) -
 def test_a_path_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         why_distrusted(tmp_path / "none")
+
+
+def test_every_folder_on_the_way_of_a_link_counts(tmp_path: Path) -> None:
+    for name in ("ours", "shared"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "ours" / "file").write_text("")
+    (tmp_path / "shared" / "link").symlink_to("../ours/file")
+    (tmp_path / "to").symlink_to(tmp_path / "shared" / "link")
+    assert why_distrusted(tmp_path / "to", above=True) is None
+    (tmp_path / "shared").chmod(0o777)
+    assert f"{tmp_path}/shared can be written" in str(why_distrusted(tmp_path / "to", above=True))
+    (tmp_path / "round").symlink_to("round")
+    with pytest.raises(ConfigError, match=r"--run-dir .*round: cannot be looked at"):
+        check_unshared(tmp_path / "round", what="--run-dir")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    return tmp_path / "a" / "b"
+
+
+@pytest.mark.parametrize("at", ["", "missing", "missing/too"])
+def test_what_others_could_change_or_replace_is_refused_in_one_line(folder: Path, at: str) -> None:
+    check_unshared(folder / at, what="--resume")
+    folder.parent.chmod(0o777)
+    with pytest.raises(ConfigError, match=rf"^--resume {folder / at}: {folder.parent} can be written by") as refused:
+        check_unshared(folder / at, what="--resume")
+    assert "\n" not in str(refused.value) and str(lists()[0]) in str(refused.value)
+
+
+def test_a_folder_that_takes_files_of_others_is_refused_but_not_what_is_ours_in_it(folder: Path) -> None:
+    folder.chmod(0o1777)
+    check_unshared(folder / "new", what="--run-dir")
+    with pytest.raises(ConfigError, match="takes files of other users"):
+        check_unshared(folder, what="--run-dir")
+
+
+def test_a_relative_path_is_checked_up_to_the_root(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    check_unshared("new", what="--run-dir")
+    folder.parent.chmod(0o777)
+    with pytest.raises(ConfigError, match=r"^--run-dir new: "):
+        check_unshared("new", what="--run-dir")
+
+
+def test_folders_that_a_person_lists_are_trusted_whoever_can_change_them(folder: Path) -> None:
+    folder.chmod(0o777)
+    lists()[0].parent.mkdir(parents=True)
+    for lines, trusted in (
+        (f"{folder}er\n# {folder}\nb\n", False),
+        (f"{folder}\n", True),
+        (f"x\n{folder.parent}/\n", True),
+    ):
+        lists()[0].write_text(lines)
+        assert (why_distrusted(folder) is None) == trusted
+        with contextlib.nullcontext() if trusted else pytest.raises(ConfigError):
+            check_unshared(folder, what="--run-dir")
