@@ -1,7 +1,7 @@
 """Rewind: the dense model at the start of the last steps, to go back to when a generation ends in the middle of one.
 
 The states lie in memory-mapped files, so that they outlive the process: whoever replaces it goes on with them. They
-are for a killed process, not for a machine that lost its power.
+are for a killed process, not for a machine that lost its power. Each has a checksum; a damaged one counts as not kept.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+import xxhash
 
 from shardkeep.base.errors import CheckpointError
+from shardkeep.base.log import EventLog
 from shardkeep.workers.state_tree import joined, split
 from shardkeep.workers.tower import Tower
 
-_HEAD = struct.Struct("<8sqqq")  # magic, step (-1 = none), bytes of the text, where tensors begin
-_MAGIC = b"SKREWIND"
+_HEAD = struct.Struct("<8sqqqQ")  # magic, step (-1 = none), bytes of the text, where tensors begin, checksum
+_MAGIC = b"SKREWIN2"
 _ALIGN = 64
 _NONE = -1
+
+_log = EventLog("rewind")
 
 
 class Rewind:
@@ -40,7 +44,11 @@ class Rewind:
             raise CheckpointError(f"{folder}: cannot be written ({error.strerror or error})") from error
 
     def span(self) -> tuple[int, int] | None:
-        """The first and the last of the kept steps without a gap between them; None = none is kept."""
+        """The first and the last of the kept steps without a gap between them; None = none is kept.
+
+        Reads all states: a damaged one is logged and forgotten."""
+        for slot in self._slots:
+            slot.drop_damaged()
         steps = {slot.step for slot in self._slots} - {_NONE}
         if not steps:
             return None
@@ -60,11 +68,12 @@ class Rewind:
             raise CheckpointError(f"{self._folder}: cannot be written ({error.strerror or error})") from error
 
     def state(self, step: int) -> dict[str, Any]:
-        """The state dict at the start of a step; its tensors are overwritten by a later `keep`. Raises KeyError."""
+        """The state dict at the start of a step; its tensors are overwritten by a later `keep`. Raises KeyError (it is
+        not kept) and CheckpointError (it is damaged)."""
         return dict(self._read(step)["tower"])
 
     def take_back(self, tower: Tower, step: int) -> None:
-        """Gives a tower the state at the start of a step, and what belonged to this rank only. Raises KeyError."""
+        """Gives a tower the state at the start of a step, and what belonged to this rank only. Raises as `state`."""
         kept = self._read(step)
         tower.load_state_dict(kept["tower"])
         tower.load_local_state_dict(kept["local"])
@@ -92,7 +101,8 @@ class Rewind:
 
 
 class _Slot:
-    """One state in one file: head, JSON text, tensors. The head names a step only while all of it is there."""
+    """One state in one file: head, JSON text, tensors. The head names a step only while all of it is there, and the
+    checksum covers all of the file (xxh3, 64 bits: 15 ns a KiB, below the copy's 20)."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -107,8 +117,23 @@ class _Slot:
         if not self._path.exists() or self._path.stat().st_size < _HEAD.size:
             return _NONE
         self._bytes = np.memmap(self._path, np.uint8, "r+")
-        magic, step, _, self._begin = _HEAD.unpack_from(self._bytes.data)
-        return int(step) if magic == _MAGIC else _NONE
+        magic, step, _, self._begin, _ = _HEAD.unpack_from(self._bytes.data)
+        return int(step) if any(magic) else _NONE  # a file of zeros: the process was killed as it made it
+
+    def drop_damaged(self) -> None:
+        """Forgets a state that is not what was written."""
+        if self.step != _NONE and not self._whole():
+            _log.warning("a kept state is damaged and not used", step=self.step, file=self._path)
+            self.forget()
+
+    def _whole(self) -> bool:
+        magic, step, text, begin, found = _HEAD.unpack_from(self._bytes.data)
+        return bool(magic == _MAGIC and step == self.step and found == self._checksum(step, text, begin))
+
+    def _checksum(self, step: int, text: int, begin: int) -> int:
+        """Of the head's numbers, by the seed, and of all that follows the head."""
+        seed = xxhash.xxh3_64_intdigest(struct.pack("<qqq", step, text, begin))
+        return xxhash.xxh3_64_intdigest(self._bytes[_HEAD.size :].data, seed)
 
     def write(self, step: int, state: Any, tensors: dict[str, torch.Tensor]) -> None:
         layout = _layout(tensors)
@@ -121,7 +146,9 @@ class _Slot:
         self._mark(step, text.size)
 
     def read(self) -> Any:
-        _, _, size, _ = _HEAD.unpack_from(self._bytes.data)
+        if not self._whole():
+            raise CheckpointError(f"{self._path}: damaged: the checksum of the kept state is wrong")
+        _, _, size, _, _ = _HEAD.unpack_from(self._bytes.data)
         found = json.loads(self._bytes[_HEAD.size : _HEAD.size + size].tobytes())
         return joined(found["state"], {key: self._view(*place) for key, *place in found["layout"]})
 
@@ -143,7 +170,8 @@ class _Slot:
 
     def _mark(self, step: int, text: int) -> None:
         self.step = step
-        _HEAD.pack_into(self._bytes.data, 0, _MAGIC, step, text, self._begin)
+        checksum = 0 if step == _NONE else self._checksum(step, text, self._begin)
+        _HEAD.pack_into(self._bytes.data, 0, _MAGIC, step, text, self._begin, checksum)
 
     def _view(self, at: int, shape: list[int], dtype: str) -> torch.Tensor:
         kind: torch.dtype = getattr(torch, dtype)

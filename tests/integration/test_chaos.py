@@ -173,6 +173,27 @@ def test_a_server_without_a_journal_goes_on_from_the_last_checkpoint_beside_the_
     assert "server 1 lost its updates since step 130" in printed
 
 
+@pytest.mark.chaos
+def test_a_worker_whose_kept_states_are_damaged_takes_the_tower_of_another(
+    cluster: Cluster, undisturbed: dict[str, Any]
+) -> None:
+    job, folder = cluster.job(JOB)
+    members = cluster.training(folder)
+    members["worker 0"].suspend()
+    kept = list(folder.path.glob("recovery/*/worker-0/**/*.state"))
+    for path in kept:
+        with path.open("r+b") as file:  # in place: the process has it mapped
+            file.seek(-9, os.SEEK_END)
+            byte = file.read(1)[0]
+            file.seek(-9, os.SEEK_END)
+            file.write(bytes([byte ^ 4]))
+    members["worker 1"].kill()
+    members["worker 0"].resume()
+    summary = completed(job, folder)
+    assert kept and "a kept state is damaged" in folder.log_path("worker", 0).read_text(encoding="utf-8")
+    assert summary["state_digest"] == undisturbed["state_digest"]
+
+
 EXACT = {
     "server 1": {
         "forming": 1, "formed": 1, "pull received": 150, "rows ready": 150, "push received": 150, "torn": 150,

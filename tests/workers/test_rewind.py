@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from shardkeep.base.errors import CheckpointError
+from shardkeep.ps.control.records import Span
+from shardkeep.ps.control.recovery import Start, agreed_start
 from shardkeep.workers.collective import ThreadCollective, run_ranks
 from shardkeep.workers.rewind import Rewind
 from shardkeep.workers.state_tree import joined, split
@@ -82,6 +84,72 @@ def test_a_gap_ends_the_span(tmp_path: Path) -> None:
     train(tower, 1)
     train(tower, 2, rewind)
     assert rewind.span() == (4, 5)
+
+
+HEAD = {"magic": 0, "step": 8, "bytes of text": 16, "where tensors begin": 24, "checksum": 32}
+DAMAGES = {**HEAD, "text": 60, "tensors": -9}
+
+
+def damaged(path: Path, at: int) -> None:
+    """Flips one bit of the byte at `at`; counted from the end where it is negative."""
+    content = bytearray(path.read_bytes())
+    content[at] ^= 4
+    path.write_bytes(content)
+
+
+def with_states(folder: Path) -> Path:
+    """A folder with the states of steps 3, 4 and 5; the file of step 5."""
+    train(tower_of(config=ADAM), 5, Rewind(folder, depth=3))
+    return folder / "tower-2.state"
+
+
+@pytest.mark.parametrize("part", DAMAGES)
+def test_a_damaged_state_is_not_taken_and_an_older_one_is(
+    tmp_path: Path, part: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    newest = with_states(tmp_path)
+    damaged(newest, DAMAGES[part])
+    rewind, other = Rewind(tmp_path, depth=3), tower_of(config=ADAM)
+    assert rewind.span() == (3, 4)
+    assert [(r.getMessage(), r.fields["file"]) for r in caplog.records] == [
+        ("a kept state is damaged and not used", newest)
+    ]
+    with pytest.raises(KeyError):
+        rewind.take_back(other, 5)
+    rewind.take_back(other, 4)
+    assert train(other, 1, rewind).digest_bytes() == train(tower_of(config=ADAM), 5).digest_bytes()
+    assert rewind.span() == (3, 5)
+
+
+@pytest.mark.parametrize("size", [0, 20, 50, -1])
+def test_a_state_that_is_cut_off_is_not_taken(tmp_path: Path, size: int) -> None:
+    newest = with_states(tmp_path)
+    newest.write_bytes(newest.read_bytes()[:size])
+    assert Rewind(tmp_path, depth=3).span() == (3, 4)
+
+
+def test_a_state_that_is_damaged_while_its_process_lives_is_refused(tmp_path: Path) -> None:
+    rewind, tower = Rewind(tmp_path, depth=3), tower_of(config=ADAM)
+    train(tower, 5, rewind)
+    with (tmp_path / "tower-2.state").open("r+b") as file:
+        file.seek(-9, 2)
+        file.write(b"\x55")
+    with pytest.raises(CheckpointError, match=r"tower-2\.state: damaged: the checksum of the kept state is wrong"):
+        rewind.take_back(tower, 5)
+    assert rewind.span() == (3, 4)
+
+
+def test_the_job_goes_on_with_the_tower_of_a_rank_whose_states_are_whole(tmp_path: Path) -> None:
+    for rank in range(2):
+        with_states(tmp_path / str(rank))
+    for path in (tmp_path / "0").glob("*.state"):
+        damaged(path, -9)
+    spans = {}
+    for rank in range(2):
+        kept = Rewind(tmp_path / str(rank), depth=3).span()
+        spans[rank] = Span() if kept is None else Span(*kept, holds=True)
+    assert agreed_start({0: Span(5, 5)}, spans) == Start(5, source=1, lacking=(0,))
+    assert agreed_start({0: Span(5, 5)}, {0: spans[0]}) is None  # the last checkpoint is next
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
