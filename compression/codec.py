@@ -63,17 +63,21 @@ def value_codec(name_or_tag: str | int, scale: Scale | None = None) -> ValueCode
     """The codec of a config name, or of a wire tag, which says the scale too.
 
     Args:
-        scale: Kind of row scale for a name; None = pow2. Without effect on a format without a scale.
+        scale: Kind of row scale for a name; None = the format's first, pow2 if it takes that. Without effect on a
+            format without a scale.
 
-    Raises CorruptMessage for an unknown tag, KeyError for a name."""
+    Raises CorruptMessage for an unknown tag, KeyError for an unknown name or a scale that the format does not take,
+    ValueError when two formats have the tag."""
     if isinstance(name_or_tag, str):
         found = FORMATS[name_or_tag]
         kinds = {kind: tag for tag, kind in found.tags().items()}
-        return value_codec(kinds[(scale or "pow2") if found.scaled else None])
-    for entry in FORMATS.values():
-        if name_or_tag in entry.tags():
-            return entry.make(name_or_tag)
-    raise CorruptMessage(f"unknown value format {name_or_tag}")
+        return value_codec(kinds[(scale or found.scales[0]) if found.scaled else None])
+    names = [name for name, entry in FORMATS.items() if name_or_tag in entry.tags()]
+    if not names:
+        raise CorruptMessage(f"unknown value format {name_or_tag}")
+    if len(names) > 1:
+        raise ValueError(f"tag {name_or_tag} is that of {' and '.join(names)}; a tag names one format")
+    return FORMATS[names[0]].make(name_or_tag)
 
 
 def check_rows(rows_KD: Rows, keys_K: Keys | None) -> None:

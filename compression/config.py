@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from shardkeep.base.settings import Settings
 from shardkeep.compression.formats import FORMATS, Rounding, Scale, ValueFormat
+from shardkeep.compression.selectors import SelectorName
 
 
 def _without_effect(config: Any, *, scale: Any, rounding: Any = None) -> None:
@@ -17,6 +18,8 @@ def _without_effect(config: Any, *, scale: Any, rounding: Any = None) -> None:
     wrong += ["rounding"] if rounding is not None and not entry.rounds else []
     if wrong:
         raise ValueError(f"{' and '.join(wrong)}: has no effect with values: {config.values}")
+    if scale is not None and scale not in entry.scales:
+        raise ValueError(f"scale: {scale} does not go with values: {config.values}; allowed: {', '.join(entry.scales)}")
 
 
 class DgcConfig(Settings):
@@ -38,7 +41,7 @@ class PushConfig(Settings):
     keep_rows: float = Field(1.0, gt=0.0, le=1.0)
     """Share of a step's rows that are sent, those with the largest gradient norm, at least one; 1.0 = all. Rows left
     out are kept for later steps (`pool_rows`), or dropped where there is no pool."""
-    select: Literal["largest", "random"] = "largest"
+    select: SelectorName = "largest"
     """Which rows these are: random = as many, drawn anew in each step (random-k), to compare with."""
     keep_values: float | None = Field(None, gt=0.0, le=1.0)
     """Instead of whole rows: share of the single values that are sent, in fp32, the largest of each table; the rest

@@ -20,7 +20,8 @@ Rounding = Literal["nearest", "stochastic"]
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A line of the registry. A format has one tag if it has no row scale, else one for each kind of scale."""
+    """A line of the registry. A format has one tag if it has no row scale, else one for each kind of scale that it
+    takes. Raises ValueError for other tags."""
 
     maker: str
     """module:function that makes the codec: `make(tag=7)`, or `make(tag=7, scale="pow2")` if it has a scale."""
@@ -33,9 +34,23 @@ class Format:
     rounds: bool = True
     """Whether there is anything to round."""
 
+    def __post_init__(self) -> None:
+        tags = [tag for tag in (self.plain, self.pow2, self.fp16) if tag is not None]
+        both = self.plain is not None and len(tags) > 1
+        if not tags or both or len(set(tags)) < len(tags) or not all(0 <= tag < 128 for tag in tags):
+            raise ValueError(
+                f"{self.maker}: plain={self.plain}, pow2={self.pow2}, fp16={self.fp16}; allowed: plain, or one or both "
+                "of pow2 and fp16, each a number of its own from 0 to 127"
+            )
+
     @property
     def scaled(self) -> bool:
         return self.plain is None
+
+    @property
+    def scales(self) -> tuple[Scale, ...]:
+        """Kinds of row scale that it takes; the first is the default."""
+        return tuple(scale for scale in self.tags().values() if scale is not None)
 
     def tags(self) -> dict[int, Scale | None]:
         """Kind of scale by tag."""

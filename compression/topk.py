@@ -62,6 +62,16 @@ def select_random(count: int, keep: float, key: int) -> Positions:
     return np.sort(chosen)
 
 
+def largest_rows(grad_UD: Rows, keep: float, key: int) -> Positions:
+    """`select_rows` as a selector of the registry; draws nothing, so `key` has no effect."""
+    return select_rows(grad_UD, keep)
+
+
+def random_rows(grad_UD: Rows, keep: float, key: int) -> Positions:
+    """`select_random` as a selector of the registry (random-k); only the number of rows counts."""
+    return select_random(len(grad_UD), keep, key)
+
+
 def nth_key(key: int, n: int) -> int:
     """The key of one of several choices of a step: `key` is that of the step, whose number takes its lowest 32 bits."""
     return key + (n << 32)

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from shardkeep.compression.codec import value_codec
 from shardkeep.compression.config import PushConfig
 from shardkeep.compression.rounding import WorkerKeys
-from shardkeep.compression.topk import keep_at, nth_key, select_random, select_rows
+from shardkeep.compression.selectors import Choose, selector
+from shardkeep.compression.topk import keep_at, nth_key
 from shardkeep.ps import values
 from shardkeep.ps.message import Bytes
 from shardkeep.ps.row_memory import RowMemory
@@ -46,7 +47,9 @@ class Outbox:
         self._config = config
         self._memory = memory
         stochastic = config.rounding == "stochastic"
-        self._random_key = (seed & 2**64 - 1) << 64 | rank << 48 if config.select == "random" else None
+        chosen = selector(config.select)
+        self._choose = None if memory.sends_later and chosen.pool_chooses else chosen.choose()
+        self._key = (seed & 2**64 - 1) << 64 | rank << 48
         self._keys = WorkerKeys(seed, rank, catalog.names) if stochastic else None
 
     @property
@@ -57,16 +60,13 @@ class Outbox:
     def pack(self, step: int, ids: IdSlab, grads: RowSlab, *, last: bool = False) -> Parcel:
         """What of the gradients of `ids` is sent in `step`; `last` = with all gradients left for later."""
         keep = 1.0 if last else keep_at(step, self._config.keep, self._config.warmup_steps)
-        key = None if self._random_key is None or keep == 1.0 else self._random_key + step
+        choose, key = None if keep == 1.0 else self._choose, self._key + step
         if self._memory.sends_later:
-            return self._remembering(step, ids, grads, keep, key, last)
-        if keep == 1.0:
+            return self._remembering(step, ids, grads, keep, choose, key, last)
+        if choose is None:
             return Parcel(ids, self._encode(step, ids.layout, ids.ids_V, grads.flat, None), None)
-        if key is None:
-            kept = {name: select_rows(grad_UD, keep) for name, grad_UD in grads.items()}
-        else:
-            tables = self._catalog.index
-            kept = {n: select_random(len(g), keep, nth_key(key, tables[n])) for n, g in grads.items()}
+        tables = self._catalog.index
+        kept = {name: choose(grad_UD, keep, nth_key(key, tables[name])) for name, grad_UD in grads.items()}
         chosen = IdSlab.of_arrays(self._catalog, {name: ids[name][kept_K] for name, kept_K in kept.items()})
         rows = RowSlab.of_arrays(chosen, {name: grads[name][kept_K] for name, kept_K in kept.items()})
         starts_T1, names = ids.layout.starts_T1, [name for name in self._catalog.names if name in kept]
@@ -74,7 +74,9 @@ class Outbox:
         encoded = self._encode(step, chosen.layout, chosen.ids_V, rows.flat, None)
         return Parcel(chosen, encoded, np.concatenate(positions) if positions else np.empty(0, np.int64))
 
-    def _remembering(self, step: int, ids: IdSlab, grads: RowSlab, keep: float, key: int | None, last: bool) -> Parcel:
+    def _remembering(
+        self, step: int, ids: IdSlab, grads: RowSlab, keep: float, choose: Choose | None, key: int, last: bool
+    ) -> Parcel:
         encoded = np.empty(0, dtype=np.uint8)
 
         def encode(layout: Layout, ids_K: Ints, flat: Floats, squares_K: Floats) -> Floats:
@@ -82,7 +84,7 @@ class Outbox:
             encoded = self._encode(step, layout, ids_K, flat, squares_K)
             return self.format.decode(encoded, np.diff(layout.starts_T1), None, self._catalog)[0]
 
-        out = self._memory.select(step, ids, grads.flat, keep=keep, random_key=key, last=last, encode=encode)
+        out = self._memory.select(step, ids, grads.flat, keep=keep, choose=choose, key=key, last=last, encode=encode)
         return Parcel(IdSlab(out.layout, out.ids_K), encoded, out.positions_K)
 
     def _encode(self, step: int, layout: Layout, ids_K: Ints, flat: Floats, squares_K: Floats | None) -> Bytes:

@@ -18,7 +18,8 @@ from shardkeep.compression.element_pool import Dgc, ElementPool, SelectedElement
 from shardkeep.compression.row_pool import RowPool
 from shardkeep.compression.row_pool_state import merge
 from shardkeep.compression.selected import Selected
-from shardkeep.compression.topk import nth_key, select_random
+from shardkeep.compression.selectors import Choose
+from shardkeep.compression.topk import nth_key
 from shardkeep.ps.placement_kernels import find_sorted
 from shardkeep.ps.slab import Catalog, IdSlab, Layout
 
@@ -116,20 +117,22 @@ class RowMemory:
         grads: Floats,
         *,
         keep: float,
-        random_key: int | None = None,
+        choose: Choose | None = None,
+        key: int = 0,
         last: bool,
         encode: Encode,
     ) -> Outgoing:
         """What of the gradients, and of those remembered, is to be sent now; the rest is remembered, and so is what
-        `encode` loses. `random_key`: names a choice at random, of as many rows as the largest; `last` = all gradients
-        that wait, but not what was rounded off of rows that were sent."""
+        `encode` loses. `choose`: chooses rows by the step's gradients and `key`; None = the pool takes the rows with
+        the largest norm of gradient and residual. `last` = all gradients that wait, but not what was rounded off of
+        rows that were sent."""
         self._used = True
         chosen: list[Selected | SelectedElements] = []
         for g, group in enumerate(self._groups):
             rows = _part(ids.layout, group, ids.ids_V, grads)
             if group.elements is None:
-                max_age, count = 1 if last else self._max_age, rows[1].size
-                marks = None if random_key is None else _drawn(count, keep, nth_key(random_key, g))
+                max_age = 1 if last else self._max_age
+                marks = None if choose is None else _marked(choose(rows[2], keep, nth_key(key, g)), rows[1].size)
                 chosen.append(group.pool.select(step, *rows, keep=keep, max_age=max_age, chosen_V=marks))
             else:
                 chosen.append(group.elements.select(step, *rows, keep=keep, flush=last))
@@ -250,10 +253,10 @@ def _part(layout: Layout, group: _Group, ids_V: Ints, flat: Floats) -> tuple[Int
     return _starts(layout, group), np.concatenate(ids), np.concatenate(rows).reshape(-1, group.dim)
 
 
-def _drawn(count: int, keep: float, key: int) -> Marks:
-    drawn_V = np.zeros(count, dtype=np.bool_)
-    drawn_V[select_random(count, keep, key)] = True
-    return drawn_V
+def _marked(positions_K: Ints, count: int) -> Marks:
+    marks_V = np.zeros(count, dtype=np.bool_)
+    marks_V[positions_K] = True
+    return marks_V
 
 
 def _by_table(layout: Layout, group: _Group, rows_GD: Floats, hit_G: Marks) -> Iterator[tuple[int, Floats, Marks]]:

@@ -53,6 +53,26 @@ def test_one_line_adds_a_codec(monkeypatch: pytest.MonkeyPatch) -> None:
     assert value_codec.__wrapped__(126).row_bytes(16) == 9
 
 
+def test_a_format_of_one_kind_of_scale_has_that_one_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(FORMATS, "wide", Format("shardkeep.compression.scaled:int4", fp16=125))
+    assert value_codec.__wrapped__("wide").tag == 125
+
+
+@pytest.mark.parametrize(
+    "tags", [{}, {"plain": 1, "pow2": 2}, {"plain": 128}, {"pow2": 3, "fp16": -1}, {"pow2": 5, "fp16": 5}], ids=str
+)
+def test_a_line_with_tags_that_cannot_be_is_refused(tags: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="allowed: plain, or one or both of pow2 and fp16"):
+        Format("shardkeep.compression.scaled:int4", **tags)
+
+
+def test_a_tag_of_two_formats_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("mine", "yours"):
+        monkeypatch.setitem(FORMATS, name, Format("shardkeep.compression.scaled:int4", pow2=124))
+    with pytest.raises(ValueError, match="tag 124 is that of mine and yours"):
+        value_codec.__wrapped__("mine")
+
+
 def test_reading_the_config_loads_neither_torch_nor_numba() -> None:
     source = "import sys, shardkeep.compression.config; sys.exit('torch' in sys.modules or 'numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", source], check=False).returncode == 0

@@ -36,7 +36,7 @@ Sums = dict[tuple[str, int], np.ndarray]
 
 def combinations() -> Iterator[Any]:
     for (name, entry), choice, pool in product(FORMATS.items(), CHOICES, POOLS):
-        for scale in ("pow2", "fp16") if entry.scaled else (None,):
+        for scale in entry.scales or (None,):
             if choice == "values" and name != "fp32":
                 continue
             roundings = ("nearest", "stochastic") if entry.rounds and choice == "top rows" else (None,)

@@ -1,0 +1,94 @@
+"""The examples of docs/compression.md, as they stand there: a codec and a selector of one file and one line each."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+INSTALLED = """
+import sys
+import shardkeep.compression
+shardkeep.compression.__path__ = [sys.argv[1], *shardkeep.compression.__path__]
+"""
+CODEC = """
+import numpy as np
+from shardkeep.base.errors import CorruptMessage
+from shardkeep.compression.codec import value_codec
+from shardkeep.compression.config import PullConfig, PushConfig
+
+assert PullConfig(values="int16").scale is None and PushConfig(values="int16", scale="pow2").scale == "pow2"
+for wrong in ({"scale": "fp16"}, {"rounding": "stochastic"}):
+    try:
+        PushConfig(values="int16", **wrong)
+    except ValueError as error:
+        assert "int16" in str(error), error
+    else:
+        raise AssertionError(wrong)
+codec = value_codec("int16")
+assert codec is value_codec(64) and (codec.name, codec.tag, codec.scale_bytes) == ("int16", 64, 1)
+rng = np.random.default_rng(1)
+for dim in (1, 3, 16):
+    rows_KD = (rng.normal(size=(50, dim)) * np.exp2(rng.integers(-150, 120, (50, 1)))).astype(np.float32)
+    encoded = codec.encode(rows_KD)
+    assert encoded.shape == (50, codec.row_bytes(dim)) and encoded.dtype == np.uint8 and encoded.flags.c_contiguous
+    decoded = codec.decode(encoded, dim)
+    assert decoded.shape == rows_KD.shape and decoded.dtype == np.float32
+    limit = np.maximum(np.abs(rows_KD).max(axis=1, keepdims=True).astype(np.float64) / 2**15, 2.0**-127)
+    assert (np.abs(decoded.astype(np.float64) - rows_KD) <= limit).all()
+    random = rng.integers(0, 256, (50, codec.row_bytes(dim)), dtype=np.uint8)
+    assert codec.decode(random.reshape(-1), dim).shape == (50, dim)
+    try:
+        codec.decode(random.reshape(-1)[:-1], dim)
+    except CorruptMessage:
+        pass
+    else:
+        raise AssertionError("a wrong size")
+odd = np.array([[1, np.nan], [np.inf, 0], [0, 0], [1e38, -3.4e38]], np.float32)
+found = codec.decode(codec.encode(odd), 2)
+assert not np.isfinite(found[:2]).any() and (found[2] == 0).all()
+assert np.allclose(found[3], odd[3], rtol=1e-3) and codec.encode(np.empty((0, 2), np.float32)).shape == (0, 5)
+"""
+SELECTOR = """
+from shardkeep.compression.config import PushConfig
+from shardkeep.compression.selectors import selector
+import numpy as np
+
+push = PushConfig(select="newest", keep_rows=0.25)
+choose = selector(push.select).choose()
+assert choose(np.ones((8, 2), np.float32), 0.25, 0).tolist() == [6, 7]
+"""
+
+
+def blocks(heading: str) -> list[str]:
+    """Python blocks of a section."""
+    section = (ROOT / "docs" / "compression.md").read_text(encoding="utf-8").split(f"\n## {heading}\n")[1]
+    return re.findall(r"```python\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("heading", "registry", "check"),
+    [("A codec of your own", "FORMATS", CODEC), ("A selector of your own", "SELECTORS", SELECTOR)],
+    ids=["codec", "selector"],
+)
+def test_the_example_of_the_documents_works_as_it_stands(
+    tmp_path: Path, heading: str, registry: str, check: str
+) -> None:
+    module, line = blocks(heading)
+    (tmp_path / module.splitlines()[0].removeprefix("# compression/")).write_text(module)
+    at, entry = line.splitlines()
+    file = at.removeprefix("# compression/").removesuffix(f", in {registry}")
+    before, after = (ROOT / "compression" / file).read_text().split(f"\n{registry}: ")
+    after = after.replace("\n}", f"\n    {entry}\n}}", 1)
+    (tmp_path / file).write_text(f"{before}\n{registry}: {after}")
+    code = f"{INSTALLED}{check}"
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

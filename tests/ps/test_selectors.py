@@ -1,0 +1,56 @@
+"""The registry of selectors: what it names runs, with a pool and without one, and nothing else does."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import numpy as np
+import pytest
+
+from shardkeep.base.errors import ConfigError
+from shardkeep.compression.config import CompressionConfig, PushConfig
+from shardkeep.compression.selectors import SELECTORS, Selector, SelectorName
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.outbox import Outbox
+from shardkeep.ps.row_memory import RowMemory
+from shardkeep.ps.slab import Catalog, IdSlab, RowSlab
+
+CATALOG = Catalog([TableSpec(name="a", dim=8)])
+IDS = np.arange(40)
+with_and_without_a_pool = pytest.mark.parametrize("pool_rows", [0, 100], ids=["no pool", "pool"])
+
+
+def last_rows(grad_UD: np.ndarray, keep: float, key: int) -> np.ndarray:
+    """A selector of the tests: the rows at the end."""
+    count = len(grad_UD)
+    return np.arange(count - round(count * keep), count)
+
+
+def positions(select: str, pool_rows: int) -> list[int]:
+    """Where the rows stand that a step sends, of 40 whose gradients fall, under a config that was checked by nobody."""
+    push = PushConfig.model_construct(select=select, keep_rows=0.25, pool_rows=pool_rows)
+    memory = RowMemory(CATALOG, CompressionConfig.model_construct(push=push), history=1)
+    outbox = Outbox(CATALOG, push, memory, seed=5, rank=0)
+    ids = IdSlab.of_arrays(CATALOG, {"a": IDS})
+    falling = np.linspace(2.0, 1.0, 40, dtype=np.float32)[:, None] * np.ones((1, 8), np.float32)
+    parcel = outbox.pack(0, ids, RowSlab.of_arrays(ids, {"a": falling}))
+    return parcel.ids["a"].tolist()
+
+
+def test_the_config_takes_the_names_of_the_registry() -> None:
+    assert get_args(SelectorName) == tuple(SELECTORS) == ("largest", "random")
+
+
+@with_and_without_a_pool
+def test_a_selector_that_is_not_in_the_registry_is_refused(pool_rows: int) -> None:
+    with pytest.raises(ConfigError) as caught:
+        positions("newest", pool_rows)
+    assert str(caught.value) == "compression.push.select: 'newest' is no selector; allowed: largest, random"
+
+
+@with_and_without_a_pool
+def test_one_line_adds_a_selector(monkeypatch: pytest.MonkeyPatch, pool_rows: int) -> None:
+    monkeypatch.setitem(SELECTORS, "last", Selector(f"{__name__}:last_rows"))
+    assert positions("last", pool_rows) == list(range(30, 40))
+    assert positions("largest", pool_rows) == list(range(10))
+    assert positions("random", pool_rows) not in (list(range(10)), list(range(30, 40)))
