@@ -39,7 +39,7 @@ Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override a setting; repeatable.")]
 RunDir = Annotated[Path | None, typer.Option(help="New folder of the run [default: runs/NAME-DATE].")]
 Coordinator = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="Where the coordinator listens; or its run folder, which will tell.")
+    str, typer.Option(metavar="HOST:PORT", help="Where the coordinator listens, or its run folder; waits 120 s for it.")
 ]
 Index = Annotated[int, typer.Option(min=0, help="Number of this process among its role, from 0.")]
 Advertise = Annotated[str, typer.Option(metavar="HOST", help="This machine's address, as the others reach it.")]
@@ -207,15 +207,18 @@ def server(
     """Run one embedding server of a job."""
 
     def run() -> int:
-        from shardkeep.access import endpoint_of
+        from shardkeep.access import check_coordinator, endpoint_of
         from shardkeep.ps.control.addresses import check_exposed
         from shardkeep.roles import lasting_imports
 
         check_exposed("--advertise", advertise, accepted=insecure_data_plane)
+        if not parent_pipe and (lacks := check_coordinator(coordinator, token_file=token_file)) is not None:
+            _say(lacks)
         with lasting_imports() as kernels_s:
             from shardkeep.server_role import run_server
 
-        found, folder = endpoint_of(coordinator, token_file=token_file, tls=tls), run_dir.absolute()
+        found = endpoint_of(coordinator, token_file=token_file, tls=tls, launched=parent_pipe)
+        folder = run_dir.absolute()
         return run_server(found, index=index, advertise=advertise, folder=folder, kernels_s=kernels_s)
 
     _begin("server", index, parent_pipe)
@@ -237,15 +240,18 @@ def worker(
     """Run one worker of a job."""
 
     def run() -> int:
-        from shardkeep.access import endpoint_of
+        from shardkeep.access import check_coordinator, endpoint_of
         from shardkeep.ps.control.addresses import check_exposed
         from shardkeep.roles import lasting_imports
 
         check_exposed("--advertise", advertise, accepted=insecure_data_plane)
+        if not parent_pipe and (lacks := check_coordinator(coordinator, token_file=token_file)) is not None:
+            _say(lacks)
         with lasting_imports() as kernels_s:
             from shardkeep.worker_role import run_worker
 
-        found, folder = endpoint_of(coordinator, token_file=token_file, tls=tls), run_dir.absolute()
+        found = endpoint_of(coordinator, token_file=token_file, tls=tls, launched=parent_pipe)
+        folder = run_dir.absolute()
         return run_worker(found, index=index, advertise=advertise, folder=folder, kernels_s=kernels_s)
 
     _begin("worker", index, parent_pipe)
@@ -266,13 +272,15 @@ def status(
         from rich.console import Console
 
         from shardkeep.access import endpoint_of
+        from shardkeep.ps.control.addresses import is_address
         from shardkeep.ps.control.tls import read_tls
         from shardkeep.status import show_job, show_run
 
         console = Console(highlight=False)
-        if coordinator is not None:
+        if coordinator is not None and is_address(coordinator):
             return show_job(endpoint_of(coordinator, token_file=token_file, tls=tls), console)
-        return show_run(run, console, token_file=token_file, tls=None if tls is None else read_tls(tls))
+        path = run if coordinator is None else Path(coordinator)
+        return show_run(path, console, token_file=token_file, tls=None if tls is None else read_tls(tls))
 
     _end(show, debug)
 

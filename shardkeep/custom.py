@@ -297,7 +297,7 @@ def connect(
     )
     control = ControlClient(endpoint, role="worker", index=index, advertise=advertise, timeout_s=timeout_s)
     with contextlib.ExitStack() as stack:
-        config = stack.enter_context(Membership(control))
+        config = stack.enter_context(Membership(control, wait_s=timeout_s))
         compile_kernels(kernel_modules())
         formation = control.join(told if told is not None else _tables_of(config))
         transport = join_group(config, formation, "worker", index, advertise, None)

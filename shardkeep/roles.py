@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardkeep.affinity import own_cores
 from shardkeep.base.deadlines import Deadline
-from shardkeep.base.errors import CheckpointError, JobStopped, MemberLost, ShardkeepError, TransportError
+from shardkeep.base.errors import CheckpointError, JobError, JobStopped, MemberLost, ShardkeepError, TransportError
 from shardkeep.base.files import owner_lock
 from shardkeep.base.kernels import compile_kernels, kernel_modules
 from shardkeep.base.log import EventLog
@@ -23,7 +23,7 @@ from shardkeep.base.telemetry import peak_rss_bytes
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.config import LivenessConfig
-from shardkeep.ps.control.addresses import split_address
+from shardkeep.ps.control.addresses import is_address, split_address
 from shardkeep.ps.control.client import ControlClient
 from shardkeep.ps.control.records import Formation
 from shardkeep.report import coordinator_in
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 _log = EventLog("roles")
 FAILED_GRACE_S = 10.0
 """Seconds between a job's failure and the end of a role that is stuck in a call which cannot be interrupted."""
-LISTEN_S = LivenessConfig().form_timeout_s  # the job's own is known only to the coordinator
+LISTEN_S = LivenessConfig().form_timeout_s
+"""Seconds that a member waits for a coordinator to appear; the job's own limit is known only to the coordinator."""
 ADDRESS_POLL_S = 0.02
 LOAD_S = 1800.0
 """Seconds that servers get to load a checkpoint before they meet the others."""
@@ -67,17 +68,23 @@ def compiled_kernels() -> float:
     return time.perf_counter() - began
 
 
-def coordinator_address(given: str) -> str:
+def coordinator_address(given: str, *, launched: bool = False) -> str:
     """`--coordinator` as HOST:PORT, or a run folder: then what it says, once the coordinator listens.
 
-    A launched role can so start before the coordinator does. Raises DeadlineExceeded."""
-    if not Path(given).is_dir():
+    So a role can start before the coordinator does, also before one that resumes a job that is over. Not where a
+    launcher started both: there, no other coordinator comes. Raises DeadlineExceeded, JobError."""
+    run = Path(given)
+    if is_address(given) and not run.is_dir():
         return given
     deadline = Deadline(LISTEN_S)
-    while (address := coordinator_in(Path(given))) is None:
+    while True:
+        over, address = (run / "summary.json").exists(), coordinator_in(run)
+        if address is not None and not over:
+            return address
+        if over and launched:
+            raise JobError(f"{given}: the job is over")
         deadline.check(f"the coordinator to listen; {given} does not say where")
         time.sleep(ADDRESS_POLL_S)
-    return address
 
 
 def process_facts(kernels_s: float) -> dict[str, Any]:
@@ -103,11 +110,12 @@ def control_bytes(control: ControlClient, sockets: Watched) -> int:
 class Membership:
     """Registered and alive inside the `with`; on the way out says how it ended, with the job's verdict on the cause."""
 
-    def __init__(self, control: ControlClient) -> None:
-        self._control = control
+    def __init__(self, control: ControlClient, *, wait_s: float = LISTEN_S) -> None:
+        """`wait_s`: seconds that the coordinator gets to appear."""
+        self._control, self._wait_s = control, wait_s
 
     def __enter__(self) -> JobConfig:
-        config = parse_config(self._control.register(), origin="the coordinator's config")
+        config = parse_config(self._control.register(wait_s=self._wait_s), origin="the coordinator's config")
         liveness = config.liveness
         self._control.start_heartbeats(patience_s=liveness.form_timeout_s if liveness.restarts else None)
         return config

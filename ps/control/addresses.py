@@ -20,6 +20,15 @@ def split_address(address: str, *, lowest_port: int = 1) -> tuple[str, int]:
     return host, int(port)
 
 
+def is_address(text: str) -> bool:
+    """Whether a text is HOST:PORT, and no path."""
+    try:
+        split_address(text)
+    except ConfigError:
+        return False
+    return "/" not in text
+
+
 def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

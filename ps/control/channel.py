@@ -64,9 +64,18 @@ class ControlChannel:
             self.bytes_total += request.ByteSize() + reply.ByteSize()
         return reply
 
-    def insist(self, method: str, request: _Message, reply_type: type[Reply], *, timeout_s: float) -> Reply:
-        """Repeats an idempotent call until it is answered; DeadlineExceeded once `timeout_s` passed."""
-        start = time.monotonic()
+    def insist(
+        self,
+        method: str,
+        request: _Message,
+        reply_type: type[Reply],
+        *,
+        timeout_s: float,
+        waiting: Callable[[], None] = lambda: None,
+    ) -> Reply:
+        """Repeats an idempotent call until it is answered; DeadlineExceeded once `timeout_s` passed. `waiting` is
+        called once, if the first attempt is not answered."""
+        start, first = time.monotonic(), True
         while True:
             left_s = timeout_s - (time.monotonic() - start)
             try:
@@ -74,6 +83,9 @@ class ControlChannel:
             except ShardkeepError as error:
                 if not error.retryable:
                     raise
+                if first:
+                    first = False
+                    waiting()
                 gone = left_s <= RETRY_S or self._closed.wait(RETRY_S)
                 if gone:
                     raise _unanswered(self.address, time.monotonic() - start, error) from error

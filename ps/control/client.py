@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from shardkeep.base.errors import JobError, ShardkeepError
+from shardkeep.base.log import EventLog
 from shardkeep.proto import control_pb2 as pb
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control import wire
@@ -32,6 +33,7 @@ from shardkeep.ps.control.records import (
 from shardkeep.ps.control.reporter import Reporter
 from shardkeep.ps.control.versions import own_versions
 
+_log = EventLog("control")
 JOIN_WAIT_S = 2.0
 LAST_TRY_S = 0.5
 """What a leave spends on a coordinator that has been silent for a lease already."""
@@ -46,7 +48,7 @@ class ControlClient:
         index: Place among its role, from 0.
         advertise: Host under which the other members reach this one. Raises ConfigError when it is loopback and the
             coordinator is not.
-        timeout_s: Seconds that one answer may take, and that registration waits for a coordinator to appear.
+        timeout_s: Seconds that one answer may take.
         protocol_version: For tests of the refusal.
         versions: What is told at registration; None = this process's.
     """
@@ -105,15 +107,21 @@ class ControlClient:
         """Bytes of all control messages of this member, both ways, without HTTP/2 framing."""
         return self._channel.bytes_total
 
-    def register(self) -> str:
-        """Takes the place; returns the resolved config as YAML. Blocks up to `timeout_s`. Then `job` names this start
-        of the job, and `before` is its last formation, where this member replaces another.
+    def register(self, *, wait_s: float | None = None) -> str:
+        """Takes the place; returns the resolved config as YAML. Blocks up to `wait_s` seconds until a coordinator
+        appears (None = `timeout_s`). Then `job` names this start of the job, and `before` is its last formation, where
+        this member replaces another.
 
         Raises ProtocolError (versions differ), UserError (no such place, or taken), JobError (too late),
         DeadlineExceeded (nobody answers at the address).
         """
+        wait_s = self.timeout_s if wait_s is None else wait_s
         reply = self._channel.insist(
-            "Register", wire.hello_to_pb(self._hello), pb.RegisterReply, timeout_s=self.timeout_s
+            "Register",
+            wire.hello_to_pb(self._hello),
+            pb.RegisterReply,
+            timeout_s=wait_s,
+            waiting=lambda: _log.info("waiting for the coordinator", address=self.address, limit_s=wait_s),
         )
         self.lease_s, self.job = reply.lease_s, reply.job
         self.before = wire.formation_from_pb(reply.formation) if reply.HasField("formation") else None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardkeep.access import endpoint_of
+from shardkeep.access import check_coordinator, endpoint_of
 from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.base.files import atomic_write
 from shardkeep.config import parse_config
@@ -134,3 +134,36 @@ def test_an_address_alone_needs_a_token_file_and_that_goes_before_the_folders(
     assert endpoint_of(str(folder.path), token_file=path).token == token
     with pytest.raises(UserError, match=r"the job's token is needed; give --token-file FILE .* --coordinator RUN"):
         endpoint_of("127.0.0.1:8")
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("runs/first", "--coordinator runs/first: there is no folder runs"),
+        ("first", "is neither HOST:PORT nor a folder that is there; .* make here: ./first"),
+        ("10.9.0.1", "is neither HOST:PORT nor a folder"),
+        ("job.yaml", r"--coordinator job\.yaml: is a file; allowed: HOST:PORT, or the coordinator's run folder"),
+        ("./" + "long" * 100, "cannot be read|there is no folder"),
+    ],
+    ids=["no folder above", "a bare name", "no port", "a file", "a name that no folder can have"],
+)
+def test_what_can_be_no_coordinator_is_refused_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, error: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "job.yaml").write_text("seed: 1")
+    with pytest.raises(UserError, match=error):
+        check_coordinator(name)
+
+
+def test_a_run_folder_that_is_still_to_come_is_said_to_be_missing(
+    folder: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    waits = "; waiting up to 120 s for a coordinator there"
+    assert check_coordinator("./later") == f"--coordinator ./later: does not exist yet{waits}"
+    assert check_coordinator("empty") == f"--coordinator empty: holds no run yet{waits}"
+    assert check_coordinator("run") is None
+    folder.finished("stopped", "", None)
+    assert check_coordinator("run") == f"--coordinator run: holds a job that is over{waits}"

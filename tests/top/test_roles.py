@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from shardkeep import roles
-from shardkeep.base.errors import ConfigError, DeadlineExceeded
-from shardkeep.config import parse_config
+from shardkeep.base.errors import ConfigError, DeadlineExceeded, JobError
+from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.control.records import Formation, Member
 from shardkeep.report import RunFolder
 from shardkeep.roles import coordinator_address, lasting_imports
@@ -96,13 +96,31 @@ def test_a_process_loads_only_what_its_role_needs(modules: str, suspects: tuple[
     assert loaded(modules, *suspects) == []
 
 
-def test_the_address_of_a_coordinator_is_given_or_found_in_its_run_folder(tmp_path: Path) -> None:
+def test_the_address_of_a_coordinator_is_given_or_found_in_its_run_folder_once_there_is_one(tmp_path: Path) -> None:
     assert coordinator_address("127.0.0.1:5") == "127.0.0.1:5"
-    run = RunFolder(tmp_path)
-    late = threading.Timer(0.2, run.coordinator, args=("127.0.0.1:6",), kwargs={"pid": 1})
+    path = tmp_path / "run"
+    late = threading.Timer(0.2, lambda: RunFolder(path).coordinator("127.0.0.1:6", pid=1))
     late.start()
     try:
-        assert coordinator_address(str(tmp_path)) == "127.0.0.1:6"
+        assert coordinator_address(str(path)) == "127.0.0.1:6"
+    finally:
+        late.join()
+
+
+def test_a_member_waits_for_the_coordinator_that_resumes_a_job_unless_a_launcher_started_it(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run", JobConfig())
+    run.coordinator("127.0.0.1:6", pid=1)
+    run.finished("stopped", "", None)
+    with pytest.raises(JobError, match="the job is over"):
+        coordinator_address(str(run.path), launched=True)
+
+    def resume() -> None:
+        RunFolder.reopen(run.path, JobConfig()).coordinator("127.0.0.1:7", pid=2)
+
+    late = threading.Timer(0.2, resume)
+    late.start()
+    try:
+        assert coordinator_address(str(run.path)) == "127.0.0.1:7"
     finally:
         late.join()
 
