@@ -2,7 +2,7 @@
 
     checkpoints/
       step-00001000/          complete: it was renamed from .step-00001000 once its manifest was on disk
-        manifest.json         what belongs to it, each file with its size and checksum
+        manifest.json         what belongs to it, each file with its size and checksum; and its own checksum
         server-0/ ...         one server's snapshot (ps/shard/snapshot.py)
         tower/ ...            the dense model (workers/checkpoint.py)
       step-00002000/          an increment: rows that changed since its base, which its manifest names
@@ -29,11 +29,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import xxhash
+
 from shardkeep.base.errors import CheckpointError
 from shardkeep.base.files import atomic_write, checksum, let_go, sync_folder
 
-FORMAT, CHAINED = 1, 2
+FORMAT, CHAINED = 3, 4
 """Of a manifest: of a checkpoint by itself, and of an increment, which an older version must not take for one."""
+_UNCHECKED = {1: FORMAT, 2: CHAINED}
+"""The formats of earlier versions, whose manifests have no checksum of their own, and what they are else."""
 _MANIFEST = "manifest.json"
 _TOKEN = ".token"
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
@@ -171,7 +175,8 @@ class Checkpoints:
         manifest: dict[str, Any] = {"format": FORMAT, "step": step, "files": rows, "facts": facts}
         if base is not None:
             manifest |= {"format": CHAINED, "base": {"step": base.step, "id": base.id}}
-        atomic_write(partial / _MANIFEST, json.dumps(manifest, indent=1) + "\n")
+        sealed = manifest | {"checksum": _seal(manifest)}
+        atomic_write(partial / _MANIFEST, json.dumps(sealed, indent=1) + "\n")
         for folder in {(partial / file.path).parent for file in known} | {partial}:
             sync_folder(folder)
         partial.rename(final)
@@ -220,10 +225,9 @@ class Checkpoints:
         folder = self._newest().get(step, self.folder / _name(step))
         try:
             manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-            if manifest["format"] not in (FORMAT, CHAINED):
-                raise CheckpointError(
-                    f"{folder}: format {manifest['format']}; this version reads {FORMAT} and {CHAINED}"
-                )
+            if manifest["format"] not in (FORMAT, CHAINED, *_UNCHECKED):
+                raise CheckpointError(f"{folder}: format {manifest['format']}; this version reads 1 to {CHAINED}")
+            _check(manifest, step)
             files = tuple(FileRecord(str(f["path"]), int(f["size"]), str(f["checksum"])) for f in manifest["files"])
             link = _link_of(manifest)
             base = None if link is None else self._base_of(folder.name, step, link)
@@ -232,7 +236,10 @@ class Checkpoints:
         except OSError as error:
             raise CheckpointError(f"{folder}: has no manifest ({error.strerror or error})") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise CheckpointError(f"{folder / _MANIFEST}: damaged ({type(error).__name__}: {error})") from error
+            what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+            raise CheckpointError(
+                f"{folder / _MANIFEST}: damaged ({what}); delete {folder.name} to go on from the checkpoint before it"
+            ) from error
 
     def _base_of(self, name: str, step: int, link: tuple[int, str]) -> Checkpoint:
         """The base, by its step and id, of the increment `name` of `step`. Raises CheckpointError."""
@@ -271,9 +278,24 @@ def _name(step: int) -> str:
     return f"step-{step:08d}"
 
 
+def _seal(manifest: dict[str, Any]) -> str:
+    """xxh3, 128 bits, as hex, of all fields of a manifest except its checksum, in one canonical form."""
+    fields = {key: value for key, value in manifest.items() if key != "checksum"}
+    return xxhash.xxh3_128_hexdigest(json.dumps(fields, sort_keys=True, separators=(",", ":")).encode())
+
+
+def _check(manifest: dict[str, Any], step: int) -> None:
+    """Raises ValueError when a manifest is not what was written, or is of another step than its folder."""
+    sealed = manifest["format"] not in _UNCHECKED or "checksum" in manifest
+    if sealed and manifest.get("checksum") != _seal(manifest):
+        raise ValueError("its checksum is wrong")
+    if manifest["step"] != step:
+        raise ValueError(f"it is of step {manifest['step']}")
+
+
 def _link_of(manifest: dict[str, Any]) -> tuple[int, str] | None:
     """Step and id of an increment's base. Raises what a damaged manifest raises."""
-    if manifest["format"] != CHAINED:
+    if _UNCHECKED.get(manifest["format"], manifest["format"]) != CHAINED:
         return None
     return int(manifest["base"]["step"]), str(manifest["base"]["id"])
 

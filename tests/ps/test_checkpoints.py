@@ -183,15 +183,62 @@ def test_a_truncated_manifest_is_one_line(checkpoints: Checkpoints) -> None:
     whole = manifest.read_bytes().rstrip()
     for size in range(len(whole)):
         manifest.write_bytes(whole[:size])
-        with pytest.raises(CheckpointError, match=r"manifest.json: damaged \([^\n]*\)$"):
+        with pytest.raises(CheckpointError, match=r"manifest.json: damaged \([^\n]*\); delete step-00000001 to go on"):
             checkpoints.latest()
+
+
+CHANGES: dict[str, dict[str, Any]] = {
+    "the data position": {"facts": {"samples": 13_001}},
+    "a fact more": {"facts": {"samples": 13_000, "seed": 1}},
+    "no files": {"files": []},
+    "the step": {"step": 2},
+    "the format, to one without a checksum": {"format": 1},
+    "the checksum": {"checksum": "0" * 32},
+    "no checksum": {"checksum": None},
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_manifest_that_was_changed_is_refused_by_name(checkpoints: Checkpoints, change: str) -> None:
+    checkpoints.commit(1, [written(checkpoints, 1)], {"samples": 13_000})
+    path = checkpoints.load(1).folder / "manifest.json"
+    changed = json.loads(path.read_text()) | CHANGES[change]
+    path.write_text(json.dumps({key: value for key, value in changed.items() if value is not None}))
+    text = r"step-00000001/manifest\.json: damaged \(its checksum is wrong\); delete step-00000001 to go on"
+    with pytest.raises(CheckpointError, match=text):
+        checkpoints.latest()
+
+
+def test_a_manifest_in_another_layout_of_the_same_json_is_the_same(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 1)
+    path = checkpoints.load(1).folder / "manifest.json"
+    fields = json.loads(path.read_text())
+    path.write_text(json.dumps(dict(reversed(fields.items()))))
+    assert checkpoints.load(1).facts == {"samples": 10}
+
+
+def test_a_folder_under_the_name_of_another_step_is_refused(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 1)
+    checkpoints.load(1).folder.rename(checkpoints.folder / "step-00000007")
+    with pytest.raises(CheckpointError, match=r"step-00000007/manifest\.json: damaged \(it is of step 1\)"):
+        checkpoints.latest()
+
+
+def test_a_manifest_of_an_earlier_version_which_has_no_checksum_is_read(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 1)
+    path = checkpoints.load(1).folder / "manifest.json"
+    fields = json.loads(path.read_text()) | {"format": 1}
+    del fields["checksum"]
+    path.write_text(json.dumps(fields))
+    latest = checkpoints.latest()
+    assert latest is not None and latest.facts == {"samples": 10}
 
 
 def test_a_manifest_of_another_format_is_named(checkpoints: Checkpoints) -> None:
     saved(checkpoints, 1)
     manifest = checkpoints.load(1).folder / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 9}))
-    with pytest.raises(CheckpointError, match="format 9; this version reads 1 and 2"):
+    with pytest.raises(CheckpointError, match="format 9; this version reads 1 to 4"):
         checkpoints.latest()
 
 
@@ -229,7 +276,7 @@ def test_an_increment_is_read_with_all_that_it_builds_on(checkpoints: Checkpoint
     assert [link.step for link in checkpoints.load(3).chain] == [1, 2, 3]
     assert [link.step for link in checkpoints.load(1).chain] == [1]
     manifests = [json.loads((folder / "manifest.json").read_text()) for _, folder in checkpoints.complete()]
-    assert [(m["format"], m.get("base", {}).get("step")) for m in manifests] == [(1, None), (2, 1), (2, 2)]
+    assert [(m["format"], m.get("base", {}).get("step")) for m in manifests] == [(3, None), (4, 1), (4, 2)]
 
 
 def test_a_base_that_a_kept_increment_needs_stays(checkpoints: Checkpoints) -> None:
@@ -315,6 +362,8 @@ def test_a_lost_file_of_a_base_is_named_with_the_folder_to_delete(checkpoints: C
 def test_a_base_that_cannot_be_one_is_a_damaged_manifest(checkpoints: Checkpoints, base: object) -> None:
     saved(checkpoints, 2)
     manifest = checkpoints.load(2).folder / "manifest.json"
-    manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 2, "base": base}))
-    with pytest.raises(CheckpointError, match=r"manifest.json: damaged \([^\n]*\)$"):
+    fields = json.loads(manifest.read_text()) | {"format": 2, "base": base}
+    del fields["checksum"]
+    manifest.write_text(json.dumps(fields))
+    with pytest.raises(CheckpointError, match=r"manifest.json: damaged \([^\n]*\); delete step-00000002 to go on"):
         checkpoints.load(2)
