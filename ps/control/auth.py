@@ -1,42 +1,59 @@
-"""Who may call: the token that goes with every call, its check before any handler runs, and TLS for both sides."""
+"""Who may call: the proof that goes with every call, its check before any handler runs, and TLS for both sides."""
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from shardkeep.base.log import EventLog
 from shardkeep.ps.control.endpoint import Endpoint
+from shardkeep.ps.control.proof import HEADER, Call, answer_headers, error_bytes
 from shardkeep.ps.control.quiet_grpc import grpc
 from shardkeep.ps.control.tls import Tls
 
-HEADER = "authorization"
-_SCHEME = "Bearer "
 _WHERE = "it is in the coordinator's --token-file, or in the file that it named when it began"
 
 _log = EventLog("control")
 
 
-def metadata(token: str) -> tuple[tuple[str, str], ...]:
-    """What a call carries."""
-    return ((HEADER, _SCHEME + token),)
-
-
 class TokenCheck(grpc.ServerInterceptor):  # type: ignore[type-arg]  # generic in its stubs only
-    """Refuses, with UNAUTHENTICATED, each call without the job's token.
+    """Refuses, with UNAUTHENTICATED, each call that does not prove that its caller knows the job's token.
 
-    It decides on the headers alone: of a refused call no message is read, and no thread waits for one."""
+    It decides on the headers alone: of a refused call no message is read, and no thread waits for one. What is
+    answered, an error too, carries the coordinator's own proof."""
 
     def __init__(self, token: str) -> None:
-        self._expected = (_SCHEME + token).encode()
+        self._token = token
 
     def intercept_service(self, continuation: Callable[[Any], Any], call: Any) -> Any:
         """The call's own handler, or one that refuses."""
         shown = [value for key, value in call.invocation_metadata or () if key == HEADER]
-        if len(shown) == 1 and hmac.compare_digest(_bytes(shown[0]), self._expected):
-            return continuation(call)
-        return grpc.stream_stream_rpc_method_handler(_refusal("wrong token" if shown else "no token"))
+        proof = Call.read(shown[0]) if len(shown) == 1 and isinstance(shown[0], str) else None
+        if proof is None or not proof.proves(self._token, call.method):
+            return grpc.stream_stream_rpc_method_handler(_refusal("wrong token" if shown else "no token"))
+        handler = continuation(call)
+        return handler and _proven(handler, self._token, proof)
+
+
+def _proven(handler: Any, token: str, proof: Call) -> Any:
+    """The handler of a call whose headers are good: checks the message, and signs what is answered."""
+
+    def answer(message: bytes, context: Any) -> bytes:
+        if not proof.carries(message):
+            context.abort(grpc.StatusCode.UNAUTHENTICATED, "the message was changed on its way")
+        try:
+            reply: bytes = handler.response_serializer(
+                handler.unary_unary(handler.request_deserializer(message), context)
+            )
+        except Exception:
+            if context.code() is not None:  # refused by `abort`, which raises; else gRPC finds words
+                refused = error_bytes(context.code().name, _text(context.details()))
+                context.set_trailing_metadata(answer_headers(token, proof, refused))
+            raise
+        context.set_trailing_metadata(answer_headers(token, proof, reply))
+        return reply
+
+    return grpc.unary_unary_rpc_method_handler(answer)
 
 
 def _refusal(why: str) -> Callable[[Iterator[bytes], Any], Iterable[bytes]]:
@@ -48,8 +65,8 @@ def _refusal(why: str) -> Callable[[Iterator[bytes], Any], Iterable[bytes]]:
     return refuse
 
 
-def _bytes(value: str | bytes) -> bytes:
-    return value if isinstance(value, bytes) else value.encode(errors="replace")
+def _text(value: str | bytes | None) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value or ""
 
 
 def open_channel(endpoint: Endpoint, address: str, options: list[tuple[str, int]]) -> grpc.Channel:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, TypeVar
 
-from shardkeep.base.errors import DeadlineExceeded, ShardkeepError, TransportError
+from google.protobuf.message import Message
+
+from shardkeep.base.errors import DeadlineExceeded, ShardkeepError, TransportError, UserError
 from shardkeep.ps.control.addresses import join_address, split_address
-from shardkeep.ps.control.auth import metadata, open_channel
+from shardkeep.ps.control.auth import open_channel
 from shardkeep.ps.control.endpoint import Endpoint
-from shardkeep.ps.control.quiet_grpc import control_pb2_grpc, grpc
-from shardkeep.ps.control.statuses import HANGS_UP, error_of
+from shardkeep.ps.control.proof import Call, error_bytes, proves_answer
+from shardkeep.ps.control.quiet_grpc import grpc
+from shardkeep.ps.control.statuses import HANGS_UP, OURS, error_of
 
 _OPTIONS = [
     ("grpc.enable_http_proxy", 0),  # members talk to each other, never through a web proxy
@@ -24,13 +27,9 @@ _OPTIONS = [
     ("grpc.max_send_message_length", 16 << 20),
 ]
 RETRY_S = 0.1
+_SERVICE = "/shardkeep.control.Control/"
 
-
-class _Message(Protocol):
-    def ByteSize(self) -> int: ...  # noqa: N802
-
-
-Reply = TypeVar("Reply", bound=_Message)
+Reply = TypeVar("Reply", bound=Message)
 
 
 class ControlChannel:
@@ -47,27 +46,32 @@ class ControlChannel:
         self.bytes_total = 0
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self._metadata = metadata(endpoint.token)
+        self._token = endpoint.token
         self._channel = open_channel(endpoint, self.address, _OPTIONS)
-        self._stub = control_pb2_grpc.ControlStub(self._channel)  # type: ignore[no-untyped-call]
 
-    def call(self, method: str, request: _Message, reply_type: type[Reply], *, timeout_s: float) -> Reply:
-        """One attempt. Raises what the coordinator raised, or TransportError; never grpc.RpcError."""
-        call: Callable[..., Any] = getattr(self._stub, method)
+    def call(self, method: str, request: Message, reply_type: type[Reply], *, timeout_s: float) -> Reply:
+        """One attempt. Raises what the coordinator raised, TransportError, or UserError where who answers has not the
+        job's token; never grpc.RpcError."""
+        path, message = _SERVICE + method, request.SerializeToString()
+        proof = Call.make(self._token, path, message)
         try:
-            reply = cast(Reply, call(request, timeout=timeout_s, metadata=self._metadata))
+            reply, call = self._channel.unary_unary(path, None, None).with_call(
+                message, timeout=timeout_s, metadata=proof.headers()
+            )
         except grpc.RpcError as error:
-            raise error_of(error, self.address) from None
+            raise self._error(error, proof) from None
         except ValueError as error:  # a closed channel
             raise TransportError(f"the connection to the coordinator at {self.address} is closed") from error
+        if not proves_answer(self._token, proof, reply, call.trailing_metadata() or ()):
+            raise self._stranger()
         with self._lock:
-            self.bytes_total += request.ByteSize() + reply.ByteSize()
-        return reply
+            self.bytes_total += len(message) + len(reply)
+        return reply_type.FromString(reply)
 
     def insist(
         self,
         method: str,
-        request: _Message,
+        request: Message,
         reply_type: type[Reply],
         *,
         timeout_s: float,
@@ -94,6 +98,18 @@ class ControlChannel:
         """Calls under way end with TransportError."""
         self._closed.set()
         self._channel.close()
+
+    def _error(self, error: Any, proof: Call) -> ShardkeepError:
+        if error.code() in OURS:
+            refused = error_bytes(error.code().name, error.details() or "")
+            if not proves_answer(self._token, proof, refused, error.trailing_metadata() or ()):
+                return self._stranger()
+        return error_of(error, self.address)
+
+    def _stranger(self) -> UserError:
+        return UserError(
+            f"{self.address} answers, but does not prove that it knows the job's token: it is not the job's coordinator"
+        )
 
 
 def _unanswered(address: str, elapsed_s: float, last: ShardkeepError) -> TransportError:

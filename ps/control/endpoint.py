@@ -12,7 +12,7 @@ from shardkeep.base.files import read_private
 from shardkeep.ps.control.tls import Tls
 
 TOKEN_BYTES = 32
-_TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{32,512}")  # what may follow "Bearer" (RFC 6750), and too long to guess
+_TOKEN = re.compile(r"[A-Za-z0-9._~+/=-]{32,512}")  # one word (RFC 6750), too long to guess
 
 
 @dataclass(frozen=True, slots=True)

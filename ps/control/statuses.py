@@ -35,6 +35,13 @@ The refusals take codes that gRPC itself never makes: a server that shuts down e
 that took this for an order would leave a job whose coordinator is only restarting.
 """
 
+OURS = frozenset(CODES.values()) - {
+    grpc.StatusCode.DEADLINE_EXCEEDED,
+    grpc.StatusCode.INTERNAL,
+    grpc.StatusCode.UNAVAILABLE,
+}
+"""Those that gRPC itself never makes: who sends one must prove that it is the coordinator."""
+
 HANGS_UP = "it hangs up at once"
 """What a TLS server does with a peer that speaks none, or whose certificate it does not accept: it tells no reason."""
 # gRPC has one code for all that happens to a connection; only its text says that the peer's certificate was refused

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from shardkeep.base.errors import ConfigError, RemoteError, UserError
+from shardkeep.base.errors import ConfigError, ProtocolError, RemoteError, UserError
 from shardkeep.base.files import atomic_write
 from shardkeep.proto import control_pb2 as pb
-from shardkeep.ps.control.auth import metadata
 from shardkeep.ps.control.channel import ControlChannel
 from shardkeep.ps.control.client import ControlClient, fetch_status, report_death, request_stop
 from shardkeep.ps.control.endpoint import Endpoint, make_token, read_token
+from shardkeep.ps.control.proof import Call
 from shardkeep.ps.control.quiet_grpc import grpc
 from shardkeep.ps.control.server import ControlServer
 from tests.ps.control.job import Job
@@ -32,23 +34,31 @@ def server() -> Iterator[ControlServer]:
 
 
 def headers(server: ControlServer, name: str) -> tuple[tuple[str, str], ...]:
-    """What a stranger may try."""
-    right = metadata(server.endpoint.token)
+    """What a stranger may try for a Stop without a message."""
     token = server.endpoint.token
+    right, wrong = (Call.make(known, STOP, b"").headers() for known in (token, make_token()))
     return {
         "none": (),
-        "another": metadata(make_token()),
+        "another": wrong,
         "empty": (("authorization", ""),),
-        "a part": metadata(token[:-1]),
-        "more": metadata(token + "0"),
-        "no scheme": (("authorization", token),),
-        "another header": (("token", token),),
-        "two": metadata(make_token()) + right,
+        "a part": Call.make(token[:-1], STOP, b"").headers(),
+        "more": Call.make(token + "0", STOP, b"").headers(),
+        "the token": (("authorization", f"Bearer {token}"),),
+        "another header": (("token", right[0][1]),),
+        "two": wrong + right,
         "twice": right + right,
+        "of another method": Call.make(token, STOP.replace("Stop", "Status"), b"").headers(),
+        "of another message": Call.make(token, STOP, b"x").headers(),
+        "a number changed": (("authorization", right[0][1].replace(" ", " 0", 1)),),
+        "too many parts": (("authorization", right[0][1] + " 0"),),
+        "not ASCII": (("authorization", right[0][1][:-1] + "~"),),
     }[name]
 
 
-STRANGERS = ["none", "another", "empty", "a part", "more", "no scheme", "another header", "two", "twice"]
+STRANGERS = [
+    "none", "another", "empty", "a part", "more", "the token", "another header", "two", "twice", "of another method",
+    "of another message", "a number changed", "too many parts", "not ASCII",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -69,7 +79,8 @@ def test_a_job_is_not_stopped_by_who_has_not_just_its_token(server: ControlServe
             channel.unary_unary(STOP)(b"", timeout=LIMIT_S, metadata=headers(server, name))
         assert refused.value.code() == grpc.StatusCode.UNAUTHENTICATED
         assert server.coordinator.state.state == "forming"
-        channel.unary_unary(STOP)(b"", timeout=LIMIT_S, metadata=metadata(server.endpoint.token))
+        right = Call.make(server.endpoint.token, STOP, b"").headers()
+        channel.unary_unary(STOP)(b"", timeout=LIMIT_S, metadata=right)
     assert server.coordinator.state.state in ("stopping", "stopped")
 
 
@@ -126,6 +137,109 @@ def test_the_log_tells_of_strangers_once_and_never_shows_a_token(
     assert told.count("call refused") <= 1  # another test of this process may have been first
     for text in (told, str(refused.value), repr(server.endpoint), str(server.endpoint), repr(Endpoint("a:1", tried))):
         assert tried not in text and server.endpoint.token not in text
+
+
+# ---- a port that is not the coordinator's ----
+
+
+class Impostor:
+    """Listens where members were sent, answers every call as `behave` says, and keeps all that it was shown."""
+
+    def __init__(self, behave: Callable[[str, bytes, Any], bytes]) -> None:
+        self.shown = b""
+        self._behave = behave
+        self._pool = ThreadPoolExecutor(4)
+        self._server = grpc.server(self._pool)
+        self._server.add_generic_rpc_handlers((self,))
+        self.address = f"127.0.0.1:{self._server.add_insecure_port('127.0.0.1:0')}"
+        self._server.start()
+
+    def service(self, call: Any) -> Any:
+        """As a GenericRpcHandler."""
+        self.shown += repr(call.invocation_metadata).encode()
+
+        def answer(message: bytes, context: Any) -> bytes:
+            self.shown += message
+            return self._behave(call.method, message, context)
+
+        return grpc.unary_unary_rpc_method_handler(answer)
+
+    def close(self) -> None:
+        self._server.stop(None).wait()
+        self._pool.shutdown()
+
+
+def empty(_method: str, _message: bytes, _context: Any) -> bytes:
+    return b""
+
+
+def forged(_method: str, _message: bytes, context: Any) -> bytes:
+    context.set_trailing_metadata((("shardkeep-proof", "0" * 64),))
+    return pb.JobState(state="stopped").SerializeToString()
+
+
+def stops_the_job(_method: str, _message: bytes, context: Any) -> bytes:
+    context.abort(grpc.StatusCode.ALREADY_EXISTS, "stopped by nobody")
+    return b""
+
+
+@pytest.mark.parametrize("behave", [empty, forged, stops_the_job])
+def test_a_port_that_is_not_the_coordinators_gets_no_token_and_is_not_believed(
+    behave: Callable[[str, bytes, Any], bytes],
+) -> None:
+    """As where somebody changed the address in a run folder."""
+    impostor, token = Impostor(behave), make_token()
+    endpoint = Endpoint(impostor.address, token)
+    told = rf"^{impostor.address} answers, but does not prove that it knows the job's token: it is not the job's coord"
+    try:
+        with ControlClient(endpoint, role="worker", index=0) as client, pytest.raises(UserError, match=told):
+            client.register()
+        for call in (
+            lambda: fetch_status(endpoint),
+            lambda: request_stop(endpoint, "for fun"),
+            lambda: report_death(endpoint, role="worker", index=0, pid=1, reason="for fun"),
+        ):
+            with pytest.raises(UserError, match=told):
+                call()
+    finally:
+        impostor.close()
+    assert b"HMAC-SHA256" in impostor.shown
+    assert token.encode() not in impostor.shown and bytes.fromhex(token) not in impostor.shown
+
+
+def test_who_sits_between_can_change_neither_call_nor_answer_nor_refusal(server: ControlServer) -> None:
+    changes = {"call": False, "answer": False, "refusal": False}
+
+    def relay(method: str, message: bytes, context: Any) -> bytes:
+        shown = [(key, value) for key, value in context.invocation_metadata() if key == "authorization"]
+        message = pb.StopRequest(reason="another").SerializeToString() if changes["call"] else message
+        with grpc.insecure_channel(server.address) as channel:
+            try:
+                reply, call = channel.unary_unary(method, None, None).with_call(message, metadata=shown)
+            except grpc.RpcError as error:
+                context.set_trailing_metadata(error.trailing_metadata())
+                context.abort(error.code(), "changed" if changes["refusal"] else error.details())
+        context.set_trailing_metadata(call.trailing_metadata())
+        return pb.JobState(state="completed").SerializeToString() if changes["answer"] else reply
+
+    between = Impostor(relay)
+    endpoint = Endpoint(between.address, server.endpoint.token)
+    try:
+        assert fetch_status(endpoint).state == "forming"  # a tunnel, which only passes on, is none the wiser
+        with pytest.raises(ProtocolError, match="install the same version everywhere"):
+            ControlClient(endpoint, role="worker", index=99).register()
+        changes["refusal"] = True
+        with pytest.raises(UserError, match="does not prove"):
+            ControlClient(endpoint, role="worker", index=99).register()
+        changes["answer"] = True
+        with pytest.raises(UserError, match="does not prove"):
+            fetch_status(endpoint)
+        changes["call"] = True
+        with pytest.raises(UserError, match="lets nobody in without the job's token"):
+            request_stop(endpoint, "for fun")
+    finally:
+        between.close()
+    assert server.coordinator.state.state == "forming"
 
 
 # ---- where a token lies ----

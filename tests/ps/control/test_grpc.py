@@ -23,16 +23,17 @@ from shardkeep.base.errors import (
     UserError,
 )
 from shardkeep.ps.config import LivenessConfig, TableSpec
-from shardkeep.ps.control.auth import metadata
 from shardkeep.ps.control.client import ControlClient, fetch_status, report_death, request_stop
 from shardkeep.ps.control.coordinator import Coordinator
 from shardkeep.ps.control.endpoint import Endpoint
+from shardkeep.ps.control.proof import Call
 from shardkeep.ps.control.records import Formation, Role
 from shardkeep.ps.control.server import ControlServer, serve_job
 from tests.ps.control.job import TABLES, ListSink
 
 LIMIT_S = 10.0
 TOKEN = "t" * 32
+REGISTER = "/shardkeep.control.Control/Register"
 
 
 class Cluster:
@@ -255,7 +256,7 @@ def test_a_port_in_use_is_refused_instead_of_shared(start: Callable[..., Cluster
 def test_another_protocol_is_refused_over_the_wire_too(start: Callable[..., Cluster]) -> None:
     cluster = start()
     client = ControlClient(cluster.endpoint, role="worker", index=0, protocol_version=7, versions={"shardkeep": "9.9"})
-    with client, pytest.raises(ProtocolError, match=r"protocol 7 \(shardkeep 9.9\).*speaks 2 \(shardkeep "):
+    with client, pytest.raises(ProtocolError, match=r"protocol 7 \(shardkeep 9.9\).*speaks 3 \(shardkeep "):
         client.register()
 
 
@@ -289,9 +290,10 @@ def test_a_call_that_is_no_message_is_answered_with_an_error(start: Callable[...
 
     cluster = start()
     with grpc.insecure_channel(cluster.address) as channel:
-        raw = channel.unary_unary("/shardkeep.control.Control/Register")
+        raw = channel.unary_unary(REGISTER)
         with pytest.raises(grpc.RpcError):
-            raw(b"\xff" * 64, timeout=LIMIT_S, metadata=metadata(cluster.endpoint.token))
+            proof = Call.make(cluster.endpoint.token, REGISTER, b"\xff" * 64)
+            raw(b"\xff" * 64, timeout=LIMIT_S, metadata=proof.headers())
     assert fetch_status(cluster.endpoint).state == "forming"
 
 
