@@ -389,6 +389,12 @@ class RowClient:
         for step in sorted(self._unacknowledged):
             self._settle(step)
 
+    def acknowledged_within(self, limit_s: float) -> bool:
+        """Whether every push is acknowledged; blocks up to `limit_s` seconds."""
+        pushes = self._unacknowledged.values()
+        futures = [future for push in pushes for _, future in [*push.futures, *push.pull._futures]]
+        return not concurrent.futures.wait(futures, timeout=limit_s).not_done
+
     def _wait_for_window(self, step: int) -> None:
         for earlier in sorted(self._unacknowledged):
             if earlier <= step - self._consistency.window or self._unacknowledged[earlier].done():

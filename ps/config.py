@@ -175,5 +175,8 @@ class LivenessConfig(Settings):
     """Seconds that one pull, push or reduction may take."""
     form_timeout_s: float = Field(120.0, ge=5.0)
     """Seconds to wait for all members of a job to join, and to come together again after a death."""
+    grace_s: float = Field(25.0, ge=2.0)
+    """Seconds from SIGTERM to the end: of a server or worker, which leaves after its running step; of the job, with a
+    checkpoint, when its coordinator or launcher gets it."""
     restarts: int = Field(3, ge=0)
     """Deaths of one process in a row, without one more trained step, that a job outlives; 0 = it fails at the first."""

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from shardkeep.affinity import Cores, pin
 from shardkeep.base.deadlines import Deadline
+from shardkeep.base.exit_codes import signal_left_on
 
 _NATIVE_LOG = re.compile(r"\[[IW]\d{4} ")  # information and warnings of torch's C++ side
 LAST_SECONDS_S = 5.0
@@ -38,10 +39,17 @@ class Death:
     last_words: str
     """The last telling line of its log; may be empty."""
 
+    @property
+    def by_signal(self) -> bool:
+        """Whether a signal ended it, at once or in order: no failure of its own."""
+        return self.code < 0 or signal_left_on(self.code) is not None
+
     def how(self) -> str:
-        """`killed by SIGKILL` or `exit code 1: last line of its log`."""
+        """`killed by SIGKILL`, `left on SIGTERM` or `exit code 1: last line of its log`."""
         if self.code < 0:
             return f"killed by {_signal_name(-self.code)}"
+        if (name := signal_left_on(self.code)) is not None:
+            return f"left on {name}"
         return f"exit code {self.code}" + (f": {self.last_words}" if self.last_words else "")
 
     def text(self) -> str:

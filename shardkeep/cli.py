@@ -21,6 +21,7 @@ import typer
 
 from shardkeep import __version__
 from shardkeep.base.errors import ConfigError, JobStopped, ShardkeepError, UserError
+from shardkeep.departure import Departure, Leaving
 
 if TYPE_CHECKING:
     from shardkeep.config import JobConfig
@@ -188,6 +189,7 @@ def coordinator(
                 folder.forget_token()
         return 0
 
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until it serves
     _begin("coordinator", 0, parent_pipe)
     _end(run, debug)
 
@@ -219,9 +221,11 @@ def server(
 
         found = endpoint_of(coordinator, token_file=token_file, tls=tls, launched=parent_pipe)
         folder = run_dir.absolute()
-        return run_server(found, index=index, advertise=advertise, folder=folder, kernels_s=kernels_s)
+        return run_server(
+            found, index=index, advertise=advertise, folder=folder, kernels_s=kernels_s, departure=departure
+        )
 
-    _begin("server", index, parent_pipe)
+    departure = _begin_member("server", index, parent_pipe)
     _end(run, debug)
 
 
@@ -252,9 +256,11 @@ def worker(
 
         found = endpoint_of(coordinator, token_file=token_file, tls=tls, launched=parent_pipe)
         folder = run_dir.absolute()
-        return run_worker(found, index=index, advertise=advertise, folder=folder, kernels_s=kernels_s)
+        return run_worker(
+            found, index=index, advertise=advertise, folder=folder, kernels_s=kernels_s, departure=departure
+        )
 
-    _begin("worker", index, parent_pipe)
+    departure = _begin_member("worker", index, parent_pipe)
     _end(run, debug)
 
 
@@ -437,12 +443,11 @@ def _load(path: Path, overrides: list[str] | None) -> tuple[Path, JobConfig]:
 
 
 def _begin(role: str, index: int, parent_pipe: bool) -> None:
-    """What every role does first: its log, its end with the launcher, SIGTERM as an orderly Ctrl-C."""
+    """What every role does first: its log, its end with the launcher."""
     from shardkeep.base.log import configure
 
     configure(role, index)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a peer that leaves is no warning: losses are told by us
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if parent_pipe:
         from shardkeep.children import end_with_parent
 
@@ -451,6 +456,14 @@ def _begin(role: str, index: int, parent_pipe: bool) -> None:
             end_with_parent(patience_s=0.0, last_s=12.0)
         else:
             end_with_parent(patience_s=4.0)
+
+
+def _begin_member(role: str, index: int, parent_pipe: bool) -> Departure:
+    """The same of a server or worker, and how it leaves on SIGTERM and SIGINT."""
+    departure = Departure()
+    departure.watch()
+    _begin(role, index, parent_pipe)
+    return departure
 
 
 def _stop_event() -> threading.Event:
@@ -482,6 +495,9 @@ def _end(run: Callable[[], int], debug: bool) -> NoReturn:
         head = "" if isinstance(error, JobStopped) else "error: "
         _say(f"{head}{error}")
         code = error.exit_code
+    except Leaving as leaving:
+        _say(str(leaving))
+        code = leaving.code
     except KeyboardInterrupt:
         _say("interrupted")
         code = 1

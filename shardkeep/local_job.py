@@ -190,7 +190,7 @@ class LocalJob:
             self._vacancies = [vacancy for vacancy in self._vacancies if vacancy.role == "coordinator"]
         for child in list(self._children):
             death = child.death()
-            if death is None or death.code >= 0 or death.pid in self._not_replaced:
+            if death is None or not death.by_signal or death.pid in self._not_replaced:
                 continue
             if stops and death.role != "coordinator":
                 continue
@@ -260,13 +260,13 @@ class LocalJob:
         return self._endpoint
 
     def _deaths(self) -> list[Death]:
-        """Children that ended badly, the likely cause first: killed by a signal, wrong input, then others."""
+        """Children that ended badly, the likely cause first: ended by a signal, wrong input, then others."""
         ended = [death for child in self._children if (death := child.death()) is not None and death.code != 0]
-        return sorted(ended, key=lambda death: (death.code >= 0, death.code != UserError.exit_code))
+        return sorted(ended, key=lambda death: (not death.by_signal, death.code != UserError.exit_code))
 
     def _fatal(self) -> list[Death]:
         """Those of `_deaths` that nobody is started for."""
-        return [death for death in self._deaths() if death.code >= 0 or death.pid in self._not_replaced]
+        return [death for death in self._deaths() if not death.by_signal or death.pid in self._not_replaced]
 
     def _show_records(self) -> None:
         for record in self._tail:
@@ -294,7 +294,7 @@ class LocalJob:
     def _settled(self, summary: Mapping[str, Any], status: str, text: str, *, cause: Death | None = None) -> str:
         """The coordinator's message, unless it has none or names a survivor where a process was killed."""
         message = str(summary.get("message") or "")
-        if message and (cause is None or cause.code >= 0 or f"(pid {cause.pid} " in message):
+        if message and (cause is None or not cause.by_signal or f"(pid {cause.pid} " in message):
             return message
         try:
             self._folder.finished(status, text, summary or {"steps": self._step or 0})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import shutil
@@ -21,6 +22,7 @@ from shardkeep.base.log import EventLog
 from shardkeep.base.sockets import Counters, Watched
 from shardkeep.base.telemetry import peak_rss_bytes
 from shardkeep.config import JobConfig, parse_config
+from shardkeep.departure import Departure, Leaving
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.config import LivenessConfig
 from shardkeep.ps.control.addresses import is_address, split_address
@@ -42,6 +44,8 @@ ADDRESS_POLL_S = 0.02
 LOAD_S = 1800.0
 """Seconds that servers get to load a checkpoint before they meet the others."""
 CONNECT_S = 5.0
+LAST_WORDS_S = 2.0
+"""Seconds that a role which leaves on a signal tries to say so."""
 OWNER_S = 10.0
 """Seconds that the process before this one gets to end; then it is killed."""
 
@@ -110,14 +114,18 @@ def control_bytes(control: ControlClient, sockets: Watched) -> int:
 class Membership:
     """Registered and alive inside the `with`; on the way out says how it ended, with the job's verdict on the cause."""
 
-    def __init__(self, control: ControlClient, *, wait_s: float = LISTEN_S) -> None:
-        """`wait_s`: seconds that the coordinator gets to appear."""
-        self._control, self._wait_s = control, wait_s
+    def __init__(self, control: ControlClient, departure: Departure | None = None, *, wait_s: float = LISTEN_S) -> None:
+        """`departure`: how the process leaves on a signal; None = it is not ours. `wait_s`: seconds that the
+        coordinator gets to appear."""
+        self._control, self._departure, self._wait_s = control, departure, wait_s
 
     def __enter__(self) -> JobConfig:
         config = parse_config(self._control.register(wait_s=self._wait_s), origin="the coordinator's config")
         liveness = config.liveness
         self._control.start_heartbeats(patience_s=liveness.form_timeout_s if liveness.restarts else None)
+        if self._departure is not None:
+            self._departure.last_words = functools.partial(say_leaving, self._control)
+            self._departure.when_asked = self._control.wake
         return config
 
     def __exit__(self, kind: object, error: BaseException | None, _trace: object) -> None:
@@ -125,6 +133,9 @@ class Membership:
         try:
             if error is None:
                 control.leave(0)
+                return
+            if isinstance(error, Leaving):
+                say_leaving(control, str(error), error.code)
                 return
             # Losing a peer is a symptom: who died comes first in the job's message when the coordinator learns it.
             symptom = isinstance(error, TransportError | MemberLost) or not isinstance(error, ShardkeepError)
@@ -134,6 +145,25 @@ class Membership:
                 raise JobStopped(state.message) from None
         finally:
             control.close()
+
+
+def say_leaving(control: ControlClient, text: str, code: int) -> None:
+    """Tells the coordinator that this role leaves, so that the others form again at once. Again: changes nothing."""
+    control.leave(code, text, patience_s=LAST_WORDS_S)
+
+
+def leave_if_due(control: ControlClient, departure: Departure, ready: Callable[[], None]) -> None:
+    """Raises Leaving where the role was asked to leave and the job goes on without it. Called when it can.
+
+    `ready`: brings to its end and to disk what another is to go on with; called before the coordinator knows."""
+    if not departure.due or control.stop_requested.is_set():
+        return
+    ready()
+    try:
+        departure.check()
+    except Leaving as leaving:
+        say_leaving(control, str(leaving), leaving.code)
+        raise
 
 
 def end_when_the_job_failed(control: ControlClient, grace_s: float = FAILED_GRACE_S) -> None:

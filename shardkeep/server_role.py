@@ -14,6 +14,7 @@ from shardkeep.base.errors import DeadlineExceeded, TransportError
 from shardkeep.base.log import EventLog
 from shardkeep.compression.codec import value_codec
 from shardkeep.config import JobConfig
+from shardkeep.departure import Departure
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.client import ControlClient
@@ -31,6 +32,7 @@ from shardkeep.roles import (
     end_when_the_job_failed,
     join_group,
     kept_for_recovery,
+    leave_if_due,
     process_facts,
     resumed_from,
     watched_sockets,
@@ -42,21 +44,25 @@ if TYPE_CHECKING:
 _log = EventLog("roles")
 
 
-def run_server(coordinator: Endpoint, *, index: int, advertise: str, folder: Path, kernels_s: float) -> int:
+def run_server(
+    coordinator: Endpoint, *, index: int, advertise: str, folder: Path, kernels_s: float, departure: Departure
+) -> int:
     """A server's life; returns 0 when the job is completed. Raises why it was not.
 
     Args:
         folder: The run folder: a profile goes there, what is kept for recovery, and checkpoints where the config
             names no other place.
         kernels_s: Seconds it took to compile kernels, for the summary.
+        departure: How it leaves when a signal asks it to.
     """
     control = ControlClient(coordinator, role="server", index=index, advertise=advertise)
     end_when_the_job_failed(control)
-    with Membership(control) as config:
+    with Membership(control, departure) as config:
         keep_freed_memory()
-        with contextlib.closing(_Life(config, control, index, advertise, folder, kernels_s)) as life:
+        with contextlib.closing(_Life(config, control, index, advertise, folder, kernels_s, departure)) as life:
             formation: Formation | None = control.join(None, span=life.span)
             while formation is not None and (lost := life.serve(formation)) is not None:
+                departure.check()
                 formation = control.join_again(None, formation, span=life.span, why=lost)
     state = control.state
     if state.state != "completed" and (error := state.error()) is not None:
@@ -69,9 +75,17 @@ class _Life:
     """A server process over the generations of its job."""
 
     def __init__(
-        self, config: JobConfig, control: ControlClient, index: int, advertise: str, folder: Path, kernels_s: float
+        self,
+        config: JobConfig,
+        control: ControlClient,
+        index: int,
+        advertise: str,
+        folder: Path,
+        kernels_s: float,
+        departure: Departure,
     ) -> None:
         self._config, self._control, self._index, self._advertise = config, control, index, advertise
+        self._departure = departure
         self._sockets = watched_sockets(control)
         self._kernels_s = kernels_s
         self._checkpoints = checkpoints_of(config, folder)
@@ -128,12 +142,31 @@ class _Life:
             return str(error)
         self._control.update(step=formation.start_step, phase="serving")
         _log.info("serving", generation=formation.generation, tables=len(formation.tables))
+        why = f"server {self._index} left"
         try:
-            self._control.wait_lost_or_over(formation.generation)
+            with self._departure.postponed(self._config.liveness.grace_s):
+                self._wait(formation.generation)
+            why = self._control.state.message or "the job is over"
         finally:
-            service.suspend(self._control.state.message or "the job is over")
+            service.suspend(why)
             transport.close()
+            self._to_disk()
         return None if self._control.state.over else self._control.state.message
+
+    def _wait(self, generation: int) -> None:
+        """Until the job is over or the generation is lost. Raises Leaving when this server alone is to leave."""
+        departure, control = self._departure, self._control
+        while not control.wait_lost_or_over(generation, unless=lambda: departure.asked):
+            control.stop_requested.wait(departure.works_on_s)
+            leave_if_due(control, departure, self._to_disk)
+            if control.stop_requested.is_set():  # it needs its servers until its end
+                control.wait_lost_or_over(generation)
+                return
+
+    def _to_disk(self) -> None:
+        """Of a server that leaves: the journal."""
+        if self._departure.asked and self._journal is not None:
+            self._journal.to_disk()
 
     def close(self) -> None:
         """Ends what serves; a completed job needs nothing that was kept."""

@@ -16,6 +16,7 @@ from shardkeep.base.allocator import keep_freed_memory
 from shardkeep.base.errors import ConfigError, JobStopped, MemberLost, RemoteError, TransportError
 from shardkeep.base.log import EventLog
 from shardkeep.config import JobConfig
+from shardkeep.departure import Departure
 from shardkeep.ps.checkpoints import Checkpoint
 from shardkeep.ps.control.client import ControlClient
 from shardkeep.ps.control.endpoint import Endpoint
@@ -30,6 +31,7 @@ from shardkeep.roles import (
     join_group,
     join_store,
     kept_for_recovery,
+    leave_if_due,
     process_facts,
     resumed_from,
     watched_sockets,
@@ -43,20 +45,25 @@ from shardkeep.workers.profiling import WorkerProfile, check_profile, trace_path
 from shardkeep.workers.rewind import Rewind
 
 _log = EventLog("roles")
+ACKNOWLEDGED_S = 2.0
+"""Seconds in which servers must take the last pushes of a worker that leaves; others have to be pushed again."""
 
 
-def run_worker(coordinator: Endpoint, *, index: int, advertise: str, folder: Path, kernels_s: float) -> int:
-    """A worker's life; returns the exit code when its part is done. `folder`, `kernels_s` as for a server."""
+def run_worker(
+    coordinator: Endpoint, *, index: int, advertise: str, folder: Path, kernels_s: float, departure: Departure
+) -> int:
+    """A worker's life; returns the exit code when its part is done. The arguments are as for a server."""
     control = ControlClient(coordinator, role="worker", index=index, advertise=advertise)
     end_when_the_job_failed(control)
-    with Membership(control) as config:
+    with Membership(control, departure) as config:
         keep_freed_memory()
         torch.set_num_threads(config.threads)
         data = open_data(config.data, seed=config.seed)
         tables = table_specs(config, data.train.schema)
-        life = _Life(config, control, data, index, advertise, folder, kernels_s)
+        life = _Life(config, control, data, index, advertise, folder, kernels_s, departure)
         formation: Formation | None = control.join(tables, span=life.span)
         while formation is not None and (lost := life.train(formation)) is not None:
+            departure.check()
             formation = control.join_again(tables, formation, span=life.span, why=lost)
         life.end()
     return 0
@@ -74,8 +81,10 @@ class _Life:
         advertise: str,
         folder: Path,
         kernels_s: float,
+        departure: Departure,
     ) -> None:
         self._config, self._control, self._data = config, control, data
+        self._departure = departure
         self._index, self._advertise, self._folder, self._kernels_s = index, advertise, folder, kernels_s
         self._checkpoints = checkpoints_of(config, folder)
         self._worker: Worker | None = None
@@ -124,17 +133,30 @@ class _Life:
             leaving.callback(self._sockets.look)
             worker = self._joined(formation, transport, collective, device)
             _log.info("training", generation=formation.generation, step=worker.tower.step)
-            summary = worker.run(
-                control,
-                lambda _step: _stop(control, formation.generation),
-                lambda: control_bytes(control, self._sockets),
-                lambda: _process(self._kernels_s, device),
-                self._counted,
-            )
+            with self._departure.postponed(config.liveness.grace_s):
+                summary = worker.run(
+                    control,
+                    lambda _step: self._stops(formation.generation),
+                    lambda: control_bytes(control, self._sockets),
+                    lambda: _process(self._kernels_s, device),
+                    self._counted,
+                )
             if summary is not None:
                 control.report("summary", summary)
                 control.flush()  # from here on the job is done, whoever dies
             collective.barrier()
+
+    def _stops(self, generation: int) -> bool:
+        """Whether the job is to stop. Asked between two steps: raises Leaving when this worker alone is to leave."""
+        leave_if_due(self._control, self._departure, self._to_disk)
+        return _stop(self._control, generation)
+
+    def _to_disk(self) -> None:
+        """What another worker goes on with: the pushes of the steps that are done, and the tower's states."""
+        if self._worker is not None:
+            self._worker.client.acknowledged_within(ACKNOWLEDGED_S)
+        if self._rewind is not None:
+            self._rewind.to_disk()
 
     def _watch_sockets(self, formation: Formation, transport: RpcTransport, collective: Collective) -> None:
         """Says which of this process's connections are whose."""

@@ -95,6 +95,11 @@ class Rewind:
         for slot in self._slots:
             slot.forget()
 
+    def to_disk(self) -> None:
+        """Brings the states to disk, so that they outlive the machine as well."""
+        for slot in self._slots:
+            slot.to_disk()
+
     def delete(self) -> None:
         """Deletes the files; nothing may be kept afterwards."""
         shutil.rmtree(self._folder, ignore_errors=True)
@@ -155,6 +160,10 @@ class _Slot:
     def forget(self) -> None:
         if self._bytes.size:
             self._mark(_NONE, 0)
+
+    def to_disk(self) -> None:
+        if isinstance(self._bytes, np.memmap):
+            self._bytes.flush()
 
     def _make(self, layout: list[tuple[str, int, list[int], str]], tensors: dict[str, torch.Tensor], text: int) -> None:
         """A fresh file with room for these tensors, and for a text that grows a little."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from shardkeep.base.errors import JobError, ShardkeepError
@@ -150,10 +150,21 @@ class ControlClient:
         state = self.state
         return state.generation > generation or (state.state == "recovering" and state.generation == generation)
 
-    def wait_lost_or_over(self, generation: int) -> None:
-        """Blocks until the job is over or has given up this generation."""
+    def wait_lost_or_over(self, generation: int, unless: Callable[[], bool] = lambda: False) -> bool:
+        """Blocks until the job is over or has given up this generation. False = `unless()` became true before, at a
+        `wake`."""
+
+        def ended() -> bool:
+            return self.over.is_set() or self.state.over or self.lost(generation)
+
         with self._heartbeat.heard:
-            self._heartbeat.heard.wait_for(lambda: self.over.is_set() or self.state.over or self.lost(generation))
+            self._heartbeat.heard.wait_for(lambda: ended() or unless())
+            return ended()
+
+    def wake(self) -> None:
+        """Has `wait_lost_or_over` look again, from any thread."""
+        with self._heartbeat.heard:
+            self._heartbeat.heard.notify_all()
 
     def join(
         self, tables: Sequence[TableSpec] | None, *, span: Span = ANYWHERE, after: int = 0, why: str = ""
@@ -214,19 +225,22 @@ class ControlClient:
         """Blocks until the coordinator has all that was reported. Raises DeadlineExceeded, or why it was refused."""
         self._reporter.flush(timeout_s=self.timeout_s)
 
-    def leave(self, code: int, message: str = "", *, symptom: bool = False) -> JobState:
+    def leave(
+        self, code: int, message: str = "", *, symptom: bool = False, patience_s: float | None = None
+    ) -> JobState:
         """Sends what is queued, then leaves the job with this process's exit code; heartbeats end.
 
         Args:
-            code: 0 done, 1 failed, 2 the user's input is wrong.
+            code: 0 done, 1 failed, 2 the user's input is wrong; of base/exit_codes.py: another is to take its place.
             message: One line for the user when code is not 0.
             symptom: The message tells a consequence of another member's failure (a lost connection); the
                 coordinator prefers the cause, should it still show.
+            patience_s: Seconds for each of both; None = as long as for other calls.
 
         Raises:
             TransportError: With code 0 only, when the coordinator did not take note; a failure is not masked.
         """
-        patience_s = LAST_TRY_S if self._heartbeat.silent else self.timeout_s
+        patience_s = LAST_TRY_S if self._heartbeat.silent else patience_s or self.timeout_s
         try:
             self._reporter.flush(timeout_s=patience_s)
             request = pb.LeaveRequest(token=self._token, code=code, message=message, symptom=symptom)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from shardkeep.base.errors import JobError, ProtocolError, ShardkeepError
+from shardkeep.base.exit_codes import signal_left_on
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.chronicle import Chronicle, time_of_day
 from shardkeep.ps.control.lifecycle import Lifecycle
@@ -200,10 +201,15 @@ class Coordinator:
             return self._life.now
 
     def leave(self, token: str, *, code: int, message: str = "", symptom: bool = False) -> JobState:
-        """The member ends with exit code `code`. `symptom`: the message tells of another's failure."""
+        """The member ends with exit code `code`. `symptom`: the message tells of another's failure.
+
+        A member that leaves on a signal is lost as if it had died, but needs nobody to end it."""
         with self._changed:
             seat = self._touch(token)
-            if seat.left_code is None:
+            if signal_left_on(code) is not None:
+                if not seat.gone:
+                    self._lose(seat, f"{seat.member} {message}, {self._last_step(seat)}", ended=True)
+            elif seat.left_code is None:
                 seat.left_code = code
                 self._after_leaving(seat, message, symptom)
                 self._keep_standing()
@@ -422,11 +428,13 @@ class Coordinator:
         self._life.stopped(f"stopped {where}: {self._life.now.message}{remark}")
         self._finished({"steps": step} if step >= 0 else {})
 
-    def _lose(self, seat: Seat, message: str) -> None:
+    def _lose(self, seat: Seat, message: str, *, ended: bool = False) -> None:
+        """`ended`: the process ends by itself; a launcher is not to kill it."""
         seat.lost = True
         self._changed.notify_all()
         m = seat.member
-        self._keep(lambda: self._chronicle.note(message, lost=m.role, lost_index=m.index, lost_pid=m.pid))
+        process = {} if ended else {"lost_pid": m.pid}
+        self._keep(lambda: self._chronicle.note(message, lost=m.role, lost_index=m.index, **process))
         if self._life.now.state == "stopping":
             self._stop_if_idle()
         elif self._chronicle.summary is not None and self._life.running:

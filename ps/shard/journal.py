@@ -126,6 +126,15 @@ class Journal:
             opened = self._opened()
             self._start(opened.segment.generation, opened.start)
 
+    def to_disk(self) -> None:
+        """Brings all records to disk, so that they survive the machine as well."""
+        with self._guard:
+            for segment in self._segments:
+                with _failing(segment.path, "cannot be brought to disk"), segment.path.open("rb") as file:
+                    os.fsync(file.fileno())
+            with _failing(self._folder, "cannot be brought to disk"):
+                sync_folder(self._folder)
+
     def forget_before(self, step: int) -> None:
         """Deletes segments that hold pushes and applied markers of steps below `step` only; the newest stays."""
         with self._guard:

@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import os
+import re
+import signal
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -104,6 +106,22 @@ def test_in_sync_deaths_of_every_role_change_no_bit_of_the_model(cluster: Cluste
     told = causes(summary)
     for victim in ("server 1", "worker 0", "the coordinator was restarted"):
         assert victim in told
+    assert not any(recovery["anew"] or recovery["lost_steps"] for recovery in summary["recoveries"])
+
+
+def test_roles_that_are_asked_to_leave_are_replaced_and_change_no_bit(
+    cluster: Cluster, undisturbed: dict[str, Any]
+) -> None:
+    faults = (
+        Fault(("worker 1",), 60, signal.SIGTERM),
+        Fault(("server 0",), 170, signal.SIGTERM),
+        Fault(("worker 0",), 290, signal.SIGINT),
+    )
+    summary = disturbed(cluster, JOB, *faults)
+    assert summary["state_digest"] == undisturbed["state_digest"]
+    assert summary["eval"] == undisturbed["eval"]
+    left = [re.sub(r" \(pid .*?\)|, (last seen|the job was) at .*", "", r["cause"]) for r in summary["recoveries"]]
+    assert left == ["worker 1 left on SIGTERM", "server 0 left on SIGTERM", "worker 0 left on SIGINT"]
     assert not any(recovery["anew"] or recovery["lost_steps"] for recovery in summary["recoveries"])
 
 

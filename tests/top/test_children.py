@@ -93,6 +93,8 @@ def test_the_last_words_of_a_log_are_its_error_or_its_last_line(tmp_path: Path, 
 
 def test_a_death_says_how() -> None:
     assert Death("server", 1, 7, -9, "").text() == "server 1 (pid 7) ended: killed by SIGKILL"
+    assert Death("server", 1, 7, 143, "bye").text() == "server 1 (pid 7) ended: left on SIGTERM"
+    assert Death("server", 1, 7, 130, "").text() == "server 1 (pid 7) ended: left on SIGINT"
     assert Death("server", 1, 7, 1, "out of memory").text() == "server 1 (pid 7) ended: exit code 1: out of memory"
 
 

@@ -251,6 +251,52 @@ def test_a_group_that_is_lost_again_and_again_without_a_step_fails_the_job() -> 
     )
 
 
+@pytest.mark.parametrize(("role", "index"), [("worker", 1), ("server", 0)])
+def test_one_that_leaves_on_a_signal_is_replaced_at_once_and_nobody_is_to_kill_it(role: Role, index: int) -> None:
+    job = Recovering()
+    job.form()
+    job.coordinator.heartbeat("worker-1-100", step=30, phase="training")
+    assert job.leave(role, index, 143, "left on SIGTERM").state == "recovering"
+    where = "last seen at step 30 (training)" if role == "worker" else "the job was at step 30"
+    assert job.state.message == f"{role} {index} (pid 100 on 10.0.0.7) left on SIGTERM, {where}"
+    assert job.recover(killed=(role, index)).generation == 2
+    notes = [call[1] for call in job.sink.of("event") if "lost" in call[1]]
+    assert [(note["lost"], note["lost_index"], note.get("lost_pid")) for note in notes] == [(role, index, None)]
+    job.kill(role, index)  # its launcher comes late with it
+    assert job.state.state == "training"
+
+
+def test_one_that_leaves_again_and_again_without_a_step_fails_the_job_as_deaths_do() -> None:
+    job = Recovering(restarts=1)
+    job.form()
+    job.leave("worker", 1, 143, "left on SIGTERM")
+    job.recover(killed=("worker", 1))
+    job.coordinator.leave("worker-1-200", code=143, message="left on SIGTERM")
+    assert job.state.state == "failed"
+    assert "worker 1 (pid 200 on 10.0.0.7) left on SIGTERM" in job.state.message
+    assert job.state.message.endswith("it died 2 times without one more trained step (liveness.restarts: 1)")
+
+
+def test_without_restarts_one_that_leaves_on_a_signal_fails_the_job_by_its_name() -> None:
+    job = Recovering(restarts=0)
+    job.form()
+    job.come_back("worker", 0, why="EOF")
+    state = job.leave("worker", 1, 143, "left on SIGTERM")
+    assert (state.state, state.lost) == ("failed", True)
+    assert state.message == "worker 1 (pid 100 on 10.0.0.7) left on SIGTERM, last seen before its first step"
+
+
+def test_one_that_leaves_on_a_signal_while_the_job_stops_is_no_failure() -> None:
+    job = Recovering()
+    job.form()
+    job.coordinator.stop("Ctrl-C")
+    job.leave("server", 0, 143, "left on SIGTERM")
+    job.leave("worker", 0, 143, "left on SIGTERM")
+    assert job.state.state == "stopping"
+    job.leave("worker", 1)
+    assert job.state.state == "stopped"
+
+
 def test_a_member_that_is_not_replaced_in_time_fails_the_job() -> None:
     job = Recovering(form_timeout_s=10.0)
     job.form()
