@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from shardkeep.base.schedule import ScheduleConfig
 from shardkeep.base.settings import Settings
@@ -62,9 +62,17 @@ class SparseColumn(Settings):
     pooling: Literal["sum", "mean", "weighted"] = "sum"
     """How the rows of several ids become one: sum, mean, or sum weighted by `weights`."""
     separator: str | None = None
-    """Text between the ids of a multi-valued field; left out = a single value (or a list column)."""
+    """Text between the ids of a multi-valued field, at least one character; left out = a single value (or a list
+    column)."""
     weights: str | None = None
     """Column of the weights, as many per sample as ids; with pooling: weighted."""
+
+    @field_validator("separator")
+    @classmethod
+    def _a_separator_has_characters(cls, value: str | None) -> str | None:
+        if value == "":
+            raise ValueError("allowed: one or more characters; left out = a single value")
+        return value
 
     @model_validator(mode="after")
     def _weights_go_with_weighted(self) -> SparseColumn:
@@ -80,6 +88,8 @@ class LabelColumn(Settings):
     """Name of the column."""
     positive: Texts | None = None
     """Values that mean 1, every other means 0; left out = the column holds 0 and 1, or true and false."""
+    missing: Literal["error", "skip"] = "error"
+    """Rows whose label is missing, by `data.missing` or as a null: error, or skip = leave them out."""
 
 
 def _named(value: Any) -> Any:

@@ -15,10 +15,11 @@ from numpy.typing import NDArray
 
 from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.workers.config import DataConfig, DenseColumn, LabelColumn, Scaling, SparseColumn
-from shardkeep.workers.data.columnar import ColumnarWriter, Lists, Rows
+from shardkeep.workers.data.columnar import ColumnarWriter, DenseTransform, Lists, Rows
 from shardkeep.workers.data.decoding import (
     Chunk,
     Column,
+    Labels,
     as_lists,
     decode_ids,
     decode_labels,
@@ -93,7 +94,7 @@ class PartCheck:
         self.num_rows += len(labels_N)
         self.num_positive += int(labels_N.sum())
         if len(self.seen) < 10:
-            texts = pc.unique(label_texts(chunk.column(label.column)).slice(0, 10_000))
+            texts = pc.unique(label_texts(chunk.column(label.column), ()).slice(0, 10_000))
             self.seen |= dict.fromkeys(str(t) for t in texts.to_pylist())
 
     def finish(self, label: LabelColumn, advice: str = "") -> None:
@@ -110,13 +111,53 @@ class PartCheck:
             )
 
 
-class Converter:
-    """Turns chunks into samples: `train` first, which fixes scaling and which features are multi-valued."""
+@dataclass
+class Unlabelled:
+    """Counts the rows whose label is missing, which are an error or left out."""
 
-    def __init__(self, layout: Layout) -> None:
+    label: LabelColumn
+    count: int = 0
+    first: DataError | None = None
+
+    def add(self, chunk: Chunk, missing_N: NDArray[np.bool_]) -> bool:
+        """Takes in a chunk; whether the missing labels so far are an error."""
+        self.count += int(missing_N.sum())
+        if self.first is None and missing_N.any():
+            self.first = chunk.column(self.label.column).error(int(missing_N.argmax()), "the label is missing")
+        return self.first is not None and self.label.missing == "error"
+
+    def finish(self, num_rows: int) -> None:
+        """Raises DataError where missing labels are an error, and where no row has a label."""
+        if self.first is not None and (self.label.missing == "error" or self.count == num_rows):
+            known = "; data.label.missing: skip leaves such rows out" if self.label.missing == "error" else ""
+            raise DataError(f"{self.first} ({self.count:,} of {num_rows:,} rows){known}")
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """What the training rows decide for all rows: which features are multi-valued, and the scaling.
+
+    `origins`: per dense column, what is subtracted before a number is stored (float64). `transform`: at reading.
+    """
+
+    lists: frozenset[str]
+    origins: tuple[float, ...]
+    transform: DenseTransform
+
+
+class Converter:
+    """Turns chunks into samples: those of `train` first, or with what an earlier conversion of `train` has fitted."""
+
+    def __init__(self, layout: Layout, fitted: Fitted | None = None) -> None:
         self.layout = layout
-        self.scaler = Scaler(layout.dense, layout.scale)
-        self.lists: frozenset[str] | None = None
+        self.scaler = Scaler(layout.dense, layout.scale, None if fitted is None else fitted.origins)
+        self.lists: frozenset[str] | None = None if fitted is None else fitted.lists
+        self.skipped = 0
+        self._fitted = fitted
+
+    def fitted(self) -> Fitted:
+        """What the training rows have decided."""
+        return self._fitted or Fitted(self.lists or frozenset(), self.scaler.origins(), self.scaler.transform())
 
     def convert(
         self,
@@ -135,28 +176,34 @@ class Converter:
         """
         key = np.uint64(xxhash.xxh3_64_intdigest(b"eval_fraction", seed=seed))
         checks = (PartCheck("training"), PartCheck("evaluation"))
-        row = 0
-        for chunk in _cut(chunks):
-            held_N = np.full(len(chunk), train is None)
+        row, unlabelled = 0, Unlabelled(self.layout.label)
+        for whole in _cut(chunks):
+            held_N = np.full(len(whole), train is None)
             if train is not None and held is not None:
                 hold_out(key, row, share, held_N)
-            row += len(chunk)
+            row += len(whole)
+            labels = self._labels(whole)
+            if unlabelled.add(whole, labels.missing_N):
+                continue  # an error already: only counts
+            present_N = ~labels.missing_N
+            chunk, held_N, label_N = whole.filter(present_N), held_N[present_N], labels.value_N[present_N]
             for writer, check, keep_N in ((train, checks[0], ~held_N), (held, checks[1], held_N)):
                 if writer is not None and keep_N.any():
                     part = chunk.filter(keep_N)
-                    rows = self._rows(part, learn=writer is train)
+                    rows = self._rows(part, label_N[keep_N], learn=writer is train)
                     check.add(rows.label_N, part, self.layout.label)
                     writer.add(rows)
         if not row:
             raise DataError(f"{origin or 'the data'}: has no rows")
+        unlabelled.finish(row)
+        self.skipped += unlabelled.count
         advice = f" (data.eval_fraction: {share})" if train is not None and held is not None else ""
         for writer, check in ((train, checks[0]), (held, checks[1])):
             if writer is not None:
                 check.finish(self.layout.label, advice)
 
-    def _rows(self, chunk: Chunk, *, learn: bool) -> Rows:
+    def _rows(self, chunk: Chunk, label_N: NDArray[np.uint8], *, learn: bool) -> Rows:
         layout = self.layout
-        label_N = decode_labels(chunk.column(layout.label.column), layout.label.positive, layout.missing)
         if self.lists is None:
             self.lists = frozenset(c.column for c in layout.sparse if _is_multi(chunk, c))
         single = [c for c in layout.sparse if c.column not in self.lists]
@@ -168,6 +215,10 @@ class Converter:
             dense_NI[:, i] = self._dense(chunk, scaler, learn=learn)
         lists = {c.column: self._lists(chunk, c) for c in layout.sparse if c.column in self.lists}
         return Rows(label_N, dense_NI, single_NF, lists)
+
+    def _labels(self, chunk: Chunk) -> Labels:
+        label = self.layout.label
+        return decode_labels(chunk.column(label.column), label.positive, self.layout.missing)
 
     def _dense(self, chunk: Chunk, scaler: ColumnScaler, *, learn: bool) -> NDArray[np.float32]:
         column = chunk.dense_column(scaler.name)

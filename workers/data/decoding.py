@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.hashing import MISSING_ID, hash_texts
 
+FLOAT_DIGITS = {16: 11, 32: 24, 64: 53}  # bits of a float type -> binary digits it holds
 COMMA_NUMBER = re.compile(rb"[+-]?[0-9]+,[0-9]+")
 Float64s = NDArray[np.float64]
 Int64s = NDArray[np.int64]
@@ -196,41 +197,55 @@ def present(entries: pa.Array, missing: Sequence[str]) -> NDArray[np.bool_]:
     return np.array(entries.is_valid())
 
 
-def decode_labels(column: Column, positive: Sequence[str] | None, missing: Sequence[str]) -> NDArray[np.uint8]:
-    """The label as uint8_N of 0 and 1. Raises DataError, naming the row, where it is missing or neither."""
+@dataclass(frozen=True)
+class Labels:
+    """value_N: uint8, 0 and 1; missing_N: bool, where there is no label, and the value means nothing."""
+
+    value_N: NDArray[np.uint8]
+    missing_N: NDArray[np.bool_]
+
+
+def decode_labels(column: Column, positive: Sequence[str] | None, missing: Sequence[str]) -> Labels:
+    """The labels; a value of `missing` that `positive` lists too is no missing one.
+
+    Raises DataError, naming the row, where one is neither 0 nor 1.
+    """
     if positive is not None:
         return _positives(column, positive, missing)
     try:
         numbers_N = decode_numbers(column, missing)
     except DataError as error:
         raise DataError(f"{error} (label; name the texts that mean 1 in data.label.positive)") from error
-    wrong_N = ~((numbers_N == 0.0) | (numbers_N == 1.0))
+    missing_N = np.isnan(numbers_N)
+    wrong_N = ~((numbers_N == 0.0) | (numbers_N == 1.0) | missing_N)
     if wrong_N.any():
         index = int(wrong_N.argmax())
-        held = "is missing" if np.isnan(numbers_N[index]) else f"is {numbers_N[index]:g}"
-        raise column.error(index, f"the label {held}; allowed: 0 and 1, or data.label.positive")
-    return numbers_N.astype(np.uint8)
+        raise column.error(index, f"the label is {numbers_N[index]:g}; allowed: 0 and 1, or data.label.positive")
+    return Labels((numbers_N == 1.0).astype(np.uint8), missing_N)
 
 
-def _positives(column: Column, positive: Sequence[str], missing: Sequence[str]) -> NDArray[np.uint8]:
+def _positives(column: Column, positive: Sequence[str], missing: Sequence[str]) -> Labels:
+    positive = [text.strip() for text in positive]
+    missing = [text for text in missing if text not in positive]
     if _is_number(column.values.type) and len(numbers := _numbers(positive)) == len(positive):
         found_N = decode_numbers(column, missing)
         missing_N, positive_N = np.isnan(found_N), np.isin(found_N, numbers)
     else:
-        texts = label_texts(column)
+        texts = label_texts(column, missing)
         missing_N = np.array(texts.is_null())
-        positive_N = np.array(pc.is_in(texts, value_set=pa.array([p.strip() for p in positive], texts.type)))
-    if missing_N.any():
-        raise column.error(int(missing_N.argmax()), "the label is missing")
-    return positive_N.astype(np.uint8)
+        positive_N = np.array(pc.is_in(texts, value_set=pa.array(positive, texts.type)))
+    return Labels(positive_N.astype(np.uint8), missing_N)
 
 
-def label_texts(column: Column) -> pa.Array:
-    """The labels as stripped texts, the form in which `positive` is compared."""
+def label_texts(column: Column, missing: Sequence[str]) -> pa.Array:
+    """The labels as stripped texts, the form in which `positive` is compared; missing ones are null."""
     values = column.values
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
-    return clean_texts(values if is_text(values.type) else values.cast(pa.string()), [""])
+    kind = values.type
+    if not (is_text(kind) or _is_number(kind) or pa.types.is_temporal(kind) or pa.types.is_null(kind)):
+        raise column.wrong_type("numbers, truth values or texts")
+    return clean_texts(values if is_text(kind) else values.cast(pa.string()), ["", *missing])
 
 
 def _parse(column: Column, texts: pa.Array) -> pa.Array:
@@ -295,12 +310,12 @@ def _whole(column: Column, values: pa.Array) -> Int64s:
     """Whole numbers of any Arrow type as int64 (uint64 keeps its bits); nulls become 0."""
     kind = values.type
     if pa.types.is_floating(kind):
-        found_N = np.array(pc.fill_null(values, 0.0), np.float64)
-        return _from_floats(column, found_N)
+        found_N = np.array(values.cast(pa.float64()).fill_null(0.0), np.float64)
+        return _from_floats(column, found_N, exact=float(2 ** FLOAT_DIGITS[kind.bit_width]))
     if pa.types.is_uint64(kind):
         return np.array(pc.fill_null(values, 0), np.uint64).view(np.int64)
     if pa.types.is_decimal(kind):
-        return _from_floats(column, np.array(pc.fill_null(values.cast(pa.float64()), 0.0), np.float64))
+        return _from_decimals(column, values)
     if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
         values = values.cast(_storage(kind))
     elif not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
@@ -308,15 +323,36 @@ def _whole(column: Column, values: pa.Array) -> Int64s:
     return np.array(pc.fill_null(values.cast(pa.int64()), 0), np.int64)
 
 
-def _from_floats(column: Column, found_N: Float64s) -> Int64s:
+def _from_floats(column: Column, found_N: Float64s, exact: float) -> Int64s:
+    """`exact`: up to here, and not beyond, the column's type holds every whole number."""
     missing_N = np.isnan(found_N)
-    wrong_N = ~missing_N & ((found_N != np.floor(found_N)) | (np.abs(found_N) >= 2.0**63))
+    wrong_N = ~missing_N & ((found_N != np.floor(found_N)) | (np.abs(found_N) > exact))
     if wrong_N.any():
         index = int(wrong_N.argmax())
-        raise column.error(index, f"{found_N[index]:g} is not a whole number; a category is a text or a whole number")
+        number = found_N[index]
+        if number == np.floor(number) and np.isfinite(number):
+            why = f"{number:.0f} has lost digits as {column.values.type}; store the column as int64 or text"
+            raise column.error(index, why)
+        raise column.error(index, f"{number:g} is not a whole number; a category is a text or a whole number")
     ids_N = np.where(missing_N, 0.0, found_N).astype(np.int64)
     ids_N[missing_N] = MISSING_ID
     return ids_N
+
+
+def _from_decimals(column: Column, values: pa.Array) -> Int64s:
+    """Decimals keep all their digits as int64, or are refused."""
+    try:
+        return np.array(pc.fill_null(values.cast(pa.int64()), 0), np.int64)
+    except pa.ArrowInvalid:
+        for index, number in enumerate(values.to_pylist()):
+            if number is None:
+                continue
+            if number != number.to_integral_value():
+                why = f"{number} is not a whole number; a category is a text or a whole number"
+                raise column.error(index, why) from None
+            if not -(2**63) <= number < 2**63:
+                raise column.error(index, f"{number} is beyond 64 bits; store the column as text") from None
+        raise
 
 
 def _storage(kind: pa.DataType) -> pa.DataType:

@@ -53,13 +53,13 @@ class ColumnScaler:
     timestamps, whose values are large beside their spread.
     """
 
-    def __init__(self, column: DenseColumn, default: Scaling) -> None:
+    def __init__(self, column: DenseColumn, default: Scaling, origin: float | None = None) -> None:
         self.name = column.column
         self._scale: Scaling = column.scale or default
         self._fill = column.fill
         self._raw = Moments()
         self._stored = Moments()
-        self._origin: float | None = None
+        self._origin = origin
 
     def store(self, values_N: Float64s, *, learn: bool) -> NDArray[np.float32]:
         """The numbers to store for raw `values_N` (nan = missing); with `learn` they count as training data."""
@@ -71,12 +71,17 @@ class ColumnScaler:
         if self._origin is None and present_N.any():
             self._origin = self._stored.mean if self._standard else 0.0
         with np.errstate(over="ignore"):  # the caller refuses what became infinite
-            return (shaped_N - (self._origin or 0.0)).astype(np.float32)
+            return (shaped_N - self.origin).astype(np.float32)
+
+    @property
+    def origin(self) -> float:
+        """What is subtracted from every number before it is stored."""
+        return self._origin or 0.0
 
     def transform(self) -> tuple[float, float, float]:
         """(fill, shift, factor): the input is (stored - shift) * factor, or fill where missing."""
         raw = self._raw.mean if self._fill == "mean" else float(self._fill)
-        origin = self._origin or 0.0
+        origin = self.origin
         shift, factor = 0.0, 1.0
         if self._standard:
             shift, factor = self._stored.mean - origin, 1.0 / self._stored.deviation
@@ -94,10 +99,17 @@ class ColumnScaler:
 
 
 class Scaler:
-    """All dense columns of a job."""
+    """All dense columns of a job. `origins`: those that other rows have fixed."""
 
-    def __init__(self, columns: Sequence[DenseColumn], default: Scaling) -> None:
-        self.columns = [ColumnScaler(column, default) for column in columns]
+    def __init__(
+        self, columns: Sequence[DenseColumn], default: Scaling, origins: Sequence[float] | None = None
+    ) -> None:
+        fixed: Sequence[float | None] = origins or [None] * len(columns)
+        self.columns = [ColumnScaler(c, default, origin) for c, origin in zip(columns, fixed, strict=True)]
+
+    def origins(self) -> tuple[float, ...]:
+        """The origin of every column."""
+        return tuple(column.origin for column in self.columns)
 
     def transform(self) -> DenseTransform:
         """The transform of all columns as float32 arrays."""

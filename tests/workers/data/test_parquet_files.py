@@ -152,3 +152,28 @@ def test_files_that_are_no_parquet_are_refused(tmp_path: Path, content: bytes, e
     )
     with pytest.raises(DataError, match=expected):
         open_data(config, seed=0)
+
+
+DIGITS = [Decimal("123456789012345678"), Decimal("123456789012345679"), Decimal(-5), None]
+
+
+@pytest.mark.parametrize("kind", [pa.decimal128(20, 0), pa.decimal128(30, 4), pa.decimal256(40, 0)], ids=str)
+def test_decimals_as_ids_keep_all_their_digits(tmp_path: Path, kind: Any) -> None:
+    batch = _read(tmp_path, {"c": pa.array(DIGITS, kind), "y": [0, 1, 0, 1]}, sparse=["c"])
+    assert batch.ids["c"].values_N.tolist() == [123456789012345678, 123456789012345679, -5, MISSING_ID]
+
+
+@pytest.mark.parametrize(
+    ("values", "why"),
+    [
+        (pa.array([Decimal("1"), Decimal("1.5")]), "1.5 is not a whole number; a category is"),
+        (pa.array([1, 2**63], pa.decimal128(20, 0)), "9223372036854775808 is beyond 64 bits; store the column as text"),
+        (pa.array([1.0, 2.0**53 + 2]), "9007199254740994 has lost digits as double; store the column as int64 or text"),
+        (pa.array([1.0, 2.0**24 + 2], pa.float32()), "16777218 has lost digits as float; store the column as int64"),
+        (pa.array([1.0, float("inf")]), "inf is not a whole number"),
+    ],
+    ids=["fraction", "20 digits", "double", "float", "infinite"],
+)
+def test_numbers_that_cannot_be_an_id_digit_by_digit_are_refused(tmp_path: Path, values: Any, why: str) -> None:
+    with pytest.raises(DataError, match=f"row 2, column c: {why}"):
+        _read(tmp_path, {"c": values, "y": [0, 1]}, sparse=["c"])

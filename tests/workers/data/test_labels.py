@@ -1,0 +1,89 @@
+"""Missing labels: an error that counts them, or rows left out; never class 0."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+
+from shardkeep.base.errors import DataError
+from shardkeep.workers.config import DataConfig
+from shardkeep.workers.data.dataset import Data, open_data
+
+YES = {"column": "y", "positive": ["yes"]}
+
+
+def _open(folder: Path, labels: list[str], **settings: Any) -> Data:
+    lines = [f"{i},{label}" for i, label in enumerate(labels)]
+    (folder / "a.csv").write_text("\n".join(["x,y", *lines]))
+    base: dict[str, Any] = {"source": "csv", "root": str(folder), "train": "a.csv", "dense": ["x"], "scale": "none"}
+    return open_data(DataConfig.model_validate(base | settings), seed=0)
+
+
+def _rows(data: Data) -> list[tuple[float, float]]:
+    batch = data.train.gather(np.arange(len(data.train)))
+    return list(zip(batch.dense_BI[:, 0].tolist(), batch.label_BT[:, 0].tolist(), strict=True))
+
+
+@pytest.mark.parametrize("text", ["?", "", " NA ", "null", "nan", "-9"])
+@pytest.mark.parametrize("label", [YES, {"column": "y"}], ids=["texts", "numbers"])
+def test_a_missing_label_is_an_error_that_counts_them(tmp_path: Path, text: str, label: dict[str, Any]) -> None:
+    one, zero = ("yes", "no") if label is YES else ("1", "0")
+    labels = [one, zero, text, one, text, zero]
+    missing = ["", "?", "NA", "null", "nan", "-9"]
+    where = (
+        r"a.csv, row 3, column y: the label is missing \(2 of 6 rows\); data.label.missing: skip leaves such rows out"
+    )
+    with pytest.raises(DataError, match=where):
+        _open(tmp_path, labels, label=label, missing=missing)
+    data = _open(tmp_path, labels, label=label | {"missing": "skip"}, missing=missing)
+    assert _rows(data) == [(0.0, 1.0), (1.0, 0.0), (3.0, 1.0), (5.0, 0.0)]
+    assert "2 rows left out, their label is missing" in data.describe()
+
+
+def test_a_text_that_means_one_is_not_missing(tmp_path: Path) -> None:
+    data = _open(tmp_path, ["NA", "some", "NA"], label={"column": "y", "positive": ["NA"]})
+    assert [label for _, label in _rows(data)] == [1.0, 0.0, 1.0]
+
+
+def test_left_out_rows_do_not_enter_the_statistics_nor_move_the_split(tmp_path: Path) -> None:
+    whole = ["1", "0"] * 50
+    holes = [text if i % 10 else "?" for i, text in enumerate(whole)]
+    label = {"column": "y", "missing": "skip"}
+    data = _open(tmp_path, holes, label=label, eval_fraction=0.3)
+    full = _open(tmp_path, whole, label=label, eval_fraction=0.3)
+    assert data.eval is not None and full.eval is not None
+    assert set(_rows(data)) < set(_rows(full)) and len(data.train) + len(data.eval) == 90
+    scaled = _open(tmp_path, ["0", "?", "1"], label=label, scale="standard")
+    assert [x for x, _ in _rows(scaled)] == [-1.0, 1.0]
+
+
+def test_labels_that_are_all_missing_are_an_error_with_skip_too(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"the label is missing \(3 of 3 rows\)$"):
+        _open(tmp_path, ["?"] * 3, label={"column": "y", "missing": "skip"})
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        pa.array([1, None, 0, None]),
+        pa.array([1.0, float("nan"), 0.0, None]),
+        pa.array([True, None, False, None]),
+        pa.array(["1", None, "0", "?"]),
+        pa.array(["1", "?", "0", None]).dictionary_encode(),
+    ],
+    ids=["int", "float", "bool", "text", "dictionary"],
+)
+@pytest.mark.parametrize("positive", [None, ["1", "true"]], ids=["numbers", "texts"])
+def test_nulls_of_any_type_are_missing(tmp_path: Path, values: Any, positive: list[str] | None) -> None:
+    pq.write_table(pa.table({"x": [0, 1, 2, 3], "y": values}), tmp_path / "a.parquet")
+    config = {"source": "parquet", "root": str(tmp_path), "train": "a.parquet", "dense": ["x"], "scale": "none"}
+    label: dict[str, Any] = {"column": "y", "positive": positive}
+    with pytest.raises(DataError, match=r"row 2, column y: the label is missing \(2 of 4 rows\)"):
+        open_data(DataConfig.model_validate(config | {"label": label}), seed=0)
+    data = open_data(DataConfig.model_validate(config | {"label": label | {"missing": "skip"}}), seed=0)
+    assert _rows(data) == [(0.0, 1.0), (2.0, 0.0)]
