@@ -154,8 +154,8 @@ class ColumnarDataset:
         self._halves = words.view(np.int32)
         self._octets = words.view(np.uint8)
         self._floats = words.view(np.float32)
-        self._starts = _starts(batches, content.address)
         self._check(batches[0])
+        self._starts = _starts(batches, words)
 
     @property
     def schema(self) -> Schema:
@@ -210,24 +210,56 @@ class ColumnarDataset:
             expected["dense"] = pa.list_(pa.float32(), self._schema.num_dense)
         if self._single:
             expected["single"] = pa.list_(pa.int64(), len(self._single))
-        held = {f.name: f.type for f in batch.schema if ":" not in f.name}
-        held_lists = {f.name.removeprefix("ids:") for f in batch.schema if f.name.startswith("ids:")}
-        if held != expected or held_lists != self._lists:
+        expected |= {f"ids:{name}": pa.list_(pa.int64()) for name in self._lists}
+        held = {f.name: f.type for f in batch.schema if not f.name.startswith("weights:")}
+        weights = {f.name: f.type for f in batch.schema if f.name.startswith("weights:")}
+        if (
+            held != expected
+            or len(batch.schema) != len(held) + len(weights)
+            or any(kind != pa.list_(pa.float32()) for kind in weights.values())
+        ):
             raise ValueError("the columns are not those of the config")
 
 
-def _starts(batches: list[pa.RecordBatch], base: int) -> dict[str, Int64s]:
-    """Where each column of each chunk begins in the content, counted in the column's own elements."""
+def _starts(batches: list[pa.RecordBatch], words: Int64s) -> dict[str, Int64s]:
+    """Where each column of each chunk begins in the content, counted in the column's own elements.
+
+    Raises ValueError where the kernels, which check nothing, would read outside of the content.
+    """
     starts: dict[str, list[int]] = {}
     for batch in batches:
+        lists: dict[str, NDArray[np.int32]] = {}
         for name, column in zip(batch.schema.names, batch.columns, strict=True):
-            buffers = column.buffers()
-            data, width = (
-                buffers[-1],
-                column.type.bit_width // 8 if name == "label" else column.type.value_type.bit_width // 8,
-            )
             if pa.types.is_list(column.type):
-                starts.setdefault(name, []).append((buffers[1].address - base) // 4)
-                name = f"{name}.values"
-            starts.setdefault(name, []).append((data.address - base) // width if data is not None else 0)
+                offsets_N, at = _elements(column.buffers()[1], np.dtype(np.int32), len(batch) + 1, words)
+                starts.setdefault(name, []).append(at)
+                if offsets_N[0] < 0 or (offsets_N[1:] < offsets_N[:-1]).any():
+                    raise ValueError(f"column {name}: the offsets of its lists go back")
+                feature = name.partition(":")[2]
+                if not np.array_equal(lists.setdefault(feature, offsets_N), offsets_N):
+                    raise ValueError(f"column {name}: has other lists than its ids")
+                width, count, name = column.type.value_type.bit_width // 8, int(offsets_N[-1]), f"{name}.values"
+            elif name == "label":
+                width, count = 1, len(batch)
+            else:
+                width, count = column.type.value_type.bit_width // 8, len(batch) * column.type.list_size
+            starts.setdefault(name, []).append(_elements(column.buffers()[-1], _DTYPES[width], count, words)[1])
     return {name: np.array(at, np.int64) for name, at in starts.items()}
+
+
+_DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 4: np.dtype(np.float32), 8: np.dtype(np.int64)}
+
+
+def _elements(buffer: pa.Buffer | None, dtype: np.dtype[Any], count: int, words: Int64s) -> tuple[NDArray[Any], int]:
+    """The first `count` elements of a buffer, and where they begin in the content, counted in elements.
+
+    Raises ValueError where they are not all in the content, or not aligned.
+    """
+    if not count and dtype != np.int32:  # no list holds anything: nothing will be read
+        return np.empty(0, dtype), 0
+    first, beyond = divmod(0 if buffer is None else buffer.address - words.ctypes.data, dtype.itemsize)
+    if buffer is None or buffer.size < count * dtype.itemsize or beyond:
+        raise ValueError("a column is shorter than its rows, or not aligned")
+    if first < 0 or (first + count) * dtype.itemsize > words.nbytes:
+        raise ValueError("a column lies outside of the file")
+    return words.view(dtype)[first : first + count], first

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import difflib
 import glob
+import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+import xxhash
 
 from shardkeep.base.errors import ConfigError, DataError
 
 PARQUET = (".parquet", ".pq", ".parq")
+PROBES, PROBE_BYTES = 8, 4096  # of a file's bytes, spread over it
+Identity = list[str | int]
 NO_DATA = (".yaml", ".yml", ".md", ".json", ".py", ".crc", ".names", ".pdf")
 
 
@@ -58,7 +64,41 @@ def _not_found(path: Path, key: str) -> str:
     return f"{path}: no such file ({key}){f'; did you mean {near[0]}?' if near else ''}"
 
 
-def identity(path: Path) -> list[str | int]:
-    """What tells that a file is still the same: path, size in bytes, time of the last change in ns."""
-    status = path.stat()
-    return [str(path.resolve()), status.st_size, status.st_mtime_ns]
+def identity(path: Path) -> Identity:
+    """What tells that a file is still the same: path, size in bytes, time of the last change in ns, and the checksum
+    of some of its bytes, for copies that keep time and size. Raises OSError."""
+    with path.open("rb") as file:
+        status = os.fstat(file.fileno())
+        found = xxhash.xxh3_64()
+        for part in range(PROBES):
+            file.seek(part * max(0, status.st_size - PROBE_BYTES) // (PROBES - 1))
+            found.update(file.read(PROBE_BYTES))
+    return [str(path.resolve()), status.st_size, status.st_mtime_ns, found.hexdigest()]
+
+
+@dataclass(frozen=True)
+class State:
+    """A file at one time. `inode`: another one means that the file has been replaced, whatever its time and size."""
+
+    path: Path
+    identity: Identity
+    inode: int
+
+
+def snapshot(paths: Sequence[Path]) -> list[State]:
+    """What the files are now. Raises DataError where one cannot be read."""
+    try:
+        return [State(path, identity(path), path.stat().st_ino) for path in paths]
+    except OSError as error:
+        raise DataError(f"{error.filename}: cannot be read ({error.strerror or error})") from error
+
+
+def changed_since(before: Sequence[State]) -> Path | None:
+    """The first file that is not what it was; None where all are."""
+    for state in before:
+        try:
+            if (identity(state.path), state.path.stat().st_ino) != (state.identity, state.inode):
+                return state.path
+        except OSError:
+            return state.path
+    return None

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from shardkeep.base.errors import DataError
+from shardkeep.base.files import file_lock
 from shardkeep.workers.config import DataConfig
-from shardkeep.workers.data.cache import _cache_folders
 from shardkeep.workers.data.dataset import Data, open_data
 
 
@@ -106,7 +106,7 @@ def test_a_damaged_entry_is_rebuilt(tmp_path: Path, damage: str) -> None:
         open_data(config, seed=0)
         (other,) = (tmp_path / "other").glob("a-*")
         _write(tmp_path)
-        os.utime(tmp_path / "a.csv", ns=(0, json.loads(meta.read_text())["inputs"][0][0][2]))
+        os.utime(tmp_path / "a.csv", ns=(0, json.loads(meta.read_text())["inputs"][0][2]))
         arrow.write_bytes((other / "train.arrow").read_bytes())
     else:
         arrow.unlink()
@@ -243,21 +243,116 @@ def test_a_conversion_needs_memory_for_a_few_chunks_only(tmp_path: Path) -> None
     assert peak < 120e6
 
 
-@pytest.mark.parametrize("mode", [0o770, 0o707], ids=["group", "everyone"])
-def test_a_temporary_cache_that_others_can_write_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+def test_jobs_with_other_evaluation_files_share_the_training_entry(tmp_path: Path) -> None:
+    _write(tmp_path)
+    for name in ("b.csv", "c.csv"):
+        (tmp_path / name).write_text("x,c,y\n5,1,0\n6,2,1\n")
+    config = {"eval": "b.csv", "scale": "standard"}
+    first = open_data(_config(tmp_path, **config), seed=0)
+    assert len(_entries(tmp_path)) == 2
+    told: list[str] = []
+    second = open_data(_config(tmp_path, **config | {"eval": "c.csv"}), seed=0, progress=lambda t, _: told.append(t))
+    assert set(told) == {"reading c.csv"}
+    assert [e.name[0] for e in _entries(tmp_path)] == ["a", "b", "c"]
+    told.clear()
+    open_data(_config(tmp_path, scale="standard"), seed=0, progress=lambda t, _: told.append(t))
+    assert not told
+    assert first.eval is not None and second.eval is not None
+    rows = np.arange(2)
+    assert np.array_equal(first.eval.gather(rows).dense_BI, second.eval.gather(rows).dense_BI)
+
+
+def test_jobs_with_other_training_files_share_the_evaluation_entry_where_values_are_stored_as_they_are(
+    tmp_path: Path,
 ) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    planted = tmp_path / f"shardkeep-data-{os.getuid()}"
-    planted.mkdir()
-    planted.chmod(mode)
-    assert planted not in _cache_folders(DataConfig(), tmp_path / "a.csv")
-    planted.chmod(0o700)
-    assert planted in _cache_folders(DataConfig(), tmp_path / "a.csv")
+    _write(tmp_path)
+    (tmp_path / "b.csv").write_text("x,c,y\n5,1,0\n6,2,1\n")
+    (tmp_path / "d.csv").write_text("x,c,y\n1,1,0\n,2,1\n")
+    told: list[str] = []
+    for train in ("a.csv", "d.csv"):
+        data = open_data(
+            _config(tmp_path, train=train, eval="b.csv", scale="log"), seed=0, progress=lambda t, _: told.append(t)
+        )
+        assert data.eval is not None
+        assert data.eval.gather(np.array([0])).dense_BI[0, 0] == np.float32(np.log1p(5.0))
+    assert set(told) == {"reading a.csv", "reading b.csv", "reading d.csv"}
+    assert told.index("reading d.csv") > max(i for i, t in enumerate(told) if t == "reading b.csv")
 
 
-def test_a_temporary_cache_is_made_for_its_user_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    made = _cache_folders(DataConfig(), tmp_path / "a.csv")[-1]
-    assert made.parent == tmp_path
-    assert made.stat().st_mode & 0o777 == 0o700
+def _replace(path: Path, text: str) -> None:
+    """Another file at the path, of the old one's time."""
+    status = path.stat()
+    fresh = path.with_suffix(".fresh")
+    fresh.write_text(text)
+    os.utime(fresh, ns=(status.st_atime_ns, status.st_mtime_ns))
+    fresh.replace(path)
+
+
+def test_a_file_replaced_while_it_is_converted_is_converted_again(tmp_path: Path) -> None:
+    _write(tmp_path)
+    path = tmp_path / "a.csv"
+    old = path.read_text()
+    new = old.replace("7,0,1\n", "7,0,0\n")  # of the same size, and given the same time
+    swaps = [new]
+
+    def swap(_text: str, _share: float) -> None:
+        if swaps:
+            _replace(path, swaps.pop())
+
+    data = open_data(_config(tmp_path), seed=0, progress=swap)
+    assert data.train.gather(np.array([7])).label_BT[0, 0] == 0.0
+    assert len(_entries(tmp_path)) == 1
+
+
+def test_a_file_that_never_stops_to_change_is_refused(tmp_path: Path) -> None:
+    _write(tmp_path)
+    path = tmp_path / "a.csv"
+
+    def append(_text: str, _share: float) -> None:
+        with path.open("a") as file:
+            file.write("1,1,1\n")
+
+    with pytest.raises(DataError, match=r"a.csv: changed while it was read, 3 times; wait until it is written"):
+        open_data(_config(tmp_path), seed=0, progress=append)
+    assert _entries(tmp_path) == []
+
+
+def test_an_error_in_a_file_that_changes_meanwhile_is_forgotten_with_it(tmp_path: Path) -> None:
+    _write(tmp_path)
+    path = tmp_path / "a.csv"
+    whole = path.read_text()
+    path.write_text(whole[:-1] + ",x,y,z\n")
+    swaps = [whole]
+
+    def mend(_text: str, _share: float) -> None:
+        if swaps:
+            path.write_text(swaps.pop())
+
+    with pytest.raises(DataError, match="has 6 fields"):
+        open_data(_config(tmp_path), seed=0)
+    # with two files the first is read before the second's error shows
+    (tmp_path / "0.csv").write_text("x,c,y\n1,1,1\n")
+    data = open_data(_config(tmp_path, train=["0.csv", "a.csv"]), seed=0, progress=mend)
+    assert len(data.train) == 41
+
+
+def test_another_file_of_the_same_size_and_time_has_another_entry(tmp_path: Path) -> None:
+    _write(tmp_path)
+    open_data(_config(tmp_path), seed=0)
+    text = (tmp_path / "a.csv").read_text()
+    _replace(tmp_path / "a.csv", text.replace("\n0,0,0", "\n9,0,0"))
+    assert _first(open_data(_config(tmp_path), seed=0)) == 9.0
+
+
+def test_parts_that_a_dead_process_has_left_go_with_the_next_conversion(tmp_path: Path) -> None:
+    cache = tmp_path / ".shardkeep-cache"
+    for name in (".a-0123.x1y2z3", ".other-4567.x1y2z3"):
+        (cache / name).mkdir(parents=True)
+        (cache / name / "train.arrow").write_bytes(b"half")
+    (cache / "mine").mkdir()
+    _write(tmp_path)
+    with file_lock(cache / ".other-4567.lock"):  # somebody converts
+        open_data(_config(tmp_path), seed=0)
+    names = {path.name for path in cache.iterdir() if path.is_dir()}
+    assert ".a-0123.x1y2z3" not in names
+    assert {".other-4567.x1y2z3", "mine"} < names

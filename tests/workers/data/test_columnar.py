@@ -1,0 +1,143 @@
+"""Columnar bytes that do not fit are refused when they are opened: the kernels that read them check nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pytest
+
+from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter, DenseTransform, Lists, Rows
+from shardkeep.workers.data.schema import Feature, Schema
+
+COUNT = 70_000
+SCHEMA = Schema(("x", "z"), (Feature("c", "c"), Feature("m", "m"), Feature("w", "w", "weighted")))
+LISTS = frozenset(["m", "w"])
+NONE = np.zeros(2, np.float32)
+TRANSFORM = DenseTransform(NONE, NONE, np.ones(2, np.float32))
+
+
+def _content() -> tuple[pa.Buffer, Rows]:
+    rng = np.random.default_rng(0)
+    lengths_N = rng.integers(0, 4, COUNT)
+    total = int(lengths_N.sum())
+    lists = {
+        "m": Lists(rng.integers(0, 9, total), lengths_N),
+        "w": Lists(rng.integers(0, 9, total), lengths_N, rng.random(total).astype(np.float32)),
+    }
+    dense_NI = rng.normal(size=(COUNT, 2)).astype(np.float32)
+    rows = Rows(rng.integers(0, 2, COUNT).astype(np.uint8), dense_NI, rng.integers(0, 9, (COUNT, 1)), lists)
+    sink = pa.BufferOutputStream()
+    writer = ColumnarWriter(sink)
+    writer.add(rows)
+    writer.close()
+    return sink.getvalue(), rows
+
+
+def _rewritten(change: Callable[[int, pa.RecordBatch], pa.RecordBatch], **options: object) -> pa.Buffer:
+    reader = pa.ipc.open_file(_content()[0])
+    batches = [change(i, reader.get_batch(i)) for i in range(reader.num_record_batches)]
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, batches[0].schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        for batch in batches:
+            writer.write_batch(batch)
+    return sink.getvalue()
+
+
+def _open(content: pa.Buffer) -> ColumnarDataset:
+    return ColumnarDataset(content, schema=SCHEMA, lists=LISTS, transform=TRANSFORM)
+
+
+def _with_offsets(name: str, offsets: Callable[[np.ndarray], None]) -> pa.Buffer:
+    """The content with the offsets of the second chunk's column changed in place."""
+    content, _ = _content()
+    writable = bytearray(content)
+    batch = pa.ipc.open_file(content).get_batch(1)
+    buffer = batch.column(batch.schema.get_field_index(name)).buffers()[1]
+    start = buffer.address - content.address
+    offsets(np.frombuffer(writable, np.int32, len(batch) + 1, start))
+    return pa.py_buffer(bytes(writable))
+
+
+def test_intact_content_is_read_as_it_was_written() -> None:
+    content, rows = _content()
+    batch = _open(content).gather(np.arange(COUNT))
+    assert np.array_equal(batch.ids["w"].values_N, rows.lists["w"].ids_V)
+    assert np.array_equal(batch.ids["w"].weights_N, rows.lists["w"].weights_V)
+    assert np.array_equal(batch.dense_BI, rows.dense_NI)
+
+
+def _negative(offsets: np.ndarray) -> None:
+    offsets[:] -= 2_000_000_000
+
+
+def _backwards(offsets: np.ndarray) -> None:
+    offsets[10] = offsets[12] + 1
+
+
+def _beyond(offsets: np.ndarray) -> None:
+    offsets[-1] = 2_000_000_000
+
+
+@pytest.mark.parametrize("name", ["ids:m", "ids:w", "weights:w"])
+@pytest.mark.parametrize("damage", [_negative, _backwards, _beyond], ids=["negative", "backwards", "beyond"])
+def test_offsets_that_lead_out_of_the_content_are_refused(name: str, damage: Callable[[np.ndarray], None]) -> None:
+    with pytest.raises(ValueError, match="column"):
+        _open(_with_offsets(name, damage))
+
+
+def test_weights_for_other_lists_than_the_ids_are_refused() -> None:
+    def move(offsets: np.ndarray) -> None:
+        where = int(np.flatnonzero(np.diff(offsets) > 0)[3])
+        offsets[where + 1 :] -= 1
+
+    with pytest.raises(ValueError, match="weights:w: has other lists than its ids"):
+        _open(_with_offsets("weights:w", move))
+
+
+def _same(_index: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch
+
+
+def _cast(name: str, kind: pa.DataType) -> Callable[[int, pa.RecordBatch], pa.RecordBatch]:
+    def change(_index: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+        at = batch.schema.get_field_index(name)
+        return batch.set_column(at, name, batch.column(at).cast(kind))
+
+    return change
+
+
+def _short(index: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.slice(0, 10) if index == 0 else batch
+
+
+def _twice(_index: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([*batch.columns, batch.column(0)], names=[*batch.schema.names, "label"])
+
+
+def _without(_index: int, batch: pa.RecordBatch) -> pa.RecordBatch:
+    return batch.drop_columns(["single"])
+
+
+@pytest.mark.parametrize(
+    "content_of",
+    [
+        lambda: _rewritten(_cast("label", pa.int64())),
+        lambda: _rewritten(_cast("ids:m", pa.list_(pa.int16()))),
+        lambda: _rewritten(_cast("weights:w", pa.list_(pa.float64()))),
+        lambda: _rewritten(_cast("dense", pa.list_(pa.float64(), 2))),
+        lambda: _rewritten(_short),
+        lambda: _rewritten(_twice),
+        lambda: _rewritten(_without),
+        lambda: _rewritten(_same, compression="zstd"),
+        lambda: pa.py_buffer(b""),
+        lambda: pa.py_buffer(bytes(_content()[0])[:-200]),
+        lambda: pa.py_buffer(bytes(1000)),
+    ],
+    ids=["label", "ids", "weights", "dense", "short", "twice", "absent", "compressed", "empty", "cut", "zeros"],
+)  # fmt: skip
+def test_content_of_another_form_is_refused(content_of: Callable[[], pa.Buffer]) -> None:
+    content = content_of()
+    with pytest.raises(ValueError):
+        _open(content)
