@@ -33,6 +33,7 @@ import xxhash
 
 from shardkeep.base.errors import CheckpointError
 from shardkeep.base.files import atomic_write, checksum, let_go, sync_folder
+from shardkeep.ps.checkpoint_owner import Hold
 
 FORMAT, CHAINED = 3, 4
 """Of a manifest: of a checkpoint by itself, and of an increment, which an older version must not take for one."""
@@ -109,10 +110,13 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints in one folder. One process writes at a time, but for the parts that servers add."""
+    """The checkpoints in one folder. One process writes at a time, but for the parts that servers add.
 
-    def __init__(self, folder: str | Path) -> None:
+    `hold`: what keeps other jobs out while this process writes; None = nobody else knows the folder."""
+
+    def __init__(self, folder: str | Path, *, hold: Hold | None = None) -> None:
         self.folder = Path(folder)
+        self._hold = hold
 
     def sign(self) -> str:
         """Leaves a fresh token in the folder, by which other processes show that they see the same one.
@@ -137,13 +141,20 @@ class Checkpoints:
         )
 
     def begin(self, step: int) -> Path:
-        """An empty folder for a new checkpoint; what an earlier attempt left is deleted."""
+        """An empty folder for a new checkpoint; what an earlier attempt left is deleted. Raises CheckpointError when
+        another job has taken the folder."""
+        self._check_hold()
         self.folder.mkdir(parents=True, exist_ok=True)
         for stale in self.folder.glob(".step-*"):
             shutil.rmtree(stale, ignore_errors=True)
         partial = self.partial(step)
         partial.mkdir()
         return partial
+
+    def release(self) -> None:
+        """Leaves the folder to other jobs: this process writes no more."""
+        if self._hold is not None:
+            self._hold.release()
 
     def abandon(self, step: int) -> None:
         """Gives back what a checkpoint that failed takes on the disk."""
@@ -159,8 +170,9 @@ class Checkpoints:
         """Makes a checkpoint whose files are all on disk count, by one rename. `base`: of an increment. One of the same
         step counts no more then; `prune` deletes it.
 
-        Raises CheckpointError when a file is not there, of this one or of what it builds on, OSError when the disk
-        fails."""
+        Raises CheckpointError when a file is not there, of this one or of what it builds on, or when another job has
+        taken the folder, OSError when the disk fails."""
+        self._check_hold()
         partial, final = self.partial(step), self._free(step)
         known = sorted(files, key=lambda file: file.path)
         for file in known:
@@ -182,6 +194,10 @@ class Checkpoints:
         partial.rename(final)
         sync_folder(self.folder)
         return Checkpoint(final, step, tuple(known), facts, checksum(final / _MANIFEST), base)
+
+    def _check_hold(self) -> None:
+        if self._hold is not None:
+            self._hold.check()
 
     def complete(self) -> list[tuple[int, Path]]:
         """Steps and folders of the complete checkpoints, oldest first. An increment is one if all manifests of its

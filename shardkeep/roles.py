@@ -23,6 +23,7 @@ from shardkeep.base.sockets import Counters, Watched
 from shardkeep.base.telemetry import peak_rss_bytes
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.departure import Departure, Leaving
+from shardkeep.ps.checkpoint_owner import Hold, owner_here
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.config import LivenessConfig
 from shardkeep.ps.control.addresses import is_address, split_address
@@ -184,6 +185,15 @@ def checkpoints_of(config: JobConfig, run_dir: Path) -> Checkpoints:
     """The folder of the job's checkpoints, as this process reaches it."""
     given = config.checkpoint.dir
     return Checkpoints(run_dir / "checkpoints" if given is None else Path(given).expanduser().resolve())
+
+
+def owned_checkpoints(config: JobConfig, run_dir: Path, job: str) -> Checkpoints:
+    """`checkpoints_of` for the process that leads their writing: other jobs are kept out of a folder that the config
+    names. Raises ConfigError when another job has it, CheckpointError when it cannot be written."""
+    checkpoints = checkpoints_of(config, run_dir)
+    if config.checkpoint.dir is None or not config.checkpoint.every_steps:
+        return checkpoints
+    return Checkpoints(checkpoints.folder, hold=Hold(checkpoints.folder, owner_here(job, str(run_dir))))
 
 
 def resumed_from(checkpoints: Checkpoints, start_step: int) -> Checkpoint | None:

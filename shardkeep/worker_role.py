@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -32,6 +33,7 @@ from shardkeep.roles import (
     join_store,
     kept_for_recovery,
     leave_if_due,
+    owned_checkpoints,
     process_facts,
     resumed_from,
     watched_sockets,
@@ -86,7 +88,8 @@ class _Life:
         self._config, self._control, self._data = config, control, data
         self._departure = departure
         self._index, self._advertise, self._folder, self._kernels_s = index, advertise, folder, kernels_s
-        self._checkpoints = checkpoints_of(config, folder)
+        leads = index == 0
+        self._checkpoints = owned_checkpoints(config, folder, control.job) if leads else checkpoints_of(config, folder)
         self._worker: Worker | None = None
         self._sockets = watched_sockets(control)
         self._rewind: Rewind | None = None
@@ -118,6 +121,7 @@ class _Life:
         """The job is completed; nobody will go on from what is kept."""
         if self._rewind is not None:
             self._rewind.delete()
+        self._checkpoints.release()
         _log.info("done", step=self._worker.trainer.total_steps if self._worker is not None else -1)
 
     def _train(self, formation: Formation) -> None:
@@ -242,25 +246,27 @@ def run_in_process(
     torch.set_num_threads(config.threads)
     data = open_data(config.data, seed=config.seed)
     tables = table_specs(config, data.train.schema)
-    checkpoints = checkpoints_of(config, folder)
-    resumed = resumed_from(checkpoints, start_step)
-    service = build_service(config, tables, shard=0, generation=0, checkpoints=checkpoints, resumed=resumed)
-    device = _device(config, None, 0)[0]
-    profile = _worker_profile(config, folder, 0, device)
-    worker = build_worker(
-        config,
-        data=data,
-        transport=LocalTransport([service.handle if profile is None else profile.drawn(service.handle)]),
-        collective=Solo(),
-        generation=0,
-        device=device,
-        checkpoints=checkpoints,
-        resumed=resumed,
-    )
-    _attach(worker, profile, config, anew=True)
-    summary = worker.run(
-        _SinkProgress(sink), lambda _step: should_stop(), lambda: 0, lambda: _process(kernels_s, device)
-    )
+    checkpoints = owned_checkpoints(config, folder, secrets.token_hex(8))
+    with contextlib.ExitStack() as leaving:
+        leaving.callback(checkpoints.release)
+        resumed = resumed_from(checkpoints, start_step)
+        service = build_service(config, tables, shard=0, generation=0, checkpoints=checkpoints, resumed=resumed)
+        device = _device(config, None, 0)[0]
+        profile = _worker_profile(config, folder, 0, device)
+        worker = build_worker(
+            config,
+            data=data,
+            transport=LocalTransport([service.handle if profile is None else profile.drawn(service.handle)]),
+            collective=Solo(),
+            generation=0,
+            device=device,
+            checkpoints=checkpoints,
+            resumed=resumed,
+        )
+        _attach(worker, profile, config, anew=True)
+        summary = worker.run(
+            _SinkProgress(sink), lambda _step: should_stop(), lambda: 0, lambda: _process(kernels_s, device)
+        )
     assert summary is not None  # rank 0 is the only one
     return summary
 

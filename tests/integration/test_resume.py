@@ -21,7 +21,7 @@ from shardkeep.ps.shard import snapshot_writer
 from shardkeep.resume import plan_resume
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.samples import Data
-from tests.support.cluster import Cluster, gone, records
+from tests.support.cluster import Cluster, gone, records, within
 from tests.support.local_job import LocalJob
 from tests.support.samples import ArrayDataset, as_data, draw
 
@@ -306,6 +306,25 @@ KILLED: dict[str, Any] = {
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with Cluster(tmp_path) as cluster:
         yield cluster
+
+
+@pytest.mark.processes
+def test_a_folder_of_checkpoints_is_one_jobs_at_a_time_and_a_killed_jobs_no_more(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    found = Checkpoints(tmp_path / "shared")
+    config = {**KILLED, "servers": 0, "workers": 1, "checkpoint": {"every_steps": 20, "dir": str(found.folder)}}
+    first, folder = cluster.job({**config, "train": {**KILLED["train"], "epochs": 1000}}, name="first")
+    within(60.0, lambda: bool(found.complete()), "no checkpoint", lambda: first.running)
+    refused = cluster.job(config, name="second")[0].end()
+    assert refused.code == 2
+    told = f"checkpoint.dir: {found.folder} belongs to another job that runs (run folder {folder.path}, process "
+    assert f"{told}{first.pid} on " in refused.err
+    first.signal(signal.SIGKILL)
+    first.process.wait(10)
+    steps = found.complete()[-1][0] + 20
+    again = cluster.command("train", "--resume", str(folder.path), "--set", f"train.max_steps={steps}").end()
+    assert (again.code, again.err) == (0, "")
 
 
 @pytest.mark.processes
