@@ -23,11 +23,20 @@ def find_files(root: Path, entries: Sequence[str], *, key: str, kind: str) -> li
     """The files that `entries` of the config key `key` name, in order; a folder's and a pattern's files by name.
 
     Left out of folders are names that start with . or _, and what cannot be of `kind` by its suffix.
-    Raises DataError where nothing is there.
+    Raises DataError where nothing is there, or a folder on the way cannot be read.
     """
     if not entries:
         raise ConfigError(f"{key}: is empty; allowed: at least one file, folder or glob pattern")
-    return [path for entry in entries for path in _find(root, entry, key, kind)]
+    found: list[Path] = []
+    for entry in entries:
+        try:
+            found += _find(root, entry, key, kind)
+        except OSError as error:
+            place = error.filename or entry
+            raise DataError(f"{place}: cannot be read ({error.strerror or error}) ({key})") from error
+        except (ValueError, RuntimeError) as error:  # a NUL in it; a user's home that does not exist
+            raise DataError(f"{key}: {entry!r} is no path ({error})") from error
+    return found
 
 
 def _find(root: Path, entry: str, key: str, kind: str) -> list[Path]:
@@ -36,10 +45,23 @@ def _find(root: Path, entry: str, key: str, kind: str) -> list[Path]:
         return [path]
     if path.is_dir():
         return _inside(path, key, kind)
+    if path.exists():
+        raise DataError(f"{path}: is neither a file nor a folder ({key})")
     found = sorted(p for p in map(Path, glob.glob(str(path), recursive=True)) if p.is_file())  # noqa: PTH207
+    _look_into(path)
     if not found:
         raise DataError(_not_found(path, key))
     return found
+
+
+def _look_into(pattern: Path) -> None:
+    """Raises OSError where a folder that a glob pattern leads to cannot be read: glob leaves its files out silently."""
+    for depth, part in enumerate(pattern.parts):
+        if glob.has_magic(part):
+            places = glob.glob(str(Path(*pattern.parts[: depth + (part == "**")])), recursive=True)  # noqa: PTH207
+            for place in places:
+                if os.path.isdir(place):  # noqa: PTH112 - one of many
+                    os.scandir(place).close()
 
 
 def _inside(folder: Path, key: str, kind: str) -> list[Path]:
@@ -57,6 +79,8 @@ def _inside(folder: Path, key: str, kind: str) -> list[Path]:
 def _not_found(path: Path, key: str) -> str:
     if glob.has_magic(str(path)):
         return f"{path}: no file matches ({key})"
+    if path.is_symlink():
+        return f"{path}: is a link that leads nowhere ({key})"
     if not path.parent.is_dir():
         return f"{path}: no such file ({key}); there is no folder {path.parent}; check data.root"
     names = sorted(p.name for p in path.parent.iterdir())

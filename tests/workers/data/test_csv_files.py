@@ -340,3 +340,8 @@ def test_an_eval_file_whose_labels_match_nothing_is_refused(tmp_path: Path) -> N
             eval=["b.csv"],
             label={"column": "y", "positive": [">50K"]},
         )
+
+
+def test_a_separator_has_at_least_one_character() -> None:
+    with pytest.raises(ValidationError, match="allowed: one or more characters"):
+        DataConfig.model_validate({"sparse": [{"column": "c", "separator": ""}]})
