@@ -40,7 +40,7 @@ FORMAT, CHAINED = 3, 4
 _UNCHECKED = {1: FORMAT, 2: CHAINED}
 """The formats of earlier versions, whose manifests have no checksum of their own, and what they are else."""
 _MANIFEST = "manifest.json"
-_TOKEN = ".token"
+_PROBE = ".shared-folder-probe"
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 
 
@@ -54,7 +54,9 @@ class FileRecord:
 
     @classmethod
     def of(cls, folder: Path, path: Path) -> FileRecord:
-        """The record of a file that was just written, which is brought to disk here, and out of the page cache."""
+        """The record of a file that was just written, which is brought to disk here, and out of the page cache. Its mode
+        becomes that of every file: safetensors makes private ones."""
+        path.chmod(path.parent.stat().st_mode & 0o666)
         with path.open("rb") as file:
             os.fsync(file.fileno())
         record = cls(path.relative_to(folder).as_posix(), path.stat().st_size, checksum(path))
@@ -119,13 +121,13 @@ class Checkpoints:
         self._hold = hold
 
     def sign(self) -> str:
-        """Leaves a fresh token in the folder, by which other processes show that they see the same one.
+        """Leaves a fresh number in the folder, by which other processes show that they see the same one. No secret.
 
         Raises CheckpointError when the folder cannot be written."""
         token = secrets.token_hex(8)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            atomic_write(self.folder / _TOKEN, token)
+            atomic_write(self.folder / _PROBE, token)
         except OSError as error:
             raise CheckpointError(f"{self.folder}: cannot be written ({error.strerror or error})") from error
         return token
@@ -133,7 +135,7 @@ class Checkpoints:
     def check_token(self, token: str) -> None:
         """Raises CheckpointError when the folder, as this process sees it, does not hold the token."""
         with contextlib.suppress(OSError):
-            if (self.folder / _TOKEN).read_text(encoding="utf-8") == token:
+            if (self.folder / _PROBE).read_text(encoding="utf-8") == token:
                 return
         raise CheckpointError(
             f"{self.folder} is not the folder that worker 0 writes checkpoints to; "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -96,3 +97,12 @@ def test_waiting_for_a_slower_worker_is_not_holding_up(tmp_path: Path) -> None:
     run.workers[1].trainer._checkpoints.begin = late  # type: ignore[method-assign, union-attr]
     run.run()
     assert max(held_s(run)) < SLOW_S / 2
+
+
+def test_every_file_of_a_checkpoint_can_be_read_by_the_same_people(tmp_path: Path) -> None:
+    job(tmp_path, 1).run()
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    manifest = next(path for path in files if path.name == "manifest.json")
+    assert any(path.suffix == ".safetensors" for path in files)
+    assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {stat.S_IMODE(manifest.stat().st_mode)}
+    assert not [path.name for path in files if "token" in path.name]
