@@ -54,8 +54,8 @@ class FileRecord:
 
     @classmethod
     def of(cls, folder: Path, path: Path) -> FileRecord:
-        """The record of a file that was just written, which is brought to disk here, and out of the page cache. Its mode
-        becomes that of every file: safetensors makes private ones."""
+        """The record of a file that was just written, which is brought to disk here, and out of the page cache. It gets
+        the mode of every other file: safetensors makes private ones."""
         path.chmod(path.parent.stat().st_mode & 0o666)
         with path.open("rb") as file:
             os.fsync(file.fileno())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -101,7 +100,6 @@ def run_job(
                     pins = _pins(config)
                 finally:
                     screen.end_bar()
-    shutil.rmtree(run_dir / "recovery", ignore_errors=True)  # of members that were killed after the last step
     screen.closing(summary, run_dir)
     return summary
 

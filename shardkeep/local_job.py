@@ -88,6 +88,7 @@ class LocalJob:
             deaths = self._deaths()  # before the children that hang are killed from here
             end_all(self._children, grace_s=TERMINATE_S)
             self._folder.forget_token()
+            self._folder.forget_recovery()
         summary = self._outcome(deaths)
         if (asked := scale.taken(self._folder.path)) is not None:
             self._screen.phase("scale", f"not with {', '.join(asked)}: all steps were trained by then")

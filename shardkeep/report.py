@@ -20,6 +20,7 @@ import dataclasses
 import fcntl
 import json
 import math
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -104,6 +105,7 @@ class RunFolder:
             for name in ("coordinator.json", "members.json", "standing.json"):
                 (folder.path / name).unlink(missing_ok=True)
             folder.forget_token()
+            folder.forget_recovery()  # of a start whose launcher was killed
             atomic_write(folder.config_path, config.to_yaml())
         except OSError as error:
             raise UserError(f"--resume {path}: cannot be written ({error.strerror or error})") from error
@@ -153,6 +155,10 @@ class RunFolder:
         """For a job that is over."""
         with contextlib.suppress(OSError, ConfigError):
             self.token_path.unlink(missing_ok=True)
+
+    def forget_recovery(self) -> None:
+        """Deletes what members kept for their replacements, once there is nobody left to replace."""
+        shutil.rmtree(self.path / "recovery", ignore_errors=True)
 
     @property
     def metrics_path(self) -> Path:

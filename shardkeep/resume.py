@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import UserError
 from shardkeep.config import JobConfig, load_config
+from shardkeep.processes import living
 from shardkeep.ps.checkpoints import Checkpoint
 from shardkeep.report import RunFolder
 from shardkeep.roles import checkpoints_of
@@ -81,19 +80,10 @@ def newest(config: JobConfig, run: Path) -> Checkpoint:
 def await_leftovers(run: RunFolder, limit_s: float = LEFTOVERS_S) -> None:
     """Waits until no process of the run's last start is left on this machine. Raises UserError when one stays."""
     deadline = Deadline(limit_s)
-    pids = {int(member["pid"]) for member in run.member_list() if member.get("pid")} | run.coordinator_pids()
-    while left := [pid for pid in pids if _is_ours(pid)]:
+    while left := living(run):
         if deadline.over:
-            raise UserError(f"--resume {run.path}: process {left[0]} of this run is still there; end it first")
+            raise UserError(f"--resume {run.path}: process {left[0]['pid']} of this run is still there; end it first")
         time.sleep(0.1)
-
-
-def _is_ours(pid: int) -> bool:
-    try:
-        process = psutil.Process(pid)
-        return process.status() != psutil.STATUS_ZOMBIE and any("shardkeep" in part for part in process.cmdline())
-    except psutil.Error:
-        return False
 
 
 def _differences(a: Mapping[str, Any], b: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -206,8 +206,7 @@ def kept_for_recovery(run_dir: Path, job: str, role: str, index: int) -> Path:
 
     A process that holds the place still has lost it, or the coordinator had not let this one in: it stands still
     perhaps, and is killed."""
-    top = run_dir / "recovery"
-    mine = top / job / f"{role}-{index}"
+    top, mine = run_dir / "recovery", _kept_folder(run_dir, job, role, index)
     try:
         for earlier in [path for path in top.glob(f"*/{role}-{index}") if path != mine]:
             with contextlib.suppress(TimeoutError):  # of a job that runs
@@ -225,6 +224,27 @@ def kept_for_recovery(run_dir: Path, job: str, role: str, index: int) -> Path:
     except OSError as error:
         raise CheckpointError(f"{mine}: cannot be used ({error.strerror or error})") from error
     return mine
+
+
+def _kept_folder(run_dir: Path, job: str, role: str, index: int) -> Path:
+    return run_dir / "recovery" / job / f"{role}-{index}"
+
+
+@contextlib.contextmanager
+def kept_while_useful(control: ControlClient, run_dir: Path) -> Iterator[None]:
+    """Deletes what this member kept for its replacement, if on the way out the coordinator says that the job is over.
+
+    If the coordinator is silent, nothing is deleted: another one may take over, and wait for replacements."""
+    try:
+        yield
+    finally:
+        if control.verdict is not None and control.verdict.over:
+            member = control.member
+            mine = _kept_folder(run_dir, control.job, member.role, member.index)
+            shutil.rmtree(mine, ignore_errors=True)
+            for above in (mine.parent, mine.parent.parent):
+                with contextlib.suppress(OSError):  # other members' are there
+                    above.rmdir()
 
 
 def _kill_owner(path: Path) -> bool:

@@ -3,7 +3,6 @@ on from there with new processes; the launcher does both."""
 
 from __future__ import annotations
 
-import fcntl
 import json
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import JobError, ShardkeepError, UserError
 from shardkeep.base.files import atomic_write
 from shardkeep.config import load_config
+from shardkeep.processes import launcher_there
 from shardkeep.ps.control.client import request_stop
 from shardkeep.ps.control.endpoint import Endpoint
 from shardkeep.ps.control.records import JobState
@@ -44,7 +44,7 @@ def ask(run: Path, *, workers: int | None, servers: int | None) -> str:
     if folder.summary() is not None or coordinator is None:
         raise JobError(f"{run}: no job runs here; use shardkeep train --resume {run} --set {' --set '.join(overrides)}")
     text = ", ".join(overrides)
-    if not _launched(run):
+    if not launcher_there(run):
         raise UserError(
             f"{run}: no `shardkeep train` runs this job, so nobody would go on with {text}; for roles by hand stop the "
             "coordinator, and start all anew with --start-step"
@@ -69,18 +69,6 @@ def taken(run: Path) -> list[str] | None:
     except (OSError, ValueError):
         return None
     return [str(override) for override in overrides]
-
-
-def _launched(run: Path) -> bool:
-    """Whether a launcher is in the folder (`RunFolder.held`)."""
-    try:
-        with (run / ".lock").open("rb") as file:
-            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
-    return False
 
 
 def _stopped(coordinator: Endpoint, reason: str) -> JobState:

@@ -32,6 +32,7 @@ from shardkeep.roles import (
     end_when_the_job_failed,
     join_group,
     kept_for_recovery,
+    kept_while_useful,
     leave_if_due,
     process_facts,
     resumed_from,
@@ -57,7 +58,7 @@ def run_server(
     """
     control = ControlClient(coordinator, role="server", index=index, advertise=advertise)
     end_when_the_job_failed(control)
-    with Membership(control, departure) as config:
+    with kept_while_useful(control, folder), Membership(control, departure) as config:
         keep_freed_memory()
         with contextlib.closing(_Life(config, control, index, advertise, folder, kernels_s, departure)) as life:
             formation: Formation | None = control.join(None, span=life.span)

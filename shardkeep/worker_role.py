@@ -32,6 +32,7 @@ from shardkeep.roles import (
     join_group,
     join_store,
     kept_for_recovery,
+    kept_while_useful,
     leave_if_due,
     owned_checkpoints,
     process_facts,
@@ -57,7 +58,7 @@ def run_worker(
     """A worker's life; returns the exit code when its part is done. The arguments are as for a server."""
     control = ControlClient(coordinator, role="worker", index=index, advertise=advertise)
     end_when_the_job_failed(control)
-    with Membership(control, departure) as config:
+    with kept_while_useful(control, folder), Membership(control, departure) as config:
         keep_freed_memory()
         torch.set_num_threads(config.threads)
         data = open_data(config.data, seed=config.seed)

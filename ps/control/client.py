@@ -70,6 +70,7 @@ class ControlClient:
         self._patience_s = 0.0
         self.job = ""
         self.before: Formation | None = None
+        self.verdict: JobState | None = None  # what the coordinator answered to `leave`
         self._token = secrets.token_hex(16)
         told = own_versions() if versions is None else versions
         self._hello = Hello(self.member, self._token, protocol_version, told)
@@ -245,7 +246,8 @@ class ControlClient:
             self._reporter.flush(timeout_s=patience_s)
             request = pb.LeaveRequest(token=self._token, code=code, message=message, symptom=symptom)
             reply = self._channel.insist("Leave", request, pb.JobState, timeout_s=patience_s)
-            return wire.job_from_pb(reply)
+            self.verdict = wire.job_from_pb(reply)
+            return self.verdict
         except ShardkeepError:
             if code == 0:
                 raise

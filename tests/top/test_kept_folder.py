@@ -1,0 +1,47 @@
+"""What members keep for their replacements: for how long."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shardkeep.base.errors import JobError
+from shardkeep.config import JobConfig
+from shardkeep.ps.control.client import ControlClient
+from shardkeep.ps.control.server import ControlServer
+from shardkeep.report import RunFolder
+from shardkeep.roles import Membership, kept_for_recovery, kept_while_useful
+from tests.ps.control.job import VERSIONS, Job
+
+
+def end_of_a_server(folder: Path, server: ControlServer, *, before_it_leaves: object = None) -> Path:
+    """What a server kept that ended with an error."""
+    control = ControlClient(server.endpoint, role="server", index=0, timeout_s=1.0, versions=VERSIONS)
+    with pytest.raises(JobError), kept_while_useful(control, folder), Membership(control):
+        kept = kept_for_recovery(folder, control.job, "server", 0)
+        if callable(before_it_leaves):
+            before_it_leaves()
+        raise JobError("a disk is full")
+    return kept
+
+
+def test_a_member_of_a_failed_job_leaves_nothing_behind(tmp_path: Path) -> None:
+    job = Job()
+    with ControlServer(job.coordinator) as server:
+        end_of_a_server(tmp_path, server)
+    assert job.state.state == "failed"
+    assert not (tmp_path / "recovery").exists()
+
+
+def test_a_member_whose_coordinator_is_silent_leaves_what_another_coordinator_needs(tmp_path: Path) -> None:
+    server = ControlServer(Job().coordinator).start()
+    kept = end_of_a_server(tmp_path, server, before_it_leaves=server.stop)
+    assert kept.is_dir()
+
+
+def test_a_resumed_run_begins_without_what_the_killed_one_kept(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", JobConfig())
+    kept_for_recovery(folder.path, "job", "server", 0)
+    RunFolder.reopen(folder.path, JobConfig())
+    assert not (folder.path / "recovery").exists()
