@@ -131,6 +131,7 @@ def coordinator(
     """Run a job's coordinator; prints one line of JSON with its address."""
 
     def run() -> int:
+        from shardkeep.leftovers import clean, note_run
         from shardkeep.ps.control.addresses import check_exposed, split_address
         from shardkeep.ps.control.endpoint import read_token
         from shardkeep.ps.control.tls import read_tls
@@ -166,6 +167,8 @@ def coordinator(
             token = token_of(folder.path)  # with another one its members would be strangers
         else:
             token = keep_token(folder.path)
+        note_run(folder.path)
+        clean(folder.token_path.parent)
         from shardkeep.ps.control.server import serve_job  # loads no torch: members can register at once
 
         try:

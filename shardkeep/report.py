@@ -155,6 +155,7 @@ class RunFolder:
         """For a job that is over."""
         with contextlib.suppress(OSError, ConfigError):
             self.token_path.unlink(missing_ok=True)
+            self.token_path.with_suffix(".run").unlink(missing_ok=True)
 
     def forget_recovery(self) -> None:
         """Deletes what members kept for their replacements, once there is nobody left to replace."""
