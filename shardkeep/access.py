@@ -8,6 +8,7 @@ from shardkeep.base.errors import UserError
 from shardkeep.ps.control.addresses import is_address
 from shardkeep.ps.control.endpoint import Endpoint, read_token
 from shardkeep.ps.control.tls import read_tls
+from shardkeep.report import check_ours
 from shardkeep.roles import LISTEN_S, coordinator_address
 from shardkeep.tokens import token_of
 
@@ -24,14 +25,19 @@ def endpoint_of(
         launched: The same launcher started both, and nobody resumes a job that is over.
 
     Raises:
-        UserError: There is no token, or it or the TLS files are not fit for use; as `check_coordinator`.
+        UserError: There is no token, or it or the TLS files are not fit for use; without `token_file`, others could
+            change the run folder; as `check_coordinator`.
         JobError: The job is over, and `launched`.
         DeadlineExceeded: The run folder never said where the coordinator listens.
     """
     check_coordinator(coordinator, token_file=token_file)
     known = None if tls is None else read_tls(tls)
     token = None if token_file is None else read_token(token_file)
+    if token is None:
+        check_ours(Path(coordinator), what="--coordinator")
     address = coordinator_address(coordinator, launched=launched)
+    if token is None:  # the folder may have been made meanwhile
+        check_ours(Path(coordinator), what="--coordinator")
     return Endpoint(address, token or token_of(Path(coordinator)), known)
 
 

@@ -135,7 +135,7 @@ def coordinator(
         from shardkeep.ps.control.addresses import check_exposed, split_address
         from shardkeep.ps.control.endpoint import read_token
         from shardkeep.ps.control.tls import read_tls
-        from shardkeep.report import RunFolder, default_run_dir
+        from shardkeep.report import RunFolder, check_ours, default_run_dir
         from shardkeep.tokens import keep_token, put_token, token_of
 
         _, job = _load(config, set_)
@@ -151,6 +151,7 @@ def coordinator(
         if job.checkpoint.every_steps and job.checkpoint.dir is None and not parent_pipe:
             raise ConfigError("checkpoint.dir: roles by hand have no common run folder; allowed: a folder they share")
         path = run_dir or default_run_dir(job.name)
+        check_ours(path, what="--run-dir")
         if parent_pipe:  # a launcher has made it already
             folder = RunFolder(path)
         elif take_over:

@@ -29,7 +29,8 @@ from pathlib import Path
 from typing import Any
 
 from shardkeep.base.errors import ConfigError, UserError
-from shardkeep.base.files import atomic_write
+from shardkeep.base.files import atomic_write, make_folder
+from shardkeep.base.owners import check_unshared
 from shardkeep.base.telemetry import machine, peak_rss_bytes, versions
 from shardkeep.config import JobConfig
 from shardkeep.ps.control.endpoint import Endpoint, read_token
@@ -72,7 +73,7 @@ class RunFolder:
 
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
-        self.logs.mkdir(parents=True, exist_ok=True)
+        make_folder(self.logs)
         self._lock = threading.Lock()
         self._start = time.monotonic()
         self._last: Record = {}
@@ -127,10 +128,11 @@ class RunFolder:
 
     @staticmethod
     def refuse_taken(path: str | Path) -> None:
-        """Raises UserError if `path` is a file or holds a run."""
+        """Raises UserError if `path` is a file or holds a run, or if others could change what is made there."""
         path = Path(path)
         if (path / "config.yaml").exists() or (path.exists() and not path.is_dir()):
             raise UserError(f"--run-dir {path}: exists already; choose another folder or delete it")
+        check_unshared(path, what="--run-dir")
 
     @property
     def code_folder(self) -> Path | None:
@@ -247,10 +249,13 @@ class RunFolder:
     def endpoint(self, token_file: Path | None = None) -> Endpoint | None:
         """The coordinator, without TLS; None before it listens and after the job.
 
-        `token_file`: None = this user's own for the folder. Raises ConfigError: there is no token for us."""
+        `token_file`: None = this user's own for the folder; then others must not be able to change the folder. Raises
+        ConfigError: they are, or there is no token for us."""
         address = self.address()
         if address is None or self.summary() is not None:
             return None
+        if token_file is None:
+            check_ours(self.path)
         return Endpoint(address, token_of(self.path) if token_file is None else read_token(token_file))
 
     def coordinator_pids(self) -> set[int]:
@@ -298,6 +303,14 @@ def default_run_dir(name: str) -> Path:
         number += 1
         path = base.with_name(f"{base.name}-{number}")
     return path
+
+
+def check_ours(run: Path, *, what: str = "run folder") -> None:
+    """Raises ConfigError where others could have put something into a run folder that is acted upon: an address, a
+    config, the folder of modules. `what`: how the message begins."""
+    for path in (run, *(run / name for name in ("config.yaml", "code.json", "coordinator.json", "standing.json"))):
+        if path == run or path.exists():
+            check_unshared(path, what=what)
 
 
 def coordinator_in(run: Path) -> str | None:

@@ -13,7 +13,7 @@ from shardkeep.base.errors import UserError
 from shardkeep.config import JobConfig, load_config
 from shardkeep.processes import living
 from shardkeep.ps.checkpoints import Checkpoint
-from shardkeep.report import RunFolder
+from shardkeep.report import RunFolder, check_ours
 from shardkeep.roles import checkpoints_of
 
 MAY_CHANGE = (
@@ -48,6 +48,7 @@ def plan_resume(run: Path, overrides: Sequence[str] = ()) -> Resumed:
     try:
         if not (run / "config.yaml").is_file():
             raise UserError(f"--resume {run}: is no run folder; it has no config.yaml")
+        check_ours(run, what="--resume")
         summary = RunFolder(run).summary() or {}
     except OSError as error:
         raise UserError(f"--resume {run}: cannot be used ({error.strerror or error})") from error

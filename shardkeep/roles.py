@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 from shardkeep.affinity import own_cores
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import CheckpointError, JobError, JobStopped, MemberLost, ShardkeepError, TransportError
-from shardkeep.base.files import owner_lock
+from shardkeep.base.files import make_folder, owner_lock
 from shardkeep.base.kernels import compile_kernels, kernel_modules
 from shardkeep.base.log import EventLog
+from shardkeep.base.owners import check_unshared
 from shardkeep.base.sockets import Counters, Watched
 from shardkeep.base.telemetry import peak_rss_bytes
 from shardkeep.config import JobConfig, parse_config
@@ -205,8 +206,9 @@ def kept_for_recovery(run_dir: Path, job: str, role: str, index: int) -> Path:
     """Where a member keeps what its replacement goes on with; what it kept for earlier starts of the job is deleted.
 
     A process that holds the place still has lost it, or the coordinator had not let this one in: it stands still
-    perhaps, and is killed."""
+    perhaps, and is killed. Raises ConfigError where others could change what is kept, CheckpointError."""
     top, mine = run_dir / "recovery", _kept_folder(run_dir, job, role, index)
+    check_unshared(mine, what="--run-dir")
     try:
         for earlier in [path for path in top.glob(f"*/{role}-{index}") if path != mine]:
             with contextlib.suppress(TimeoutError):  # of a job that runs
@@ -214,7 +216,7 @@ def kept_for_recovery(run_dir: Path, job: str, role: str, index: int) -> Path:
                 shutil.rmtree(earlier, ignore_errors=True)
                 with contextlib.suppress(OSError):
                     earlier.parent.rmdir()
-        mine.mkdir(parents=True, exist_ok=True)
+        make_folder(mine)
         try:
             owner_lock(mine / "owner", limit_s=OWNER_S)  # as long as this process lives
         except TimeoutError:

@@ -15,7 +15,7 @@ from shardkeep.processes import launcher_there
 from shardkeep.ps.control.client import request_stop
 from shardkeep.ps.control.endpoint import Endpoint
 from shardkeep.ps.control.records import JobState
-from shardkeep.report import RunFolder
+from shardkeep.report import RunFolder, check_ours
 
 ASK_S = 20.0
 """Seconds in which a coordinator must be there to hear of it: another may just be started for one that died."""
@@ -33,6 +33,7 @@ def ask(run: Path, *, workers: int | None, servers: int | None) -> str:
         raise UserError("scale: says no number; allowed: --workers N, --servers N, or both")
     if not (run / "config.yaml").is_file():
         raise UserError(f"{run}: is no run folder (it has no config.yaml)")
+    check_ours(run)
     overrides = [f"{name}={count}" for name, count in wanted.items()]
     before, config = load_config(run / "config.yaml"), load_config(run / "config.yaml", overrides)
     if not before.servers or not config.servers:

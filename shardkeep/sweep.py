@@ -23,7 +23,8 @@ import psutil
 from rich.console import Console
 
 from shardkeep.base.errors import JobError, JobStopped, UserError
-from shardkeep.base.files import atomic_write, owner_lock
+from shardkeep.base.files import atomic_write, make_folder, owner_lock
+from shardkeep.base.owners import check_unshared
 from shardkeep.children import last_words
 from shardkeep.config import JobConfig, load_config
 from shardkeep.interrupts import Interrupts
@@ -163,10 +164,11 @@ class SweepFolder:
     @contextlib.contextmanager
     def held(self) -> Iterator[int]:
         """Keeps other sweeps out; a descriptor of the lock. Runs hold it too: it is free when those of a killed sweep
-        have ended. Raises UserError."""
+        have ended. Raises UserError, also where others could change what lies there."""
+        check_unshared(self.path, what="--out")
         try:
             for folder in (self.runs, self.path / "jobs", self.path / "logs"):
-                folder.mkdir(parents=True, exist_ok=True)
+                make_folder(folder)
             lock = self._lock()
         except TimeoutError:
             raise UserError(f"--out {self.path}: another sweep is running in this folder") from None

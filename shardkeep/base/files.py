@@ -23,6 +23,7 @@ _PRIVATE_BYTES = 1 << 16
 
 def atomic_write(path: str | Path, content: str | bytes, *, private: bool = False) -> None:
     """Writes `content` to a temporary neighbour of `path`, then renames it: readers see all of it or the old file.
+    Nobody but its owner can write it, whatever the umask.
 
     `private`: at no time can anybody but its owner read it. Raises OSError."""
     path = Path(path)
@@ -34,11 +35,19 @@ def atomic_write(path: str | Path, content: str | bytes, *, private: bool = Fals
             file.flush()
             os.fsync(file.fileno())
         if not private:  # mkstemp's own mode is 0600
-            Path(name).chmod(0o666 & ~_umask())
+            Path(name).chmod(0o644 & ~_umask())
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def make_folder(path: str | Path) -> None:
+    """Makes a folder and those above it that are missing; nobody but their owner can write them, whatever the umask.
+    Raises OSError."""
+    path = Path(path)
+    for folder in (*reversed(path.parents), path):
+        folder.mkdir(mode=0o755, exist_ok=True)
 
 
 def read_private(path: str | Path) -> bytes:

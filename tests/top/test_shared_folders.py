@@ -1,0 +1,110 @@
+"""Run folders where others could have put something: nobody believes what lies there, and nothing is made there."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from shardkeep import scale
+from shardkeep.access import endpoint_of
+from shardkeep.base.errors import ConfigError
+from shardkeep.base.files import atomic_write
+from shardkeep.config import parse_config
+from shardkeep.ps.control.endpoint import make_token
+from shardkeep.report import RunFolder
+from shardkeep.resume import plan_resume
+from shardkeep.roles import kept_for_recovery
+from shardkeep.sweep import SweepFolder
+from shardkeep.tokens import keep_token
+from tests.support.owners import make_foreign
+
+CONFIG = parse_config("{servers: 1, workers: 1, checkpoint: {every_steps: 5}}")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """Of a job that runs."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "settings"))
+    folder = RunFolder.create(tmp_path / "scratch" / "run", CONFIG)
+    folder.coordinator("127.0.0.1:7", pid=1)
+    keep_token(folder.path)
+    return folder
+
+
+def sweeps_there(run: Path) -> None:
+    with SweepFolder(run).held():
+        pass
+
+
+USES: dict[str, Callable[[Path], object]] = {
+    "a member": lambda run: endpoint_of(str(run)),
+    "the launcher and status": lambda run: RunFolder(run).endpoint(),
+    "resume": plan_resume,
+    "scale": lambda run: scale.ask(run, workers=2, servers=None),
+    "a new run": lambda run: RunFolder.create(run.parent / "new", CONFIG),
+    "a replacement": lambda run: kept_for_recovery(run, "job", "worker", 0),
+    "a sweep": sweeps_there,
+}
+
+
+@pytest.mark.parametrize("use", USES)
+@pytest.mark.parametrize("mode", [0o777, 0o775], ids=["all", "a group"])
+def test_below_a_folder_that_others_can_write_nothing_is_believed_or_made(
+    folder: RunFolder, use: str, mode: int
+) -> None:
+    scratch = folder.path.parent
+    scratch.chmod(mode)
+    if os.geteuid() == 0:
+        os.chown(scratch, -1, 54_321)
+    elif mode == 0o775:
+        pytest.skip("only root can give files to another group")
+    before = sorted(scratch.rglob("*"))
+    with pytest.raises(ConfigError, match=rf"{scratch} can be written by other users \(mode 0{mode:o}\)") as refused:
+        USES[use](folder.path)
+    assert "\n" not in str(refused.value) and "trusted-folders" in str(refused.value)
+    assert sorted(scratch.rglob("*")) == before
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "code.json", "coordinator.json", "standing.json"])
+@pytest.mark.parametrize("use", ["a member", "the launcher and status", "resume", "scale"])
+def test_a_file_of_another_user_is_not_believed(
+    folder: RunFolder, use: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = folder.path / name
+    path.touch()
+    make_foreign(path, monkeypatch)
+    with pytest.raises(ConfigError, match=r"belongs to another user|is not here"):
+        USES[use](folder.path)
+
+
+def test_with_a_token_file_the_folder_may_be_anybodys_as_the_coordinator_proves_itself(
+    folder: RunFolder, tmp_path: Path
+) -> None:
+    folder.path.parent.chmod(0o777)
+    token = tmp_path / "token"
+    atomic_write(token, make_token(), private=True)
+    assert endpoint_of(str(folder.path), token_file=token).address == "127.0.0.1:7"
+    endpoint = RunFolder(folder.path).endpoint(token)
+    assert endpoint is not None and endpoint.address == "127.0.0.1:7"
+
+
+@pytest.fixture
+def no_umask() -> Iterator[None]:
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+@pytest.mark.usefixtures("no_umask")
+def test_what_a_job_makes_nobody_else_can_write_whatever_the_umask(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "runs" / "first", CONFIG, code_folder=tmp_path)
+    folder.coordinator("127.0.0.1:7", pid=1)
+    kept_for_recovery(folder.path, "job", "worker", 0)
+    made = [path for path in (tmp_path / "runs").rglob("*") if path.is_dir() or path.suffix in (".json", ".yaml")]
+    assert len(made) > 5
+    assert not [path for path in made if path.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)]
