@@ -418,6 +418,32 @@ def sweep(
 
 
 @app.command()
+def cache(
+    where: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[FOLDER|CONFIG]", help="A cache, a folder of data or a config [default: here, and yours]."
+        ),
+    ] = None,
+    clean: Annotated[bool, typer.Option("--clean", help="Remove what no job will read.")] = False,
+    unused: Annotated[
+        float | None, typer.Option(metavar="DAYS", min=0.0, help="With --clean: also what no job has read for so long.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Show converted data, where it lies and how large it is, and clean it."""
+
+    def run() -> int:
+        from shardkeep.cache_view import cache_lines
+
+        for line in cache_lines(where, clean=clean, unused_days=unused):
+            print(line, flush=True)
+        return 0
+
+    _end(run, debug)
+
+
+@app.command()
 def version() -> None:
     """Print the version."""
     typer.echo(__version__)

@@ -110,20 +110,25 @@ def let_go(path: Path, start: int = 0, size: int = 0) -> None:
 def file_lock(path: str | Path, *, waiting: Callable[[], None] | None = None) -> Iterator[None]:
     """Holds an exclusive lock on `path` among processes (and threads); the system frees it when a holder dies.
 
-    Blocks until the lock is free; `waiting` is called once if that is not at once. The file stays, empty.
+    Blocks until the lock is free; `waiting` is called once if that is not at once, and ends the wait by what it
+    raises. The file stays, empty; only who holds the lock may delete it.
     """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as file:
-        if not _try_lock(file.fileno()):
-            if waiting is not None:
-                waiting()
-            while not _try_lock(file.fileno()):  # polled, so that a signal handler gets its turn
-                time.sleep(0.05)
-        try:
-            yield
-        finally:
-            fcntl.flock(file.fileno(), fcntl.LOCK_UN)
+    while True:
+        with path.open("ab") as file:
+            if not _try_lock(file.fileno()):
+                if waiting is not None:
+                    waiting()
+                while not _try_lock(file.fileno()):  # polled, so that a signal handler gets its turn
+                    time.sleep(0.05)
+            if not _is_at(path, file.fileno()):
+                continue  # deleted by the holder before us: others lock another file now
+            try:
+                yield
+            finally:
+                fcntl.flock(file.fileno(), fcntl.LOCK_UN)
+            return
 
 
 def owner_lock(path: str | Path, *, limit_s: float) -> int:
@@ -167,6 +172,13 @@ def _try_lock(descriptor: int) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+def _is_at(path: Path, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
 
 
 def _umask() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -17,6 +18,9 @@ from shardkeep.workers.config import DataConfig
 from shardkeep.workers.data.samples import Progress
 
 BESIDE_DATA = ".shardkeep-cache"
+NAME = re.compile(r"(?P<entry>[^/]*-[0-9a-f]{16}(-[0-9]+)?)")
+PART = re.compile(rf"\.{NAME.pattern}\.[a-z0-9_]{{8}}")  # as mkdtemp makes them
+FILES = ("meta.json", ".meta.json.", "train.arrow", "eval.arrow")
 
 
 def cache_folders(config: DataConfig, first: Path) -> list[Path]:
@@ -50,7 +54,7 @@ def place_for(folders: Sequence[Path], name: str) -> Path:
     folder = next((f for f in folders[:-1] if _usable(f)), folders[-1])
     _make(folder)
     for path in entry_paths(folder, name):
-        if all(trusted(p) for p in (path, _lock_path(path)) if os.path.lexists(p)):
+        if all(trusted(p) for p in (path, lock_path(path)) if os.path.lexists(p)):
             return path
     raise DataError(f"{path}: belongs to another user; set data.cache to a folder of your own")
 
@@ -94,7 +98,7 @@ def _make_own(folder: Path) -> None:
 @contextlib.contextmanager
 def locked(entry: Path, progress: Progress) -> Iterator[None]:
     """Holds the entry's lock among processes, and removes what one that died has left of the entry."""
-    path = _lock_path(entry)
+    path = lock_path(entry)
     waiting = "waiting for another process that converts the data"
     with contextlib.ExitStack() as held:
         try:
@@ -107,6 +111,17 @@ def locked(entry: Path, progress: Progress) -> Iterator[None]:
 def temporary_folder(entry: Path) -> Path:
     """A new folder beside the entry, for its parts until they are complete. Its name tells which entry it is of."""
     return Path(tempfile.mkdtemp(dir=entry.parent, prefix=f".{entry.name}."))
+
+
+def entry_of(path: Path) -> Path | None:
+    """The entry that a folder is, or is a part of; None for any other folder, whatever its name: it is not ours to
+    remove. Raises OSError."""
+    named = NAME.fullmatch(path.name) or PART.fullmatch(path.name)
+    if named is None or path.is_symlink() or not path.is_dir():
+        return None
+    if any(not name.startswith(FILES) for name in os.listdir(path)):  # noqa: PTH208 - names only
+        return None
+    return path.with_name(named["entry"])
 
 
 def abandoned(folder: Path) -> list[Path]:
@@ -123,22 +138,20 @@ def remove_abandoned(folder: Path) -> None:
 
 
 def _is_abandoned(path: Path) -> bool:
-    name, dot, ending = path.name[1:].rpartition(".")
-    if not path.name.startswith(".") or not dot or ending == "lock" or path.is_symlink() or not path.is_dir():
-        return False
-    if path.lstat().st_uid != os.geteuid():
+    if (entry := entry_of(path)) is None or entry == path or path.lstat().st_uid != os.geteuid():
         return False
     try:
-        with file_lock(_lock_path(path.parent / name), waiting=_busy):
+        with file_lock(lock_path(entry), waiting=busy):
             return True
     except OSError:
         return False
 
 
-def _busy() -> None:
-    """Ends the wait for a lock that another process holds."""
+def busy() -> None:
+    """For `file_lock(waiting=)`: raises BlockingIOError instead of a wait for a process that holds the lock."""
     raise BlockingIOError
 
 
-def _lock_path(entry: Path) -> Path:
+def lock_path(entry: Path) -> Path:
+    """The lock of an entry; whoever writes or removes the entry holds it."""
     return entry.parent / f".{entry.name}.lock"

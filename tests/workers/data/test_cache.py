@@ -346,13 +346,15 @@ def test_another_file_of_the_same_size_and_time_has_another_entry(tmp_path: Path
 
 def test_parts_that_a_dead_process_has_left_go_with_the_next_conversion(tmp_path: Path) -> None:
     cache = tmp_path / ".shardkeep-cache"
-    for name in (".a-0123.x1y2z3", ".other-4567.x1y2z3"):
+    dead, busy, mine = ".a-0123456789abcdef.x1y2z3_8", ".b-0123456789abcdef.x1y2z3_8", ".c-0123456789abcdef.x1y2z3_8"
+    for name in (dead, busy, mine):
         (cache / name).mkdir(parents=True)
         (cache / name / "train.arrow").write_bytes(b"half")
-    (cache / "mine").mkdir()
+    (cache / mine / "letter.txt").write_text("no part of a conversion")
+    (cache / ".config.d").mkdir()
     _write(tmp_path)
-    with file_lock(cache / ".other-4567.lock"):  # somebody converts
+    with file_lock(cache / ".b-0123456789abcdef.lock"):  # somebody converts
         open_data(_config(tmp_path), seed=0)
     names = {path.name for path in cache.iterdir() if path.is_dir()}
-    assert ".a-0123.x1y2z3" not in names
-    assert {".other-4567.x1y2z3", "mine"} < names
+    assert dead not in names
+    assert {busy, mine, ".config.d"} < names
