@@ -3,7 +3,7 @@
 config.yaml       the resolved config
 code.json         where the user's own modules are
 coordinator.json  the coordinator's address and pid
-standing.json     what another coordinator process needs to take over; for this user only
+standing.json     what another coordinator process needs to take over; for this user only (standing-copy.json: a copy)
 members.json      every member of the current generation
 metrics.jsonl     one JSON object per record: progress, eval, phase, event
 summary.json      how the job ended; summary-STEPS.json of starts before it was resumed
@@ -34,6 +34,8 @@ from shardkeep.base.owners import check_unshared
 from shardkeep.base.telemetry import machine, peak_rss_bytes, versions
 from shardkeep.config import JobConfig
 from shardkeep.ps.control.endpoint import Endpoint, read_token
+from shardkeep.standing_files import NAMES as STANDING_NAMES
+from shardkeep.standing_files import StandingFiles
 from shardkeep.tokens import token_of, token_path
 
 Record = Mapping[str, Any]
@@ -74,6 +76,7 @@ class RunFolder:
     def __init__(self, path: str | Path) -> None:
         self.path = Path(path).absolute()
         make_folder(self.logs)
+        self._standing = StandingFiles(self.path)
         self._lock = threading.Lock()
         self._start = time.monotonic()
         self._last: Record = {}
@@ -103,7 +106,7 @@ class RunFolder:
             folder = cls(path)
             if (summary := folder.summary()) is not None:
                 (folder.path / "summary.json").replace(folder.path / f"summary-{summary['steps']}.json")
-            for name in ("coordinator.json", "members.json", "standing.json"):
+            for name in ("coordinator.json", "members.json", *STANDING_NAMES):
                 (folder.path / name).unlink(missing_ok=True)
             folder.forget_token()
             folder.forget_recovery()  # of a start whose launcher was killed
@@ -200,11 +203,26 @@ class RunFolder:
     def standing(self, record: Record) -> None:
         """Keeps what another coordinator process needs to go on with the job."""
         with self._lock:
-            atomic_write(self.path / "standing.json", _json(record) + "\n", private=True)
+            self._standing.write(_json(record))
 
     def left_standing(self) -> dict[str, Any] | None:
-        """What a coordinator that died has kept; None = the job has had none."""
-        return _read(self.path / "standing.json")
+        """What a coordinator that died has kept; None = nothing, or the job is over. Raises UserError when damaged."""
+        return self._standing.read()
+
+    @property
+    def has_standing(self) -> bool:
+        """Whether a coordinator has kept anything, damaged or not."""
+        return any((self.path / name).exists() for name in STANDING_NAMES)
+
+    def take_over(self) -> dict[str, Any]:
+        """`left_standing` of a job whose coordinator has listened. Raises UserError where no other can take over."""
+        try:
+            if (kept := self.left_standing()) is not None:
+                return kept
+            lacks = f"{' and '.join(STANDING_NAMES)} are gone from {self.path}"
+        except UserError as error:
+            lacks = str(error)
+        raise UserError(f"no coordinator can take over, for its members are known to nobody: {lacks}")
 
     def progress(self, record: Record) -> None:
         """Appends a record of kind progress (step, total_steps, epoch, samples, loss, samples_per_s) or eval."""
@@ -230,7 +248,7 @@ class RunFolder:
         text = _json({**head, **{k: v for k, v in known.items() if k not in ("status", "message")}}, indent=2)
         with self._lock:
             atomic_write(self.path / "summary.json", text + "\n")
-            (self.path / "standing.json").unlink(missing_ok=True)
+            self._standing.delete()
 
     def _earlier_recoveries(self) -> list[Any]:
         """Those of the starts before the job was resumed, which the last one's summary lists."""

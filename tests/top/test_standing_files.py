@@ -1,0 +1,71 @@
+"""What a coordinator keeps for the one that takes over: either of the two files will do."""
+
+from __future__ import annotations
+
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from shardkeep.base.errors import UserError
+from shardkeep.report import RunFolder
+from shardkeep.standing_files import NAMES
+
+RECORD = {"job": "j\u00f6b", "seats": [{"token": "t", "step": 3, "seconds": 0.1}], "summary": None}
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[content.index(b"job")] ^= 1
+    path.write_bytes(content)
+
+
+DAMAGES: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: path.write_bytes(b""),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:40]),
+    "cut by a byte": lambda path: path.write_bytes(path.read_bytes()[:-1]),
+    "garbage": lambda path: path.write_bytes(bytes(range(256))),
+    "one bit": flip,
+    "no checksum": lambda path: path.write_text('{"job": "x"}\n'),
+    "a list": lambda path: path.write_text("[]"),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
+    "gone": Path.unlink,
+}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """Of a job whose coordinator listened and then died."""
+    folder = RunFolder(tmp_path / "run")
+    folder.standing({"job": "before"})
+    folder.standing(RECORD)
+    return folder
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_another_coordinator_goes_on_with_the_file_that_is_whole(
+    folder: RunFolder, damage: Callable[[Path], object], name: str
+) -> None:
+    damage(folder.path / name)
+    assert folder.take_over() == RECORD
+
+
+@pytest.mark.parametrize("second", DAMAGES.values(), ids=DAMAGES)
+@pytest.mark.parametrize("first", [DAMAGES["cut"], DAMAGES["gone"]], ids=["cut", "gone"])
+def test_without_any_whole_file_one_line_names_them(
+    folder: RunFolder, first: Callable[[Path], object], second: Callable[[Path], object]
+) -> None:
+    for name, damage in zip(NAMES, (first, second), strict=True):
+        damage(folder.path / name)
+    with pytest.raises(UserError, match=r"^no coordinator can take over, .*standing(-copy)?\.json") as caught:
+        folder.take_over()
+    assert "\n" not in str(caught.value)
+
+
+def test_the_files_are_private_and_go_when_the_job_is_over(folder: RunFolder) -> None:
+    assert [stat.S_IMODE((folder.path / name).stat().st_mode) for name in NAMES] == [0o600, 0o600]
+    assert folder.has_standing
+    folder.finished("completed", "", None)
+    assert (folder.has_standing, folder.left_standing()) == (False, None)
