@@ -1,6 +1,7 @@
 """The command line: one command per role and per question. Reads arguments, prints errors; does nothing itself.
 
-Exit codes: 0 done, 1 the job failed or was stopped, 2 the user's input is wrong.
+Exit codes: 0 done, 1 the job failed or was stopped, 2 the user's input is wrong; 128 + N a server or worker left on
+signal N.
 Imports that take time stand inside the commands, so that `--help` is instant.
 """
 
@@ -15,7 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -155,12 +156,13 @@ def coordinator(
         if parent_pipe:  # a launcher has made it already
             folder = RunFolder(path)
         elif take_over:
-            if run_dir is None or not (run_dir / "standing.json").is_file():
+            if run_dir is None or not (run_dir / "coordinator.json").is_file() or (run_dir / "summary.json").is_file():
                 raise UserError(f"--take-over: no job was running in --run-dir {run_dir or '(left out)'}")
             folder = RunFolder(path)
         else:
             folder = RunFolder.reopen(path, job) if start_step else RunFolder.create(path, job)
-        stop = _stop_event()
+        standing = _standing(folder, by_hand=not parent_pipe) if take_over else None
+        stop, terminate = _stop_events()
         if token is not None:
             with contextlib.suppress(UserError):  # who has the file needs no other
                 put_token(folder.path, token)
@@ -184,12 +186,13 @@ def coordinator(
                 sink=folder,
                 ready=lambda address: _ready(address, folder, token_file),
                 stop=stop,
+                terminate=terminate,
                 start_step=start_step,
-                standing=folder.left_standing() if take_over else None,
+                standing=standing,
             )
         finally:
             # A launcher does so itself, once no role is left that might come late.
-            if not parent_pipe and (folder.summary() is not None or folder.left_standing() is None):
+            if not parent_pipe and (folder.summary() is not None or not folder.has_standing):
                 folder.forget_token()
         return 0
 
@@ -496,17 +499,30 @@ def _begin_member(role: str, index: int, parent_pipe: bool) -> Departure:
     return departure
 
 
-def _stop_event() -> threading.Event:
-    """Set by the first SIGINT or SIGTERM; the second interrupts."""
-    stop = threading.Event()
+def _stop_events() -> tuple[threading.Event, threading.Event]:
+    """Set by the first SIGINT and by the first SIGTERM; the second of one kind interrupts."""
+    events = {signal.SIGINT: threading.Event(), signal.SIGTERM: threading.Event()}
 
     def caught(number: int, _frame: object) -> None:
         signal.signal(number, signal.default_int_handler)
-        stop.set()
+        events[signal.Signals(number)].set()
 
-    signal.signal(signal.SIGINT, caught)
-    signal.signal(signal.SIGTERM, caught)
-    return stop
+    for number in events:
+        signal.signal(number, caught)
+    return events[signal.SIGINT], events[signal.SIGTERM]
+
+
+def _standing(folder: RunFolder, *, by_hand: bool) -> dict[str, Any]:
+    """What a coordinator takes over with. Raises UserError, which says what to do."""
+    try:
+        return folder.take_over()
+    except UserError as error:
+        if not by_hand:  # its launcher says what to do
+            raise
+        raise UserError(
+            f"--take-over: {error}; end the job's roles, and start all of them again, the coordinator with "
+            "--start-step N, N being the step of the newest checkpoint"
+        ) from None
 
 
 def _ready(address: str, folder: RunFolder, token_file: Path | None) -> None:

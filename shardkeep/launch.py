@@ -177,18 +177,21 @@ def _in_process(
     config: JobConfig, folder: RunFolder, screen: Screen, interrupts: Interrupts, start_step: int
 ) -> dict[str, Any]:
     """`servers: 0`: the job in this process. Ctrl-C ends it after the running step, a second one at once."""
+    from shardkeep.roles import out_of_grace
     from shardkeep.worker_role import run_in_process
 
     sink = ShownFolder(folder, screen)
     sink.step = start_step
     interrupts.tolerated = 1
     interrupts.notice = "stopping after the running step; once more Ctrl-C ends it at once"
+    interrupts.grace_s = config.liveness.grace_s
     screen.phase("start", "one process")
     try:
         summary = run_in_process(config, sink, lambda: interrupts.count > 0, folder=folder.path, start_step=start_step)
     except KeyboardInterrupt:
-        sink.finished("stopped", f"stopped at step {sink.step}", None)
-        raise JobStopped(f"stopped at step {sink.step}") from None
+        late = f"; {out_of_grace(config, folder.path)}" if interrupts.late else ""
+        sink.finished("stopped", f"stopped at step {sink.step}{late}", None)
+        raise JobStopped(f"stopped at step {sink.step}{late}") from None
     except Exception as error:
         with contextlib.suppress(OSError):
             folder.finished("stopped" if isinstance(error, JobStopped) else "failed", str(error), None)

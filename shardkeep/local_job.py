@@ -20,6 +20,7 @@ from shardkeep.config import JobConfig
 from shardkeep.interrupts import Interrupts
 from shardkeep.ps.control.endpoint import Endpoint
 from shardkeep.report import MetricsTail, RunFolder
+from shardkeep.roles import out_of_grace
 from shardkeep.screen import Screen
 
 POLL_S = 0.05
@@ -34,6 +35,8 @@ FAILED_S = 1.0
 STARTING_S = 30.0
 """Seconds, at least, until a coordinator must have answered once: starts take long on a busy machine."""
 TERMINATE_S = 1.0
+LAST_S = 2.0
+"""Seconds of `liveness.grace_s` that are left to end the processes, and to say so."""
 RETRY_S = 0.2
 """Seconds until a stop that nobody heard is asked for again."""
 TELL_S = 20.0
@@ -69,6 +72,8 @@ class LocalJob:
         self._coordinator_heard = time.monotonic()
         self._step: int | None = start_step or None
         self._stop_heard = threading.Event()
+        self._out_of_grace = False
+        self._no_take_over = ""
         self._ended = threading.Event()
 
     def run(self) -> dict[str, Any]:
@@ -115,7 +120,6 @@ class LocalJob:
         start = ["--start-step", str(self._start_step)] if self._start_step else []
         if (address := self._folder.address()) is not None:
             start += ["--listen", address]
-        if self._folder.left_standing() is not None:
             start += ["--take-over"]
         self._child("coordinator", 0, [str(self._folder.config_path), "--run-dir", str(self._folder.path), *start])
 
@@ -158,11 +162,17 @@ class LocalJob:
             if limit is None or stopping:
                 self._replace_dead()
             self._tell_deaths()
-            if self._folder.summary() is not None or self._interrupts.count > 1 or (limit is not None and limit.over):
+            if self._folder.summary() is not None or self._interrupts.count > 1:
+                return
+            if limit is not None and limit.over:
+                self._out_of_grace = stopping and self._interrupts.terminated
                 return
             if limit is None and self._interrupts.count:
                 saves = bool(self._config.checkpoint.every_steps)
-                limit, stopping = Deadline(SAVING_STOP_S if saves else STOP_S), True
+                limit_s = SAVING_STOP_S if saves else STOP_S
+                if self._interrupts.terminated:
+                    limit_s = min(limit_s, self._config.liveness.grace_s - LAST_S)
+                limit, stopping = Deadline(limit_s), True
                 what = "stopping, with a checkpoint" if saves else "stopping in order"
                 self._screen.phase("stop", f"{what}; once more Ctrl-C ends it at once")
                 threading.Thread(target=self._insist_on_stop, name="ask-to-stop", daemon=True).start()
@@ -195,7 +205,7 @@ class LocalJob:
                 continue
             if stops and death.role != "coordinator":
                 continue
-            if not self._may_die(death):
+            if not self._may_die(death) or not self._may_take_over(death):
                 self._not_replaced.add(death.pid)
                 continue
             self._children.remove(child)
@@ -224,6 +234,18 @@ class LocalJob:
         if count > self._config.liveness.restarts:
             return False
         self._deaths_without_step[death.role, death.index] = count, self._step
+        return True
+
+    def _may_take_over(self, death: Death) -> bool:
+        """Whether another coordinator can go on: one that has never listened is begun again."""
+        if death.role == "coordinator" and self._folder.address() is not None:
+            try:
+                self._folder.take_over()
+            except UserError as error:
+                self._no_take_over = (
+                    f"; {error}; `shardkeep train --resume {self._folder.path}` goes on from the last checkpoint"
+                )
+                return False
         return True
 
     def _tell_deaths(self) -> None:
@@ -304,11 +326,13 @@ class LocalJob:
         return text
 
     def _stopped_text(self) -> str:
-        return f"stopped at step {self._step}" if self._step is not None else "stopped before the first step"
+        late = f"; {out_of_grace(self._config, self._folder.path)}" if self._out_of_grace else ""
+        return f"stopped {'before the first step' if self._step is None else f'at step {self._step}'}{late}"
 
     def _failed_text(self, deaths: list[Death]) -> str:
         last = f"last step {self._step}" if self._step is not None else "before the first step"
-        return f"{deaths[0].text()}, {last}" if deaths else f"the roles ended without a summary, {last}"
+        ended = f"{deaths[0].text()}, {last}" if deaths else f"the roles ended without a summary, {last}"
+        return ended + self._no_take_over
 
 
 @dataclass

@@ -197,6 +197,13 @@ def owned_checkpoints(config: JobConfig, run_dir: Path, job: str) -> Checkpoints
     return Checkpoints(checkpoints.folder, hold=Hold(checkpoints.folder, owner_here(job, str(run_dir))))
 
 
+def out_of_grace(config: JobConfig, run_dir: Path) -> str:
+    """For a person: a job got SIGTERM and did not end in time, and where it can be resumed."""
+    complete = checkpoints_of(config, run_dir).complete()
+    where = f"the last checkpoint is that of step {complete[-1][0]}" if complete else "there is no checkpoint"
+    return f"it did not end within {config.liveness.grace_s:g} s of SIGTERM (liveness.grace_s); {where}"
+
+
 def resumed_from(checkpoints: Checkpoints, start_step: int) -> Checkpoint | None:
     """The checkpoint that a job which starts at this step goes on from. Raises CheckpointError."""
     return checkpoints.load(start_step) if start_step else None

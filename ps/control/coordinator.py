@@ -87,7 +87,7 @@ class Coordinator:
         self._formation: Formation | None = None
         self._handed_down: Formation | None = None  # by the coordinator before this one
         self._began = self._last_tick = clock()  # of forming, or of forming again
-        self._stop_began = self._began
+        self._stop_limit_s, self._stop_by = STOP_PATIENCE_S, self._began + STOP_PATIENCE_S
         self._closed = False
         if standing is not None:
             self._take_over(Standing.from_record(standing, self._began))
@@ -229,12 +229,16 @@ class Coordinator:
                 self._lose(seat, f"{seat.member} ended: {reason}, {self._last_step(seat)}")
             return self._life.now
 
-    def stop(self, reason: str) -> JobState:
-        """Ends the job in order: workers finish their running step, perhaps one more, and leave."""
+    def stop(self, reason: str, *, limit_s: float = STOP_PATIENCE_S) -> JobState:
+        """Ends the job in order: workers finish their running step, perhaps one more, and leave.
+
+        `limit_s`: seconds from now after which the job is over anyway; a later call can only bring the end nearer."""
         with self._changed:
-            if self._life.running:
+            running = self._life.running
+            if running or self._clock() + limit_s < self._stop_by:
+                self._stop_limit_s, self._stop_by = limit_s, self._clock() + limit_s
+            if running:
                 self._life.stopping(reason)
-                self._stop_began = self._clock()
                 self._keep(lambda: self._chronicle.note(f"stopping: {reason}"))
                 self._stop_if_idle()
                 self._keep_standing()
@@ -272,8 +276,8 @@ class Coordinator:
                 limit = f"{self.form_timeout_s:g} s (form_timeout_s)"
                 missing = ", ".join(self._members.missing())
                 self._fail(f"{cause}the job did not form within {limit}; missing: {missing}")
-            if self._life.now.state == "stopping" and now - self._stop_began > STOP_PATIENCE_S:
-                self._stopped(f" ({len(self._members.present())} members did not leave in {STOP_PATIENCE_S:g} s)")
+            if self._life.now.state == "stopping" and now > self._stop_by:
+                self._stopped(self._late())
 
     def wait_over(self, timeout_s: float | None = None) -> bool:
         """Blocks until the job is over; False when `timeout_s` passed first."""
@@ -284,6 +288,11 @@ class Coordinator:
         """Blocks until every member has left or is lost, so that a process that is over may end."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._members.present() or self._closed, timeout_s)
+
+    def keep_standing(self) -> None:
+        """Keeps what another coordinator needs to take over; to be called before members can know the address."""
+        with self._changed:
+            self._keep_standing()
 
     def close(self) -> None:
         """Wakes all who wait; for the end of the process."""
@@ -420,6 +429,14 @@ class Coordinator:
             self._complete_if_all_left()
         elif all(seat.gone for seat in self._members.seats("worker")):
             self._stopped()
+
+    def _late(self) -> str:
+        """A remark on a job that did not stop in time."""
+        late, saved = len(self._members.present()), self._recoveries.saved_step
+        from_where = f"the last checkpoint is that of step {saved}" if saved else "there is no checkpoint"
+        return (
+            f" ({late} {'member' if late == 1 else 'members'} did not leave in {self._stop_limit_s:g} s; {from_where})"
+        )
 
     def _stopped(self, remark: str = "") -> None:
         saved = self._recoveries.saved_step or -1  # of its end, perhaps, which no heartbeat has told

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import ConfigError
 from shardkeep.ps.config import LivenessConfig
 from shardkeep.ps.control.addresses import join_address, split_address
@@ -20,6 +21,9 @@ from shardkeep.ps.control.tls import Tls
 
 TICK_S = 0.5
 STOP_POLL_S = 0.2
+LAST_S = 3.0
+"""Seconds of `liveness.grace_s` that are left to tell members, and to end this process."""
+ASKED = "the coordinator was asked to end"
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # else a second coordinator on the same port silently takes half of the calls
     ("grpc.max_receive_message_length", 4 << 20),  # of members; who has no token sends none at all
@@ -107,6 +111,7 @@ def serve_job(
     sink: JobSink,
     ready: Callable[[str], None],
     stop: threading.Event,
+    terminate: threading.Event | None = None,
     start_step: int = 0,
     standing: Record | None = None,
 ) -> None:
@@ -123,6 +128,7 @@ def serve_job(
         sink: Who keeps the records.
         ready: Called once with the address to give to members.
         stop: Set it (from a signal handler) to end the job in order.
+        terminate: The same, within `liveness.grace_s`.
         start_step: First step to train; above 0 = members load the checkpoint of that step.
         standing: What the coordinator before this one kept, where it died while the job ran.
 
@@ -144,12 +150,19 @@ def serve_job(
         standing=standing,
     )
     with ControlServer(coordinator, listen, token=token, tls=tls) as server:
+        coordinator.keep_standing()
         ready(server.address)
         store.prepare()  # while members start
+        grace: Deadline | None = None
         while not coordinator.wait_over(STOP_POLL_S):
-            if stop.is_set():
-                coordinator.stop("the coordinator was asked to end")
-        coordinator.wait_drained(liveness.lease_s)  # members still have to hear of it
+            if terminate is not None and terminate.is_set():
+                if grace is None:
+                    grace = Deadline(max(liveness.grace_s - LAST_S, 0.0))
+                    coordinator.stop(ASKED, limit_s=grace.timeout_s)
+            elif stop.is_set():
+                coordinator.stop(ASKED)
+        drain_s = liveness.lease_s if grace is None else min(liveness.lease_s, grace.remaining_s + LAST_S / 2)
+        coordinator.wait_drained(drain_s)  # members still have to hear of it
     store.close()
     if coordinator.state.state != "completed" and (error := coordinator.state.error()) is not None:
         raise error

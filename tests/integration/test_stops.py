@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.integration.test_jobs import ENDLESS, TINY
-from tests.support.cluster import Cluster, gone, records, within
+from tests.support.cluster import Cluster, gone, records, stalled, within
 
 pytestmark = pytest.mark.processes
 
@@ -35,6 +37,24 @@ def test_ctrl_c_is_heard_by_the_coordinator_that_is_started_for_a_killed_one(clu
     assert ended.err.count("\n") == 1
     assert (folder.summary() or {})["status"] == "stopped"
     assert list((folder.path / "checkpoints").glob("step-*"))
+    assert not gone(members.values(), limit_s=0)
+
+
+def test_a_job_that_cannot_stop_in_its_grace_ends_anyway_and_names_the_last_checkpoint(cluster: Cluster) -> None:
+    config = {**LASTING, "checkpoint": {"every_steps": 10}, "liveness": {"lease_s": 60.0, "grace_s": 6.0}}
+    job, folder = cluster.job(config)
+    members = cluster.training(folder)
+    checkpoints = folder.path / "checkpoints"
+    within(60, lambda: any(checkpoints.glob("step-*")), "no checkpoint", lambda: job.running)
+    with stalled(members["worker 0"]):
+        began = time.monotonic()
+        job.signal(signal.SIGTERM)
+        ended = job.end(limit_s=30)
+    assert time.monotonic() - began < 12
+    assert ended.code == 1
+    why = r"it did not end within 6 s of SIGTERM \(liveness.grace_s\); the last checkpoint is that of step \d+0"
+    assert re.fullmatch(rf"stopped at step \d+; {why}\n", ended.err), ended.err
+    assert (folder.summary() or {})["status"] == "stopped"
     assert not gone(members.values(), limit_s=0)
 
 

@@ -55,6 +55,23 @@ def test_every_public_name_loads(name: str) -> None:
     assert getattr(shardkeep, name)
 
 
+def test_a_take_over_without_what_the_coordinator_kept_says_what_to_do(tmp_path: Path) -> None:
+    config, run = tmp_path / "job.yaml", tmp_path / "run"
+    config.write_text("name: job\n")
+    options = ("coordinator", str(config), "--run-dir", str(run), "--take-over")
+    code, _, error = invoke(*options)
+    assert (code, error) == (2, f"error: --take-over: no job was running in --run-dir {run}\n")
+    run.mkdir()
+    (run / "coordinator.json").write_text('{"address": "127.0.0.1:1", "pid": 1}')
+    (run / "standing.json").touch()
+    code, _, error = invoke(*options)
+    assert (code, error.count("\n")) == (2, 1)
+    assert error.startswith(
+        f"error: --take-over: no coordinator can take over, for its members are known to nobody: {run}"
+    )
+    assert "standing.json is empty; end the job's roles" in error and "--start-step N" in error
+
+
 def test_a_missing_config_is_one_line_and_code_2(tmp_path: Path) -> None:
     code, out, error = invoke("train", str(tmp_path / "job.yaml"))
     assert (code, out) == (2, "")

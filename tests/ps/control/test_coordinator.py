@@ -308,7 +308,25 @@ def test_stop_does_not_wait_for_ever_for_a_worker_that_is_stuck() -> None:
     job.pass_time(int(STOP_PATIENCE_S), alive=job.names)
     assert job.state.state == "stopping"
     job.pass_time(1, alive=job.names)
-    assert job.state.message == "stopped before the first step: enough (3 members did not leave in 600 s)"
+    late = "3 members did not leave in 600 s; there is no checkpoint"
+    assert job.state.message == f"stopped before the first step: enough ({late})"
+
+
+def test_a_stop_with_a_limit_is_over_in_time_and_names_the_last_checkpoint() -> None:
+    job = Job()
+    job.form()
+    job.pass_time(1, alive=job.names, step=130)
+    record = {"phase": "checkpoint", "step": 100, "bytes": 9}
+    job.coordinator.report("worker-0-100", sequence=1, kind="phase", record=record)
+    job.coordinator.stop("Ctrl-C")
+    job.coordinator.stop("SIGTERM", limit_s=22.0)
+    job.coordinator.stop("Ctrl-C")
+    job.leave("worker", 1)
+    job.pass_time(22, alive=[("server", 0), ("worker", 0)], step=130)
+    assert job.state.state == "stopping"
+    job.pass_time(1, alive=[("server", 0), ("worker", 0)], step=130)
+    late = "2 members did not leave in 22 s; the last checkpoint is that of step 100"
+    assert job.state.message == f"stopped at step 130: Ctrl-C ({late})"
 
 
 def test_a_member_in_a_stopping_job_gets_no_formation() -> None:

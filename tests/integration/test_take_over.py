@@ -1,0 +1,48 @@
+"""A coordinator that is replaced where the files that it kept for that were damaged."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shardkeep.report import RunFolder
+from shardkeep.standing_files import NAMES
+from tests.integration.test_stops import LASTING
+from tests.support.cluster import Cluster, records, within
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path) as cluster:
+        yield cluster
+
+
+def last_step(folder: RunFolder) -> int:
+    return max(r["step"] for r in records(folder) if r["kind"] == "progress")
+
+
+def test_a_job_outlives_its_coordinator_and_one_damaged_file_but_not_both(cluster: Cluster) -> None:
+    job, folder = cluster.job(LASTING)
+    first = cluster.training(folder)["coordinator 0"]
+    (folder.path / NAMES[0]).write_bytes(b"")
+    first.kill()
+    within(60, lambda: folder.coordinator_pids() != {first.pid}, "no other coordinator", lambda: job.running)
+    (second,) = folder.coordinator_pids()
+    reached = last_step(folder)
+    within(60, lambda: last_step(folder) > reached + 5, "no more steps", lambda: job.running)
+
+    for name in NAMES:
+        (folder.path / name).unlink()
+    psutil.Process(second).kill()
+    ended = job.end(limit_s=30)
+    assert (ended.code, ended.err.count("\n")) == (1, 1), job.printed()
+    assert re.match(
+        rf"error: coordinator 0 \(pid {second}\) ended: killed by SIGKILL, last step \d+; no coor", ended.err
+    )
+    assert f"shardkeep train --resume {folder.path}" in ended.err
