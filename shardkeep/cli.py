@@ -133,6 +133,7 @@ def coordinator(
 
     def run() -> int:
         from shardkeep.leftovers import clean, note_run
+        from shardkeep.next_steps import check_start, take_over_arguments
         from shardkeep.ps.control.addresses import check_exposed, split_address
         from shardkeep.ps.control.endpoint import read_token
         from shardkeep.ps.control.tls import read_tls
@@ -159,8 +160,11 @@ def coordinator(
             if run_dir is None or not (run_dir / "coordinator.json").is_file() or (run_dir / "summary.json").is_file():
                 raise UserError(f"--take-over: no job was running in --run-dir {run_dir or '(left out)'}")
             folder = RunFolder(path)
+        elif start_step:
+            check_start(job, path, start_step)
+            folder = RunFolder.reopen(path, job)
         else:
-            folder = RunFolder.reopen(path, job) if start_step else RunFolder.create(path, job)
+            folder = RunFolder.create(path, job)
         standing = _standing(folder, by_hand=not parent_pipe) if take_over else None
         stop, terminate = _stop_events()
         if token is not None:
@@ -172,6 +176,13 @@ def coordinator(
             token = keep_token(folder.path)
         note_run(folder.path)
         clean(folder.token_path.parent)
+
+        def ready(address: str) -> None:
+            again = take_over_arguments(
+                folder.path, address, token_file=token_file, tls=tls, insecure=insecure_data_plane
+            )
+            _ready(address, folder, token_file, [] if parent_pipe else again)
+
         from shardkeep.ps.control.server import serve_job  # loads no torch: members can register at once
 
         try:
@@ -184,7 +195,7 @@ def coordinator(
                 token=token,
                 tls=files,
                 sink=folder,
-                ready=lambda address: _ready(address, folder, token_file),
+                ready=ready,
                 stop=stop,
                 terminate=terminate,
                 start_step=start_step,
@@ -525,8 +536,8 @@ def _standing(folder: RunFolder, *, by_hand: bool) -> dict[str, Any]:
         ) from None
 
 
-def _ready(address: str, folder: RunFolder, token_file: Path | None) -> None:
-    folder.coordinator(address, pid=os.getpid())
+def _ready(address: str, folder: RunFolder, token_file: Path | None, command: list[str]) -> None:
+    folder.coordinator(address, pid=os.getpid(), command=command)
     told = {"coordinator": address, "run_dir": str(folder.path), "token_file": str(token_file or folder.token_path)}
     print(json.dumps(told), flush=True)
 

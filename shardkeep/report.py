@@ -20,6 +20,7 @@ import dataclasses
 import fcntl
 import json
 import math
+import shlex
 import shutil
 import threading
 import time
@@ -134,7 +135,7 @@ class RunFolder:
         """Raises UserError if `path` is a file or holds a run, or if others could change what is made there."""
         path = Path(path)
         if (path / "config.yaml").exists() or (path.exists() and not path.is_dir()):
-            raise UserError(f"--run-dir {path}: exists already; choose another folder or delete it")
+            raise UserError(f"--run-dir {path}: {_taken(path)}")
         check_unshared(path, what="--run-dir")
 
     @property
@@ -173,9 +174,12 @@ class RunFolder:
     def log_path(self, role: str, index: int) -> Path:
         return self.logs / f"{role}-{index}.log"
 
-    def coordinator(self, address: str, *, pid: int) -> None:
-        """Keeps where the coordinator listens; the launcher and `shardkeep status` wait for this file."""
-        atomic_write(self.path / "coordinator.json", _json({"address": address, "pid": pid}) + "\n")
+    def coordinator(self, address: str, *, pid: int, command: Sequence[str] = ()) -> None:
+        """Keeps where the coordinator listens; the launcher and `shardkeep status` wait for this file.
+
+        `command`: what a person types to take over, once it has died; empty = a launcher does it."""
+        facts = {"address": address, "pid": pid, **({"take_over": list(command)} if command else {})}
+        atomic_write(self.path / "coordinator.json", _json(facts) + "\n")
         self._coordinates = True
         if before := self.member_list():  # another coordinator takes over
             rows = [{**m, "pid": pid} if m["role"] == "coordinator" else m for m in before]
@@ -276,6 +280,11 @@ class RunFolder:
             check_ours(self.path)
         return Endpoint(address, token_of(self.path) if token_file is None else read_token(token_file))
 
+    def coordinator_command(self) -> list[str] | None:
+        """What takes over from the coordinator, as arguments; None = it was not started by hand."""
+        found = (_read(self.path / "coordinator.json") or {}).get("take_over")
+        return None if found is None else [str(part) for part in found]
+
     def coordinator_pids(self) -> set[int]:
         """The coordinator's process, where one has listened."""
         found = _read(self.path / "coordinator.json")
@@ -341,6 +350,20 @@ def latest_run(root: Path = Path("runs")) -> Path | None:
     """The run folder under `root` that was started last, or None."""
     found = [p.parent for p in root.glob("*/config.yaml")]
     return max(found, key=lambda p: (p / "config.yaml").stat().st_mtime, default=None)
+
+
+def _taken(path: Path) -> str:
+    """Why a new run cannot begin in a folder or file, and what goes on with the one that is there."""
+    if not (path / "config.yaml").exists():
+        return "is a file; choose a folder"
+    run = shlex.quote(str(path.absolute()))
+    over = (path / "summary.json").exists()
+    command = None if over else (_read(path / "coordinator.json") or {}).get("take_over")
+    if command is not None:
+        died = f"if its coordinator died, take over by {shlex.join(map(str, command))}"
+        return f"holds a job that has not ended; see `shardkeep status {run}`; {died}"
+    go_on = f"or resume the run there by `shardkeep train --resume {run}`"
+    return f"holds a run already; choose another folder, {go_on}"
 
 
 def _read(path: Path) -> dict[str, Any] | None:

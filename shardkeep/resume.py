@@ -78,12 +78,12 @@ def newest(config: JobConfig, run: Path) -> Checkpoint:
     return checkpoint
 
 
-def await_leftovers(run: RunFolder, limit_s: float = LEFTOVERS_S) -> None:
+def await_leftovers(run: RunFolder, limit_s: float = LEFTOVERS_S, *, option: str = "--resume") -> None:
     """Waits until no process of the run's last start is left on this machine. Raises UserError when one stays."""
     deadline = Deadline(limit_s)
     while left := living(run):
         if deadline.over:
-            raise UserError(f"--resume {run.path}: process {left[0]['pid']} of this run is still there; end it first")
+            raise UserError(f"{option} {run.path}: process {left[0]['pid']} of this run is still there; end it first")
         time.sleep(0.1)
 
 

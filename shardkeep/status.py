@@ -8,37 +8,51 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from shardkeep.base.errors import JobError, TransportError, UserError
+from shardkeep.base.errors import TransportError, UserError
+from shardkeep.processes import launcher_there, living
 from shardkeep.ps.control.client import fetch_status
 from shardkeep.ps.control.endpoint import Endpoint
 from shardkeep.ps.control.records import Status
 from shardkeep.ps.control.tls import Tls
 from shardkeep.report import RunFolder, latest_run
 from shardkeep.screen import closing_rows, quality, two_columns
+from shardkeep.vacancies import awaited, show_killed, show_unled
 
 MOST_LINES = 8
 """More tables than that are told together."""
 
 
 def show_run(run: Path | None, console: Console, *, token_file: Path | None = None, tls: Tls | None = None) -> int:
-    """Shows the run in folder `run` (None = the newest in runs/); 0, or 1 for a job that failed."""
+    """Shows the run in folder `run` (None = the newest in runs/); 0, or 1 for a job that failed or is gone."""
     path = run or latest_run()
     if path is None:
         raise UserError("no run folder in runs/; name one, or use --coordinator HOST:PORT")
-    if not (path / "config.yaml").exists():
-        raise UserError(f"{path}: is no run folder (it has no config.yaml)")
-    folder = RunFolder(path)
-    summary = folder.summary()
+    try:
+        if not (path / "config.yaml").exists():
+            missing = "is no run folder (it has no config.yaml)" if path.is_dir() else "there is no such folder"
+            raise UserError(f"{path}: {missing}")
+        return _show_folder(RunFolder(path), console, token_file=token_file, tls=tls)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
+    except ValueError as error:
+        raise UserError(f"{path}: a file of this run is damaged ({error})") from error
+
+
+def _show_folder(folder: RunFolder, console: Console, *, token_file: Path | None, tls: Tls | None) -> int:
+    path, summary = folder.path, folder.summary()
     if summary is None:
+        launcher = launcher_there(path)
+        if launcher is False and not living(folder):
+            return show_killed(folder, console)
         coordinator = folder.endpoint(token_file)
         if coordinator is None and folder.summary() is not None:  # it has ended just now
-            return show_run(path, console, tls=tls)
+            return _show_folder(folder, console, token_file=token_file, tls=tls)
         if coordinator is None:
-            raise JobError(f"{path}: the job has not started, or ended before it could")
+            return show_unled(folder, console, launched=bool(launcher))
         try:
-            return show_job(replace(coordinator, tls=tls), console)
-        except TransportError as error:
-            raise JobError(f"{path}: the job is gone without a summary ({error}); logs: {folder.logs}") from error
+            return show_job(replace(coordinator, tls=tls), console, run=path, launched=bool(launcher))
+        except TransportError:
+            return show_unled(folder, console, launched=launcher is not None)
     status, message = str(summary["status"]), str(summary.get("message") or "")
     text = message if message.startswith(status) else f"{status}{': ' + message if message else ''}"
     console.print(text, markup=False, soft_wrap=True)
@@ -46,10 +60,14 @@ def show_run(run: Path | None, console: Console, *, token_file: Path | None = No
     return 0 if summary["status"] == "completed" else 1
 
 
-def show_job(coordinator: Endpoint, console: Console) -> int:
-    """Asks the coordinator. Raises TransportError when it does not answer, UserError when it refuses."""
+def show_job(coordinator: Endpoint, console: Console, *, run: Path | None = None, launched: bool | None = None) -> int:
+    """Asks the coordinator. Raises TransportError when it does not answer, UserError when it refuses.
+
+    `run`: its run folder, where that is known. `launched`: by `shardkeep train`; None = unknown."""
     status = fetch_status(coordinator)
     console.print(f"{status.state}{': ' + status.message if status.message else ''}", markup=False, soft_wrap=True)
+    for line in awaited(status, where=coordinator.address if run is None else str(run), launched=launched):
+        console.print(line, markup=False, soft_wrap=True)
     console.print(two_columns(_progress_rows(status)))
     console.print(_members(status))
     return 1 if status.state == "failed" else 0

@@ -248,6 +248,7 @@ class Coordinator:
     def status(self) -> Status:
         with self._changed:
             job, told, now = self._life.now, self._chronicle, self._clock()
+            forms = job.state in ("forming", "recovering")
             return Status(
                 state=job.state,
                 message=job.message,
@@ -258,6 +259,8 @@ class Coordinator:
                 evaluation=told.evaluation,
                 summary=told.summary,
                 events=told.events,
+                missing=tuple(self._members.missing()) if forms else (),
+                left_s=max(0.0, self._form_limit_s - (now - self._began)) if forms else 0.0,
             )
 
     def tick(self) -> None:

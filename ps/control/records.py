@@ -158,6 +158,10 @@ class Status:
     evaluation: Record = field(default_factory=dict)
     summary: Record | None = None
     events: tuple[Record, ...] = ()
+    missing: tuple[str, ...] = ()
+    """Who must still join, in words, while a group forms."""
+    left_s: float = 0.0
+    """Until the job fails without them."""
 
     @property
     def over(self) -> bool:

@@ -126,6 +126,8 @@ def status_to_pb(status: Status) -> pb.StatusReply:
         evaluation_json=record_to_json(status.evaluation),
         summary_json="" if status.summary is None else record_to_json(status.summary),
         events_json=[record_to_json(event) for event in status.events],
+        missing=status.missing,
+        left_s=status.left_s,
     )
 
 
@@ -141,6 +143,8 @@ def status_from_pb(message: pb.StatusReply) -> Status:
         evaluation=record_from_json(message.evaluation_json),
         summary=record_from_json(message.summary_json) if message.summary_json else None,
         events=tuple(record_from_json(event) for event in message.events_json),
+        missing=tuple(message.missing),
+        left_s=message.left_s,
     )
 
 

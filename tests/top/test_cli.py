@@ -93,7 +93,8 @@ def test_a_folder_of_another_run_is_refused_before_anything_starts(tmp_path: Pat
     (tmp_path / "config.yaml").write_text("seed: 1\n")
     code, _, error = invoke("train", str(tmp_path / "config.yaml"), "--run-dir", str(tmp_path))
     assert code == 2
-    assert error == f"error: --run-dir {tmp_path}: exists already; choose another folder or delete it\n"
+    resume = f"or resume the run there by `shardkeep train --resume {tmp_path}`"
+    assert error == f"error: --run-dir {tmp_path}: holds a run already; choose another folder, {resume}\n"
 
 
 def test_missing_data_is_one_line_and_code_2_and_leaves_no_run_folder(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ def test_a_new_folder_holds_the_config_and_a_second_run_is_refused(tmp_path: Pat
     folder = RunFolder.create(tmp_path / "run", config)
     assert load_config(folder.config_path).seed == 5
     assert folder.logs.is_dir()
-    with pytest.raises(UserError, match="exists already"):
+    with pytest.raises(UserError, match="holds a run already; choose another folder"):
         RunFolder.create(tmp_path / "run", config)
 
 

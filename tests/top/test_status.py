@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from shardkeep.ps.config import AdamConfig, TableSpec
@@ -93,3 +94,25 @@ def test_tables_are_shown_of_a_long_job_and_after_a_take_over() -> None:
     assert "table item" in shown(job.coordinator)
     job.coordinator = job.another(job.sink.kept)
     assert "table item" in shown(job.coordinator)
+
+
+@pytest.mark.parametrize(
+    ("launched", "next_step"),
+    [
+        (True, "`shardkeep train` starts them by itself"),
+        (False, "start worker 1 on 10.0.0.7: shardkeep worker --"),
+    ],
+    ids=["a launcher", "by hand"],
+)
+def test_who_is_awaited_until_when_and_what_to_do_is_shown(launched: bool, next_step: str) -> None:
+    job = Recovering(workers=2)
+    form(job)
+    job.kill("worker", 1)
+    job.pass_time(20, alive=[("server", 0), ("worker", 0)])
+    out = io.StringIO()
+    with ControlServer(job.coordinator) as server:
+        show_job(server.endpoint, Console(file=out, width=60, color_system=None), launched=launched)
+    lines = out.getvalue().splitlines()
+    assert lines[0].startswith("recovering: worker 1 (pid 100 on 10.0.0.7) ended: killed by SIGKILL")
+    assert "worker 1 (not replaced)" in lines[1] and lines[2].startswith("the job fails in 100 s if")
+    assert lines[3].startswith(next_step)

@@ -1,0 +1,146 @@
+"""What a person is told of a run that lacks processes: what happened, and the command that goes on."""
+
+from __future__ import annotations
+
+import io
+import shlex
+import socket
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from shardkeep.base.errors import UserError
+from shardkeep.cli import app
+from shardkeep.config import JobConfig, parse_config
+from shardkeep.next_steps import check_start, resume_line, take_over_arguments
+from shardkeep.ps.checkpoints import Checkpoints, FileRecord
+from shardkeep.ps.control.records import Member
+from shardkeep.report import RunFolder
+from shardkeep.status import show_run
+from shardkeep.tokens import keep_token
+
+NOBODY = 2**22 + 1
+"""A number that no process has (PID_MAX_LIMIT)."""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """A run with a name that a shell would take apart."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    return RunFolder.create(tmp_path / "my run", parse_config("{servers: 1, workers: 1}"))
+
+
+def led_by_hand(folder: RunFolder) -> str:
+    """Has a coordinator die, at an address where nobody listens; what takes over."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+    keep_token(folder.path)
+    command = take_over_arguments(folder.path, address, token_file=None, tls=None, insecure=False)
+    folder.coordinator(address, pid=NOBODY, command=command)
+    folder.standing({"job": "j"})
+    return shlex.join(command)
+
+
+def checkpoint(folder: RunFolder, step: int) -> None:
+    checkpoints = Checkpoints(folder.path / "checkpoints")
+    file = checkpoints.begin(step) / "server-0"
+    file.write_text("rows")
+    checkpoints.commit(step, [FileRecord.of(file.parent, file)], {})
+
+
+def shown(path: Path) -> tuple[int, list[str]]:
+    out = io.StringIO()
+    code = show_run(path, Console(file=out, width=40, color_system=None))
+    return code, out.getvalue().splitlines()
+
+
+def files(path: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(path)): p.read_bytes() for p in sorted(path.rglob("*")) if p.is_file()}
+
+
+def test_status_without_a_coordinator_says_who_may_live_and_how_to_take_over(folder: RunFolder) -> None:
+    command = led_by_hand(folder)
+    folder.members(1, [Member("server", 0, "10.9.0.2", 7), Member("worker", 0, "127.0.0.1", NOBODY)])
+    folder.progress({"step": 120, "total_steps": 500})
+    code, lines = shown(folder.path)
+    assert code == 1 and lines[0].startswith("the coordinator does not answer at 127.0.0.1:")
+    assert lines[1].startswith("last known step: 120/500 at ")
+    assert lines[2:5] == [
+        "server 0 (pid 7 on 10.9.0.2) may live",
+        f"worker 0 (pid {NOBODY} on 127.0.0.1) is gone",
+        "members wait for another coordinator for liveness.form_timeout_s",
+    ]
+    assert lines[5] == f"to take over: {command}"
+    assert shlex.split(command)[:5] == [
+        "shardkeep", "coordinator", str(folder.config_path), "--take-over", "--run-dir",
+    ]  # fmt: skip
+
+
+def test_a_coordinator_that_is_started_again_without_take_over_is_told_the_same(folder: RunFolder) -> None:
+    command, before = led_by_hand(folder), files(folder.path)
+    done = CliRunner().invoke(app, ["coordinator", str(folder.config_path), "--run-dir", str(folder.path)])
+    assert done.exit_code == 2 and done.stderr.count("\n") == 1
+    assert done.stderr.rstrip().endswith(f"if its coordinator died, take over by {command}")
+    assert "delete" not in done.stderr and files(folder.path) == before
+
+
+@pytest.mark.parametrize("saved", [True, False], ids=["a checkpoint", "no checkpoint"])
+def test_status_of_a_killed_job_names_the_command_that_resumes_it_or_says_that_there_is_none(
+    folder: RunFolder, saved: bool
+) -> None:
+    with folder.held():
+        pass
+    folder.coordinator("127.0.0.1:7", pid=NOBODY)
+    if saved:
+        checkpoint(folder, 50)
+    code, lines = shown(folder.path)
+    assert (code, lines[0]) == (1, "killed: all processes of this job are gone")
+    command = f"to resume at step 50: shardkeep train --resume '{folder.path}'"
+    nothing = f"nothing to resume from: no complete checkpoint in {folder.path / 'checkpoints'}"
+    assert lines[1] == (command if saved else nothing)
+
+
+def test_roles_by_hand_are_resumed_by_their_coordinator(folder: RunFolder) -> None:
+    led_by_hand(folder)
+    checkpoint(folder, 50)
+    words = shlex.split(resume_line(folder.path).partition(": ")[2])
+    assert words[1:5] == ["coordinator", str(folder.config_path), "--start-step", "50"] and "--take-over" not in words
+
+
+def test_a_start_at_a_step_without_a_checkpoint_changes_nothing(folder: RunFolder) -> None:
+    led_by_hand(folder)
+    checkpoint(folder, 50)
+    before = files(folder.path)
+    with pytest.raises(UserError, match=r"--start-step 40: no complete checkpoint of that step in .*; there are: 50"):
+        check_start(JobConfig(), folder.path, 40)
+    arguments = ["coordinator", str(folder.config_path), "--run-dir", str(folder.path), "--start-step", "40"]
+    assert CliRunner().invoke(app, arguments).exit_code == 2
+    assert files(folder.path) == before
+    check_start(JobConfig(), folder.path, 50)
+
+
+def test_a_start_where_a_launcher_runs_the_job_is_refused(folder: RunFolder) -> None:
+    checkpoint(folder, 50)
+    with folder.held(), pytest.raises(UserError, match="`shardkeep train` runs a job there"):
+        check_start(JobConfig(), folder.path, 50)
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [("nowhere", "there is no such folder"), ("empty", "is no run folder"), ("x" * 300, "cannot be read")],
+    ids=["missing", "no run", "a name that no folder can have"],
+)
+def test_status_of_what_is_no_run_is_one_line(tmp_path: Path, name: str, error: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError, match=error):
+        show_run(tmp_path / name, Console(file=io.StringIO()))
+
+
+def test_a_job_in_one_process_is_shown_while_it_runs(folder: RunFolder) -> None:
+    folder.config_path.write_text(parse_config("{servers: 0, workers: 1}").to_yaml())
+    folder.progress({"step": 3, "total_steps": 9})
+    with folder.held():
+        code, lines = shown(folder.path)
+    assert (code, lines[0]) == (0, "running in one process") and lines[1].startswith("last known step: 3/9")
