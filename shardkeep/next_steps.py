@@ -32,7 +32,7 @@ def take_over_arguments(
 def take_over_command(run: RunFolder) -> str | None:
     """What takes over from a coordinator that was started by hand; None = nobody can, or a launcher does."""
     command = run.coordinator_command()
-    return None if command is None or run.left_standing() is None else shlex.join(command)
+    return shlex.join(command) if command is not None and run.has_standing else None
 
 
 def resume_line(path: Path) -> str:
