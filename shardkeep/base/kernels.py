@@ -10,6 +10,7 @@ import contextlib
 import functools
 import hashlib
 import importlib
+import json
 import os
 import stat
 import sys
@@ -20,6 +21,9 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import llvmlite.binding  # type: ignore[import-untyped]
+
+from shardkeep.base.errors import UserError
+from shardkeep.base.files import atomic_write
 
 try:
     import fcntl
@@ -39,17 +43,11 @@ def kernel(*signatures: str) -> Callable[[F], F]:
     """
     import numba  # here: a launcher that finds everything compiled needs none of its half second
 
-    numba_config: Any = numba.core.config  # its settings are made at run time, unknown to type checkers
+    from shardkeep.base.kernel_files import checked_files
 
     def decorate(function: F) -> F:
-        # The locator of the cache reads the setting when the dispatcher is made, so a user's own
-        # numba functions in this process keep their own cache folder.
-        before = numba_config.CACHE_DIR
-        numba_config.CACHE_DIR = str(cache_folder())
-        try:
+        with checked_files(cache_folder()):
             compiled = numba.njit(list(signatures), nogil=True, cache=True, error_model="numpy")(function)
-        finally:
-            numba_config.CACHE_DIR = before
         return cast(F, compiled)
 
     return decorate
@@ -59,7 +57,7 @@ def compile_kernels(modules: Sequence[str], begin: Callable[[], None] = lambda: 
     """Imports those modules of kernels that this machine has not compiled yet; returns their number.
 
     Under a file lock, so that only one process compiles (up to a minute). Call it before the modules are imported.
-    `begin` is called first, if there is anything to compile.
+    `begin` is called first, if there is anything to compile. Raises UserError when the result cannot be kept.
     """
     if not _missing(modules):
         return 0
@@ -67,17 +65,38 @@ def compile_kernels(modules: Sequence[str], begin: Callable[[], None] = lambda: 
     with _locked(cache_folder() / "lock"):
         missing = _missing(modules)
         for module in missing:
-            importlib.import_module(module)
-            compiled_mark(module).touch()
+            _mark(module)
     return len(missing)
 
 
 def _missing(modules: Sequence[str]) -> list[str]:
-    return [module for module in modules if not compiled_mark(module).exists()]
+    return [module for module in modules if not _is_marked(module)]
+
+
+def _mark(module: str) -> None:
+    """Imports a module, and notes the sizes of its kernels' files."""
+    imported = importlib.import_module(module)
+    from shardkeep.base.kernel_files import files_of, is_whole
+
+    files = files_of(imported)
+    if all(is_whole(path) for path in files):  # not so where it was imported before the damage
+        sizes = {str(path.relative_to(cache_folder())): path.stat().st_size for path in files}
+        with _one_line(compiled_mark(module)):
+            atomic_write(compiled_mark(module), json.dumps(sizes))
+
+
+def _is_marked(module: str) -> bool:
+    """Whether all files of a module's kernels are there, with the sizes that were noted. Whoever loads one looks at its
+    checksum as well."""
+    try:
+        sizes = json.loads(compiled_mark(module).read_bytes())
+        return all((cache_folder() / name).stat().st_size == size for name, size in sizes.items())
+    except (OSError, ValueError, AttributeError):
+        return False
 
 
 def compiled_mark(module: str, package: Path = PACKAGE) -> Path:
-    """The file that says that all kernels of a module are in the cache folder.
+    """The file that says which files of a module's kernels are in the cache folder.
 
     Named as numba keys its cache: by the source's place and time, besides the contents that name the folder.
     """
@@ -89,17 +108,19 @@ def compiled_mark(module: str, package: Path = PACKAGE) -> Path:
 
 @functools.cache
 def cache_folder() -> Path:
-    """The folder of compiled kernels, made if missing: the user's cache folder, else a private temporary one.
+    """The folder of compiled kernels, made if missing: the user's cache folder, else a private temporary one. Raises
+    UserError when there is none.
 
     Its name changes with every kernel source, the version of numba and the CPU: numba's own check
     does not notice a change in a function that a kernel of another module calls.
     """
     name = f"kernels-{_fingerprint()}"
-    for parent in (_user_cache(), Path(tempfile.gettempdir()) / f"shardkeep-{_user_id()}"):
-        folder = parent / name
-        if _made_private(folder):
-            return folder
-    return Path(tempfile.mkdtemp(prefix="shardkeep-kernels-"))
+    first = _user_cache() / name
+    if _made_private(first):
+        return first
+    with _one_line(first):
+        second = Path(tempfile.gettempdir()) / f"shardkeep-{_user_id()}" / name
+        return second if _made_private(second) else Path(tempfile.mkdtemp(prefix="shardkeep-kernels-"))
 
 
 def kernel_sources() -> list[Path]:
@@ -107,6 +128,23 @@ def kernel_sources() -> list[Path]:
     rooms = [entry for entry in PACKAGE.iterdir() if entry.is_dir()]  # links too: rglob does not follow them
     found = [path for room in rooms for pattern in ("kernels.py", "*_kernels.py") for path in room.rglob(pattern)]
     return sorted(set(found), key=lambda path: str(path.relative_to(PACKAGE)))
+
+
+@contextlib.contextmanager
+def _one_line(path: Path) -> Iterator[None]:
+    """Raises an OSError as a UserError that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise not_kept(path.parent, error) from error
+
+
+def not_kept(folder: Path, error: OSError) -> UserError:
+    """What a user reads when compiled kernels cannot be written."""
+    return UserError(
+        f"{folder}: compiled kernels cannot be kept ({error.strerror or error}); "
+        "free space there, or set XDG_CACHE_HOME to another folder"
+    )
 
 
 def _fingerprint() -> str:
@@ -155,7 +193,9 @@ def _locked(path: Path) -> Iterator[None]:
     if fcntl is None:
         yield
         return
-    with path.open("ab") as file:
+    with _one_line(path):
+        file = path.open("ab")
+    with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield  # closing the file releases the lock
 

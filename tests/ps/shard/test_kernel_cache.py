@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import importlib
 import os
 import stat
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +17,7 @@ import pytest
 from numba.core import config
 
 from shardkeep.base import kernels
+from shardkeep.base.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -114,3 +119,88 @@ def test_a_module_of_kernels_that_is_new_or_touched_is_not_taken_for_compiled(tm
 def test_an_unknown_module_of_kernels_is_an_error() -> None:
     with pytest.raises(ModuleNotFoundError):
         kernels.compile_kernels(["shardkeep.ps.shard.no_such_kernels"])
+
+
+TINY = """
+from shardkeep.base.kernels import kernel
+
+@kernel("int64(int64)", "float64(float64)")
+def twice(number):
+    return 2 * number
+"""
+
+
+def compile_tiny() -> tuple[int, int]:
+    """As a process that starts: the modules that were compiled, and what a kernel of the one answers."""
+    sys.modules.pop("tiny_kernels", None)
+    count = kernels.compile_kernels(["tiny_kernels"])
+    return count, importlib.import_module("tiny_kernels").twice(21)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The empty cache folder of a user, who has a module `tiny_kernels`."""
+    (tmp_path / "tiny_kernels.py").write_text(TINY)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    kernels.cache_folder.cache_clear()
+    yield tmp_path / "cache"
+    kernels.cache_folder.cache_clear()
+    sys.modules.pop("tiny_kernels", None)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:200])
+
+
+def emptied(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def flipped(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", [cut, emptied, flipped, Path.unlink], ids=lambda damage: damage.__name__)
+@pytest.mark.parametrize("kind", ["*.nbi", "*.nbc", "*.compiled"])
+def test_a_damaged_file_of_compiled_kernels_is_compiled_again(
+    cache: Path, kind: str, damage: Callable[[Path], None]
+) -> None:
+    assert compile_tiny() == (1, 42)
+    assert compile_tiny() == (0, 42)
+    files = list(cache.rglob(kind))
+    before = {path: path.stat().st_size for path in cache.rglob("*.nb?")}
+    assert files and len(before) == 3
+    for path in files:
+        damage(path)
+    assert compile_tiny()[1] == 42
+    assert compile_tiny() == (0, 42)
+    assert {path: path.stat().st_size for path in cache.rglob("*.nb?")} == before
+
+
+def test_files_that_are_damaged_after_the_import_are_not_noted_as_compiled(cache: Path) -> None:
+    compile_tiny()
+    for path in cache.rglob("*.nbc"):
+        emptied(path)
+    assert [kernels.compile_kernels(["tiny_kernels"]) for _ in range(2)] == [1, 1]
+    assert compile_tiny() == (1, 42)
+    assert compile_tiny() == (0, 42)
+
+
+def test_a_cache_that_cannot_be_written_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_paths: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "replace", full)  # of a disk that has no room for a file's content
+    with pytest.raises(UserError, match=r"cache/shardkeep/kernels-[^\n]*: compiled kernels cannot be kept \(No space "):
+        compile_tiny()
+
+
+def test_where_no_folder_can_be_written_it_is_one_line(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cache.write_text("not a folder")
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(cache))
+    monkeypatch.setattr(tempfile, "tempdir", str(cache))
+    with pytest.raises(UserError, match=r"compiled kernels cannot be kept \(Not a directory\)"):
+        kernels.cache_folder()
