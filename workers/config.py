@@ -59,8 +59,9 @@ class SparseColumn(Settings):
     """Name of the column, also the feature's name; or a pattern with *."""
     table: str | None = None
     """Table that holds its rows; features naming the same table share it; left out = one of its own."""
-    pooling: Literal["sum", "mean", "weighted"] = "sum"
-    """How the rows of several ids become one: sum, mean, or sum weighted by `weights`."""
+    pooling: Literal["sum", "mean", "max", "weighted"] = "sum"
+    """How the rows of several ids become one: sum, mean, the largest value of each dimension, or sum weighted by
+    `weights`."""
     separator: str | None = None
     """Text between the ids of a multi-valued field, at least one character; left out = a single value (or a list
     column)."""
@@ -76,6 +77,10 @@ class SparseColumn(Settings):
 
     @model_validator(mode="after")
     def _weights_go_with_weighted(self) -> SparseColumn:
+        if self.pooling == "max" and self.weights is not None:
+            raise ValueError(
+                f"pooling: max takes no weights, and weights: {self.weights} is set; leave one of them out"
+            )
         if (self.pooling == "weighted") != (self.weights is not None):
             raise ValueError("pooling: weighted and weights: COLUMN go together; one is missing")
         return self

@@ -14,7 +14,7 @@ import torch
 
 from shardkeep.ps.slab import RowSlab
 from shardkeep.workers.plan import FeaturePlan, Plan
-from shardkeep.workers.pooling import add_with_torch, pool_with_torch
+from shardkeep.workers.pooling import add_max_with_torch, add_with_torch, pool_with_torch
 
 
 def send(array: npt.NDArray[np.float32 | np.int32], device: torch.device) -> torch.Tensor:
@@ -32,13 +32,25 @@ def pool_features(plan: Plan, rows: RowSlab, part: slice | None, device: torch.d
     return [pool_with_torch(feature, views[feature.table]) for feature in _features(plan, part)]
 
 
-def add_features(plan: Plan, grads: Mapping[str, torch.Tensor], part: slice | None, sums: RowSlab) -> None:
-    """Adds gradients of pooled rows (B, D), by feature and on one device, to the rows' on the host. Blocks."""
+def add_features(
+    plan: Plan,
+    grads: Mapping[str, torch.Tensor],
+    part: slice | None,
+    sums: RowSlab,
+    rows: Mapping[str, npt.NDArray[np.float32]],
+) -> None:
+    """Adds gradients of pooled rows (B, D), by feature and on one device, to the rows' on the host. Blocks. `rows`: on
+    the host; needed for bags with `pooling: max`."""
     device = next(iter(grads.values())).device
     flat = torch.zeros(sums.flat.size, dtype=torch.float32, device=device)
     views = _views(sums, flat)
     for name, feature in zip(plan.names, _features(plan, part), strict=True):
-        if name in grads:
+        if name not in grads:
+            continue
+        if feature.takes_max:
+            table_UD = send(rows[feature.table], device)
+            add_max_with_torch(feature, table_UD, grads[name], views[feature.table])
+        else:
             add_with_torch(feature, grads[name], views[feature.table])
     sums.flat += flat.cpu().numpy()
 

@@ -21,6 +21,7 @@ from shardkeep.workers import device_rows, kernels
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.plan import Plan, Planner
+from shardkeep.workers.pooling import add_max_on_host
 
 __all__ = ["Embeddings", "Plan", "all_finite_rows", "non_finite_rows", "scale_rows"]
 
@@ -46,6 +47,7 @@ class Embeddings:
         self.feature_dims = {name: self.table_dims[table] for name, table in self._table_of.items()}
         """Values per sample that the model gets for each feature."""
         self._dims_F = list(self.feature_dims.values())
+        self._max_features = frozenset(feature.name for feature in schema.features if feature.pooling == "max")
 
     def plan(self, batch: Batch) -> Plan:
         """Deduplicates the batch's ids per table. CPU only and without the GIL in its loops: meant for a
@@ -101,11 +103,13 @@ class Embeddings:
         leaves: Mapping[str, torch.Tensor],
         grads: RowSlab,
         part: slice | None = None,
+        rows: Mapping[str, Rows] | None = None,
     ) -> None:
         """Adds the gradients of the leaves of `lookup` (same `part`) to the rows' accumulators `grads`.
 
-        Features in the schema's order, samples in theirs, whatever the device: equal inputs give equal
-        bits. A leaf that got no gradient adds nothing. Blocks until a device has sent its sums.
+        Features in the schema's order, those with `pooling: max` last, samples in theirs, whatever the device: equal
+        inputs give equal bits. A leaf that got no gradient adds nothing. Blocks until a device has sent its sums.
+        `rows`: those of `lookup`; needed for features with `pooling: max`.
 
         Raises ProtocolError when a gradient or an accumulator has another shape than it must."""
         if not grads.layout.same(plan.unique.layout):
@@ -114,6 +118,7 @@ class Embeddings:
         here: list[torch.Tensor] = []  # keeps alive what the addresses point to
         addresses_F = np.zeros(len(self._dims_F), dtype=np.int64)
         on_device: dict[str, torch.Tensor] = {}
+        maxima: dict[str, torch.Tensor] = {}
         for f, (name, dim) in enumerate(self.feature_dims.items()):
             grad = leaves[name].grad
             if grad is None:
@@ -121,7 +126,9 @@ class Embeddings:
             if grad.shape != (stop - start, dim) or grad.dtype is not torch.float32:
                 told = f"{grad.dtype} gradient {tuple(grad.shape)}"
                 raise ProtocolError(f"feature {name}: {told}; the part is torch.float32 {(stop - start, dim)}")
-            if grad.is_cpu:
+            if grad.is_cpu and name in self._max_features and plan.features_FK[f, kernels.OFFSETS_AT] >= 0:
+                maxima[name] = grad
+            elif grad.is_cpu:
                 here.append(grad.contiguous())
                 addresses_F[f] = here[-1].data_ptr()
             else:
@@ -131,8 +138,11 @@ class Embeddings:
                 plan.features_FK, plan.inverse_N, plan.offsets, plan.weights, plan.unique.layout.values_T1,
                 self._catalog.dims_T, addresses_F, start, stop, grads.flat,
             )  # fmt: skip
+        for name, grad in maxima.items():
+            feature = plan.feature(name, part)
+            add_max_on_host(feature, _given(rows)[feature.table], grad, grads[feature.table])
         if on_device:
-            device_rows.add_features(plan, on_device, part, grads)
+            device_rows.add_features(plan, on_device, part, grads, _given(rows) if self._max_features else {})
 
     def blank(self, num_samples: int = 1, device: torch.device = _CPU) -> dict[str, torch.Tensor]:
         """Leaves of zeros, float32 (B, D): inputs for a rank without samples, which must not stay out of a
@@ -159,6 +169,12 @@ def scale_rows(grads: RowSlab, factor: float) -> None:
 def all_finite_rows(grads: RowSlab) -> bool:
     """Whether no row holds an infinity or a NaN."""
     return bool(all_finite(grads.flat.view(np.uint32)))
+
+
+def _given(rows: Mapping[str, Rows] | None) -> Mapping[str, Rows]:
+    if rows is None:
+        raise ProtocolError("collect: a feature has pooling: max, so the rows of lookup must be given")
+    return rows
 
 
 def _check_rows(table: str, rows_UD: Rows | None, shape: tuple[int, int]) -> None:

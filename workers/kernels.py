@@ -179,10 +179,48 @@ def add_pooled(
                 grad_UD[u, d] += weight * grad_BD[b, d]
 
 
+@kernel(f"void({_ROWS}, {_POSITIONS}, {_POSITIONS}, float32[:, ::1])")
+def pool_max(rows_UD: Float32, inverse_N: Int32, offsets_B1: Int32, out_BD: Float32) -> None:
+    """Bags as in `pool_rows`: `out[b, d]` is the largest of the rows' values, a NaN if one is; an empty bag is zero."""
+    for b in range(offsets_B1.size - 1):
+        start, end = offsets_B1[b], offsets_B1[b + 1]
+        for d in range(rows_UD.shape[1]):
+            out_BD[b, d] = rows_UD[inverse_N[start], d] if end > start else np.float32(0.0)
+        for n in range(start + 1, end):
+            u = inverse_N[n]
+            for d in range(rows_UD.shape[1]):
+                value = rows_UD[u, d]
+                if value > out_BD[b, d] or value != value:
+                    out_BD[b, d] = value
+
+
+@kernel(f"void({_ROWS}, {_ROWS}, {_POSITIONS}, {_POSITIONS}, float32[:, ::1])")
+def add_max(rows_UD: Float32, grad_BD: Float32, inverse_N: Int32, offsets_B1: Int32, grad_UD: Float32) -> None:
+    """The transpose of `pool_max`, added, in the order of b: each gradient goes to the first row with the largest
+    value."""
+    largest_D = np.empty(grad_BD.shape[1], dtype=np.float32)
+    row_D = np.empty(grad_BD.shape[1], dtype=np.int32)
+    for b in range(offsets_B1.size - 1):
+        start, end = offsets_B1[b], offsets_B1[b + 1]
+        if end == start:
+            continue
+        for d in range(grad_BD.shape[1]):
+            row_D[d] = inverse_N[start]
+            largest_D[d] = rows_UD[inverse_N[start], d]
+        for n in range(start + 1, end):
+            u = inverse_N[n]
+            for d in range(grad_BD.shape[1]):
+                if rows_UD[u, d] > largest_D[d]:
+                    row_D[d], largest_D[d] = u, rows_UD[u, d]
+        for d in range(grad_BD.shape[1]):
+            grad_UD[row_D[d], d] += grad_BD[b, d]
+
+
 # A feature is a row of `features`, int64:
 TABLE, IDS_AT, NUM_IDS = 0, 1, 2  # its table; where its ids begin in `inverse`, and how many they are
-OFFSETS_AT, WEIGHTS_AT, MEAN = 3, 4, 5  # where its B + 1 offsets and its weights begin, -1 = one id each, all 1
+OFFSETS_AT, WEIGHTS_AT, POOLING = 3, 4, 5  # where its B + 1 offsets and its weights begin, -1 = one id each, all 1
 FEATURE_COLUMNS = 6
+SUM, MEAN, MAX = 0, 1, 2  # POOLING
 
 _FEATURES = f"int64[:,::1], {_POSITIONS}, {_POSITIONS}, {_WEIGHTS}, int64[::1], int64[::1]"
 
@@ -200,7 +238,8 @@ def pool_features(
     stop: int,
     out: Float32,
 ) -> None:
-    """`gather_rows` or `pool_rows` of samples [start, stop) for every feature, one (B, D) after the other in `out`."""
+    """`gather_rows`, `pool_rows` or `pool_max` of samples [start, stop) for every feature, one (B, D) after the other
+    in `out`."""
     to = 0
     for f in range(features.shape[0]):
         table, ids_at, num_ids = features[f, TABLE], features[f, IDS_AT], features[f, NUM_IDS]
@@ -215,7 +254,11 @@ def pool_features(
         else:
             mine = weights[weights_at : weights_at + num_ids] if weights_at >= 0 else weights[:0]
             bags = offsets[offsets_at + start : offsets_at + stop + 1]
-            pool_rows(rows_UD, inverse_N[ids_at : ids_at + num_ids], bags, mine, features[f, MEAN] != 0, out_BD)
+            ids = inverse_N[ids_at : ids_at + num_ids]
+            if features[f, POOLING] == MAX:
+                pool_max(rows_UD, ids, bags, out_BD)
+            else:
+                pool_rows(rows_UD, ids, bags, mine, features[f, POOLING] == MEAN, out_BD)
         to = end
 
 
@@ -233,7 +276,7 @@ def add_features(
     grads: Float32,
 ) -> None:
     """The transpose of `pool_features`, added to `grads`, in the order of features, samples and ids. The gradient
-    (B, D) of a feature's pooled rows lies at its address; 0 = it has none."""
+    (B, D) of a feature's pooled rows lies at its address; 0 = it has none. Not of bags with `MAX`: see `add_max`."""
     for f in range(features.shape[0]):
         table, ids_at, num_ids = features[f, TABLE], features[f, IDS_AT], features[f, NUM_IDS]
         offsets_at, weights_at = features[f, OFFSETS_AT], features[f, WEIGHTS_AT]
@@ -248,7 +291,7 @@ def add_features(
         else:
             mine = weights[weights_at : weights_at + num_ids] if weights_at >= 0 else weights[:0]
             bags = offsets[offsets_at + start : offsets_at + stop + 1]
-            add_pooled(grad_BD, inverse_N[ids_at : ids_at + num_ids], bags, mine, features[f, MEAN] != 0, grad_UD)
+            add_pooled(grad_BD, inverse_N[ids_at : ids_at + num_ids], bags, mine, features[f, POOLING] == MEAN, grad_UD)
 
 
 @kernel("void(Array(uint32, 2, 'C', readonly=True), boolean[::1])")

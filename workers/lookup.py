@@ -18,7 +18,7 @@ from shardkeep.ps.client import Ids, Rows
 from shardkeep.workers import kernels
 from shardkeep.workers.embeddings import non_finite_rows
 from shardkeep.workers.plan import FeaturePlan, dedupe
-from shardkeep.workers.pooling import add_on_host, add_with_torch, pool_on_host, pool_with_torch, to_device
+from shardkeep.workers.pooling import add_on_host, add_with_torch, gather_on_host, pool_with_torch, to_device
 
 _NO_WEIGHTS: npt.NDArray[np.float32] = np.empty(0, dtype=np.float32)
 
@@ -37,7 +37,7 @@ class Wanted:
     def gather(self, rows_UD: Rows) -> torch.Tensor:
         """The rows, a fresh float32 tensor (*shape, D) on the ids' device."""
         if self.device.type == "cpu":
-            rows_ND = pool_on_host(self.feature, rows_UD)
+            rows_ND = gather_on_host(self.feature, rows_UD)
         else:
             rows_ND = pool_with_torch(self.feature, to_device(rows_UD, self.device))
         return rows_ND.view(*self.shape, rows_UD.shape[1])
@@ -113,7 +113,7 @@ def read_ids(table: str, ids: object) -> Wanted:
         raise DataError(f"table {table}: {array.size} ids in one lookup; allowed: fewer than 2**31")
     flat_N = np.ascontiguousarray(array.reshape(-1)).astype(np.int64, copy=False)  # uint64 keeps its bits
     unique_U, inverse_N = dedupe(flat_N)
-    return Wanted(tuple(array.shape), device, unique_U, FeaturePlan(table, False, inverse_N, None, _NO_WEIGHTS))
+    return Wanted(tuple(array.shape), device, unique_U, FeaturePlan(table, kernels.SUM, inverse_N, None, _NO_WEIGHTS))
 
 
 def summed(parts: Sequence[Mapping[str, tuple[Ids, Rows]]]) -> dict[str, tuple[Ids, Rows]]:

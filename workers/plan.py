@@ -18,6 +18,7 @@ from shardkeep.workers import kernels
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Feature
 
+_POOLINGS = {"sum": kernels.SUM, "weighted": kernels.SUM, "mean": kernels.MEAN, "max": kernels.MAX}
 _NO_WEIGHTS: npt.NDArray[np.float32] = np.empty(0, dtype=np.float32)
 
 
@@ -26,7 +27,8 @@ class FeaturePlan:
     """Where one feature's rows are among its table's unique rows. Nobody changes the arrays."""
 
     table: str
-    mean: bool
+    pooling: int
+    """kernels.SUM (with or without weights), MEAN or MAX."""
     inverse_N: npt.NDArray[np.int32]
     """Position of each id in the table's sorted unique ids."""
     offsets_B1: npt.NDArray[np.int32] | None
@@ -38,6 +40,11 @@ class FeaturePlan:
     def num_samples(self) -> int:
         """B; may be 0."""
         return self.inverse_N.size if self.offsets_B1 is None else self.offsets_B1.size - 1
+
+    @property
+    def takes_max(self) -> bool:
+        """Whether its gradient depends on the rows; not so with one id per sample."""
+        return self.pooling == kernels.MAX and self.offsets_B1 is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +72,17 @@ class Plan:
 
     def feature(self, name: str, part: slice | None = None) -> FeaturePlan:
         """One feature of a range of samples, by views."""
-        table, ids_at, num_ids, offsets_at, weights_at, mean = self.features_FK[self.names.index(name)].tolist()
+        table, ids_at, num_ids, offsets_at, weights_at, pooling = self.features_FK[self.names.index(name)].tolist()
         start, stop = self.range_of(part)
         inverse_N = self.inverse_N[ids_at : ids_at + num_ids]
         weights_N = self.weights[weights_at : weights_at + num_ids] if weights_at >= 0 else _NO_WEIGHTS
         if offsets_at < 0:
-            return FeaturePlan(
-                self.unique.layout.catalog.names[table], bool(mean), inverse_N[start:stop], None, weights_N
-            )
+            return FeaturePlan(self.unique.layout.catalog.names[table], pooling, inverse_N[start:stop], None, weights_N)
         offsets_B1 = self.offsets[offsets_at + start : offsets_at + stop + 1]
         first, end = int(offsets_B1[0]), int(offsets_B1[-1])
         return FeaturePlan(
             self.unique.layout.catalog.names[table],
-            bool(mean),
+            pooling,
             inverse_N[first:end],
             offsets_B1 - first,
             weights_N[first:end] if weights_N.size else weights_N,
@@ -98,7 +103,7 @@ class Planner:
         self._columns = np.zeros((len(features), kernels.FEATURE_COLUMNS), dtype=np.int64)
         self._columns[:, kernels.TABLE] = tables_F
         self._columns[:, kernels.OFFSETS_AT] = self._columns[:, kernels.WEIGHTS_AT] = -1
-        self._columns[:, kernels.MEAN] = [feature.pooling == "mean" for feature in features]
+        self._columns[:, kernels.POOLING] = [_POOLINGS[feature.pooling] for feature in features]
 
     def plan(self, batch: Batch) -> Plan:
         """Deduplicates the batch's ids, table by table. Raises DataError when a feature's arrays do not fit each other

@@ -161,7 +161,7 @@ class Step:
             self._on_device(batch.dense_BI), leaves, self._on_device(batch.label_BT), weight, last=last
         )
         self._watch.enter("collect")
-        self._embeddings.collect(prepared.plan, leaves, grads, part=part)
+        self._embeddings.collect(prepared.plan, leaves, grads, part=part, rows=rows)
         return float(loss)
 
     def _finite(self, grads: RowSlab, request: Request) -> tuple[RowSlab, Request, int]:

@@ -160,6 +160,10 @@ def test_an_unknown_key_names_the_nearest_known_one(text: str, line: str) -> Non
         ("compression: {push: {values: int4, scale: fp32}}", ["compression.push.scale", "fp32", "pow2"]),
         ("compression: {push: {keep_rows: 0}}", ["compression.push.keep_rows", "0", "greater than 0"]),
         ("data: {sparse: [{column: a, pooling: weighted}]}", ["data.sparse.0", "weights: COLUMN", "missing"]),
+        (
+            "data: {sparse: [{column: a, pooling: max, weights: w}]}",
+            ["data.sparse.0", "max takes no weights", "weights: w"],
+        ),
         ("data: {delimiter: ''}", ["data.delimiter", "''", "one or more characters"]),
         ("profile: {start: -1, steps: 1}", ["profile.start", "-1", "greater than or equal to 0"]),
         ("profile: {steps: 1001}", ["profile.steps", "1001", "less than or equal to 1000"]),

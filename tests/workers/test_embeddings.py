@@ -202,6 +202,63 @@ def test_a_single_weighted_id_needs_no_lengths() -> None:
     assert grads["users"].tolist() == [[1.5, 1.5, 1.5]]
 
 
+PEAKS = Embeddings(Schema((), (Feature("peak", "items", "max"), Feature("bag", "items"))), TABLES)
+
+
+def peaks_batch(num_samples: int, *, seed: int, longest: int) -> Batch:
+    """Bags of few distinct ids, some of them empty; with `longest` 1, one id each."""
+    rng = np.random.default_rng(seed)
+    features = {}
+    for name in ("peak", "bag"):
+        lengths_B = rng.integers(0, longest + 1, num_samples).astype(np.int32) if longest > 1 else None
+        count = num_samples if lengths_B is None else int(lengths_B.sum())
+        features[name] = Ragged(rng.integers(-5, 5, count), lengths_B)
+    return batch_of(features, num_samples)
+
+
+@settings(deadline=None, max_examples=60)
+@given(num_samples=st.integers(1, 12), seed=st.integers(0, 10_000), longest=st.integers(1, 6), cut=st.integers(0, 12))
+def test_the_largest_values_and_their_gradients_equal_embedding_bag(
+    num_samples: int, seed: int, longest: int, cut: int
+) -> None:
+    batch = peaks_batch(num_samples, seed=seed, longest=longest)
+    plan = PEAKS.plan(batch)
+    rng = np.random.default_rng(seed)
+    rows_UD = rng.integers(-2, 3, (plan.unique["items"].size, 5)).astype(np.float32)  # many ties
+    rows = RowSlab.of_arrays(plan.unique, {"items": rows_UD, "users": np.empty((0, DIM), np.float32)})
+    bags = [
+        torch.nn.EmbeddingBag.from_pretrained(torch.from_numpy(rows_UD), freeze=False, mode=m) for m in ("max", "sum")
+    ]
+    expected, targets = {}, {}
+    for bag, name in zip(bags, ("peak", "bag"), strict=True):
+        ragged = batch.ids[name]
+        lengths_B = np.ones(num_samples, np.int64) if ragged.lengths_B is None else ragged.lengths_B
+        at_N = np.searchsorted(plan.unique["items"], ragged.values_N)
+        expected[name] = bag(torch.from_numpy(at_N), torch.from_numpy(np.cumsum(lengths_B) - lengths_B))
+        targets[name] = torch.from_numpy(rng.integers(-9, 10, (num_samples, 5)).astype(np.float32))  # sums are exact
+    sum((expected[name] * targets[name]).sum() for name in expected).backward()
+    grads, on_device = PEAKS.zero_gradients(plan), PEAKS.zero_gradients(plan)
+    for part in (slice(0, cut), slice(cut, num_samples)):
+        leaves = PEAKS.lookup(plan, rows, part)
+        backward(leaves, {name: target[part] for name, target in targets.items()})
+        PEAKS.collect(plan, leaves, grads, part, rows)
+        pooled = device_rows.pool_features(plan, rows, part, torch.device("cpu"))
+        for (name, leaf), pooled_BD in zip(leaves.items(), pooled, strict=True):
+            assert torch.equal(leaf, expected[name][part]) and torch.equal(pooled_BD, leaf)
+        mine = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
+        device_rows.add_features(plan, mine, part, on_device, rows)
+    wanted_UD = sum(bag.weight.grad for bag in bags).numpy()
+    assert np.array_equal(grads["items"], wanted_UD) and np.array_equal(on_device["items"], wanted_UD)
+
+
+def test_a_largest_value_that_is_not_a_number_is_passed_on() -> None:
+    plan = PEAKS.plan(batch_of({name: Ragged(ids(1, 2), np.array([2], np.int32)) for name in ("peak", "bag")}, 1))
+    for values in ([[np.nan, 1.0], [1.0, np.nan]], [[1.0, np.nan], [np.nan, 1.0]]):
+        rows_UD = np.repeat(np.array(values, np.float32), [1, 4], axis=1)
+        rows = RowSlab.of_arrays(plan.unique, {"items": rows_UD, "users": np.empty((0, DIM), np.float32)})
+        assert torch.isnan(PEAKS.lookup(plan, rows)["peak"]).all()
+
+
 @pytest.mark.parametrize("cuts", [[0, 7], [0, 3, 7], [0, 1, 1, 2, 7], list(range(8))], ids=str)
 def test_micro_batches_add_up_to_the_batch(cuts: list[int]) -> None:
     batch = random_batch(7, seed=5)
@@ -250,7 +307,7 @@ def test_the_form_for_devices_gives_the_same_values_and_gradients(seed: int) -> 
         for leaf, pooled_BD in zip(leaves.values(), pooled, strict=True):
             torch.testing.assert_close(pooled_BD, leaf.detach())
         grads = {name: leaf.grad for name, leaf in leaves.items() if leaf.grad is not None}
-        device_rows.add_features(plan, grads, part, found)
+        device_rows.add_features(plan, grads, part, found, rows)
         np.testing.assert_allclose(found.flat, expected.flat, rtol=1e-6, atol=1e-6)
 
 

@@ -8,7 +8,7 @@ from typing import Literal
 
 from shardkeep.workers.config import SparseColumn
 
-Pooling = Literal["sum", "mean", "weighted"]
+Pooling = Literal["sum", "mean", "max", "weighted"]
 
 
 @dataclass(frozen=True)
