@@ -32,7 +32,7 @@ from typing import Any
 from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.base.files import atomic_write, make_folder
 from shardkeep.base.owners import check_unshared
-from shardkeep.base.telemetry import machine, peak_rss_bytes, versions
+from shardkeep.base.telemetry import commit, machine, peak_rss_bytes, versions
 from shardkeep.config import JobConfig
 from shardkeep.ps.control.endpoint import Endpoint, read_token
 from shardkeep.standing_files import NAMES as STANDING_NAMES
@@ -247,7 +247,7 @@ class RunFolder:
             known |= {"processes": [own, *known["processes"]]}
         known |= {"recoveries": [*self._earlier_recoveries(), *known["recoveries"]]}
         known |= {"versions": {**versions(), **known.get("versions", {})}}
-        known |= {"machine": {**machine(), **known.get("machine", {})}}
+        known |= {"machine": {**machine(), **known.get("machine", {})}, "commit": commit()}
         head = {"status": status, **({"message": message} if message else {})}
         text = _json({**head, **{k: v for k, v in known.items() if k not in ("status", "message")}}, indent=2)
         with self._lock:

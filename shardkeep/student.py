@@ -43,6 +43,29 @@ def estimate(values: Sequence[float]) -> Estimate | None:
     return Estimate(count, mean, deviation, mean - half * error, mean + half * error, shows)
 
 
+def p_value(found: Estimate) -> float | None:
+    """The probability of a mean at least as far from 0 as this one if the true mean is 0, by Student's t, both sides;
+    None for a single value. Values that are all equal give 1 at 0, else 0."""
+    if found.deviation is None:
+        return None
+    if found.deviation == 0.0:
+        return float(found.mean == 0.0)
+    squared = found.mean**2 * found.count / found.deviation**2
+    freedom = found.count - 1
+    return _incomplete_beta(freedom / 2.0, 0.5, freedom / (freedom + squared))
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """The p values of several comparisons, each as if it were the only one, after Holm's correction (Scandinavian
+    Journal of Statistics 6, 1979): the chance that any of those at most a is wrong is at most a. In their order."""
+    order = sorted(range(len(p_values)), key=lambda at: p_values[at])
+    corrected, highest = [0.0] * len(p_values), 0.0
+    for rank, at in enumerate(order):
+        highest = max(highest, min(1.0, (len(p_values) - rank) * p_values[at]))
+        corrected[at] = highest
+    return corrected
+
+
 @functools.cache
 def t_quantile(probability: float, freedom: int) -> float:
     """The value that Student's t with `freedom` degrees of freedom stays below with this probability, to 1e-9.

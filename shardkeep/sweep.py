@@ -4,13 +4,15 @@ OUT/
   jobs/NAME.yaml   what each run is asked to do, resolved
   runs/NAME/       the run folders
   logs/NAME.log    what `shardkeep train` printed
-  results.csv summary.json report.html *.png    sweep_results.py, sweep_report.py, sweep_plots.py
+  results.csv summary.json    sweep_record.py
+  report.html plots/          sweep_report.py, sweep_plots.py
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -31,6 +33,7 @@ from shardkeep.interrupts import Interrupts
 from shardkeep.local_job import child_environment
 from shardkeep.report import MetricsTail
 from shardkeep.sweep_plan import PlannedRun, SweepPlan, flat
+from shardkeep.sweep_record import write_results
 from shardkeep.sweep_report import write_report
 from shardkeep.sweep_results import Results, collect, read_summary
 from shardkeep.sweep_screen import SweepScreen
@@ -87,8 +90,8 @@ def sweep(plan: SweepPlan, *, out: Path, console: Console, train: Sequence[str] 
         finally:
             screen.close()
             screen.say("writing results and plots")
-            results = collect(plan, folder.runs)
-            results.write(out)
+            results = collect(plan, folder.runs, shlex.join(["shardkeep", "sweep", str(plan.path), "--out", str(out)]))
+            write_results(results, out)
         screen.say(f"written: {', '.join(str(path) for path in write_report(results, out, say=screen.say))}")
     if failures:
         raise _verdict(failures, plan, completed=len(results.completed))

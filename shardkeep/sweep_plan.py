@@ -6,6 +6,7 @@ import difflib
 import itertools
 import json
 import re
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,13 +22,15 @@ from shardkeep.config import JobConfig, explain, load_config, parse_config
 
 Nested = dict[str, Any]
 DEMO = Path(__file__).parent / "examples" / "demo.yaml"
+SHORT = 32
+"""Characters of the longest name of a point; recipes of the user's own may take 40."""
 _NAME = r"^[A-Za-z0-9][A-Za-z0-9._=,+-]*$"
 
 
 class RecipeEntry(Settings):
     """A recipe of the sweep: a shipped one by its name alone, or an own one."""
 
-    name: str = Field(pattern=_NAME, max_length=100)
+    name: str = Field(pattern=_NAME, max_length=40)
     """What it is called in the results; also part of folders' names."""
     like: str | None = None
     """Shipped recipe that `settings` are added to; left out = none."""
@@ -89,13 +92,18 @@ class SweepPlan:
     runs: tuple[PlannedRun, ...]
     code_folder: Path
     """Where the user's own modules are."""
+    path: Path
+    """The sweep file, as the user named it."""
+    text: str
+    """What it holds."""
     target_auc: float | None = None
 
 
 def load_sweep(path: Path) -> SweepPlan:
     """Reads a sweep file and plans its runs. Raises ConfigError: one line that names the key and what is allowed."""
     try:
-        raw = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        raw = yaml.safe_load(text)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -109,7 +117,7 @@ def load_sweep(path: Path) -> SweepPlan:
     except ValidationError as error:
         raise ConfigError(f"{path}: {_explained(error, raw)}") from error
     try:
-        return _plan(config, path)
+        return _plan(config, path, text)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
 
@@ -121,7 +129,7 @@ def _explained(error: ValidationError, raw: Mapping[str, Any]) -> str:
     return re.sub(r"^base\.(str|dict\[[^]]*\])(?=[.:])", "base", text)
 
 
-def _plan(sweep: SweepConfig, path: Path) -> SweepPlan:
+def _plan(sweep: SweepConfig, path: Path, text: str) -> SweepPlan:
     if bool(sweep.grid) == bool(sweep.recipes):
         both = "both are there" if sweep.grid else "neither is there"
         raise ConfigError(f"grid, recipes: {both}; allowed: one of the two")
@@ -147,7 +155,7 @@ def _plan(sweep: SweepConfig, path: Path) -> SweepPlan:
         for variant, config in kept
     ]
     variants = tuple(variant for variant, _ in kept)
-    return SweepPlan(name, variants, tuple(sweep.seeds), tuple(runs), folder, sweep.target_auc)
+    return SweepPlan(name, variants, tuple(sweep.seeds), tuple(runs), folder, path, text, sweep.target_auc)
 
 
 def _base(sweep: SweepConfig, path: Path) -> tuple[Nested, Path, str]:
@@ -203,22 +211,33 @@ def _points(grid: Mapping[str, Sequence[Any]]) -> Iterator[Variant]:
     """Every combination of the grid's values, the last key changing fastest."""
     short = _short_names(list(grid))
     for values in itertools.product(*grid.values()):
-        name = ",".join(f"{short[key]}={_value_name(value)}" for key, value in zip(grid, values, strict=True))
         settings = nested(dict(zip(grid, values, strict=True)), "grid")
         _refuse_seed(settings, "grid")
-        yield Variant(re.sub(r"[^A-Za-z0-9._=,+-]+", "_", name), "a point of the grid", settings)
+        yield Variant(_point_name(short, dict(zip(grid, values, strict=True))), "a point of the grid", settings)
+
+
+def _point_name(short: Mapping[str, str], point: Mapping[str, Any]) -> str:
+    """`lr=0.1,rank=4`; of several keys, texts without theirs: `int8,fp16`. A longer one is cut and told from others by
+    a checksum. A function of the keys and the point alone, so that a grid may grow and its runs keep their names."""
+    alone = {key for key, value in point.items() if isinstance(value, str) and len(point) > 1}
+    words = [
+        _value_name(value) if key in alone else f"{short[key]}={_value_name(value)}" for key, value in point.items()
+    ]
+    name = re.sub(r"[^A-Za-z0-9._=,+-]+", "_", ",".join(words))
+    if len(name) <= SHORT:
+        return name
+    return f"{name[: SHORT - 9]}+{zlib.crc32(json.dumps(list(point.items())).encode()):08x}"
 
 
 def _short_names(keys: Sequence[str]) -> dict[str, str]:
-    """Each key by as few of its last parts as tell it from the others."""
+    """Each key by its last part, and where others end in the same by one part before it that they do not have:
+    `default.lr` and `tower.lr`. Where there is none, the whole key."""
+    split = {key: key.split(".") for key in keys}
     found = {}
-    for key in keys:
-        parts = key.split(".")
-        for count in range(1, len(parts) + 1):
-            tail = ".".join(parts[-count:])
-            if sum(other == tail or other.endswith(f".{tail}") for other in keys) == 1:
-                break
-        found[key] = tail
+    for key, (*before, last) in split.items():
+        others = [parts[:-1] for other, parts in split.items() if parts[-1] == last and other != key]
+        own = [part for part in reversed(before) if not any(part in parts for parts in others)]
+        found[key] = last if not others else f"{own[0]}.{last}" if own else key
     return found
 
 

@@ -1,14 +1,21 @@
-"""The five plots of a sweep, as PNG files. Needs matplotlib (the extra `report`); computes nothing but positions."""
+"""The five plots of a sweep, each as PNG, SVG and PDF with a caption. Needs matplotlib (the extra `report`); computes
+nothing but positions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardkeep.base.files import atomic_write
 from shardkeep.student import Estimate
-from shardkeep.sweep_results import DIRECTIONS, FP32, CurvePoint, RecipeResult, Results
+from shardkeep.sweep_compare import against_fp32
+from shardkeep.sweep_origin import count
+from shardkeep.sweep_parts import COLOURS as PART_COLOURS
+from shardkeep.sweep_parts import by_kind
+from shardkeep.sweep_results import FP32, CurvePoint, RecipeResult, Results
 from shardkeep.sweep_times import MBIT_PER_S, bandwidth_name, predict, why_no_time
 
 if TYPE_CHECKING:
@@ -18,7 +25,17 @@ if TYPE_CHECKING:
 COLOURS = ("#000000", "#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#56b4e9", "#999999")
 """Okabe and Ito's, which people with any colour vision can tell apart; yellow is too pale on white, so grey."""
 MARKERS = "osD^vP*X"
-_DPI = 130
+FORMATS = ("png", "svg", "pdf")
+DIFFERENCE = "AUC \N{MINUS SIGN} AUC of fp32, same seed"
+OFF_SCALE = 5.0
+_DPI = 150
+_STYLE: Any = {
+    "backend": "Agg",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "pdf.fonttype": 42,  # letters as such, which publishers want, not as pictures of them
+    "svg.hashsalt": "shardkeep",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,31 +45,47 @@ class Plot:
     name: str
     title: str
     says: str
-    """What a reader takes from it."""
+    """How to read it; its caption."""
     draw: Callable[[Results], Figure | None]
     """None where the runs give nothing to draw."""
 
 
 def write_plots(results: Results, out: Path) -> dict[str, Path] | None:
-    """Draws what can be drawn into `out`/NAME.png; paths by name. None: matplotlib is not installed. Raises OSError."""
+    """Draws what can be drawn into `out`/plots/NAME.png, .svg and .pdf, with their captions in captions.txt; paths of
+    the PNGs by name. None: matplotlib is not installed. Raises OSError."""
     try:
         import matplotlib
     except ImportError:
         return None
     from matplotlib import pyplot
 
-    written = {}
-    with matplotlib.rc_context({"backend": "Agg", "axes.spines.top": False, "axes.spines.right": False}):
+    folder, written = out / "plots", {}
+    folder.mkdir(parents=True, exist_ok=True)
+    with matplotlib.rc_context(_STYLE):
         for plot in PLOTS:
-            path = out / f"{plot.name}.png"
             figure = plot.draw(results)
-            if figure is None:
-                path.unlink(missing_ok=True)
-                continue
-            figure.savefig(path, dpi=_DPI)
-            pyplot.close(figure)
-            written[plot.name] = path
+            for form in FORMATS:
+                path = folder / f"{plot.name}.{form}"
+                if figure is None:
+                    path.unlink(missing_ok=True)
+                    continue
+                known = {"Title": plot.title} if form != "svg" else {"Title": plot.title, "Date": None}
+                figure.savefig(path, dpi=_DPI, metadata=known)
+            if figure is not None:
+                pyplot.close(figure)
+                written[plot.name] = folder / f"{plot.name}.png"
+    texts = [f"{name}: {caption(results, name, at + 1)}\n" for at, name in enumerate(written)]
+    atomic_write(folder / "captions.txt", "\n".join(texts))
     return written
+
+
+def caption(results: Results, name: str, number: int) -> str:
+    """The caption of a plot, the `number`-th that is shown."""
+    plot = next(plot for plot in PLOTS if plot.name == name)
+    config, seeds = results.plan.runs[0].config, len(results.plan.seeds)
+    members = f"{count(config.workers, 'worker')}, {count(config.servers, 'server')}"
+    job = f"{config.name}, {members}, {config.consistency.mode}, {count(seeds, 'seed')}"
+    return f"Figure {number}. {plot.title} ({job}). {plot.says}"
 
 
 def pareto_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -85,31 +118,95 @@ def _style(results: Results, recipe: RecipeResult) -> dict[str, Any]:
     return {"color": COLOURS[at % len(COLOURS)], "marker": MARKERS[(at // len(COLOURS) + at) % len(MARKERS)]}
 
 
+def _legend(figure: Figure, axes: Axes) -> None:
+    """The recipes beside the plot, where no name can lie on another or on a point."""
+    handles, names = axes.get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside right upper", frameon=False, fontsize=9)
+
+
 def _pareto(results: Results) -> Figure | None:
     """P1."""
-    known = [r for r in results.recipes if r.bytes_per_sample and r.auc_loss is not None]
-    if not known:
+    known = [(r, r.bytes_per_sample, r.auc_loss) for r in results.recipes]
+    points = [(recipe, x, loss) for recipe, x, loss in known if x and loss is not None]
+    if not points:
         return None
-    figure, axes = _axes()
-    points = [(r.bytes_per_sample or 0.0, r.auc_loss.mean) for r in known if r.auc_loss is not None]
-    front = pareto_front(points)
-    axes.step(*zip(*front, strict=True), where="post", color="#bbbbbb", linewidth=1.2, zorder=1)
-    for recipe, (x, _) in zip(known, points, strict=True):
-        if recipe.auc_loss is not None:
-            _point(axes, results, recipe, x, recipe.auc_loss)
-    axes.axhline(0.0, color="#888888", linewidth=0.8, linestyle=":")
-    _log_x(axes)
-    axes.margins(x=0.12)
-    axes.grid(alpha=0.25)
-    axes.set(xlabel="bytes per sample, all directions (log)", ylabel="AUC loss against fp32, paired (below 0: a gain)")
+    figure, axes = _axes(width=8.6)
+    front = pareto_front((x, loss.mean) for _, x, loss in points)
+    axes.step([x for x, _ in front], [-y for _, y in front], where="post", color="#bbbbbb", linewidth=1.2, zorder=1)
+    _points(axes, results, points, log=True)
+    axes.set(xlabel="bytes per sample, all directions (log)", ylabel=DIFFERENCE)
+    _legend(figure, axes)
     return figure
 
 
-def _point(axes: Axes, results: Results, recipe: RecipeResult, x: float, loss: Estimate) -> None:
-    """A recipe's mean loss with its interval, and its name beside it."""
-    bar = None if loss.low is None or loss.high is None else [[loss.mean - loss.low], [loss.high - loss.mean]]
-    axes.errorbar(x, loss.mean, yerr=bar, capsize=3, markersize=6, linewidth=1.2, **_style(results, recipe))
-    axes.annotate(recipe.name, (x, loss.mean), xytext=(7, 5), textcoords="offset points", fontsize=9)
+def off_scale(losses: Mapping[str, float]) -> set[str]:
+    """Recipes that would squeeze all others into a line: those that lose more than five times as much as the next."""
+    order, found = sorted(losses, key=lambda name: losses[name]), set()
+    while len(order) > 2 and losses[order[-1]] > OFF_SCALE * max(losses[order[-2]], 1e-6):
+        found.add(order.pop())
+    return found
+
+
+def _off_scale(results: Results) -> set[str]:
+    return off_scale({recipe.name: recipe.auc_loss.mean for recipe in results.recipes if recipe.auc_loss is not None})
+
+
+def _points(
+    axes: Axes, results: Results, points: Sequence[tuple[RecipeResult, float, Estimate]], *, log: bool = False
+) -> None:
+    """A recipe's mean difference from fp32's AUC, up being better, with its interval; filled where it can be told from
+    none. A recipe that is off the scale stands at the lower edge with its value."""
+    against, off = against_fp32(results), _off_scale(results)
+    ends = [
+        -end for recipe, _, loss in points if recipe.name not in off for end in (loss.low, loss.mean, loss.high) if end
+    ]
+    low, high = min([0.0, *ends]), max([0.0, *ends])
+    room = max(0.08 * (high - low), 1e-5)
+    axes.set_ylim(low - (2.0 if off else 1.0) * room, high + room)
+    places = side_by_side([x for _, x, _ in points], log=log)
+    for recipe, x, loss in points:
+        told = recipe.name == FP32 or (recipe.name in against and against[recipe.name].told)
+        style = _style(results, recipe) | ({} if told else {"markerfacecolor": "white"})
+        style |= {"markersize": 6.5, "linewidth": 1.2, "label": recipe.name}
+        moved = 9.0 * places[x].pop(0)
+        style["transform"] = _moved(axes, moved)
+        if recipe.name in off:
+            axes.errorbar([x], [low - room], linestyle="", **style)
+            words = f"\N{DOWNWARDS ARROW} \N{MINUS SIGN}{loss.mean:.4f}"
+            axes.annotate(words, (x, low - room), xytext=(7 + moved, -4), textcoords="offset points", fontsize=8)
+            continue
+        bar = None if loss.low is None or loss.high is None else [[loss.high - loss.mean], [loss.mean - loss.low]]
+        axes.errorbar(x, -loss.mean, yerr=bar, capsize=3, **style)
+    axes.axhline(0.0, color="#888888", linewidth=0.8, linestyle=":")
+    axes.grid(alpha=0.25)
+    if log:
+        _log_x(axes)
+    axes.update_datalim([(x, low) for _, x, _ in points], updatey=False)
+    axes.margins(x=0.12)
+    axes.autoscale_view(scaley=False)
+
+
+def side_by_side(places: Sequence[float], *, log: bool) -> dict[float, list[float]]:
+    """How far to move points that would lie on each other, in steps to the right; for each place, in order. Those
+    within 2 % of the span, on a logarithmic axis if `log`, keep their order around where they are."""
+    scaled = sorted((math.log(place) if log else place, place) for place in places)
+    near = 0.02 * (scaled[-1][0] - scaled[0][0]) if scaled else 0.0
+    found: dict[float, list[float]] = {}
+    group: list[float] = []
+    for at, (value, place) in enumerate(scaled):
+        group.append(place)
+        if at + 1 == len(scaled) or scaled[at + 1][0] - value > near:
+            for step, one in enumerate(group):
+                found.setdefault(one, []).append(step - (len(group) - 1) / 2)
+            group = []
+    return found
+
+
+def _moved(axes: Axes, points: float) -> Any:
+    """The plot's coordinates, so many points to the right: what lies at the same place is drawn side by side."""
+    from matplotlib.transforms import ScaledTranslation
+
+    return axes.transData + ScaledTranslation(points / 72.0, 0.0, axes.figure.dpi_scale_trans)
 
 
 def _curves(results: Results) -> Figure | None:
@@ -118,7 +215,8 @@ def _curves(results: Results) -> Figure | None:
     known = [(recipe, curves) for recipe, curves in known if curves]
     if not known:
         return None
-    figure, axes = _axes()
+    figure, axes = _axes(width=8.6)
+    shown, off = [], _off_scale(results)
     for recipe, curves in known:
         style = _style(results, recipe)
         for curve in curves:
@@ -126,18 +224,24 @@ def _curves(results: Results) -> Figure | None:
             axes.plot(x, y, color=style["color"], alpha=0.25, linewidth=0.8)
         means = mean_curve(curves)
         axes.plot([x / 1e6 for x, _ in means], [y for _, y in means], label=recipe.name, markersize=4, **style)
+        shown += [point.auc for curve in curves for point in curve if recipe.name not in off]
     _log_x(axes)
     axes.grid(alpha=0.25)
-    axes.legend(frameon=False, fontsize=9)
+    if off and shown:
+        room = 0.05 * (max(shown) - min(shown))
+        axes.set_ylim(min(shown) - room, max(shown) + room)
+    _legend(figure, axes)
     axes.set(xlabel="MB of pull, push and tower so far, all workers (log)", ylabel="AUC on the evaluation data")
     return figure
 
 
 def mean_curve(curves: Sequence[Sequence[CurvePoint]]) -> list[tuple[float, float]]:
-    """(bytes, AUC) averaged over runs, at the steps that all of them evaluated."""
-    by_step: dict[int, list[CurvePoint]] = {}
-    for point in (point for curve in curves for point in curve):
-        by_step.setdefault(point.step, []).append(point)
+    """(bytes, AUC) averaged over runs, at the steps that all of them evaluated and at each one's last, whose step
+    differs where the number of training samples does."""
+    by_step: dict[int | float, list[CurvePoint]] = {}
+    for curve in curves:
+        for point in curve:
+            by_step.setdefault(math.inf if point is curve[-1] else point.step, []).append(point)
     whole = [points for _, points in sorted(by_step.items()) if len(points) == len(curves)]
     return [(sum(p.train_bytes for p in ps) / len(ps), sum(p.auc for p in ps) / len(ps)) for ps in whole]
 
@@ -147,6 +251,8 @@ def _times(results: Results) -> Figure | None:
     predicted = [(recipe, predict(results, recipe)) for recipe in results.recipes]
     if not any(times for _, times in predicted):
         return None
+    from matplotlib.ticker import MaxNLocator
+
     figure, panels = _axes(width=11.0, height=1.6 + 0.36 * len(predicted), columns=len(MBIT_PER_S))
     for panel, (axes, mbit) in enumerate(zip(panels, MBIT_PER_S, strict=True)):
         for at, (recipe, times) in enumerate(predicted):
@@ -155,46 +261,49 @@ def _times(results: Results) -> Figure | None:
                 axes.annotate(why, (0.0, at), xytext=(4, -3), textcoords="offset points", fontsize=8)
                 continue
             time, style = times[panel], _style(results, recipe)
-            axes.plot([time.max_s, time.sum_s], [at, at], color=style["color"], linewidth=3.0, alpha=0.4)
-            axes.plot([time.sum_s], [at], linestyle="", markersize=6, **style)
+            least, most, spread = time.max_s.mean, time.sum_s.mean, time.sum_s.deviation or 0.0
+            axes.plot([least, most], [at, at], color=style["color"], linewidth=4.0, alpha=0.3, solid_capstyle="butt")
+            axes.errorbar([most], [at], xerr=[spread], capsize=3, linestyle="", markersize=6, **style)
             place = {"xytext": (7, -3), "textcoords": "offset points", "fontsize": 8}
-            axes.annotate(_seconds(time.sum_s), (time.sum_s, at), **place)
+            axes.annotate(seconds(time.sum_s), (most + spread, at), **place)
         axes.set_title(bandwidth_name(mbit), fontsize=10)
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=5, prune="upper"))
         axes.set_yticks(range(len(predicted)), [recipe.name for recipe, _ in predicted] if not panel else [])
         axes.set_ylim(len(predicted) - 0.5, -0.5)
-        axes.margins(x=0.25)
-        axes.set_xlim(left=0.0)
+        axes.margins(x=0.05)
+        axes.set_xlim(0.0, 1.45 * max(axes.get_xlim()[1], 1e-3))
         axes.grid(alpha=0.25, axis="x")
         axes.set_xlabel("seconds")
     return figure
 
 
-def _seconds(seconds: float) -> str:
-    return f"{seconds:,.0f} s" if seconds >= 100 else f"{seconds:.3g} s"
+def seconds(time: Estimate) -> str:
+    """`12.3 ± 0.4 s`: mean and standard deviation."""
+    form = ",.0f" if time.mean >= 100 else ".1f" if time.mean >= 10 else ".2f"
+    spread = "" if time.deviation is None else f" \N{PLUS-MINUS SIGN} {time.deviation:{form}}"
+    return f"{time.mean:{form}}{spread} s"
 
 
 def _ledger(results: Results) -> Figure | None:
     """P4."""
-    known = [recipe for recipe in results.recipes if recipe.bytes_per_sample]
+    known = [(recipe, _kinds_per_sample(recipe)) for recipe in results.recipes if recipe.bytes_per_sample]
     if not known:
         return None
-    parts = {recipe.name: _parts_per_sample(recipe) for recipe in known}
-    keys = sorted({k for own in parts.values() for k in own}, key=lambda k: (DIRECTIONS.index(k[0]), k[1]))
-    figure, (left, right) = _axes(width=11.0, height=1.8 + 0.36 * len(known), columns=2)
-    names = [recipe.name for recipe in known]
+    names = [recipe.name for recipe, _ in known]
+    present = [kind for kind in PART_COLOURS if any(kind in own for _, own in known)]
+    figure, (left, right) = _axes(width=11.0, height=1.9 + 0.36 * len(known), columns=2)
     for axes, scale in ((left, False), (right, True)):
         base = [0.0] * len(known)
-        for key in keys:
-            sizes = [parts[n].get(key, 0.0) * (100.0 / sum(parts[n].values()) if scale else 1.0) for n in names]
-            axes.barh(names, sizes, left=base, label=" ".join(filter(None, key)), **_fill(key, keys))
+        for kind in present:
+            sizes = [own.get(kind, 0.0) * (100.0 / sum(own.values()) if scale else 1.0) for _, own in known]
+            axes.barh(names, sizes, left=base, label=kind, color=PART_COLOURS[kind], edgecolor="white", linewidth=0.4)
             base = [b + s for b, s in zip(base, sizes, strict=True)]
         axes.invert_yaxis()
-    for at, recipe in enumerate(known):
+    for at, (recipe, own) in enumerate(known):
         fewer = "" if recipe.name == FP32 or not recipe.times_fewer else f", {recipe.times_fewer:.1f}x fewer"
-        left.annotate(
-            f" {recipe.bytes_per_sample:,.0f} B{fewer}", (recipe.bytes_per_sample or 0.0, at), va="center", fontsize=8
-        )
-    left.margins(x=0.3)
+        total = sum(own.values())
+        left.annotate(f" {total:,.0f} B{fewer}", (total, at), va="center", fontsize=8)
+    left.set_xlim(0.0, 1.35 * max(sum(own.values()) for _, own in known))
     left.set(xlabel="bytes per sample")
     right.set(xlabel="share of the recipe's own bytes, %", xlim=(0, 100))
     right.set_yticks([])
@@ -202,13 +311,12 @@ def _ledger(results: Results) -> Figure | None:
     return figure
 
 
-def _parts_per_sample(recipe: RecipeResult) -> dict[tuple[str, str], float]:
+def _kinds_per_sample(recipe: RecipeResult) -> dict[str, float]:
     found: dict[tuple[str, str], float] = {}
     for run in recipe.runs:
         for key, size in run.parts().items():
-            if size:
-                found[key] = found.get(key, 0.0) + size / run.samples / len(recipe.runs)
-    return found
+            found[key] = found.get(key, 0.0) + size / run.samples / len(recipe.runs)
+    return by_kind(found)
 
 
 def _ages(results: Results) -> Figure | None:
@@ -223,16 +331,16 @@ def _ages(results: Results) -> Figure | None:
     ]
     if all(len(set(ages) - {None}) < 2 for _, ages in panels):
         return None
+    from matplotlib.ticker import MaxNLocator
+
     figure, both = _axes(width=11.0, height=4.2, columns=len(panels))
     for axes, (label, ages) in zip(both, panels, strict=True):
-        for recipe, age in zip(known, ages, strict=True):
-            if age is not None and recipe.auc_loss is not None:
-                _point(axes, results, recipe, age, recipe.auc_loss)
-        axes.axhline(0.0, color="#888888", linewidth=0.8, linestyle=":")
-        axes.margins(x=0.12)
-        axes.grid(alpha=0.25)
+        points = [(r, age, r.auc_loss) for r, age in zip(known, ages, strict=True) if age is not None and r.auc_loss]
+        _points(axes, results, points)
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         axes.set(xlabel=label)
-    both[0].set(ylabel="AUC loss against fp32, paired")
+    both[0].set(ylabel=DIFFERENCE)
+    _legend(figure, both[1])
     return figure
 
 
@@ -241,58 +349,43 @@ def _delivered_age(recipe: RecipeResult) -> float | None:
     return sum(ages) / len(ages) if ages else None
 
 
-_HUES = {
-    "pull": ("#003a5d", "#0072b2", "#56b4e9", "#9fd3f2", "#cfe9f8"),
-    "push": ("#7a3500", "#d55e00", "#e69f00", "#f2c46d", "#f9e4bd"),
-    "tower": ("#00513b", "#009e73", "#7fcfb8", "#bfe7db"),
-    "control": ("#777777",),
-}
-
-
-def _fill(key: tuple[str, str], keys: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """A direction has a hue; its parts are shades of it."""
-    own, shades = [k for k in keys if k[0] == key[0]], _HUES[key[0]]
-    at = own.index(key)
-    return {
-        "color": shades[at % len(shades)],
-        "hatch": "//" if at >= len(shades) else None,
-        "edgecolor": "white",
-        "linewidth": 0.4,
-    }
-
-
 PLOTS = (
     Plot(
         "pareto",
         "Bytes against AUC",
-        "Left is cheaper, down is better. A bar is the 95 % interval of the mean over paired seeds; a recipe whose bar "
-        "crosses 0 has shown no loss. Nothing lies below and to the left of the grey line.",
+        "Left is cheaper, up is better. A bar is the 95 % interval of the mean over paired seeds, for each recipe by "
+        "itself. Hollow: cannot be told from no loss, with Holm's correction over the recipes. An arrow: below the "
+        "plot. Points that would lie on each other are moved apart. No recipe lies above and to the left of the grey "
+        "line.",
         _pareto,
     ),
     Plot(
         "ledger",
         "Where the bytes go",
-        "Each part of a direction by itself: left in bytes, right as a share of the recipe's own total.",
+        "Left in bytes, right as a share of the recipe's own total. Values include scales and second moments, ids "
+        "include masks and the places of single values; headers are those of messages, torch RPC and gloo.",
         _ledger,
     ),
     Plot(
         "curves",
         "AUC against the bytes sent so far",
-        "One thin line per seed, their mean thick. Warm-up steps are in.",
+        "One thin line per seed, their mean thick. Warm-up steps are in. Where one recipe loses far more than all "
+        "others, its curve begins below the plot.",
         _curves,
     ),
     Plot(
         "times",
         "Predicted time to an AUC",
-        "The dot is the time when computing and sending do not overlap; the line reaches down to that when they do.",
+        "The dot is the time when computing and sending do not overlap, with the standard deviation over the seeds; "
+        "the band reaches down to the time when they do.",
         _times,
     ),
     Plot(
         "ages",
-        "AUC loss against age",
-        "What waits, and what is read again only later, is old when it counts. Left how old a row's oldest gradient "
-        "was when servers got it (not known where single values wait), right how old rows may be when a worker uses "
-        "them: staleness and lease.",
+        "AUC against age",
+        "Up is better. Left: how many steps old a row's oldest gradient was when servers got it (not known where "
+        "single values wait). Right: how many steps old rows may be when a worker uses them, by staleness and lease. "
+        "Hollow: cannot be told from no loss. An arrow: below the plot.",
         _ages,
     ),
 )

@@ -12,9 +12,11 @@ import yaml
 from shardkeep.base.errors import JobError
 from shardkeep.base.files import atomic_write
 from shardkeep.student import Estimate
+from shardkeep.sweep_compare import Comparison, against_fp32, all_pairs
+from shardkeep.sweep_origin import origin
 from shardkeep.sweep_plan import Variant, flat
-from shardkeep.sweep_plots import PLOTS, write_plots
-from shardkeep.sweep_results import FP32, RecipeResult, Results
+from shardkeep.sweep_plots import caption, seconds, write_plots
+from shardkeep.sweep_results import RecipeResult, Results
 from shardkeep.sweep_times import MBIT_PER_S, MODEL, bandwidth_name, predict, why_no_time
 
 NO_PLOTS = "no plots: matplotlib is not installed (pip install 'shardkeep[report]'); the same command adds them"
@@ -24,14 +26,16 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
 table { border-collapse: collapse; font-size: 13px; margin: .6rem 0; }
 th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } td.text { text-align: left; white-space: normal; }
-img { max-width: 100%; } p { max-width: 50rem; } code { font-size: 12px; } .lead { font-size: 16px; }
+img { max-width: 100%; } p { max-width: 50rem; } code, pre { font-size: 12px; } .lead { font-size: 16px; }
+figure { margin: 2rem 0; } figcaption { max-width: 50rem; font-size: 13px; color: #444; }
+pre { background: #f6f6f6; padding: .6rem; overflow-x: auto; } div.wide { overflow-x: auto; }
 """
 
 Row = Sequence[str]
 
 
 def write_report(results: Results, out: Path, *, say: Callable[[str], None]) -> list[Path]:
-    """Writes report.html, and where matplotlib is there the PNGs; all paths of `out` that a user wants to open. `say`
+    """Writes report.html, and where matplotlib is there the plots; all paths of `out` that a user wants to open. `say`
     gets a line when there are no plots. Raises JobError when `out` cannot be written."""
     try:
         plots = write_plots(results, out) if results.completed else {}
@@ -41,26 +45,34 @@ def write_report(results: Results, out: Path, *, say: Callable[[str], None]) -> 
         atomic_write(path, page(results, plots))
     except OSError as error:
         raise JobError(f"{out}: cannot be written ({error.strerror or error})") from error
-    return [out / "results.csv", out / "summary.json", path, *(plots or {}).values()]
+    return [path, out / "results.csv", out / "summary.json", *([out / "plots"] if plots else [])]
 
 
 def page(results: Results, plots: Mapping[str, Path] | None) -> str:
     """The report as one text of HTML. `plots`: PNG files by name; None = there is nothing to draw with."""
     title = f"{results.plan.name}: bytes against AUC"
+    against, told = against_fp32(results), origin(results)
     parts = [
         f"<h1>{_text(title)}</h1>",
         f'<p class="lead">{_text(power_text(results))}</p>',
         _failed(results),
+        "<h2>The job</h2>",
+        _list(told.job),
         "<h2>Recipes</h2>",
-        _table(RECIPE_HEAD, [_recipe_row(recipe) for recipe in results.recipes]),
+        _table(RECIPE_HEAD, [_recipe_row(recipe, against.get(recipe.name)) for recipe in results.recipes]),
         f"<p>{_text(RULES)}</p>",
-        *(_figure(plot.title, plot.says, plots[plot.name]) for plot in PLOTS if plots and plot.name in plots),
+        *(_figure(caption(results, name, at + 1), path) for at, (name, path) in enumerate((plots or {}).items())),
         f"<p>{_text(NO_PLOTS)}</p>" if plots is None else "",
+        _pairs(results),
         _times(results),
         "<h2>Settings</h2>",
         _settings(results),
         "<h2>Runs</h2>",
         _table(RUN_HEAD, _run_rows(results)),
+        "<h2>How it was made</h2>",
+        _list(told.made),
+        f"<p>To make it again, with the sweep file below and, where the commit is known, at that commit:</p>"
+        f"<pre>{_text(told.command)}</pre><pre>{_text(told.sweep_file)}</pre>",
     ]
     head = f'<meta charset="utf-8"><title>{_text(title)}</title><style>{STYLE}</style>'
     return (
@@ -72,12 +84,14 @@ def page(results: Results, plots: Mapping[str, Path] | None) -> str:
 
 RULES = (
     "Bytes are those of training, both directions and the dense traffic, warm-up and message headers included, "
-    "evaluation's reads left out; the ratio is that to fp32's bytes per sample. AUC loss is the AUC of fp32 with the "
-    "same seed less the recipe's own: above 0 something was lost. Intervals are 95 % of the mean, by Student's t."
+    "evaluation's reads left out; the ratio is that of fp32's bytes per sample to the recipe's. AUC and logloss: mean "
+    "and standard deviation (n - 1) over the seeds. AUC less fp32's is paired by seed: below 0 something was lost. Its "
+    "interval is 95 % of the mean by Student's t, for each recipe by itself. p is two-sided, of the same differences, "
+    "with Holm's correction over all recipes of the table; the result is told from no loss where p is below 0.05."
 )
 RECIPE_HEAD = (
-    "recipe", "seeds", "bytes per sample", "times fewer", "embeddings alone", "AUC", "AUC loss", "95 % interval",
-    "could have shown",
+    "recipe", "seeds", "bytes per sample", "times fewer", "embeddings alone", "AUC", "logloss", "AUC less fp32's",
+    "95 % interval", "p (Holm)", "result", "could have shown",
 )  # fmt: skip
 RUN_HEAD = ("run", "status", "steps", "bytes per sample", "AUC", "logloss", "samples/s", "CPU us per sample", "seconds")
 
@@ -101,27 +115,64 @@ def power_text(results: Results) -> str:
     )
     return (
         f"{text} Paired by seed, the smallest AUC loss that this comparison shows four times out of five is {spread}; "
-        "a smaller one may be there unseen."
+        "a smaller one may be there unseen. That is of one recipe by itself: the correction for several shows less."
     )
 
 
-def _recipe_row(recipe: RecipeResult) -> Row:
-    loss = recipe.auc_loss if recipe.name != FP32 else None
+def _recipe_row(recipe: RecipeResult, against: Comparison | None) -> Row:
+    found = None if against is None else against.difference
     return (
         recipe.name,
         str(len(recipe.runs)),
         _number(recipe.bytes_per_sample, ",.1f"),
         _number(recipe.times_fewer, ".2f"),
         _number(recipe.embedding_times_fewer, ".2f"),
-        _number(recipe.auc.mean if recipe.auc else None, ".5f"),
-        _number(loss.mean if loss else None, "+.5f"),
-        _interval(loss),
-        _number(loss.shows if loss else None, ".5f"),
+        _spread(recipe.auc),
+        _spread(recipe.logloss),
+        _number(found.mean if found else None, "+.5f"),
+        _interval(found),
+        _number(against.p_holm if against else None, ".3f"),
+        "" if against is None else against.verdict,
+        _number(found.shows if found else None, ".5f"),
     )
 
 
-def _interval(loss: Estimate | None) -> str:
-    return "" if loss is None or loss.low is None or loss.high is None else f"{loss.low:+.5f} .. {loss.high:+.5f}"
+def _spread(score: Estimate | None) -> str:
+    """Mean and standard deviation."""
+    if score is None:
+        return ""
+    spread = "" if score.deviation is None else f" \N{PLUS-MINUS SIGN} {score.deviation:.5f}"
+    return f"{score.mean:.5f}{spread}"
+
+
+def _interval(found: Estimate | None) -> str:
+    return "" if found is None or found.low is None or found.high is None else f"{found.low:+.5f} .. {found.high:+.5f}"
+
+
+def _pairs(results: Results) -> str:
+    """Every recipe against every other, as a matrix: row less column."""
+    known = {(pair.first, pair.second): pair for pair in all_pairs(results)}
+    names = [recipe.name for recipe in results.recipes if recipe.runs]
+    if not known:
+        return ""
+    rows = [(row, *(_pair_cell(known, row, column) for column in names)) for row in names]
+    words = (
+        "AUC of the row's recipe less that of the column's, with the same seed: mean, and half of its 95 % interval. "
+        f"A star: p below 0.05 with Holm's correction over all {len(known)} pairs; any other difference cannot be told "
+        "from none. summary.json has all of it under pairs."
+    )
+    head = ("AUC, row less column", *names)
+    return f"<h2>Any two recipes</h2>\n<p>{_text(words)}</p>\n{_table(head, rows)}"
+
+
+def _pair_cell(known: Mapping[tuple[str, str], Comparison], row: str, column: str) -> str:
+    pair = known.get((row, column)) or known.get((column, row))
+    if pair is None:
+        return ""
+    found = pair.difference
+    mean = found.mean if pair.first == row else -found.mean
+    half = "" if found.high is None else f" \N{PLUS-MINUS SIGN} {found.high - found.mean:.5f}"
+    return f"{mean:+.5f}{half}{'*' if pair.told else ''}"
 
 
 def _run_rows(results: Results) -> list[Row]:
@@ -149,9 +200,9 @@ def _times(results: Results) -> str:
     rows: list[Row] = []
     for recipe in results.recipes:
         times = predict(results, recipe)
-        cells = [f"{time.sum_s:,.1f} / {time.max_s:,.1f}" for time in times or ()]
+        cells = [f"{seconds(time.sum_s)} / {seconds(time.max_s)}" for time in times or ()]
         rows.append((recipe.name, *(cells or [why_no_time(results, recipe)] * len(MBIT_PER_S))))
-    head = ("recipe", *(f"{bandwidth_name(mbit)}, s" for mbit in MBIT_PER_S))
+    head = ("recipe", *map(bandwidth_name, MBIT_PER_S))
     return f"<h2>Predicted seconds to {_text(results.target_text)}</h2>\n<p>{_text(MODEL)}</p>\n{_table(head, rows)}"
 
 
@@ -174,16 +225,21 @@ def _failed(results: Results) -> str:
     return f"<h2>Not completed</h2>\n<ul>{lines}</ul>"
 
 
-def _figure(title: str, says: str, path: Path) -> str:
+def _figure(words: str, path: Path) -> str:
     data = base64.b64encode(path.read_bytes()).decode("ascii")
-    image = f'<img alt="{_text(title)}" src="data:image/png;base64,{data}">'
-    return f"<h2>{_text(title)}</h2>\n<p>{_text(says)}</p>\n{image}"
+    image = f'<img alt="{_text(words)}" src="data:image/png;base64,{data}">'
+    return f"<figure>{image}<figcaption>{_text(words)}</figcaption></figure>"
+
+
+def _list(pairs: Mapping[str, str]) -> str:
+    cells = (f'<tr><td>{_text(key)}</td><td class="text">{_text(value)}</td></tr>' for key, value in pairs.items())
+    return f"<table>{''.join(cells)}</table>"
 
 
 def _table(head: Row, rows: Sequence[Row]) -> str:
     first = "".join(f"<th>{_text(cell)}</th>" for cell in head)
     body = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><tr>{first}</tr>{body}</table>"
+    return f'<div class="wide"><table><tr>{first}</tr>{body}</table></div>'
 
 
 def _text(text: str) -> str:

@@ -1,4 +1,4 @@
-"""What the runs of a sweep found, put side by side: rows of runs, estimates per recipe. Draws and formats nothing.
+"""What the runs of a sweep found, put side by side: estimates per recipe. Draws, formats and writes nothing.
 
 Bytes of a run are those of training: evaluation's reads are counted apart, warm-up steps are in. AUC losses are paired:
 the AUC of fp32 with the same seed less that of the recipe, so above 0 something was lost.
@@ -6,22 +6,17 @@ the AUC of fp32 with the same seed less that of the recipe, so above 0 something
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from shardkeep.base.files import atomic_write
 from shardkeep.compression.recipes import BASELINES
 from shardkeep.report import MetricsTail
-from shardkeep.student import CONFIDENCE, POWER, Estimate, estimate
-from shardkeep.sweep_plan import PlannedRun, SweepPlan, Variant, flat
+from shardkeep.student import Estimate, estimate
+from shardkeep.sweep_plan import PlannedRun, SweepPlan, Variant
 
 FP32 = BASELINES[0]
 DIRECTIONS = ("pull", "push", "tower", "control")
@@ -52,6 +47,8 @@ class RunResult:
     message: str
     summary: Mapping[str, Any]
     curve: tuple[CurvePoint, ...]
+    times: tuple[str, str] | None = None
+    """When its metrics begin and end, local time in ISO 8601."""
 
     @property
     def recipe(self) -> str:
@@ -64,6 +61,11 @@ class RunResult:
     @property
     def auc(self) -> float | None:
         found = (self.summary.get("eval") or {}).get("auc")
+        return None if found is None else float(found)
+
+    @property
+    def logloss(self) -> float | None:
+        found = (self.summary.get("eval") or {}).get("logloss")
         return None if found is None else float(found)
 
     @property
@@ -128,6 +130,7 @@ class RecipeResult:
     runs: tuple[RunResult, ...]
     """Completed ones, by seed."""
     auc: Estimate | None
+    logloss: Estimate | None
     auc_loss: Estimate | None
     """Over the seeds that fp32 has completed, too."""
     bytes_per_sample: float | None
@@ -148,6 +151,8 @@ class Results:
     plan: SweepPlan
     runs: tuple[RunResult, ...]
     recipes: tuple[RecipeResult, ...]
+    command: str = ""
+    """What makes them again."""
 
     @property
     def completed(self) -> tuple[RunResult, ...]:
@@ -183,51 +188,13 @@ class Results:
             return f"an AUC of {self.plan.target_auc:g}"
         return f"{TARGET_LOSS:g} below fp32's final AUC of the same seed"
 
-    def write(self, out: Path) -> list[Path]:
-        """Writes results.csv and summary.json into `out`; their paths. Raises OSError."""
-        table, summary = out / "results.csv", out / "summary.json"
-        atomic_write(table, self.csv())
-        atomic_write(summary, json.dumps(self.as_json(), indent=2, ensure_ascii=False, allow_nan=False) + "\n")
-        return [table, summary]
-
-    def csv(self) -> str:
-        """One line per run of the plan, in its order."""
-        parts = sorted({key for run in self.runs for key in run.parts()}, key=lambda k: (DIRECTIONS.index(k[0]), k[1]))
-        losses = {(run.recipe, run.planned.seed): loss for run, loss in self._losses()}
-        rows = [_row(run, losses.get((run.recipe, run.planned.seed)), parts) for run in self.runs]
-        out = io.StringIO()
-        writer = csv.DictWriter(out, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return out.getvalue()
-
-    def as_json(self) -> dict[str, Any]:
-        """What summary.json holds: first how much the comparison could have shown, then what each recipe did."""
-        noise = self.seed_noise
-        shows = self.shows
-        return {
-            "comparison": {
-                "confidence": CONFIDENCE,
-                "power": POWER,
-                "seeds": list(self.plan.seeds),
-                "smallest_auc_loss_it_could_show": None if shows is None else {"from": shows[0], "to": shows[1]},
-                "fp32_auc": _auc_json(noise),
-            },
-            "target": self.target_text,
-            "recipes": [_recipe_json(recipe) for recipe in self.recipes],
-            "not_completed": [
-                {"run": run.planned.name, "status": run.status, "message": run.message}
-                for run in self.runs
-                if not run.done
-            ],
-        }
-
-    def _losses(self) -> list[tuple[RunResult, float]]:
-        return [pair for name in (v.name for v in self.plan.variants) for pair in _paired(self.runs, name)]
+    def losses(self) -> list[tuple[RunResult, float]]:
+        """AUC losses of all runs that have a partner, recipe by recipe."""
+        return [pair for variant in self.plan.variants for pair in _paired(self.runs, variant.name)]
 
 
-def collect(plan: SweepPlan, runs: Path) -> Results:
-    """Reads the run folders of a plan, `runs`/NAME each."""
+def collect(plan: SweepPlan, runs: Path, command: str = "") -> Results:
+    """Reads the run folders of a plan, `runs`/NAME each. `command`: what makes them again."""
     found = tuple(_read(run, runs / run.name) for run in plan.runs)
     fp32_bytes = _mean_bytes(found, FP32, DIRECTIONS)
     fp32_rows = _mean_bytes(found, FP32, ("pull", "push"))
@@ -241,13 +208,14 @@ def collect(plan: SweepPlan, runs: Path) -> Results:
                 variant,
                 own,
                 estimate([run.auc for run in own if run.auc is not None]),
+                estimate([run.logloss for run in own if run.logloss is not None]),
                 estimate([loss for _, loss in _paired(found, variant.name)]),
                 per_sample,
                 fp32_bytes / per_sample if fp32_bytes and per_sample else None,
                 fp32_rows / rows if fp32_rows and rows else None,
             )
         )
-    return Results(plan, found, tuple(recipes))
+    return Results(plan, found, tuple(recipes), command)
 
 
 def read_summary(run: Path) -> dict[str, Any] | None:
@@ -263,8 +231,10 @@ def _read(run: PlannedRun, folder: Path) -> RunResult:
     if summary is None:
         return RunResult(run, folder, "missing", "", {}, ())
     status = str(summary.get("status"))
-    curve = _curve(folder) if status == "completed" else ()
-    return RunResult(run, folder, status, str(summary.get("message", "")), summary, curve)
+    records = list(MetricsTail(folder / "metrics.jsonl")) if status == "completed" else []
+    times = [str(record["time"]) for record in records if "time" in record]
+    ends = (min(times), max(times)) if times else None
+    return RunResult(run, folder, status, str(summary.get("message", "")), summary, _curve(records), ends)
 
 
 def _middle_age(least: int) -> float:
@@ -272,10 +242,10 @@ def _middle_age(least: int) -> float:
     return (3 * least - 1) / 2 if least else 0.0
 
 
-def _curve(folder: Path) -> tuple[CurvePoint, ...]:
+def _curve(records: Iterable[Mapping[str, Any]]) -> tuple[CurvePoint, ...]:
     """Evaluations in order of their steps; of those repeated after a recovery the last."""
     found = {}
-    for record in MetricsTail(folder / "metrics.jsonl"):
+    for record in records:
         if record.get("kind") == "eval" and "train_bytes" in record and record.get("auc") is not None:
             step = int(record["step"])
             found[step] = CurvePoint(
@@ -300,49 +270,3 @@ def _mean_bytes(runs: Sequence[RunResult], recipe: str, directions: Sequence[str
     if not own:
         return None
     return math.fsum(sum(map(run.direction_bytes, directions)) / run.samples for run in own) / len(own)
-
-
-def _row(run: RunResult, loss: float | None, parts: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    summary, scores, own = run.summary, run.summary.get("eval") or {}, run.parts()
-    read = (summary.get("bytes") or {}).get("read") or {}
-    return {
-        "recipe": run.recipe,
-        "seed": run.planned.seed,
-        "status": run.status,
-        "settings": yaml.safe_dump(flat(run.planned.variant.settings), default_flow_style=True, width=10**6).strip(),
-        "steps": summary.get("steps"),
-        "samples": summary.get("samples"),
-        "total_bytes": run.train_bytes if run.done else None,
-        "bytes_per_sample": run.bytes_per_sample,
-        **{f"{direction}_bytes": run.direction_bytes(direction) if run.done else None for direction in DIRECTIONS},
-        **{f"{direction}_{part}_bytes": own.get((direction, part)) for direction, part in parts if part},
-        "evaluation_bytes": sum(read.values()) if run.done else None,
-        "auc": run.auc,
-        "logloss": scores.get("logloss"),
-        "normalized_entropy": scores.get("normalized_entropy"),
-        "auc_loss": loss,
-        "delivered_age": run.delivered_age,
-        "samples_per_s": summary.get("samples_per_s"),
-        "cpu_s_per_sample": run.cpu_s_per_sample,
-        "wall_s": summary.get("wall_s"),
-        "run": run.folder.relative_to(run.folder.parents[1]).as_posix(),  # beside results.csv, which may be moved
-        "message": run.message,
-    }
-
-
-def _auc_json(auc: Estimate | None) -> dict[str, Any] | None:
-    """Without what it shows: that is for differences."""
-    return None if auc is None else {key: value for key, value in asdict(auc).items() if key != "shows"}
-
-
-def _recipe_json(recipe: RecipeResult) -> dict[str, Any]:
-    return {
-        "recipe": recipe.name,
-        "settings": flat(recipe.variant.settings),
-        "seeds": [run.planned.seed for run in recipe.runs],
-        "bytes_per_sample": recipe.bytes_per_sample,
-        "times_fewer_bytes": recipe.times_fewer,
-        "times_fewer_embedding_bytes": recipe.embedding_times_fewer,
-        "auc": _auc_json(recipe.auc),
-        "auc_loss": None if recipe.auc_loss is None else asdict(recipe.auc_loss),
-    }

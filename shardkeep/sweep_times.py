@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from shardkeep.student import Estimate, estimate
 from shardkeep.sweep_results import RecipeResult, Results, RunResult
 
 MBIT_PER_S = (100, 1_000, 10_000)
@@ -13,7 +14,8 @@ MODEL = (
     "was measured here, of one worker (divided by its threads) and one server, and sends over the busiest link for its "
     "bytes divided by the bandwidth: a worker's or server's share of pull and push, then a worker's of the tower. "
     "Nothing overlaps: the time of a step is the sum of both. The second figure is the larger of the two instead, as "
-    "if they overlapped wholly; training lies between. Latency, packet headers, evaluation and start-up are left out."
+    "if they overlapped wholly; training lies between. Each is the mean over the seeds with its standard deviation. "
+    "Latency, packet headers, evaluation and start-up are left out."
 )
 
 
@@ -34,11 +36,13 @@ class StepCost:
 
 @dataclass(frozen=True, slots=True)
 class Prediction:
-    """Seconds to the target AUC at one bandwidth, the mean over the seeds."""
+    """Seconds to the target AUC at one bandwidth, over the seeds."""
 
     mbit_per_s: float
-    sum_s: float
-    max_s: float
+    sum_s: Estimate
+    """Nothing overlaps."""
+    max_s: Estimate
+    """Everything overlaps."""
 
 
 def step_cost(run: RunResult) -> StepCost | None:
@@ -81,8 +85,9 @@ def predict(
     found = []
     for mbit in bandwidths:
         pairs = [[seconds * samples / cost.samples for seconds in cost.seconds(mbit)] for cost, samples in known]
-        together, overlapped = (sum(times) / len(pairs) for times in zip(*pairs, strict=True))
-        found.append(Prediction(mbit, together, overlapped))
+        together, overlapped = (estimate(times) for times in zip(*pairs, strict=True))
+        if together is not None and overlapped is not None:
+            found.append(Prediction(mbit, together, overlapped))
     return found
 
 

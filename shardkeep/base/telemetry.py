@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import metadata
@@ -12,6 +13,9 @@ from pathlib import Path
 import psutil
 
 PACKAGES: Sequence[str] = ("torch", "numpy", "numba", "grpcio", "protobuf", "pyarrow", "pydantic", "shardkeep")
+
+GIT_S = 5.0
+"""Seconds that git gets to say which commit this is."""
 
 
 def versions(packages: Sequence[str] = PACKAGES) -> Mapping[str, str]:
@@ -23,6 +27,17 @@ def versions(packages: Sequence[str] = PACKAGES) -> Mapping[str, str]:
         except metadata.PackageNotFoundError:
             found[package] = "not installed"
     return found
+
+
+def commit(folder: Path | None = None) -> str | None:
+    """The commit of the checkout that this code runs from, `-dirty` after it where tracked files differ; None where the
+    code is in no checkout, an installed package inside somebody's repository included, or git cannot say.
+
+    `folder`: of the code; None = of this file."""
+    here = folder or Path(__file__).resolve().parent
+    if _git(here, "ls-files", "--error-unmatch", Path(__file__).name) is None:
+        return None
+    return _git(here, "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty")
 
 
 def machine() -> Mapping[str, str | int | float]:
@@ -55,10 +70,24 @@ def usable_cores() -> int:
     return os.cpu_count() or 1
 
 
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What a git command prints; None where it fails or there is no git."""
+    command = ("git", "--no-optional-locks", "-C", str(folder), *arguments)
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=GIT_S, check=False, text=True)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return None if done.returncode else done.stdout.strip() or None
+
+
 def _processor() -> str:
+    """The first processor's name; on x86 its family and model besides, since virtual machines hide the name's rest."""
     info = Path("/proc/cpuinfo")
-    if info.exists():
-        for line in info.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    if not info.exists():
+        return platform.processor() or platform.machine()
+    first = info.read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+    pairs = (line.partition(":") for line in first.splitlines())
+    known = {key.strip(): value.strip() for key, _, value in pairs}
+    name = known.get("model name") or platform.processor() or platform.machine()
+    kind = f", family {known['cpu family']} model {known['model']}" if {"cpu family", "model"} <= set(known) else ""
+    return f"{name}{kind}{', AVX-512' if 'avx512f' in known.get('flags', '').split() else ''}"

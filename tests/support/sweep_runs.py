@@ -56,6 +56,7 @@ def write_run(
         for step, score in ((STEPS // 2, auc - 0.1), (STEPS, auc)):
             share = step / STEPS
             record = {
+                "time": f"2026-11-22T10:00:{step:02d}.000",
                 "kind": "eval",
                 "step": step,
                 "auc": score,
@@ -79,6 +80,10 @@ def write_run(
             "per_sample": (total + 1000) / SAMPLES,
         },
         **({"delivered_by_age": ages} if ages else {}),
+        "tables": [{"name": "sparse0", "rows": 50, "bytes": 8192}],
+        "versions": {"python": "3.11.7", "torch": "2.13.0"},
+        "machine": {"system": "Linux 6.18", "processor": "A CPU, family 25 model 17", "cores": 2, "memory_gb": 25.3},
+        "commit": "0123456789abcdef",
     }
     (folder / "summary.json").write_text(json.dumps(summary))
 

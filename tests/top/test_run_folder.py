@@ -85,7 +85,7 @@ def test_a_failed_job_has_every_key_of_a_summary_and_says_how_far_it_came(tmp_pa
     summary = folder.summary() or {}
     assert (summary["status"], summary["message"]) == ("failed", "worker 1 ended")
     assert (summary["steps"], summary["samples"]) == (40, 4000)
-    assert set(NO_SUMMARY) | {"versions", "machine"} <= set(summary)
+    assert set(NO_SUMMARY) | {"versions", "machine", "commit"} <= set(summary)
     assert summary["versions"]["torch"]
     assert summary["machine"]["cores"] >= 1
 

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from shardkeep.student import estimate, t_cdf, t_quantile
+from shardkeep.student import estimate, holm, p_value, t_cdf, t_quantile
 
 TABLE = {  # of any textbook
     (0.975, 1): 12.7062,
@@ -67,3 +67,38 @@ def test_one_value_has_no_interval_and_none_no_mean() -> None:
     assert one is not None
     assert (one.mean, one.deviation, one.low, one.high, one.shows) == (0.25, None, None, None, None)
     assert estimate([]) is None
+
+
+@pytest.mark.parametrize(("probability", "freedom"), [(0.975, 1), (0.975, 4), (0.95, 5), (0.995, 3)])
+def test_the_p_value_at_a_quantile_of_the_table_is_both_tails(probability: float, freedom: int) -> None:
+    rng = np.random.default_rng(freedom)
+    spread = rng.normal(size=freedom + 1)
+    spread = (spread - spread.mean()) / spread.std(ddof=1)
+    mean = TABLE[probability, freedom] / math.sqrt(freedom + 1)
+    for sign in (1, -1):
+        found = estimate((spread + sign * mean).tolist())
+        assert found is not None
+        assert p_value(found) == pytest.approx(2 * (1 - probability), rel=1e-3)
+
+
+def test_equal_values_have_a_certain_p_value_and_one_value_has_none() -> None:
+    for values, expected in (([0.01, 0.01], 0.0), ([0.0, 0.0], 1.0), ([0.5], None)):
+        found = estimate(values)
+        assert found is not None
+        assert p_value(found) == expected
+
+
+def test_several_comparisons_are_corrected_as_holm_says() -> None:
+    assert holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
+    assert holm([0.4, 0.6, 0.01]) == pytest.approx([0.8, 0.8, 0.03])
+    assert holm([0.7, 0.9]) == [1.0, 1.0]
+    assert holm([0.02]) == [0.02]
+    assert holm([]) == []
+
+
+def test_a_difference_where_there_is_none_is_told_once_in_twenty_families_at_most() -> None:
+    rng, wrong = np.random.default_rng(3), 0
+    for _ in range(400):
+        found = [estimate(rng.normal(size=5).tolist()) for _ in range(6)]
+        wrong += min(holm([p for one in found if one and (p := p_value(one)) is not None])) < 0.05
+    assert wrong / 400 == pytest.approx(0.045, abs=0.025)

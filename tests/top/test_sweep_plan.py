@@ -35,11 +35,22 @@ def test_a_grid_is_every_combination_and_a_point_that_is_a_baseline_is_run_once(
     ]
 
 
-def test_keys_of_a_grid_with_the_same_end_are_told_apart(tmp_path: Path) -> None:
-    grid = {"compression.push.values": ["bf16"], "compression.pull.values": ["bf16"]}
-    assert (
-        names(write_sweep(tmp_path, recipes=None, grid=grid, seeds=[1]))[2] == "push.values=bf16,pull.values=bf16-seed1"
-    )
+@pytest.mark.parametrize(
+    ("point", "name"),
+    [
+        ({"train.batch_size": 25}, "batch_size=25"),
+        ({"compression.push.values": "bf16"}, "values=bf16"),
+        ({"compression.push.values": "bf16", "compression.pull.values": "int8"}, "bf16,int8"),
+        ({"tables.default.dim": 8, "tables.sparse0.dim": 4}, "default.dim=8,sparse0.dim=4"),
+        ({"data.synthetic.table_sizes": [100, 1000, 10000, 100000]}, "table_sizes=_100,1000,1+40719754"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_points_of_a_grid_have_short_names(tmp_path: Path, point: dict[str, object], name: str) -> None:
+    grid = {key: [value] for key, value in point.items()}
+    plan = load_sweep(write_sweep(tmp_path, recipes=None, grid=grid, seeds=[1]))
+    assert plan.variants[-1].name == name
+    assert len(name) <= 32
 
 
 def test_a_run_is_the_base_with_its_recipe_and_seed_and_nothing_else(tmp_path: Path) -> None:

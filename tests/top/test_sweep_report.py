@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
 import re
 import sys
@@ -10,8 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from shardkeep.compression.ledger import PARTS
+from shardkeep.sweep_compare import NO_LOSS, against_fp32, all_pairs
+from shardkeep.sweep_parts import COLOURS, by_kind
 from shardkeep.sweep_plan import SweepPlan, load_sweep
-from shardkeep.sweep_plots import PLOTS, mean_curve, pareto_front, write_plots
+from shardkeep.sweep_plots import FORMATS, PLOTS, mean_curve, off_scale, pareto_front, side_by_side, write_plots
+from shardkeep.sweep_record import write_results
 from shardkeep.sweep_report import page, power_text, write_report
 from shardkeep.sweep_results import CurvePoint, Results, collect
 from shardkeep.sweep_times import bandwidth_name, predict, samples_to, step_cost, why_no_time
@@ -37,7 +42,7 @@ def results(plan: SweepPlan, tmp_path: Path) -> Results:
         auc = AUCS[run.variant.name][run.seed - 1]
         ages = {"0": 0.5, "4": 0.5} if run.variant.name == "few" else None
         write_run(tmp_path / run.name, run.config.to_yaml(), auc=auc, value_bytes=VALUES[run.variant.name], ages=ages)
-    return collect(plan, tmp_path)
+    return collect(plan, tmp_path, "shardkeep sweep sweep.yaml --out out")
 
 
 def test_losses_are_paired_by_seed_with_the_interval_of_student(results: Results) -> None:
@@ -71,7 +76,7 @@ def test_bytes_are_those_of_training_against_fp32_s(results: Results) -> None:
 
 
 def test_the_table_has_a_line_per_run_with_every_part_of_the_ledger(results: Results, tmp_path: Path) -> None:
-    results.write(tmp_path)
+    write_results(results, tmp_path)
     rows = list(csv.DictReader((tmp_path / "results.csv").read_text().splitlines()))
     assert list(rows[0]) == [
         "recipe", "seed", "status", "settings", "steps", "samples", "total_bytes", "bytes_per_sample",
@@ -111,7 +116,7 @@ def test_how_old_gradients_and_rows_are(
 
 
 def test_what_the_comparison_could_show_comes_first(results: Results, tmp_path: Path) -> None:
-    results.write(tmp_path)
+    write_results(results, tmp_path)
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert next(iter(summary)) == "comparison"
     smallest = summary["comparison"]["smallest_auc_loss_it_could_show"]
@@ -134,7 +139,7 @@ def test_one_seed_says_that_nothing_is_known_of_the_noise(tmp_path: Path) -> Non
 def test_a_report_of_nothing_done_is_still_a_report(plan: SweepPlan, tmp_path: Path) -> None:
     said: list[str] = []
     empty = collect(plan, tmp_path / "none")
-    empty.write(tmp_path)
+    write_results(empty, tmp_path)
     write_report(empty, tmp_path, say=said.append)
     assert "15" not in said
     assert (tmp_path / "report.html").read_text().count("<li>") == 15
@@ -143,10 +148,17 @@ def test_a_report_of_nothing_done_is_still_a_report(plan: SweepPlan, tmp_path: P
 def test_the_page_needs_no_network_and_holds_every_plot(results: Results, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     written = write_report(results, tmp_path, say=pytest.fail)
-    pictures = [path for path in written if path.suffix == ".png"]
-    assert [path.stem for path in pictures] == [plot.name for plot in PLOTS]
-    assert all(path.read_bytes().startswith(b"\x89PNG") and path.stat().st_size > 5000 for path in pictures)
+    assert written[-1] == tmp_path / "plots"
+    heads = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+    for plot in PLOTS:
+        for form in FORMATS:
+            picture = (tmp_path / "plots" / f"{plot.name}.{form}").read_bytes()
+            assert picture.startswith(heads[form]) and len(picture) > 5000
     text = (tmp_path / "report.html").read_text()
+    captions = (tmp_path / "plots" / "captions.txt").read_text()
+    for number, plot in enumerate(PLOTS, 1):
+        words = f"Figure {number}. {plot.title} (tiny, 2 workers, 1 server, bounded, 5 seeds). {plot.says}"
+        assert words in captions and html.escape(words) in text
     assert text.count('src="data:image/png;base64,') == len(PLOTS)
     assert not re.search(r"https?://|<script|<link|@import|url\(", text)
     assert set(re.findall(r'(?:src|href)="(.{5})', text)) == {"data:"}
@@ -160,8 +172,8 @@ def test_without_matplotlib_there_are_tables_and_a_line_that_says_so(
     write_report(results, tmp_path, say=said.append)
     assert len(said) == 1 and "pip install 'shardkeep[report]'" in said[0]
     text = (tmp_path / "report.html").read_text()
-    assert "<img" not in text and text.count("<tr><td>few</td>") == 3  # recipes, times, settings
-    assert not list(tmp_path.glob("*.png"))
+    assert "<img" not in text and text.count("<tr><td>few</td>") == 4  # recipes, pairs, times, settings
+    assert not (tmp_path / "plots").exists()
 
 
 def test_plots_that_have_nothing_to_draw_are_left_out(tmp_path: Path) -> None:
@@ -195,8 +207,9 @@ def test_a_step_costs_its_cpu_time_and_its_bytes_over_the_busiest_link(results: 
     assert cost.seconds(100) == (pytest.approx(0.025 + wire_s), pytest.approx(max(0.025, wire_s)))
     times = predict(results, results.recipe("fp32"), [100])  # the target is 0.002 below the end: after 990 samples
     assert times is not None
-    assert times[0].sum_s == pytest.approx(9.9 * (0.025 + wire_s))
-    assert times[0].max_s == pytest.approx(9.9 * 0.025)
+    assert times[0].sum_s.mean == pytest.approx(9.9 * (0.025 + wire_s))
+    assert times[0].max_s.mean == pytest.approx(9.9 * 0.025)
+    assert (times[0].sum_s.count, times[0].sum_s.deviation) == (5, pytest.approx(0.0, abs=1e-9))
 
 
 def test_no_time_is_told_for_a_recipe_that_does_not_get_there(results: Results) -> None:
@@ -213,6 +226,110 @@ def test_the_front_is_what_no_other_point_beats() -> None:
         (2.0, 2.0),
         (3.0, 1.0),
     ]
+
+
+def test_recipes_are_compared_with_fp32_under_one_correction(results: Results) -> None:
+    found = against_fp32(results)
+    assert list(found) == ["fp16", "few"]
+    assert found["fp16"].difference.mean == pytest.approx(-0.003)
+    assert (found["fp16"].p, found["few"].p) == (pytest.approx(0.013236, abs=1e-5), pytest.approx(0.0, abs=1e-9))
+    assert found["fp16"].p_holm == found["fp16"].p  # the larger of two
+    assert [comparison.verdict for comparison in found.values()] == ["lower AUC", "lower AUC"]
+
+
+def test_any_two_recipes_are_compared_and_stand_in_both_files(results: Results, tmp_path: Path) -> None:
+    pairs = {(pair.first, pair.second): pair for pair in all_pairs(results)}
+    assert list(pairs) == [("fp32", "fp16"), ("fp32", "few"), ("fp16", "few")]
+    assert pairs["fp16", "few"].difference.mean == pytest.approx(0.007)
+    assert pairs["fp32", "fp16"].p_holm == pairs["fp32", "fp16"].p
+    write_results(results, tmp_path)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["comparison"]["correction"] == "Holm"
+    assert [(pair["recipe"], pair["against"]) for pair in summary["pairs"]] == list(pairs)
+    assert summary["pairs"][2]["auc_difference"] == pytest.approx(0.007)
+    fp16 = summary["recipes"][1]
+    assert (fp16["verdict"], fp16["logloss"]["count"]) == ("lower AUC", 5)
+    assert fp16["auc"]["deviation"] == pytest.approx(0.0015811, abs=1e-7)
+    text = page(results, None)
+    assert "<td>fp16</td><td>-0.00300 \N{PLUS-MINUS SIGN} 0.00196*</td><td></td>" in text  # row less column
+    assert "<td>0.80100 \N{PLUS-MINUS SIGN} 0.00158</td>" in text
+
+
+def test_a_recipe_that_loses_nothing_that_shows_cannot_be_told_from_one_that_loses_nothing(
+    plan: SweepPlan, tmp_path: Path
+) -> None:
+    for run in plan.runs:
+        noise = {"fp32": 0.0, "fp16": 0.001, "few": 0.0003}[run.variant.name] * (-1) ** run.seed
+        write_run(tmp_path / run.name, run.config.to_yaml(), auc=0.8 + noise)
+    results = collect(plan, tmp_path)
+    assert {comparison.verdict for comparison in against_fp32(results).values()} == {NO_LOSS}
+    text = page(results, None)
+    assert text.count("<td>cannot be told from no loss</td>") == 2
+    assert "shown no loss" not in text and "shown no loss" not in " ".join(plot.says for plot in PLOTS)
+
+
+def test_one_seed_tells_nothing_of_any_pair(tmp_path: Path) -> None:
+    plan = load_sweep(write_sweep(tmp_path, seeds=[1]))
+    for run in plan.runs:
+        write_run(tmp_path / run.name, run.config.to_yaml(), auc=0.8)
+    (pair,) = all_pairs(collect(plan, tmp_path))
+    assert (pair.p, pair.p_holm, pair.told, pair.verdict) == (None, None, False, "one seed: nothing can be told")
+
+
+def test_the_report_states_what_a_paper_needs(results: Results, tmp_path: Path) -> None:
+    write_results(results, tmp_path)
+    origin = json.loads((tmp_path / "summary.json").read_text())["origin"]
+    assert origin["command"] == "shardkeep sweep sweep.yaml --out out"
+    assert origin["made"] == {
+        "date": "2026-11-22",
+        "runs": "15 of 15 completed, seeds 1, 2, 3, 4, 5",
+        "machine": "A CPU, family 25 model 17; 2 cores, 25.3 GB; Linux 6.18",
+        "commit": "0123456789abcdef",
+        "versions": "python 3.11.7, torch 2.13.0",
+    }
+    assert origin["job"] == {
+        "job": "tiny",
+        "data": "synthetic, 1 table of 50 ids, 2 dense columns, Zipf 1.05, hashed ids",
+        "model": "name: dlrm",
+        "rows": "dim 16; name: rowwise_adagrad, lr: 0.05",
+        "tower": "name: adam, lr: 0.001",
+        "batch": "50 samples a worker and step, 100 in all",
+        "processes": "2 workers with 1 thread each, 1 server",
+        "consistency": "mode: bounded, staleness: 2",
+        "steps": "10 in 1 epoch",
+        "samples": "1,000 trained, 100 for evaluation",
+        "tables": "1 table with 50 rows at the end",
+    }
+    assert origin["sweep_file"] == (tmp_path / "sweep.yaml").read_text()
+    text = page(results, None)
+    for value in (*origin["job"].values(), *origin["made"].values(), origin["command"]):
+        assert html.escape(value) in text
+
+
+def test_every_part_of_the_ledger_has_one_of_ten_kinds_with_a_colour_of_its_own() -> None:
+    parts = [part for part in PARTS if part not in ("calls", "questions", "agreements", "metrics")]  # control, read
+    kinds = by_kind({(way, part): 1.0 for way in ("pull", "push", "tower") for part in parts} | {("control", ""): 1.0})
+    assert list(kinds) == list(COLOURS)
+    assert len(set(COLOURS.values())) == len(COLOURS) == 10
+    assert sum(kinds.values()) == 3 * len(parts) + 1
+    assert by_kind({("tower", "values"): 5.0, ("push", "ids"): 0.0}) == {"tower: values": 5.0}
+
+
+def test_a_recipe_that_would_squeeze_the_others_is_off_the_scale() -> None:
+    assert off_scale({"fp32": 0.0, "a": 0.001, "b": 0.004, "wild": 0.05}) == {"wild"}
+    assert off_scale({"fp32": 0.0, "a": 0.001, "b": 0.004}) == set()
+    assert off_scale({"fp32": 0.0, "a": 0.5}) == set()
+
+
+def test_points_at_one_place_are_drawn_side_by_side() -> None:
+    assert side_by_side([1.0, 1.0, 100.0], log=True) == {1.0: [-0.5, 0.5], 100.0: [0.0]}
+    assert side_by_side([100.0, 101.0, 102.0, 1000.0], log=False) == {
+        100.0: [-1.0],
+        101.0: [0.0],
+        102.0: [1.0],
+        1000.0: [0.0],
+    }
+    assert side_by_side([], log=False) == {}
 
 
 def test_curves_are_averaged_at_the_steps_that_all_have() -> None:
