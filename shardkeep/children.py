@@ -23,6 +23,8 @@ from shardkeep.base.deadlines import Deadline
 from shardkeep.base.exit_codes import signal_left_on
 
 _NATIVE_LOG = re.compile(r"\[[IW]\d{4} ")  # information and warnings of torch's C++ side
+SHARDKEEP = (sys.executable, "-P", str(Path(__file__).resolve().parent / "__main__.py"))
+"""This very package's command, wherever it lies, with nothing more on the import path."""
 LAST_SECONDS_S = 5.0
 """What a child that was interrupted gets to end in order."""
 
@@ -73,7 +75,7 @@ class Child:
         cores: Cores | None = None,
     ) -> None:
         self.role, self.index, self._log = role, index, log
-        command = [sys.executable, "-P", "-m", "shardkeep", role, *arguments, "--parent-pipe"]
+        command = [*SHARDKEEP, role, *arguments, "--parent-pipe"]
         self._swept = False
         with log.open("ab") as output:
             self._process = subprocess.Popen(

@@ -61,6 +61,7 @@ Insecure = Annotated[
     bool, typer.Option("--insecure-data-plane", help="Accept an address that other machines reach: docs/security.md.")
 ]
 ParentPipe = Annotated[bool, typer.Option("--parent-pipe", hidden=True)]  # end when stdin ends
+Code = Annotated[Path | None, typer.Option("--code", hidden=True)]  # where the user's own modules are
 Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")]
 
 
@@ -78,6 +79,7 @@ def train(
     resume: Annotated[
         Path | None, typer.Option(metavar="RUN", help="Go on with this run from its newest checkpoint, without CONFIG.")
     ] = None,
+    code: Code = None,
     parent_pipe: ParentPipe = False,
     debug: Debug = False,
 ) -> None:
@@ -105,7 +107,7 @@ def train(
 
         path, job = _load(config, set_)
         folder = run_dir or default_run_dir(job.name)
-        run_job(job, run_dir=folder, console=console, code_folder=path.resolve().parent)
+        run_job(job, run_dir=folder, console=console, code_folder=code or path.resolve().parent)
         return 0
 
     _end(run, debug)
@@ -256,6 +258,7 @@ def worker(
     token_file: TokenFile = None,
     tls: TlsFolder = None,
     insecure_data_plane: Insecure = False,
+    code: Code = None,
     parent_pipe: ParentPipe = False,
     debug: Debug = False,
 ) -> None:
@@ -263,6 +266,7 @@ def worker(
 
     def run() -> int:
         from shardkeep.access import check_coordinator, endpoint_of
+        from shardkeep.base.modules import search_last
         from shardkeep.ps.control.addresses import check_exposed
         from shardkeep.roles import lasting_imports
 
@@ -271,6 +275,8 @@ def worker(
             _say(lacks)
         with lasting_imports() as kernels_s:
             from shardkeep.worker_role import run_worker
+        if code is not None:
+            search_last(code)
 
         found = endpoint_of(coordinator, token_file=token_file, tls=tls, launched=parent_pipe)
         folder = run_dir.absolute()
@@ -366,11 +372,13 @@ def estimate(
     def run() -> int:
         from rich.console import Console
 
+        from shardkeep.base.modules import search_last
         from shardkeep.estimate import estimate as estimated
         from shardkeep.estimate_view import show_estimate, waiting
 
         path, job = _load(config, set_)
-        sys.path.append(str(path.resolve().parent))  # modules of the user's own
+        if job.own_modules:
+            search_last(path.resolve().parent)
         with waiting() as progress:
             found = estimated(job, gbit_per_s=gbit_per_s, progress=progress)
         if as_json:

@@ -106,6 +106,11 @@ class JobConfig(Settings):
             )
         return self
 
+    @property
+    def own_modules(self) -> bool:
+        """Whether it names code of the user's own, `module:name`."""
+        return ":" in self.model.name or ":" in self.data.source
+
     def table(self, name: str) -> TableSpec:
         """The full definition of table `name`: its own settings, then `tables.default`, then the built-in ones."""
         merged: dict[str, Any] = {"name": name}

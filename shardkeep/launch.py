@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardkeep.affinity import Pins, choose, describe, pinned
 from shardkeep.base.errors import JobError, JobStopped
+from shardkeep.base.modules import search_last
 from shardkeep.config import JobConfig, load_config
 from shardkeep.interrupts import Interrupts
 from shardkeep.report import Record, RunFolder, default_run_dir
@@ -61,7 +62,7 @@ def run_job(
         config: The job.
         run_dir: The run folder, made here, or that of the run that goes on.
         console: Where phases, progress and the closing table are shown.
-        code_folder: Where the user's own modules are found, beside the import path.
+        code_folder: Where the user's own modules are found, if the config names any.
         resumed: Where the job goes on; None = a new one.
     """
     from shardkeep import scale
@@ -70,6 +71,7 @@ def run_job(
 
     screen = Screen(console)
     config = _anchored(config)
+    code_folder = code_folder if config.own_modules else None
     if resumed is None:
         RunFolder.refuse_taken(run_dir)
     pins = _pins(config)
@@ -247,11 +249,10 @@ def _script_folder() -> Path:
 
 @contextlib.contextmanager
 def _importable(folder: Path | None) -> Iterator[None]:
-    if folder is None or str(folder) in sys.path:
-        yield
-        return
-    sys.path.append(str(folder))
+    before = list(sys.path)
+    if folder is not None:
+        search_last(folder)
     try:
         yield
     finally:
-        sys.path.remove(str(folder))
+        sys.path[:] = before

@@ -59,7 +59,8 @@ class LocalJob:
         start_step: int = 0,
     ) -> None:
         self._config, self._folder, self._screen, self._interrupts = config, folder, screen, interrupts
-        self._env = child_environment(os.environ, threads=config.threads, code_folder=code_folder)
+        self._env = child_environment(os.environ, threads=config.threads)
+        self._code = [] if code_folder is None else ["--code", str(code_folder)]
         self._pins = pins
         self._start_step = start_step
         self._tail = MetricsTail(folder.metrics_path, from_end=start_step > 0)
@@ -125,7 +126,8 @@ class LocalJob:
 
     def _member(self, role: str, index: int) -> None:
         run = str(self._folder.path)
-        self._child(role, index, ["--coordinator", run, "--index", str(index), "--run-dir", run])
+        code = self._code if role == "worker" else []
+        self._child(role, index, ["--coordinator", run, "--index", str(index), "--run-dir", run, *code])
 
     def _child(self, role: str, index: int, arguments: list[str]) -> None:
         log, cores = self._folder.log_path(role, index), self._pins.get((role, index))
@@ -345,17 +347,15 @@ class _Vacancy:
     told: threading.Event = field(default_factory=threading.Event)
 
 
-def child_environment(base: Mapping[str, str], *, threads: int, code_folder: Path | None) -> dict[str, str]:
-    """The environment of roles: fixed threads, quiet gRPC, and an import path that ends with this very package."""
+def child_environment(base: Mapping[str, str], *, threads: int) -> dict[str, str]:
+    """The environment of roles: fixed threads, quiet gRPC."""
     counts = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
-    path = [base.get("PYTHONPATH"), str(Path(__file__).resolve().parent.parent), code_folder and str(code_folder)]
     return {
         **base,
         **dict.fromkeys(counts, str(threads)),
         "GRPC_ENABLE_FORK_SUPPORT": "0",
         "GRPC_VERBOSITY": "ERROR",
         "PYTHONUNBUFFERED": "1",
-        "PYTHONPATH": os.pathsep.join(part for part in path if part),
     }
 
 

@@ -77,7 +77,7 @@ class _Processes:
 
     def __init__(self, folder: RunFolder, config: JobConfig) -> None:
         self._folder, self._config = folder, config
-        self._env = child_environment(os.environ, threads=1, code_folder=None)
+        self._env = child_environment(os.environ, threads=1)
         self._children: list[Child] = []
         self._ended = threading.Event()
         self._watcher = threading.Thread(target=self._watch, name="watch-servers", daemon=True)

@@ -16,7 +16,6 @@ import shlex
 import shutil
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,7 +26,7 @@ from rich.console import Console
 from shardkeep.base.errors import JobError, JobStopped, UserError
 from shardkeep.base.files import atomic_write, make_folder, owner_lock
 from shardkeep.base.owners import check_unshared
-from shardkeep.children import last_words
+from shardkeep.children import SHARDKEEP, last_words
 from shardkeep.config import JobConfig, load_config
 from shardkeep.interrupts import Interrupts
 from shardkeep.local_job import child_environment
@@ -38,7 +37,7 @@ from shardkeep.sweep_report import write_report
 from shardkeep.sweep_results import Results, collect, read_summary
 from shardkeep.sweep_screen import SweepScreen
 
-TRAIN = (sys.executable, "-P", "-m", "shardkeep", "train")
+TRAIN = (*SHARDKEEP, "train")
 POLL_S = 0.1
 ORDERLY_S = 5.0
 """Seconds a run gets after Ctrl-C to stop; then it is asked once more, which ends it at once."""
@@ -208,17 +207,18 @@ class SweepFolder:
     def start(self, run: PlannedRun, train: Sequence[str], code_folder: Path, lock: int) -> subprocess.Popen[bytes]:
         """Starts a run in a new folder; what an earlier attempt left is deleted. Raises UserError."""
         job, target = self.path / "jobs" / f"{run.name}.yaml", self.runs / run.name
+        code = ["--code", str(code_folder)] if run.config.own_modules else []
         try:
             if target.exists():
                 shutil.rmtree(target)
             atomic_write(job, run.config.to_yaml())
             with self._log(run).open("wb") as log:
                 return subprocess.Popen(
-                    [*train, str(job), "--run-dir", str(target), "--parent-pipe"],
+                    [*train, str(job), "--run-dir", str(target), *code, "--parent-pipe"],
                     stdin=subprocess.PIPE,
                     stdout=log,
                     stderr=log,
-                    env=child_environment(os.environ, threads=run.config.threads, code_folder=code_folder),
+                    env=child_environment(os.environ, threads=run.config.threads),
                     start_new_session=True,  # Ctrl-C reaches the sweep alone
                     pass_fds=(lock,),
                 )

@@ -158,11 +158,13 @@ def _main() -> None:
 
 
 def _start_roles_from_here() -> None:
+    from shardkeep.children import SHARDKEEP
+
     start = subprocess.Popen.__init__
 
     def started(self: Any, command: Sequence[str], *arguments: Any, **named: Any) -> None:
-        ours = [__spec__.name if word == "shardkeep" else word for word in command]
-        start(self, ours if "-m" in command else command, *arguments, **named)
+        ours = [part for word in command for part in (["-m", __spec__.name] if word == SHARDKEEP[-1] else [word])]
+        start(self, ours, *arguments, **named)
 
     subprocess.Popen.__init__ = started  # type: ignore[method-assign, assignment]
 

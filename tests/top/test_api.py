@@ -21,6 +21,7 @@ import shardkeep
 from shardkeep import EmbeddingClient, Lookup, TableSpec, connect, serve
 from shardkeep.base.errors import ConfigError, DataError, JobError, ShardkeepError, UserError
 from shardkeep.base.files import atomic_write
+from shardkeep.children import SHARDKEEP
 from shardkeep.ps.control.endpoint import make_token
 from shardkeep.report import RunFolder
 from tests.support.cluster import Command
@@ -252,7 +253,7 @@ def _local_digest() -> str:
 
 def shardkeep_children() -> list[psutil.Process]:
     """Processes of a job that this one started; other tests leave multiprocessing's resource tracker behind."""
-    return [child for child in psutil.Process().children(recursive=True) if "shardkeep" in child.cmdline()]
+    return [child for child in psutil.Process().children(recursive=True) if SHARDKEEP[-1] in child.cmdline()]
 
 
 @pytest.mark.processes

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from shardkeep.base.errors import ConfigError, DataError
+from shardkeep.base.modules import load_named
 from shardkeep.workers.config import DataConfig, DenseColumn, LabelColumn, SparseColumn
 from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter
 from shardkeep.workers.data.conversion import Converter, Layout, layout_of, refuse
@@ -29,7 +28,7 @@ def open_custom(config: DataConfig, *, seed: int, progress: Progress | None) -> 
     Raises ConfigError where the function cannot be found, DataError for what it returns.
     """
     refuse(config, ("synthetic", "train", "eval", "columns", "delimiter", "decimal", "cache"))
-    function = _load(config)
+    function = load_named(config.source, setting="data.source", folder=Path(config.root))
     parts = [_call(function, config, split) for split in ("train", "eval")]
     if isinstance(parts[0], Dataset):
         return _own(config, parts)
@@ -37,18 +36,6 @@ def open_custom(config: DataConfig, *, seed: int, progress: Progress | None) -> 
         raise ConfigError(f"data.eval_fraction: has no effect, {config.source} returns evaluation data of its own")
     arrays = [_arrays(config.source, part) for part in parts if part is not None]
     return _convert(config, arrays, seed)
-
-
-def _load(config: DataConfig) -> Any:
-    module, _, name = config.source.partition(":")
-    root = str(Path(config.root).resolve())
-    sys.path.insert(0, root)
-    try:
-        return getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"data.source: {config.source} cannot be loaded ({error}); looked in {root} first") from error
-    finally:
-        sys.path.remove(root)
 
 
 def _call(function: Any, config: DataConfig, split: str) -> Any:

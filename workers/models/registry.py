@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +9,7 @@ from typing import Any
 from torch import nn
 
 from shardkeep.base.errors import UserError
+from shardkeep.base.modules import load_named
 from shardkeep.workers.config import ModelConfig
 from shardkeep.workers.models.dcn_v2 import DcnV2
 from shardkeep.workers.models.deepfm import DeepFm
@@ -44,7 +43,7 @@ def build_model(
         num_dense: dense columns; may be 0.
         features: name -> dim of its table, in the order of the data's schema.
         default_dim: the dim that models with dot products project every feature to.
-        import_from: folder where a user's module:Class is looked for first.
+        import_from: folder where a user's module:Class is looked for last, after the import path.
 
     Raises:
         UserError: an unknown model, an option the model does not use, or a class that cannot be built.
@@ -94,7 +93,7 @@ def _own_model(
     _refuse_unused(config, {"options"})
     if config.activation_checkpointing:
         raise UserError(f"model.activation_checkpointing: has no effect with model.name: {config.name}")
-    own = _load_class(config.name, import_from)
+    own = load_named(config.name, setting="model.name", folder=import_from)
     try:
         model = own(num_dense=num_dense, features=dict(features), **config.options)
     except Exception as error:
@@ -105,20 +104,3 @@ def _own_model(
     if not isinstance(model, nn.Module):
         raise UserError(f"model.name: {config.name} made a {type(model).__name__}; it must be an nn.Module")
     return model
-
-
-def _load_class(name: str, import_from: Path | None) -> Any:
-    module_name, _, class_name = name.partition(":")
-    if import_from is not None and str(import_from) not in sys.path:
-        sys.path.insert(0, str(import_from))
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:
-        where = f" (looked in {import_from} first)" if import_from else ""
-        raise UserError(
-            f"model.name: module {module_name!r} cannot be imported{where}: {type(error).__name__}: {error}"
-        ) from error
-    if not hasattr(module, class_name):
-        own = "; roles do not see a script's own classes: move it to a file" if module_name == "__main__" else ""
-        raise UserError(f"model.name: module {module_name!r} has no {class_name!r}{own}")
-    return getattr(module, class_name)

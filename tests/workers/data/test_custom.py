@@ -53,7 +53,8 @@ def broken(split):
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Iterator[Path]:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(sys, "path", list(sys.path))
     (tmp_path / "my_data.py").write_text(CODE)
     yield tmp_path
     sys.modules.pop("my_data", None)
@@ -97,7 +98,7 @@ def test_an_object_with_gather_is_used_as_it_is(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "settings", "kind", "expected"),
     [
-        ("nothing", {}, ConfigError, "my_data:nothing cannot be loaded"),
+        ("nothing", {}, ConfigError, "data.source: module 'my_data' has no 'nothing'"),
         ("arrays", {"options": {"rowz": 1}}, ConfigError, "rowz"),
         ("arrays", {"dense": ["agee"]}, DataError, "has no column agee; did you mean age"),
         ("arrays", {"train": ["x"]}, ConfigError, "data.train: has no effect"),
@@ -120,5 +121,5 @@ def test_an_error_inside_the_users_code_keeps_its_traceback(folder: Path) -> Non
 
 
 def test_a_module_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no_such:f cannot be loaded"):
+    with pytest.raises(ConfigError, match="module 'no_such' cannot be imported"):
         open_data(DataConfig(source="no_such:f", root=str(tmp_path)), seed=0)
