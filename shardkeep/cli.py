@@ -135,7 +135,7 @@ def coordinator(
 
     def run() -> int:
         from shardkeep.leftovers import clean, note_run
-        from shardkeep.next_steps import check_start, take_over_arguments
+        from shardkeep.next_steps import check_start, resume_line, take_over_arguments
         from shardkeep.ps.control.addresses import check_exposed, split_address
         from shardkeep.ps.control.endpoint import read_token
         from shardkeep.ps.control.tls import read_tls
@@ -203,6 +203,11 @@ def coordinator(
                 start_step=start_step,
                 standing=standing,
             )
+        except ShardkeepError:
+            if not parent_pipe:
+                _say(f"run folder: {folder.path}")
+                _say(resume_line(folder.path))
+            raise
         finally:
             # A launcher does so itself, once no role is left that might come late.
             if not parent_pipe and (folder.summary() is not None or not folder.has_standing):

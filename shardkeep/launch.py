@@ -34,7 +34,7 @@ def train(config: JobConfig | str | Path, *, run_dir: str | Path | None = None, 
         quiet: Show nothing.
 
     Returns:
-        What summary.json holds.
+        What summary.json holds, and the run folder's path as `run_dir`.
 
     Raises:
         UserError: The input is wrong.
@@ -56,7 +56,7 @@ def run_job(
     code_folder: Path | None = None,
     resumed: Resumed | None = None,
 ) -> dict[str, Any]:
-    """Runs a whole job; returns what summary.json holds. Blocks; raises as `train`.
+    """Runs a whole job; returns what `train` does. Blocks; raises as `train`.
 
     Args:
         config: The job.
@@ -85,7 +85,8 @@ def run_job(
         if config.affinity.wanted:
             screen.phase("affinity", describe(pins))
         folder = RunFolder.create(run_dir, config, code_folder=code_folder) if resumed is None else RunFolder(run_dir)
-        with folder.held():
+        screen.phase("run", str(run_dir))
+        with _says_how_to_resume(folder, screen), folder.held():
             while True:
                 if resumed is not None:
                     resumed = _reopen(folder, config, resumed, screen)
@@ -102,8 +103,26 @@ def run_job(
                     pins = _pins(config)
                 finally:
                     screen.end_bar()
+    if config.checkpoint.every_steps:
+        from shardkeep.next_steps import longer_line
+
+        screen.phase("resume", longer_line(config, folder.path))
     screen.closing(summary, run_dir)
-    return summary
+    return {**summary, "run_dir": str(folder.path)}
+
+
+@contextlib.contextmanager
+def _says_how_to_resume(folder: RunFolder, screen: Screen) -> Iterator[None]:
+    """Where a job that ends early lies, and how to resume it."""
+    try:
+        yield
+    except BaseException:
+        from shardkeep.next_steps import resume_line
+
+        screen.end_bar()
+        screen.phase("run", str(folder.path))
+        screen.phase("resume", resume_line(folder.path))
+        raise
 
 
 def _pins(config: JobConfig) -> Pins:

@@ -49,6 +49,16 @@ def resume_line(path: Path) -> str:
     return f"to resume at step {step}: {shlex.join(_resume(run, by_hand, step))}"
 
 
+def longer_line(config: JobConfig, path: Path) -> str:
+    """How a completed job of `shardkeep train` trains twice as long."""
+    train = config.train
+    more = [f"train.epochs={2 * train.epochs}"] + (
+        [f"train.max_steps={2 * train.max_steps}"] if train.max_steps else []
+    )
+    command = _resume(path.absolute(), None, 0) + [part for change in more for part in ("--set", change)]
+    return f"to train longer: {shlex.join(command)}"
+
+
 def _resume(run: Path, by_hand: Sequence[str] | None, step: int) -> list[str]:
     if by_hand is None:
         return ["shardkeep", "train", "--resume", str(run)]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import shardkeep
-from shardkeep.base.errors import UserError
+from shardkeep.base.errors import JobError, UserError
+from shardkeep.cli import app
 from shardkeep.report import RunFolder
+from tests.support.cluster import within
 
 TINY: dict[str, Any] = {
     "name": "tiny",
@@ -27,7 +31,7 @@ def tiny(**changes: Any) -> shardkeep.JobConfig:
 def test_a_job_in_one_process_fills_its_run_folder(tmp_path: Path) -> None:
     summary = shardkeep.train(tiny(servers=0, workers=1), run_dir=tmp_path / "run", quiet=True)
     folder = RunFolder(tmp_path / "run")
-    assert summary == folder.summary()
+    assert summary == {**(folder.summary() or {}), "run_dir": str(folder.path)}
     assert (summary["status"], summary["steps"], summary["samples"]) == ("completed", 40, 4000)
     assert 0.4 < summary["eval"]["auc"] <= 1.0
     assert [t["name"] for t in summary["tables"]] == ["C1", "C2"]
@@ -39,3 +43,47 @@ def test_a_model_option_of_another_model_is_the_users_error_and_written_down(tmp
     with pytest.raises(UserError, match="cross_layers"):
         shardkeep.train(config, run_dir=tmp_path / "run", quiet=True)
     assert (RunFolder(tmp_path / "run").summary() or {})["status"] == "failed"
+
+
+def told(shown: str, name: str) -> list[str]:
+    """The texts of the lines of one name."""
+    return [line.removeprefix(name).strip() for line in shown.splitlines() if line.startswith(f"{name} ")]
+
+
+def test_a_job_that_fails_says_where_it_lies_and_how_to_resume_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "my run"
+    train = {**TINY["train"], "report_every_s": 0.001}
+    config = tiny(servers=0, workers=1, checkpoint={"every_steps": 10}, train=train)
+    shown = RunFolder.progress
+
+    def full(folder: RunFolder, record: dict[str, Any]) -> None:
+        shown(folder, record)
+        if 10 < record.get("step", 0) < 20:  # one checkpoint was begun
+            kept = folder.path / "checkpoints" / "step-00000010"
+            within(30, kept.exists, "no checkpoint", lambda: True)
+            raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunFolder, "progress", full)
+        with pytest.raises(JobError, match="No space left on device"):
+            shardkeep.train(config, run_dir=run)
+    printed = capsys.readouterr().out
+    assert told(printed, "run") == [str(run), str(run)]
+    (command,) = told(printed, "resume")
+    head, _, words = command.partition(": ")
+    assert head.startswith("to resume at step ") and shlex.split(words) == ["shardkeep", "train", "--resume", str(run)]
+    done = CliRunner().invoke(app, shlex.split(words)[1:])
+    assert done.exit_code == 0 and (RunFolder(run).summary() or {})["steps"] == 40
+    (longer,) = [text for text in told(done.stdout, "resume") if text.startswith("to train longer: ")]
+    done = CliRunner().invoke(app, shlex.split(longer.partition(": ")[2])[1:])
+    assert done.exit_code == 0 and (RunFolder(run).summary() or {})["steps"] == 80
+
+
+def test_a_job_that_fails_without_a_checkpoint_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tiny(servers=0, workers=1, model={"name": "dlrm", "cross_layers": 2})
+    with pytest.raises(UserError):
+        shardkeep.train(config, run_dir=tmp_path / "run")
+    (text,) = told(capsys.readouterr().out, "resume")
+    assert text == f"nothing to resume from: no complete checkpoint in {tmp_path / 'run' / 'checkpoints'}"
