@@ -122,6 +122,13 @@ class Membership:
         self._control, self._departure, self._wait_s = control, departure, wait_s
 
     def __enter__(self) -> JobConfig:
+        try:
+            return self._enter()
+        except Leaving as leaving:  # it may be registered
+            say_leaving(self._control, str(leaving), leaving.code)
+            raise
+
+    def _enter(self) -> JobConfig:
         config = parse_config(self._control.register(wait_s=self._wait_s), origin="the coordinator's config")
         liveness = config.liveness
         self._control.start_heartbeats(patience_s=liveness.form_timeout_s if liveness.restarts else None)

@@ -9,6 +9,7 @@ import os
 import re
 import signal
 import statistics
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ import pytest
 
 from shardkeep.benchmarks.harness import write
 from shardkeep.report import RunFolder
-from tests.support.cluster import Cluster, Command
+from tests.support.cluster import Cluster, Command, gone, stalled
 from tests.support.faults import Fault, play, random_faults
 from tests.support.hurt import Astray, Hurt, environment, missed, strayed
 
@@ -181,6 +182,24 @@ def test_a_server_that_lost_all_its_updates_has_the_job_begin_anew(cluster: Clus
 
 
 # ---- the long form ----
+
+
+@pytest.mark.chaos
+def test_a_role_that_is_asked_to_leave_in_a_sum_with_a_stalled_one_ends_at_its_limit(
+    cluster: Cluster, undisturbed: dict[str, Any]
+) -> None:
+    config = {**JOB, "liveness": {"lease_s": 60.0, "grace_s": 3.0}}
+    job, folder = cluster.job(config)
+    members = cluster.training(folder)
+    with stalled(members["worker 1"]):
+        time.sleep(1.0)  # now worker 0 waits for it
+        began = time.monotonic()
+        members["worker 0"].send_signal(signal.SIGTERM)
+        assert not gone([members["worker 0"]], limit_s=20.0)
+        assert 2.5 < time.monotonic() - began < 8.0
+    summary = completed(job, folder)
+    assert summary["state_digest"] == undisturbed["state_digest"]
+    assert "worker 0 (pid" in causes(summary) and "left on SIGTERM" in causes(summary)
 
 
 @pytest.mark.chaos

@@ -67,6 +67,34 @@ def test_ctrl_c_before_the_coordinator_listens_is_heard_once_it_does(cluster: Cl
     assert (ended.code, ended.err) == (1, "stopped before the first step: Ctrl-C or SIGTERM\n")
 
 
+@pytest.mark.slow
+def test_roles_by_hand_that_are_asked_to_leave_are_replaced_by_hand(cluster: Cluster, tmp_path: Path) -> None:
+    config = {**TINY, "servers": 1, "workers": 2, "train": {**TINY["train"], "epochs": 10_000}}
+    config["checkpoint"] = {"every_steps": 1_000_000, "dir": str(tmp_path / "checkpoints")}
+    coordinator, address, folder = cluster.coordinator(config)
+    members = {(role, i): cluster.role(role, i, address) for role, i in (("server", 0), ("worker", 0), ("worker", 1))}
+    cluster.training(folder)
+
+    def recovered() -> int:
+        return sum(r.get("phase") == "recovery" for r in records(folder))
+
+    for number, leaving, code in (
+        (1, ("worker", 1), signal.SIGTERM),
+        (2, ("server", 0), signal.SIGTERM),
+        (3, ("worker", 0), signal.SIGINT),
+    ):
+        members[leaving].signal(code)
+        ended = members[leaving].end(limit_s=20)
+        assert (ended.code, ended.err.splitlines()[-1]) == (128 + code, f"left on {code.name}")
+        members[leaving] = cluster.role(*leaving, address)
+        within(60, lambda n=number: recovered() == n, "no recovery", lambda: coordinator.running)
+    coordinator.signal(signal.SIGTERM)
+    ended = coordinator.end(limit_s=20)
+    assert ended.code == 1 and "stopped at step" in ended.err
+    assert [command.end(limit_s=20).code for command in members.values()] == [1, 1, 1]
+    assert list((tmp_path / "checkpoints").glob("step-*"))
+
+
 def test_roles_by_hand_are_not_scaled_and_train_on(cluster: Cluster, tmp_path: Path) -> None:
     config = {**TINY, "servers": 1, "workers": 1, "train": {**TINY["train"], "epochs": 100}}
     config["checkpoint"] = {"every_steps": 1_000_000, "dir": str(tmp_path / "checkpoints")}
