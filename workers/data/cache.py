@@ -61,7 +61,8 @@ class Job:
 
     def evaluation(self, paths: Sequence[Path], fitted: Fitted) -> FileSet:
         """The entry of the evaluation files. Their scaling is not part of it, but for the origins of stored numbers."""
-        return FileSet(paths, self._settings() | {"lists": sorted(fitted.lists), "origins": fitted.origins})
+        known = {"lists": sorted(fitted.lists), "kinds": dict(fitted.kinds), "origins": fitted.origins}
+        return FileSet(paths, self._settings() | known)
 
     def _settings(self) -> dict[str, Any]:
         layout = self.layout

@@ -27,7 +27,7 @@ from shardkeep.workers.data.input_files import Identity, identity
 from shardkeep.workers.data.scaling import from_json, to_json
 from shardkeep.workers.data.schema import Schema
 
-FORMAT = 4  # a new number makes every older entry a stranger
+FORMAT = 5  # a new number makes every older entry a stranger
 META = "meta.json"
 
 
@@ -80,6 +80,7 @@ def write_entry(folder: Path, files: FileSet, inputs: Sequence[Identity], conten
         "sizes": {name: (folder / name).stat().st_size for name in content.checksums},
         "checksums": content.checksums,
         "lists": sorted(content.fitted.lists),
+        "kinds": dict(content.fitted.kinds),
         "origins": content.fitted.origins,
         "transform": to_json(content.fitted.transform),
         "skipped": content.skipped,
@@ -100,7 +101,7 @@ def read_entry(folder: Path, files: FileSet, schema: Schema, fitted: Fitted | No
         meta = read_meta(folder)
         if meta["settings"] != json.loads(json.dumps(files.settings)) or meta["inputs"] != files.identities():
             return None
-        own = Fitted(frozenset(meta["lists"]), tuple(meta["origins"]), from_json(meta["transform"]))
+        own = Fitted(frozenset(meta["lists"]), meta["kinds"], tuple(meta["origins"]), from_json(meta["transform"]))
         scaling = fitted or own
         parts: dict[str, ColumnarDataset] = {}
         for name, size in meta["sizes"].items():

@@ -5,11 +5,10 @@ N = rows of a chunk, V = ids of a multi-valued feature
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
-import pyarrow.compute as pc  # type: ignore[import-untyped]
 import xxhash
 from numpy.typing import NDArray
 
@@ -19,18 +18,17 @@ from shardkeep.workers.data.columnar import ColumnarWriter, DenseTransform, List
 from shardkeep.workers.data.decoding import (
     Chunk,
     Column,
-    Labels,
     as_lists,
     decode_ids,
-    decode_labels,
     decode_numbers,
     is_list,
     is_text,
-    label_texts,
+    kind_of,
     list_lengths,
     present,
 )
 from shardkeep.workers.data.gather_kernels import CHUNK_ROWS, hold_out
+from shardkeep.workers.data.labels import Labels, PartCheck, Unlabelled, decode_labels
 from shardkeep.workers.data.scaling import ColumnScaler, Scaler
 from shardkeep.workers.data.schema import Schema, features_of
 
@@ -80,67 +78,16 @@ def refuse(config: DataConfig, keys: Iterable[str]) -> None:
             raise ConfigError(f"data.{key}: has no effect with source: {config.source}")
 
 
-@dataclass
-class PartCheck:
-    """Counts rows and labels of one part, so that an empty or one-sided part is refused."""
-
-    name: str
-    num_rows: int = 0
-    num_positive: int = 0
-    seen: dict[str, None] = field(default_factory=dict)
-
-    def add(self, labels_N: NDArray[np.uint8], chunk: Chunk, label: LabelColumn) -> None:
-        """Counts a chunk's labels and remembers the first few texts for the error message."""
-        self.num_rows += len(labels_N)
-        self.num_positive += int(labels_N.sum())
-        if len(self.seen) < 10:
-            texts = pc.unique(label_texts(chunk.column(label.column), ()).slice(0, 10_000))
-            self.seen |= dict.fromkeys(str(t) for t in texts.to_pylist())
-
-    def finish(self, label: LabelColumn, advice: str = "") -> None:
-        """Raises DataError where the part has no rows or one class."""
-        if not self.num_rows:
-            raise DataError(f"the {self.name} data has no rows{advice}")
-        if self.num_positive in (0, self.num_rows):
-            value = 1 if self.num_positive else 0
-            held = ", ".join(repr(t) for t in list(self.seen)[:10])
-            hint = "; check data.label.positive" if label.positive is not None else ""
-            raise DataError(
-                f"label column {label.column}: all {self.num_rows} rows of the {self.name} data are class {value} "
-                f"(the column holds {held}); both classes are needed{hint}{advice}"
-            )
-
-
-@dataclass
-class Unlabelled:
-    """Counts the rows whose label is missing, which are an error or left out."""
-
-    label: LabelColumn
-    count: int = 0
-    first: DataError | None = None
-
-    def add(self, chunk: Chunk, missing_N: NDArray[np.bool_]) -> bool:
-        """Takes in a chunk; whether the missing labels so far are an error."""
-        self.count += int(missing_N.sum())
-        if self.first is None and missing_N.any():
-            self.first = chunk.column(self.label.column).error(int(missing_N.argmax()), "the label is missing")
-        return self.first is not None and self.label.missing == "error"
-
-    def finish(self, num_rows: int) -> None:
-        """Raises DataError where missing labels are an error, and where no row has a label."""
-        if self.first is not None and (self.label.missing == "error" or self.count == num_rows):
-            known = "; data.label.missing: skip leaves such rows out" if self.label.missing == "error" else ""
-            raise DataError(f"{self.first} ({self.count:,} of {num_rows:,} rows){known}")
-
-
 @dataclass(frozen=True)
 class Fitted:
     """What the training rows decide for all rows: which features are multi-valued, and the scaling.
 
-    `origins`: per dense column, what is subtracted before a number is stored (float64). `transform`: at reading.
+    `kinds`: feature -> texts or numbers, where known. `origins`: per dense column, what is subtracted before a number
+    is stored (float64). `transform`: at reading.
     """
 
     lists: frozenset[str]
+    kinds: Mapping[str, str]
     origins: tuple[float, ...]
     transform: DenseTransform
 
@@ -152,12 +99,15 @@ class Converter:
         self.layout = layout
         self.scaler = Scaler(layout.dense, layout.scale, None if fitted is None else fitted.origins)
         self.lists: frozenset[str] | None = None if fitted is None else fitted.lists
+        self.kinds: dict[str, str] = {} if fitted is None else dict(fitted.kinds)
         self.skipped = 0
         self._fitted = fitted
 
     def fitted(self) -> Fitted:
         """What the training rows have decided."""
-        return self._fitted or Fitted(self.lists or frozenset(), self.scaler.origins(), self.scaler.transform())
+        if self._fitted is not None:
+            return self._fitted
+        return Fitted(self.lists or frozenset(), self.kinds, self.scaler.origins(), self.scaler.transform())
 
     def convert(
         self,
@@ -208,21 +158,38 @@ class Converter:
             self.lists = frozenset(c.column for c in layout.sparse if _is_multi(chunk, c))
         single = [c for c in layout.sparse if c.column not in self.lists]
         single_NF = np.empty((len(label_N), len(single)), np.int64)
-        for f, column in enumerate(single):
-            single_NF[:, f] = decode_ids(chunk.column(column.column), layout.missing)
+        for f, sparse in enumerate(single):
+            column = self._same_kind(chunk.column(sparse.column))
+            with column.named():
+                single_NF[:, f] = decode_ids(column, layout.missing)
         dense_NI = np.empty((len(label_N), len(layout.dense)), np.float32)
         for i, scaler in enumerate(self.scaler.columns):
             dense_NI[:, i] = self._dense(chunk, scaler, learn=learn)
-        lists = {c.column: self._lists(chunk, c) for c in layout.sparse if c.column in self.lists}
+        lists = {}
+        for sparse in layout.sparse:
+            if sparse.column in self.lists:
+                with self._same_kind(chunk.column(sparse.column)).named():
+                    lists[sparse.column] = self._lists(chunk, sparse)
         return Rows(label_N, dense_NI, single_NF, lists)
+
+    def _same_kind(self, column: Column) -> Column:
+        """The column of ids. Raises DataError where it holds texts now and held numbers before: their ids differ."""
+        kind = kind_of(column.values.type)
+        before = self.kinds.setdefault(column.name, kind) if kind else None
+        if before not in (None, kind):
+            raise column.wrong_type(f"{before}, as in the files before; the same value has another id as one of {kind}")
+        return column
 
     def _labels(self, chunk: Chunk) -> Labels:
         label = self.layout.label
-        return decode_labels(chunk.column(label.column), label.positive, self.layout.missing)
+        column = chunk.column(label.column)
+        with column.named():
+            return decode_labels(column, label.positive, self.layout.missing)
 
     def _dense(self, chunk: Chunk, scaler: ColumnScaler, *, learn: bool) -> NDArray[np.float32]:
         column = chunk.dense_column(scaler.name)
-        stored_N = scaler.store(decode_numbers(column, self.layout.missing), learn=learn)
+        with column.named():
+            stored_N = scaler.store(decode_numbers(column, self.layout.missing), learn=learn)
         if np.isinf(stored_N).any():
             raise column.error(int(np.isinf(stored_N).argmax()), "is beyond float32; try scale: log")
         return stored_N

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ from shardkeep.workers.data.decoding import Chunk, missing_column
 from shardkeep.workers.data.samples import Data, Progress
 
 BLOCK_BYTES = 1 << 24  # a row must fit; also what one read holds in memory
+WRONG_ROW = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)", re.DOTALL)
 UNIT = b"\x1f"  # ASCII's unit separator stands for a delimiter of several characters
 COMPRESSIONS = {
     ".gz": ("gzip", b"\x1f\x8b"),
@@ -75,19 +78,19 @@ class CsvForm:
         with path.open("rb") as raw:
             try:
                 stream = pa.input_stream(raw, compression=compression)
-                for batch in self._batches(stream, columns, names, lines, bad):
+                for batch in _quietly(self._batches, bad, stream, columns, names, lines):
                     rows_N = np.arange(done + 1, done + 1 + len(batch), dtype=np.int64)
                     done += len(batch)
-                    progress(min(1.0, raw.tell() / size))
+                    progress(min(1.0, raw.tell() / max(1, size)))
                     yield Chunk(
                         str(path), rows_N, dict(zip(batch.schema.names, batch.columns, strict=True)), None, self.decimal
                     )
             except (pa.ArrowInvalid, OSError) as error:
-                if str(error).startswith("Empty CSV"):
+                if str(error).startswith(("Empty CSV", "Could not skip initial")):  # nothing after the header
                     return
                 raise DataError(bad.problem(path, error, done)) from error
 
-    def _batches(self, stream: Any, columns: Sequence[str], names: list[str], lines: int, bad: BadRow) -> Any:
+    def _batches(self, bad: BadRow, stream: Any, columns: Sequence[str], names: list[str], lines: int) -> Any:
         unique = [name if names.count(name) == 1 else f"{name}#{i}" for i, name in enumerate(names)]
         delimiter = self.delimiter
         if len(delimiter) > 1:
@@ -181,10 +184,35 @@ class BadRow:
                 return f"{path}, row {row.number - self.skipped}: a quote is opened and never closed ({text!r})"
             fields = f"has {row.actual_columns} fields, expected {row.expected_columns}"
             return f"{path}, row {row.number - self.skipped}: {fields} ({text!r})"
+        if no_text := WRONG_ROW.search(str(error)):
+            number, expected, actual, text = no_text.groups()
+            fields = f"has {actual} fields, expected {expected}"
+            return f"{path}, row {int(number) - self.skipped}: {fields} ({text[:60]!r})"
         if "straddling" in str(error):
             size = f"{BLOCK_BYTES >> 20} MB"
             return f"{path}, after row {done}: a row is longer than {size}, or a quote is opened and never closed"
         return f"{path}, after row {done}: {_reason(error)}"
+
+
+def _quietly(open_batches: Callable[..., Any], bad: BadRow, *args: Any) -> Iterator[pa.RecordBatch]:
+    """The batches. pyarrow hands a wrong row over as text; where it is no UTF-8, Python prints a traceback and pyarrow
+    goes on to the error, so nothing is lost by leaving that out."""
+
+    def hook(unraisable: Any) -> None:
+        if unraisable.object is not bad:
+            before(unraisable)
+
+    batches: Any = None
+    while True:
+        before, sys.unraisablehook = sys.unraisablehook, hook
+        try:
+            batches = batches if batches is not None else iter(open_batches(bad, *args))
+            batch = next(batches, None)
+        finally:
+            sys.unraisablehook = before
+        if batch is None:
+            return
+        yield batch
 
 
 def _name(field: str) -> str:

@@ -5,9 +5,10 @@ N = rows of the chunk, V = ids of the chunk
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,6 +90,15 @@ class Column:
         """The flattened entries of `lists`, a list array of this column."""
         return Column(self.path, np.repeat(self.rows_N, lengths_N), self.name, lists.flatten(), self.decimal)
 
+    @contextlib.contextmanager
+    def named(self) -> Iterator[None]:
+        """Puts the column's name before what pyarrow says of its values."""
+        try:
+            yield
+        except pa.ArrowException as error:
+            why = str(error).splitlines()[0]
+            raise DataError(f"{self.path}, column {self.name}: holds {self.values.type}: {why}") from error
+
     def wrong_type(self, allowed: str) -> DataError:
         """The column's type cannot be read as what it is used for."""
         return DataError(f"{self.path}, column {self.name}: holds {self.values.type}; allowed: {allowed}")
@@ -98,7 +108,7 @@ def missing_column(path: str, name: str, known: Sequence[str]) -> DataError:
     """The error for a column that the file does not have."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     hint = f"did you mean {near[0]}? " if near else ""
-    shown = ", ".join(known[:30]) + (", ..." if len(known) > 30 else "")
+    shown = ", ".join(_one_line(each) for each in known[:30]) + (", ..." if len(known) > 30 else "")
     return DataError(f"{path}: has no column {name}; {hint}it has: {shown}")
 
 
@@ -123,14 +133,14 @@ def decode_numbers(column: Column, missing: Sequence[str]) -> Float64s:
         numbers = _parse(column, clean_texts(column.values, missing))
     elif pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
         numbers = column.values.cast(_storage(kind)).cast(pa.float64(), safe=False)
-    elif _is_number(kind):
+    elif is_number(kind):
         numbers = column.values.cast(pa.float64(), safe=False)
     elif pa.types.is_null(kind):
         numbers = column.values.cast(pa.float64())
     else:
         raise column.wrong_type("numbers, or texts that are numbers")
     found_N = np.array(pc.fill_null(numbers, float("nan")), np.float64)
-    if marks := _numbers(missing):
+    if marks := numbers_of(missing):
         found_N[np.isin(found_N, marks)] = np.nan
     infinite = np.isinf(found_N)
     if infinite.any():
@@ -152,7 +162,7 @@ def decode_ids(column: Column, missing: Sequence[str]) -> Int64s:
         return hash_texts(clean_texts(values, missing))
     valid_N = np.array(values.is_valid())
     ids_N = _whole(column, values)
-    if marks := [int(m) for m in _numbers(missing) if m.is_integer() and abs(m) < 2.0**63]:
+    if marks := [int(m) for m in numbers_of(missing) if m.is_integer() and abs(m) < 2.0**63]:
         valid_N &= ~np.isin(ids_N, marks)
     ids_N[~valid_N] = MISSING_ID
     return ids_N
@@ -193,59 +203,14 @@ def list_lengths(lists: pa.Array) -> Int64s:
 def present(entries: pa.Array, missing: Sequence[str]) -> NDArray[np.bool_]:
     """Which entries of the flattened lists are not missing."""
     if is_text(entries.type):
-        entries = clean_texts(entries, missing)
-    return np.array(entries.is_valid())
-
-
-@dataclass(frozen=True)
-class Labels:
-    """value_N: uint8, 0 and 1; missing_N: bool, where there is no label, and the value means nothing."""
-
-    value_N: NDArray[np.uint8]
-    missing_N: NDArray[np.bool_]
-
-
-def decode_labels(column: Column, positive: Sequence[str] | None, missing: Sequence[str]) -> Labels:
-    """The labels; a value of `missing` that `positive` lists too is no missing one.
-
-    Raises DataError, naming the row, where one is neither 0 nor 1.
-    """
-    if positive is not None:
-        return _positives(column, positive, missing)
-    try:
-        numbers_N = decode_numbers(column, missing)
-    except DataError as error:
-        raise DataError(f"{error} (label; name the texts that mean 1 in data.label.positive)") from error
-    missing_N = np.isnan(numbers_N)
-    wrong_N = ~((numbers_N == 0.0) | (numbers_N == 1.0) | missing_N)
-    if wrong_N.any():
-        index = int(wrong_N.argmax())
-        raise column.error(index, f"the label is {numbers_N[index]:g}; allowed: 0 and 1, or data.label.positive")
-    return Labels((numbers_N == 1.0).astype(np.uint8), missing_N)
-
-
-def _positives(column: Column, positive: Sequence[str], missing: Sequence[str]) -> Labels:
-    positive = [text.strip() for text in positive]
-    missing = [text for text in missing if text not in positive]
-    if _is_number(column.values.type) and len(numbers := _numbers(positive)) == len(positive):
-        found_N = decode_numbers(column, missing)
-        missing_N, positive_N = np.isnan(found_N), np.isin(found_N, numbers)
-    else:
-        texts = label_texts(column, missing)
-        missing_N = np.array(texts.is_null())
-        positive_N = np.array(pc.is_in(texts, value_set=pa.array(positive, texts.type)))
-    return Labels(positive_N.astype(np.uint8), missing_N)
-
-
-def label_texts(column: Column, missing: Sequence[str]) -> pa.Array:
-    """The labels as stripped texts, the form in which `positive` is compared; missing ones are null."""
-    values = column.values
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    kind = values.type
-    if not (is_text(kind) or _is_number(kind) or pa.types.is_temporal(kind) or pa.types.is_null(kind)):
-        raise column.wrong_type("numbers, truth values or texts")
-    return clean_texts(values if is_text(kind) else values.cast(pa.string()), ["", *missing])
+        return np.array(clean_texts(entries, missing).is_valid())
+    present_N = np.array(entries.is_valid())
+    if is_number(entries.type):
+        numbers_N = np.array(entries.cast(pa.float64(), safe=False).fill_null(np.nan), np.float64)
+        present_N = ~np.isnan(numbers_N)
+        if marks := numbers_of(missing):
+            present_N &= ~np.isin(numbers_N, marks)
+    return present_N
 
 
 def _parse(column: Column, texts: pa.Array) -> pa.Array:
@@ -295,7 +260,7 @@ def _parses(text: bytes) -> bool:
     return True
 
 
-def _numbers(texts: Sequence[str]) -> list[float]:
+def numbers_of(texts: Sequence[str]) -> list[float]:
     """The finite numbers among `texts`."""
     found = []
     for text in texts:
@@ -371,7 +336,17 @@ def is_text(kind: pa.DataType) -> bool:
     )
 
 
-def _is_number(kind: pa.DataType) -> bool:
+def kind_of(kind: pa.DataType) -> str | None:
+    """Whether a column of this type, or of lists of it, holds texts or numbers; None where it holds nothing at all."""
+    while is_list(kind) or pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_null(kind):
+        return None
+    return "texts" if is_text(kind) else "numbers"
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds numbers or truth values."""
     return bool(
         pa.types.is_integer(kind)
         or pa.types.is_floating(kind)
@@ -380,8 +355,10 @@ def _is_number(kind: pa.DataType) -> bool:
     )
 
 
-def _first_null(values: pa.Array) -> int:
-    return int(np.array(values.is_null()).argmax())
+def _one_line(name: str) -> str:
+    """A column's name for a message: some have line ends, or are a whole file after a quote that is never closed."""
+    name = name if name.isprintable() else repr(name)
+    return name if len(name) <= 60 else name[:57] + "..."
 
 
 def _shown(text: Any) -> str:

@@ -32,25 +32,45 @@ def parquet_names(path: Path) -> list[str]:
     """Names of all columns of a file."""
     try:
         return list(pq.read_schema(path).names)
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, error) from error
 
 
 def read_parquet(path: Path, columns: Sequence[str], progress: Callable[[float], None]) -> Iterator[Chunk]:
     """Yields the file's rows in batches of at most 65,536, the named columns only."""
     try:
-        with pq.ParquetFile(path) as file:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            names = file.schema_arrow.names
             for column in columns:
-                if column not in file.schema_arrow.names:
-                    raise missing_column(str(path), column, file.schema_arrow.names)
+                if column not in names:
+                    raise missing_column(str(path), column, names)
+                if (times := names.count(column)) > 1:
+                    raise DataError(f"{path}: {times} columns are called {column}; give each a name of its own")
             done, total = 0, file.metadata.num_rows or 1
             for batch in file.iter_batches(CHUNK_ROWS, columns=list(columns), use_threads=False):
                 rows_N = np.arange(done + 1, done + 1 + len(batch), dtype=np.int64)
                 done += len(batch)
                 progress(done / total)
-                yield Chunk(str(path), rows_N, dict(zip(batch.schema.names, batch.columns, strict=True)))
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, OSError) as error:
+                values = map(_plain, batch.columns)
+                yield Chunk(str(path), rows_N, dict(zip(batch.schema.names, values, strict=True)))
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, error) from error
+
+
+def _plain(values: pa.Array) -> pa.Array:
+    """The same values in a type that pyarrow has all its functions for: no views, no extensions."""
+    if isinstance(values.type, pa.BaseExtensionType):
+        values = values.storage
+    kind = values.type
+    if pa.types.is_string_view(kind):
+        return values.cast(pa.large_string())
+    if pa.types.is_binary_view(kind):
+        return values.cast(pa.large_binary())
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        return values.cast(pa.large_list(kind.value_type))
+    if pa.types.is_decimal32(kind) or pa.types.is_decimal64(kind):
+        return values.cast(pa.decimal128(kind.precision, kind.scale))
+    return values
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:

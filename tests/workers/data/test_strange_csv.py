@@ -1,0 +1,350 @@
+"""Delimited text as the world writes it: read as it stands, or refused by one line with file, row and column."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import itertools
+import re
+import tarfile
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pytest
+
+from shardkeep.base.errors import ConfigError, DataError
+from shardkeep.workers.data.hashing import MISSING_ID, hash_text
+from tests.support.strange_files import read, refusal
+
+GOOD = "x,c,y\n1,a,0\n2,b,1\n"
+BOTH: dict[str, Any] = {"dense": [{"column": "x", "fill": -1.0}], "sparse": ["c"]}
+
+# One table in many forms. Its texts hold what forms are told apart by.
+TEXTS = ["red", "Grün", "a b", "0", "", "naïve café", "x" * 300]
+NUMBERS = [1.0, -2.5, 3e10, 0.0, -1.0, 1e-3, 7.0]
+LABELS = [0, 1, 1, 0, 1, 0, 1]
+
+
+def _form(delimiter: str, newline: str, quote: str, encoding: str, end: str) -> bytes:
+    rows = [["x", "c", "y"]]
+    for number, text, label in zip(NUMBERS, TEXTS, LABELS, strict=True):
+        shown = "" if number == -1.0 else repr(number)
+        rows.append([shown, f"{quote}{text}{quote}", str(label)])
+    return (newline.join(delimiter.join(row) for row in rows) + end).encode(encoding)
+
+
+FORMS = [
+    *itertools.product([",", ";", "\t", "|"], ["\n", "\r\n"], ["", '"'], ["utf-8-sig", "latin-1"], ["\n"]),
+    *itertools.product(["::", "<>"], ["\n", "\r\n"], [""], ["utf-8", "utf-8-sig"], ["\n"]),
+    *itertools.product([","], ["\n", "\r\n", "\r"], ["", '"'], ["utf-8"], ["", "\n", "\n\n \n"]),
+]
+
+
+@pytest.mark.parametrize("form", FORMS, ids=repr)
+def test_one_table_in_many_forms_is_one_table(tmp_path: Path, form: tuple[str, str, str, str, str]) -> None:
+    delimiter, newline, quote, encoding, end = form
+    content = _form(delimiter, newline, quote, encoding, end if newline == "\n" else end.replace("\n", newline))
+    rows = read(tmp_path, {"a.csv": content}, **BOTH, delimiter=delimiter)
+    plain = "utf-8" if encoding == "utf-8-sig" else encoding
+    assert rows.dense == [[float(np.float32(number))] for number in NUMBERS]
+    assert rows.ids["c"] == [hash_text(text.encode(plain)) if text else MISSING_ID for text in TEXTS]
+    assert rows.labels == LABELS
+
+
+def _packed(name: str, content: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, name) as stream:
+        stream.write(content)
+    return bytes(sink.getvalue())
+
+
+TABLE = GOOD.encode()
+PACKED = {
+    "a.csv.gz": gzip.compress(TABLE),
+    "a.csv": gzip.compress(TABLE),
+    "two.csv.gz": gzip.compress(TABLE[:10]) + gzip.compress(TABLE[10:]),
+    "a.csv.bz2": bz2.compress(TABLE),
+    "a.csv.zst": _packed("zstd", TABLE),
+    "a.csv.lz4": _packed("lz4", TABLE),
+}
+
+
+@pytest.mark.parametrize("name", PACKED)
+def test_packed_files_are_read_by_their_content(tmp_path: Path, name: str) -> None:
+    rows = read(tmp_path, {name: PACKED[name]}, **BOTH)
+    assert (rows.dense, rows.labels) == ([[1.0], [2.0]], [0.0, 1.0])
+
+
+def _zip() -> bytes:
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w") as archive:
+        archive.writestr("a.csv", GOOD)
+    return sink.getvalue()
+
+
+def _tar() -> bytes:
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as archive:
+        member = tarfile.TarInfo("a.csv")
+        member.size = len(TABLE)
+        archive.addfile(member, io.BytesIO(TABLE))
+    return sink.getvalue()
+
+
+LONG = gzip.compress(("x,c,y\n" + "".join(f"{i},c{i * 7919 % 997},{i % 2}\n" for i in range(3000))).encode())
+
+NO_TABLES: dict[str, tuple[str, bytes, str]] = {
+    "no bytes": ("a.csv", b"", "is empty"),
+    "a byte order mark only": ("a.csv", b"\xef\xbb\xbf", "is empty|has no column"),
+    "blank lines": ("a.csv", b"\n\r\n \n", "is empty"),
+    "a header only": ("a.csv", b"x,c,y\n", "has no rows"),
+    "a header without newline": ("a.csv", b"x,c,y", "has no rows"),
+    "a header and blank lines": ("a.csv", b"x,c,y\n\n  \n\n", "has no rows"),
+    "one class": ("a.csv", b"x,c,y\n1,a,1\n2,b,1\n", "column y: all 2 rows of the training data are class 1"),
+    "utf-16": ("a.csv", GOOD.encode("utf-16"), "is text in UTF-16"),
+    "utf-16 big": ("a.csv", b"\xfe\xff" + GOOD.encode("utf-16-be"), "is text in UTF-16"),
+    "utf-16 without a mark": ("a.csv", GOOD.encode("utf-16-le"), "is binary"),
+    "utf-32": ("a.csv", GOOD.encode("utf-32"), "UTF-16|is binary"),
+    "a NUL in the header": ("a.csv", b"x\0,c,y\n1,a,0\n2,b,1\n", r"is binary, not delimited text \(byte 1 is 0\)"),
+    "a NUL in a value": ("a.csv", b"x,c,y\n1\x00,a,0\n2,b,1\n", r"is binary, not delimited text \(byte 7 is 0\)"),
+    "zip": ("a.csv", _zip(), "is a zip archive or a spreadsheet"),
+    "tar": ("a.csv", _tar(), "is binary"),
+    "tar.gz": ("a.csv.gz", gzip.compress(_tar()), "is binary"),
+    "gz in gz": ("a.csv.gz", gzip.compress(gzip.compress(TABLE)), "has no column|is binary"),
+    "parquet": ("a.csv", b"PAR1" + bytes(100), "is a parquet file; use data.source: parquet"),
+    "gz by name only": ("a.csv.gz", TABLE, "ends in .gz but does not hold gzip data"),
+    "zst by name only": ("a.csv.zst", TABLE, "ends in .zst but does not hold zstd data"),
+    "an empty gz": ("a.csv.gz", b"", "is empty"),
+    "a gz of nothing": ("a.csv.gz", gzip.compress(b""), "is empty"),
+    "a cut gz header": ("a.csv.gz", gzip.compress(TABLE)[:6], "truncated or damaged|is empty|cannot be read"),
+    "a cut gz": ("a.csv.gz", LONG[: len(LONG) // 2], "truncated or damaged|cannot be read"),
+    "a gz without its end": ("a.csv.gz", LONG[:-8], "truncated or damaged|cannot be read"),
+    "a gz with a wrong checksum": ("a.csv.gz", LONG[:-8] + bytes(8), "truncated or damaged|cannot be read"),
+    "a flipped gz": ("a.csv.gz", LONG[:900] + bytes(40) + LONG[940:], "truncated or damaged|cannot be read"),
+    "a cut bz2": ("a.csv.bz2", bz2.compress(TABLE)[:-10], "truncated or damaged|cannot be read"),
+    "html": ("a.csv", b"<!DOCTYPE html>\n<html><body>404</body></html>\n", "has no column [xy]"),
+    "json lines": ("a.csv", b'{"x": 1, "c": "a", "y": 0}\n', "has no column|cannot be read"),
+    "png": ("a.csv", b"\x89PNG\r\n\x1a\n\0\0\0\rIHDR", "is binary"),
+    "another delimiter": ("a.csv", GOOD.replace(",", ";").encode(), "is data.delimiter ';', not ','"),
+    "no header": ("a.csv", b"1,a,0\n2,b,1\n", "has no column [xy]; it has: 1, a, 0"),
+    "a comment on top": ("a.csv", b"# made on Monday\n" + TABLE, "has no column [xy]"),
+    "a title on top": ("a.csv", b"Clicks of May\n" + TABLE, "has no column [xy]"),
+    "a quote left open in the header": ("a.csv", b'x,"c,y\n1,a,0\n', "has no column y; it has: x, 'c,y.+n1,a,0'"),
+    "a column twice": ("a.csv", b"x,c,y,x\n1,a,0,5\n2,b,1,6\n", "2 columns are called x; give all columns names"),
+    "capitals": ("a.csv", b"X,C,Y\n1,a,0\n2,b,1\n", "has no column .; .*it has: X, C, Y"),
+    "no label": ("a.csv", b"x,c\n1,a\n2,b\n", "has no column y"),
+    "carriage returns in a quoted name": ("a.csv", b'"x\r\n",c,z\n1,a,0\n', "has no column y"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NO_TABLES)
+def test_a_file_that_is_no_table_is_refused_by_name(tmp_path: Path, case: str) -> None:
+    name, content, why = NO_TABLES[case]
+    line = refusal(tmp_path, {name: content}, **BOTH)
+    assert re.search(why, line), line
+    assert str(tmp_path / name) in line or line.startswith("label column y")
+
+
+WRONG_ROWS = {
+    "a field too few": ("1,a,0\n2,b\n", 2, "has 2 fields, expected 3"),
+    "a field too many": ("1,a,0\n2,b,1,9\n", 2, "has 4 fields, expected 3"),
+    "a trailing delimiter": ("1,a,0,\n2,b,1,\n", 1, "has 4 fields, expected 3"),
+    "an unquoted delimiter": ("1,a,0\n2,b,c,1\n", 2, "has 4 fields"),
+    "no UTF-8 and a field too many": (b"1,a,0\n2,\xff\xfe,1,1\n", 2, "has 4 fields, expected 3"),
+    "no UTF-8 after blank lines": (b"\n1,a,0\n \n2,\xff,1,1\n", 2, "has 4 fields, expected 3"),
+    "another delimiter halfway": ("1,a,0\n2;b;1\n", 2, "has 1 fields, expected 3"),
+    "a quote that stays open": ('1,a,0\n2,"b,1\n3,c,0\n', 2, "a quote is opened and never closed"),
+    "the end of a DOS file": ("1,a,0\n2,b,1\n\x1a", 3, "has 1 fields, expected 3"),
+    "a total below": ("1,a,0\n2,b,1\ntotal: 2\n", 3, "has 1 fields"),
+    "a second header": ("1,a,0\nx,c,y\n2,b,1\n", 2, "column (x|y): '(x|y)' is not a number"),
+    "a second byte order mark": ("1,a,0\n\ufeff2,b,1\n", 2, r"column x: '.ufeff2' is not a number"),
+    "a missing label": ("1,a,0\n2,b,\n3,c,1\n", 2, r"column y: the label is missing \(1 of 3 rows\)"),
+    "a row of delimiters": ("1,a,0\n,,\n3,c,1\n", 2, "column y: the label is missing"),
+    "a third class": ("1,a,0\n2,b,1\n3,c,2\n", 3, "column y: the label is 2; allowed: 0 and 1"),
+    "a label with a fraction": ("1,a,0\n2,b,0.5\n", 2, "column y: the label is 0.5"),
+    "a label in words": ("1,a,0\n2,b,yes\n", 2, "column y: 'yes' is not a number.*data.label.positive"),
+    "an infinite label": ("1,a,0\n2,b,inf\n", 2, "column y: is infinite"),
+    "a label of -1": ("1,a,1\n2,b,-1\n", 2, "column y: the label is -1"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", WRONG_ROWS)
+def test_a_wrong_row_is_named(tmp_path: Path, case: str, capfd: pytest.CaptureFixture[str]) -> None:
+    rows, number, why = WRONG_ROWS[case]
+    content = b"x,c,y\n" + (rows.encode() if isinstance(rows, str) else rows)
+    line = refusal(tmp_path, {"a.csv": content}, **BOTH)
+    assert re.search(f"^{tmp_path}/a.csv, row {number}(:|,) ?.*{why}", line), line
+    assert capfd.readouterr().err == ""
+
+
+VALUES: dict[str, float | str] = {
+    "+1": 1.0, "1e3": 1000.0, "1E-3": 0.001, " 2 ": 2.0, "-0": 0.0, ".5": 0.5, "5.": 5.0, "007": 7.0,
+    "TRUE": 1.0, "false": 0.0, "": -1.0, "NA": -1.0, "nan": -1.0, "?": -1.0, " ": -1.0, '"3"': 3.0, '" 3 "': 3.0,
+    "2024-01-01": "is not a number",  # beside numbers
+    "1e-400": 0.0, "16777217": 16777216.0, "123456789012345678901234567890": 1.2345679e29,
+    "1e39": "is beyond float32", "-1e39": "is beyond float32", "9" * 400: "is infinite",
+    "1e400": "is infinite",    "inf": "is infinite", "-Infinity": "is infinite",
+    "0x10": "is not a number", "1_000": "is not a number", '"1,5"': "see data.decimal", '"1,000.5"': "is not a number",
+    "2024-02-30": "is not a number", "12:00": "is not a number", "01.02.2024": "is not a number",
+    "١٢": "is not a number", "\uff11": "is not a number", "1 2": "is not a number", "$5": "is not a number",
+    "5%": "is not a number", "NULL": "is not a number", "none": "is not a number", "1e": "is not a number",
+    "--1": "is not a number", "1\u00a0": "is not a number", "\ufffd": "is not a number", "[1]": "is not a number",
+    "x" * 5000: "is not a number", "'1'": "is not a number", "½": "is not a number", "1\x0b": 1.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", VALUES, ids=lambda text: repr(text[:20]))
+def test_a_number_is_read_to_the_digit_or_refused(tmp_path: Path, text: str) -> None:
+    files = {"a.csv": f"x,c,y\n1,a,0\n{text},b,1\n".encode()}
+    expected = VALUES[text]
+    if isinstance(expected, float):
+        rows = read(tmp_path, files, **BOTH)
+        assert rows.dense == [[1.0], [float(np.float32(expected))]]
+    else:
+        line = refusal(tmp_path, files, **BOTH)
+        assert re.search(f"a.csv, row 2, column x: .*({expected})", line), line
+
+
+DATES = {
+    "2024-01-01": 1704067200.0,
+    "2024-01-01T00:00:01": 1704067201.0,
+    "2024-01-01 00:00:00Z": 1704067200.0,
+    "1969-12-31": -86400.0,
+    "2024-02-30": "is not a number",
+    "2024-13-01": "is not a number",
+    "24-01-01": "is not a number",
+}
+
+
+@pytest.mark.parametrize("text", DATES)
+def test_dates_are_seconds_or_refused(tmp_path: Path, text: str) -> None:
+    zone = "Z" if text.endswith("Z") else ""
+    files = {"a.csv": f"x,c,y\n1970-01-01 00:00:00{zone},a,0\n{text},b,1\n".encode()}
+    expected = DATES[text]
+    if isinstance(expected, float):
+        assert read(tmp_path, files, **BOTH).dense == [[0.0], [float(np.float32(expected))]]
+    else:
+        assert re.search(f"column x: .*{expected}", refusal(tmp_path, files, **BOTH))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["1", "1.0", "18446744073709551617", "1e5", "inf", "nan2", "\x01\x02", "a;b|c", "Ü", "\U0001f600",
+     "'", "=A1+1", "x" * 9000],
+    ids=lambda text: repr(text[:12]),
+)  # fmt: skip
+def test_any_text_is_a_category(tmp_path: Path, text: str) -> None:
+    rows = read(tmp_path, {"a.csv": f"x,c,y\n1,{text},0\n2, {text} ,1\n".encode()}, **BOTH)
+    assert rows.ids["c"] == [hash_text(text.encode())] * 2
+
+
+QUOTED = {
+    'a ""word""': 'a "word"',
+    "a,b": "a,b",
+    "two\nlines": "two\nlines",
+    "two\r\nlines": "two\r\nlines",
+    "\n": "",
+    " a ": "a",
+    '""': '"',
+}
+
+
+@pytest.mark.parametrize("text", QUOTED, ids=repr)
+def test_a_quoted_field_holds_anything(tmp_path: Path, text: str) -> None:
+    rows = read(tmp_path, {"a.csv": f'x,c,y\n1,"{text}",0\n2,b,1\n'.encode()}, **BOTH)
+    expected = QUOTED[text]
+    assert rows.ids["c"] == [hash_text(expected.encode()) if expected else MISSING_ID, hash_text(b"b")]
+    assert rows.labels == [0.0, 1.0]
+
+
+LISTS: dict[str, list[str]] = {
+    "a|b": ["a", "b"], "a": ["a"], "": [], "|": [], "a|": ["a"], "|a": ["a"], "a||b": ["a", "b"], " a | b ": ["a", "b"],
+    "a|NA|b": ["a", "b"], "NA": [], "a|a": ["a", "a"], '"a|b"': ["a", "b"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", LISTS, ids=repr)
+def test_lists_are_cut_at_their_separator(tmp_path: Path, text: str) -> None:
+    files = {"a.csv": f"x,c,y\n1,{text},0\n2,z,1\n".encode()}
+    rows = read(tmp_path, files, sparse=[{"column": "c", "separator": "|"}])
+    assert rows.ids["c"] == [[hash_text(t.encode()) for t in LISTS[text]], [hash_text(b"z")]]
+
+
+OTHERS = {
+    "columns in another order": (b"y,x,c\n1,5,z\n", None),
+    "more columns": (b"q,x,c,y\n9,5,z,1\n", None),
+    "a header only": (b"x,c,y\n", None),
+    "a column less": (b"x,y\n5,1\n", "has no column c"),
+    "nothing": (b"", "is empty"),
+    "no header": (b"5,z,1\n", "has no column [xy]"),
+    "a wrong value": (b"x,c,y\nfive,z,1\n", "row 1, column x: 'five' is not a number"),
+    "a missing label": (b"x,c,y\n5,z,1\n6,z,?\n", "row 2, column y: the label is missing .1 of 4 rows."),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_a_second_file_may_differ_in_form_only(tmp_path: Path, case: str) -> None:
+    content, why = OTHERS[case]
+    files = {"a.csv": TABLE, "b.csv": content}
+    if why is None:
+        rows = read(tmp_path, files, **BOTH, train=["a.csv", "b.csv"])
+        more = [[5.0]] if content.count(b"\n") > 1 else []
+        assert rows.dense == [[1.0], [2.0], *more]
+    else:
+        line = refusal(tmp_path, files, **BOTH, train=["a.csv", "b.csv"])
+        assert str(tmp_path / "b.csv") in line and re.search(why, line), line
+
+
+@pytest.mark.parametrize(
+    ("names", "settings", "values"),
+    [
+        (["x", "c", "y"] + [f"u{i}" for i in range(3000)], {}, [[1.0], [2.0]]),
+        (["x", "c", "y", "u", "u"], {}, [[1.0], [2.0]]),
+        (["x", "c", "y", "", ""], {}, [[1.0], [2.0]]),
+        ([" x ", '"c"', "y "], {}, [[1.0], [2.0]]),
+        (["x", "c", "y", "n" * 70_000], {}, [[1.0], [2.0]]),
+        (["größe", "c", "y"], {"dense": ["größe"]}, [[1.0], [2.0]]),
+    ],
+    ids=["3000 columns", "an unused name twice", "no names", "spaces and quotes", "a long name", "umlauts"],
+)
+def test_headers_of_many_kinds(
+    tmp_path: Path, names: list[str], settings: dict[str, Any], values: list[list[float]]
+) -> None:
+    rest = ["0"] * (len(names) - 3)
+    lines = [names, ["1", "a", "0", *rest], ["2", "b", "1", *rest]]
+    content = "\n".join(",".join(line) for line in lines).encode()
+    assert read(tmp_path, {"a.csv": content}, **BOTH | settings).dense == values
+
+
+def test_a_row_longer_than_a_block_is_refused(tmp_path: Path) -> None:
+    line = refusal(tmp_path, {"a.csv": b"x,c,y\n1,a,0\n2," + b"b" * (35 << 20) + b",1\n"}, **BOTH)
+    assert re.search("a.csv, after row [01]: a row is longer than 16 MB", line), line
+
+
+@pytest.mark.parametrize("kind", ["plain", "gz"])
+def test_a_damaged_file_is_refused_or_read_and_nothing_else(tmp_path: Path, kind: str) -> None:
+    """Cut, flipped and inserted bytes, by a seed: 60 files of each kind."""
+    rng = np.random.default_rng(5)
+    text = "x,c,y\n" + "".join(f"{i / 7:.3f},c{i % 9},{i % 2}\n" for i in range(100))
+    good = gzip.compress(text.encode(), mtime=0) if kind == "gz" else text.encode()
+    outcomes = {"read": 0, "refused": 0}
+    for number in range(60):
+        bad = bytearray(good)
+        at = int(rng.integers(0, len(bad)))
+        if number % 3 == 0:
+            del bad[at:]
+        elif number % 3 == 1:
+            bad[at] ^= int(rng.integers(1, 256))
+        else:
+            bad[at:at] = rng.bytes(int(rng.integers(1, 20)))
+        try:
+            read(tmp_path, {"a.csv": bytes(bad)}, **BOTH)
+            outcomes["read"] += 1
+        except (DataError, ConfigError) as error:
+            assert "\n" not in str(error) and "a.csv" in str(error)
+            outcomes["refused"] += 1
+    assert outcomes["refused"] >= (59 if kind == "gz" else 30), outcomes
