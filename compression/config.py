@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
-from shardkeep.base.settings import Settings
+from shardkeep.base.settings import MOST_ROWS, MOST_STEPS, MOST_WIDTH, Named, Settings
 from shardkeep.compression.formats import FORMATS, Rounding, Scale, ValueFormat
 from shardkeep.compression.selectors import SelectorName
 
@@ -31,7 +31,7 @@ class DgcConfig(Settings):
     """Nesterov's momentum."""
     masking: bool = True
     """Forget the momentum of a value that was sent."""
-    clip_norm: float = Field(0.0, ge=0.0)
+    clip_norm: float = Field(0.0, ge=0.0, le=1e6)
     """Largest norm of a step's row gradients, times the root of the number of workers; 0 = no clipping."""
 
 
@@ -48,12 +48,12 @@ class PushConfig(Settings):
     waits in the pool. Left out = whole rows."""
     dgc: DgcConfig | None = None
     """Momentum correction for `keep_values`, where the tables' optimizers are sgd; left out = none."""
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(0, ge=0, le=MOST_STEPS)
     """Steps over which the share falls from 1 to `keep_rows` or `keep_values`."""
-    pool_rows: int = Field(0, ge=0)
+    pool_rows: int = Field(0, ge=0, le=MOST_ROWS)
     """Rows of unsent gradient that a worker can remember, what number formats lose included (error feedback); 0 =
     none. A row that finds no place is sent at once."""
-    max_age: int = Field(0, ge=0)
+    max_age: int = Field(0, ge=0, le=MOST_STEPS)
     """Steps after which a remembered row is sent in any case; 0 = no limit."""
     second_moment: bool = False
     """Send the sum of a row's mean squared gradients beside it, in a byte: Adagrad and Adam need it where a row is the
@@ -83,13 +83,15 @@ class PushConfig(Settings):
             if self.values != "fp32":
                 raise ValueError(f"values: {self.values} does not go with keep_values; allowed: fp32")
             if wrong:
-                raise ValueError(f"{wrong[0]}: {getattr(self, wrong[0])} has no effect with keep_values")
+                value = "" if wrong[0] == "second_moment" else f"{getattr(self, wrong[0])} "
+                raise ValueError(f"{wrong[0]}: {value}has no effect with keep_values")
         elif self.dgc is not None:
             raise ValueError("dgc: has no effect without keep_values")
         if not self.pool_rows:
             wrong = [key for key in ("max_age", "second_moment", "keep_values") if getattr(self, key)]
             if wrong:
-                raise ValueError(f"{wrong[0]}: {getattr(self, wrong[0])} has no effect without pool_rows")
+                value = "" if wrong[0] == "second_moment" else f"{getattr(self, wrong[0])} "
+                raise ValueError(f"{wrong[0]}: {value}has no effect without pool_rows")
         if self.keep == 1.0:
             wrong = [
                 key for key, default in (("warmup_steps", 0), ("select", "largest")) if getattr(self, key) != default
@@ -102,11 +104,11 @@ class PushConfig(Settings):
 class PullConfig(Settings):
     """How rows travel from the servers to a worker."""
 
-    cache_rows: int = Field(0, ge=0)
+    cache_rows: int = Field(0, ge=0, le=MOST_ROWS)
     """Rows that a worker can remember, so as not to pull them again while their lease runs; 0 = none."""
-    lease: int = Field(0, ge=0)
+    lease: int = Field(0, ge=0, le=MOST_STEPS)
     """Steps that a remembered row is good for: it may lag behind so many more steps than the consistency mode says."""
-    drift: float | None = Field(None, gt=0.0)
+    drift: float | None = Field(None, gt=0.0, le=1e6)
     """Share of its norm by which a remembered row may have moved, going by its last two readings: fast rows are read
     more often than `lease` says; left out = no limit."""
 
@@ -128,7 +130,7 @@ class PullConfig(Settings):
         return self
 
 
-class TowerCompressionConfig(Settings):
+class TowerCompressionConfig(Named):
     """How the tower's gradients travel between workers."""
 
     name: Literal["none", "lossless", "bf16", "fp16", "int8", "topk", "powersgd"] = "none"
@@ -141,9 +143,9 @@ class TowerCompressionConfig(Settings):
     whole; default 0.01."""
     values: Literal["fp16", "int8"] | None = None
     """topk and powersgd only: number format of what is sent; default fp16 with topk, fp32 with powersgd."""
-    rank: int | None = Field(None, ge=1)
+    rank: int | None = Field(None, ge=1, le=MOST_WIDTH)
     """powersgd only: rank of the approximation; default 2."""
-    warmup_steps: int | None = Field(None, ge=0)
+    warmup_steps: int | None = Field(None, ge=0, le=MOST_STEPS)
     """topk and powersgd only: the first steps of the job, in which all values go, as fp16; default 0."""
 
     @model_validator(mode="after")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from shardkeep.base.schedule import ScheduleConfig
-from shardkeep.base.settings import Settings
+from shardkeep.base.settings import DAY_S, Named, Settings, bare
 
 
 class SgdConfig(Settings):
@@ -18,9 +18,9 @@ class SgdConfig(Settings):
 
     name: Literal["sgd"] = "sgd"
     """Plain stochastic gradient descent."""
-    lr: float = Field(0.05, gt=0.0)
+    lr: float = Field(0.05, gt=0.0, le=1e6)
     """Learning rate."""
-    weight_decay: float = Field(0.0, ge=0.0)
+    weight_decay: float = Field(0.0, ge=0.0, le=1e6)
     """L2 penalty added to the gradient of touched rows (lazy)."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate over steps."""
@@ -31,13 +31,13 @@ class AdagradConfig(Settings):
 
     name: Literal["adagrad"] = "adagrad"
     """Element-wise Adagrad; one slot per value."""
-    lr: float = Field(0.05, gt=0.0)
+    lr: float = Field(0.05, gt=0.0, le=1e6)
     """Learning rate."""
-    eps: float = Field(1e-10, ge=0.0)
+    eps: float = Field(1e-10, ge=0.0, le=1e6)
     """Added to the root of the accumulator."""
-    initial_accumulator: float = Field(0.0, ge=0.0)
+    initial_accumulator: float = Field(0.0, ge=0.0, le=1e6)
     """Accumulator of a new row."""
-    weight_decay: float = Field(0.0, ge=0.0)
+    weight_decay: float = Field(0.0, ge=0.0, le=1e6)
     """L2 penalty added to the gradient of touched rows (lazy)."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate over steps."""
@@ -48,13 +48,13 @@ class RowwiseAdagradConfig(Settings):
 
     name: Literal["rowwise_adagrad"] = "rowwise_adagrad"
     """Row-wise Adagrad; one slot per row."""
-    lr: float = Field(0.05, gt=0.0)
+    lr: float = Field(0.05, gt=0.0, le=1e6)
     """Learning rate."""
-    eps: float = Field(1e-8, ge=0.0)
+    eps: float = Field(1e-8, ge=0.0, le=1e6)
     """Added to the root of the accumulator."""
-    initial_accumulator: float = Field(0.0, ge=0.0)
+    initial_accumulator: float = Field(0.0, ge=0.0, le=1e6)
     """Accumulator of a new row."""
-    weight_decay: float = Field(0.0, ge=0.0)
+    weight_decay: float = Field(0.0, ge=0.0, le=1e6)
     """L2 penalty added to the gradient of touched rows (lazy)."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate over steps."""
@@ -65,16 +65,16 @@ class AdamConfig(Settings):
 
     name: Literal["adam"] = "adam"
     """Lazy Adam; two slots per value."""
-    lr: float = Field(0.001, gt=0.0)
+    lr: float = Field(0.001, gt=0.0, le=1e6)
     """Learning rate."""
     betas: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], Annotated[float, Field(ge=0.0, lt=1.0)]] = (
         0.9,
         0.999,
     )
     """Decay of the first and the second moment."""
-    eps: float = Field(1e-8, ge=0.0)
+    eps: float = Field(1e-8, ge=0.0, le=1e6)
     """Added to the root of the second moment."""
-    weight_decay: float = Field(0.0, ge=0.0)
+    weight_decay: float = Field(0.0, ge=0.0, le=1e6)
     """L2 penalty added to the gradient of touched rows (lazy)."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate over steps."""
@@ -85,29 +85,31 @@ class FtrlConfig(Settings):
 
     name: Literal["ftrl"] = "ftrl"
     """FTRL-Proximal; two slots per value (z, n)."""
-    lr: float = Field(0.05, gt=0.0)
+    lr: float = Field(0.05, gt=0.0, le=1e6)
     """alpha in the paper."""
-    beta: float = Field(1.0, ge=0.0)
+    beta: float = Field(1.0, ge=0.0, le=1e6)
     """beta in the paper: damps the rate of values seen for the first time."""
-    l1: float = Field(0.0, ge=0.0)
+    l1: float = Field(0.0, ge=0.0, le=1e6)
     """L1 strength; above 0 it makes weights exactly zero."""
-    l2: float = Field(0.0, ge=0.0)
+    l2: float = Field(0.0, ge=0.0, le=1e6)
     """L2 strength."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate over steps."""
 
 
 RowOptimizerConfig = Annotated[
-    SgdConfig | AdagradConfig | RowwiseAdagradConfig | AdamConfig | FtrlConfig, Field(discriminator="name")
+    SgdConfig | AdagradConfig | RowwiseAdagradConfig | AdamConfig | FtrlConfig,
+    Field(discriminator="name"),
+    bare("name"),
 ]
 
 
-class InitConfig(Settings):
+class InitConfig(Named):
     """Initial value of a row: a counter-based hash of (seed, table, id, column)."""
 
     name: Literal["uniform", "normal", "zeros"] = "uniform"
     """uniform in [-scale, scale), normal with standard deviation scale, or zeros."""
-    scale: float = Field(0.05, gt=0.0)
+    scale: float = Field(0.05, gt=0.0, le=1e6)
     """Half-width of the uniform, standard deviation of the normal law."""
 
 
@@ -135,7 +137,7 @@ class TableConfig(Settings):
     """Initial values; left out = the default table's, else uniform in +-0.05."""
 
 
-class ConsistencyConfig(Settings):
+class ConsistencyConfig(Named):
     """What a pull is promised to have seen."""
 
     mode: Literal["sync", "bounded", "async"] = "bounded"
@@ -169,14 +171,14 @@ class TransportConfig(Settings):
 class LivenessConfig(Settings):
     """Deadlines and leases."""
 
-    lease_s: float = Field(15.0, ge=1.0)
+    lease_s: float = Field(15.0, ge=1.0, le=DAY_S)
     """Seconds without a heartbeat after which a member is declared dead."""
-    step_timeout_s: float = Field(30.0, ge=1.0)
+    step_timeout_s: float = Field(30.0, ge=1.0, le=DAY_S)
     """Seconds that one pull, push or reduction may take."""
-    form_timeout_s: float = Field(120.0, ge=5.0)
+    form_timeout_s: float = Field(120.0, ge=5.0, le=7 * DAY_S)
     """Seconds to wait for all members of a job to join, and to come together again after a death."""
-    grace_s: float = Field(25.0, ge=2.0)
+    grace_s: float = Field(25.0, ge=2.0, le=DAY_S)
     """Seconds from SIGTERM to the end: of a server or worker, which leaves after its running step; of the job, with a
     checkpoint, when its coordinator or launcher gets it."""
-    restarts: int = Field(3, ge=0)
+    restarts: int = Field(3, ge=0, le=1_000_000)
     """Deaths of one process in a row, without one more trained step, that a job outlives; 0 = it fails at the first."""

@@ -563,7 +563,8 @@ def _end(run: Callable[[], int], debug: bool) -> NoReturn:
         if debug:
             traceback.print_exc()
         head = "" if isinstance(error, JobStopped) else "error: "
-        _say(f"{head}{error}")
+        for line in str(error).splitlines():  # a config may have several problems
+            _say(f"{head}{line}")
         code = error.exit_code
     except Leaving as leaving:
         _say(str(leaving))

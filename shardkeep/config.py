@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-import difflib
+import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from shardkeep.affinity import AffinityConfig, check_counts
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.settings import Settings
+from shardkeep.base.yaml_text import YamlError, read_text, read_yaml
 from shardkeep.compression.config import CompressionConfig
-from shardkeep.ps.config import ConsistencyConfig, LivenessConfig, TableConfig, TableSpec, TransportConfig
+from shardkeep.overrides import Override, blamed, overridden
+from shardkeep.problems import Problem, lines, problems_of, shown
+from shardkeep.ps.config import (
+    ConsistencyConfig,
+    LivenessConfig,
+    RowwiseAdagradConfig,
+    TableConfig,
+    TableSpec,
+    TransportConfig,
+)
 from shardkeep.workers.config import (
     CheckpointConfig,
     DataConfig,
@@ -28,12 +38,16 @@ from shardkeep.workers.config import (
 
 _FOLDERS = (("data", "root"), ("checkpoint", "dir"))
 """Settings that name a folder, by group and key."""
+TableName = Annotated[str, Field(min_length=1, max_length=200)]
 
 
 class JobConfig(Settings):
     """A whole job: one YAML file."""
 
-    name: str = Field("job", pattern=r"^[A-Za-z0-9._-]+$")
+    name: str = Field(
+        "job", pattern=r"^[A-Za-z0-9._-]+$", max_length=100,
+        json_schema_extra={"allowed": "text of at most 100 letters, digits, dots, dashes and underscores"},
+    )  # fmt: skip
     """Name of the job; part of the run folder's name."""
     seed: int = Field(0, ge=0, lt=2**63)
     """Seed of initial values, shuffling and the tower."""
@@ -41,7 +55,7 @@ class JobConfig(Settings):
     """Server processes; 0 = the tables live in the one worker's process."""
     workers: int = Field(2, ge=1, le=1024, validate_default=True)
     """Worker processes."""
-    threads: int = Field(1, ge=1)
+    threads: int = Field(1, ge=1, le=4096)
     """CPU threads of each worker's tower."""
     affinity: AffinityConfig = AffinityConfig()
     """Cores that the processes of a job on this machine are pinned to: `none`, `auto`, or lists by role."""
@@ -49,7 +63,7 @@ class JobConfig(Settings):
     """Samples."""
     model: ModelConfig = ModelConfig()
     """The dense model."""
-    tables: dict[str, TableConfig] = Field(default_factory=dict)
+    tables: dict[TableName, TableConfig] = Field(default_factory=dict)
     """Embedding tables by name; `default` holds what the others leave out."""
     tower: TowerConfig = TowerConfig()
     """How the dense model trains."""
@@ -58,7 +72,7 @@ class JobConfig(Settings):
     eval: EvalConfig = EvalConfig()
     """Evaluation."""
     consistency: ConsistencyConfig = ConsistencyConfig()
-    """What a pull is promised to have seen."""
+    """What a pull is promised to have seen; left out = mode: bounded, or mode: sync with servers: 0."""
     compression: CompressionConfig = CompressionConfig()
     """What is compressed."""
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -72,6 +86,18 @@ class JobConfig(Settings):
     """Deadlines and leases."""
     profile: ProfileConfig = ProfileConfig()
     """Traces of some steps."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _what_depends_on_others(cls, raw: Any) -> Any:
+        if not isinstance(raw, Mapping):
+            return raw
+        found = dict(raw)
+        if raw.get("servers") in (0, "0") and raw.get("consistency", {}) == {}:
+            found["consistency"] = {"mode": "sync"}
+        if isinstance(tables := raw.get("tables"), Mapping):
+            found["tables"] = _with_kinds(tables)
+        return found
 
     @field_validator("workers")
     @classmethod
@@ -90,9 +116,10 @@ class JobConfig(Settings):
     @model_validator(mode="after")
     def _a_cache_is_not_exact(self) -> JobConfig:
         if self.compression.pull.cache_rows and self.consistency.mode == "sync":
+            default = "" if self.servers else " (servers: 0 runs sync unless a mode is set)"
             raise ValueError(
                 f"compression.pull.cache_rows: {self.compression.pull.cache_rows} with consistency.mode: sync, where a "
-                "pull sees all earlier pushes; allowed: 0, or mode: bounded or async"
+                f"pull sees all earlier pushes{default}; allowed: 0, or mode: bounded or async"
             )
         return self
 
@@ -117,7 +144,10 @@ class JobConfig(Settings):
         for source in (self.tables.get("default"), self.tables.get(name)):
             if source is not None:
                 merged |= {k: v for k in ("dim", "optimizer", "init") if (v := getattr(source, k)) is not None}
-        return TableSpec(**merged)
+        try:
+            return TableSpec(**merged)
+        except ValidationError as error:  # a name that the data has
+            raise ConfigError(f"tables: {problems_of(error, TableSpec)[0]}") from error
 
     def check_tables(self, used: Sequence[str]) -> None:
         """Raises ConfigError for a table that is not among those that features use."""
@@ -133,15 +163,15 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
     """Reads a YAML file and applies `a.b=value` overrides. A relative path of a folder (`data.root`, `checkpoint.dir`)
     is below the file's folder where it stands in the file, and below the current folder where an override sets it.
 
-    Raises ConfigError: one line that names the key, its value and what is allowed.
+    Raises ConfigError: a line for each problem, with the key, its value and what is allowed.
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_text(path)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path}: is not a text file in UTF-8 (byte {error.start})") from error
+    except YamlError as error:
+        raise ConfigError(f"{path}: {error}") from error
     return parse_config(text, overrides, origin=str(path), folder=path.resolve().parent)
 
 
@@ -149,120 +179,81 @@ def parse_config(
     text: str, overrides: Sequence[str] = (), *, origin: str = "config", folder: Path | None = None
 ) -> JobConfig:
     """`load_config` for a text that stands in `folder`; None = relative paths stay as they are."""
-    raw = _yaml(text, origin)
-    if raw is None:
-        raw = {}
-    if not isinstance(raw, dict):
-        raise ConfigError(f"{origin}: holds {_shown(raw)}; allowed: a mapping of keys to values")
+    raw = _settings_of(text, origin)
     if folder is not None:
-        _anchor(raw, folder)
-    for override in overrides:
-        _override(raw, override)
-    if folder is not None:
-        _anchor(raw, Path.cwd())
-        data = raw["data"] = {} if raw.get("data") is None else raw["data"]
-        if isinstance(data, dict):
-            data.setdefault("root", str(folder.resolve()))
+        raw = _anchored(raw, folder)
+    settings = [Override.parse(override) for override in overrides]
+    if not raw and not settings:
+        raise ConfigError(f"{origin}: is empty; a job needs data, as in data: {{train: [clicks.csv], label: clicked}}")
+
+    def problems(some: Sequence[Override]) -> list[Problem]:
+        try:
+            _validated(overridden(raw, some, JobConfig), folder)
+        except ValidationError as error:
+            return problems_of(error, JobConfig)
+        return []
+
     try:
-        return JobConfig.model_validate(raw)
+        return _validated(overridden(raw, settings, JobConfig), folder)
     except ValidationError as error:
-        raise ConfigError(f"{_blamed(error, overrides) or origin}: {explain(error, JobConfig)}") from error
+        found = problems_of(error, JobConfig)
+    of_file = problems([]) if settings else found
+    origins = [origin if problem in of_file else blamed(problem, settings, problems) for problem in found]
+    raise ConfigError(lines([f"{where}: {problem}" for where, problem in zip(origins, found, strict=True)], origin))
 
 
-def _anchor(raw: dict[str, Any], folder: Path) -> None:
-    """Makes the relative paths of folders absolute, as they are below `folder`. Leaves what is no text to the model."""
+def _settings_of(text: str, origin: str) -> dict[str, Any]:
+    try:
+        raw = read_yaml(text)
+    except YamlError as error:
+        raise ConfigError(f"{origin}: {error}") from error
+    if raw is not None and not isinstance(raw, dict):
+        raise ConfigError(f"{origin}: holds {shown(raw)}; allowed: a mapping of keys to values")
+    return raw or {}
+
+
+def _validated(raw: dict[str, Any], folder: Path | None) -> JobConfig:
+    """The config of a text in `folder`, overrides included. Raises ValidationError."""
+    if folder is not None:
+        raw = _anchored(raw, Path.cwd())
+        data = {} if raw.get("data") is None else raw["data"]
+        raw["data"] = {"root": str(folder.resolve()), **data} if isinstance(data, dict) else data
+    return JobConfig.model_validate(raw)
+
+
+def _anchored(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The settings with the relative paths of folders as they are below `folder`. Leaves wrong paths to the model."""
+    found = dict(raw)
     for group, key in _FOLDERS:
         if isinstance(settings := raw.get(group), dict) and isinstance(path := settings.get(key), str):
-            settings[key] = str((folder / Path(path).expanduser()).resolve())
-
-
-def _blamed(error: ValidationError, overrides: Sequence[str]) -> str | None:
-    """The override that the first problem comes from, if it is one."""
-    path = [str(part) for part in error.errors()[0]["loc"]]
-    for override in overrides:
-        keys = override.partition("=")[0].split(".")
-        if keys == path[: len(keys)]:  # of a problem above what it sets, anything below may be the cause
-            return f"--set {override}"
-    return None
-
-
-def _yaml(text: str, origin: str) -> Any:
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-        raise ConfigError(
-            f"{origin}: is not YAML{where} ({getattr(error, 'problem', None) or 'unreadable'})"
-        ) from error
-
-
-def _override(raw: dict[str, Any], override: str) -> None:
-    key, equals, value = override.partition("=")
-    if not equals or not all(key.split(".")):
-        raise ConfigError(f"--set {override}: is not of the form a.b=value")
-    *parents, last = key.split(".")
-    node = raw
-    for parent in parents:
-        child = node.get(parent)
-        if child is None:
-            child = node[parent] = {}
-        if not isinstance(child, dict):
-            raise ConfigError(f"--set {override}: {parent} holds {_shown(child)}, which has no keys")
-        node = child
-    node[last] = _yaml(value, f"--set {override}")
-
-
-def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """The first problem of a ValidationError as one line: key, value, what is allowed, the nearest known key."""
-    first = error.errors()[0]
-    path = ".".join(str(p) for p in first["loc"] if not (isinstance(p, str) and p.startswith("function-")))
-    if first["type"] == "extra_forbidden":
-        known = _known_keys(model, first["loc"][:-1])
-        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
-        hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(known)}"
-        return f"{path}: unknown key; {hint}"
-    message = str(first["msg"]).removeprefix("Value error, ")
-    message = message[:1].lower() + message[1:]
-    more = len(error.errors()) - 1
-    rest = f" (and {more} more)" if more else ""
-    if first["type"] in ("missing", "union_tag_not_found"):
-        return f"{path}: {message}{rest}"
-    return f"{path}: {_shown(first['input'])} is not allowed: {message}{rest}"
-
-
-def _known_keys(model: type[BaseModel], path: Sequence[Any]) -> list[str]:
-    keys: Any = model.model_json_schema()
-    definitions = keys.get("$defs", {})
-    for part in path:
-        options = _branches(keys, definitions)
-        for schema in options:
-            tags = schema.get("properties", {}).get("name", {}).get("const")
-            if tags == part:  # the tag of a discriminated union stands in the path
-                keys = schema
-                break
-            if isinstance(part, int) and "items" in schema:
-                keys = schema["items"]
-                break
-            if part in schema.get("properties", {}):
-                keys = schema["properties"][part]
-                break
-            if isinstance(schema.get("additionalProperties"), dict):
-                keys = schema["additionalProperties"]
-                break
-    return sorted({k for s in _branches(keys, definitions) for k in s.get("properties", {})})
-
-
-def _branches(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    if "$ref" in schema:
-        return _branches(definitions[schema["$ref"].rsplit("/", 1)[1]], definitions)
-    found: list[Mapping[str, Any]] = [schema]
-    for key in ("anyOf", "oneOf", "allOf"):
-        for branch in schema.get(key, ()):
-            found += _branches(branch, definitions)
+            with contextlib.suppress(ValueError, RuntimeError, OSError):
+                found[group] = {**settings, key: str((folder / Path(path).expanduser()).resolve())}
     return found
 
 
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
+def _with_kinds(tables: Mapping[Any, Any]) -> dict[Any, Any]:
+    """An optimizer without a name changes some settings of the default table's, or of the built-in one."""
+    built_in = {"name": RowwiseAdagradConfig().name}
+    default = tables.get("default")
+    below = _full_optimizer(default, built_in) or built_in
+    return {
+        name: {**table, "optimizer": optimizer}
+        if (optimizer := _full_optimizer(table, built_in if name == "default" else below)) is not None
+        else table
+        for name, table in tables.items()
+    }
+
+
+def _full_optimizer(table: Any, below: Mapping[str, Any]) -> Any:
+    """A table's optimizer with its kind; None where the table has none to complete."""
+    optimizer = table.get("optimizer") if isinstance(table, Mapping) else None
+    if isinstance(optimizer, str):
+        return {"name": optimizer}
+    if not isinstance(optimizer, Mapping):
+        return None
+    return optimizer if "name" in optimizer else _laid_over(below, optimizer)
+
+
+def _laid_over(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    both = {k for k in above if isinstance(above[k], Mapping) and isinstance(below.get(k), Mapping)}
+    return {**below, **above, **{k: _laid_over(below[k], above[k]) for k in both}}

@@ -17,8 +17,10 @@ from pydantic import BeforeValidator, Field, ValidationError
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.settings import Settings
+from shardkeep.base.yaml_text import YamlError, read_text, read_yaml
 from shardkeep.compression.recipes import BASELINES, RECIPES
-from shardkeep.config import JobConfig, explain, load_config, parse_config
+from shardkeep.config import JobConfig, load_config, parse_config
+from shardkeep.problems import explain, shown
 
 Nested = dict[str, Any]
 DEMO = Path(__file__).parent / "examples" / "demo.yaml"
@@ -102,16 +104,14 @@ class SweepPlan:
 def load_sweep(path: Path) -> SweepPlan:
     """Reads a sweep file and plans its runs. Raises ConfigError: one line that names the key and what is allowed."""
     try:
-        text = path.read_text(encoding="utf-8")
-        raw = yaml.safe_load(text)
+        text = read_text(path)
+        raw = read_yaml(text)
     except OSError as error:
         raise ConfigError(f"{path}: cannot be read ({error.strerror or error})") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: is not YAML ({str(error).splitlines()[0]})") from error
+    except YamlError as error:
+        raise ConfigError(f"{path}: {error}") from error
     if not isinstance(raw, dict):
-        raise ConfigError(
-            f"{path}: holds {type(raw).__name__}; allowed: a mapping with base, seeds, and grid or recipes"
-        )
+        raise ConfigError(f"{path}: holds {shown(raw)}; allowed: a mapping with base, seeds, and grid or recipes")
     try:
         config = SweepConfig.model_validate(raw)
     except ValidationError as error:
@@ -125,8 +125,7 @@ def load_sweep(path: Path) -> SweepPlan:
 def _explained(error: ValidationError, raw: Mapping[str, Any]) -> str:
     if raw.get("seeds") == []:
         return "seeds: [] runs nothing; allowed: a list of one or more seeds"
-    text = explain(error, SweepConfig)
-    return re.sub(r"^base\.(str|dict\[[^]]*\])(?=[.:])", "base", text)
+    return explain(error, SweepConfig)
 
 
 def _plan(sweep: SweepConfig, path: Path, text: str) -> SweepPlan:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+import difflib
+from pathlib import PurePosixPath
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from shardkeep.base.schedule import ScheduleConfig
-from shardkeep.base.settings import Settings
+from shardkeep.base.settings import DAY_S, MOST_STEPS, MOST_WIDTH, FilePath, Named, Settings, Width, bare
 
 Scaling = Literal["none", "standard", "log", "log_standard"]
+SOURCES = ("csv", "parquet", "criteo", "synthetic")
+MODELS = ("dlrm", "dcn_v2", "deepfm", "wide_deep")
+_SUFFIXES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".pq": "parquet", ".parq": "parquet"}
+_COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
+_MOST_COLUMNS = 100_000
+_MOST_LAYERS = 100
+_MOST_SAMPLES = 100_000_000
+"""Of one batch."""
 
 
 def _listed(value: Any) -> Any:
@@ -36,14 +46,28 @@ def _delimiter(value: Any) -> Any:
     return "\t" if value in ("\\t", "tab") else value
 
 
-Names = Annotated[list[str], BeforeValidator(_listed)]  # one name needs no list
+def _own_code(value: str, built_in: tuple[str, ...], form: str) -> str:
+    """`value` where it is built in or has the form module:name. Raises ValueError."""
+    module, colon, name = value.partition(":")
+    if value in built_in or (colon and all(part.isidentifier() for part in [*module.split("."), name])):
+        return value
+    near = difflib.get_close_matches(value, built_in, n=1, cutoff=0.6)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ValueError(f"allowed: {', '.join(built_in)} or {form} of your own{hint}")
+
+
+Paths = Annotated[list[FilePath], BeforeValidator(_listed, json_schema_input_type=str | list[str])]
+"""One name needs no list."""
 Texts = Annotated[list[str], BeforeValidator(_texts)]  # YAML reads 4 as a number; a file holds texts
+
+
+ColumnName = Annotated[str, Field(min_length=1)]
 
 
 class DenseColumn(Settings):
     """One number per sample."""
 
-    column: str
+    column: ColumnName
     """Name of the column, or a pattern with *."""
     scale: Scaling | None = None
     """none, standard = (x - mean) / std over the training data, log = sign(x) * log(1 + |x|),
@@ -55,9 +79,9 @@ class DenseColumn(Settings):
 class SparseColumn(Settings):
     """One feature: ids per sample, looked up in a table."""
 
-    column: str
+    column: ColumnName
     """Name of the column, also the feature's name; or a pattern with *."""
-    table: str | None = None
+    table: ColumnName | None = None
     """Table that holds its rows; features naming the same table share it; left out = one of its own."""
     pooling: Literal["sum", "mean", "max", "weighted"] = "sum"
     """How the rows of several ids become one: sum, mean, the largest value of each dimension, or sum weighted by
@@ -65,7 +89,7 @@ class SparseColumn(Settings):
     separator: str | None = None
     """Text between the ids of a multi-valued field, at least one character; left out = a single value (or a list
     column)."""
-    weights: str | None = None
+    weights: ColumnName | None = None
     """Column of the weights, as many per sample as ids; with pooling: weighted."""
 
     @field_validator("separator")
@@ -89,7 +113,7 @@ class SparseColumn(Settings):
 class LabelColumn(Settings):
     """What is predicted: 0 or 1."""
 
-    column: str
+    column: ColumnName
     """Name of the column."""
     positive: Texts | None = None
     """Values that mean 1, every other means 0; left out = the column holds 0 and 1, or true and false."""
@@ -97,38 +121,48 @@ class LabelColumn(Settings):
     """Rows whose label is missing, by `data.missing` or as a null: error, or skip = leave them out."""
 
 
-def _named(value: Any) -> Any:
-    return {"column": value} if isinstance(value, str) else value
-
-
 class SyntheticConfig(Settings):
     """The synthetic stream: Zipf ids and a planted teacher."""
 
-    train_samples: int = Field(1_000_000, ge=1)
+    train_samples: int = Field(1_000_000, ge=1, le=MOST_STEPS)
     """Samples of one epoch."""
-    eval_samples: int = Field(100_000, ge=2)
+    eval_samples: int = Field(100_000, ge=2, le=MOST_STEPS)
     """Samples of the evaluation set."""
-    num_dense: int = Field(13, ge=0)
+    num_dense: int = Field(13, ge=0, le=_MOST_COLUMNS)
     """Dense columns."""
-    table_sizes: list[Annotated[int, Field(ge=1)]] = Field(default_factory=list)
+    table_sizes: Annotated[list[Annotated[int, Field(ge=1, le=2_000_000_000)]], Field(max_length=_MOST_COLUMNS)] = (
+        Field(default_factory=list)
+    )
     """Ids of each sparse feature; left out = 26 tables from 100 to 1 M ids."""
-    zipf: float = Field(1.05, gt=0.0)
+    zipf: float = Field(1.05, gt=0.0, le=100.0)
     """Exponent of the ids' popularity."""
     ids: Literal["hashed", "numbered"] = "hashed"
     """hashed = any 64 bits, as hashes of strings are, which no code makes shorter; numbered = from 0 to the table's
     size, in no order."""
 
 
+def _names(value: Any) -> list[str]:
+    return [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]
+
+
+def _suffix(name: str) -> str:
+    """The suffix that says what a file holds; empty where it has none such."""
+    path = PurePosixPath(name.lower())
+    suffix = PurePosixPath(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
+    return suffix if suffix in _SUFFIXES else ""
+
+
 class DataConfig(Settings):
     """Where samples come from and what their columns mean."""
 
-    source: str = "synthetic"
-    """csv, parquet, criteo, synthetic, or module:function of your own."""
-    root: str = "."
+    source: str = ""
+    """csv, parquet, criteo, synthetic, or module:function of your own; left out = by the suffix of the files of `train`
+    and `eval`: .csv and .tsv, also compressed, .parquet, .pq and .parq; or synthetic where that has settings."""
+    root: FilePath = "."
     """Folder that relative paths below resolve against; . = the config's folder."""
-    train: Names = Field(default_factory=list)
+    train: Paths = Field(default_factory=list)
     """Training files, folders or glob patterns."""
-    eval: Names = Field(default_factory=list)
+    eval: Paths = Field(default_factory=list)
     """Evaluation files, folders or glob patterns."""
     eval_fraction: float = Field(0.0, ge=0.0, lt=1.0)
     """Share of the training files' rows held out for evaluation, by a seeded hash of the row's number;
@@ -141,15 +175,15 @@ class DataConfig(Settings):
     """Decimal point of a csv's numbers."""
     missing: Texts = Field(default_factory=lambda: ["", "?", "NA", "nan", "NaN", "null"])
     """Values that mean a missing one: texts, after stripping spaces, and numbers."""
-    label: Annotated[LabelColumn, BeforeValidator(_named)] | None = None
+    label: Annotated[LabelColumn, bare("column")] | None = None
     """The column to predict; criteo and synthetic know theirs."""
-    dense: list[Annotated[DenseColumn, BeforeValidator(_named)]] = Field(default_factory=list)
+    dense: list[Annotated[DenseColumn, bare("column")]] = Field(default_factory=list)
     """Columns of numbers; criteo and synthetic know theirs."""
-    sparse: list[Annotated[SparseColumn, BeforeValidator(_named)]] = Field(default_factory=list)
+    sparse: list[Annotated[SparseColumn, bare("column")]] = Field(default_factory=list)
     """Columns of categories; criteo and synthetic know theirs."""
     scale: Scaling | None = None
     """Scaling of dense columns that name none; left out = standard (criteo: log)."""
-    cache: str | None = None
+    cache: FilePath | None = None
     """Folder of the columnar cache; left out = `.shardkeep-cache` beside the data, or the user's
     cache folder where that is read-only."""
     synthetic: SyntheticConfig = SyntheticConfig()
@@ -157,20 +191,50 @@ class DataConfig(Settings):
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of your own module:function."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _source_by_suffix(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or value.get("source"):
+            return value
+        names = [name for key in ("train", "eval") for name in _names(value.get(key))]
+        if not names:  # the resolved config of a job without data says source: ""
+            return {**value, "source": "synthetic" if "synthetic" in value and "source" not in value else ""}
+        suffixes = {_suffix(name) for name in names}
+        sources = {_SUFFIXES.get(suffix, "") for suffix in suffixes}
+        tabs = {"delimiter": "tab"} if suffixes == {".tsv"} and "delimiter" not in value else {}
+        return {**value, "source": sources.pop() if len(sources) == 1 else "", **tabs}
 
-class ModelConfig(Settings):
+    @model_validator(mode="after")
+    def _files_have_a_source(self) -> DataConfig:
+        if self.source or not (names := [*self.train, *self.eval]):
+            return self
+        by_suffix = {_suffix(name): name[:60] for name in names}
+        why = (
+            f"{by_suffix['']!r} has no suffix that says it"
+            if "" in by_suffix
+            else (f"the suffixes of {' and '.join(by_suffix.values())} say different ones")
+        )
+        raise ValueError(f"source: is missing, and {why}; allowed: {', '.join(SOURCES[:3])} or module:function")
+
+    @field_validator("source")
+    @classmethod
+    def _known_source(cls, value: str) -> str:
+        return value and _own_code(value, SOURCES, "module:function")
+
+
+class ModelConfig(Named):
     """The dense model over the pooled embeddings."""
 
     name: str = "dlrm"
     """dlrm, dcn_v2, deepfm, wide_deep, or module:Class of your own."""
-    bottom: list[Annotated[int, Field(ge=1)]] | None = None
+    bottom: Annotated[list[Width], Field(max_length=_MOST_LAYERS)] | None = None
     """dlrm: widths of the hidden layers over the dense columns, the default dim is added as the last; default
     [512, 256]."""
-    top: list[Annotated[int, Field(ge=1)]] | None = None
+    top: Annotated[list[Width], Field(max_length=_MOST_LAYERS)] | None = None
     """Widths of the hidden layers before the logit; default [512, 256]."""
     cross_layers: int | None = Field(None, ge=1, le=16)
     """dcn_v2: number of cross layers; default 3."""
-    cross_rank: int | None = Field(None, ge=1)
+    cross_rank: int | None = Field(None, ge=1, le=MOST_WIDTH)
     """dcn_v2: rank of the cross layers' weight; left out = full."""
     dropout: float | None = Field(None, ge=0.0, lt=1.0)
     """Dropout after every hidden layer; default 0."""
@@ -179,21 +243,26 @@ class ModelConfig(Settings):
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of your own module:Class."""
 
+    @field_validator("name")
+    @classmethod
+    def _known_name(cls, value: str) -> str:
+        return _own_code(value, MODELS, "module:Class")
 
-class TowerOptimizerConfig(Settings):
+
+class TowerOptimizerConfig(Named):
     """The dense parameters' optimizer (torch.optim, fused)."""
 
     name: Literal["sgd", "adam", "adamw"] = "adam"
     """torch.optim.SGD, Adam or AdamW."""
-    lr: float = Field(0.001, gt=0.0)
+    lr: float = Field(0.001, gt=0.0, le=1e6)
     """Learning rate."""
     momentum: float | None = Field(None, ge=0.0, lt=1.0)
     """sgd only; default 0."""
     betas: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], Annotated[float, Field(ge=0.0, lt=1.0)]] | None = None
     """adam and adamw only; default (0.9, 0.999)."""
-    eps: float | None = Field(None, ge=0.0)
+    eps: float | None = Field(None, ge=0.0, le=1e6)
     """adam and adamw only; default 1e-8."""
-    weight_decay: float = Field(0.0, ge=0.0)
+    weight_decay: float = Field(0.0, ge=0.0, le=1e6)
     """L2 penalty (sgd, adam) or decoupled decay (adamw)."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate over steps."""
@@ -237,46 +306,46 @@ class TowerConfig(Settings):
 class TrainConfig(Settings):
     """The training loop."""
 
-    batch_size: int = Field(512, ge=1)
+    batch_size: int = Field(512, ge=1, le=_MOST_SAMPLES)
     """Samples per worker and micro-batch."""
-    epochs: int = Field(1, ge=1)
+    epochs: int = Field(1, ge=1, le=1_000_000)
     """Passes over the training data."""
-    max_steps: int | None = Field(None, ge=1)
+    max_steps: int | None = Field(None, ge=1, le=MOST_STEPS)
     """Stop after this many steps; left out = after the epochs."""
-    accumulate: int = Field(1, ge=1)
+    accumulate: int = Field(1, ge=1, le=1_000_000)
     """Micro-batches per step: one push and one dense update for all of them."""
-    clip_norm: float | None = Field(None, gt=0.0)
+    clip_norm: float | None = Field(None, gt=0.0, le=1e30)
     """Largest norm of the tower's gradient, over all dense parameters; left out = no clipping."""
     shuffle: bool = True
     """Visit the samples in a seeded random order, another one in each epoch."""
-    report_every_s: float = Field(2.0, gt=0.0)
+    report_every_s: float = Field(2.0, gt=0.0, le=DAY_S)
     """Seconds between two lines of metrics.jsonl."""
-    max_bad_steps: int = Field(20, ge=1)
+    max_bad_steps: int = Field(20, ge=1, le=MOST_STEPS)
     """Steps in a row with non-finite gradients after which the job fails."""
 
 
 class EvalConfig(Settings):
     """Evaluation on the evaluation data."""
 
-    every_steps: int = Field(0, ge=0)
+    every_steps: int = Field(0, ge=0, le=MOST_STEPS)
     """Steps between two evaluations; 0 = after each epoch. The end of training always evaluates."""
-    batch_size: int | None = Field(None, ge=1)
+    batch_size: int | None = Field(None, ge=1, le=_MOST_SAMPLES)
     """Samples per worker and batch; left out = 4 times train.batch_size."""
-    max_samples: int | None = Field(None, ge=1)
+    max_samples: int | None = Field(None, ge=1, le=MOST_STEPS)
     """Evaluate on the first so many samples only; left out = all."""
 
 
 class CheckpointConfig(Settings):
     """Checkpoints of the whole job, from which `shardkeep train --resume` goes on."""
 
-    every_steps: Annotated[int, Field(ge=0)] | Literal["auto"] = "auto"
+    every_steps: Annotated[int, Field(ge=0, le=MOST_STEPS)] | Literal["auto"] = "auto"
     """Steps between two checkpoints, one at the end of training too; 0 = none. auto = about every ten minutes, and
     before a server's journal reaches 4 GB; none for roles by hand without `dir`."""
-    keep: int = Field(3, ge=1)
+    keep: int = Field(3, ge=1, le=1_000_000)
     """Checkpoints kept, beside those that they build on; older ones are deleted."""
     full_every: int = Field(1, ge=1, le=100)
     """One in so many checkpoints holds all rows, the others those that changed since the one before; 1 = all do."""
-    dir: str | None = None
+    dir: FilePath | None = None
     """Folder of the checkpoints, which all members must share; relative = below the config file's folder; left out =
     `checkpoints` in the run folder."""
 
@@ -284,7 +353,7 @@ class CheckpointConfig(Settings):
 class ProfileConfig(Settings):
     """A torch.profiler trace of some steps, in `profile/` of the run folder: one file per worker and server."""
 
-    start: int = Field(0, ge=0)
+    start: int = Field(0, ge=0, le=MOST_STEPS)
     """First step of the trace, counted from 0."""
     steps: int = Field(0, ge=0, le=1000)
     """Steps in the trace; 0 = no trace."""

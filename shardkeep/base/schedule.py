@@ -7,17 +7,17 @@ from typing import Literal
 
 from pydantic import Field
 
-from shardkeep.base.settings import Settings
+from shardkeep.base.settings import MOST_STEPS, Settings
 
 
 class ScheduleConfig(Settings):
     """Warm-up, then decay. The rate at step t is `lr * schedule.factor(t)`."""
 
-    warmup_steps: int = Field(0, ge=0)
+    warmup_steps: int = Field(0, ge=0, le=MOST_STEPS)
     """Steps over which the rate rises linearly from lr / warmup_steps to lr; 0 = no warm-up."""
     decay: Literal["none", "linear", "cosine", "inverse_sqrt", "exponential"] = "none"
     """Shape of the decay after the warm-up."""
-    decay_steps: int = Field(0, ge=0)
+    decay_steps: int = Field(0, ge=0, le=MOST_STEPS)
     """Steps from the end of the warm-up to `final_factor` (linear, cosine); for `exponential` the
     steps in which the rate falls to `final_factor` of itself, again and again; for `inverse_sqrt`
     the offset in `sqrt(decay_steps / (decay_steps + t))`. Needed by every decay but `none`."""

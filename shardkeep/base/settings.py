@@ -1,8 +1,19 @@
-"""Settings: the base of every config model. Frozen, and an unknown key is an error."""
+"""Settings: the base of every config model, frozen, with unknown keys refused; and the types that rooms share."""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+DAY_S = 86_400.0
+MOST_STEPS = 1_000_000_000_000
+"""Steps and samples beyond any job, and far below what 64 bits hold."""
+MOST_ROWS = 1_000_000_000
+MOST_WIDTH = 1_000_000
+"""Columns of a weight."""
+_NAME_BYTES, _PATH_BYTES = 255, 4095
 
 
 class Settings(BaseModel):
@@ -11,3 +22,39 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
     )
+
+
+class Named(Settings):
+    """Settings whose first key may stand for them: `adam` for `{name: adam}`, `sync` for `{mode: sync}`."""
+
+    model_config = ConfigDict(json_schema_extra={"short": True})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _bare_name(cls, value: Any) -> Any:
+        return {next(iter(cls.model_fields)): value} if isinstance(value, str) else value
+
+
+def bare(key: str) -> BeforeValidator:
+    """The same for a union, whose kind is looked for before any of its models is."""
+    return BeforeValidator(lambda value: {key: value} if isinstance(value, str) else value)
+
+
+def _checked_path(text: str) -> str:
+    """Refuses what no file system takes, so that it is found before a job starts."""
+    if "\0" in text:
+        raise ValueError("holds a NUL character; allowed: a path without one")
+    if any(len(part.encode()) > _NAME_BYTES for part in text.split("/")) or len(text.encode()) > _PATH_BYTES:
+        raise ValueError(f"allowed: {_PATH_BYTES:,} bytes, {_NAME_BYTES} between two slashes")
+    if text.startswith("~"):
+        try:
+            Path(text).expanduser()
+        except RuntimeError:
+            raise ValueError(f"there is no home folder of {text[1:].split('/')[0] or 'yours'}") from None
+    return text
+
+
+FilePath = Annotated[str, AfterValidator(_checked_path)]
+"""Path of a file or folder, or a pattern."""
+CodeName = Annotated[str, Field(max_length=300)]
+Width = Annotated[int, Field(ge=1, le=MOST_WIDTH)]

@@ -100,7 +100,7 @@ def test_the_example_is_a_sweep() -> None:
     [
         ({"seeds": []}, "seeds: [] runs nothing; allowed: a list of one or more seeds"),
         ({"seeds": [1, 2, 1]}, "seeds: 1 stands there twice"),
-        ({"seeds": None}, "seeds: field required"),
+        ({"seeds": None}, "seeds: is missing; allowed: a list"),
         ({"recipes": None}, "grid, recipes: neither is there; allowed: one of the two"),
         ({"grid": {"seed": [1]}}, "grid, recipes: both are there"),
         ({"recipe": ["safe"]}, "recipe: unknown key; did you mean recipes?"),
@@ -146,7 +146,7 @@ def test_a_mistake_is_one_clear_line(tmp_path: Path, changes: dict[str, Any], sa
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [("- 1\n", "holds list"), ("a: [", "is not YAML"), (None, "cannot be read")]
+    ("content", "said"), [("- 1\n", r"holds \[1\]"), ("a: [", "is not YAML"), (None, "cannot be read")]
 )
 def test_a_file_that_is_no_sweep_is_one_clear_line(tmp_path: Path, content: str | None, said: str) -> None:
     path = tmp_path / "x.yaml"

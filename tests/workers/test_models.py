@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from shardkeep.base.errors import UserError
+from shardkeep.workers.config import MODELS as CONFIG_MODELS
 from shardkeep.workers.config import ModelConfig
 from shardkeep.workers.models.interaction import DotInteraction, _eager_on_the_cpu
 from shardkeep.workers.models.registry import MODELS, build_model
@@ -216,3 +217,7 @@ def own_folder(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", ["", *__import__("sys").path])
     yield tmp_path
     __import__("sys").modules.pop("own_model", None)
+
+
+def test_the_settings_know_every_model() -> None:
+    assert tuple(MODELS) == CONFIG_MODELS

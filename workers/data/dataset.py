@@ -34,6 +34,15 @@ def source_named(name: str) -> Source:
     return cast(Source, getattr(importlib.import_module(f"shardkeep.workers.data.{module}"), function))
 
 
+def check_present(config: DataConfig) -> None:
+    """Raises ConfigError where the config names no data."""
+    if not config.source:
+        raise ConfigError(
+            "data: is missing; allowed: files, as in data: {train: [clicks.csv], label: clicked, sparse: [user]}; "
+            "for a trial: data: {source: synthetic}"
+        )
+
+
 def open_data(config: DataConfig, *, seed: int, progress: Progress | None = None) -> Data:
     """The samples that `config` describes; file sources are converted to the cache first where need be.
 
@@ -46,8 +55,7 @@ def open_data(config: DataConfig, *, seed: int, progress: Progress | None = None
         DataError: a file, row, column or label is wrong; one line that names it.
         ConfigError: a setting is wrong for this source.
     """
-    if config.source not in SOURCES and ":" not in config.source:
-        raise ConfigError(f"data.source: {config.source}; allowed: {', '.join(SOURCES)}, or module:function")
+    check_present(config)
     return source_named(config.source)(config, seed=seed, progress=progress)
 
 

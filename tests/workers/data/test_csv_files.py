@@ -309,7 +309,6 @@ def test_bad_input_ends_with_one_line_that_names_the_place(
         ({"train": []}, "data.train: is empty"),
         ({"options": {"a": 1}}, "data.options: has no effect with source: csv"),
         ({"synthetic": {"zipf": 2.0}}, "data.synthetic: has no effect"),
-        ({"source": "tsv"}, "data.source: tsv; allowed: csv"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(tmp_path: Path, settings: dict[str, Any], expected: str) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from shardkeep.base.errors import ConfigError
+from shardkeep.workers.config import SOURCES as CONFIG_SOURCES
 from shardkeep.workers.config import DataConfig
 from shardkeep.workers.data.dataset import SOURCES, open_data, source_named
 
@@ -21,15 +22,19 @@ def test_every_source_has_its_function(name: str) -> None:
     assert source_named(name).__name__ == expected  # type: ignore[attr-defined]
 
 
-def test_an_unknown_source_is_told_with_what_is_allowed() -> None:
-    with pytest.raises(ConfigError, match=r"data\.source: tsv; allowed: csv, parquet, .*, or module:function"):
-        open_data(DataConfig(source="tsv"), seed=0)
+def test_a_config_without_data_opens_none() -> None:
+    with pytest.raises(ConfigError, match=r"^data: is missing; allowed: files, as in data: \{train: "):
+        open_data(DataConfig(), seed=0)
+
+
+def test_the_settings_know_every_source() -> None:
+    assert tuple(SOURCES) == CONFIG_SOURCES
 
 
 def test_a_source_loads_no_library_of_another_one() -> None:
     code = (
         "import sys; from shardkeep.workers.config import DataConfig; "
-        "from shardkeep.workers.data.dataset import open_data; open_data(DataConfig(), seed=0); "
+        "from shardkeep.workers.data.dataset import open_data; open_data(DataConfig(source='synthetic'), seed=0); "
         "print([m for m in ('pyarrow', 'numba', 'torch') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

@@ -87,7 +87,7 @@ def test_the_best_auc_is_that_of_the_teachers_probabilities() -> None:
     [("train", ["x"]), ("scale", "log"), ("label", "y"), ("delimiter", ";"), ("eval_fraction", 0.1), ("cache", "c")],
 )
 def test_settings_it_could_only_ignore_are_refused(setting: str, value: object) -> None:
-    config = DataConfig.model_validate({setting: value})
+    config = DataConfig.model_validate({"source": "synthetic", setting: value})
     with pytest.raises(ConfigError, match=rf"data.{setting}: has no effect"):
         open_data(config, seed=0)
 

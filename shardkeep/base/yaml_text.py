@@ -1,0 +1,165 @@
+"""YAML text to plain values, with the line of what is wrong. Reads mappings, lists, text, numbers, true/false, null.
+
+Bounds what a text can make of itself: size, depth, and the values that aliases multiply to. Dates are text.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+MAX_BYTES = 1_000_000
+MAX_DEPTH = 100
+"""Levels of nesting."""
+MAX_VALUES = 50_000
+"""Values of a text, those of an alias counted wherever it stands."""
+MAX_DIGITS = 1_000
+"""Digits of a number; Python refuses to read or print 4,300 and more."""
+_KINDS = {
+    "null": "nothing",
+    "bool": "true or false",
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "seq": "a list",
+    "map": "a mapping",
+}
+_MERGE = "tag:yaml.org,2002:merge"
+_TEXT = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value")
+"""Kinds of YAML 1.1 that are text here: dates, and a single equals sign."""
+_PLAIN_WORDS = {
+    "could not find expected ':'": "a key has no colon after it",
+    "mapping values are not allowed": "a colon stands where no key can; quote a text that has one",
+    "found character": "a tab, @, % or ` begins a value or an indentation; use spaces, and quote the text",
+    "found unexpected end of stream": "a quote is not closed",
+    "found unexpected document separator": "a quote is not closed",
+    "but found another document": "--- begins a second document; a file has one",
+    "expected ',' or": "a bracket is not closed, or a comma is missing",
+    "expected the node content": "a bracket is not closed, or a value is missing",
+    "for merging": "<< takes the name of a mapping, as in <<: *name",
+    "document start": "% or a second document begins where no document can",
+    "incompatible YAML": "%YAML asks for a version other than 1",
+    "expected <block end>": "the indentation does not fit that of the lines above, or text follows a closed quote",
+    "found undefined alias": "an asterisk begins a value, and no anchor has this name; quote the text",
+    "sequence entries are not allowed": "a dash stands where no list can begin",
+}
+"""What PyYAML says, and what it means."""
+
+
+class YamlError(ValueError):
+    """The text cannot be read; one line that says where and why."""
+
+
+def read_yaml(text: str) -> Any:
+    """The value of a YAML text, None for an empty one. Raises YamlError."""
+    if len(text) > MAX_BYTES:
+        raise YamlError(f"is longer than {MAX_BYTES:,} characters")
+    try:
+        return _Loader(text).get_single_data()
+    except yaml.MarkedYAMLError as error:
+        raise YamlError(_one_line(error)) from error
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise YamlError(f"line {line}: holds the character {error.character:#x}, which no text has") from error
+
+
+def read_text(path: Path) -> str:
+    """A file of text in UTF-8. Raises YamlError where it is none, OSError."""
+    with path.open("rb") as file:
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise YamlError(f"is larger than {MAX_BYTES:,} bytes")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise YamlError(f"is not a text file in UTF-8 (byte {error.start})") from error
+
+
+def _one_line(error: yaml.MarkedYAMLError) -> str:
+    mark = error.problem_mark or error.context_mark
+    if isinstance(error, _Wrong):
+        return f"line {mark.line + 1}: {error.problem}" if mark else str(error.problem)
+    where = f" in line {mark.line + 1}, column {mark.column + 1}" if mark else ""
+    return f"is not YAML{where} ({_plain(error.problem or error.context or 'unreadable')})"
+
+
+def _plain(problem: str) -> str:
+    for words, plain in _PLAIN_WORDS.items():
+        if words in problem:
+            return plain
+    return " ".join(problem.split())
+
+
+class _Loader(yaml.SafeLoader):
+    """PyYAML's safe loader with the bounds above; a key that stands twice in a mapping is an error."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - replaces PyYAML's table
+        first: [(tag, pattern) for tag, pattern in resolvers if tag not in _TEXT]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._depth = 0
+        self._num_values = 0
+        self._sizes: dict[int, int] = {}
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        alias, mark = self.check_event(yaml.AliasEvent), self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        self._depth += 1
+        self._num_values += 1
+        if self._depth > MAX_DEPTH:
+            raise _Wrong(f"more than {MAX_DEPTH} levels of nesting", mark)
+        if self._num_values > MAX_VALUES:
+            raise _Wrong(f"more than {MAX_VALUES:,} values", mark)
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        if node is not None:
+            if alias and id(node) not in self._sizes:
+                raise _Wrong("an alias stands inside of what it names", mark)
+            size = self._sizes.setdefault(id(node), 1 + sum(self._sizes[id(child)] for child in _children(node)))
+            if size > MAX_VALUES:
+                raise _Wrong(f"more than {MAX_VALUES:,} values, as aliases repeat them", mark)
+        return node
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        tag = node.tag.removeprefix("tag:yaml.org,2002:")
+        if tag not in _KINDS:
+            raise _Wrong(f"the tag {tag} has no meaning here", node.start_mark)
+        if tag == "int" and len(node.value) > MAX_DIGITS:
+            raise _Wrong(f"a whole number of {len(node.value):,} digits", node.start_mark)
+        try:
+            value = super().construct_object(node, deep)
+        except (ValueError, KeyError, OverflowError, AttributeError, IndexError):  # `!!int x`, `!!bool x`, ...
+            raise _Wrong(f"{node.value!r:.40} is not {_KINDS[tag]}", node.start_mark) from None
+        if isinstance(value, str) and any("\ud800" <= c <= "\udfff" for c in value):
+            raise _Wrong("half of a pair of UTF-16 surrogates", node.start_mark)
+        return value
+
+    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Any, Any]:
+        seen: dict[Any, int] = {}
+        for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise _Wrong("a list or a mapping stands where a key belongs", key_node.start_mark)
+            if key_node.tag == _MERGE:
+                continue
+            key = self.construct_object(key_node)
+            if key in seen:
+                raise _Wrong(f"the key {key} stands here and in line {seen[key]}", key_node.start_mark)
+            seen[key] = key_node.start_mark.line + 1
+        return super().construct_mapping(node, deep)  # type: ignore[arg-type]
+
+
+class _Wrong(yaml.MarkedYAMLError):
+    """What is wrong, in our words."""
+
+    def __init__(self, problem: str, mark: yaml.Mark | None) -> None:
+        super().__init__(problem=problem, problem_mark=mark)
+
+
+def _children(node: yaml.Node) -> list[yaml.Node]:
+    if isinstance(node, yaml.MappingNode):
+        return [part for pair in node.value for part in pair]
+    return list(node.value) if isinstance(node, yaml.SequenceNode) else []

@@ -1,0 +1,95 @@
+"""Configs that users and attackers wrote, and that once ended in a traceback, a hang, or pydantic's words.
+
+Add a case here when another is found: tests/top/test_bad_configs.py runs the list.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Bad:
+    """A config that is refused."""
+
+    name: str
+    text: str
+    says: str
+    """What the error names: the key, or the line."""
+    settings: tuple[str, ...] = ()
+    """`--set` options."""
+
+
+_LAUGHS = "a0: &a0 [x, x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 15)
+)
+
+BAD = (
+    # YAML
+    Bad("empty", "", "data"),
+    Bad("no-mapping", "- 1\n- 2\n", "a mapping of keys to values"),
+    Bad("text", "just words", "a mapping of keys to values"),
+    Bad("date", "data: {eval_fraction: 2026-13-45}", "data.eval_fraction: '2026-13-45'"),
+    Bad("long-integer", f"seed: {'9' * 5000}", "line 1: a whole number of 5,000 digits"),
+    Bad("long-hexadecimal", f"seed: 0x{'f' * 5000}", "line 1: a whole number of 5,002 digits"),
+    Bad("long-override", "name: a", "--set seed=9999", (f"seed={'9' * 5000}",)),
+    Bad("deep-list", "seed: " + "[" * 10_000 + "]" * 10_000, "line 1: more than 100 levels of nesting"),
+    Bad("deep-mapping", "".join(f"{' ' * k}a:\n" for k in range(1_000)), "line 100: more than 100 levels"),
+    Bad("billion-laughs", _LAUGHS, "more than 50,000 values, as aliases repeat them"),
+    Bad("alias-of-itself", "data: &a {options: {b: *a}}", "line 1: an alias stands inside of what it names"),
+    Bad("key-twice", "seed: 1\nservers: 2\nseed: 2\n", "line 3: the key seed stands here and in line 1"),
+    Bad("key-twice-below", "data:\n  source: csv\n  source: parquet\n", "line 3: the key source stands here and in"),
+    Bad("list-as-key", "{[a]: 1}", "line 1: a list or a mapping stands where a key belongs"),
+    Bad("number-as-key", "1: 2", "the key 1 is not allowed; allowed: text; put a number or a truth value in quotes"),
+    Bad("number-as-table", "tables: {7: {dim: 4}}", "tables: the key 7 is not allowed"),
+    Bad("unknown-tag", "name: !mine a", "line 1: the tag !mine has no meaning here"),
+    Bad("python-tag", "name: !!python/object:os.system {}", "line 1: the tag python/object:os.system"),
+    Bad("binary-tag", "data: {options: {a: !!binary aGk=}}", "line 1: the tag binary"),
+    Bad("wrong-tag", "seed: !!int x", "line 1: 'x' is not a whole number"),
+    Bad("wrong-truth-tag", "seed: !!bool x", "line 1: 'x' is not true or false"),
+    Bad("open-bracket", "seed: [1", "is not YAML in line 1"),
+    Bad("open-quote", 'name: "a', "a quote is not closed"),
+    Bad("tab", "data:\n\tsource: csv\n", "is not YAML in line 2"),
+    Bad("undefined-alias", "name: *x", "an asterisk begins a value"),
+    Bad("two-documents", "---\nseed: 1\n---\nseed: 2\n", "a second document"),
+    Bad("nul-byte", "name: a\0b", "line 1: holds the character 0x0"),
+    Bad("half-a-surrogate", 'data: {options: {a: "\\ud800"}}', "line 1: half of a pair"),
+    # paths
+    Bad("nul-in-root", 'data: {root: "a\\0b"}', "data.root"),
+    Bad("nul-in-cache", 'data: {cache: "a\\0b"}', "data.cache"),
+    Bad("nul-in-train", 'data: {source: csv, train: ["a\\0b.csv"]}', "data.train.0"),
+    Bad("nul-in-checkpoint-dir", 'checkpoint: {dir: "a\\0b"}', "checkpoint.dir"),
+    Bad("long-root", f"data: {{root: {'r' * 300}}}", "data.root"),
+    Bad("long-cache", f"data: {{cache: {'c' * 300}}}", "data.cache"),
+    Bad("long-train", f"data: {{source: csv, train: [{'t' * 300}]}}", "data.train.0"),
+    Bad("long-checkpoint-dir", f"checkpoint: {{dir: {'d/' * 3000}}}", "checkpoint.dir"),
+    Bad("long-in-bytes", f"data: {{cache: {'é' * 200}}}", "data.cache"),
+    Bad("nobody-root", "data: {root: ~no-such-user/data}", "data.root: '~no-such-user/data'"),
+    Bad("nobody-checkpoint-dir", "checkpoint: {dir: ~no-such-user/a}", "there is no home folder of no-such-user"),
+    # sizes
+    Bad("table-of-2-64", "data: {synthetic: {table_sizes: [18446744073709551616]}}", "data.synthetic.table_sizes.0"),
+    Bad("samples-2-64", "data: {synthetic: {train_samples: 18446744073709551616}}", "data.synthetic.train_samples"),
+    Bad("eval-samples-2-64", "data: {synthetic: {eval_samples: 18446744073709551616}}", "data.synthetic.eval_samples"),
+    Bad("dense-columns-10-9", "data: {synthetic: {num_dense: 1000000000}}", "data.synthetic.num_dense"),
+    Bad("form-timeout-10-18", "liveness: {form_timeout_s: 1000000000000000000}", "liveness.form_timeout_s"),
+    Bad("lease-10-18", "liveness: {lease_s: 1000000000000000000}", "liveness.lease_s"),
+    Bad("layer-10-18", "model: {top: [1000000000000000000]}", "model.top.0"),
+    Bad("infinite-rate", "tower: {optimizer: {lr: .inf}}", "tower.optimizer.lr: inf is not allowed"),
+    Bad("long-name", f"name: {'n' * 300}", "name"),
+    Bad("long-table", f"tables: {{{'t' * 300}: {{}}}}", "tables: the key"),
+    # kinds
+    Bad("kind-misspelt", "consistency: sycn", "consistency.mode: 'sycn'"),
+    Bad("model-misspelt", "model: dlmr", "did you mean dlrm?"),
+    Bad("source-misspelt", "data: {source: cvs}", "did you mean csv?"),
+    Bad("kind-of-a-number", "tables: {a: {optimizer: 7}}", "tables.a.optimizer: 7"),
+    Bad("setting-of-another-kind", "tables: {a: {optimizer: {name: sgd, eps: 1}}}", "unknown key with name: sgd"),
+    Bad("suffixes-differ", "data: {train: [a.csv, b.parquet]}", "data.source: is missing, and the suffixes of a.csv"),
+    Bad("no-suffix", "data: {train: adult.data}", "data.source: is missing, and 'adult.data' has no suffix"),
+    Bad("import-of-nothing", "data: {source: ':f'}", "data.source"),
+    Bad("import-of-a-relative", "model: '..a:F'", "model.name"),
+    # settings
+    Bad("below-text", "name: job", "--set name.first=1: name holds 'job', which has no keys", ("name.first=1",)),
+    Bad("setting-without-value", "name: job", "--set seed: is not of the form a.b=value", ("seed",)),
+    Bad("nothing", "name: job", "--set train.batch_size=: train.batch_size: an empty value", ("train.batch_size=",)),
+    Bad("stale-sync", "consistency: sync", "--set consistency.staleness=2", ("consistency.staleness=2",)),
+)
