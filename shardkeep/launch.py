@@ -68,7 +68,9 @@ def run_job(
     from shardkeep import scale
     from shardkeep.resume import plan_resume
     from shardkeep.screen import Screen
+    from shardkeep.workers.data.dataset import check_present
 
+    check_present(config.data)  # before anything is compiled
     screen = Screen(console)
     config = _anchored(config)
     code_folder = code_folder if config.own_modules else None

@@ -89,8 +89,29 @@ def test_a_wrong_setting_is_one_line_and_code_2(tmp_path: Path) -> None:
     assert error == f"error: {tmp_path}/job.yaml: train.batch_sise: unknown key; did you mean batch_size?\n"
 
 
+def test_all_that_is_wrong_with_a_file_and_the_settings_is_told_line_by_line(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("servers: two\ndata: {sparse: 7}\nseed: 1\n")
+    code, out, error = invoke("train", str(tmp_path / "job.yaml"), "--set", "tables.default.optimizer=adom")
+    assert (code, out) == (2, "")
+    assert error.splitlines() == [
+        f"error: {tmp_path}/job.yaml: servers: 'two' is not allowed; allowed: a whole number from 0 to 1,024",
+        f"error: {tmp_path}/job.yaml: data.sparse: 7 is not allowed; allowed: a list",
+        "error: --set tables.default.optimizer=adom: tables.default.optimizer.name: 'adom' is not allowed; "
+        "allowed: adagrad, adam, ftrl, rowwise_adagrad or sgd",
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "seed: 1\n", "data: {}\n", "data:\n"], ids=["empty", "other", "braces", "null"])
+@pytest.mark.parametrize("command", ["train", "estimate"])
+def test_a_config_without_data_starts_nothing(tmp_path: Path, command: str, text: str) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    code, out, error = invoke(command, str(tmp_path / "job.yaml"))
+    assert (code, out) == (2, "")
+    assert "data" in error and "data: {train: [clicks.csv], label: clicked" in error and error.count("\n") == 1
+
+
 def test_a_folder_of_another_run_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    (tmp_path / "config.yaml").write_text("seed: 1\n")
+    (tmp_path / "config.yaml").write_text("data: {source: synthetic}\n")
     code, _, error = invoke("train", str(tmp_path / "config.yaml"), "--run-dir", str(tmp_path))
     assert code == 2
     resume = f"or resume the run there by `shardkeep train --resume {tmp_path}`"

@@ -5,11 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shardkeep.base.errors import ConfigError
+from shardkeep.base.schedule import ScheduleConfig
 from shardkeep.config import load_config, parse_config
+from shardkeep.ps.config import AdamConfig, RowwiseAdagradConfig, SgdConfig
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -214,6 +217,85 @@ def test_a_resolved_config_can_be_read_again_in_each_consistency_mode() -> None:
         config = parse_config("seed: 1", [f"consistency.mode={mode}"])
         assert parse_config(config.to_yaml()) == config
         assert config.consistency.staleness == (0 if mode == "sync" else 2)
+
+
+def test_a_bare_name_stands_for_a_mapping_in_files_and_settings() -> None:
+    text = "{consistency: sync, model: dcn_v2, tower: {optimizer: sgd}, compression: {tower: bf16}}"
+    tables = "tables: {default: {optimizer: adam, init: zeros}}"
+    in_tables = ["tables.default.optimizer=adam", "tables.default.init=zeros"]
+    for config in (
+        parse_config(f"{text[:-1]}, {tables}}}"),
+        parse_config(
+            "seed: 0",
+            ["consistency=sync", "model=dcn_v2", "tower.optimizer=sgd", "compression.tower=bf16", *in_tables],
+        ),
+    ):
+        assert (config.consistency.mode, config.model.name, config.tower.optimizer.name) == ("sync", "dcn_v2", "sgd")
+        assert config.compression.tower.name == "bf16"
+        assert config.table("any").optimizer == AdamConfig() and config.table("any").init.name == "zeros"
+
+
+@pytest.mark.parametrize(
+    ("file", "override", "expected"),
+    [
+        ("seed: 1", "tables.default.optimizer.lr=0.5", RowwiseAdagradConfig(lr=0.5)),
+        ("tables: {default: {optimizer: adam}}", "tables.default.optimizer.lr=0.5", AdamConfig(lr=0.5)),
+        ("tables: {user: {optimizer: {name: sgd}}}", "tables.user.optimizer.lr=0.5", SgdConfig(lr=0.5)),
+        (
+            "tables: {default: {optimizer: {name: adam, eps: 0.1, schedule: {warmup_steps: 3}}}}",
+            "tables.user.optimizer.schedule.decay=none",
+            AdamConfig(eps=0.1, schedule=ScheduleConfig(warmup_steps=3)),
+        ),
+        ("tables: {user: {optimizer: adam}}", "tables.user.optimizer=sgd", SgdConfig()),
+    ],
+    ids=["built-in", "default", "table", "of-the-default", "whole"],
+)
+def test_an_override_of_one_field_keeps_the_kind(file: str, override: str, expected: Any) -> None:
+    table = "user" if "user" in override else "any"
+    assert parse_config(file, [override]).table(table).optimizer == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "source"),
+    [
+        ("train: [a.csv]", "csv"),
+        ("train: a.csv.gz", "csv"),
+        ("train: [days/*.parquet], eval: b.PQ", "parquet"),
+        ("train: [a.csv], source: criteo", "criteo"),
+        ("synthetic: {train_samples: 5}", "synthetic"),
+        ("root: a", ""),
+    ],
+)
+def test_a_source_that_is_left_out_follows_from_the_files(data: str, source: str) -> None:
+    config = parse_config(f"data: {{{data}}}")
+    assert config.data.source == source
+    assert parse_config(config.to_yaml()) == config
+
+
+def test_files_of_tabs_have_tabs_between_fields() -> None:
+    assert parse_config("data: {train: a.tsv.gz}").data.delimiter == "\t"
+
+
+@pytest.mark.parametrize(
+    ("text", "mode"),
+    [
+        ("{servers: 0, workers: 1}", "sync"),
+        ("{servers: 0, workers: 1, consistency: {}}", "sync"),
+        ("{servers: 0, workers: 1, consistency: bounded}", "bounded"),
+        ("{servers: 0, workers: 1, consistency: {staleness: 1}}", "bounded"),
+        ("{servers: 1}", "bounded"),
+    ],
+)
+def test_one_process_runs_sync_unless_told_otherwise(text: str, mode: str) -> None:
+    config = parse_config(text)
+    assert config.consistency.mode == mode
+    assert f"mode: {mode}" in config.to_yaml()
+
+
+def test_the_setting_is_blamed_whose_absence_helps() -> None:
+    file = "compression: {pull: {cache_rows: 9, lease: 2}}"
+    with pytest.raises(ConfigError, match=r"^--set consistency=sync: compression\.pull\.cache_rows: 9 with"):
+        parse_config(file, ["seed=2", "consistency=sync", "train.epochs=2"])
 
 
 def test_overrides_win_over_the_file_and_may_name_new_tables() -> None:
