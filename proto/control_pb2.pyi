@@ -78,7 +78,7 @@ class Table(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., optimizer_json: _Optional[str] = ..., init_json: _Optional[str] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("token", "has_tables", "tables", "wait_s", "span", "after", "why")
+    __slots__ = ("token", "has_tables", "tables", "wait_s", "span", "after", "why", "data")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     HAS_TABLES_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,7 @@ class JoinRequest(_message.Message):
     SPAN_FIELD_NUMBER: _ClassVar[int]
     AFTER_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
     token: str
     has_tables: bool
     tables: _containers.RepeatedCompositeFieldContainer[Table]
@@ -93,7 +94,8 @@ class JoinRequest(_message.Message):
     span: Span
     after: int
     why: str
-    def __init__(self, token: _Optional[str] = ..., has_tables: _Optional[bool] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., wait_s: _Optional[float] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., after: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
+    data: str
+    def __init__(self, token: _Optional[str] = ..., has_tables: _Optional[bool] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., wait_s: _Optional[float] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., after: _Optional[int] = ..., why: _Optional[str] = ..., data: _Optional[str] = ...) -> None: ...
 
 class Span(_message.Message):
     __slots__ = ("first", "last", "holds", "saved")
@@ -108,7 +110,7 @@ class Span(_message.Message):
     def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., holds: _Optional[bool] = ..., saved: _Optional[int] = ...) -> None: ...
 
 class Formation(_message.Message):
-    __slots__ = ("generation", "store_host", "store_port", "members", "tables", "start_step", "source", "lacking", "origin")
+    __slots__ = ("generation", "store_host", "store_port", "members", "tables", "start_step", "source", "lacking", "origin", "data")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STORE_HOST_FIELD_NUMBER: _ClassVar[int]
     STORE_PORT_FIELD_NUMBER: _ClassVar[int]
@@ -118,6 +120,7 @@ class Formation(_message.Message):
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     LACKING_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
     generation: int
     store_host: str
     store_port: int
@@ -127,7 +130,8 @@ class Formation(_message.Message):
     source: int
     lacking: _containers.RepeatedScalarFieldContainer[int]
     origin: int
-    def __init__(self, generation: _Optional[int] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., start_step: _Optional[int] = ..., source: _Optional[int] = ..., lacking: _Optional[_Iterable[int]] = ..., origin: _Optional[int] = ...) -> None: ...
+    data: str
+    def __init__(self, generation: _Optional[int] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., start_step: _Optional[int] = ..., source: _Optional[int] = ..., lacking: _Optional[_Iterable[int]] = ..., origin: _Optional[int] = ..., data: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("job", "formation")

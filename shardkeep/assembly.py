@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from shardkeep.base.errors import ConfigError
-from shardkeep.base.telemetry import versions
+from shardkeep.base.log import EventLog
+from shardkeep.checkpoint_facts import check_facts, checkpoint_facts
 from shardkeep.compression.ledger import Ledger
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
@@ -43,6 +43,7 @@ SPARE_STEPS = 3
 a step ahead."""
 START = Origin()
 
+_log = EventLog("roles")
 _SEEDING = threading.Lock()  # torch's generator is the process's; workers may be threads of one
 
 
@@ -154,7 +155,7 @@ def build_worker(
     Raises CheckpointError."""
     schema = data.train.schema
     tables = table_specs(config, schema)
-    start = START if resumed is None else _origin(resumed, config, len(data.train))
+    start = START if resumed is None else _origin(resumed, config, data)
     slices = step_slices(config, num_samples=len(data.train), origin=start)
     before = None if again is None else again.before
     ledger = Ledger() if before is None else before.ledger
@@ -228,7 +229,7 @@ def build_worker(
             client=client,
             tower=tower,
             collective=collective,
-            facts=lambda _step: checkpoint_facts(config, telemetry.samples, len(data.train)),
+            facts=lambda _step: checkpoint_facts(config, data, telemetry.samples),
         )
     trainer = Trainer(
         step=step,
@@ -263,25 +264,11 @@ def _go_on(tower: Tower, collective: Collective, rewind: Rewind | None, again: A
     tower.share(again.source, again.lacking)
 
 
-def _origin(resumed: Checkpoint, config: JobConfig, num_samples: int) -> Origin:
+def _origin(resumed: Checkpoint, config: JobConfig, data: Data) -> Origin:
     """Where a job goes on. Raises ConfigError when data or seed are not those of the checkpoint."""
-    for what, now in (("epoch_samples", num_samples), ("seed", config.seed)):
-        if resumed.facts.get(what) != now:
-            key = "data: samples of an epoch" if what == "epoch_samples" else what
-            raise ConfigError(f"{key}: {now}; the checkpoint {resumed.folder} was taken with {resumed.facts.get(what)}")
+    if remark := check_facts(resumed, config, data):
+        _log.info("resumed with other evaluation data", why=remark)
     return Origin(resumed.step, int(resumed.facts["samples"]))
-
-
-def checkpoint_facts(config: JobConfig, samples: int, num_samples: int) -> dict[str, Any]:
-    """What a checkpoint's manifest tells of the job: the data position, and what it was taken with."""
-    return {
-        "samples": samples,
-        "epoch_samples": num_samples,
-        "servers": config.servers,
-        "workers": config.workers,
-        "seed": config.seed,
-        "versions": versions(),
-    }
 
 
 def _build_tower(

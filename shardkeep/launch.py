@@ -79,7 +79,7 @@ def run_job(
     pins = _pins(config)
     with Interrupts() as interrupts, _importable(code_folder):
         try:
-            _prepare(config, screen)
+            _prepare(config, screen, resumed)
         except KeyboardInterrupt:
             raise JobStopped("stopped before the first step") from None
         finally:
@@ -223,9 +223,10 @@ def _in_process(
     return folder.summary() or {}
 
 
-def _prepare(config: JobConfig, screen: Screen) -> None:
+def _prepare(config: JobConfig, screen: Screen, resumed: Resumed | None) -> None:
     """What every role needs, made once: compiled kernels, converted data. User errors show here."""
     from shardkeep.base.kernels import compile_kernels, kernel_modules
+    from shardkeep.checkpoint_facts import check_facts
     from shardkeep.workers.data.dataset import open_data
 
     began = time.monotonic()
@@ -238,6 +239,8 @@ def _prepare(config: JobConfig, screen: Screen) -> None:
     screen.end_bar()
     config.check_tables(data.train.schema.tables())
     screen.phase("data", f"{data.describe()}; ready in {time.monotonic() - began:.1f} s")
+    if resumed is not None and (remark := check_facts(resumed.checkpoint, config, data)):
+        screen.phase("data", remark)
 
 
 def _anchored(config: JobConfig) -> JobConfig:

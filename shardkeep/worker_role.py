@@ -64,10 +64,10 @@ def run_worker(
         data = open_data(config.data, seed=config.seed)
         tables = table_specs(config, data.train.schema)
         life = _Life(config, control, data, index, advertise, folder, kernels_s, departure)
-        formation: Formation | None = control.join(tables, span=life.span)
+        formation: Formation | None = control.join(tables, data=data.fingerprint, span=life.span)
         while formation is not None and (lost := life.train(formation)) is not None:
             departure.check()
-            formation = control.join_again(tables, formation, span=life.span, why=lost)
+            formation = control.join_again(tables, formation, data=data.fingerprint, span=life.span, why=lost)
         life.end()
     return 0
 

@@ -188,6 +188,9 @@ class DataConfig(Settings):
     cache folder where that is read-only."""
     synthetic: SyntheticConfig = SyntheticConfig()
     """The synthetic stream."""
+    accept: str | None = None
+    """Fingerprint of other training data than those of the checkpoint, with which `--resume` may go on; the line that
+    refuses them says it."""
     options: dict[str, Any] = Field(default_factory=dict)
     """Keyword arguments of your own module:function."""
 

@@ -168,12 +168,19 @@ class ControlClient:
             self._heartbeat.heard.notify_all()
 
     def join(
-        self, tables: Sequence[TableSpec] | None, *, span: Span = ANYWHERE, after: int = 0, why: str = ""
+        self,
+        tables: Sequence[TableSpec] | None,
+        *,
+        data: str = "",
+        span: Span = ANYWHERE,
+        after: int = 0,
+        why: str = "",
     ) -> Formation:
         """Says that this member is ready and blocks until the group is formed or the job ends.
 
         Args:
             tables: The tables of config and data, in order of first use, from workers; None from servers.
+            data: The fingerprint of the data, from workers.
             span: Where this member could go on.
             after: The generation that this member has lost; 0 = it was in none.
             why: How it lost it.
@@ -190,6 +197,7 @@ class ControlClient:
             span=wire.span_to_pb(span),
             after=after,
             why=why,
+            data=data,
         )
         while True:
             limit_s = JOIN_WAIT_S + max(self.timeout_s, self._patience_s)
@@ -203,11 +211,11 @@ class ControlClient:
             self.check()  # our own heartbeats may know more: a silent coordinator
 
     def join_again(
-        self, tables: Sequence[TableSpec] | None, lost: Formation, *, span: Span, why: str
+        self, tables: Sequence[TableSpec] | None, lost: Formation, *, data: str = "", span: Span, why: str
     ) -> Formation | None:
         """`join` after a generation was lost; None = there is no other, for the job had been completed before that."""
         try:
-            return self.join(tables, span=span, after=lost.generation, why=why)
+            return self.join(tables, data=data, span=span, after=lost.generation, why=why)
         except JobError:
             if self.state.state == "completed":
                 return None

@@ -21,7 +21,7 @@ from shardkeep.ps.control.membership import Membership, Seat
 from shardkeep.ps.control.records import ANYWHERE, Formation, Hello, JobSink, JobState, Member, Record, Span, Status
 from shardkeep.ps.control.recovery import Recoveries, Start, agreed_start, meanwhile, sentence
 from shardkeep.ps.control.standing import Standing
-from shardkeep.ps.control.tables import agreed_tables
+from shardkeep.ps.control.tables import agreed_data, agreed_tables
 from shardkeep.ps.control.versions import check_versions, own_versions
 
 TAKEOVER_VERSIONS = 1_000_000
@@ -138,6 +138,7 @@ class Coordinator:
         token: str,
         tables: Sequence[TableSpec] | None,
         *,
+        data: str = "",
         span: Span = ANYWHERE,
         after: int = 0,
         why: str = "",
@@ -148,6 +149,7 @@ class Coordinator:
         Args:
             token: Names the member.
             tables: What a worker derived from config and data; None for servers.
+            data: The fingerprint of the data that a worker has opened; "" = not known.
             span: Where the member could go on.
             after: The generation that the member has lost; 0 = it was in none.
             why: How it lost it.
@@ -170,7 +172,7 @@ class Coordinator:
                 self._give_up_generation(f"{seat.member} lost the others: {why}")
             if formed() is None:
                 seat.joined, seat.span = True, span
-                seat.tables = None if tables is None else tuple(tables)
+                seat.tables, seat.data = None if tables is None else tuple(tables), data
                 self._form_if_complete()
                 self._changed.wait_for(lambda: formed() is not None or not self._waits, wait_s)
             return self._life.now, formed()
@@ -381,13 +383,18 @@ class Coordinator:
         saved = max([self._recoveries.saved_step, *(s.span.saved for s in self._members.seats() if again)])
         self._recoveries.saved_step = saved
         start = (agreed_start(*spans) if again else None) or Start(saved)
-        tables = agreed_tables([(seat.member, seat.tables) for seat in self._members.seats("worker")])
+        workers = self._members.seats("worker")
+        tables = agreed_tables([(seat.member, seat.tables) for seat in workers])
+        data, remarks = agreed_data([(seat.member, seat.data) for seat in workers], self._formation)
         members = tuple(seat.member for seat in self._members.present())
         generation = self._members.generation + 1
         host, port = self._open_store(generation)
         self._sink.members(generation, members)  # durable before it is used
         self._members.generation = generation
-        return Formation(generation, host, port, members, tables, start.step, start.source, start.lacking, self._origin)
+        if remarks:
+            self._keep(lambda: self._chronicle.tell("data", {"text": "; ".join(remarks)}))
+        where = (start.step, start.source, start.lacking, self._origin)
+        return Formation(generation, host, port, members, tables, *where, data)
 
     def _give_up_generation(self, symptom: str = "") -> None:
         """The members leave the running generation, and come back to form another."""

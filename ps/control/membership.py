@@ -22,6 +22,7 @@ class Seat:
     unsent_rows: int = 0
     joined: bool = False
     tables: tuple[TableSpec, ...] | None = None
+    data: str = ""
     span: Span = ANYWHERE
     left_code: int | None = None
     lost: bool = False

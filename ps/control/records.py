@@ -89,6 +89,8 @@ class Formation:
     lacking: tuple[int, ...] = ()
     origin: int = 0
     """The step of the checkpoint that this start of the job began from; 0 = none."""
+    data: str = ""
+    """The fingerprint of the data that the workers read: training, and after a hyphen evaluation; "" = not known."""
 
     @property
     def restores(self) -> bool:

@@ -40,6 +40,7 @@ class ControlServicer:
             job, formation = self._coordinator.join(
                 request.token,
                 tables,
+                data=request.data,
                 span=wire.span_from_pb(request.span),
                 after=request.after,
                 why=request.why,

@@ -1,12 +1,12 @@
-"""Compares the table definitions of the workers. Pure functions."""
+"""Compares what the workers derive from config and data: their tables, the data's fingerprint. Pure functions."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardkeep.base.errors import JobError, ProtocolError
+from shardkeep.base.errors import JobError, ProtocolError, UserError
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.control.records import Member
+from shardkeep.ps.control.records import Formation, Member
 
 
 def agreed_tables(workers: Sequence[tuple[Member, tuple[TableSpec, ...] | None]]) -> tuple[TableSpec, ...]:
@@ -19,6 +19,29 @@ def agreed_tables(workers: Sequence[tuple[Member, tuple[TableSpec, ...] | None]]
         if difference:
             raise JobError(f"the workers' tables differ: {difference}; all must read the same config and data")
     return tables
+
+
+def agreed_data(workers: Sequence[tuple[Member, str]], before: Formation | None) -> tuple[str, list[str]]:
+    """The fingerprint of the data that all workers read, and remarks on evaluation data that differ. `before`: the last
+    formation of this start of the job. Raises UserError when the training data differ."""
+    known, whose = (before.data, "the job began with") if before is not None else ("", "")
+    remarks = []
+    for member, data in workers:
+        if not known:
+            known, whose = data, f"{member} reads"
+        for what, mine, others in zip(("training", "evaluation"), _parts(data), _parts(known), strict=True):
+            if not data or mine == others:
+                continue
+            text = f"{member} reads other {what} data (fingerprint {mine}) than {whose} (fingerprint {others})"
+            if what == "training":
+                raise UserError(f"{text}; all workers must read the same files, to the end of the job")
+            remarks.append(f"{text}; figures of evaluations cannot be compared")
+    return known, remarks
+
+
+def _parts(fingerprint: str) -> tuple[str, str]:
+    train, _, evaluation = fingerprint.partition("-")
+    return train, evaluation
 
 
 def first_difference(

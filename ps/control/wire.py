@@ -92,6 +92,7 @@ def formation_to_pb(formation: Formation) -> pb.Formation:
         source=formation.source,
         lacking=formation.lacking,
         origin=formation.origin,
+        data=formation.data,
     )
 
 
@@ -106,6 +107,7 @@ def formation_from_pb(message: pb.Formation) -> Formation:
         source=message.source,
         lacking=tuple(message.lacking),
         origin=message.origin,
+        data=message.data,
     )
 
 

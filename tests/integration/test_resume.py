@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -280,8 +281,54 @@ def test_other_data_or_another_seed_are_refused(tmp_path: Path) -> None:
     checkpoint = Checkpoints(tmp_path).load(26)
     with pytest.raises(ConfigError, match=r"seed: 4; the checkpoint .* was taken with 3$"):
         trained(job_config(1, 1, seed=4), tmp_path, checkpoint)
-    with pytest.raises(ConfigError, match=r"samples of an epoch: 99; the checkpoint .* was taken with 100$"):
+    told = r"data: the training data are not those of .*step-00000026 \(99 samples now, 100 then\); put those back$"
+    with pytest.raises(ConfigError, match=told):
         LocalJob(job_config(1, 1), as_data(draw(99)), resumed=checkpoint)
+
+
+def marked(fingerprint: str) -> Data:
+    return replace(drawn_data(), fingerprint=fingerprint)
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    """At step 9 of a job on data `aaaa-eeee`, 100 samples."""
+    LocalJob(job_config(1, 1), marked("aaaa-eeee"), Checkpoints(tmp_path / "before")).run()
+    return Checkpoints(tmp_path / "before").load(9)
+
+
+def test_other_data_of_as_many_samples_are_refused_until_they_are_accepted(
+    tmp_path: Path, checkpoint: Checkpoint
+) -> None:
+    told = (
+        r"\(fingerprint bbbb now, aaaa then; 100 samples now, 100 then\); put those back, or --set data.accept=bbbb to "
+    )
+    for config in (job_config(1, 1), job_config(1, 1, data__accept="cccc")):
+        with pytest.raises(ConfigError, match=told):
+            LocalJob(config, marked("bbbb-eeee"), resumed=checkpoint)
+    accepted = job_config(1, 1, data__accept="bbbb")
+    LocalJob(accepted, marked("bbbb-eeee"), Checkpoints(tmp_path / "after"), checkpoint).run()
+    assert {folder.name for _, folder in Checkpoints(tmp_path / "after").complete()} >= {"step-00000012"}
+    assert Checkpoints(tmp_path / "after").load(26).facts["data"] == "bbbb-eeee"
+
+
+def test_with_more_samples_the_epoch_goes_on_at_the_same_position(checkpoint: Checkpoint) -> None:
+    more = replace(as_data(draw(130, pooling="mean")), fingerprint="bbbb")
+    assert LocalJob(job_config(1, 1, data__accept="bbbb"), more, resumed=checkpoint).run()["samples"] == 2 * 130
+
+
+def test_other_evaluation_data_are_told_and_trained_beside(
+    checkpoint: Checkpoint, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="shardkeep")
+    LocalJob(job_config(1, 1), marked("aaaa-ffff"), resumed=checkpoint)
+    told = [getattr(record, "fields", {}).get("why", "") for record in caplog.records]
+    assert any("the evaluation data are not those of step-00000009" in text for text in told)
+
+
+def test_a_checkpoint_of_an_earlier_version_which_noted_no_fingerprint_is_gone_on_from(checkpoint: Checkpoint) -> None:
+    facts = {key: value for key, value in checkpoint.facts.items() if key != "data"}
+    LocalJob(job_config(1, 1), marked("bbbb-eeee"), resumed=replace(checkpoint, facts=facts))
 
 
 # ---- real processes ----

@@ -44,6 +44,8 @@ class Job:
 
     def __init__(self, *, servers: int = 1, workers: int = 2, sink: ListSink | None = None) -> None:
         self.now = 0.0
+        self.data = ""
+        """The fingerprint that workers tell."""
         self.sink = sink or ListSink()
         self.opened: list[int] = []
         self.coordinator = Coordinator(
@@ -76,7 +78,7 @@ class Job:
     def join(
         self, role: Role, index: int, tables: Sequence[TableSpec] | None = TABLES
     ) -> tuple[JobState, Formation | None]:
-        return self.coordinator.join(f"{role}-{index}-100", tables if role == "worker" else None)
+        return self.coordinator.join(f"{role}-{index}-100", tables if role == "worker" else None, data=self.data)
 
     def form(self) -> Formation:
         for role, index in self.names:

@@ -52,7 +52,7 @@ class Recovering(Job):
         self, role: str, index: int, span: Span = THREE_OR_FOUR, *, after: int = 1, pid: int = 100, why: str = "EOF"
     ) -> Formation | None:
         token, tables = f"{role}-{index}-{pid}", TABLES if role == "worker" else None
-        return self.coordinator.join(token, tables, span=span, after=after, why=why)[1]
+        return self.coordinator.join(token, tables, data=self.data, span=span, after=after, why=why)[1]
 
     def recover(self, *, killed: tuple[str, int] = ("server", 0), pid: int = 200, after: int = 1) -> Formation:
         """One death, one replacement; the new formation."""

@@ -15,7 +15,7 @@ from shardkeep.base.errors import (
 )
 from shardkeep.ps.config import AdamConfig, TableSpec
 from shardkeep.ps.control.coordinator import STOP_PATIENCE_S
-from shardkeep.ps.control.records import Record, Role
+from shardkeep.ps.control.records import Formation, JobState, Record, Role
 from tests.ps.control.job import TABLES, Job, ListSink
 
 
@@ -171,6 +171,36 @@ def test_workers_whose_tables_differ_fail_the_job(tables: tuple[TableSpec, ...],
     assert state.message == f"the workers' tables differ: {told}; all must read the same config and data"
     assert isinstance(state.error(), JobError)
     assert job.opened == []
+
+
+def joined_with(job: Job, *fingerprints: str) -> tuple[JobState, Formation | None]:
+    """Workers that read these data, in the order of their indices; what the last one is answered."""
+    for index, job.data in enumerate(fingerprints):
+        job.register("worker", index)
+        answer = job.join("worker", index)
+    return answer
+
+
+def test_workers_that_read_other_training_data_than_the_first_fail_the_job_as_the_users_mistake() -> None:
+    job = Job(servers=0)
+    state, formation = joined_with(job, "aaaa-eeee", "bbbb-eeee")
+    assert formation is None and state.exit_code == 2
+    told = "worker 1 (pid 100 on 10.0.0.7) reads other training data (fingerprint bbbb) than "
+    told += "worker 0 (pid 100 on 10.0.0.7) reads (fingerprint aaaa); all workers must read the same files"
+    assert state.message.startswith(told)
+
+
+def test_other_evaluation_data_are_told_and_form_a_group() -> None:
+    job = Job(servers=0)
+    _, formation = joined_with(job, "aaaa-eeee", "aaaa-ffff")
+    assert formation is not None and formation.data == "aaaa-eeee"
+    told = [call[1]["text"] for call in job.sink.of("event") if call[1].get("phase") == "data"]
+    assert len(told) == 1 and "worker 1 (pid 100 on 10.0.0.7) reads other evaluation data (fingerprint ffff)" in told[0]
+
+
+def test_a_worker_that_does_not_know_its_data_s_fingerprint_joins_any_group() -> None:
+    _, formation = joined_with(Job(servers=0), "", "aaaa")
+    assert formation is not None and formation.data == "aaaa"
 
 
 def test_a_worker_without_tables_fails_the_job() -> None:

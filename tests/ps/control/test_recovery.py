@@ -297,6 +297,38 @@ def test_one_that_leaves_on_a_signal_while_the_job_stops_is_no_failure() -> None
     assert job.state.state == "stopped"
 
 
+@pytest.mark.parametrize("taken_over", [False, True])
+def test_a_replacement_that_reads_other_training_data_fails_the_job_as_the_users_mistake(taken_over: bool) -> None:
+    job = Recovering()
+    job.data = "aaaa-eeee"
+    assert job.form().data == "aaaa-eeee"
+    job.kill("worker", 1)
+    if taken_over:
+        take_over(job)
+    job.come_back("server", 0)
+    job.come_back("worker", 0)
+    job.register("worker", 1, pid=200)
+    job.data = "bbbb-eeee"
+    assert job.come_back("worker", 1, pid=200, after=0) is None
+    state = job.coordinator.state
+    assert (state.state, state.exit_code) == ("failed", 2)
+    told = "worker 1 (pid 200 on 10.0.0.7) reads other training data (fingerprint bbbb) than the job began with "
+    assert state.message == f"{told}(fingerprint aaaa); all workers must read the same files, to the end of the job"
+
+
+def test_all_workers_together_may_not_change_the_data_of_a_job_either() -> None:
+    job = Recovering()
+    job.data = "aaaa"
+    job.form()
+    job.kill("server", 0)
+    job.data = "bbbb"
+    job.come_back("worker", 0)
+    job.come_back("worker", 1)
+    job.register("server", 0, pid=200)
+    assert job.come_back("server", 0, pid=200, after=0) is None
+    assert job.coordinator.state.exit_code == 2
+
+
 def test_a_member_that_is_not_replaced_in_time_fails_the_job() -> None:
     job = Recovering(form_timeout_s=10.0)
     job.form()

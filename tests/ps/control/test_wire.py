@@ -24,7 +24,7 @@ def test_a_formation_survives_the_wire_bit_for_bit(
     optimizer: SgdConfig | AdagradConfig | RowwiseAdagradConfig | AdamConfig | FtrlConfig,
 ) -> None:
     table = TableSpec(name="größe", dim=7, optimizer=optimizer)
-    formation = Formation(2, "h", 65535, (MEMBER,), (table,), start_step=2**40)
+    formation = Formation(2, "h", 65535, (MEMBER,), (table,), start_step=2**40, data="1f-2e")
     bytes_ = wire.formation_to_pb(formation).SerializeToString()
     assert wire.formation_from_pb(pb.Formation.FromString(bytes_)) == formation
 
