@@ -28,7 +28,7 @@ from shardkeep.workers.data.cache_folders import (
     trusted,
 )
 from shardkeep.workers.data.columnar import ColumnarWriter
-from shardkeep.workers.data.conversion import Converter, Fitted, Layout
+from shardkeep.workers.data.conversion import Converter, Fitted, Layout, left_out
 from shardkeep.workers.data.decoding import Chunk
 from shardkeep.workers.data.fingerprint import content_fingerprint
 from shardkeep.workers.data.input_files import State, changed_since, find_files, snapshot
@@ -119,8 +119,7 @@ def _described(entries: Sequence[Entry]) -> str:
     size = sum(entry.size_bytes for entry in entries)
     held = f" ({_megabytes(size)}; `shardkeep cache` shows and cleans it)" if size >= LARGE_BYTES else ""
     text = f"cached in {' and '.join(str(entry.folder) for entry in entries)}{held}"
-    skipped = sum(entry.skipped for entry in entries)
-    return f"{text}; {skipped:,} rows left out, their label is missing" if skipped else text
+    return text + left_out(sum(entry.skipped for entry in entries))
 
 
 def _megabytes(size: int) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from shardkeep.base.errors import DataError
 from shardkeep.base.files import file_lock
-from shardkeep.base.owners import why_distrusted
+from shardkeep.base.owners import lists, why_distrusted
 from shardkeep.workers.config import DataConfig
 from shardkeep.workers.data.samples import Progress
 
@@ -54,7 +54,7 @@ def place_for(folders: Sequence[Path], name: str) -> Path:
     folder = next((f for f in folders[:-1] if _usable(f)), folders[-1])
     _make(folder)
     for path in entry_paths(folder, name):
-        if all(trusted(p) for p in (path, lock_path(path)) if os.path.lexists(p)):
+        if all(p.lstat().st_uid == os.geteuid() for p in (path, lock_path(path)) if os.path.lexists(p)):
             return path
     raise DataError(f"{path}: belongs to another user; set data.cache to a folder of your own")
 
@@ -85,7 +85,10 @@ def _make(folder: Path) -> None:
     except OSError as error:
         raise DataError(f"{folder}: the cache folder cannot be made ({error.strerror}); set data.cache") from error
     if why is not None:
-        raise DataError(f"data.cache: {why}; allowed: a folder of yours that no one else can write, or with chmod +t")
+        raise DataError(
+            f"data.cache: {why}; allowed: a folder of yours that no one else can write, or with chmod +t; if you trust "
+            f"all who can, list the folder in {lists()[0]}"
+        )
 
 
 def _make_own(folder: Path) -> None:

@@ -70,6 +70,11 @@ def layout_of(config: DataConfig, *, scale: Scaling = "standard") -> Layout:
     return Layout(config.label, tuple(config.dense), tuple(config.sparse), config.scale or scale, tuple(config.missing))
 
 
+def left_out(count: int) -> str:
+    """What a person hears of rows without a label, behind where the samples come from."""
+    return f"; {count:,} rows left out, their label is missing" if count else ""
+
+
 def refuse(config: DataConfig, keys: Iterable[str]) -> None:
     """Raises ConfigError for settings that differ from their default and that this source could only ignore."""
     plain = DataConfig()

@@ -13,7 +13,7 @@ from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.base.modules import load_named
 from shardkeep.workers.config import DataConfig, DenseColumn, LabelColumn, SparseColumn
 from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter
-from shardkeep.workers.data.conversion import Converter, Layout, layout_of, refuse
+from shardkeep.workers.data.conversion import Converter, Layout, layout_of, left_out, refuse
 from shardkeep.workers.data.decoding import Chunk
 from shardkeep.workers.data.fingerprint import content_fingerprint, fingerprint
 from shardkeep.workers.data.gather_kernels import CHUNK_ROWS
@@ -97,8 +97,9 @@ def _convert(config: DataConfig, parts: list[Mapping[str, Any]], seed: int) -> D
     datasets = [
         ColumnarDataset(sink.getvalue(), schema=layout.schema, lists=lists, transform=transform) for sink in sinks
     ]
+    source = f"{config.source}{left_out(converter.skipped)}"
     mark = content_fingerprint(layout.schema, [writer.checksum() for writer in writers], to_json(transform))
-    return Data(datasets[0], datasets[1] if len(datasets) == 2 else None, None, config.source, mark)
+    return Data(datasets[0], datasets[1] if len(datasets) == 2 else None, None, source, mark)
 
 
 def _layout(config: DataConfig, part: Mapping[str, Any]) -> Layout:

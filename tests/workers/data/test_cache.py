@@ -358,3 +358,12 @@ def test_parts_that_a_dead_process_has_left_go_with_the_next_conversion(tmp_path
     names = {path.name for path in cache.iterdir() if path.is_dir()}
     assert dead not in names
     assert {busy, mine, ".config.d"} < names
+
+
+def test_a_large_cache_is_said_with_its_size_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _write(tmp_path)
+    assert "shardkeep cache" not in open_data(_config(tmp_path), seed=0).describe()
+    monkeypatch.setattr("shardkeep.workers.data.cache.LARGE_BYTES", 1)
+    text = open_data(_config(tmp_path), seed=0).describe()
+    (entry,) = _entries(tmp_path)
+    assert f"cached in {entry} (0 MB; `shardkeep cache` shows and cleans it)" in text

@@ -80,11 +80,14 @@ def test_an_entry_that_others_can_write_is_made_again(data: Path, part: str) -> 
 
 def test_entries_are_for_us_to_write_whatever_the_umask(data: Path) -> None:
     before = os.umask(0o000)
+    cache = data / ".shardkeep-cache"
     try:
         _open(data)
+        (data / "a.csv").write_text("x,y\n4,0\n5,1\n")
+        assert _open(data)[0] == [4.0, 5.0]  # converted again
     finally:
         os.umask(before)
-    cache = data / ".shardkeep-cache"
+    assert len(list(cache.glob("a-*"))) == 1
     assert [p for p in (cache, *cache.rglob("*")) if p.stat().st_mode & 0o022 and not p.name.endswith(".lock")] == []
 
 

@@ -87,3 +87,14 @@ def test_nulls_of_any_type_are_missing(tmp_path: Path, values: Any, positive: li
         open_data(DataConfig.model_validate(config | {"label": label}), seed=0)
     data = open_data(DataConfig.model_validate(config | {"label": label | {"missing": "skip"}}), seed=0)
     assert _rows(data) == [(0.0, 1.0), (2.0, 0.0)]
+
+
+def test_rows_of_a_source_of_ones_own_are_left_out_too(tmp_path: Path) -> None:
+    (tmp_path / "own_labels.py").write_text(
+        "TRAIN = {'label': [0, None, 1], 'dense': {'x': [1.0, 2.0, 3.0]}}\n"
+        "def samples(split):\n    return TRAIN if split == 'train' else None\n"
+    )
+    config = {"source": "own_labels:samples", "root": str(tmp_path), "scale": "none"}
+    data = open_data(DataConfig.model_validate(config | {"label": {"column": "label", "missing": "skip"}}), seed=0)
+    assert _rows(data) == [(1.0, 0.0), (3.0, 1.0)]
+    assert "1 rows left out, their label is missing" in data.describe()
