@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dshardkeep/proto/control.proto\x12\x11shardkeep.control\"@\n\x06Member\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\"p\n\x08JobState\x12\r\n\x05state\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\texit_code\x18\x03 \x01(\x05\x12\x0c\n\x04lost\x18\x04 \x01(\x08\x12\x12\n\ngeneration\x18\x05 \x01(\r\x12\x0f\n\x07version\x18\x06 \x01(\x04\"\xda\x01\n\x0fRegisterRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12)\n\x06member\x18\x02 \x01(\x0b\x32\x19.shardkeep.control.Member\x12\x42\n\x08versions\x18\x03 \x03(\x0b\x32\x30.shardkeep.control.RegisterRequest.VersionsEntry\x12\r\n\x05token\x18\x04 \x01(\t\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x86\x01\n\rRegisterReply\x12\x13\n\x0b\x63onfig_yaml\x18\x01 \x01(\t\x12\x0f\n\x07lease_s\x18\x02 \x01(\x01\x12\x0b\n\x03job\x18\x03 \x01(\t\x12\x34\n\tformation\x18\x04 \x01(\x0b\x32\x1c.shardkeep.control.FormationH\x00\x88\x01\x01\x42\x0c\n\n_formation\"M\n\x05Table\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03\x64im\x18\x02 \x01(\r\x12\x16\n\x0eoptimizer_json\x18\x03 \x01(\t\x12\x11\n\tinit_json\x18\x04 \x01(\t\"\xbb\x01\n\x0bJoinRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x12\n\nhas_tables\x18\x02 \x01(\x08\x12(\n\x06tables\x18\x03 \x03(\x0b\x32\x18.shardkeep.control.Table\x12\x0e\n\x06wait_s\x18\x04 \x01(\x01\x12%\n\x04span\x18\x05 \x01(\x0b\x32\x17.shardkeep.control.Span\x12\r\n\x05\x61\x66ter\x18\x06 \x01(\r\x12\x0b\n\x03why\x18\x07 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x08 \x01(\t\"A\n\x04Span\x12\r\n\x05\x66irst\x18\x01 \x01(\x03\x12\x0c\n\x04last\x18\x02 \x01(\x03\x12\r\n\x05holds\x18\x03 \x01(\x08\x12\r\n\x05saved\x18\x04 \x01(\x03\"\xf0\x01\n\tFormation\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x12\n\nstore_host\x18\x02 \x01(\t\x12\x12\n\nstore_port\x18\x03 \x01(\r\x12*\n\x07members\x18\x04 \x03(\x0b\x32\x19.shardkeep.control.Member\x12(\n\x06tables\x18\x05 \x03(\x0b\x32\x18.shardkeep.control.Table\x12\x12\n\nstart_step\x18\x06 \x01(\x03\x12\x0e\n\x06source\x18\x07 \x01(\x05\x12\x0f\n\x07lacking\x18\x08 \x03(\r\x12\x0e\n\x06origin\x18\t \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\n \x01(\t\"y\n\tJoinReply\x12(\n\x03job\x18\x01 \x01(\x0b\x32\x1b.shardkeep.control.JobState\x12\x34\n\tformation\x18\x02 \x01(\x0b\x32\x1c.shardkeep.control.FormationH\x00\x88\x01\x01\x42\x0c\n\n_formation\"q\n\x10HeartbeatRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0c\n\x04seen\x18\x04 \x01(\x04\x12\x0e\n\x06wait_s\x18\x05 \x01(\x01\x12\x13\n\x0bunsent_rows\x18\x06 \x01(\x04\"S\n\rReportRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x13\n\x0brecord_json\x18\x04 \x01(\t\"M\n\x0cLeaveRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0f\n\x07symptom\x18\x04 \x01(\x08\"\x0f\n\rStatusRequest\"x\n\x0cMemberStatus\x12)\n\x06member\x18\x01 \x01(\x0b\x32\x19.shardkeep.control.Member\x12\x11\n\tcondition\x18\x02 \x01(\t\x12\r\n\x05\x61ge_s\x18\x03 \x01(\x01\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\r\n\x05phase\x18\x05 \x01(\t\"\xe5\x01\n\x0bStatusReply\x12(\n\x03job\x18\x01 \x01(\x0b\x32\x1b.shardkeep.control.JobState\x12\x30\n\x07members\x18\x02 \x03(\x0b\x32\x1f.shardkeep.control.MemberStatus\x12\x15\n\rprogress_json\x18\x03 \x01(\t\x12\x17\n\x0f\x65valuation_json\x18\x04 \x01(\t\x12\x14\n\x0csummary_json\x18\x05 \x01(\t\x12\x13\n\x0b\x65vents_json\x18\x06 \x03(\t\x12\x0f\n\x07missing\x18\x07 \x03(\t\x12\x0e\n\x06left_s\x18\x08 \x01(\x01\"\x1d\n\x0bStopRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"G\n\x0bLostRequest\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0e\n\x06reason\x18\x04 \x01(\t2\xd6\x04\n\x07\x43ontrol\x12P\n\x08Register\x12\".shardkeep.control.RegisterRequest\x1a .shardkeep.control.RegisterReply\x12\x44\n\x04Join\x12\x1e.shardkeep.control.JoinRequest\x1a\x1c.shardkeep.control.JoinReply\x12M\n\tHeartbeat\x12#.shardkeep.control.HeartbeatRequest\x1a\x1b.shardkeep.control.JobState\x12G\n\x06Report\x12 .shardkeep.control.ReportRequest\x1a\x1b.shardkeep.control.JobState\x12\x45\n\x05Leave\x12\x1f.shardkeep.control.LeaveRequest\x1a\x1b.shardkeep.control.JobState\x12J\n\x06Status\x12 .shardkeep.control.StatusRequest\x1a\x1e.shardkeep.control.StatusReply\x12\x43\n\x04Stop\x12\x1e.shardkeep.control.StopRequest\x1a\x1b.shardkeep.control.JobState\x12\x43\n\x04Lost\x12\x1e.shardkeep.control.LostRequest\x1a\x1b.shardkeep.control.JobStateb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dshardkeep/proto/control.proto\x12\x11shardkeep.control\"@\n\x06Member\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0c\n\x04host\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\r\"p\n\x08JobState\x12\r\n\x05state\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12\x11\n\texit_code\x18\x03 \x01(\x05\x12\x0c\n\x04lost\x18\x04 \x01(\x08\x12\x12\n\ngeneration\x18\x05 \x01(\r\x12\x0f\n\x07version\x18\x06 \x01(\x04\"\xda\x01\n\x0fRegisterRequest\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12)\n\x06member\x18\x02 \x01(\x0b\x32\x19.shardkeep.control.Member\x12\x42\n\x08versions\x18\x03 \x03(\x0b\x32\x30.shardkeep.control.RegisterRequest.VersionsEntry\x12\r\n\x05token\x18\x04 \x01(\t\x1a/\n\rVersionsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xd8\x01\n\rRegisterReply\x12\x13\n\x0b\x63onfig_yaml\x18\x01 \x01(\t\x12\x0f\n\x07lease_s\x18\x02 \x01(\x01\x12\x0b\n\x03job\x18\x03 \x01(\t\x12\x34\n\tformation\x18\x04 \x01(\x0b\x32\x1c.shardkeep.control.FormationH\x00\x88\x01\x01\x12%\n\x04kept\x18\x05 \x01(\x0b\x32\x17.shardkeep.control.Kept\x12)\n\x06shared\x18\x06 \x01(\x0b\x32\x19.shardkeep.control.SharedB\x0c\n\n_formation\"$\n\x04Kept\x12\x0c\n\x04host\x18\x01 \x01(\t\x12\x0e\n\x06\x66older\x18\x02 \x01(\t\"\'\n\x06Shared\x12\x0e\n\x06\x66older\x18\x01 \x01(\t\x12\r\n\x05token\x18\x02 \x01(\t\"M\n\x05Table\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0b\n\x03\x64im\x18\x02 \x01(\r\x12\x16\n\x0eoptimizer_json\x18\x03 \x01(\t\x12\x11\n\tinit_json\x18\x04 \x01(\t\"\xf2\x01\n\x0bJoinRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x12\n\nhas_tables\x18\x02 \x01(\x08\x12(\n\x06tables\x18\x03 \x03(\x0b\x32\x18.shardkeep.control.Table\x12\x0e\n\x06wait_s\x18\x04 \x01(\x01\x12%\n\x04span\x18\x05 \x01(\x0b\x32\x17.shardkeep.control.Span\x12\r\n\x05\x61\x66ter\x18\x06 \x01(\r\x12\x0b\n\x03why\x18\x07 \x01(\t\x12\x0c\n\x04\x64\x61ta\x18\x08 \x01(\t\x12%\n\x04kept\x18\t \x01(\x0b\x32\x17.shardkeep.control.Kept\x12\x0e\n\x06unseen\x18\n \x01(\t\"t\n\x04Span\x12\r\n\x05\x66irst\x18\x01 \x01(\x03\x12\x0c\n\x04last\x18\x02 \x01(\x03\x12\r\n\x05holds\x18\x03 \x01(\x08\x12\r\n\x05saved\x18\x04 \x01(\x03\x12\x16\n\tlost_from\x18\x05 \x01(\x03H\x00\x88\x01\x01\x12\x0b\n\x03why\x18\x06 \x01(\tB\x0c\n\n_lost_from\"\x9a\x02\n\tFormation\x12\x12\n\ngeneration\x18\x01 \x01(\r\x12\x12\n\nstore_host\x18\x02 \x01(\t\x12\x12\n\nstore_port\x18\x03 \x01(\r\x12*\n\x07members\x18\x04 \x03(\x0b\x32\x19.shardkeep.control.Member\x12(\n\x06tables\x18\x05 \x03(\x0b\x32\x18.shardkeep.control.Table\x12\x12\n\nstart_step\x18\x06 \x01(\x03\x12\x0e\n\x06source\x18\x07 \x01(\x05\x12\x0f\n\x07lacking\x18\x08 \x03(\r\x12\x0e\n\x06origin\x18\t \x01(\x03\x12\x0c\n\x04\x64\x61ta\x18\n \x01(\t\x12\x18\n\x0b\x63heckpoints\x18\x0b \x01(\tH\x00\x88\x01\x01\x42\x0e\n\x0c_checkpoints\"y\n\tJoinReply\x12(\n\x03job\x18\x01 \x01(\x0b\x32\x1b.shardkeep.control.JobState\x12\x34\n\tformation\x18\x02 \x01(\x0b\x32\x1c.shardkeep.control.FormationH\x00\x88\x01\x01\x42\x0c\n\n_formation\"q\n\x10HeartbeatRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04step\x18\x02 \x01(\x03\x12\r\n\x05phase\x18\x03 \x01(\t\x12\x0c\n\x04seen\x18\x04 \x01(\x04\x12\x0e\n\x06wait_s\x18\x05 \x01(\x01\x12\x13\n\x0bunsent_rows\x18\x06 \x01(\x04\"S\n\rReportRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\x0c\n\x04kind\x18\x03 \x01(\t\x12\x13\n\x0brecord_json\x18\x04 \x01(\t\"^\n\x0cLeaveRequest\x12\r\n\x05token\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\x05\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\x0f\n\x07symptom\x18\x04 \x01(\x08\x12\x0f\n\x07refused\x18\x05 \x01(\x08\"\x0f\n\rStatusRequest\"x\n\x0cMemberStatus\x12)\n\x06member\x18\x01 \x01(\x0b\x32\x19.shardkeep.control.Member\x12\x11\n\tcondition\x18\x02 \x01(\t\x12\r\n\x05\x61ge_s\x18\x03 \x01(\x01\x12\x0c\n\x04step\x18\x04 \x01(\x03\x12\r\n\x05phase\x18\x05 \x01(\t\"\xe5\x01\n\x0bStatusReply\x12(\n\x03job\x18\x01 \x01(\x0b\x32\x1b.shardkeep.control.JobState\x12\x30\n\x07members\x18\x02 \x03(\x0b\x32\x1f.shardkeep.control.MemberStatus\x12\x15\n\rprogress_json\x18\x03 \x01(\t\x12\x17\n\x0f\x65valuation_json\x18\x04 \x01(\t\x12\x14\n\x0csummary_json\x18\x05 \x01(\t\x12\x13\n\x0b\x65vents_json\x18\x06 \x03(\t\x12\x0f\n\x07missing\x18\x07 \x03(\t\x12\x0e\n\x06left_s\x18\x08 \x01(\x01\"\x1d\n\x0bStopRequest\x12\x0e\n\x06reason\x18\x01 \x01(\t\"G\n\x0bLostRequest\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\r\n\x05index\x18\x02 \x01(\r\x12\x0b\n\x03pid\x18\x03 \x01(\r\x12\x0e\n\x06reason\x18\x04 \x01(\t2\xd6\x04\n\x07\x43ontrol\x12P\n\x08Register\x12\".shardkeep.control.RegisterRequest\x1a .shardkeep.control.RegisterReply\x12\x44\n\x04Join\x12\x1e.shardkeep.control.JoinRequest\x1a\x1c.shardkeep.control.JoinReply\x12M\n\tHeartbeat\x12#.shardkeep.control.HeartbeatRequest\x1a\x1b.shardkeep.control.JobState\x12G\n\x06Report\x12 .shardkeep.control.ReportRequest\x1a\x1b.shardkeep.control.JobState\x12\x45\n\x05Leave\x12\x1f.shardkeep.control.LeaveRequest\x1a\x1b.shardkeep.control.JobState\x12J\n\x06Status\x12 .shardkeep.control.StatusRequest\x1a\x1e.shardkeep.control.StatusReply\x12\x43\n\x04Stop\x12\x1e.shardkeep.control.StopRequest\x1a\x1b.shardkeep.control.JobState\x12\x43\n\x04Lost\x12\x1e.shardkeep.control.LostRequest\x1a\x1b.shardkeep.control.JobStateb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -42,33 +42,37 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_REGISTERREQUEST_VERSIONSENTRY']._serialized_start=404
   _globals['_REGISTERREQUEST_VERSIONSENTRY']._serialized_end=451
   _globals['_REGISTERREPLY']._serialized_start=454
-  _globals['_REGISTERREPLY']._serialized_end=588
-  _globals['_TABLE']._serialized_start=590
-  _globals['_TABLE']._serialized_end=667
-  _globals['_JOINREQUEST']._serialized_start=670
-  _globals['_JOINREQUEST']._serialized_end=857
-  _globals['_SPAN']._serialized_start=859
-  _globals['_SPAN']._serialized_end=924
-  _globals['_FORMATION']._serialized_start=927
-  _globals['_FORMATION']._serialized_end=1167
-  _globals['_JOINREPLY']._serialized_start=1169
-  _globals['_JOINREPLY']._serialized_end=1290
-  _globals['_HEARTBEATREQUEST']._serialized_start=1292
-  _globals['_HEARTBEATREQUEST']._serialized_end=1405
-  _globals['_REPORTREQUEST']._serialized_start=1407
-  _globals['_REPORTREQUEST']._serialized_end=1490
-  _globals['_LEAVEREQUEST']._serialized_start=1492
-  _globals['_LEAVEREQUEST']._serialized_end=1569
-  _globals['_STATUSREQUEST']._serialized_start=1571
-  _globals['_STATUSREQUEST']._serialized_end=1586
-  _globals['_MEMBERSTATUS']._serialized_start=1588
-  _globals['_MEMBERSTATUS']._serialized_end=1708
-  _globals['_STATUSREPLY']._serialized_start=1711
-  _globals['_STATUSREPLY']._serialized_end=1940
-  _globals['_STOPREQUEST']._serialized_start=1942
-  _globals['_STOPREQUEST']._serialized_end=1971
-  _globals['_LOSTREQUEST']._serialized_start=1973
-  _globals['_LOSTREQUEST']._serialized_end=2044
-  _globals['_CONTROL']._serialized_start=2047
-  _globals['_CONTROL']._serialized_end=2645
+  _globals['_REGISTERREPLY']._serialized_end=670
+  _globals['_KEPT']._serialized_start=672
+  _globals['_KEPT']._serialized_end=708
+  _globals['_SHARED']._serialized_start=710
+  _globals['_SHARED']._serialized_end=749
+  _globals['_TABLE']._serialized_start=751
+  _globals['_TABLE']._serialized_end=828
+  _globals['_JOINREQUEST']._serialized_start=831
+  _globals['_JOINREQUEST']._serialized_end=1073
+  _globals['_SPAN']._serialized_start=1075
+  _globals['_SPAN']._serialized_end=1191
+  _globals['_FORMATION']._serialized_start=1194
+  _globals['_FORMATION']._serialized_end=1476
+  _globals['_JOINREPLY']._serialized_start=1478
+  _globals['_JOINREPLY']._serialized_end=1599
+  _globals['_HEARTBEATREQUEST']._serialized_start=1601
+  _globals['_HEARTBEATREQUEST']._serialized_end=1714
+  _globals['_REPORTREQUEST']._serialized_start=1716
+  _globals['_REPORTREQUEST']._serialized_end=1799
+  _globals['_LEAVEREQUEST']._serialized_start=1801
+  _globals['_LEAVEREQUEST']._serialized_end=1895
+  _globals['_STATUSREQUEST']._serialized_start=1897
+  _globals['_STATUSREQUEST']._serialized_end=1912
+  _globals['_MEMBERSTATUS']._serialized_start=1914
+  _globals['_MEMBERSTATUS']._serialized_end=2034
+  _globals['_STATUSREPLY']._serialized_start=2037
+  _globals['_STATUSREPLY']._serialized_end=2266
+  _globals['_STOPREQUEST']._serialized_start=2268
+  _globals['_STOPREQUEST']._serialized_end=2297
+  _globals['_LOSTREQUEST']._serialized_start=2299
+  _globals['_LOSTREQUEST']._serialized_end=2370
+  _globals['_CONTROL']._serialized_start=2373
+  _globals['_CONTROL']._serialized_end=2971
 # @@protoc_insertion_point(module_scope)

@@ -54,16 +54,36 @@ class RegisterRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., versions: _Optional[_Mapping[str, str]] = ..., token: _Optional[str] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("config_yaml", "lease_s", "job", "formation")
+    __slots__ = ("config_yaml", "lease_s", "job", "formation", "kept", "shared")
     CONFIG_YAML_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     FORMATION_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
     config_yaml: str
     lease_s: float
     job: str
     formation: Formation
-    def __init__(self, config_yaml: _Optional[str] = ..., lease_s: _Optional[float] = ..., job: _Optional[str] = ..., formation: _Optional[_Union[Formation, _Mapping]] = ...) -> None: ...
+    kept: Kept
+    shared: Shared
+    def __init__(self, config_yaml: _Optional[str] = ..., lease_s: _Optional[float] = ..., job: _Optional[str] = ..., formation: _Optional[_Union[Formation, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., shared: _Optional[_Union[Shared, _Mapping]] = ...) -> None: ...
+
+class Kept(_message.Message):
+    __slots__ = ("host", "folder")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    folder: str
+    def __init__(self, host: _Optional[str] = ..., folder: _Optional[str] = ...) -> None: ...
+
+class Shared(_message.Message):
+    __slots__ = ("folder", "token")
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    token: str
+    def __init__(self, folder: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
 
 class Table(_message.Message):
     __slots__ = ("name", "dim", "optimizer_json", "init_json")
@@ -78,7 +98,7 @@ class Table(_message.Message):
     def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., optimizer_json: _Optional[str] = ..., init_json: _Optional[str] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
-    __slots__ = ("token", "has_tables", "tables", "wait_s", "span", "after", "why", "data")
+    __slots__ = ("token", "has_tables", "tables", "wait_s", "span", "after", "why", "data", "kept", "unseen")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     HAS_TABLES_FIELD_NUMBER: _ClassVar[int]
     TABLES_FIELD_NUMBER: _ClassVar[int]
@@ -87,6 +107,8 @@ class JoinRequest(_message.Message):
     AFTER_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
+    UNSEEN_FIELD_NUMBER: _ClassVar[int]
     token: str
     has_tables: bool
     tables: _containers.RepeatedCompositeFieldContainer[Table]
@@ -95,22 +117,28 @@ class JoinRequest(_message.Message):
     after: int
     why: str
     data: str
-    def __init__(self, token: _Optional[str] = ..., has_tables: _Optional[bool] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., wait_s: _Optional[float] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., after: _Optional[int] = ..., why: _Optional[str] = ..., data: _Optional[str] = ...) -> None: ...
+    kept: Kept
+    unseen: str
+    def __init__(self, token: _Optional[str] = ..., has_tables: _Optional[bool] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., wait_s: _Optional[float] = ..., span: _Optional[_Union[Span, _Mapping]] = ..., after: _Optional[int] = ..., why: _Optional[str] = ..., data: _Optional[str] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., unseen: _Optional[str] = ...) -> None: ...
 
 class Span(_message.Message):
-    __slots__ = ("first", "last", "holds", "saved")
+    __slots__ = ("first", "last", "holds", "saved", "lost_from", "why")
     FIRST_FIELD_NUMBER: _ClassVar[int]
     LAST_FIELD_NUMBER: _ClassVar[int]
     HOLDS_FIELD_NUMBER: _ClassVar[int]
     SAVED_FIELD_NUMBER: _ClassVar[int]
+    LOST_FROM_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
     first: int
     last: int
     holds: bool
     saved: int
-    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., holds: _Optional[bool] = ..., saved: _Optional[int] = ...) -> None: ...
+    lost_from: int
+    why: str
+    def __init__(self, first: _Optional[int] = ..., last: _Optional[int] = ..., holds: _Optional[bool] = ..., saved: _Optional[int] = ..., lost_from: _Optional[int] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Formation(_message.Message):
-    __slots__ = ("generation", "store_host", "store_port", "members", "tables", "start_step", "source", "lacking", "origin", "data")
+    __slots__ = ("generation", "store_host", "store_port", "members", "tables", "start_step", "source", "lacking", "origin", "data", "checkpoints")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     STORE_HOST_FIELD_NUMBER: _ClassVar[int]
     STORE_PORT_FIELD_NUMBER: _ClassVar[int]
@@ -121,6 +149,7 @@ class Formation(_message.Message):
     LACKING_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     generation: int
     store_host: str
     store_port: int
@@ -131,7 +160,8 @@ class Formation(_message.Message):
     lacking: _containers.RepeatedScalarFieldContainer[int]
     origin: int
     data: str
-    def __init__(self, generation: _Optional[int] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., start_step: _Optional[int] = ..., source: _Optional[int] = ..., lacking: _Optional[_Iterable[int]] = ..., origin: _Optional[int] = ..., data: _Optional[str] = ...) -> None: ...
+    checkpoints: str
+    def __init__(self, generation: _Optional[int] = ..., store_host: _Optional[str] = ..., store_port: _Optional[int] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., tables: _Optional[_Iterable[_Union[Table, _Mapping]]] = ..., start_step: _Optional[int] = ..., source: _Optional[int] = ..., lacking: _Optional[_Iterable[int]] = ..., origin: _Optional[int] = ..., data: _Optional[str] = ..., checkpoints: _Optional[str] = ...) -> None: ...
 
 class JoinReply(_message.Message):
     __slots__ = ("job", "formation")
@@ -170,16 +200,18 @@ class ReportRequest(_message.Message):
     def __init__(self, token: _Optional[str] = ..., sequence: _Optional[int] = ..., kind: _Optional[str] = ..., record_json: _Optional[str] = ...) -> None: ...
 
 class LeaveRequest(_message.Message):
-    __slots__ = ("token", "code", "message", "symptom")
+    __slots__ = ("token", "code", "message", "symptom", "refused")
     TOKEN_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     SYMPTOM_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     token: str
     code: int
     message: str
     symptom: bool
-    def __init__(self, token: _Optional[str] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., symptom: _Optional[bool] = ...) -> None: ...
+    refused: bool
+    def __init__(self, token: _Optional[str] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., symptom: _Optional[bool] = ..., refused: _Optional[bool] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()

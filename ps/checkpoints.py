@@ -24,6 +24,7 @@ import os
 import re
 import secrets
 import shutil
+import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -142,6 +143,17 @@ class Checkpoints:
             "checkpoint.dir must be storage that all members share"
         )
 
+    def check_shared(self, token: str, *, writes: bool) -> None:
+        """Raises CheckpointError when this process does not see the folder with the token, or cannot write there."""
+        try:
+            if (self.folder / _PROBE).read_text(encoding="utf-8") != token:
+                raise CheckpointError(f"{self.folder} is another folder")
+            if writes:
+                with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".written-"):
+                    pass
+        except OSError as error:
+            raise CheckpointError(f"{self.folder}: {(error.strerror or str(error)).lower()}") from error
+
     def begin(self, step: int) -> Path:
         """An empty folder for a new checkpoint; what an earlier attempt left is deleted. Raises CheckpointError when
         another job has taken the folder."""
@@ -205,6 +217,10 @@ class Checkpoints:
         """Steps and folders of the complete checkpoints, oldest first. An increment is one if all manifests of its
         chain are there; files are not looked at."""
         return [(step, path) for step, path, _ in self._complete()]
+
+    def last_step(self) -> int:
+        """The step of the newest complete checkpoint; 0 = there is none."""
+        return max((step for step, _ in self.complete()), default=0)
 
     def _complete(self) -> list[tuple[int, Path, int | None]]:
         """As `complete`, each with the step of its base."""

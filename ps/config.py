@@ -168,6 +168,14 @@ class TransportConfig(Settings):
     sockets where it knows that the system forbids it; sockets = always, so that network counters see every byte."""
 
 
+class RecoveryConfig(Settings):
+    """What a job may lose when processes die."""
+
+    max_lost_steps: int | None = Field(None, ge=0)
+    """Trained steps that may be lost by going back to a checkpoint; a job that would lose more ends. Left out = one
+    checkpoint period, counted from the checkpoint that may just be being written; none where none are kept."""
+
+
 class LivenessConfig(Settings):
     """Deadlines and leases."""
 

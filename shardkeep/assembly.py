@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from shardkeep.base.errors import CheckpointError
 from shardkeep.base.log import EventLog
 from shardkeep.checkpoint_facts import check_facts, checkpoint_facts
 from shardkeep.compression.ledger import Ledger
@@ -69,12 +70,13 @@ def compile_allowance_s(config: JobConfig) -> float:
 @dataclass(frozen=True)
 class Again:
     """How a generation follows another: at `step`, with the tower of rank `source` for the ranks `lacking`. `before`:
-    this process's worker until now; None = it is new."""
+    this process's worker until now; None = it is new. `resumed`: the job began from a checkpoint."""
 
     step: int
     source: int
     lacking: tuple[int, ...]
     before: Worker | None
+    resumed: bool = False
 
 
 @dataclass(frozen=True)
@@ -156,6 +158,8 @@ def build_worker(
     schema = data.train.schema
     tables = table_specs(config, schema)
     start = START if resumed is None else _origin(resumed, config, data)
+    if again is not None and again.resumed:
+        start = _shared_origin(collective, None if resumed is None else start, again.before)
     slices = step_slices(config, num_samples=len(data.train), origin=start)
     before = None if again is None else again.before
     ledger = Ledger() if before is None else before.ledger
@@ -269,6 +273,17 @@ def _origin(resumed: Checkpoint, config: JobConfig, data: Data) -> Origin:
     if remark := check_facts(resumed, config, data):
         _log.info("resumed with other evaluation data", why=remark)
     return Origin(resumed.step, int(resumed.facts["samples"]))
+
+
+def _shared_origin(collective: Collective, mine: Origin | None, before: Worker | None) -> Origin:
+    """The origin on which all ranks count, of the first that knows one: the checkpoints may be gone. Every rank calls
+    it. Raises CheckpointError when none knows."""
+    mine = mine or (None if before is None else before.start)
+    told = [-1, -1] if mine is None else [mine.step, mine.samples]
+    known = [row for row in collective.all_gather(torch.tensor(told)).tolist() if row[0] >= 0]
+    if not known:
+        raise CheckpointError("the checkpoints of this job are missing, and no worker is left that knows how to count")
+    return Origin(*known[0])
 
 
 def _build_tower(

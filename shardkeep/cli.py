@@ -45,7 +45,14 @@ Coordinator = Annotated[
 ]
 Index = Annotated[int, typer.Option(min=0, help="Number of this process among its role, from 0.")]
 Advertise = Annotated[str, typer.Option(metavar="HOST", help="This machine's address, as the others reach it.")]
-Traces = Annotated[Path, typer.Option("--run-dir", help="Folder for this process's profile, if there is one.")]
+Keeps = Annotated[
+    Path,
+    typer.Option(
+        "--run-dir",
+        help="Folder of what this process keeps: recovery/ (a server's journal or a worker's tower states, for its "
+        "replacement, which looks there first) and profile/.",
+    ),
+]
 TokenFile = Annotated[
     Path | None,
     typer.Option(
@@ -150,10 +157,6 @@ def coordinator(
             raise ConfigError(
                 "affinity: only `shardkeep train` pins processes; allowed here: none (roles by hand: taskset)"
             )
-        if job.checkpoint.every_steps == "auto" and job.checkpoint.dir is None and not parent_pipe:
-            job = job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"every_steps": 0})})
-        if job.checkpoint.every_steps and job.checkpoint.dir is None and not parent_pipe:
-            raise ConfigError("checkpoint.dir: roles by hand have no common run folder; allowed: a folder they share")
         path = run_dir or default_run_dir(job.name)
         check_ours(path, what="--run-dir")
         if parent_pipe:  # a launcher has made it already
@@ -185,6 +188,7 @@ def coordinator(
             )
             _ready(address, folder, token_file, [] if parent_pipe else again)
 
+        from shardkeep.kept import losses_of, shared_folder
         from shardkeep.ps.control.server import serve_job  # loads no torch: members can register at once
 
         try:
@@ -202,6 +206,8 @@ def coordinator(
                 terminate=terminate,
                 start_step=start_step,
                 standing=standing,
+                losses=losses_of(job),
+                shared=None if parent_pipe else shared_folder(job, folder.path, start_step=start_step),
             )
         except ShardkeepError:
             if not parent_pipe:
@@ -224,7 +230,7 @@ def server(
     coordinator: Coordinator,
     index: Index,
     advertise: Advertise = "127.0.0.1",
-    run_dir: Traces = Path(),
+    run_dir: Keeps = Path(),
     token_file: TokenFile = None,
     tls: TlsFolder = None,
     insecure_data_plane: Insecure = False,
@@ -259,7 +265,7 @@ def worker(
     coordinator: Coordinator,
     index: Index,
     advertise: Advertise = "127.0.0.1",
-    run_dir: Traces = Path(),
+    run_dir: Keeps = Path(),
     token_file: TokenFile = None,
     tls: TlsFolder = None,
     insecure_data_plane: Insecure = False,

@@ -20,6 +20,7 @@ from shardkeep.problems import Problem, lines, problems_of, shown
 from shardkeep.ps.config import (
     ConsistencyConfig,
     LivenessConfig,
+    RecoveryConfig,
     RowwiseAdagradConfig,
     TableConfig,
     TableSpec,
@@ -84,6 +85,8 @@ class JobConfig(Settings):
     """How bytes move."""
     liveness: LivenessConfig = LivenessConfig()
     """Deadlines and leases."""
+    recovery: RecoveryConfig = RecoveryConfig()
+    """What a job may lose when processes die."""
     profile: ProfileConfig = ProfileConfig()
     """Traces of some steps."""
 

@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Any
 
 from shardkeep.affinity import own_cores
 from shardkeep.base.deadlines import Deadline
-from shardkeep.base.errors import CheckpointError, JobError, JobStopped, MemberLost, ShardkeepError, TransportError
+from shardkeep.base.errors import (
+    CheckpointError,
+    ConfigError,
+    JobError,
+    JobStopped,
+    MemberLost,
+    PlaceRefused,
+    ShardkeepError,
+    TransportError,
+)
 from shardkeep.base.files import make_folder, owner_lock
 from shardkeep.base.kernels import compile_kernels, kernel_modules
 from shardkeep.base.log import EventLog
@@ -24,6 +33,7 @@ from shardkeep.base.sockets import Counters, Watched
 from shardkeep.base.telemetry import peak_rss_bytes
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.departure import Departure, Leaving
+from shardkeep.kept import folder_before, folder_to_keep_in
 from shardkeep.ps.checkpoint_owner import Hold, owner_here
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.config import LivenessConfig
@@ -149,7 +159,8 @@ class Membership:
             # Losing a peer is a symptom: who died comes first in the job's message when the coordinator learns it.
             symptom = isinstance(error, TransportError | MemberLost) or not isinstance(error, ShardkeepError)
             code = error.exit_code if isinstance(error, ShardkeepError) else 1
-            state = control.leave(code, _one_line(error), symptom=symptom)
+            refused = isinstance(error, PlaceRefused)
+            state = control.leave(code, _one_line(error), symptom=symptom, refused=refused)
             if symptom and state.state in ("stopping", "stopped"):
                 raise JobStopped(state.message) from None
         finally:
@@ -242,6 +253,19 @@ def kept_for_recovery(run_dir: Path, job: str, role: str, index: int) -> Path:
     return mine
 
 
+def replaced_folder(control: ControlClient, run_dir: Path) -> Path:
+    """`kept_for_recovery`, where the member before this one kept it, if that is here. Raises PlaceRefused when a
+    replacement cannot use it."""
+    member = control.member
+    try:
+        home = folder_to_keep_in(control, run_dir)
+        return kept_for_recovery(home, control.job, member.role, member.index)
+    except (CheckpointError, ConfigError) as error:
+        if not control.kept.folder:
+            raise
+        raise PlaceRefused(f"{member.name} cannot be replaced by this process: {error}") from error
+
+
 def _kept_folder(run_dir: Path, job: str, role: str, index: int) -> Path:
     return run_dir / "recovery" / job / f"{role}-{index}"
 
@@ -256,7 +280,8 @@ def kept_while_useful(control: ControlClient, run_dir: Path) -> Iterator[None]:
     finally:
         if control.verdict is not None and control.verdict.over:
             member = control.member
-            mine = _kept_folder(run_dir, control.job, member.role, member.index)
+            home = folder_before(control) or run_dir
+            mine = _kept_folder(home, control.job, member.role, member.index)
             shutil.rmtree(mine, ignore_errors=True)
             for above in (mine.parent, mine.parent.parent):
                 with contextlib.suppress(OSError):  # other members' are there

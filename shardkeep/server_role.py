@@ -15,6 +15,7 @@ from shardkeep.base.log import EventLog
 from shardkeep.compression.codec import value_codec
 from shardkeep.config import JobConfig
 from shardkeep.departure import Departure
+from shardkeep.kept import kept_at, missed, why_unseen, with_checkpoints
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.client import ControlClient
@@ -31,10 +32,10 @@ from shardkeep.roles import (
     control_bytes,
     end_when_the_job_failed,
     join_group,
-    kept_for_recovery,
     kept_while_useful,
     leave_if_due,
     process_facts,
+    replaced_folder,
     resumed_from,
     watched_sockets,
 )
@@ -51,8 +52,8 @@ def run_server(
     """A server's life; returns 0 when the job is completed. Raises why it was not.
 
     Args:
-        folder: The run folder: a profile goes there, what is kept for recovery, and checkpoints where the config
-            names no other place.
+        folder: The run folder: a profile goes there, what is kept for recovery if the server that this one replaces
+            kept it nowhere else, and checkpoints where the config names no other place.
         kernels_s: Seconds it took to compile kernels, for the summary.
         departure: How it leaves when a signal asks it to.
     """
@@ -61,7 +62,8 @@ def run_server(
     with kept_while_useful(control, folder), Membership(control, departure) as config:
         keep_freed_memory()
         with contextlib.closing(_Life(config, control, index, advertise, folder, kernels_s, departure)) as life:
-            formation: Formation | None = control.join(None, span=life.span)
+            unseen = why_unseen(control.shared, writes=True)
+            formation: Formation | None = control.join(None, span=life.span, kept=kept_at(life.kept), unseen=unseen)
             while formation is not None and (lost := life.serve(formation)) is not None:
                 departure.check()
                 formation = control.join_again(None, formation, span=life.span, why=lost)
@@ -88,19 +90,27 @@ class _Life:
         self._config, self._control, self._index, self._advertise = config, control, index, advertise
         self._departure = departure
         self._sockets = watched_sockets(control)
-        self._kernels_s = kernels_s
+        self._kernels_s, self._folder = kernels_s, folder
         self._checkpoints = checkpoints_of(config, folder)
-        self._kept: Path | None = None
+        self.kept: Path | None = None
         self._journal: Journal | None = None
         if config.liveness.restarts and config.journal != "off":
-            self._kept = kept_for_recovery(folder, control.job, "server", index)
-            self._journal = Journal(self._kept / "journal", sync=config.journal == "fsync")
+            self.kept = replaced_folder(control, folder)
+            self._journal = Journal(self.kept / "journal", sync=config.journal == "fsync")
         self._profile = self._open_profile(folder)
-        self._saves = bool(config.checkpoint.every_steps)
+        self._looks = False  # for checkpoints
         self._service: ShardService | None = None
         self._bereft = False  # of updates that the others have seen, since a checkpoint
+        self._lost_from, self._why_lost = 0, ""
         if control.before is not None:
+            self._settle(control.before)
             self._revive(control.before)
+
+    def _settle(self, formation: Formation) -> None:
+        """Takes over where checkpoints are."""
+        self._config = with_checkpoints(self._config, formation)
+        self._checkpoints = checkpoints_of(self._config, self._folder)
+        self._looks = bool(self._config.checkpoint.every_steps or formation.origin)
 
     def _open_profile(self, folder: Path) -> ServerProfile | None:
         if not self._config.profile.steps:
@@ -116,19 +126,22 @@ class _Life:
         if self._service is None:
             return Span()
         first, last = self._service.span
+        lost_from = None
         if self._bereft and not self._service.gate.stages:
-            first, last = 0, ANY_STEP
-        complete = self._checkpoints.complete() if self._saves else []
-        return Span(first, last, holds=True, saved=complete[-1][0] if complete else 0)
+            first, last, lost_from = 0, ANY_STEP, self._lost_from
+        saved = self._checkpoints.last_step() if self._looks else -1
+        return Span(first, last, holds=True, saved=saved, lost_from=lost_from, why=self._why_lost)
 
     def serve(self, formation: Formation) -> str | None:
         """Serves one generation, to the end of the job or of the generation: then how it was lost."""
+        self._settle(formation)
         if self._service is None or formation.restores:
             self._service = None  # before another one takes as much memory
             if self._journal is not None:
                 self._journal.clear()
+                self._journal.build_on(formation.start_step)
             self._service = self._build(formation.tables, resumed_from(self._checkpoints, formation.start_step))
-        self._bereft = False
+        self._bereft, self._why_lost = False, ""
         service = self._service
         service.begin(formation.generation, formation.start_step)
         try:
@@ -175,25 +188,40 @@ class _Life:
             self._profile.close()
         if self._journal is not None:
             self._journal.close()
-        if self._control.state.state == "completed" and self._kept is not None:
-            shutil.rmtree(self._kept, ignore_errors=True)
+        if self._control.state.state == "completed" and self.kept is not None:
+            shutil.rmtree(self.kept, ignore_errors=True)
 
     def _revive(self, before: Formation) -> None:
         """Makes this server what the one before was when it died: the last checkpoint, and the journal after it."""
-        resumed = None
-        if self._saves or before.origin:
-            resumed = self._checkpoints.latest()
+        resumed = self._checkpoints.latest() if self._looks else None
+        self._lost_from = 0 if resumed is None else resumed.step
+        self._why_lost = self._missing(self._lost_from)
         service = self._service = self._build(before.tables, resumed)
+        if self._why_lost and self._journal is not None:
+            self._journal.clear()
+            self._journal.build_on(self._lost_from)
         records = [] if self._journal is None else self._journal.replay()
-        lost = self._journal is None or not self._journal.size_bytes
-        self._bereft = lost and resumed is not None
+        self._bereft = bool(self._why_lost) and resumed is not None
         pushes = service.replay(records)
-        _log.info("revived", checkpoint=0 if resumed is None else resumed.step, pushes=pushes, step=service.span[1])
-        if lost:
-            text = f"server {self._index} lost its updates since step {service.span[1]}: there is no journal of them"
-            self._control.report("event", {"text": text, "lost_from": service.span[1]})
+        _log.info("revived", checkpoint=self._lost_from, pushes=pushes, step=service.span[1])
+        if self._why_lost:
+            text = f"server {self._index} lost its updates since step {self._lost_from}: {self._why_lost}"
+            self._control.report("event", {"text": text, "lost_from": self._lost_from})
             with contextlib.suppress(DeadlineExceeded):  # the line of the recovery tells it, if it comes in time
                 self._control.flush()
+
+    def _missing(self, step: int) -> str:
+        """What the checkpoint of `step` lacks to make this server what the one before was; "" = nothing."""
+        if self._journal is None:
+            return f"server {self._index} keeps no journal (journal: off)"
+        if not self._journal.size_bytes:
+            return missed(self._control, "its journal")
+        if self._journal.base <= step:
+            return ""
+        return (
+            f"the journal of server {self._index} begins after the checkpoint of step {self._journal.base}, which is "
+            f"missing in {self._checkpoints.folder}"
+        )
 
     def _build(self, tables: Sequence[TableSpec], resumed: Checkpoint | None) -> ShardService:
         service = build_service(

@@ -18,6 +18,7 @@ from shardkeep.base.errors import ConfigError, JobStopped, MemberLost, RemoteErr
 from shardkeep.base.log import EventLog
 from shardkeep.config import JobConfig
 from shardkeep.departure import Departure
+from shardkeep.kept import kept_at, missed, why_unseen, with_checkpoints
 from shardkeep.ps.checkpoints import Checkpoint
 from shardkeep.ps.control.client import ControlClient
 from shardkeep.ps.control.endpoint import Endpoint
@@ -31,11 +32,11 @@ from shardkeep.roles import (
     end_when_the_job_failed,
     join_group,
     join_store,
-    kept_for_recovery,
     kept_while_useful,
     leave_if_due,
     owned_checkpoints,
     process_facts,
+    replaced_folder,
     resumed_from,
     watched_sockets,
 )
@@ -64,7 +65,10 @@ def run_worker(
         data = open_data(config.data, seed=config.seed)
         tables = table_specs(config, data.train.schema)
         life = _Life(config, control, data, index, advertise, folder, kernels_s, departure)
-        formation: Formation | None = control.join(tables, data=data.fingerprint, span=life.span)
+        unseen = why_unseen(control.shared, writes=index == 0)
+        formation: Formation | None = control.join(
+            tables, data=data.fingerprint, span=life.span, kept=kept_at(life.kept), unseen=unseen
+        )
         while formation is not None and (lost := life.train(formation)) is not None:
             departure.check()
             formation = control.join_again(tables, formation, data=data.fingerprint, span=life.span, why=lost)
@@ -91,21 +95,33 @@ class _Life:
         self._index, self._advertise, self._folder, self._kernels_s = index, advertise, folder, kernels_s
         leads = index == 0
         self._checkpoints = owned_checkpoints(config, folder, control.job) if leads else checkpoints_of(config, folder)
+        self._looks = False  # for checkpoints
+        self.kept: Path | None = None
         self._worker: Worker | None = None
         self._sockets = watched_sockets(control)
         self._rewind: Rewind | None = None
         if config.liveness.restarts:
-            kept = kept_for_recovery(folder, control.job, "worker", index)
-            self._rewind = Rewind(kept, depth=kept_steps(config))
+            self.kept = replaced_folder(control, folder)
+            self._rewind = Rewind(self.kept, depth=kept_steps(config))
+        if control.before is not None:
+            self._settle_place(control.before)
 
     @property
     def span(self) -> Span:
         """Where this worker could go on: at the steps whose state is kept, up to the first that it did not push."""
         kept = None if self._rewind is None else self._rewind.span()
+        saved = self._checkpoints.last_step() if self._looks else -1
         if kept is None:
-            return Span()
+            return Span(saved=saved, why=missed(self._control, "its tower states") if self._control.before else "")
         last = kept[1] if self._worker is None else min(kept[1], self._worker.client.next_push)
-        return Span(kept[0], last, holds=last >= kept[0])
+        return Span(kept[0], last, holds=last >= kept[0], saved=saved)
+
+    def _settle_place(self, formation: Formation) -> None:
+        """Takes over where checkpoints are."""
+        config = with_checkpoints(self._config, formation)
+        if config != self._config:
+            self._config, self._checkpoints = config, checkpoints_of(config, self._folder)
+        self._looks = bool(config.checkpoint.every_steps or formation.origin)
 
     def train(self, formation: Formation) -> str | None:
         """Trains in one generation, to the end of the job or of the generation: then how it was lost."""
@@ -126,6 +142,7 @@ class _Life:
         _log.info("done", step=self._worker.trainer.total_steps if self._worker is not None else -1)
 
     def _train(self, formation: Formation) -> None:
+        self._settle_place(formation)
         config, control = self._config, self._control
         device, backend = _device(config, formation, self._index)
         with contextlib.ExitStack() as leaving:
@@ -189,7 +206,9 @@ class _Life:
             if self._rewind is not None:
                 self._rewind.clear()
         else:
-            again = Again(formation.start_step, formation.source, formation.lacking, self._worker)
+            again = Again(
+                formation.start_step, formation.source, formation.lacking, self._worker, resumed=formation.origin > 0
+            )
         first = self._worker is None
         self._worker = build_worker(
             self._config,

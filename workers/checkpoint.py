@@ -142,6 +142,9 @@ class CheckpointWriter:
         """Whether a checkpoint is taken when `step` steps are done. Every rank asks it for every step; may block."""
         if self._every is None and step >= self._began[0] + AUTO_AFTER_STEPS:
             self._every = int(self._collective.broadcast_object(self._auto(step)))
+            if not self._collective.rank:
+                text = f"one every {self._every} steps from here on"
+                self._written.append({"step": step, "every_steps": self._every, "text": text})
         return bool(self._every and step % self._every == 0)
 
     def _auto(self, step: int) -> int:

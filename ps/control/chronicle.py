@@ -30,6 +30,7 @@ class Chronicle:
         self.progress: Record = {}
         self.evaluation: Record = {}
         self.summary: Record | None = None
+        self.warnings: list[str] = []
         self._sink = sink
         self._events: deque[Record] = deque(maxlen=EVENTS_KEPT)
         self._formed: Record | None = None
@@ -65,6 +66,12 @@ class Chronicle:
         """An event of the coordinator itself: one line in its log too."""
         _log.info(text)
         self._tell({"kind": "event", "text": text, **facts})
+
+    def warn(self, text: str) -> None:
+        """What the user should know, and change perhaps: in the log, among the events and in the summary."""
+        _log.warning(text)
+        self.warnings.append(text)
+        self._tell({"kind": "event", "text": f"warning: {text}"})
 
     def formed(self, formation: Formation, text: str) -> None:
         """The event of a formation, which tells the tables, too."""

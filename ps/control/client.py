@@ -24,9 +24,11 @@ from shardkeep.ps.control.records import (
     Formation,
     Hello,
     JobState,
+    Kept,
     Member,
     Record,
     Role,
+    Shared,
     Span,
     Status,
 )
@@ -70,6 +72,8 @@ class ControlClient:
         self._patience_s = 0.0
         self.job = ""
         self.before: Formation | None = None
+        self.kept = Kept()
+        self.shared: Shared | None = None
         self.verdict: JobState | None = None  # what the coordinator answered to `leave`
         self._token = secrets.token_hex(16)
         told = own_versions() if versions is None else versions
@@ -110,8 +114,8 @@ class ControlClient:
 
     def register(self, *, wait_s: float | None = None) -> str:
         """Takes the place; returns the resolved config as YAML. Blocks up to `wait_s` seconds until a coordinator
-        appears (None = `timeout_s`). Then `job` names this start of the job, and `before` is its last formation, where
-        this member replaces another.
+        appears (None = `timeout_s`). Then `job` names this start of the job, and `before` is its last formation and
+        `kept` what the one before kept, where this member replaces another.
 
         Raises ProtocolError (versions differ), UserError (no such place, or taken), JobError (too late),
         DeadlineExceeded (nobody answers at the address).
@@ -125,8 +129,9 @@ class ControlClient:
             waiting=lambda: _log.info("waiting for the coordinator", address=self.address, limit_s=wait_s),
         )
         self.lease_s, self.job = reply.lease_s, reply.job
-        self.before = wire.formation_from_pb(reply.formation) if reply.HasField("formation") else None
-        return reply.config_yaml
+        admission = wire.admission_from_pb(reply)
+        self.before, self.kept, self.shared = admission.formation, admission.kept, admission.shared
+        return admission.config_yaml
 
     def start_heartbeats(self, *, patience_s: float | None = None) -> None:
         """Starts the thread that keeps the lease. After register.
@@ -175,6 +180,8 @@ class ControlClient:
         span: Span = ANYWHERE,
         after: int = 0,
         why: str = "",
+        kept: Kept | None = None,
+        unseen: str = "",
     ) -> Formation:
         """Says that this member is ready and blocks until the group is formed or the job ends.
 
@@ -184,6 +191,8 @@ class ControlClient:
             span: Where this member could go on.
             after: The generation that this member has lost; 0 = it was in none.
             why: How it lost it.
+            kept: Where it keeps what its replacement needs; None = as said before.
+            unseen: Why it cannot use the folder `shared`.
 
         Raises:
             UserError, MemberLost, JobError, JobStopped: The job ended meanwhile; the text is its message.
@@ -198,6 +207,8 @@ class ControlClient:
             after=after,
             why=why,
             data=data,
+            kept=None if kept is None else wire.kept_to_pb(kept),
+            unseen=unseen,
         )
         while True:
             limit_s = JOIN_WAIT_S + max(self.timeout_s, self._patience_s)
@@ -235,7 +246,13 @@ class ControlClient:
         self._reporter.flush(timeout_s=self.timeout_s)
 
     def leave(
-        self, code: int, message: str = "", *, symptom: bool = False, patience_s: float | None = None
+        self,
+        code: int,
+        message: str = "",
+        *,
+        symptom: bool = False,
+        refused: bool = False,
+        patience_s: float | None = None,
     ) -> JobState:
         """Sends what is queued, then leaves the job with this process's exit code; heartbeats end.
 
@@ -244,6 +261,7 @@ class ControlClient:
             message: One line for the user when code is not 0.
             symptom: The message tells a consequence of another member's failure (a lost connection); the
                 coordinator prefers the cause, should it still show.
+            refused: This process cannot take its place; the job waits for another.
             patience_s: Seconds for each of both; None = as long as for other calls.
 
         Raises:
@@ -252,7 +270,7 @@ class ControlClient:
         patience_s = LAST_TRY_S if self._heartbeat.silent else patience_s or self.timeout_s
         try:
             self._reporter.flush(timeout_s=patience_s)
-            request = pb.LeaveRequest(token=self._token, code=code, message=message, symptom=symptom)
+            request = pb.LeaveRequest(token=self._token, code=code, message=message, symptom=symptom, refused=refused)
             reply = self._channel.insist("Leave", request, pb.JobState, timeout_s=patience_s)
             self.verdict = wire.job_from_pb(reply)
             return self.verdict

@@ -12,14 +12,29 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from shardkeep.base.errors import JobError, ProtocolError, ShardkeepError
+from shardkeep.base.errors import ConfigError, JobError, ProtocolError, ShardkeepError
 from shardkeep.base.exit_codes import signal_left_on
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.chronicle import Chronicle, time_of_day
 from shardkeep.ps.control.lifecycle import Lifecycle
+from shardkeep.ps.control.losses import Losses
 from shardkeep.ps.control.membership import Membership, Seat
-from shardkeep.ps.control.records import ANYWHERE, Formation, Hello, JobSink, JobState, Member, Record, Span, Status
-from shardkeep.ps.control.recovery import Recoveries, Start, agreed_start, meanwhile, sentence
+from shardkeep.ps.control.records import (
+    ANYWHERE,
+    NOTHING_KEPT,
+    Admission,
+    Formation,
+    Hello,
+    JobSink,
+    JobState,
+    Kept,
+    Member,
+    Record,
+    Shared,
+    Span,
+    Status,
+)
+from shardkeep.ps.control.recovery import Recoveries, Start, agreed_start, last_saved, meanwhile, sentence
 from shardkeep.ps.control.standing import Standing
 from shardkeep.ps.control.tables import agreed_data, agreed_tables
 from shardkeep.ps.control.versions import check_versions, own_versions
@@ -50,6 +65,8 @@ class Coordinator:
         close_store: Ends the store of a generation that is given up: whoever still forms it hears of it at once.
         standing: What another coordinator of the job kept before it died; None = a new job. Raises UserError when it
             cannot be read.
+        losses: How far the job may go back; None = as far as it has to.
+        shared: The folder where checkpoints go if all members see it; None = the config says where they go.
         versions: What members' versions are compared with; None = this process's.
     """
 
@@ -68,6 +85,8 @@ class Coordinator:
         restarts: int = 0,
         close_store: Callable[[], None] = lambda: None,
         standing: Record | None = None,
+        losses: Losses | None = None,
+        shared: Shared | None = None,
         versions: Mapping[str, str] | None = None,
     ) -> None:
         self.job = secrets.token_hex(8)
@@ -78,7 +97,9 @@ class Coordinator:
         self._sink = sink
         self._clock = clock
         self._origin = start_step
-        self._recoveries = Recoveries(restarts, start_step)
+        self._recoveries = Recoveries(restarts, start_step, losses=losses or Losses())
+        self._shared = shared
+        self._checkpoints: str | None = None  # settled when all members have joined for the first time
         self._versions = own_versions() if versions is None else versions
         self._changed = threading.Condition()
         self._life = Lifecycle()
@@ -99,8 +120,10 @@ class Coordinator:
         # of another version than any that members have seen
         self._life = Lifecycle(replace(before.state, version=before.state.version + TAKEOVER_VERSIONS))
         self._members.restore(before.state.generation, before.seats)
-        self._recoveries = replace(before.recoveries, restarts=self._recoveries.restarts)
-        self._chronicle.summary = before.summary
+        losses = replace(before.recoveries.losses, most=self._recoveries.losses.most)
+        self._recoveries = replace(before.recoveries, restarts=self._recoveries.restarts, losses=losses)
+        self._checkpoints = None if before.formation is None else before.formation.checkpoints
+        self._chronicle.summary, self._chronicle.warnings = before.summary, list(before.warnings)
         for told in self._recoveries.done:
             self._chronicle.recall("recovery", told)
         record = self._recoveries.outlived(before.state.generation, time=time_of_day())
@@ -116,9 +139,8 @@ class Coordinator:
     def state(self) -> JobState:
         return self._life.now
 
-    def register(self, hello: Hello) -> tuple[str, float, Formation | None]:
-        """Admits a member; returns the config as YAML, the lease in seconds and, to one that replaces another, the
-        last formation. A repeated Hello is welcome.
+    def register(self, hello: Hello) -> Admission:
+        """Admits a member. A repeated Hello is welcome.
 
         Raises ProtocolError (versions), ConfigError (no such place), UserError (place taken), JobError (late).
         """
@@ -131,7 +153,9 @@ class Coordinator:
                 self._members.admit(hello.member, hello.token, self._clock())
                 self._keep(lambda: self._chronicle.note(f"{hello.member} registered"))
                 self._keep_standing()
-            return self.config_yaml, self.lease_s, self._formation
+            kept = self._members.seat(hello.token).kept
+            shared = self._shared if self._formation is None else None
+            return Admission(self.config_yaml, self.lease_s, self._formation, kept, shared)
 
     def join(
         self,
@@ -142,6 +166,8 @@ class Coordinator:
         span: Span = ANYWHERE,
         after: int = 0,
         why: str = "",
+        kept: Kept = NOTHING_KEPT,
+        unseen: str = "",
         wait_s: float = 0.0,
     ) -> tuple[JobState, Formation | None]:
         """The member is ready to form. Blocks up to `wait_s`; None = not yet: look at the state, call again.
@@ -153,6 +179,8 @@ class Coordinator:
             span: Where the member could go on.
             after: The generation that the member has lost; 0 = it was in none.
             why: How it lost it.
+            kept: Where it keeps what its replacement needs; nothing = as it said before.
+            unseen: Why it cannot use the shared folder; "" = it can.
             wait_s: Seconds to wait for the formation.
         """
 
@@ -162,6 +190,8 @@ class Coordinator:
 
         with self._changed:
             seat = self._touch(token)
+            seat.kept = kept if kept.folder else seat.kept
+            seat.unseen = unseen or seat.unseen
             if self._chronicle.summary is not None:  # all that was to be done is done
                 self._let_go(seat)
                 self._changed.wait_for(lambda: not self._waits, wait_s)
@@ -202,8 +232,11 @@ class Coordinator:
                     self._keep_standing()
             return self._life.now
 
-    def leave(self, token: str, *, code: int, message: str = "", symptom: bool = False) -> JobState:
-        """The member ends with exit code `code`. `symptom`: the message tells of another's failure.
+    def leave(
+        self, token: str, *, code: int, message: str = "", symptom: bool = False, refused: bool = False
+    ) -> JobState:
+        """The member ends with exit code `code`. `symptom`: the message tells of another's failure. `refused`: it
+        cannot take its place, for which the job waits on.
 
         A member that leaves on a signal is lost as if it had died, but needs nobody to end it."""
         with self._changed:
@@ -211,6 +244,10 @@ class Coordinator:
             if signal_left_on(code) is not None:
                 if not seat.gone:
                     self._lose(seat, f"{seat.member} {message}, {self._last_step(seat)}", ended=True)
+            elif refused and self._recoveries.on and self._life.running:
+                seat.lost = True
+                self._keep(lambda: self._chronicle.note(f"{seat.member} was refused: {message}"))
+                self._keep_standing()
             elif seat.left_code is None:
                 seat.left_code = code
                 self._after_leaving(seat, message, symptom)
@@ -380,9 +417,9 @@ class Coordinator:
 
     def _new_formation(self, again: bool) -> Formation:
         spans = [{s.member.index: s.span for s in self._members.seats(role)} for role in ("server", "worker")]
-        saved = max([self._recoveries.saved_step, *(s.span.saved for s in self._members.seats() if again)])
-        self._recoveries.saved_step = saved
-        start = (agreed_start(*spans) if again else None) or Start(saved)
+        start = self._start_again(*spans) if again else Start(self._recoveries.saved_step)
+        if not again and self._shared is not None and self._checkpoints is None:
+            self._settle_checkpoints(self._shared)
         workers = self._members.seats("worker")
         tables = agreed_tables([(seat.member, seat.tables) for seat in workers])
         data, remarks = agreed_data([(seat.member, seat.data) for seat in workers], self._formation)
@@ -394,7 +431,33 @@ class Coordinator:
         if remarks:
             self._keep(lambda: self._chronicle.tell("data", {"text": "; ".join(remarks)}))
         where = (start.step, start.source, start.lacking, self._origin)
-        return Formation(generation, host, port, members, tables, *where, data)
+        return Formation(generation, host, port, members, tables, *where, data, self._checkpoints)
+
+    def _start_again(self, servers: Mapping[int, Span], workers: Mapping[int, Span]) -> Start:
+        """Where a generation follows another. Raises JobError when too much would be lost."""
+        spans = [*servers.values(), *workers.values()]
+        reported = self._recoveries.saved_step
+        self._recoveries.saved_step = saved = last_saved(reported, spans)
+        if saved < reported:
+            self._keep(lambda: self._chronicle.warn(f"the checkpoint of step {reported} is missing"))
+        start = agreed_start(servers, workers) or Start(saved)
+        if (refusal := self._recoveries.refusal(start, servers, workers)) is not None:
+            raise JobError(refusal)
+        return start
+
+    def _settle_checkpoints(self, shared: Shared) -> None:
+        """Decides whether checkpoints go to the shared folder. Raises ConfigError when they must, and cannot."""
+        unseen = [f"{seat.member.name}: {seat.unseen}" for seat in self._members.present() if seat.unseen]
+        self._checkpoints = "" if unseen else shared.folder
+        if not unseen:
+            self._keep(lambda: self._chronicle.note(f"checkpoints go to {shared.folder}, which all members see"))
+            return
+        why = f"not all members can use {shared.folder} ({unseen[0]})"
+        if shared.needed_by:
+            raise ConfigError(f"{shared.needed_by}: {why}; set checkpoint.dir to a folder that all members share")
+        self._recoveries.losses.period = 0
+        text = f"no checkpoints are kept: {why}; set checkpoint.dir to a folder that all members share"
+        self._keep(lambda: self._chronicle.warn(text))
 
     def _give_up_generation(self, symptom: str = "") -> None:
         """The members leave the running generation, and come back to form another."""
@@ -488,6 +551,8 @@ class Coordinator:
         job, summary = self._life.now, self._chronicle.summary or facts
         if self._recoveries.done:
             summary = {**(summary or {}), "recoveries": self._recoveries.done}
+        if self._chronicle.warnings:
+            summary = {**(summary or {}), "warnings": self._chronicle.warnings}
         self._keep(lambda: self._sink.finished(job.state, job.message, summary))
         self._changed.notify_all()
 
@@ -500,6 +565,7 @@ class Coordinator:
             seats=tuple(self._members.seats()),
             recoveries=self._recoveries,
             summary=self._chronicle.summary,
+            warnings=tuple(self._chronicle.warnings),
         )
         if not self._life.now.over:
             self._keep(lambda: self._sink.standing(standing.to_record()))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from shardkeep.base.errors import ConfigError, ProtocolError, UserError
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.control.records import ANYWHERE, ROLES, Member, MemberStatus, Role, Span
+from shardkeep.ps.control.records import ANYWHERE, NOTHING_KEPT, ROLES, Kept, Member, MemberStatus, Role, Span
 
 
 @dataclass(slots=True)
@@ -27,6 +27,8 @@ class Seat:
     left_code: int | None = None
     lost: bool = False
     last_sequence: int = 0
+    kept: Kept = NOTHING_KEPT
+    unseen: str = ""
 
     @property
     def gone(self) -> bool:
@@ -69,7 +71,7 @@ class Membership:
         held = self._seats.get((member.role, member.index))
         if held is not None and not held.gone:
             raise UserError(f"{member.name} is already in the job ({held.member}); start each index once")
-        seat = Seat(member, token, now)
+        seat = Seat(member, token, now, kept=NOTHING_KEPT if held is None else held.kept)
         self._seats[member.role, member.index] = self._by_token[token] = seat
         return seat
 

@@ -58,16 +58,51 @@ class Span:
     """The steps, `first` to `last`, at each of which a member could begin the next generation.
 
     `holds`: it has the state for it; a worker without takes another's tower. `saved`: the last complete checkpoint that
-    it sees; 0 = none."""
+    it sees; 0 = none, -1 = it does not look. `lost_from`: it goes on without its updates since this step. `why`: why it
+    does not hold what the member before it held."""
 
     first: int = 0
     last: int = ANY_STEP
     holds: bool = False
-    saved: int = 0
+    saved: int = -1
+    lost_from: int | None = None
+    why: str = ""
 
 
 ANYWHERE = Span()
 """Of a member that holds nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Where a member keeps what its replacement needs. `folder` is absolute; empty = it keeps nothing."""
+
+    host: str = ""
+    folder: str = ""
+
+
+NOTHING_KEPT = Kept()
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A folder for checkpoints that all members may see, who then read `token` in it. `needed_by`: the setting that
+    cannot do without; empty = the job runs without checkpoints, and says so."""
+
+    folder: str
+    token: str
+    needed_by: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """The answer to a Hello. `formation`, `kept`: of the member that this one replaces."""
+
+    config_yaml: str
+    lease_s: float
+    formation: Formation | None = None
+    kept: Kept = NOTHING_KEPT
+    shared: Shared | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +126,8 @@ class Formation:
     """The step of the checkpoint that this start of the job began from; 0 = none."""
     data: str = ""
     """The fingerprint of the data that the workers read: training, and after a hyphen evaluation; "" = not known."""
+    checkpoints: str | None = None
+    """Their folder; "" = none are kept, None = the config says."""
 
     @property
     def restores(self) -> bool:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from shardkeep.ps.control.losses import Losses
 from shardkeep.ps.control.records import ANY_STEP, JobState, Member, Record, Span
 
 RESTARTED = "the coordinator was restarted"
@@ -34,6 +35,12 @@ def agreed_start(servers: Mapping[int, Span], workers: Mapping[int, Span]) -> St
     return Start(step, min(having), tuple(sorted(workers.keys() - set(having))))
 
 
+def last_saved(reported: int, spans: Iterable[Span]) -> int:
+    """The step of the last checkpoint that the members see; the one that worker 0 reported, where none of them looks.
+    Somebody may have deleted it since."""
+    return max((span.saved for span in spans if span.saved >= 0), default=reported)
+
+
 @dataclass
 class Recoveries:
     """The deaths and recoveries of a job.
@@ -56,6 +63,7 @@ class Recoveries:
     """Since the last formation: how members lost the others."""
     unsent_rows: int = 0
     """Rows of gradient, or of its rounding errors, that those who died since the last formation had not sent."""
+    losses: Losses = field(default_factory=Losses)
     _deaths: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     _losses: tuple[int, int] = (0, -2)
 
@@ -83,8 +91,10 @@ class Recoveries:
 
     def heard(self, member: Member, kind: str, record: Record) -> bool:
         """Takes from a member's report what matters here: a checkpoint, lost updates; whether there was any."""
-        if kind == "phase" and record.get("phase") == "checkpoint" and "bytes" in record:
-            self.saved_step = int(record["step"])
+        if kind == "phase" and record.get("phase") == "checkpoint":
+            self.losses.heard(record)
+            if "bytes" in record:
+                self.saved_step = int(record["step"])
             return True
         if kind == "event" and "lost_from" in record:
             self._came_back(member, int(record["lost_from"]))
@@ -148,6 +158,17 @@ class Recoveries:
         self.done.append(record)
         return record
 
+    def refusal(self, start: Start, servers: Mapping[int, Span], workers: Mapping[int, Span]) -> str | None:
+        """Why the job ends in place of beginning there; None = it goes on."""
+        spans = [*servers.values(), *workers.values()]
+        if start.source < 0:
+            lost = max([self.reached, *(span.last for span in workers.values() if span.holds)]) - start.step
+            step = start.step
+        else:
+            step = min((span.lost_from for span in spans if span.lost_from is not None), default=start.step)
+            lost = start.step - step
+        return self.losses.refusal(lost, step=step, spans=spans, cause=self.cause)
+
     def clear(self) -> None:
         """A generation has formed: what was lost before it is told, or did not matter yet."""
         self.died, self.symptoms, self.unsent_rows = [], [], 0
@@ -162,6 +183,8 @@ class Recoveries:
             "died": list(self.died),
             "symptoms": list(self.symptoms),
             "unsent_rows": self.unsent_rows,
+            "period": self.losses.period,
+            "failed": self.losses.failed,
         }
 
     @classmethod
@@ -176,6 +199,7 @@ class Recoveries:
             died=[dict(each) for each in record["died"]],
             symptoms=[str(text) for text in record["symptoms"]],
             unsent_rows=int(record["unsent_rows"]),
+            losses=Losses(period=record["period"], failed=bool(record["failed"])),
         )
 
     def _came_back(self, server: Member, lost_from: int) -> None:

@@ -13,8 +13,9 @@ from shardkeep.ps.control.addresses import join_address, split_address
 from shardkeep.ps.control.auth import TokenCheck, open_port
 from shardkeep.ps.control.coordinator import Coordinator
 from shardkeep.ps.control.endpoint import Endpoint, make_token
+from shardkeep.ps.control.losses import Losses
 from shardkeep.ps.control.quiet_grpc import control_pb2_grpc, grpc
-from shardkeep.ps.control.records import JobSink, Record
+from shardkeep.ps.control.records import JobSink, Record, Shared
 from shardkeep.ps.control.servicer import ControlServicer
 from shardkeep.ps.control.store import StoreHost
 from shardkeep.ps.control.tls import Tls
@@ -114,6 +115,8 @@ def serve_job(
     terminate: threading.Event | None = None,
     start_step: int = 0,
     standing: Record | None = None,
+    losses: Losses | None = None,
+    shared: Shared | None = None,
 ) -> None:
     """The coordinator's life: serves one job until it is completed. Blocks.
 
@@ -131,6 +134,8 @@ def serve_job(
         terminate: The same, within `liveness.grace_s`.
         start_step: First step to train; above 0 = members load the checkpoint of that step.
         standing: What the coordinator before this one kept, where it died while the job ran.
+        losses: How far the job may go back.
+        shared: The folder where checkpoints go if all members see it.
 
     Raises:
         UserError, JobError: The job failed (JobStopped: was stopped); the text is the job's message.
@@ -148,6 +153,8 @@ def serve_job(
         restarts=liveness.restarts,
         close_store=store.close,
         standing=standing,
+        losses=losses,
+        shared=shared,
     )
     with ControlServer(coordinator, listen, token=token, tls=tls) as server:
         coordinator.keep_standing()

@@ -28,9 +28,8 @@ class ControlServicer:
 
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
         def reply() -> pb.RegisterReply:
-            config_yaml, lease_s, formation = self._coordinator.register(wire.hello_from_pb(request))
-            told = None if formation is None else wire.formation_to_pb(formation)
-            return pb.RegisterReply(config_yaml=config_yaml, lease_s=lease_s, job=self._coordinator.job, formation=told)
+            admission = self._coordinator.register(wire.hello_from_pb(request))
+            return wire.admission_to_pb(admission, self._coordinator.job)
 
         return _answer(context, reply)
 
@@ -44,6 +43,8 @@ class ControlServicer:
                 span=wire.span_from_pb(request.span),
                 after=request.after,
                 why=request.why,
+                kept=wire.kept_from_pb(request.kept),
+                unseen=request.unseen,
                 wait_s=_wait(request.wait_s),
             )
             told = None if formation is None else wire.formation_to_pb(formation)
@@ -76,7 +77,11 @@ class ControlServicer:
     def Leave(self, request: pb.LeaveRequest, context: grpc.ServicerContext) -> pb.JobState:  # noqa: N802
         def reply() -> pb.JobState:
             job = self._coordinator.leave(
-                request.token, code=request.code, message=request.message, symptom=request.symptom
+                request.token,
+                code=request.code,
+                message=request.message,
+                symptom=request.symptom,
+                refused=request.refused,
             )
             return wire.job_to_pb(job)
 

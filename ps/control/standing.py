@@ -8,7 +8,7 @@ from typing import Any
 from shardkeep.base.errors import UserError
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.membership import Seat
-from shardkeep.ps.control.records import Formation, JobState, Member, Record, Span
+from shardkeep.ps.control.records import Formation, JobState, Kept, Member, Record, Span
 from shardkeep.ps.control.recovery import Recoveries
 
 
@@ -23,6 +23,7 @@ class Standing:
     seats: tuple[Seat, ...]
     recoveries: Recoveries
     summary: Record | None
+    warnings: tuple[str, ...] = ()
 
     def to_record(self) -> Record:
         formation = None if self.formation is None else asdict(self.formation)
@@ -41,6 +42,8 @@ class Standing:
                 "sequence": seat.last_sequence,
                 "step": seat.step,
                 "unsent_rows": seat.unsent_rows,
+                "kept": asdict(seat.kept),
+                "unseen": seat.unseen,
             }
             for seat in self.seats
         ]
@@ -52,6 +55,7 @@ class Standing:
             "seats": seats,
             "recoveries": self.recoveries.to_record(),
             "summary": self.summary,
+            "warnings": list(self.warnings),
         }
 
     @classmethod
@@ -67,6 +71,7 @@ class Standing:
                 seats=tuple(_seat(seat, now) for seat in record["seats"]),
                 recoveries=Recoveries.from_record(record["recoveries"]),
                 summary=record["summary"],
+                warnings=tuple(str(text) for text in record["warnings"]),
             )
         except (KeyError, TypeError, ValueError) as error:
             text = f"what the coordinator kept of the job is damaged ({type(error).__name__}: {error})"
@@ -94,4 +99,6 @@ def _seat(record: dict[str, Any], now: float) -> Seat:
         last_sequence=record["sequence"],
         step=int(record["step"]),
         unsent_rows=int(record["unsent_rows"]),
+        kept=Kept(**record["kept"]),
+        unseen=str(record["unseen"]),
     )

@@ -11,13 +11,16 @@ from shardkeep.base.errors import ProtocolError
 from shardkeep.proto import control_pb2 as pb
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.records import (
+    Admission,
     Formation,
     Hello,
     JobState,
+    Kept,
     Member,
     MemberStatus,
     Record,
     Role,
+    Shared,
     Span,
     Status,
 )
@@ -93,6 +96,7 @@ def formation_to_pb(formation: Formation) -> pb.Formation:
         lacking=formation.lacking,
         origin=formation.origin,
         data=formation.data,
+        checkpoints=formation.checkpoints,
     )
 
 
@@ -108,15 +112,49 @@ def formation_from_pb(message: pb.Formation) -> Formation:
         lacking=tuple(message.lacking),
         origin=message.origin,
         data=message.data,
+        checkpoints=message.checkpoints if message.HasField("checkpoints") else None,
     )
 
 
 def span_to_pb(span: Span) -> pb.Span:
-    return pb.Span(first=span.first, last=span.last, holds=span.holds, saved=span.saved)
+    return pb.Span(
+        first=span.first, last=span.last, holds=span.holds, saved=span.saved, lost_from=span.lost_from, why=span.why
+    )
 
 
 def span_from_pb(message: pb.Span) -> Span:
-    return Span(message.first, message.last, message.holds, message.saved)
+    lost_from = message.lost_from if message.HasField("lost_from") else None
+    return Span(message.first, message.last, message.holds, message.saved, lost_from, message.why)
+
+
+def kept_to_pb(kept: Kept) -> pb.Kept:
+    return pb.Kept(host=kept.host, folder=kept.folder)
+
+
+def kept_from_pb(message: pb.Kept) -> Kept:
+    return Kept(message.host, message.folder)
+
+
+def admission_to_pb(admission: Admission, job: str) -> pb.RegisterReply:
+    formation, shared = admission.formation, admission.shared
+    return pb.RegisterReply(
+        config_yaml=admission.config_yaml,
+        lease_s=admission.lease_s,
+        job=job,
+        formation=None if formation is None else formation_to_pb(formation),
+        kept=kept_to_pb(admission.kept),
+        shared=None if shared is None else pb.Shared(folder=shared.folder, token=shared.token),
+    )
+
+
+def admission_from_pb(message: pb.RegisterReply) -> Admission:
+    return Admission(
+        message.config_yaml,
+        message.lease_s,
+        formation_from_pb(message.formation) if message.HasField("formation") else None,
+        kept_from_pb(message.kept),
+        Shared(message.shared.folder, message.shared.token) if message.HasField("shared") else None,
+    )
 
 
 def status_to_pb(status: Status) -> pb.StatusReply:

@@ -2,6 +2,7 @@
 
     journal/
       lock                     flock of the process that may write, with its pid
+      base                     the step whose checkpoint the oldest segment follows; no file = step 0
       g000003-000001.journal   generation 3, segment 1: a header, then records, each padded to 8 bytes
       g000003-000002.journal   every segment's first record is its GENERATION
 
@@ -25,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.base.errors import JournalError
-from shardkeep.base.files import owner_lock, sync_folder, write_all
+from shardkeep.base.files import atomic_write, owner_lock, sync_folder, write_all
 from shardkeep.ps.shard.journal_format import (
     EMPTY,
     FORMAT,
@@ -43,6 +44,7 @@ from shardkeep.ps.shard.write_behind import WriteBehind
 
 __all__ = ["EMPTY", "Entry", "Journal", "Record"]
 
+_BASE = "base"
 _NAME = re.compile(r"g(\d{6,})-(\d{6,})\.journal")
 
 
@@ -138,8 +140,28 @@ class Journal:
     def forget_before(self, step: int) -> None:
         """Deletes segments that hold pushes and applied markers of steps below `step` only; the newest stays."""
         with self._guard:
-            for segment in [s for s in self._segments[:-1] if self._replayed and s.highest < step]:
+            doomed = [s for s in self._segments[:-1] if self._replayed and s.highest < step]
+            if doomed:
+                self.build_on(max(self.base, 1 + max(segment.highest for segment in doomed)))
+            for segment in doomed:
                 self._delete(segment)
+
+    @property
+    def base(self) -> int:
+        """The step whose checkpoint, or a later one, the records follow; 0 = none is needed."""
+        try:
+            return int((self._folder / _BASE).read_text(encoding="ascii"))
+        except FileNotFoundError:
+            return 0
+        except (OSError, ValueError) as error:
+            raise JournalError(f"{self._folder / _BASE}: cannot be read ({error})") from error
+
+    def build_on(self, step: int) -> None:
+        """Notes that the records follow the checkpoint of `step`."""
+        with self._guard, _failing(self._folder / _BASE, "cannot be written"):
+            if step != self.base:
+                self._check_lock()
+                atomic_write(self._folder / _BASE, f"{step}\n")
 
     def clear(self) -> None:
         """Deletes all segments: the job starts anew."""

@@ -3,7 +3,8 @@
 ShardkeepError
 ├── UserError            the user's input is wrong (exit code 2)
 │   ├── ConfigError      a setting: unknown, of the wrong type, out of range, at odds with another
-│   └── DataError        a file, a row, a column, a label
+│   ├── DataError        a file, a row, a column, a label
+│   └── PlaceRefused     a process cannot replace the one that died; another may
 ├── JobError             the job failed (exit code 1)
 │   ├── MemberLost       a process died or its lease ended
 │   ├── CheckpointError  a checkpoint cannot be written, is damaged, or does not fit
@@ -36,6 +37,10 @@ class ConfigError(UserError):
 
 
 class DataError(UserError):
+    pass
+
+
+class PlaceRefused(UserError):
     pass
 
 

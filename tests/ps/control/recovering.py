@@ -6,7 +6,8 @@ import json
 from typing import Any
 
 from shardkeep.ps.control.coordinator import Coordinator
-from shardkeep.ps.control.records import Formation, Span
+from shardkeep.ps.control.losses import Losses
+from shardkeep.ps.control.records import Formation, Shared, Span
 from tests.ps.control.job import TABLES, VERSIONS, Job
 
 
@@ -20,8 +21,18 @@ THREE_OR_FOUR = held(3, 4)
 class Recovering(Job):
     """A formed job whose members come back with spans."""
 
-    def __init__(self, *, servers: int = 1, workers: int = 2, restarts: int = 2, form_timeout_s: float = 120.0) -> None:
+    def __init__(
+        self,
+        *,
+        servers: int = 1,
+        workers: int = 2,
+        restarts: int = 2,
+        form_timeout_s: float = 120.0,
+        losses: Losses | None = None,
+        shared: Shared | None = None,
+    ) -> None:
         super().__init__(servers=servers, workers=workers)
+        self.losses, self.shared = losses, shared
         self.closed = 0
         self.restarts, self.form_timeout_s = restarts, form_timeout_s
         self.coordinator = self.another()
@@ -39,6 +50,8 @@ class Recovering(Job):
             restarts=self.restarts,
             close_store=self._close_store,
             standing=standing,
+            losses=self.losses,
+            shared=self.shared,
             versions=VERSIONS,
         )
 

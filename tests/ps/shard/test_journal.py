@@ -412,6 +412,26 @@ def test_segments_of_steps_that_are_over_are_forgotten(folder: Path, again: bool
     journal.close()
 
 
+def test_a_journal_knows_the_checkpoint_that_its_oldest_record_follows(folder: Path) -> None:
+    journal = Journal(folder, sync=False)
+    journal.begin(1, step=0, facts={})
+    assert journal.base == 0
+    for step in range(6):
+        journal.append(Entry.PUSH, rank=0, step=step)
+        if step % 2:
+            journal.roll()
+    journal.forget_before(1)  # the segment has a push of step 1
+    assert journal.base == 0
+    journal.forget_before(5)
+    journal.close()
+    again = Journal(folder, sync=False, lock_s=0)
+    assert (again.base, [record.step for record in again.replay() if record.entry is Entry.PUSH]) == (4, [4, 5])
+    again.clear()
+    again.build_on(7)
+    again.close()
+    assert Journal(folder, sync=False, lock_s=0).base == 7
+
+
 def test_the_newest_segment_is_never_forgotten(journal: Journal, folder: Path) -> None:
     journal.begin(1, step=0, facts={})
     journal.append(Entry.PUSH, rank=0, step=1)

@@ -1,0 +1,222 @@
+"""How much a job may lose by a recovery, and where its checkpoints go: by members that a test plays."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shardkeep.base.errors import ConfigError
+from shardkeep.ps.control.losses import Losses
+from shardkeep.ps.control.records import Admission, Hello, Kept, Member, Shared, Span
+from tests.ps.control.job import TABLES, VERSIONS
+from tests.ps.control.recovering import Recovering, checkpoint, held, take_over, told
+
+JOURNAL = "server 0 came back without its journal, which was kept in /a/recovery/J/server-0 on one"
+SHARED = Shared("/runs/first/checkpoints", "token")
+
+
+def reborn(job: Recovering, span: Span, *, step: int, others: tuple[Span, Span] | None = None) -> None:
+    """Server 0 is killed at a step, and another comes with a span."""
+    job.coordinator.heartbeat("worker-0-100", step=step)
+    job.kill("server", 0)
+    for index, other in enumerate(others or (held(step - 3, step),) * 2):
+        job.come_back("worker", index, other)
+    job.register("server", 0, pid=200)
+    job.come_back("server", 0, span, after=0, pid=200)
+
+
+def period(job: Recovering, steps: int, *, sequence: int) -> None:
+    record = {"phase": "checkpoint", "step": 50, "every_steps": steps}
+    job.coordinator.report("worker-0-100", sequence=sequence, kind="phase", record=record)
+
+
+def no_checkpoint(job: Recovering, step: int, *, sequence: int) -> None:
+    record = {"phase": "checkpoint", "step": step, "text": "no checkpoint: disk full"}
+    job.coordinator.report("worker-0-100", sequence=sequence, kind="phase", record=record)
+
+
+def test_a_server_without_its_journal_ends_a_job_that_keeps_no_checkpoint() -> None:
+    job = Recovering(losses=Losses(None, 0))
+    job.form()
+    reborn(job, replace(held(0, 0), why=JOURNAL), step=31)
+    assert (job.state.state, job.state.exit_code) == ("failed", 1)
+    assert job.state.message == (
+        "server 0 (pid 100 on 10.0.0.7) ended: killed by SIGKILL, the job was at step 31; "
+        f"{JOURNAL}; 31 steps would be lost by going back to step 0, as no checkpoint is there; "
+        "recovery.max_lost_steps allows 0, as no checkpoints are kept"
+    )
+
+
+@pytest.mark.parametrize(
+    ("most", "every", "step", "goes_on"),
+    [
+        (None, 20, 59, True),  # the checkpoint of step 40 may be being written
+        (None, 20, 61, False),
+        (11, 20, 31, True),
+        (10, 20, 31, False),
+        (1000, 0, 999, True),
+        (None, None, 119, True),  # auto: too early to say
+        (None, None, 121, False),
+    ],
+    ids=["period", "beyond", "stated", "beyond stated", "no checkpoints wanted", "auto", "beyond auto"],
+)
+def test_a_job_goes_back_by_as_many_steps_as_it_may(
+    most: int | None, every: int | None, step: int, goes_on: bool
+) -> None:
+    job = Recovering(losses=Losses(most, every))
+    job.form()
+    checkpoint(job, 20)
+    reborn(job, held(20, 20), step=step)
+    assert job.state.state == ("training" if goes_on else "failed")
+
+
+def test_after_a_checkpoint_that_failed_a_period_is_a_period() -> None:
+    job = Recovering(losses=Losses(None, 20))
+    job.form()
+    checkpoint(job, 20)
+    no_checkpoint(job, 40, sequence=2)
+    reborn(job, held(20, 20), step=45)
+    assert job.state.state == "failed" and "allows 20, of one checkpoint period" in job.state.message
+
+
+def test_a_period_that_was_worked_out_counts_also_for_another_coordinator() -> None:
+    job = Recovering(losses=Losses(None, None))
+    job.form()
+    period(job, 400, sequence=1)
+    take_over(job)
+    reborn(job, held(0, 0), step=700)
+    assert job.state.state == "training"
+
+
+def test_a_server_that_goes_on_alone_from_too_old_rows_ends_the_job() -> None:
+    span = Span(0, 2**62, holds=True, saved=20, lost_from=20, why=JOURNAL)
+    for most, state in ((11, "training"), (10, "failed")):
+        job = Recovering(losses=Losses(most, 20))
+        job.form()
+        reborn(job, span, step=31)
+        assert job.state.state == state
+    assert f"{JOURNAL}; 11 steps would be lost by going back to the checkpoint of step 20" in job.state.message
+
+
+def test_the_last_worker_with_the_tower_and_a_server_dead_at_once_end_a_job_that_would_begin_again() -> None:
+    job = Recovering(workers=1, losses=Losses(None, 0))
+    job.form()
+    job.coordinator.heartbeat("worker-0-100", step=31)
+    job.kill("server", 0)
+    job.kill("worker", 0)
+    job.register("server", 0, pid=200)
+    job.come_back("server", 0, held(31, 31), after=0, pid=200)
+    job.register("worker", 0, pid=200)
+    job.come_back("worker", 0, Span(why="worker 0 came back without its tower states"), after=0, pid=200)
+    assert job.state.state == "failed" and "worker 0 came back without its tower states; 31 steps" in job.state.message
+
+
+def test_members_that_hold_all_lose_nothing_whatever_the_checkpoints() -> None:
+    job = Recovering(losses=Losses(0, 0))
+    job.form()
+    reborn(job, held(31, 31), step=31)
+    assert (job.state.state, told(job)[0]["step"]) == ("training", 31)
+
+
+def test_a_checkpoint_that_somebody_deleted_is_not_gone_back_to() -> None:
+    job = Recovering(losses=Losses(100, 20))
+    job.form()
+    checkpoint(job, 20)
+    checkpoint(job, 40, sequence=2)
+    reborn(job, replace(held(20, 20), saved=20), step=45)
+    assert (job.state.state, told(job)[0]["step"]) == ("training", 20)
+    texts = [call[1].get("text") for call in job.sink.of("event")]
+    assert "warning: the checkpoint of step 40 is missing" in texts
+
+
+# ---- what a member kept ----
+
+
+def admission(job: Recovering, role: str, index: int, pid: int) -> Admission:
+    member = Member("server" if role == "server" else "worker", index, "10.0.0.7", pid)
+    return job.coordinator.register(Hello(member, f"{role}-{index}-{pid}", 3, VERSIONS))
+
+
+@pytest.mark.parametrize("taken_over", [False, True], ids=["one coordinator", "another coordinator"])
+def test_a_replacement_hears_where_the_one_before_kept_its_state(taken_over: bool) -> None:
+    job = Recovering()
+    kept = Kept("one", "/a/recovery/J/server-0")
+    job.register("server", 0)
+    job.coordinator.join("server-0-100", None, kept=kept)
+    for index in (0, 1):
+        job.register("worker", index)
+        job.join("worker", index)
+    if taken_over:
+        take_over(job)
+    job.kill("server", 0)
+    assert admission(job, "server", 0, 200).kept == kept
+    job.kill("server", 0, pid=200)  # before it has joined
+    assert admission(job, "server", 0, 300).kept == kept
+    job.kill("worker", 1)
+    assert admission(job, "worker", 1, 300).kept == Kept()
+
+
+def test_a_refused_replacement_leaves_its_place_to_another() -> None:
+    job = Recovering(restarts=1)
+    job.form()
+    job.coordinator.heartbeat("worker-0-100", step=4)
+    job.kill("server", 0)
+    for pid in (200, 201, 202):
+        job.register("server", 0, pid=pid)
+        job.coordinator.leave(f"server-0-{pid}", code=2, message="server 0 cannot be replaced", refused=True)
+        assert job.state.state == "recovering"
+    for index in (0, 1):
+        job.come_back("worker", index)
+    job.register("server", 0, pid=300)
+    assert job.come_back("server", 0, pid=300, after=0) is not None
+
+
+# ---- the folder that all may share ----
+
+
+def joined(job: Recovering, **unseen: str) -> None:
+    for role, index in job.names:
+        assert admission(job, role, index, 100).shared == job.shared
+        tables = TABLES if role == "worker" else None
+        job.coordinator.join(f"{role}-{index}-100", tables, unseen=unseen.get(f"{role}_{index}", ""))
+
+
+def test_checkpoints_go_to_the_coordinators_folder_when_all_members_see_it_and_stay_there() -> None:
+    job = Recovering(shared=SHARED)
+    joined(job)
+    job.coordinator.heartbeat("worker-0-100", step=4)
+    job.kill("server", 0)
+    another = admission(job, "server", 0, 200)
+    assert another.formation is not None and another.formation.checkpoints == SHARED.folder
+    assert another.shared is None
+    for index in (0, 1):
+        job.come_back("worker", index)
+    again = job.come_back("server", 0, pid=200, after=0)
+    assert again is not None and again.checkpoints == SHARED.folder
+
+
+def test_a_member_that_does_not_see_the_folder_leaves_the_job_without_checkpoints_and_the_user_hears_of_it() -> None:
+    job = Recovering(shared=SHARED, losses=Losses(None, None))
+    joined(job, worker_1="on two /runs/first/checkpoints: no such file or directory")
+    take_over(job)
+    job.kill("server", 0)
+    again = admission(job, "server", 0, 200)
+    assert again.formation is not None and again.formation.checkpoints == ""
+    warning = (
+        "no checkpoints are kept: not all members can use /runs/first/checkpoints (worker 1: on two "
+        "/runs/first/checkpoints: no such file or directory); set checkpoint.dir to a folder that all members share"
+    )
+    assert f"warning: {warning}" in [call[1].get("text") for call in job.sink.of("event")]
+    job.summary()
+    for role, index in (("worker", 0), ("worker", 1)):
+        job.leave(role, index)
+    ((_, status, _, summary),) = job.sink.of("finished")
+    assert status == "completed" and summary is not None and summary["warnings"] == [warning]
+
+
+def test_a_job_that_asked_for_checkpoints_does_not_run_without_them() -> None:
+    job = Recovering(shared=replace(SHARED, needed_by="checkpoint.every_steps: 20"))
+    joined(job, server_0="on two: no such file or directory")
+    assert (job.state.state, job.state.exit_code) == ("failed", ConfigError.exit_code)
+    assert job.state.message.startswith("checkpoint.every_steps: 20: not all members can use /runs/first/checkpoints")
