@@ -64,6 +64,7 @@ NO_SUMMARY: Record = {
     "sockets": {},
     "staleness": {},
     "recoveries": [],
+    "warnings": [],
     "tables": [],
     "processes": [],
     "state_digest": None,

@@ -164,6 +164,7 @@ def test_a_stalled_worker_is_replaced_when_its_lease_ends_and_never_wakes_up(
 def unjournaled(cluster: Cluster, *, saves: int) -> tuple[dict[str, Any], str]:
     """The one recovery of a bounded job that keeps no journal and whose server 1 dies, and what the job printed."""
     config = {**JOB, "consistency": {"mode": "bounded"}, "journal": "off", "checkpoint": {"every_steps": saves}}
+    config["recovery"] = {"max_lost_steps": STEPS}
     job, folder = cluster.job(config)
     assert not play(job, folder, [kill("server 1", at=200)], limit_s=200.0)
     ended = job.end(limit_s=200.0)
