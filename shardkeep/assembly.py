@@ -27,6 +27,7 @@ from shardkeep.workers.cpu_time import CpuTime
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sampling import Origin, StepSlices
 from shardkeep.workers.data.schema import Schema
+from shardkeep.workers.data.weights import doubtful_weights
 from shardkeep.workers.embeddings import Embeddings
 from shardkeep.workers.evaluate import Evaluation
 from shardkeep.workers.models.registry import build_model
@@ -102,6 +103,10 @@ class Worker:
     ) -> dict[str, Any] | None:
         """Trains to the end; the job's summary on rank 0, None elsewhere. `process` and `sockets`
         are asked after the last step."""
+        if not self.collective.rank and self.tower.step == self.start.step:  # not after a recovery
+            for text in doubtful_weights(self.data.train):
+                _log.info("doubtful weights", why=text)
+                progress.report("phase", {"phase": "data", "text": f"warning: {text}"})
         steps = self.trainer.run(progress, should_stop, self.tower.step)
         progress.update(step=steps, phase="closing")
         return summarize(
