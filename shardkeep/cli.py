@@ -23,6 +23,7 @@ import typer
 from shardkeep import __version__
 from shardkeep.base.errors import ConfigError, JobStopped, ShardkeepError, UserError
 from shardkeep.departure import Departure, Leaving
+from shardkeep.output import OutputError, drop_output, guard_output
 
 if TYPE_CHECKING:
     from shardkeep.config import JobConfig
@@ -484,14 +485,23 @@ def version() -> None:
 
 def main() -> NoReturn:
     """The `shardkeep` command."""
+    guard_output()
     try:
         app(prog_name="shardkeep")
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except OutputError as error:  # of the help
+        code = _told(error)
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OutputError as error:
+        drop_output()
+        code = code or _told(error)
     if "torch" in sys.modules:  # its teardown takes a second of CPU, and all that matters is closed by now
-        sys.stdout.flush()
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
 
@@ -568,10 +578,7 @@ def _end(run: Callable[[], int], debug: bool) -> NoReturn:
     except ShardkeepError as error:
         if debug:
             traceback.print_exc()
-        head = "" if isinstance(error, JobStopped) else "error: "
-        for line in str(error).splitlines():  # a config may have several problems
-            _say(f"{head}{line}")
-        code = error.exit_code
+        code = _told(error)
     except Leaving as leaving:
         _say(str(leaving))
         code = leaving.code
@@ -581,5 +588,14 @@ def _end(run: Callable[[], int], debug: bool) -> NoReturn:
     raise typer.Exit(code)
 
 
+def _told(error: ShardkeepError) -> int:
+    """The exit code of an error, which is told on stderr."""
+    head = "" if isinstance(error, JobStopped) else "error: "
+    for line in str(error).splitlines():  # a config may have several problems
+        _say(f"{head}{line}")
+    return error.exit_code
+
+
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # a full device: the exit code still tells
+        print(text, file=sys.stderr, flush=True)

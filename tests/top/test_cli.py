@@ -160,3 +160,14 @@ def test_status_of_a_coordinator_that_is_not_there_is_one_line_and_code_1(tmp_pa
     assert code == 1
     assert "127.0.0.1:1" in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full")
+@pytest.mark.parametrize("arguments", [["version"], ["--help"], ["bench", "--list"]], ids=" ".join)
+def test_output_on_a_full_device_is_one_line(arguments: list[str]) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "shardkeep", *arguments], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: standard output cannot be written (No space left on device)\n"

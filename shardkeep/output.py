@@ -1,0 +1,53 @@
+"""Standard output of the command: where it cannot be written, a full device say, the command ends with one line."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import sys
+from collections.abc import Iterator
+
+from shardkeep.base.errors import ShardkeepError
+
+
+class OutputError(ShardkeepError):
+    """Standard output cannot be written."""
+
+    def __init__(self, cause: OSError) -> None:
+        super().__init__(f"standard output cannot be written ({cause.strerror or cause})")
+
+
+class Output(io.TextIOWrapper):
+    """Text to a file descriptor; raises OutputError. A reader that left is the command line's own affair (EPIPE)."""
+
+    def write(self, text: str, /) -> int:
+        with _mapped():
+            return super().write(text)
+
+    def flush(self) -> None:
+        with _mapped():
+            super().flush()
+
+
+@contextlib.contextmanager
+def _mapped() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        raise OutputError(error) from error
+
+
+def guard_output() -> None:
+    """Makes sys.stdout an Output."""
+    if isinstance(old := sys.stdout, io.TextIOWrapper):
+        form = {"encoding": old.encoding, "errors": old.errors, "line_buffering": old.line_buffering}
+        sys.stdout = Output(old.detach(), **form)  # type: ignore[arg-type]
+
+
+def drop_output() -> None:
+    """Drops what is not written yet, and all that follows."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
