@@ -126,8 +126,10 @@ def relative(ours: np.ndarray, expected: np.ndarray, before: np.ndarray) -> floa
     return float(max(difference - last_bits, 0.0) / np.linalg.norm(expected.astype(np.float64)))
 
 
-@pytest.mark.parametrize("pooling", ["sum", "mean", "weighted"])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+POOLED = [(optimizer, pooling) for optimizer in OPTIMIZERS for pooling in ("sum", "mean", "weighted")]
+
+
+@pytest.mark.parametrize(("optimizer", "pooling"), [*POOLED, ("adagrad", "max")])
 def test_each_of_100_steps_of_one_worker_is_the_plain_pytorch_step(optimizer: str, pooling: str) -> None:
     both = SideBySide(job_config(1, 1, optimizer), draw(800, pooling=pooling))
     errors = [both.step(step) for step in range(100)]

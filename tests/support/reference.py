@@ -107,6 +107,9 @@ class Reference:
         lengths = np.ones(batch, np.int64) if ids.lengths_B is None else ids.lengths_B
         offsets = torch.from_numpy(np.concatenate([[0], np.cumsum(lengths)])[:-1].astype(np.int64))
         module = self.tables[table]
+        if pooling == "max":  # embedding_bag has no sparse gradient of it
+            bags = F.embedding(where, module.weight, sparse=True).split(lengths.tolist())
+            return torch.stack([bag.max(0).values if len(bag) else bag.new_zeros(bag.shape[1]) for bag in bags])
         if pooling == "weighted":
             weights = torch.from_numpy(ids.weights_N)
             return F.embedding_bag(where, module.weight, offsets, mode="sum", sparse=True, per_sample_weights=weights)
