@@ -34,7 +34,7 @@ from shardkeep.workers.models.registry import build_model
 from shardkeep.workers.rank_state import load_rank_state
 from shardkeep.workers.rewind import Rewind
 from shardkeep.workers.step import Step
-from shardkeep.workers.summary import summarize
+from shardkeep.workers.summary import stopped_figures, summarize
 from shardkeep.workers.telemetry import Telemetry
 from shardkeep.workers.tower import Tower
 from shardkeep.workers.trainer import Progress, Trainer
@@ -107,7 +107,19 @@ class Worker:
             for text in doubtful_weights(self.data.train):
                 _log.info("doubtful weights", why=text)
                 progress.report("phase", {"phase": "data", "text": f"warning: {text}"})
-        steps = self.trainer.run(progress, should_stop, self.tower.step)
+
+        def stopping(step: int) -> None:
+            counted = stopped_figures(
+                collective=self.collective,
+                telemetry=self.telemetry,
+                ledger=self.ledger,
+                control_bytes=control_bytes(),
+                steps=step,
+            )
+            if counted is not None:
+                progress.report("event", {"text": f"stopped at step {step}", "figures": counted})
+
+        steps = self.trainer.run(progress, should_stop, self.tower.step, stopping)
         progress.update(step=steps, phase="closing")
         return summarize(
             client=self.client,

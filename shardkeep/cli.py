@@ -167,8 +167,8 @@ def coordinator(
                 raise UserError(f"--take-over: no job was running in --run-dir {run_dir or '(left out)'}")
             folder = RunFolder(path)
         elif start_step:
-            check_start(job, path, start_step)
-            folder = RunFolder.reopen(path, job)
+            samples = check_start(job, path, start_step)
+            folder = RunFolder.reopen(path, job, step=start_step, samples=samples)
         else:
             folder = RunFolder.create(path, job)
         standing = _standing(folder, by_hand=not parent_pipe) if take_over else None

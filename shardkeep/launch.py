@@ -154,7 +154,8 @@ def _reopen(folder: RunFolder, config: JobConfig, resumed: Resumed, screen: Scre
 
     await_leftovers(folder)
     resumed = replace(resumed, checkpoint=newest(config, folder.path))
-    RunFolder.reopen(folder.path, config)
+    checkpoint = resumed.checkpoint
+    RunFolder.reopen(folder.path, config, step=checkpoint.step, samples=int(checkpoint.facts.get("samples", 0)))
     screen.phase("resume", resumed.text())
     folder.event({"text": f"resumed {resumed.text()}", "step": resumed.checkpoint.step})
     return resumed
@@ -166,6 +167,8 @@ class ShownFolder:
     def __init__(self, folder: RunFolder, screen: Screen) -> None:
         self._folder, self._screen = folder, screen
         self.step = 0
+        self.figures: Record | None = None
+        """Of the summary of a job that is stopped."""
 
     def members(self, generation: int, members: Any) -> None:
         self._folder.members(generation, members)
@@ -182,6 +185,7 @@ class ShownFolder:
     def event(self, record: Record) -> None:
         with self._writing():
             self._folder.event(record)
+        self.figures = record.get("figures", self.figures)
         self._screen.record(record)
 
     def finished(self, status: str, message: str, summary: Record | None) -> None:
@@ -217,7 +221,7 @@ def _in_process(
         raise JobStopped(f"stopped at step {sink.step}{late}") from None
     except Exception as error:
         with contextlib.suppress(OSError):
-            folder.finished("stopped" if isinstance(error, JobStopped) else "failed", str(error), None)
+            folder.finished("stopped" if isinstance(error, JobStopped) else "failed", str(error), sink.figures)
         raise
     sink.finished("completed", "", summary)
     return folder.summary() or {}

@@ -72,18 +72,21 @@ def member_command(coordinator: str, role: str, index: int, host: str) -> str:
     return shlex.join(command + (["--advertise", host] if host not in ("", "127.0.0.1") else []))
 
 
-def check_start(config: JobConfig, path: Path, step: int) -> None:
-    """Whether a coordinator may start at a step's checkpoint, in a folder that it would change. Raises UserError: the
-    job runs, or there is no such checkpoint. CheckpointError: it is damaged."""
+def check_start(config: JobConfig, path: Path, step: int) -> int:
+    """Whether a coordinator may start at a step's checkpoint, in a folder that it would change; the samples trained by
+    then, 0 where only members see the checkpoint. Raises UserError: the job runs, or there is no such checkpoint.
+    CheckpointError: it is damaged."""
     if (path / "config.yaml").is_file():
         if launcher_there(path):
             raise UserError(f"--run-dir {path}: `shardkeep train` runs a job there")
         await_leftovers(RunFolder(path), option="--run-dir")
     checkpoints = checkpoints_of(config, path)
     if config.checkpoint.dir is not None and not checkpoints.folder.is_dir():
-        return  # it is on the members' machines alone
+        return 0  # it is on the members' machines alone
     steps = [found for found, _ in checkpoints.complete()]
     if step not in steps:
         there = f"there are: {', '.join(map(str, steps))}" if steps else "there is none"
         raise UserError(f"--start-step {step}: no complete checkpoint of that step in {checkpoints.folder}; {there}")
-    checkpoints.load(step).check_sizes()
+    checkpoint = checkpoints.load(step)
+    checkpoint.check_sizes()
+    return int(checkpoint.facts.get("samples", 0))

@@ -4,6 +4,7 @@ config.yaml       the resolved config
 code.json         where the user's own modules are
 coordinator.json  the coordinator's address and pid
 standing.json     what another coordinator process needs to take over; for this user only (standing-copy.json: a copy)
+starts.json       when the job was started and resumed, at which steps (starts.py)
 members.json      every member of the current generation
 metrics.jsonl     one JSON object per record: progress, eval, phase, event
 summary.json      how the job ended; summary-STEPS.json of starts before it was resumed
@@ -37,6 +38,7 @@ from shardkeep.config import JobConfig
 from shardkeep.ps.control.endpoint import Endpoint, read_token
 from shardkeep.standing_files import NAMES as STANDING_NAMES
 from shardkeep.standing_files import StandingFiles
+from shardkeep.starts import Starts
 from shardkeep.tokens import token_of, token_path
 
 Record = Mapping[str, Any]
@@ -81,7 +83,7 @@ class RunFolder:
         self._standing = StandingFiles(self.path)
         self._lock = threading.Lock()
         self._start = time.monotonic()
-        self._last: Record = {}
+        self._starts = Starts(self.path)
         self._coordinates = False
 
     @classmethod
@@ -94,6 +96,7 @@ class RunFolder:
             folder = cls(path)
             atomic_write(folder.config_path, config.to_yaml())
             folder.forget_token()  # of a job that was killed, if its folder's place and inode are this one's now
+            folder._starts.begin()
             if code_folder is not None:
                 atomic_write(folder.path / "code.json", _json({"folder": str(code_folder)}) + "\n")
         except OSError as error:
@@ -101,11 +104,15 @@ class RunFolder:
         return folder
 
     @classmethod
-    def reopen(cls, path: str | Path, config: JobConfig) -> RunFolder:
+    def reopen(cls, path: str | Path, config: JobConfig, *, step: int = 0, samples: int = 0) -> RunFolder:
         """The folder of a run that goes on, with its config as it is now. What told of its last start is gone, for
-        members look there for the coordinator; its summary is summary-STEPS.json now. Raises UserError."""
+        members look there for the coordinator; its summary is summary-STEPS.json now. Raises UserError.
+
+        `step`, `samples`: where the job goes on."""
         try:
             folder = cls(path)
+            folder._settle_killed()
+            folder._starts.begin(step=step, samples=samples, summary=folder.summary())
             if (summary := folder.summary()) is not None:
                 (folder.path / "summary.json").replace(folder.path / f"summary-{summary['steps']}.json")
             for name in ("coordinator.json", "members.json", *STANDING_NAMES):
@@ -231,8 +238,6 @@ class RunFolder:
 
     def progress(self, record: Record) -> None:
         """Appends a record of kind progress (step, total_steps, epoch, samples, loss, samples_per_s) or eval."""
-        if record.get("kind", "progress") == "progress":
-            self._last = dict(record)
         self._append({"kind": "progress", **record})
 
     def event(self, record: Record) -> None:
@@ -241,12 +246,14 @@ class RunFolder:
 
     def finished(self, status: str, message: str, summary: Record | None) -> None:
         """Writes summary.json; keys the job could not fill are there, empty. A later call replaces it."""
-        last = {"steps": self._last.get("step", 0), "samples": self._last.get("samples", 0)}
-        known = {**NO_SUMMARY, **last, "wall_s": time.monotonic() - self._start, **(summary or {})}
+        wall_s = self._starts.wall_s()
+        elapsed = {"wall_s": time.monotonic() - self._start if wall_s is None else wall_s}
+        known = {**NO_SUMMARY, **self._starts.reached(), **elapsed, **(summary or {}), "status": status}
         if self._coordinates:
             own = {"role": "coordinator", "index": 0, "peak_rss_bytes": peak_rss_bytes()}
             known |= {"processes": [own, *known["processes"]]}
         known |= {"recoveries": [*self._earlier_recoveries(), *known["recoveries"]]}
+        known |= self._starts.totals(known)
         known |= {"versions": {**versions(), **known.get("versions", {})}}
         known |= {"machine": {**machine(), **known.get("machine", {})}, "commit": commit()}
         head = {"status": status, **({"message": message} if message else {})}
@@ -254,6 +261,16 @@ class RunFolder:
         with self._lock:
             atomic_write(self.path / "summary.json", text + "\n")
             self._standing.delete()
+
+    def _settle_killed(self) -> None:
+        """Writes the summary of a start that was killed before it could write one, from what it left."""
+        facts = None if self.summary() is not None else self._starts.killed()
+        if facts is not None:
+            standing: Record = {}
+            with contextlib.suppress(UserError):  # it is damaged
+                standing = self.left_standing() or {}
+            recoveries = (standing.get("recoveries") or {}).get("done", [])
+            self.finished("killed", "its processes were killed", {**facts, "recoveries": list(recoveries)})
 
     def _earlier_recoveries(self) -> list[Any]:
         """Those of the starts before the job was resumed, which the last one's summary lists."""

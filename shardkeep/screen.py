@@ -102,17 +102,22 @@ def quality(scores: Mapping[str, Any]) -> str:
 def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]:
     """The closing table's names and values."""
     samples = int(summary.get("samples") or 0) - int((summary.get("resumed_at") or {}).get("samples", 0))
-    rows = [
-        (
-            "steps",
-            f"{int(summary.get('steps') or 0):,} ({samples:,} samples in {summary.get('wall_s', 0.0):.1f} s, "
-            "start-up and evaluations included)",
-        ),
-    ]
+    job, of_last = summary.get("job") or {}, ""
+    if job.get("starts", 1) > 1:
+        of_last = ", last start"
+        rows = [
+            ("steps", f"{job['steps']:,} ({_work(job)} over {job['starts']} starts, start-up and evaluations included)")
+        ]
+        first = summary["starts"][-1]["from_step"]
+        rows += [("last start", f"steps {first:,} to {int(summary.get('steps') or 0):,} ({_work(summary, samples)})")]
+    else:
+        steps = f"{int(summary.get('steps') or 0):,}"
+        rows = [("steps", f"{steps} ({_work(summary, samples)}, start-up and evaluations included)")]
     if summary.get("samples_per_s"):
-        rows += [("speed", f"{_number(summary['samples_per_s'], ',.0f')} samples/s")]
+        all_starts = f" ({_number(job['samples_per_s'], ',.0f')} over all starts)" if of_last else ""
+        rows += [(f"speed{of_last}", f"{_number(summary['samples_per_s'], ',.0f')} samples/s{all_starts}")]
     if summary.get("step_ms"):
-        rows += [("mean step", step_parts(summary["step_ms"]))]
+        rows += [(f"mean step{of_last}", step_parts(summary["step_ms"]))]
     scores = summary.get("eval")
     if scores:
         rows += [("AUC", quality(scores).split("  ")[0].removeprefix("AUC "))]
@@ -122,9 +127,9 @@ def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]
     counted = summary.get("bytes") or {}
     if any(_total(counted.get(key)) for _, key in BYTE_ROWS):
         per_sample = [f"{name} {_bytes(_total(counted.get(key)), samples)}" for name, key in BYTE_ROWS]
-        rows += [("bytes per sample", "  ".join(per_sample))]
+        rows += [(f"bytes per sample{of_last}", "  ".join(per_sample))]
     if summary.get("staleness"):
-        rows += [("staleness", _histogram(summary["staleness"]))]
+        rows += [(f"staleness{of_last}", _histogram(summary["staleness"]))]
     if tables := summary.get("tables"):
         held = sum(int(t.get("bytes", 0)) for t in tables)
         total_rows = sum(int(t.get("rows", 0)) for t in tables)
@@ -136,6 +141,12 @@ def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]
     if (run / "profile").is_dir():
         rows += [("profile", str(run / "profile"))]
     return [*rows, ("run folder", str(run))]
+
+
+def _work(figures: Mapping[str, Any], samples: int | None = None) -> str:
+    """`700 samples in 3.1 s`, of a start or of a job."""
+    count = int(figures.get("samples") or 0) if samples is None else samples
+    return f"{count:,} samples in {figures.get('wall_s') or 0.0:.1f} s"
 
 
 SHOWN_SHARE = 0.04

@@ -16,6 +16,7 @@ from shardkeep.ps.control.records import Status
 from shardkeep.ps.control.tls import Tls
 from shardkeep.report import RunFolder, latest_run
 from shardkeep.screen import closing_rows, quality, two_columns
+from shardkeep.starts import Starts
 from shardkeep.vacancies import awaited, show_killed, show_unled
 
 MOST_LINES = 8
@@ -68,7 +69,9 @@ def show_job(coordinator: Endpoint, console: Console, *, run: Path | None = None
     console.print(f"{status.state}{': ' + status.message if status.message else ''}", markup=False, soft_wrap=True)
     for line in awaited(status, where=coordinator.address if run is None else str(run), launched=launched):
         console.print(line, markup=False, soft_wrap=True)
-    console.print(two_columns(_progress_rows(status)))
+    number, step = (1, 0) if run is None else Starts(run).running()
+    again = [("start", f"{number} of this job, from step {step:,}; recoveries are this start's")] if number > 1 else []
+    console.print(two_columns([*again, *_progress_rows(status)]))
     console.print(_members(status))
     return 1 if status.state == "failed" else 0
 

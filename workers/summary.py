@@ -63,9 +63,7 @@ def summarize(
     byte_totals = merge_totals([w["bytes"] for w in workers] + [of_servers.totals()])
     return {
         "steps": steps,
-        "samples": telemetry.samples,
-        **({"resumed_at": {"samples": telemetry.samples - telemetry.trained}} if telemetry.resumed else {}),
-        "samples_per_s": telemetry.samples_per_s(),
+        **_counted(telemetry),
         "step_ms": mean_step_ms([w["step_ms"] for w in workers]),
         "cpu_ms": mean_cpu_ms([w["cpu_ms"] for w in workers]),
         "eval": dict(evaluation or {}),
@@ -84,6 +82,33 @@ def summarize(
         | _tower_unsent([w["tower_unsent"] for w in workers]),
         "processes": server_processes(servers) + [w["process"] | {"step_ms": w["step_ms"]} for w in workers],
     }
+
+
+def stopped_figures(
+    *, collective: Collective, telemetry: Telemetry, ledger: Ledger, control_bytes: int, steps: int
+) -> dict[str, Any] | None:
+    """What the summary of a stopped job says of this start, on rank 0; None elsewhere. Asks no server: its bytes of
+    control calls are not in it. Blocks until every rank has called it."""
+    collective.sent.tell(ledger, "control")
+    ledger.add("control", "calls", control_bytes)
+    mine = {"bytes": ledger.totals(), "step_ms": telemetry.step_ms(), "dropped_rows": telemetry.dropped_rows}
+    workers = gather_records(collective, mine)
+    if collective.rank != 0:
+        return None
+    return {
+        "steps": steps,
+        **_counted(telemetry),
+        "step_ms": mean_step_ms([w["step_ms"] for w in workers]),
+        "bytes": _per_sample(merge_totals(w["bytes"] for w in workers), telemetry.trained),
+        "dropped_rows": sum(w["dropped_rows"] for w in workers),
+        "skipped_steps": telemetry.skipped_steps,
+    }
+
+
+def _counted(telemetry: Telemetry) -> dict[str, Any]:
+    """Samples of the job, those before this start where there are any, and this start's rate."""
+    before = {"resumed_at": {"samples": telemetry.samples - telemetry.trained}} if telemetry.resumed else {}
+    return {"samples": telemetry.samples, **before, "samples_per_s": telemetry.samples_per_s()}
 
 
 def _saturated(push_format: str, workers: Sequence[Mapping[str, Any]]) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from shardkeep.base.errors import Diverged, JobStopped
+from shardkeep.base.errors import Diverged, JobStopped, ShardkeepError
 from shardkeep.ps.client import RowClient
 from shardkeep.workers.checkpoint import CheckpointWriter
 from shardkeep.workers.collective import Collective
@@ -74,11 +75,17 @@ class Trainer:
         self.total_steps = min(slices.num_steps, train.max_steps or slices.num_steps)
         self.last_eval: dict[str, Any] | None = None if before is None else before.last_eval
 
-    def run(self, progress: Progress, should_stop: Callable[[int], bool], start_step: int = 0) -> int:
+    def run(
+        self,
+        progress: Progress,
+        should_stop: Callable[[int], bool],
+        start_step: int = 0,
+        stopping: Callable[[int], None] = lambda _step: None,
+    ) -> int:
         """Runs to the end; returns the number of steps done.
 
         `should_stop(step)` is asked before each step; when one rank's says so all stop soon, with a checkpoint where
-        there are any. Raises JobStopped, Diverged, and what pulls and pushes raise."""
+        there are any; each rank calls `stopping` then. Raises JobStopped, Diverged, and what pulls and pushes raise."""
         vote = StopVote(self._collective, start_step)
         self._cpu.drop()
         self._client.allowance_s = self._compile_allowance_s
@@ -109,6 +116,8 @@ class Trainer:
                 if vote.all_stop(step, should_stop(step)):
                     if step > start_step:  # else nothing is new
                         self._save_before_stop(step, progress)
+                    with contextlib.suppress(ShardkeepError):  # a rank that is lost now hinders nobody
+                        stopping(step)
                     raise JobStopped(f"stopped at step {step}")
                 while requested < self.total_steps and len(under_way) < self._window:
                     self._watch.enter("data")

@@ -31,6 +31,7 @@ class Chronicle:
         self.evaluation: Record = {}
         self.summary: Record | None = None
         self.warnings: list[str] = []
+        self.figures: Record = {}  # of the summary of a job that is stopped
         self._sink = sink
         self._events: deque[Record] = deque(maxlen=EVENTS_KEPT)
         self._formed: Record | None = None
@@ -59,6 +60,8 @@ class Chronicle:
             return
         if kind == "eval":
             self.evaluation = full
+        if kind == "event" and leads:
+            self.figures = record.get("figures", self.figures)
         self._remember(full)
         self._sink.event(full)
 

@@ -516,7 +516,7 @@ class Coordinator:
         step = max([saved, *(seat.step for seat in self._members.seats("worker"))])
         where = f"at step {step}" if step >= 0 else "before the first step"
         self._life.stopped(f"stopped {where}: {self._life.now.message}{remark}")
-        self._finished({"steps": step} if step >= 0 else {})
+        self._finished(({"steps": step} if step >= 0 else {}) | self._chronicle.figures)
 
     def _lose(self, seat: Seat, message: str, *, ended: bool = False) -> None:
         """`ended`: the process ends by itself; a launcher is not to kill it."""

@@ -93,3 +93,13 @@ def test_the_closing_table_of_a_job_without_evaluation_shows_what_there_is() -> 
 
 def test_an_auc_of_one_class_is_shown_as_missing() -> None:
     assert quality({"auc": None, "logloss": 0.1}) == "AUC -  logloss 0.1000"
+
+
+def test_the_table_of_a_resumed_job_says_which_figures_are_the_jobs_and_which_the_last_starts() -> None:
+    job = {"starts": 2, "steps": 5000, "samples": 640_000, "wall_s": 90.0, "samples_per_s": 20_000.0}
+    summary = {**SUMMARY, "resumed_at": {"samples": 100_000}, "job": job, "starts": [{}, {"from_step": 800}]}
+    rows = dict(closing_rows(summary, Path("runs/x")))
+    assert rows["steps"] == "5,000 (640,000 samples in 90.0 s over 2 starts, start-up and evaluations included)"
+    assert rows["last start"].startswith("steps 800 to ") and rows["last start"].endswith(" samples in 42.0 s)")
+    assert rows["speed, last start"] == "24,310 samples/s (20,000 over all starts)"
+    assert "mean step, last start" in rows and "speed" not in rows

@@ -5,15 +5,18 @@ from __future__ import annotations
 import io
 from collections.abc import Sequence
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from shardkeep.config import JobConfig
 from shardkeep.ps.config import AdamConfig, TableSpec
 from shardkeep.ps.control.chronicle import EVENTS_KEPT
 from shardkeep.ps.control.coordinator import Coordinator
 from shardkeep.ps.control.server import ControlServer
+from shardkeep.report import RunFolder
 from shardkeep.status import show_job
 from tests.ps.control.job import TABLES, Job
 from tests.ps.control.recovering import Recovering
@@ -116,3 +119,17 @@ def test_who_is_awaited_until_when_and_what_to_do_is_shown(launched: bool, next_
     assert lines[0].startswith("recovering: worker 1 (pid 100 on 10.0.0.7) ended: killed by SIGKILL")
     assert "worker 1 (not replaced)" in lines[1] and lines[2].startswith("the job fails in 100 s if")
     assert lines[3].startswith(next_step)
+
+
+def test_the_number_of_the_start_is_shown_of_a_resumed_job(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", JobConfig())
+    folder.finished("stopped", "", None)
+    RunFolder.reopen(folder.path, JobConfig(), step=800, samples=8000)
+    out, job = io.StringIO(), Job(workers=1)
+    form(job)
+    with ControlServer(job.coordinator) as server:
+        show_job(server.endpoint, Console(file=out, width=200, color_system=None), run=folder.path)
+    assert cells(out.getvalue().splitlines()[1]) == [
+        "start",
+        "2 of this job, from step 800; recoveries are this start's",
+    ]

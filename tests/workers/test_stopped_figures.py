@@ -1,0 +1,28 @@
+"""What a job that is stopped says of the steps that it trained."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardkeep.base.errors import JobStopped
+from shardkeep.config import parse_config
+from tests.support.local_job import LocalJob
+from tests.support.samples import as_data, draw
+
+CONFIG = """
+workers: 2
+model: {name: dlrm, bottom: [8], top: [8]}
+tables: {default: {dim: 4}}
+tower: {compile: off}
+train: {batch_size: 8, epochs: 1}
+"""
+
+
+def test_a_stopped_job_tells_its_samples_times_and_bytes() -> None:
+    job = LocalJob(parse_config(CONFIG), as_data(draw(160)))
+    with pytest.raises(JobStopped):
+        job.run(lambda step: step >= 4)
+    (figures,) = [record["figures"] for kind, record in job.records if kind == "event" and "figures" in record]
+    assert 4 <= figures["steps"] < 10 and figures["samples"] == 16 * figures["steps"]
+    assert figures["bytes"]["push"]["values"] > 0 and figures["bytes"]["per_sample"] > 0
+    assert figures["samples_per_s"] > 0 and figures["step_ms"]["total"] > 0
