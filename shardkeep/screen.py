@@ -105,17 +105,16 @@ def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]
     job, of_last = summary.get("job") or {}, ""
     if job.get("starts", 1) > 1:
         of_last = ", last start"
-        rows = [
-            ("steps", f"{job['steps']:,} ({_work(job)} over {job['starts']} starts, start-up and evaluations included)")
-        ]
+        all_starts = f"{_work(job)} over {job['starts']} starts, start-up and evaluations included"
+        rows = [("steps", f"{job['steps']:,} ({all_starts})")]
         first = summary["starts"][-1]["from_step"]
         rows += [("last start", f"steps {first:,} to {int(summary.get('steps') or 0):,} ({_work(summary, samples)})")]
     else:
         steps = f"{int(summary.get('steps') or 0):,}"
         rows = [("steps", f"{steps} ({_work(summary, samples)}, start-up and evaluations included)")]
     if summary.get("samples_per_s"):
-        all_starts = f" ({_number(job['samples_per_s'], ',.0f')} over all starts)" if of_last else ""
-        rows += [(f"speed{of_last}", f"{_number(summary['samples_per_s'], ',.0f')} samples/s{all_starts}")]
+        mean = f" ({_number(job['samples_per_s'], ',.0f')} over all starts)" if of_last else ""
+        rows += [(f"speed{of_last}", f"{_number(summary['samples_per_s'], ',.0f')} samples/s{mean}")]
     if summary.get("step_ms"):
         rows += [(f"mean step{of_last}", step_parts(summary["step_ms"]))]
     scores = summary.get("eval")
