@@ -104,7 +104,7 @@ def test_a_folder_of_another_user_is_named_with_what_to_do(trial: Trial, monkeyp
 @pytest.mark.parametrize(
     ("settings", "start_step", "needed_by"),
     [
-        ("{}", 0, ""),
+        ("servers: 2", 0, ""),
         ("{checkpoint: {every_steps: 20}}", 0, "checkpoint.every_steps: 20"),
         ("{checkpoint: {every_steps: 0}}", 30, "--start-step 30"),
         ("{checkpoint: {every_steps: 0}}", 0, None),
@@ -121,17 +121,17 @@ def test_the_coordinator_offers_its_run_folder_where_the_config_names_none(
 
 
 def test_a_member_says_why_it_cannot_use_the_folder(tmp_path: Path) -> None:
-    shared = shared_folder(parse_config("{}"), tmp_path, start_step=0)
+    shared = shared_folder(parse_config("servers: 2"), tmp_path, start_step=0)
     assert shared is not None
     folder = Path(shared.folder)
-    shared_folder(parse_config("{}"), tmp_path, start_step=0)  # of another machine, at the same path
+    shared_folder(parse_config("servers: 2"), tmp_path, start_step=0)  # of another machine, at the same path
     assert f"{folder} is another folder" in why_unseen(shared, writes=False)
     folder.rename(tmp_path / "elsewhere")
     assert why_unseen(shared, writes=False).endswith(f"{folder}: no such file or directory")
 
 
 def test_members_use_what_the_formation_has_settled() -> None:
-    config = parse_config("{}")
+    config = parse_config("servers: 2")
 
     def settled(checkpoints: str | None) -> tuple[object, object]:
         formation = Formation(1, "127.0.0.1", 1, (), (), checkpoints=checkpoints)
