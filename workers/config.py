@@ -343,7 +343,7 @@ class CheckpointConfig(Settings):
 
     every_steps: Annotated[int, Field(ge=0, le=MOST_STEPS)] | Literal["auto"] = "auto"
     """Steps between two checkpoints, one at the end of training too; 0 = none. auto = about every ten minutes, and
-    before a server's journal reaches 4 GB; none for roles by hand without `dir`."""
+    before a server's journal reaches 4 GB."""
     keep: int = Field(3, ge=1, le=1_000_000)
     """Checkpoints kept, beside those that they build on; older ones are deleted."""
     full_every: int = Field(1, ge=1, le=100)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import statistics
 import time
@@ -183,6 +184,29 @@ def test_a_server_that_lost_all_its_updates_has_the_job_begin_anew(cluster: Clus
 
 
 # ---- the long form ----
+
+
+@pytest.mark.chaos
+@pytest.mark.parametrize("victim", ["worker 1", "server 1"])
+def test_when_all_checkpoints_are_deleted_a_job_goes_on_from_what_its_members_hold_or_names_what_is_missing(
+    cluster: Cluster, undisturbed: dict[str, Any], victim: str
+) -> None:
+    _, folder = stopped = cluster.job({**JOB, "train": {**JOB["train"], "max_steps": 130}})
+    assert stopped[0].end(limit_s=200.0).code == 0
+    job = cluster.command("train", "--resume", str(folder.path), "--set", "train.max_steps=null")
+    assert not play(job, folder, [stall(victim, at=200)], limit_s=200.0)
+    for checkpoint in (folder.path / "checkpoints").glob("step-*"):
+        shutil.rmtree(checkpoint)
+    (pid,) = [m["pid"] for m in folder.member_list() if f"{m['role']} {m['index']}" == victim]
+    os.kill(pid, signal.SIGKILL)
+    ended = job.end(limit_s=200.0)
+    summary = folder.summary() or {}
+    if victim == "worker 1":
+        assert (ended.code, summary["state_digest"]) == (0, undisturbed["state_digest"])
+    else:
+        assert ended.code == 1
+        missing = f"the journal of server 1 begins after the checkpoint of step 130, which is missing in {folder.path}"
+        assert missing in ended.err and "would be lost by going back to step 0" in ended.err
 
 
 @pytest.mark.chaos

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from shardkeep.config import JobConfig
+from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.report import NO_SUMMARY, RunFolder
 from shardkeep.workers.data.dataset import open_data
 from tests.support.cluster import Cluster, Ended, gone, kinds, listening, records, stalled
@@ -121,6 +122,7 @@ def test_roles_started_by_hand_train_an_async_job(cluster: Cluster) -> None:
     endings = [command.end() for command in [*members, coordinator]]
     assert [ended.code for ended in endings] == [0] * 5
     check_completed(Ended(0, "", ""), folder, config)
+    assert Checkpoints(folder.path / "checkpoints").last_step() == (folder.summary() or {})["steps"]
     assert not [line for ended in endings for line in ended.err.splitlines() if "level=" in line or "arn" in line]
 
 
