@@ -16,6 +16,7 @@ from shardkeep.assembly import Again, Worker, build_worker, kept_steps, table_sp
 from shardkeep.base.allocator import keep_freed_memory
 from shardkeep.base.errors import ConfigError, JobStopped, MemberLost, RemoteError, TransportError
 from shardkeep.base.log import EventLog
+from shardkeep.base.memory import memory_errors
 from shardkeep.config import JobConfig
 from shardkeep.departure import Departure
 from shardkeep.kept import kept_at, missed, why_unseen, with_checkpoints
@@ -53,13 +54,16 @@ ACKNOWLEDGED_S = 2.0
 """Seconds in which servers must take the last pushes of a worker that leaves; others have to be pushed again."""
 
 
+ASKS = "a worker; allowed: a smaller train.batch_size, narrower layers, fewer pool_rows or cache_rows"
+
+
 def run_worker(
     coordinator: Endpoint, *, index: int, advertise: str, folder: Path, kernels_s: float, departure: Departure
 ) -> int:
     """A worker's life; returns the exit code when its part is done. The arguments are as for a server."""
     control = ControlClient(coordinator, role="worker", index=index, advertise=advertise)
     end_when_the_job_failed(control)
-    with kept_while_useful(control, folder), Membership(control, departure) as config:
+    with kept_while_useful(control, folder), Membership(control, departure) as config, memory_errors(ASKS):
         keep_freed_memory()
         torch.set_num_threads(config.threads)
         data = open_data(config.data, seed=config.seed)
@@ -251,6 +255,7 @@ def _collective(
     )
 
 
+@memory_errors(ASKS)
 def run_in_process(
     config: JobConfig,
     sink: JobSink,

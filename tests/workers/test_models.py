@@ -173,6 +173,7 @@ def test_dropout_acts_in_training_only():
         ({"name": "dlrm", "cross_layers": 2}, "model.cross_layers: has no effect with model.name: dlrm"),
         ({"name": "deepfm", "cross_rank": 2}, "model.cross_rank: has no effect with model.name: deepfm"),
         ({"name": "wide_deep", "options": {"a": 1}}, "model.options: has no effect with model.name: wide_deep"),
+        ({"name": "dlrm", "top": [10**6, 10**6]}, "model.top: a layer from 1,000,000 to 1,000,000 asks for 4,000.0 GB"),
         ({"name": "own_model:Own", "top": [4]}, "model.top: has no effect with model.name: own_model:Own"),
         ({"name": "own_model:Own", "activation_checkpointing": True}, "model.activation_checkpointing: has no"),
         ({"name": "no_such_module:Own"}, "module 'no_such_module' cannot be imported"),

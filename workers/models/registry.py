@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import psutil
 from torch import nn
 
 from shardkeep.base.errors import UserError
+from shardkeep.base.memory import memory_errors, size_text
 from shardkeep.base.modules import load_named
 from shardkeep.workers.config import ModelConfig
 from shardkeep.workers.models.dcn_v2 import DcnV2
@@ -27,6 +30,7 @@ _OPTIONS: dict[str, tuple[str, ...]] = {
 }
 _NEEDS_DEFAULT_DIM = ("dlrm", "deepfm")
 _DEFAULT_WIDTHS = [512, 256]
+FLOAT_BYTES = 4
 
 
 def build_model(
@@ -60,7 +64,22 @@ def build_model(
     arguments = _arguments(config)
     if config.name in _NEEDS_DEFAULT_DIM:
         arguments["default_dim"] = default_dim
-    return MODELS[config.name](num_dense=num_dense, features=features, **arguments)
+    _refuse_too_wide(config)
+    with memory_errors("the layers of the model; allowed: narrower ones in model.bottom and model.top"):
+        return MODELS[config.name](num_dense=num_dense, features=features, **arguments)
+
+
+def _refuse_too_wide(config: ModelConfig) -> None:
+    """Raises UserError for one layer that this machine has no memory for: a system that promises more kills later."""
+    for key in ("bottom", "top"):
+        widths = getattr(config, key) or []
+        for inputs, outputs in itertools.pairwise(widths):
+            asked, held = inputs * outputs * FLOAT_BYTES, psutil.virtual_memory().total
+            if asked > held:
+                raise UserError(
+                    f"model.{key}: a layer from {inputs:,} to {outputs:,} asks for {size_text(asked)} of memory, "
+                    f"this machine has {size_text(held)}; allowed: narrower layers"
+                )
 
 
 def _arguments(config: ModelConfig) -> dict[str, Any]:
@@ -95,7 +114,10 @@ def _own_model(
         raise UserError(f"model.activation_checkpointing: has no effect with model.name: {config.name}")
     own = load_named(config.name, setting="model.name", folder=import_from)
     try:
-        model = own(num_dense=num_dense, features=dict(features), **config.options)
+        with memory_errors(f"{config.name}; allowed: a smaller model"):
+            model = own(num_dense=num_dense, features=dict(features), **config.options)
+    except UserError:
+        raise
     except Exception as error:
         raise UserError(
             f"model.name: {config.name} could not be built with num_dense, features and "
