@@ -51,13 +51,13 @@ def write_report(results: Results, out: Path, *, say: Callable[[str], None]) -> 
 def page(results: Results, plots: Mapping[str, Path] | None) -> str:
     """The report as one text of HTML. `plots`: PNG files by name; None = there is nothing to draw with."""
     title = f"{results.plan.name}: bytes against AUC"
-    against, told = against_fp32(results), origin(results)
+    against, stated = against_fp32(results), origin(results)
     parts = [
         f"<h1>{_text(title)}</h1>",
         f'<p class="lead">{_text(power_text(results))}</p>',
         _failed(results),
         "<h2>The job</h2>",
-        _list(told.job),
+        _list(stated.job),
         "<h2>Recipes</h2>",
         _table(RECIPE_HEAD, [_recipe_row(recipe, against.get(recipe.name)) for recipe in results.recipes]),
         f"<p>{_text(RULES)}</p>",
@@ -70,9 +70,9 @@ def page(results: Results, plots: Mapping[str, Path] | None) -> str:
         "<h2>Runs</h2>",
         _table(RUN_HEAD, _run_rows(results)),
         "<h2>How it was made</h2>",
-        _list(told.made),
+        _list(stated.made),
         f"<p>To make it again, with the sweep file below and, where the commit is known, at that commit:</p>"
-        f"<pre>{_text(told.command)}</pre><pre>{_text(told.sweep_file)}</pre>",
+        f"<pre>{_text(stated.command)}</pre><pre>{_text(stated.sweep_file)}</pre>",
     ]
     head = f'<meta charset="utf-8"><title>{_text(title)}</title><style>{STYLE}</style>'
     return (
