@@ -171,13 +171,12 @@ def test_a_damaged_file_of_compiled_kernels_is_compiled_again(
     assert compile_tiny() == (1, 42)
     assert compile_tiny() == (0, 42)
     files = list(cache.rglob(kind))
-    before = {path: path.stat().st_size for path in cache.rglob("*.nb?")}
-    assert files and len(before) == 3
+    assert files
     for path in files:
         damage(path)
-    assert compile_tiny()[1] == 42
+    assert [compile_tiny()[1] for _ in range(2)] == [42, 42]  # code may have another size, which the second one notes
     assert compile_tiny() == (0, 42)
-    assert {path: path.stat().st_size for path in cache.rglob("*.nb?")} == before
+    assert len(list(cache.rglob("*.nb?"))) == 3
 
 
 def test_files_that_are_damaged_after_the_import_are_not_noted_as_compiled(cache: Path) -> None:
