@@ -118,7 +118,9 @@ def _described(entries: Sequence[Entry]) -> str:
     """Where the samples lie, how large that is, and how many rows have been left out."""
     size = sum(entry.size_bytes for entry in entries)
     held = f" ({_megabytes(size)}; `shardkeep cache` shows and cleans it)" if size >= LARGE_BYTES else ""
-    text = f"cached in {' and '.join(str(entry.folder) for entry in entries)}{held}"
+    first, *more = [entry.folder for entry in entries]
+    beside = [folder.name if folder.parent == first.parent else str(folder) for folder in more]
+    text = f"cached in {' and '.join([str(first), *beside])}{held}"
     return text + left_out(sum(entry.skipped for entry in entries))
 
 
