@@ -6,6 +6,7 @@ that knows nothing of this, sees no change. Linux only: elsewhere a door stays o
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import socket
@@ -74,6 +75,17 @@ def refuse_newcomers(port: int) -> bool:
         except OSError:  # closed meanwhile by its owner, or a system without filters
             continue
     return closed
+
+
+def listening_ports() -> set[int]:
+    """The TCP ports on which this process listens; none where that cannot be told."""
+    ports: set[int] = set()
+    with contextlib.suppress(OSError):  # no /proc, or no descriptor left to read it
+        for descriptor in _descriptors():
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as found:
+                if _listens(found, port := found.getsockname()[1]):
+                    ports.add(port)
+    return ports
 
 
 def _descriptors() -> list[int]:

@@ -517,8 +517,11 @@ def _load(path: Path, overrides: list[str] | None) -> tuple[Path, JobConfig]:
 
 def _begin(role: str, index: int, parent_pipe: bool) -> None:
     """What every role does first: its log, its end with the launcher."""
+    from shardkeep.base.descriptors import keep_free, raise_limit
     from shardkeep.base.log import configure
 
+    raise_limit()
+    keep_free()
     configure(role, index)
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a peer that leaves is no warning: losses are told by us
     if parent_pipe:

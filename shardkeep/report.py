@@ -30,6 +30,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from shardkeep.base.descriptors import when_free
 from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.base.files import atomic_write, make_folder
 from shardkeep.base.owners import check_unshared
@@ -314,7 +315,7 @@ class RunFolder:
 
     def _append(self, record: Record) -> None:
         line = _json({"time": datetime.now().isoformat(timespec="milliseconds"), **record}) + "\n"
-        with self._lock, self.metrics_path.open("a", encoding="utf-8") as file:
+        with self._lock, when_free(lambda: self.metrics_path.open("a", encoding="utf-8")) as file:
             file.write(line)
 
 
@@ -353,7 +354,7 @@ def default_run_dir(name: str) -> Path:
 def check_ours(run: Path, *, what: str = "run folder") -> None:
     """Raises ConfigError where others could have put something into a run folder that is acted upon: an address, a
     config, the folder of modules. `what`: how the message begins."""
-    for path in (run, *(run / name for name in ("config.yaml", "code.json", "coordinator.json", "standing.json"))):
+    for path in (run, *(run / name for name in ("config.yaml", "code.json", "coordinator.json", *STANDING_NAMES))):
         if path == run or path.exists():
             check_unshared(path, what=what)
 
@@ -386,7 +387,7 @@ def _taken(path: Path) -> str:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(when_free(lambda: path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
     return dict(found)

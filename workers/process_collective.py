@@ -32,6 +32,7 @@ from torch.distributed.distributed_c10d import _world
 from shardkeep.base.errors import DeadlineExceeded, JobError, MemberLost
 from shardkeep.base.sockets import connections
 from shardkeep.compression.exchange import Exchange
+from shardkeep.ps.door import listening_ports, refuse_newcomers
 from shardkeep.ps.transport import interface_of
 from shardkeep.workers.collective import Collective
 from shardkeep.workers.sent import Sent, goes_direct
@@ -78,7 +79,7 @@ class ProcessCollective:
         # torch names a group's keys by how many groups the process has begun, and forgets those that it closed, not one
         # that could not form: the next would wait for keys that the other ranks never set.
         _world.group_count = 0
-        others = connections()
+        others, ports = connections(), listening_ports()
         with self.guard("forming the group"), _bound_to(interface_of(host)):
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
@@ -87,6 +88,8 @@ class ProcessCollective:
                 world_size=world_size,
                 timeout=timedelta(seconds=timeout_s),
             )
+        for port in listening_ports() - ports:  # gloo's: all ranks are connected, to each other
+            refuse_newcomers(port)
         self.process_group = dist.group.WORLD
         self.connections = connections().keys() - others.keys()
         """Those to the other ranks; some to the store may be among them."""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from shardkeep.base.deadlines import Deadline
+from shardkeep.base.descriptors import limit
 from shardkeep.base.errors import ConfigError
 from shardkeep.ps.config import LivenessConfig
 from shardkeep.ps.control.addresses import join_address, split_address
@@ -29,6 +30,8 @@ _OPTIONS = [
     ("grpc.so_reuseport", 0),  # else a second coordinator on the same port silently takes half of the calls
     ("grpc.max_receive_message_length", 4 << 20),  # of members; who has no token sends none at all
     ("grpc.max_send_message_length", 16 << 20),
+    ("grpc.server_handshake_timeout_ms", 4000),  # what a connection gets to say HTTP/2, and TLS where that is on
+    ("grpc.max_connection_idle_ms", 10_000),  # without a call; a member's heartbeat always waits here
 ]
 
 
@@ -56,7 +59,8 @@ class ControlServer:
         threads = 2 * coordinator.num_members + 16
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="control")
         token = make_token() if token is None else token
-        self._server = grpc.server(self._pool, options=_OPTIONS, interceptors=[TokenCheck(token)])
+        options = [*_OPTIONS, ("grpc.max_allowed_incoming_connections", _most_connections(coordinator.num_members))]
+        self._server = grpc.server(self._pool, options=options, interceptors=[TokenCheck(token)])
         control_pb2_grpc.add_ControlServicer_to_server(ControlServicer(coordinator), self._server)  # type: ignore[no-untyped-call]
         self._ended = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="control-ticker", daemon=True)
@@ -98,6 +102,11 @@ class ControlServer:
         interval_s = min(TICK_S, self.coordinator.lease_s / 4)
         while not self._ended.wait(interval_s):
             self.coordinator.tick()
+
+
+def _most_connections(num_members: int) -> int:
+    """More are hung up on at once: each takes a descriptor, and there must be some for the run folder and the store."""
+    return max(min(128 + 4 * num_members, limit() // 2), 2 * num_members)
 
 
 def serve_job(

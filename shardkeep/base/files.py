@@ -15,6 +15,7 @@ from pathlib import Path
 import xxhash
 
 from shardkeep.base.deadlines import Deadline
+from shardkeep.base.descriptors import when_free
 from shardkeep.base.errors import ConfigError
 
 _READ_BYTES = 1 << 20
@@ -28,7 +29,7 @@ def atomic_write(path: str | Path, content: str | bytes, *, private: bool = Fals
     `private`: at no time can anybody but its owner read it. Raises OSError."""
     path = Path(path)
     data = content.encode("utf-8") if isinstance(content, str) else content
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    handle, name = when_free(lambda: tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}."))
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(data)

@@ -1,0 +1,115 @@
+"""Who connects and says nothing takes no descriptor that the process needs. In a process whose limit is low."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardkeep.base.descriptors import hang_up_silent
+
+LIMIT_S = 20.0
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a connection has received")
+CROWDED = """
+import json, resource, socket, sys, threading
+from pathlib import Path
+from shardkeep.base.descriptors import keep_free, raise_limit, when_free
+from shardkeep.base.files import atomic_write
+
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))
+raise_limit()
+keep_free()
+listener = socket.create_server(("127.0.0.1", 0), backlog=1000)
+held = []
+
+def accept():  # as a library: holds what connects, and lets go of it when it ends
+    while True:
+        try:
+            peer, _ = listener.accept()
+        except OSError:
+            continue
+        held.append(peer)
+        threading.Thread(target=serve, args=(peer,), daemon=True).start()
+
+def serve(peer):
+    while data := peer.recv(64):
+        peer.sendall(data)
+    peer.close()
+
+threading.Thread(target=accept, daemon=True).start()
+print(json.dumps([listener.getsockname()[1], resource.getrlimit(resource.RLIMIT_NOFILE)[0]]), flush=True)
+for line in sys.stdin:
+    when_free(lambda: Path(line.strip()).write_text("written"), patience_s=20)
+    print("written", flush=True)
+"""
+
+
+@pytest.fixture
+def crowded() -> Iterator[tuple[subprocess.Popen[str], int]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", CROWDED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    port, soft = json.loads(process.stdout.readline())
+    assert soft == 128
+    yield process, port
+    process.kill()
+    process.communicate()
+
+
+@linux
+@pytest.mark.processes
+def test_files_are_written_and_who_talks_stays_while_hundreds_connect_and_say_nothing(
+    crowded: tuple[subprocess.Popen[str], int], tmp_path: Path
+) -> None:
+    process, port = crowded
+    assert process.stdin is not None and process.stdout is not None
+    with contextlib.ExitStack() as stack:
+        talker = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=LIMIT_S))
+        talker.sendall(b"first")
+        assert talker.recv(64) == b"first"
+        strangers = [stack.enter_context(socket.create_connection(("127.0.0.1", port))) for _ in range(300)]
+        process.stdin.write(f"{tmp_path / 'file'}\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "written\n"
+        assert (tmp_path / "file").read_text() == "written"
+        end, left = time.monotonic() + LIMIT_S, strangers
+        while len(left) > 100 and time.monotonic() < end:  # they are hung up on in turn, as they get in
+            left = [one for one in left if not _ended(one)]
+        assert len(left) <= 100
+        talker.sendall(b"again")
+        assert talker.recv(64) == b"again"
+
+
+def _ended(one: socket.socket) -> bool:
+    one.settimeout(0.01)
+    try:
+        return one.recv(1) == b""
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+
+
+@linux
+def test_only_the_silent_that_came_to_a_port_of_ours_are_hung_up_on() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
+        silent, speaks = (
+            stack.enter_context(socket.create_connection(listener.getsockname(), timeout=LIMIT_S)) for _ in range(2)
+        )
+        ends = [stack.enter_context(listener.accept()[0]) for _ in range(2)]
+        speaks.sendall(b"x")
+        assert ends[1].recv(1) == b"x"
+        assert hang_up_silent(silent_s=60.0) == 0
+        assert hang_up_silent(silent_s=0.0) == 1
+        assert silent.recv(1) == b""
+        speaks.settimeout(0.01)
+        with pytest.raises(TimeoutError):
+            speaks.recv(1)
