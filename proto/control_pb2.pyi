@@ -54,20 +54,22 @@ class RegisterRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., member: _Optional[_Union[Member, _Mapping]] = ..., versions: _Optional[_Mapping[str, str]] = ..., token: _Optional[str] = ...) -> None: ...
 
 class RegisterReply(_message.Message):
-    __slots__ = ("config_yaml", "lease_s", "job", "formation", "kept", "shared")
+    __slots__ = ("config_yaml", "lease_s", "job", "formation", "kept", "run_dir", "shared")
     CONFIG_YAML_FIELD_NUMBER: _ClassVar[int]
     LEASE_S_FIELD_NUMBER: _ClassVar[int]
     JOB_FIELD_NUMBER: _ClassVar[int]
     FORMATION_FIELD_NUMBER: _ClassVar[int]
     KEPT_FIELD_NUMBER: _ClassVar[int]
+    RUN_DIR_FIELD_NUMBER: _ClassVar[int]
     SHARED_FIELD_NUMBER: _ClassVar[int]
     config_yaml: str
     lease_s: float
     job: str
     formation: Formation
     kept: Kept
+    run_dir: str
     shared: Shared
-    def __init__(self, config_yaml: _Optional[str] = ..., lease_s: _Optional[float] = ..., job: _Optional[str] = ..., formation: _Optional[_Union[Formation, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., shared: _Optional[_Union[Shared, _Mapping]] = ...) -> None: ...
+    def __init__(self, config_yaml: _Optional[str] = ..., lease_s: _Optional[float] = ..., job: _Optional[str] = ..., formation: _Optional[_Union[Formation, _Mapping]] = ..., kept: _Optional[_Union[Kept, _Mapping]] = ..., run_dir: _Optional[str] = ..., shared: _Optional[_Union[Shared, _Mapping]] = ...) -> None: ...
 
 class Kept(_message.Message):
     __slots__ = ("host", "folder")

@@ -12,6 +12,7 @@ from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import UserError
 from shardkeep.config import JobConfig, load_config
 from shardkeep.processes import living
+from shardkeep.ps.checkpoint_owner import last_owner
 from shardkeep.ps.checkpoints import Checkpoint
 from shardkeep.report import RunFolder, check_ours
 from shardkeep.roles import checkpoints_of
@@ -71,11 +72,23 @@ def plan_resume(run: Path, overrides: Sequence[str] = ()) -> Resumed:
 def newest(config: JobConfig, run: Path) -> Checkpoint:
     """The newest complete checkpoint of a run, with all its files there. Raises UserError and CheckpointError."""
     checkpoints = checkpoints_of(config, run)
+    check_owner(config, run)
     checkpoint = checkpoints.latest()
     if checkpoint is None:
         raise UserError(f"--resume {run}: there is no complete checkpoint in {checkpoints.folder}; start the job anew")
     checkpoint.check_sizes()
     return checkpoint
+
+
+def check_owner(config: JobConfig, run: Path) -> None:
+    """Raises UserError when another run, which is there still, wrote last to the folder that the config names."""
+    if config.checkpoint.dir is None:
+        return
+    folder = checkpoints_of(config, run).folder
+    owner = last_owner(folder)
+    if owner is None or Path(owner.run).resolve() == run.resolve() or not (Path(owner.run) / "config.yaml").is_file():
+        return
+    raise UserError(f"{run}: the checkpoints in {folder} are those of another run, {owner.run}; resume that one")
 
 
 def await_leftovers(run: RunFolder, limit_s: float = LEFTOVERS_S, *, option: str = "--resume") -> None:

@@ -98,7 +98,9 @@ class _Life:
         self._departure = departure
         self._index, self._advertise, self._folder, self._kernels_s = index, advertise, folder, kernels_s
         leads = index == 0
-        self._checkpoints = owned_checkpoints(config, folder, control.job) if leads else checkpoints_of(config, folder)
+        self._checkpoints = checkpoints_of(config, folder)
+        if leads:
+            self._checkpoints = owned_checkpoints(config, Path(control.run_dir or folder), control.job)
         self._looks = False  # for checkpoints
         self.kept: Path | None = None
         self._worker: Worker | None = None

@@ -74,6 +74,7 @@ class ControlClient:
         self.before: Formation | None = None
         self.kept = Kept()
         self.shared: Shared | None = None
+        self.run_dir = ""
         self.verdict: JobState | None = None  # what the coordinator answered to `leave`
         self._token = secrets.token_hex(16)
         told = own_versions() if versions is None else versions
@@ -131,6 +132,7 @@ class ControlClient:
         self.lease_s, self.job = reply.lease_s, reply.job
         admission = wire.admission_from_pb(reply)
         self.before, self.kept, self.shared = admission.formation, admission.kept, admission.shared
+        self.run_dir = admission.run_dir
         return admission.config_yaml
 
     def start_heartbeats(self, *, patience_s: float | None = None) -> None:

@@ -67,6 +67,7 @@ class Coordinator:
             cannot be read.
         losses: How far the job may go back; None = as far as it has to.
         shared: The folder where checkpoints go if all members see it; None = the config says where they go.
+        run_dir: The job's run folder, which members name to other jobs.
         versions: What members' versions are compared with; None = this process's.
     """
 
@@ -87,6 +88,7 @@ class Coordinator:
         standing: Record | None = None,
         losses: Losses | None = None,
         shared: Shared | None = None,
+        run_dir: str = "",
         versions: Mapping[str, str] | None = None,
     ) -> None:
         self.job = secrets.token_hex(8)
@@ -98,7 +100,7 @@ class Coordinator:
         self._clock = clock
         self._origin = start_step
         self._recoveries = Recoveries(restarts, start_step, losses=losses or Losses())
-        self._shared = shared
+        self._shared, self._run_dir = shared, run_dir
         self._checkpoints: str | None = None  # settled when all members have joined for the first time
         self._versions = own_versions() if versions is None else versions
         self._changed = threading.Condition()
@@ -155,7 +157,7 @@ class Coordinator:
                 self._keep_standing()
             kept = self._members.seat(hello.token).kept
             shared = self._shared if self._formation is None else None
-            return Admission(self.config_yaml, self.lease_s, self._formation, kept, shared)
+            return Admission(self.config_yaml, self.lease_s, self._formation, kept, shared, self._run_dir)
 
     def join(
         self,

@@ -103,6 +103,7 @@ class Admission:
     formation: Formation | None = None
     kept: Kept = NOTHING_KEPT
     shared: Shared | None = None
+    run_dir: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -160,9 +160,10 @@ class Recoveries:
 
     def refusal(self, start: Start, servers: Mapping[int, Span], workers: Mapping[int, Span]) -> str | None:
         """Why the job ends in place of beginning there; None = it goes on."""
-        spans = [*servers.values(), *workers.values()]
+        holders = [span for span in workers.values() if span.holds]
+        spans = [*servers.values(), *(() if holders else workers.values())]
         if start.source < 0:
-            lost = max([self.reached, *(span.last for span in workers.values() if span.holds)]) - start.step
+            lost = max([self.reached, *(span.last for span in holders)]) - start.step
             step = start.step
         else:
             step = min((span.lost_from for span in spans if span.lost_from is not None), default=start.step)

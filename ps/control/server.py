@@ -126,6 +126,7 @@ def serve_job(
     standing: Record | None = None,
     losses: Losses | None = None,
     shared: Shared | None = None,
+    run_dir: str = "",
 ) -> None:
     """The coordinator's life: serves one job until it is completed. Blocks.
 
@@ -145,6 +146,7 @@ def serve_job(
         standing: What the coordinator before this one kept, where it died while the job ran.
         losses: How far the job may go back.
         shared: The folder where checkpoints go if all members see it.
+        run_dir: The job's run folder.
 
     Raises:
         UserError, JobError: The job failed (JobStopped: was stopped); the text is the job's message.
@@ -164,6 +166,7 @@ def serve_job(
         standing=standing,
         losses=losses,
         shared=shared,
+        run_dir=run_dir,
     )
     with ControlServer(coordinator, listen, token=token, tls=tls) as server:
         coordinator.keep_standing()

@@ -144,6 +144,7 @@ def admission_to_pb(admission: Admission, job: str) -> pb.RegisterReply:
         formation=None if formation is None else formation_to_pb(formation),
         kept=kept_to_pb(admission.kept),
         shared=None if shared is None else pb.Shared(folder=shared.folder, token=shared.token),
+        run_dir=admission.run_dir,
     )
 
 
@@ -154,6 +155,7 @@ def admission_from_pb(message: pb.RegisterReply) -> Admission:
         formation_from_pb(message.formation) if message.HasField("formation") else None,
         kept_from_pb(message.kept),
         Shared(message.shared.folder, message.shared.token) if message.HasField("shared") else None,
+        message.run_dir,
     )
 
 

@@ -169,6 +169,7 @@ class Journal:
             self._shut()
             for segment in reversed(self._segments):  # what a crash leaves is then a state that once was
                 self._delete(segment)
+            self.build_on(0)
             self._replayed = True
             self._sync_folder()
 

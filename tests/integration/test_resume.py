@@ -17,9 +17,11 @@ import pytest
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import CheckpointError, ConfigError, MemberLost, UserError
 from shardkeep.config import JobConfig, parse_config
+from shardkeep.ps.checkpoint_owner import Hold, owner_here
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.shard import snapshot_writer
-from shardkeep.resume import plan_resume
+from shardkeep.report import RunFolder
+from shardkeep.resume import newest, plan_resume
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.samples import Data
 from tests.support.cluster import Cluster, gone, records, within
@@ -329,6 +331,19 @@ def test_other_evaluation_data_are_told_and_trained_beside(
 def test_a_checkpoint_of_an_earlier_version_which_noted_no_fingerprint_is_gone_on_from(checkpoint: Checkpoint) -> None:
     facts = {key: value for key, value in checkpoint.facts.items() if key != "data"}
     LocalJob(job_config(1, 1), marked("bbbb-eeee"), resumed=replace(checkpoint, facts=facts))
+
+
+def test_a_run_does_not_resume_from_the_checkpoints_of_another_run(tmp_path: Path) -> None:
+    config = job_config(1, 1, checkpoint__dir=tmp_path / "shared")
+    trained(config, tmp_path / "shared")
+    for name in ("first", "second"):
+        RunFolder.create(tmp_path / name, config)
+    Hold(tmp_path / "shared", owner_here("job", str(tmp_path / "second"))).release()
+    with pytest.raises(UserError, match=rf"are those of another run, {tmp_path / 'second'}; resume that one"):
+        newest(config, tmp_path / "first")
+    assert newest(config, tmp_path / "second").step == 26
+    shutil.rmtree(tmp_path / "second")  # or renamed
+    assert newest(config, tmp_path / "first").step == 26
 
 
 # ---- real processes ----
