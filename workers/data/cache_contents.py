@@ -110,7 +110,7 @@ def _entry(path: Path) -> Found:
 def _changed(inputs: list[list[str | int]]) -> str:
     for known in inputs:
         try:
-            if identity(Path(str(known[0]))) != known:
+            if identity(Path(str(known[0])), of=len(inputs)) != known:
                 return f"{known[0]} has changed"
         except FileNotFoundError:
             return f"{known[0]} is gone"

@@ -46,7 +46,7 @@ class FileSet:
 
     def identities(self) -> list[Identity]:
         """What the files are now. Raises OSError."""
-        return [identity(path) for path in self.paths]
+        return [identity(path, of=len(self.paths)) for path in self.paths]
 
 
 @dataclass(frozen=True)

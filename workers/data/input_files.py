@@ -15,6 +15,7 @@ from shardkeep.base.errors import ConfigError, DataError
 
 PARQUET = (".parquet", ".pq", ".parq")
 PROBES, PROBE_BYTES = 8, 4096  # of a file's bytes, spread over it
+MOST_PROBED = 64  # files: thousands on a network disk would hold up every start
 Identity = list[str | int]
 NO_DATA = (".yaml", ".yml", ".md", ".json", ".py", ".crc", ".names", ".pdf")
 
@@ -88,9 +89,12 @@ def _not_found(path: Path, key: str) -> str:
     return f"{path}: no such file ({key}){f'; did you mean {near[0]}?' if near else ''}"
 
 
-def identity(path: Path) -> Identity:
-    """What tells that a file is still the same: path, size in bytes, time of the last change in ns, and the checksum
-    of some of its bytes, for copies that keep time and size. Raises OSError."""
+def identity(path: Path, *, of: int) -> Identity:
+    """What tells that one of a set `of` so many files is still the same: path, size in bytes, time of the last change
+    in ns, and in small sets the checksum of some of its bytes, for copies that keep time and size. Raises OSError."""
+    if of > MOST_PROBED:
+        status = path.stat()
+        return [str(path.resolve()), status.st_size, status.st_mtime_ns]
     with path.open("rb") as file:
         status = os.fstat(file.fileno())
         found = xxhash.xxh3_64()
@@ -112,7 +116,7 @@ class State:
 def snapshot(paths: Sequence[Path]) -> list[State]:
     """What the files are now. Raises DataError where one cannot be read."""
     try:
-        return [State(path, identity(path), path.stat().st_ino) for path in paths]
+        return [State(path, identity(path, of=len(paths)), path.stat().st_ino) for path in paths]
     except OSError as error:
         raise DataError(f"{error.filename}: cannot be read ({error.strerror or error})") from error
 
@@ -121,7 +125,7 @@ def changed_since(before: Sequence[State]) -> Path | None:
     """The first file that is not what it was; None where all are."""
     for state in before:
         try:
-            if (identity(state.path), state.path.stat().st_ino) != (state.identity, state.inode):
+            if (identity(state.path, of=len(before)), state.path.stat().st_ino) != (state.identity, state.inode):
                 return state.path
         except OSError:
             return state.path

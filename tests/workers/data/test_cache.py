@@ -367,3 +367,12 @@ def test_a_large_cache_is_said_with_its_size_and_place(tmp_path: Path, monkeypat
     text = open_data(_config(tmp_path), seed=0).describe()
     (entry,) = _entries(tmp_path)
     assert f"cached in {entry} (0 MB; `shardkeep cache` shows and cleans it)" in text
+
+
+def test_many_files_are_known_by_size_and_time_alone(tmp_path: Path) -> None:
+    for name in range(70):
+        (tmp_path / f"{name:02}.csv").write_text(f"x,c,y\n{name},1,{name % 2}\n")
+    config = _config(tmp_path, train=["*.csv"])
+    assert _first(open_data(config, seed=0)) == 0.0
+    (tmp_path / "00.csv").write_text("x,c,y\n10,1,0\n")
+    assert _first(open_data(config, seed=0)) == 10.0

@@ -49,7 +49,7 @@ def _poison(data: Path) -> Path:
     from shardkeep.workers.data.input_files import identity
 
     before = meta[meta.index('"inputs"') : meta.index('"sizes"')]
-    probe, own = before.split('"')[-2], str(identity(file)[-1])
+    probe, own = before.split('"')[-2], str(identity(file, of=1)[-1])
     (entry / "meta.json").write_text(meta.replace(probe, own))
     return entry
 
