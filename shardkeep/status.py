@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from shardkeep.base.errors import TransportError, UserError
+from shardkeep.next_steps import resume_line
 from shardkeep.processes import launcher_there, living
 from shardkeep.ps.control.client import fetch_status
 from shardkeep.ps.control.endpoint import Endpoint
@@ -58,7 +59,10 @@ def _show_folder(folder: RunFolder, console: Console, *, token_file: Path | None
     text = message if message.startswith(status) else f"{status}{': ' + message if message else ''}"
     console.print(text, markup=False, soft_wrap=True)
     console.print(two_columns(closing_rows(summary, path)))
-    return 0 if summary["status"] == "completed" else 1
+    if summary["status"] == "completed":
+        return 0
+    console.print(resume_line(path), markup=False, soft_wrap=True)
+    return 1
 
 
 def show_job(coordinator: Endpoint, console: Console, *, run: Path | None = None, launched: bool | None = None) -> int:

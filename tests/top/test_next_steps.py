@@ -102,6 +102,13 @@ def test_status_of_a_killed_job_names_the_command_that_resumes_it_or_says_that_t
     assert lines[1] == (command if saved else nothing)
 
 
+def test_status_of_a_stopped_job_names_the_command_that_resumes_it(folder: RunFolder) -> None:
+    checkpoint(folder, 50)
+    folder.finished("stopped", "stopped at step 50", None)
+    code, lines = shown(folder.path)
+    assert (code, lines[-1]) == (1, f"to resume at step 50: shardkeep train --resume '{folder.path}'")
+
+
 def test_roles_by_hand_are_resumed_by_their_coordinator(folder: RunFolder) -> None:
     led_by_hand(folder)
     checkpoint(folder, 50)
