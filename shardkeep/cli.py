@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from shardkeep import __version__
-from shardkeep.base.errors import ConfigError, JobStopped, ShardkeepError, UserError
+from shardkeep.base.errors import ConfigError, JobError, JobStopped, ShardkeepError, UserError
 from shardkeep.departure import Departure, Leaving
 from shardkeep.output import OutputError, drop_output, guard_output
 
@@ -584,6 +584,11 @@ def _end(run: Callable[[], int], debug: bool) -> NoReturn:
         if debug:
             traceback.print_exc()
         code = _told(error)
+    except OSError as error:  # of a file or folder that is gone, full or forbidden
+        if debug:
+            traceback.print_exc()
+        what = f"{error.filename}: " if error.filename is not None else ""
+        code = _told(JobError(f"{what}{error.strerror or error}"))
     except Leaving as leaving:
         _say(str(leaving))
         code = leaving.code

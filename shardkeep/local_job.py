@@ -89,6 +89,9 @@ class LocalJob:
             self._start()
             self._watch()
             self._close()
+        except OSError as error:  # it was removed, or nobody may write there any more
+            why = error.strerror or error
+            raise JobError(f"{self._folder.path}: the run folder cannot be used any more ({why})") from error
         finally:
             self._ended.set()
             deaths = self._deaths()  # before the children that hang are killed from here

@@ -43,7 +43,7 @@ def resume_line(path: Path) -> str:
         if not (checkpoints := checkpoints_of(config, run)).complete():
             return f"nothing to resume from: no complete checkpoint in {checkpoints.folder}"
         step = newest(config, run).step
-    except ShardkeepError as error:
+    except (ShardkeepError, OSError) as error:
         return f"nothing to resume from: {error}"
     by_hand = RunFolder(run).coordinator_command()
     return f"to resume at step {step}: {shlex.join(_resume(run, by_hand, step))}"

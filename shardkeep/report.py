@@ -143,8 +143,13 @@ class RunFolder:
     def refuse_taken(path: str | Path) -> None:
         """Raises UserError if `path` is a file or holds a run, or if others could change what is made there."""
         path = Path(path)
-        if (path / "config.yaml").exists() or (path.exists() and not path.is_dir()):
-            raise UserError(f"--run-dir {path}: {_taken(path)}")
+        try:
+            if (path / "config.yaml").exists() or (path.exists() and not path.is_dir()):
+                raise UserError(f"--run-dir {path}: {_taken(path)}")
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"--run-dir {path}: cannot be read ({getattr(error, 'strerror', None) or error})"
+            ) from error
         check_unshared(path, what="--run-dir")
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -116,6 +117,18 @@ def test_roles_by_hand_are_not_scaled_and_train_on(cluster: Cluster, tmp_path: P
     for command in (coordinator, *members):
         command.end()
     assert (folder.summary() or {})["status"] == "stopped"
+
+
+def test_a_run_folder_that_is_removed_while_a_role_is_replaced_ends_the_job_with_one_line(cluster: Cluster) -> None:
+    job, folder = cluster.job(LASTING)
+    members = cluster.training(folder)
+    job.signal(signal.SIGSTOP)
+    members["worker 1"].kill()
+    shutil.rmtree(folder.path, ignore_errors=True)  # members may write there meanwhile
+    job.signal(signal.SIGCONT)
+    ended = job.end(limit_s=60)
+    assert ended.code == 1 and ended.err.count("\n") == 1 and "Traceback" not in job.printed(), job.printed()
+    assert not gone(members.values(), limit_s=10)
 
 
 @pytest.mark.parametrize("servers", [1, 0], ids=["in processes", "in this process"])

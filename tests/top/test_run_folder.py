@@ -29,6 +29,11 @@ def test_a_folder_that_cannot_be_written_is_the_users_error(tmp_path: Path) -> N
         RunFolder.create(tmp_path / "file" / "run", JobConfig())
 
 
+def test_a_folder_that_cannot_be_looked_into_is_the_users_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--run-dir .*: cannot be read \(File name too long\)"):
+        RunFolder.refuse_taken(tmp_path / ("long" * 100))  # no permission stops root
+
+
 def test_members_are_listed_with_the_coordinator_and_the_generation(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     folder.coordinator("127.0.0.1:4000", pid=10)
