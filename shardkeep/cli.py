@@ -94,7 +94,7 @@ def train(
     """Run a whole job on this machine, or go on with one."""
 
     def run() -> int:
-        from rich.console import Console
+        from shardkeep.screen import console
 
         if parent_pipe:  # a sweep's: stops in order when the sweep is gone
             from shardkeep.children import end_with_parent
@@ -102,20 +102,20 @@ def train(
             end_with_parent(patience_s=0.0, last_s=ORPHAN_STOP_S)
         if (config is None) == (resume is None):
             raise UserError("shardkeep train takes a CONFIG or --resume RUN, one of the two")
-        console = Console(highlight=False)
+        screen = console()
         if config is None:
             from shardkeep.launch import resume as go_on
 
             if run_dir is not None:
                 raise UserError(f"--run-dir {run_dir}: has no effect with --resume, which goes on in RUN")
-            go_on(resume or Path(), overrides=set_ or [], console=console)
+            go_on(resume or Path(), overrides=set_ or [], console=screen)
             return 0
         from shardkeep.launch import run_job
         from shardkeep.report import default_run_dir
 
         path, job = _load(config, set_)
         folder = run_dir or default_run_dir(job.name)
-        run_job(job, run_dir=folder, console=console, code_folder=code or path.resolve().parent)
+        run_job(job, run_dir=folder, console=screen, code_folder=code or path.resolve().parent)
         return 0
 
     _end(run, debug)
@@ -313,18 +313,17 @@ def status(
     """Show how far a job is."""
 
     def show() -> int:
-        from rich.console import Console
-
         from shardkeep.access import endpoint_of
         from shardkeep.ps.control.addresses import is_address
         from shardkeep.ps.control.tls import read_tls
+        from shardkeep.screen import console
         from shardkeep.status import show_job, show_run
 
-        console = Console(highlight=False)
+        screen = console()
         if coordinator is not None and is_address(coordinator):
-            return show_job(endpoint_of(coordinator, token_file=token_file, tls=tls), console)
+            return show_job(endpoint_of(coordinator, token_file=token_file, tls=tls), screen)
         path = run if coordinator is None else Path(coordinator)
-        return show_run(path, console, token_file=token_file, tls=None if tls is None else read_tls(tls))
+        return show_run(path, screen, token_file=token_file, tls=None if tls is None else read_tls(tls))
 
     _end(show, debug)
 
@@ -384,11 +383,10 @@ def estimate(
     """Tell a job's memory, traffic and shortest step without running it."""
 
     def run() -> int:
-        from rich.console import Console
-
         from shardkeep.base.modules import search_last
         from shardkeep.estimate import estimate as estimated
         from shardkeep.estimate_view import show_estimate, waiting
+        from shardkeep.screen import console
 
         path, job = _load(config, set_)
         if job.own_modules:
@@ -398,7 +396,7 @@ def estimate(
         if as_json:
             print(json.dumps(found, indent=2))
         else:
-            show_estimate(found, Console(highlight=False, width=None if sys.stdout.isatty() else 110))
+            show_estimate(found, console())
         return 0
 
     _end(run, debug)
@@ -442,12 +440,11 @@ def sweep(
     """Measure bytes against AUC: run a job with several compressions and seeds, and compare them."""
 
     def run() -> int:
-        from rich.console import Console
-
+        from shardkeep.screen import console
         from shardkeep.sweep import sweep as sweep_all
         from shardkeep.sweep_plan import load_sweep
 
-        sweep_all(load_sweep(plan), out=out, console=Console(highlight=False))
+        sweep_all(load_sweep(plan), out=out, console=console())
         return 0
 
     _end(run, debug)

@@ -9,12 +9,13 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from shardkeep.screen import Screen, two_columns
+from shardkeep.screen import PIPED_WIDTH, Screen, two_columns
 
 Part = Mapping[str, Any]
 SHOWN_TABLES = 12
 """The largest tables are shown one by one."""
 PARTS = ("weights", "slots", "ids", "index", "bytes")
+PART_NAMES = {"bytes": "in all"}
 
 
 @contextlib.contextmanager
@@ -31,7 +32,7 @@ def show_estimate(found: Part, console: Console) -> None:
     """Prints an estimate as `shardkeep.estimate.estimate` returns it."""
     console.print(two_columns(list(_job_rows(found))))
     console.print()
-    console.print(_memory(found))
+    console.print(_memory(found, console))
     if len(found["servers"]) > 1:
         console.print(_servers_line(found["servers"]))
     if "note" in found:
@@ -64,22 +65,29 @@ def _job_rows(found: Part) -> Iterator[tuple[str, str]]:
     yield "tower", f"{tower['parameters']:,} parameters, {_size(tower['bytes'])}"
 
 
-def _memory(found: Part) -> Table:
+def _memory(found: Part, console: Console) -> Table:
+    """The tables' memory part by part, or as one sum where the terminal has no room for the parts."""
+    whole = _memory_in(found, PARTS)
+    needed = console.measure(whole, options=console.options.update(width=PIPED_WIDTH)).maximum
+    return whole if needed <= console.width else _memory_in(found, PARTS[-1:])
+
+
+def _memory_in(found: Part, parts: Sequence[str]) -> Table:
     tables = sorted(found["tables"], key=lambda t: -t["bytes"])
     unit, factor = ("MB", 1e6) if _sum(tables)["bytes"] >= 1e7 else ("kB", 1e3)
-    view = _table(f"in {unit}: table", "dim", "rows", "weights", "slots", "ids", "index", "in all", "bytes a row")
+    view = _table(f"in {unit}: table", "dim", "rows", *(PART_NAMES.get(part, part) for part in parts), "bytes\na row")
     about = "" if found.get("drawn", {}).get("rows_counted", True) else "~"
     for table in tables[:SHOWN_TABLES]:
-        view.add_row(table["name"], str(table["dim"]), *_sizes(table, about, factor))
+        view.add_row(table["name"], str(table["dim"]), *_sizes(table, about, factor, parts))
     if rest := tables[SHOWN_TABLES:]:
-        view.add_row(f"{len(rest)} smaller", "", *_sizes(_sum(rest), about, factor))
+        view.add_row(f"{len(rest)} smaller", "", *_sizes(_sum(rest), about, factor, parts))
     if len(tables) > 1:
-        view.add_row("all", "", *_sizes(_sum(tables), about, factor), style="bold")
+        view.add_row("all", "", *_sizes(_sum(tables), about, factor, parts), style="bold")
     return view
 
 
-def _sizes(table: Part, about: str, factor: float) -> list[str]:
-    parts = [f"{table[key] / factor:,.{2 if table[key] < 10 * factor else 1}f}" for key in PARTS]
+def _sizes(table: Part, about: str, factor: float, keys: Sequence[str]) -> list[str]:
+    parts = [f"{table[key] / factor:,.{2 if table[key] < 10 * factor else 1}f}" for key in keys]
     return [f"{about}{table['rows']:,}", *parts, f"{table['bytes'] / max(table['rows'], 1):,.0f}"]
 
 
@@ -115,7 +123,7 @@ def _bound_line(found: Part) -> str:
 
 def _table(first: str, *others: str) -> Table:
     view = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    view.add_column(first, no_wrap=True)
+    view.add_column(first, overflow="fold", max_width=40)  # names of tables may be long
     for name in others:
         view.add_column(name, justify="right", no_wrap=True)
     return view

@@ -40,12 +40,12 @@ def train(config: JobConfig | str | Path, *, run_dir: str | Path | None = None, 
         UserError: The input is wrong.
         JobError: The job failed or was stopped; the text names who and why.
     """
-    from rich.console import Console
+    from shardkeep.screen import console
 
     code_folder = _script_folder() if isinstance(config, JobConfig) else Path(config).resolve().parent
     job = config if isinstance(config, JobConfig) else load_config(config)
     path = Path(run_dir) if run_dir is not None else default_run_dir(job.name)
-    return run_job(job, run_dir=path, console=Console(quiet=quiet, highlight=False), code_folder=code_folder)
+    return run_job(job, run_dir=path, console=console(quiet=quiet), code_folder=code_folder)
 
 
 def run_job(
@@ -233,11 +233,9 @@ def _prepare(config: JobConfig, screen: Screen, resumed: Resumed | None) -> None
     from shardkeep.checkpoint_facts import check_facts
     from shardkeep.workers.data.dataset import open_data
 
-    began = time.monotonic()
-    compile_kernels(
-        kernel_modules(), lambda: screen.phase("kernels", "compiling, once for this installation; about a minute")
-    )
-    screen.phase("kernels", f"ready in {time.monotonic() - began:.1f} s")
+    began, told = time.monotonic(), "compiling, once for this installation; about a minute"
+    if compile_kernels(kernel_modules(), lambda: screen.phase("kernels", told)):
+        screen.phase("kernels", f"ready in {time.monotonic() - began:.1f} s")
     began = time.monotonic()
     data = open_data(config.data, seed=config.seed, progress=lambda text, done: screen.working("data", text, done))
     screen.end_bar()

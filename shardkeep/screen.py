@@ -8,12 +8,24 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
+PIPED_WIDTH = 1000
+"""Columns where there is no terminal: nothing is cut or folded for want of room."""
+NARROW = 100
+"""A terminal of fewer columns shows one clock behind the bar."""
+_DETAILS = ("tower",)
+"""Phases for those who tune: metrics.jsonl has them, the screen does not."""
 PLAIN_EVERY_S = 5.0
 """Seconds between two lines of progress where there is no terminal to draw a bar on."""
+
+
+def console(*, quiet: bool = False) -> Console:
+    """Standard output, as wide as its terminal."""
+    made = Console(highlight=False, quiet=quiet)
+    return made if made.is_terminal else Console(highlight=False, quiet=quiet, width=PIPED_WIDTH)
 
 
 class Screen:
@@ -45,7 +57,7 @@ class Screen:
             self._progress(record)
         elif kind == "eval":
             self.phase("evaluate", f"step {record.get('step', 0):,}  {quality(record)}")
-        elif kind == "phase" and record.get("text"):
+        elif kind == "phase" and record.get("text") and record.get("phase") not in _DETAILS:
             self.phase(str(record.get("phase", "")), str(record["text"]))
 
     def end_bar(self) -> None:
@@ -76,11 +88,22 @@ class Screen:
                 BarColumn(),
                 TextColumn("{task.fields[text]}"),
             )
-            times = (TextColumn("{task.fields[numbers]}"), TimeElapsedColumn(), TimeRemainingColumn())
+            elapsed = () if self._console.width < NARROW else (_Elapsed(),)
+            times = (TextColumn("{task.fields[numbers]}"), *elapsed, _Remaining())
             self._bar = Progress(*columns, *times, console=self._console, transient=True)
             self._task = self._bar.add_task(name, total=total, text=text, numbers=numbers)
             self._bar.start()
         self._bar.update(self._task, description=name, completed=done, total=total, text=text, numbers=numbers)
+
+
+class _Elapsed(TimeElapsedColumn):
+    def render(self, task: Task) -> Text:
+        return super().render(task).append(" elapsed")
+
+
+class _Remaining(TimeRemainingColumn):
+    def render(self, task: Task) -> Text:
+        return super().render(task).append(" left")
 
 
 def two_columns(rows: Sequence[tuple[str, str]]) -> Table:
@@ -123,16 +146,22 @@ def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]
         rows += [("logloss", _number(scores.get("logloss"), ".4f"))]
         rows += [("normalized entropy", _number(scores.get("normalized_entropy"), ".4f"))]
         rows += [("calibration", _number(scores.get("calibration"), ".4f"))]
-    counted = summary.get("bytes") or {}
+    alone = _alone(summary)
+    counted = {} if alone else summary.get("bytes") or {}
     if any(_total(counted.get(key)) for _, key in BYTE_ROWS):
         per_sample = [f"{name} {_bytes(_total(counted.get(key)), samples)}" for name, key in BYTE_ROWS]
         rows += [(f"bytes per sample{of_last}", "  ".join(per_sample))]
-    if summary.get("staleness"):
+    if summary.get("staleness") and not (alone and set(summary["staleness"]) == {"0"}):
         rows += [(f"staleness{of_last}", _histogram(summary["staleness"]))]
     if tables := summary.get("tables"):
         held = sum(int(t.get("bytes", 0)) for t in tables)
         total_rows = sum(int(t.get("rows", 0)) for t in tables)
-        rows += [("tables", f"{len(tables)} with {total_rows:,} rows, {held / 1e6:,.1f} MB on the servers")]
+        rows += [
+            (
+                "tables",
+                f"{len(tables)} with {total_rows:,} rows, {held / 1e6:,.1f} MB{'' if alone else ' on the servers'}",
+            )
+        ]
     if recoveries := summary.get("recoveries"):
         rows += [("recoveries", f"{len(recoveries)}: summary.json tells of each")]
     if peaks := peak_memory(summary.get("processes") or ()):
@@ -142,21 +171,30 @@ def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]
     return [*rows, ("run folder", str(run))]
 
 
+def _alone(summary: Mapping[str, Any]) -> bool:
+    """Whether one process did all (`servers: 0`): nothing was pulled or pushed."""
+    roles = {process["role"] for process in summary.get("processes") or ()}
+    return bool(roles) and "server" not in roles
+
+
 def _work(figures: Mapping[str, Any], samples: int | None = None) -> str:
     """`700 samples in 3.1 s`, of a start or of a job."""
     count = int(figures.get("samples") or 0) if samples is None else samples
     return f"{count:,} samples in {figures.get('wall_s') or 0.0:.1f} s"
 
 
+PART_WORDS = {"dense_reduce": "tower reduce"}
+"""Parts of a step that the config has another word for."""
 SHOWN_SHARE = 0.04
 """Parts of a step that take less of it are shown together."""
 
 
 def step_parts(step_ms: Mapping[str, float]) -> str:
-    """`9.2 ms: dense reduce 4.2, backward 2.0, forward 1.8, the rest 1.2`, the longest first."""
+    """`9.2 ms: tower reduce 4.2, backward 2.0, forward 1.8, the rest 1.2`, the longest first."""
     total = step_ms["total"]
-    parts = sorted(((ms, name) for name, ms in step_ms.items() if name != "total"), reverse=True)
-    shown = [(ms, name.replace("_", " ")) for ms, name in parts if name != "other" and ms >= SHOWN_SHARE * total]
+    parts = sorted(((ms, name) for name, ms in step_ms.items() if name not in ("total", "other")), reverse=True)
+    words = [(ms, PART_WORDS.get(name, name.replace("_", " "))) for ms, name in parts]
+    shown = [(ms, name) for ms, name in words if ms >= SHOWN_SHARE * total]
     rest = total - sum(ms for ms, _ in shown)
     return f"{total:.1f} ms: " + ", ".join([*(f"{name} {ms:.1f}" for ms, name in shown), f"the rest {rest:.1f}"])
 
@@ -174,7 +212,7 @@ def _each(role: str, peaks: Sequence[int]) -> str:
     return f"{role} {size}" if len(peaks) == 1 else f"{len(peaks)} {role}s up to {size}"
 
 
-BYTE_ROWS = (("pulled", "pull"), ("pushed", "push"), ("dense", "tower"))
+BYTE_ROWS = (("pulled", "pull"), ("pushed", "push"), ("tower", "tower"))
 
 
 def _total(counted: Any) -> float:

@@ -121,7 +121,7 @@ def _mean(histogram: dict[str, int]) -> float:
 def _members(status: Status) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0))
     for name in ("member", "host", "pid", "condition", "last heartbeat", "step", "phase"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for member in status.members:
         step = str(member.step) if member.step >= 0 else "-"
         age = f"{member.age_s:.1f} s ago"

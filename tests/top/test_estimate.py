@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 from typer.testing import CliRunner
 
 from shardkeep.base.errors import ConfigError
@@ -16,6 +18,7 @@ from shardkeep.cli import app
 from shardkeep.config import JobConfig
 from shardkeep.dry_run import DRAWN_SAMPLES, PLAYED_STEPS, Played, Seen, drawn_steps
 from shardkeep.estimate import estimate, links_of, memory_of, table_bytes
+from shardkeep.estimate_view import show_estimate
 from shardkeep.ps.config import AdamConfig, TableSpec
 from shardkeep.ps.shard.table import Table
 from shardkeep.ps.slab import Catalog
@@ -211,6 +214,18 @@ def test_a_wrong_setting_is_one_line_and_code_2(path: str) -> None:
     assert (code, out, error.count("\n")) == (2, "", 1) and "C9" in error
     code, out, error = invoke(path, "--set", "model.cross_layers=2")
     assert (code, out, error.count("\n")) == (2, "", 1) and "cross_layers" in error
+
+
+@pytest.mark.parametrize("width", [50, 200], ids=["narrow", "wide"])
+def test_no_figure_is_cut_on_any_terminal(width: int) -> None:
+    out = io.StringIO()
+    found = {**estimate(job(), gbit_per_s=10.0)}
+    long = "a_table_with_a_long_name" * 3
+    found["tables"] = [{**found["tables"][0], "name": long}, *found["tables"][1:]]
+    show_estimate(found, Console(file=out, width=width, color_system=None))
+    assert "\u2026" not in out.getvalue() and max(map(len, out.getvalue().splitlines())) <= width
+    assert f"{found['tables'][0]['rows']:,}" in out.getvalue()
+    assert ("slots" in out.getvalue()) == (width == 200)
 
 
 def test_without_data_there_is_the_memory_of_a_million_rows_of_each_table(tmp_path: Path) -> None:

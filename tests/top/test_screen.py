@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Any
 
+import pytest
 from rich.console import Console
 
 from shardkeep.report import NO_SUMMARY
@@ -48,10 +50,10 @@ def test_without_a_terminal_progress_is_plain_lines() -> None:
 def test_on_a_terminal_there_is_a_bar_and_lines_stand_above_it() -> None:
     view, out = screen(terminal=True)
     view.record({"kind": "progress", "step": 5, "total_steps": 10, "loss": 0.5, "samples_per_s": 1000.0})
-    view.record({"kind": "phase", "phase": "tower", "text": "eager [too short]"})
+    view.record({"kind": "phase", "phase": "data", "text": "eager [too short]"})
     view.end_bar()
     assert "step 5/10" in out.getvalue()
-    assert "tower     eager [too short]" in out.getvalue()
+    assert "data      eager [too short]" in out.getvalue()
 
 
 def test_the_closing_table_has_every_figure_that_was_promised() -> None:
@@ -59,9 +61,9 @@ def test_the_closing_table_has_every_figure_that_was_promised() -> None:
     assert rows["speed"] == "24,310 samples/s"
     assert rows["AUC"] == "0.7800 (best possible 0.7900)"
     assert rows["logloss"] == "0.4400"
-    assert rows["bytes per sample"] == "pulled 4.0  pushed 0.5  dense 9.0"
+    assert rows["bytes per sample"] == "pulled 4.0  pushed 0.5  tower 9.0"
     assert rows["staleness"] == "0 steps 75 %, 1 step 25 %"
-    assert rows["mean step"] == "9.2 ms: dense reduce 4.2, backward 2.0, forward 1.8, the rest 1.2"
+    assert rows["mean step"] == "9.2 ms: tower reduce 4.2, backward 2.0, forward 1.8, the rest 1.2"
     assert rows["peak memory"] == "3 servers up to 2 MB"
     assert rows["run folder"] == "runs/a"
     assert "profile" not in rows
@@ -103,3 +105,28 @@ def test_the_table_of_a_resumed_job_says_which_figures_are_the_jobs_and_which_th
     assert rows["last start"].startswith("steps 800 to ") and rows["last start"].endswith(" samples in 42.0 s)")
     assert rows["speed, last start"] == "24,310 samples/s (20,000 over all starts)"
     assert "mean step, last start" in rows and "speed" not in rows
+
+
+def test_nothing_is_pulled_or_on_servers_where_there_are_none() -> None:
+    alone = {**SUMMARY, "processes": [{"role": "worker", "index": 0, "peak_rss_bytes": 1e6}], "staleness": {"0": 9}}
+    rows = dict(closing_rows(alone, Path("runs/a")))
+    assert rows["tables"] == "2 with 15 rows, 0.0 MB"
+    assert dict(closing_rows(SUMMARY, Path("runs/a")))["tables"] == "2 with 15 rows, 0.0 MB on the servers"
+    assert not {"bytes per sample", "staleness"} & rows.keys()
+
+
+@pytest.mark.parametrize(("width", "elapsed"), [(120, True), (80, False)], ids=["wide", "narrow"])
+def test_the_clocks_behind_the_bar_say_what_they_count(width: int, elapsed: bool) -> None:
+    out = io.StringIO()
+    view = Screen(Console(file=out, force_terminal=True, width=width, color_system=None))
+    view.record({"kind": "progress", "step": 5, "total_steps": 10, "loss": 0.5, "samples_per_s": 1000.0})
+    view.end_bar()
+    assert " left" in out.getvalue() and (" elapsed" in out.getvalue()) == elapsed
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+    assert all(len(line) <= width for line in re.split(r"[\r\n]+", shown))
+
+
+def test_the_choice_of_compiling_is_kept_from_the_screen() -> None:
+    view, out = screen(terminal=False)
+    view.record({"kind": "phase", "phase": "tower", "text": "amp off: as configured; compile off: too short"})
+    assert out.getvalue() == ""
