@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import shutil
@@ -40,7 +41,7 @@ def trusted(path: Path) -> bool:
     """Whether only we, or root, can have put `path` there; False where it is absent."""
     try:
         return why_distrusted(path) is None
-    except OSError:
+    except (OSError, RuntimeError):  # RuntimeError: a link that leads to itself, or a path of thousands of parts
         return False
 
 
@@ -73,7 +74,7 @@ def _usable(folder: Path) -> bool:
             return False
         with tempfile.TemporaryFile(dir=folder):
             return True
-    except OSError:
+    except (OSError, RuntimeError):
         return False
 
 
@@ -82,8 +83,11 @@ def _make(folder: Path) -> None:
     try:
         _make_own(folder)
         why = why_distrusted(folder)
-    except OSError as error:
-        raise DataError(f"{folder}: the cache folder cannot be made ({error.strerror}); set data.cache") from error
+        if not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "it is no folder")
+    except (OSError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or "a link that leads to itself, or too many folders in one another"
+        raise DataError(f"{str(folder)[:300]}: the cache folder cannot be made ({reason}); set data.cache") from error
     if why is not None:
         raise DataError(
             f"data.cache: {why}; allowed: a folder of yours that no one else can write, or with chmod +t; if you trust "

@@ -138,3 +138,22 @@ def test_a_temporary_cache_that_others_can_write_is_not_used(data: Path, tmp_pat
     planted.rmdir()
     assert str(planted) in _open(data)[1]
     assert planted.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("cache", "why"),
+    [
+        ("a.csv", "it is no folder"),
+        ("a.csv/x", "File exists|Not a directory"),
+        ("loop", "a link that leads to itself"),
+        ("a/" * 1500, "too many folders|File name too long"),
+        ("/proc/x", "No such file"),
+        ("/dev/full", "can be written by other users|it is no folder"),
+    ],
+    ids=["file", "below a file", "loop", "deep", "proc", "device"],
+)
+def test_a_cache_that_can_be_no_folder_is_refused(data: Path, cache: str, why: str) -> None:
+    (data / "loop").symlink_to(data / "loop")
+    with pytest.raises(DataError, match=why) as caught:
+        _open(data, cache=cache)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 600
