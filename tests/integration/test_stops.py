@@ -41,6 +41,7 @@ def test_ctrl_c_is_heard_by_the_coordinator_that_is_started_for_a_killed_one(clu
     assert not gone(members.values(), limit_s=0)
 
 
+@pytest.mark.slow
 def test_a_job_that_cannot_stop_in_its_grace_ends_anyway_and_names_the_last_checkpoint(cluster: Cluster) -> None:
     config = {**LASTING, "checkpoint": {"every_steps": 10}, "liveness": {"lease_s": 60.0, "grace_s": 6.0}}
     job, folder = cluster.job(config)
