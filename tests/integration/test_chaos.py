@@ -179,8 +179,10 @@ def test_when_all_checkpoints_are_deleted_a_job_goes_on_from_what_its_members_ho
 ) -> None:
     _, folder = stopped = cluster.job({**JOB, "train": {**JOB["train"], "max_steps": 130}})
     assert stopped[0].end(limit_s=200.0).code == 0
-    job = cluster.command("train", "--resume", str(folder.path), "--set", "train.max_steps=null")
-    assert not play(job, folder, [stall(victim, at=200)], limit_s=200.0)
+    changes = ("train.max_steps=null", "checkpoint.every_steps=1000", "recovery.max_lost_steps=100")
+    settings = [part for change in changes for part in ("--set", change)]
+    job = cluster.command("train", "--resume", str(folder.path), *settings)
+    assert not play(job, folder, [stall(victim, at=150)], limit_s=200.0)
     for checkpoint in (folder.path / "checkpoints").glob("step-*"):
         shutil.rmtree(checkpoint)
     (pid,) = [m["pid"] for m in folder.member_list() if f"{m['role']} {m['index']}" == victim]
