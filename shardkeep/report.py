@@ -358,9 +358,13 @@ def default_run_dir(name: str) -> Path:
 
 def check_ours(run: Path, *, what: str = "run folder") -> None:
     """Raises ConfigError where others could have put something into a run folder that is acted upon: an address, a
-    config, the folder of modules. `what`: how the message begins."""
+    config, the folder of modules. Also where nobody may look. `what`: how the message begins."""
     for path in (run, *(run / name for name in ("config.yaml", "code.json", "coordinator.json", *STANDING_NAMES))):
-        if path == run or path.exists():
+        try:
+            there = path == run or path.exists()
+        except OSError as error:
+            raise ConfigError(f"{what} {run}: cannot be read ({error.strerror or error})") from error
+        if there:
             check_unshared(path, what=what)
 
 

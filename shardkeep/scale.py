@@ -31,9 +31,9 @@ def ask(run: Path, *, workers: int | None, servers: int | None) -> str:
     wanted = {name: count for name, count in (("workers", workers), ("servers", servers)) if count is not None}
     if not wanted:
         raise UserError("scale: says no number; allowed: --workers N, --servers N, or both")
+    check_ours(run)
     if not (run / "config.yaml").is_file():
         raise UserError(f"{run}: is no run folder (it has no config.yaml)")
-    check_ours(run)
     overrides = [f"{name}={count}" for name, count in wanted.items()]
     before, config = load_config(run / "config.yaml"), load_config(run / "config.yaml", overrides)
     if not before.servers or not config.servers:

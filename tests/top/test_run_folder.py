@@ -11,7 +11,7 @@ import pytest
 from shardkeep.base.errors import UserError
 from shardkeep.config import JobConfig, load_config
 from shardkeep.ps.control.records import Member
-from shardkeep.report import NO_SUMMARY, MetricsTail, RunFolder, default_run_dir, latest_run
+from shardkeep.report import NO_SUMMARY, MetricsTail, RunFolder, check_ours, default_run_dir, latest_run
 
 
 def test_a_new_folder_holds_the_config_and_a_second_run_is_refused(tmp_path: Path) -> None:
@@ -32,6 +32,8 @@ def test_a_folder_that_cannot_be_written_is_the_users_error(tmp_path: Path) -> N
 def test_a_folder_that_cannot_be_looked_into_is_the_users_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--run-dir .*: cannot be read \(File name too long\)"):
         RunFolder.refuse_taken(tmp_path / ("long" * 100))  # no permission stops root
+    with pytest.raises(UserError, match=r"--run-dir .*: cannot be read \(File name too long\)"):
+        check_ours(tmp_path / ("long" * 100), what="--run-dir")
 
 
 def test_members_are_listed_with_the_coordinator_and_the_generation(tmp_path: Path) -> None:
