@@ -8,7 +8,7 @@ import pytest
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.ps.control.losses import Losses
-from shardkeep.ps.control.records import Admission, Hello, Kept, Member, Shared, Span
+from shardkeep.ps.control.records import PROTOCOL_VERSION, Admission, Hello, Kept, Member, Shared, Span
 from tests.ps.control.job import TABLES, VERSIONS
 from tests.ps.control.recovering import Recovering, checkpoint, held, take_over, told
 
@@ -135,7 +135,7 @@ def test_a_checkpoint_that_somebody_deleted_is_not_gone_back_to() -> None:
 
 def admission(job: Recovering, role: str, index: int, pid: int) -> Admission:
     member = Member("server" if role == "server" else "worker", index, "10.0.0.7", pid)
-    return job.coordinator.register(Hello(member, f"{role}-{index}-{pid}", 3, VERSIONS))
+    return job.coordinator.register(Hello(member, f"{role}-{index}-{pid}", PROTOCOL_VERSION, VERSIONS))
 
 
 @pytest.mark.parametrize("taken_over", [False, True], ids=["one coordinator", "another coordinator"])
