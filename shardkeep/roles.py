@@ -186,6 +186,15 @@ def leave_if_due(control: ControlClient, departure: Departure, ready: Callable[[
         raise
 
 
+@contextlib.contextmanager
+def tried_while_leaving() -> Iterator[None]:
+    """For what a role that leaves brings to disk: it leaves without, if that fails, and its replacement finds less."""
+    try:
+        yield
+    except (ShardkeepError, OSError) as error:
+        _log.warning("leaving, and not all is on disk", why=_one_line(error))
+
+
 def end_when_the_job_failed(control: ControlClient, grace_s: float = FAILED_GRACE_S) -> None:
     """Starts the thread that ends this process when the job has failed and the main thread does not come to it.
 

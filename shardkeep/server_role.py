@@ -37,6 +37,7 @@ from shardkeep.roles import (
     process_facts,
     replaced_folder,
     resumed_from,
+    tried_while_leaving,
     watched_sockets,
 )
 
@@ -180,7 +181,8 @@ class _Life:
     def _to_disk(self) -> None:
         """Of a server that leaves: the journal."""
         if self._departure.asked and self._journal is not None:
-            self._journal.to_disk()
+            with tried_while_leaving():
+                self._journal.to_disk()
 
     def close(self) -> None:
         """Ends what serves; a completed job needs nothing that was kept."""

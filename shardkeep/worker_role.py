@@ -39,6 +39,7 @@ from shardkeep.roles import (
     process_facts,
     replaced_folder,
     resumed_from,
+    tried_while_leaving,
     watched_sockets,
 )
 from shardkeep.server_role import build_service
@@ -184,7 +185,8 @@ class _Life:
         if self._worker is not None:
             self._worker.client.acknowledged_within(ACKNOWLEDGED_S)
         if self._rewind is not None:
-            self._rewind.to_disk()
+            with tried_while_leaving():
+                self._rewind.to_disk()
 
     def _watch_sockets(self, formation: Formation, transport: RpcTransport, collective: Collective) -> None:
         """Says which of this process's connections are whose."""

@@ -344,6 +344,21 @@ def test_a_process_that_may_wake_up_keeps_others_out_until_it_is_dead(folder: Pa
         ended(process)
 
 
+def test_all_segments_and_their_folder_are_brought_to_disk_when_asked(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    synced: set[int] = set()
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(os.fstat(descriptor).st_ino))
+    journal = Journal(folder, sync=False)
+    journal.begin(1, step=0, facts={})
+    journal.append(Entry.APPLIED, rank=0, step=0)
+    journal.roll()
+    assert not synced
+    journal.to_disk()
+    journal.close()
+    assert synced == {path.stat().st_ino for path in (folder, *folder.glob("*.journal"))} and len(synced) == 3
+
+
 def test_closing_frees_the_lock_and_ends_all_writing(folder: Path) -> None:
     first = Journal(folder, sync=False)
     first.begin(1, step=0, facts={})
