@@ -126,7 +126,7 @@ class SyntheticConfig(Settings):
 
     train_samples: int = Field(1_000_000, ge=1, le=MOST_STEPS)
     """Samples of one epoch."""
-    eval_samples: int = Field(100_000, ge=2, le=MOST_STEPS)
+    eval_samples: int = Field(100_000, ge=2, le=100_000_000)
     """Samples of the evaluation set."""
     num_dense: int = Field(13, ge=0, le=_MOST_COLUMNS)
     """Dense columns."""
