@@ -395,11 +395,16 @@ def _taken(path: Path) -> str:
 
 
 def _read(path: Path) -> dict[str, Any] | None:
+    """The mapping that a JSON file of the folder holds, or None where there is no file. Raises UserError."""
     try:
         found = json.loads(when_free(lambda: path.read_text(encoding="utf-8")))
     except FileNotFoundError:
         return None
-    return dict(found)
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: is damaged: it does not hold a JSON object; restore the file, or move it away")
+    return found
 
 
 def _json(value: Any, *, indent: int | None = None) -> str:

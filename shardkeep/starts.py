@@ -19,6 +19,7 @@ from shardkeep.base.files import atomic_write
 Record = Mapping[str, Any]
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _DONE = ("samples_per_s", "step_ms", "bytes")
+_KEYS = {"began", "from_step", "from_samples"}
 
 
 class Starts:
@@ -93,8 +94,11 @@ class Starts:
         return last
 
     def _read(self) -> list[dict[str, Any]]:
-        with contextlib.suppress(FileNotFoundError, ValueError):  # figures alone hang on it
-            return list(json.loads(self._path.read_text(encoding="utf-8")))
+        """[] where the file is missing or damaged: only figures depend on it."""
+        with contextlib.suppress(FileNotFoundError, ValueError, RecursionError):
+            found = json.loads(self._path.read_text(encoding="utf-8"))
+            if isinstance(found, list) and all(isinstance(start, dict) and start.keys() >= _KEYS for start in found):
+                return found
         return []
 
 

@@ -144,3 +144,29 @@ def test_the_summary_of_a_resumed_job_lists_the_recoveries_of_its_earlier_starts
         folder = RunFolder.reopen(folder.path, config)
     folder.finished("completed", "", {"steps": 20, "recoveries": []})
     assert [r["generation"] for r in (folder.summary() or {})["recoveries"]] == [0, 1, 2]
+
+
+@pytest.mark.parametrize(
+    "content", ["", '{"address": "127.0', "[]", "\0\0", "[" * 100_000], ids=["empty", "cut", "a list", "zeros", "deep"]
+)
+@pytest.mark.parametrize("name", ["coordinator.json", "members.json", "summary.json", "code.json"])
+def test_a_damaged_file_of_the_folder_is_named_in_one_line(tmp_path: Path, name: str, content: str) -> None:
+    folder = RunFolder.create(tmp_path / "run", JobConfig())
+    (folder.path / name).write_text(content)
+    readers = {
+        "coordinator.json": folder.address,
+        "members.json": folder.member_list,
+        "summary.json": folder.summary,
+        "code.json": lambda: folder.code_folder,
+    }
+    with pytest.raises(UserError, match=rf"{name}: is damaged") as caught:
+        readers[name]()
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", ["", "7", "{}", "[3]", '[{"began": null}]'])
+def test_damaged_figures_of_starts_cost_the_figures_and_nothing_else(tmp_path: Path, content: str) -> None:
+    folder = RunFolder.create(tmp_path / "run", JobConfig())
+    (folder.path / "starts.json").write_text(content)
+    folder.finished("completed", "", {"steps": 20})
+    assert (folder.summary() or {})["steps"] == 20
