@@ -200,7 +200,7 @@ class Recoveries:
             died=[dict(each) for each in record["died"]],
             symptoms=[str(text) for text in record["symptoms"]],
             unsent_rows=int(record["unsent_rows"]),
-            losses=Losses(period=record["period"], failed=bool(record["failed"])),
+            losses=Losses(period=record.get("period"), failed=bool(record.get("failed", False))),
         )
 
     def _came_back(self, server: Member, lost_from: int) -> None:

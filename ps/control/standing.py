@@ -11,6 +11,8 @@ from shardkeep.ps.control.membership import Seat
 from shardkeep.ps.control.records import Formation, JobState, Kept, Member, Record, Span
 from shardkeep.ps.control.recovery import Recoveries
 
+_NOT_ASKED = "its coordinator was of an earlier version, which offered no folder"
+
 
 @dataclass(frozen=True, slots=True)
 class Standing:
@@ -60,7 +62,8 @@ class Standing:
 
     @classmethod
     def from_record(cls, record: Record, now: float) -> Standing:
-        """The inverse; every lease begins `now`. Raises UserError when the record is not one."""
+        """The inverse; every lease begins `now`. Keys that earlier versions did not write have defaults. Raises
+        UserError when the record is not one."""
         try:
             formation = record["formation"]
             return cls(
@@ -71,7 +74,7 @@ class Standing:
                 seats=tuple(_seat(seat, now) for seat in record["seats"]),
                 recoveries=Recoveries.from_record(record["recoveries"]),
                 summary=record["summary"],
-                warnings=tuple(str(text) for text in record["warnings"]),
+                warnings=tuple(str(text) for text in record.get("warnings", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
             text = f"what the coordinator kept of the job is damaged ({type(error).__name__}: {error})"
@@ -99,6 +102,6 @@ def _seat(record: dict[str, Any], now: float) -> Seat:
         last_sequence=record["sequence"],
         step=int(record["step"]),
         unsent_rows=int(record["unsent_rows"]),
-        kept=Kept(**record["kept"]),
-        unseen=str(record["unseen"]),
+        kept=Kept(**record.get("kept", {})),
+        unseen=str(record.get("unseen", _NOT_ASKED)),
     )

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from shardkeep.base.errors import UserError
+from shardkeep.ps.control.records import Shared
 from tests.ps.control.recovering import Recovering, checkpoint, held, take_over, told
 
 
@@ -142,3 +143,27 @@ def test_a_job_that_was_stopping_has_its_time_to_stop_after_a_take_over_too() ->
 def test_what_cannot_be_taken_over_is_refused_in_one_line() -> None:
     with pytest.raises(UserError, match=r"what the coordinator kept of the job is damaged \(KeyError"):
         Recovering().another({"job": "x"})
+
+
+def test_what_a_coordinator_of_an_earlier_version_kept_is_taken_over() -> None:
+    job = Recovering()
+    job.form()
+    kept = json.loads(json.dumps(job.sink.kept))
+    del kept["warnings"], kept["recoveries"]["period"], kept["recoveries"]["failed"]
+    for seat in kept["seats"]:
+        del seat["kept"], seat["unseen"], seat["data"]
+    job.coordinator = job.another(kept)
+    job.kill("server", 0)
+    assert job.recover().generation == 2
+
+
+def test_members_that_an_earlier_version_asked_of_no_folder_do_not_count_as_seeing_it() -> None:
+    job = Recovering(workers=1, shared=Shared("/runs/a/checkpoints", "token"))
+    job.register("server", 0)
+    kept = json.loads(json.dumps(job.sink.kept))
+    del kept["seats"][0]["unseen"]
+    job.coordinator = job.another(kept)
+    job.register("worker", 0)
+    job.join("server", 0)
+    formation = job.join("worker", 0)[1]
+    assert formation is not None and formation.checkpoints == ""
