@@ -36,7 +36,7 @@ def check_unshared(path: str | Path, *, what: str) -> None:
     if why is not None:
         raise ConfigError(
             f"{what} {path}: {why}; allowed: what only you and root can change (another folder, or chmod go-w); if you "
-            f"trust all who can, list the folder in {lists()[0]}"
+            f"trust all who can, list the folder in {lists()[0]} (in a container image: {lists()[1]})"
         )
 
 
