@@ -43,10 +43,10 @@ def check_unshared(path: str | Path, *, what: str) -> None:
 def why_distrusted(path: str | Path, *, above: bool = False) -> str | None:
     """Why other users could have made or changed `path`, in words that begin with a path; None = only we or root could.
 
-    Trusted is what belongs to us or to root and what nobody else may write. A group may write where we are its only
-    member. A folder with the sticky bit is trusted although others may write it: they cannot replace what is not
-    theirs, but they can add to it, so the files in it need the same question. A link is asked about, and what it
-    leads to. All of it is trusted below a folder that is listed.
+    Trusted is what belongs to us or to root and what nobody else may write. A group may write where it is our
+    own and has no other member. A folder with the sticky bit is trusted although others may write it: they cannot
+    replace what is not theirs, but they can add to it, so the files in it need the same question. A link is asked
+    about, and what it leads to. All of it is trusted below a folder that is listed.
 
     Args:
         path: file or folder.
@@ -125,12 +125,14 @@ def _is_for_all(path: Path) -> bool:
 
 
 def _is_private(gid: int) -> bool:
-    """Whether nobody but us and root is in the group: so are users' own groups, with which umask 002 goes."""
+    """Whether it is our own group, as umask 002 needs it, and nobody but us and root is in it.
+
+    It must have our name or our number: a directory service (LDAP) may keep back which users have the group."""
     if gid == 0:
         return True
     try:
-        names = {"root", pwd.getpwuid(os.geteuid()).pw_name}
-        members = {*grp.getgrgid(gid).gr_mem, *(user.pw_name for user in pwd.getpwall() if user.pw_gid == gid)}
+        name, group = pwd.getpwuid(os.geteuid()).pw_name, grp.getgrgid(gid)
+        members = {*group.gr_mem, *(user.pw_name for user in pwd.getpwall() if user.pw_gid == gid)}
     except KeyError:
         return False
-    return members <= names
+    return (group.gr_name == name or gid == os.geteuid()) and members <= {"root", name}

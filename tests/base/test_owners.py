@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import grp
 import os
 from pathlib import Path
 
@@ -53,6 +54,19 @@ def test_a_group_may_write_only_where_it_has_nobody_else(tmp_path: Path) -> None
     assert why_distrusted(tmp_path / "file") is None  # root's own group
     os.chown(tmp_path / "file", 0, STRANGER)
     assert "mode 0664" in str(why_distrusted(tmp_path / "file"))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to a group")
+@pytest.mark.parametrize(("name", "trusted"), [("root", True), ("team", False)], ids=["own name", "other name"])
+def test_a_group_without_known_members_is_private_only_under_the_users_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, trusted: bool
+) -> None:
+    (tmp_path / "file").write_text("")
+    (tmp_path / "file").chmod(0o664)
+    os.chown(tmp_path / "file", 0, STRANGER)
+    group = grp.struct_group((name, "x", STRANGER, []))  # a directory service may not list its users
+    monkeypatch.setattr(grp, "getgrgid", lambda _: group)
+    assert (why_distrusted(tmp_path / "file") is None) == trusted
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
