@@ -36,7 +36,8 @@ def atomic_write(path: str | Path, content: str | bytes, *, private: bool = Fals
             file.flush()
             os.fsync(file.fileno())
         if not private:  # mkstemp's own mode is 0600
-            Path(name).chmod(0o644 & ~_umask())
+            with contextlib.suppress(OSError):  # a file system without modes
+                Path(name).chmod(0o644 & ~_umask())
         Path(name).replace(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import json
 import os
@@ -175,6 +176,17 @@ def test_a_damaged_file_is_named(checkpoints: Checkpoints, damage: object, text:
     damage(checkpoint.folder / "server-0" / "rows")  # type: ignore[operator]
     with pytest.raises(CheckpointError, match=f"server-0/rows: {text}"):
         checkpoint.files[0].check(checkpoint.folder)
+
+
+def test_a_file_system_that_refuses_modes_takes_checkpoints(
+    checkpoints: Checkpoints, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "chmod", refuse)
+    saved(checkpoints, 1)
+    assert checkpoints.load(1).files[0].size == 4
 
 
 def test_a_truncated_manifest_is_one_line(checkpoints: Checkpoints) -> None:
