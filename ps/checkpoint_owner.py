@@ -65,6 +65,7 @@ class Hold:
         self._owner, self._watch_s, self._beat_s = owner, watch_s, beat_s
         self._number, self._lock = 0, -1
         self._released = threading.Event()
+        self._writing = threading.Lock()  # of the owner's file, where what was written last must be the newest
         self._take()
         threading.Thread(target=self._beat, name="checkpoint-owner", daemon=True).start()
 
@@ -84,7 +85,9 @@ class Hold:
 
     def release(self) -> None:
         """Gives the folder back; who takes it next need not wait. Idempotent."""
-        if not self._released.is_set():
+        with self._writing:
+            if self._released.is_set():
+                return
             self._released.set()
             with contextlib.suppress(OSError):
                 self._write(replace(self._owner, over=True))
@@ -165,10 +168,11 @@ class Hold:
 
     def _beat(self) -> None:
         while not self._released.wait(self._beat_s):
-            self._owner = replace(self._owner, beat=self._owner.beat + 1)
-            with contextlib.suppress(OSError):  # the folder may be gone: `check` takes it again
+            # The folder may be gone: `check` takes it again.
+            with self._writing, contextlib.suppress(OSError):
+                self._owner = replace(self._owner, beat=self._owner.beat + 1)
                 _, owner = _last(self.folder)
-                if owner is not None and self._is_mine(owner):
+                if owner is not None and self._is_mine(owner) and not self._released.is_set():
                     self._write(self._owner)
 
     def _write(self, owner: Owner) -> None:

@@ -144,6 +144,16 @@ def test_of_many_jobs_that_start_at_the_same_time_one_gets_the_folder(
     winners[0].check()
 
 
+def test_a_folder_that_was_given_back_stays_so_while_the_counter_grows(tmp_path: Path) -> None:
+    before = threading.enumerate()
+    folders = [tmp_path / str(number) for number in range(40)]
+    for folder in folders:
+        held(folder, "first", beat_s=0.0).release()
+    for thread in set(threading.enumerate()) - set(before):
+        thread.join(10)
+    assert [owner.over for folder in folders if (owner := last_owner(folder)) is not None] == [True] * 40
+
+
 def test_the_replacement_of_a_process_takes_the_folder_from_one_that_stands_still(tmp_path: Path) -> None:
     zombie = held(tmp_path, "job")
     held(tmp_path, "job", watch_s=LONG_S).check()
