@@ -105,7 +105,8 @@ class Hold:
                     break
             for earlier, path in _named(self.folder):
                 if earlier < self._number:
-                    path.unlink(missing_ok=True)
+                    with contextlib.suppress(OSError):  # a sticky folder keeps another user's
+                        path.unlink(missing_ok=True)
         except OSError as error:
             self._unlock()
             raise CheckpointError(f"{self.folder}: cannot be written ({error.strerror or error})") from error
@@ -148,7 +149,11 @@ class Hold:
 
     def _try_lock(self) -> bool | None:
         """Whether this process has the lock now; None where the file system has no locks. Raises OSError."""
-        self._lock = os.open(self.folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
+        path = self.folder / ".lock"
+        try:
+            self._lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        except PermissionError:  # another user made it; a lock over NFS needs a file that can be written: None below
+            self._lock = os.open(path, os.O_RDONLY)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -154,6 +154,25 @@ def test_a_folder_that_was_given_back_stays_so_while_the_counter_grows(tmp_path:
     assert [owner.over for folder in folders if (owner := last_owner(folder)) is not None] == [True] * 40
 
 
+def test_a_lock_that_another_user_of_the_group_made_still_keeps_two_jobs_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / ".lock").touch()
+    real = os.open
+
+    def refuse(path: Path, flags: int, *more: int) -> int:
+        if Path(path).name == ".lock" and flags & (os.O_RDWR | os.O_WRONLY | os.O_CREAT):
+            raise PermissionError(errno.EACCES, "Permission denied")
+        return real(path, flags, *more)
+
+    monkeypatch.setattr(os, "open", refuse)
+    held(tmp_path, "first").check()
+    owner = last_owner(tmp_path)
+    assert owner is not None and owner.locked
+    with pytest.raises(ConfigError, match="belongs to another job that runs"):
+        held(tmp_path, "second")
+
+
 def test_the_replacement_of_a_process_takes_the_folder_from_one_that_stands_still(tmp_path: Path) -> None:
     zombie = held(tmp_path, "job")
     held(tmp_path, "job", watch_s=LONG_S).check()
