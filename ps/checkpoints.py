@@ -42,6 +42,7 @@ _UNCHECKED = {1: FORMAT, 2: CHAINED}
 """The formats of earlier versions, whose manifests have no checksum of their own, and what they are else."""
 _MANIFEST = "manifest.json"
 _PROBE = ".shared-folder-probe"
+_TOKEN = re.compile("[0-9a-f]{16}")
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 
 
@@ -122,17 +123,25 @@ class Checkpoints:
         self.folder = Path(folder)
         self._hold = hold
 
-    def sign(self) -> str:
-        """Leaves a fresh number in the folder, by which other processes show that they see the same one. No secret.
+    def sign(self, *, again: bool = False) -> str:
+        """Leaves a number in the folder, by which other processes show that they see the same one. No secret.
 
-        Raises CheckpointError when the folder cannot be written."""
-        token = secrets.token_hex(8)
+        `again`: keeps the number that is there, which others may have got. Raises CheckpointError when the folder
+        cannot be written."""
+        token = (self._signed() if again else "") or secrets.token_hex(8)
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             atomic_write(self.folder / _PROBE, token)
         except OSError as error:
             raise CheckpointError(f"{self.folder}: cannot be written ({error.strerror or error})") from error
         return token
+
+    def _signed(self) -> str:
+        """The number in the folder; "" = there is none, or it is damaged."""
+        with contextlib.suppress(OSError, ValueError):
+            token = (self.folder / _PROBE).read_text(encoding="ascii")
+            return token if _TOKEN.fullmatch(token) else ""
+        return ""
 
     def check_token(self, token: str) -> None:
         """Raises CheckpointError when the folder, as this process sees it, does not hold the token."""

@@ -172,7 +172,6 @@ def coordinator(
         else:
             folder = RunFolder.create(path, job)
         standing = _standing(folder, by_hand=not parent_pipe) if take_over else None
-        formed = standing is not None and standing.get("formation") is not None
         stop, terminate = _stop_events()
         if token is not None:
             with contextlib.suppress(UserError):  # who has the file needs no other
@@ -194,6 +193,7 @@ def coordinator(
         from shardkeep.ps.control.server import serve_job  # loads no torch: members can register at once
 
         try:
+            shared = None if parent_pipe else shared_folder(job, folder.path, start_step=start_step, standing=standing)
             serve_job(
                 config_yaml=job.to_yaml(),
                 num_servers=job.servers,
@@ -209,7 +209,7 @@ def coordinator(
                 start_step=start_step,
                 standing=standing,
                 losses=losses_of(job),
-                shared=None if parent_pipe or formed else shared_folder(job, folder.path, start_step=start_step),
+                shared=shared,
                 run_dir=str(folder.path),
             )
         except ShardkeepError:

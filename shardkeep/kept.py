@@ -14,7 +14,7 @@ from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.ps.control.client import ControlClient
 from shardkeep.ps.control.losses import Losses
-from shardkeep.ps.control.records import Formation, Kept, Shared
+from shardkeep.ps.control.records import Formation, Kept, Record, Shared
 
 
 def losses_of(config: JobConfig) -> Losses:
@@ -23,9 +23,16 @@ def losses_of(config: JobConfig) -> Losses:
     return Losses(config.recovery.max_lost_steps, None if every == "auto" else every)
 
 
-def shared_folder(config: JobConfig, run_dir: Path, *, start_step: int) -> Shared | None:
-    """The run folder's `checkpoints`, signed; None where the config names another folder, or none are wanted. Raises
-    CheckpointError when it cannot be written."""
+def shared_folder(
+    config: JobConfig, run_dir: Path, *, start_step: int, standing: Record | None = None
+) -> Shared | None:
+    """The run folder's `checkpoints`, signed; None where the config names another folder, none are wanted, or the job
+    has settled where they go.
+
+    `standing`: of the coordinator before this one. Its members may have its number, so that number stays. Raises
+    CheckpointError when the folder cannot be written."""
+    if standing is not None and standing.get("formation") is not None:
+        return None
     every = config.checkpoint.every_steps
     if config.checkpoint.dir is not None or not (every or start_step):
         return None
@@ -33,7 +40,7 @@ def shared_folder(config: JobConfig, run_dir: Path, *, start_step: int) -> Share
     needed_by = f"--start-step {start_step}" if start_step else ""
     if every != "auto":
         needed_by = needed_by or f"checkpoint.every_steps: {every}"
-    return Shared(str(checkpoints.folder), checkpoints.sign(), needed_by)
+    return Shared(str(checkpoints.folder), checkpoints.sign(again=standing is not None), needed_by)
 
 
 def why_unseen(shared: Shared | None, *, writes: bool) -> str:

@@ -130,6 +130,26 @@ def test_a_member_says_why_it_cannot_use_the_folder(tmp_path: Path) -> None:
     assert why_unseen(shared, writes=False).endswith(f"{folder}: no such file or directory")
 
 
+def test_a_take_over_before_the_first_formation_offers_the_folder_that_members_know(tmp_path: Path) -> None:
+    config = parse_config("servers: 2")
+    before = shared_folder(config, tmp_path, start_step=0)
+    assert shared_folder(config, tmp_path, start_step=0, standing={"formation": None}) == before
+    assert why_unseen(before, writes=True) == ""
+    assert shared_folder(config, tmp_path, start_step=0, standing={"formation": {}}) is None
+
+
+@pytest.mark.parametrize("damage", [None, "", "x" * 16], ids=["gone", "empty", "no number"])
+def test_a_take_over_signs_a_folder_whose_number_is_lost(damage: str | None, tmp_path: Path) -> None:
+    config = parse_config("servers: 2")
+    before = shared_folder(config, tmp_path, start_step=0)
+    assert before is not None
+    (probe,) = Path(before.folder).iterdir()
+    probe.unlink() if damage is None else probe.write_text(damage)
+    after = shared_folder(config, tmp_path, start_step=0, standing={"formation": None})
+    assert after is not None and len(after.token) == 16
+    assert why_unseen(after, writes=True) == ""
+
+
 def test_members_use_what_the_formation_has_settled() -> None:
     config = parse_config("servers: 2")
 
