@@ -29,10 +29,12 @@ def shared_folder(
     """The run folder's `checkpoints`, signed; None where the config names another folder, none are wanted, or the job
     has settled where they go.
 
-    `standing`: of the coordinator before this one. Its members may have its number, so that number stays. Raises
-    CheckpointError when the folder cannot be written."""
-    if standing is not None and standing.get("formation") is not None:
-        return None
+    `standing`: of the coordinator before this one. Its members may have its number, so that number stays, as does the
+    step that the job began at. Raises CheckpointError when the folder cannot be written."""
+    if standing is not None:
+        if standing.get("formation") is not None:
+            return None
+        start_step = int(standing.get("origin", 0))
     every = config.checkpoint.every_steps
     if config.checkpoint.dir is not None or not (every or start_step):
         return None
