@@ -143,7 +143,7 @@ def coordinator(
 
     def run() -> int:
         from shardkeep.leftovers import clean, note_run
-        from shardkeep.next_steps import check_start, resume_line, take_over_arguments
+        from shardkeep.next_steps import check_start, origin_line, resume_line, take_over_arguments
         from shardkeep.ps.control.addresses import check_exposed, split_address
         from shardkeep.ps.control.endpoint import read_token
         from shardkeep.ps.control.tls import read_tls
@@ -168,6 +168,8 @@ def coordinator(
             folder = RunFolder(path)
         elif start_step:
             samples = check_start(job, path, start_step)
+            if (another := origin_line(job, path)) is not None:
+                _say(another)
             folder = RunFolder.reopen(path, job, step=start_step, samples=samples)
         else:
             folder = RunFolder.create(path, job)

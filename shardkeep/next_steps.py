@@ -12,7 +12,7 @@ from shardkeep.base.errors import ShardkeepError, UserError
 from shardkeep.config import JobConfig, load_config
 from shardkeep.processes import launcher_there
 from shardkeep.report import RunFolder
-from shardkeep.resume import await_leftovers, check_owner, newest
+from shardkeep.resume import await_leftovers, newest, other_owner
 from shardkeep.roles import checkpoints_of
 
 _TAKE_OVER = "--take-over"
@@ -83,7 +83,6 @@ def check_start(config: JobConfig, path: Path, step: int) -> int:
     checkpoints = checkpoints_of(config, path)
     if config.checkpoint.dir is not None and not checkpoints.folder.is_dir():
         return 0  # it is on the members' machines alone
-    check_owner(config, path)
     steps = [found for found, _ in checkpoints.complete()]
     if step not in steps:
         there = f"there are: {', '.join(map(str, steps))}" if steps else "there is none"
@@ -91,3 +90,11 @@ def check_start(config: JobConfig, path: Path, step: int) -> int:
     checkpoint = checkpoints.load(step)
     checkpoint.check_sizes()
     return int(checkpoint.facts.get("samples", 0))
+
+
+def origin_line(config: JobConfig, path: Path) -> str | None:
+    """What a job that starts at a checkpoint says when another run wrote last to its folder; None = no other did. If
+    that run still writes, the worker that leads refuses the folder."""
+    if (other := other_owner(config, path)) is None:
+        return None
+    return f"the checkpoints in {checkpoints_of(config, path).folder} are those of another run, {other}"

@@ -82,13 +82,19 @@ def newest(config: JobConfig, run: Path) -> Checkpoint:
 
 def check_owner(config: JobConfig, run: Path) -> None:
     """Raises UserError when another run, which is there still, wrote last to the folder that the config names."""
+    if (other := other_owner(config, run)) is not None:
+        folder = checkpoints_of(config, run).folder
+        raise UserError(f"{run}: the checkpoints in {folder} are those of another run, {other}; resume that one")
+
+
+def other_owner(config: JobConfig, run: Path) -> str | None:
+    """The run folder of another run, which is there still and wrote last to the folder that the config names."""
     if config.checkpoint.dir is None:
-        return
-    folder = checkpoints_of(config, run).folder
-    owner = last_owner(folder)
+        return None
+    owner = last_owner(checkpoints_of(config, run).folder)
     if owner is None or Path(owner.run).resolve() == run.resolve() or not (Path(owner.run) / "config.yaml").is_file():
-        return
-    raise UserError(f"{run}: the checkpoints in {folder} are those of another run, {owner.run}; resume that one")
+        return None
+    return owner.run
 
 
 def await_leftovers(run: RunFolder, limit_s: float = LEFTOVERS_S, *, option: str = "--resume") -> None:

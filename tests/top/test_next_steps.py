@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from shardkeep.base.errors import UserError
 from shardkeep.cli import app
 from shardkeep.config import JobConfig, parse_config
-from shardkeep.next_steps import check_start, resume_line, take_over_arguments
+from shardkeep.next_steps import check_start, origin_line, resume_line, take_over_arguments
+from shardkeep.ps.checkpoint_owner import Hold, owner_here
 from shardkeep.ps.checkpoints import Checkpoints, FileRecord
 from shardkeep.ps.control.records import Member
 from shardkeep.report import RunFolder
@@ -132,6 +133,18 @@ def test_a_start_where_a_launcher_runs_the_job_is_refused(folder: RunFolder) -> 
     checkpoint(folder, 50)
     with folder.held(), pytest.raises(UserError, match="`shardkeep train` runs a job there"):
         check_start(JobConfig(), folder.path, 50)
+
+
+def test_a_start_at_a_checkpoint_of_another_run_says_so_and_starts(folder: RunFolder, tmp_path: Path) -> None:
+    config = parse_config(f"{{checkpoint: {{dir: '{folder.path / 'checkpoints'}'}}}}")
+    checkpoint(folder, 50)
+    for run in ("another", "own"):
+        RunFolder.create(tmp_path / run, config)
+    Hold(folder.path / "checkpoints", owner_here("job", str(tmp_path / "another"))).release()
+    check_start(config, tmp_path / "own", 50)
+    line = f"the checkpoints in {folder.path / 'checkpoints'} are those of another run, {tmp_path / 'another'}"
+    assert origin_line(config, tmp_path / "own") == line
+    assert origin_line(config, tmp_path / "another") is None
 
 
 @pytest.mark.parametrize(
