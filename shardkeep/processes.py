@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
+import os
+import socket
 from pathlib import Path
 from typing import Any
 
 import psutil
 
+from shardkeep.base.pids import pid_space
 from shardkeep.report import RunFolder
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def launcher_there(run: Path) -> bool | None:
@@ -26,12 +32,41 @@ def launcher_there(run: Path) -> bool | None:
 
 
 def living(run: RunFolder) -> list[dict[str, Any]]:
-    """The members of the last generation, and the coordinator, whose processes are on this machine. Raises OSError,
-    ValueError (a file of the folder is damaged)."""
-    known = {int(member["pid"]): member for member in run.member_list() if member.get("pid")}
-    for pid in run.coordinator_pids():
-        known.setdefault(pid, {"role": "coordinator", "index": 0, "pid": pid})
-    return [member for pid, member in known.items() if is_ours(pid)]
+    """The members of the last generation, and the coordinator, whose processes are on this machine. This process and
+    those above it are none: in a container, every role is process 1. Raises OSError, ValueError (a file of the folder
+    is damaged)."""
+    known = [member for member in run.member_list() if member.get("pid") and member["role"] != "coordinator"]
+    here = numbers_mean_the_same(run)
+    found = [member for member in known if lives_here(member, here=here)]
+    if here and (coordinator := run.coordinator_process()) is not None and _is_another(coordinator[0]):
+        found.append({"role": "coordinator", "index": 0, "pid": coordinator[0]})
+    return found
+
+
+def numbers_mean_the_same(run: RunFolder) -> bool:
+    """Whether the numbers of the coordinator's machine or container are those of this process's, or may be."""
+    coordinator = run.coordinator_process()
+    return coordinator is None or coordinator[1] in ("", pid_space())
+
+
+def lives_here(member: dict[str, Any], *, here: bool) -> bool:
+    """Whether a member's process is on this machine. `here`: the members at a loopback address would be."""
+    return _is_another(int(member["pid"])) and (here if member["host"] in LOOPBACK else _is_local(str(member["host"])))
+
+
+def _is_another(pid: int) -> bool:
+    """Whether it is one of shardkeep's, neither this process nor one above it."""
+    return is_ours(pid) and pid not in {os.getpid(), *(above.pid for above in psutil.Process().parents())}
+
+
+def _is_local(host: str) -> bool:
+    """Whether an address is one of this machine's."""
+    with contextlib.suppress(OSError, UnicodeError):
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as trial:
+                trial.bind(address)
+                return True
+    return False
 
 
 def is_ours(pid: int) -> bool:

@@ -2,7 +2,7 @@
 
 config.yaml       the resolved config
 code.json         where the user's own modules are
-coordinator.json  the coordinator's address and pid
+coordinator.json  the coordinator's address, pid and what that is a number in
 standing.json     what another coordinator process needs to take over; for this user only (standing-copy.json: a copy)
 starts.json       when the job was started and resumed, at which steps (starts.py)
 members.json      every member of the current generation
@@ -34,6 +34,7 @@ from shardkeep.base.descriptors import when_free
 from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.base.files import atomic_write, make_folder
 from shardkeep.base.owners import check_unshared
+from shardkeep.base.pids import pid_space
 from shardkeep.base.telemetry import commit, machine, peak_rss_bytes, versions
 from shardkeep.config import JobConfig
 from shardkeep.ps.control.endpoint import Endpoint, read_token
@@ -192,7 +193,12 @@ class RunFolder:
         """Keeps where the coordinator listens; the launcher and `shardkeep status` wait for this file.
 
         `command`: what a person types to take over, once it has died; empty = a launcher does it."""
-        facts = {"address": address, "pid": pid, **({"take_over": list(command)} if command else {})}
+        facts = {
+            "address": address,
+            "pid": pid,
+            "pid_space": pid_space(),
+            **({"take_over": list(command)} if command else {}),
+        }
         atomic_write(self.path / "coordinator.json", _json(facts) + "\n")
         self._coordinates = True
         if before := self.member_list():  # another coordinator takes over
@@ -309,10 +315,11 @@ class RunFolder:
         found = (_read(self.path / "coordinator.json") or {}).get("take_over")
         return None if found is None else [str(part) for part in found]
 
-    def coordinator_pids(self) -> set[int]:
-        """The coordinator's process, where one has listened."""
+    def coordinator_process(self) -> tuple[int, str] | None:
+        """The number of the coordinator's process, and what it is a number in (`pid_space`; "" = not known); None = no
+        coordinator has listened."""
         found = _read(self.path / "coordinator.json")
-        return set() if found is None else {int(found["pid"])}
+        return None if found is None else (int(found["pid"]), str(found.get("pid_space", "")))
 
     def member_list(self) -> list[dict[str, Any]]:
         """The members of the current generation; empty before the first."""

@@ -9,11 +9,9 @@ from rich.console import Console
 
 from shardkeep.config import load_config
 from shardkeep.next_steps import member_command, resume_line, take_over_command
-from shardkeep.processes import is_ours
+from shardkeep.processes import LOOPBACK, lives_here, numbers_mean_the_same
 from shardkeep.ps.control.records import Status
 from shardkeep.report import MetricsTail, RunFolder
-
-_HERE = ("127.0.0.1", "localhost", "::1")
 
 
 def awaited(status: Status, *, where: str, launched: bool | None) -> Iterator[str]:
@@ -31,7 +29,7 @@ def awaited(status: Status, *, where: str, launched: bool | None) -> Iterator[st
     vacant = [text.split(" (")[0] for text in status.missing if text.endswith(("(not started)", "(not replaced)"))]
     for name in vacant:
         role, host = name.split()[0], hosts.get(name, "")
-        on = f" on {host}" if host not in ("", *_HERE) else ""
+        on = f" on {host}" if host not in ("", *LOOPBACK) else ""
         yield f"start {name}{on}: {member_command(where, role, int(name.split()[1]), host)}"
     if vacant:
         yield "with the same --run-dir, --token-file and --tls as before" + (
@@ -87,17 +85,20 @@ def _last(folder: RunFolder) -> Iterator[str]:
 
 def _whereabouts(folder: RunFolder) -> Iterator[str]:
     """Each member of the last generation: whether its process is there, as far as this machine can tell."""
+    here = numbers_mean_the_same(folder)
     for member in folder.member_list():
         if member["role"] != "coordinator":
-            yield f"{member['role']} {member['index']} (pid {member['pid']} on {member['host']}) {_state(member)}"
+            state = _state(member, here=here)
+            yield f"{member['role']} {member['index']} (pid {member['pid']} on {member['host']}) {state}"
 
 
-def _state(member: dict[str, Any]) -> str:
-    if is_ours(int(member["pid"])) and member["host"] in _HERE:
+def _state(member: dict[str, Any], *, here: bool) -> str:
+    if lives_here(member, here=here):
         return "lives"
-    return "is gone" if member["host"] in _HERE else "may live"
+    return "is gone" if here and member["host"] in LOOPBACK else "may live"
 
 
 def _any_lives(folder: RunFolder) -> bool:
     members = [member for member in folder.member_list() if member["role"] != "coordinator"]
-    return any(_state(member) != "is gone" for member in members)
+    here = numbers_mean_the_same(folder)
+    return any(_state(member, here=here) != "is gone" for member in members)
