@@ -117,11 +117,16 @@ class Checkpoint:
 class Checkpoints:
     """The checkpoints in one folder. One process writes at a time, but for the parts that servers add.
 
-    `hold`: what keeps other jobs out while this process writes; None = nobody else knows the folder."""
+    `hold`: what keeps other jobs out while this process writes; None = it only reads."""
 
     def __init__(self, folder: str | Path, *, hold: Hold | None = None) -> None:
         self.folder = Path(folder)
         self._hold = hold
+
+    @property
+    def owned(self) -> bool:
+        """Whether other jobs are kept out, or were until `release`."""
+        return self._hold is not None
 
     def sign(self, *, again: bool = False) -> str:
         """Leaves a number in the folder, by which other processes show that they see the same one. No secret.

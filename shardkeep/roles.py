@@ -215,11 +215,11 @@ def checkpoints_of(config: JobConfig, run_dir: Path) -> Checkpoints:
     return Checkpoints(run_dir / "checkpoints" if given is None else Path(given).expanduser().resolve())
 
 
-def owned_checkpoints(config: JobConfig, run_dir: Path, job: str) -> Checkpoints:
-    """`checkpoints_of` for the process that leads their writing: other jobs are kept out of a folder that the config
-    names. Raises ConfigError when another job has it, CheckpointError when it cannot be written."""
-    checkpoints = checkpoints_of(config, run_dir)
-    if config.checkpoint.dir is None or not config.checkpoint.every_steps:
+def owned(checkpoints: Checkpoints, config: JobConfig, run_dir: Path, job: str) -> Checkpoints:
+    """The same folder for the process that leads the writing: keeps other jobs out until `release`. Changes nothing
+    where it is owned already, or where the config wants no checkpoints. Raises ConfigError when another job has it,
+    CheckpointError when it cannot be written."""
+    if checkpoints.owned or not config.checkpoint.every_steps:
         return checkpoints
     return Checkpoints(checkpoints.folder, hold=Hold(checkpoints.folder, owner_here(job, str(run_dir))))
 

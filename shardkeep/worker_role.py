@@ -35,7 +35,7 @@ from shardkeep.roles import (
     join_store,
     kept_while_useful,
     leave_if_due,
-    owned_checkpoints,
+    owned,
     process_facts,
     replaced_folder,
     resumed_from,
@@ -69,15 +69,15 @@ def run_worker(
         torch.set_num_threads(config.threads)
         data = open_data(config.data, seed=config.seed)
         tables = table_specs(config, data.train.schema)
-        life = _Life(config, control, data, index, advertise, folder, kernels_s, departure)
         unseen = why_unseen(control.shared, writes=index == 0)
-        formation: Formation | None = control.join(
-            tables, data=data.fingerprint, span=life.span, kept=kept_at(life.kept), unseen=unseen
-        )
-        while formation is not None and (lost := life.train(formation)) is not None:
-            departure.check()
-            formation = control.join_again(tables, formation, data=data.fingerprint, span=life.span, why=lost)
-        life.end()
+        with contextlib.closing(_Life(config, control, data, index, advertise, folder, kernels_s, departure)) as life:
+            formation: Formation | None = control.join(
+                tables, data=data.fingerprint, span=life.span, kept=kept_at(life.kept), unseen=unseen
+            )
+            while formation is not None and (lost := life.train(formation)) is not None:
+                departure.check()
+                formation = control.join_again(tables, formation, data=data.fingerprint, span=life.span, why=lost)
+            life.end()
     return 0
 
 
@@ -98,10 +98,9 @@ class _Life:
         self._config, self._control, self._data = config, control, data
         self._departure = departure
         self._index, self._advertise, self._folder, self._kernels_s = index, advertise, folder, kernels_s
-        leads = index == 0
         self._checkpoints = checkpoints_of(config, folder)
-        if leads:
-            self._checkpoints = owned_checkpoints(config, Path(control.run_dir or folder), control.job)
+        if config.checkpoint.dir is not None:
+            self._own_checkpoints()
         self._looks = False  # for checkpoints
         self.kept: Path | None = None
         self._worker: Worker | None = None
@@ -128,7 +127,18 @@ class _Life:
         config = with_checkpoints(self._config, formation)
         if config != self._config:
             self._config, self._checkpoints = config, checkpoints_of(config, self._folder)
+        self._own_checkpoints()
         self._looks = bool(config.checkpoint.every_steps or formation.origin)
+
+    def _own_checkpoints(self) -> None:
+        """Keeps other jobs out of the folder that this worker writes to, once it is known which one that is."""
+        if self._index == 0:
+            run = Path(self._control.run_dir or self._folder)
+            self._checkpoints = owned(self._checkpoints, self._config, run, self._control.job)
+
+    def close(self) -> None:
+        """Leaves the folder of checkpoints to other jobs, however this worker ends."""
+        self._checkpoints.release()
 
     def train(self, formation: Formation) -> str | None:
         """Trains in one generation, to the end of the job or of the generation: then how it was lost."""
@@ -145,7 +155,6 @@ class _Life:
         """The job is completed; nobody will go on from what is kept."""
         if self._rewind is not None:
             self._rewind.delete()
-        self._checkpoints.release()
         _log.info("done", step=self._worker.trainer.total_steps if self._worker is not None else -1)
 
     def _train(self, formation: Formation) -> None:
@@ -275,7 +284,7 @@ def run_in_process(
     torch.set_num_threads(config.threads)
     data = open_data(config.data, seed=config.seed)
     tables = table_specs(config, data.train.schema)
-    checkpoints = owned_checkpoints(config, folder, secrets.token_hex(8))
+    checkpoints = owned(checkpoints_of(config, folder), config, folder, secrets.token_hex(8))
     with contextlib.ExitStack() as leaving:
         leaving.callback(checkpoints.release)
         resumed = resumed_from(checkpoints, start_step)

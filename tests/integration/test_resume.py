@@ -400,6 +400,8 @@ def test_a_job_of_which_every_process_was_killed_goes_on_to_the_same_model(clust
     while len(found.complete()) < 2:  # the second is an increment; what the job prints comes late on a busy machine
         deadline.check("two checkpoints")
         time.sleep(0.01)
+    with pytest.raises(ConfigError, match=rf"belongs to another job that runs \(run folder {folder.path}, process "):
+        Hold(found.folder, owner_here("other", str(tmp_path / "other")))
     for process in (job.process, *members.values()):
         process.send_signal(signal.SIGKILL)
     assert not gone(members.values(), limit_s=10)

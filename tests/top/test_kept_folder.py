@@ -1,4 +1,4 @@
-"""What members keep for their replacements: for how long."""
+"""What members keep, for their replacements and in checkpoints: for how long, and who else may write there."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from shardkeep.base.errors import JobError
-from shardkeep.config import JobConfig
+from shardkeep.base.errors import ConfigError, JobError
+from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.control.client import ControlClient
 from shardkeep.ps.control.server import ControlServer
 from shardkeep.report import RunFolder
-from shardkeep.roles import Membership, kept_for_recovery, kept_while_useful
+from shardkeep.roles import Membership, checkpoints_of, kept_for_recovery, kept_while_useful, owned
 from tests.ps.control.job import VERSIONS, Job
 
 
@@ -45,3 +45,27 @@ def test_a_resumed_run_begins_without_what_the_killed_one_kept(tmp_path: Path) -
     kept_for_recovery(folder.path, "job", "server", 0)
     RunFolder.reopen(folder.path, JobConfig())
     assert not (folder.path / "recovery").exists()
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named", "left out"])
+def test_no_other_job_writes_to_a_jobs_checkpoints_whether_or_not_its_config_names_the_folder(
+    tmp_path: Path, named: bool
+) -> None:
+    run, place = tmp_path / "run", tmp_path / "run" / "checkpoints"
+    other = parse_config(f"checkpoint: {{every_steps: 5, dir: {place}}}")
+    config = other if named else parse_config("checkpoint: {every_steps: 5}")
+    first = owned(checkpoints_of(config, run), config, run, "first")
+    assert owned(first, config, run, "first") is first  # the next generation
+    with pytest.raises(ConfigError, match=rf"{place} belongs to another job that runs \(run folder {run}, process "):
+        owned(checkpoints_of(other, tmp_path / "other"), other, tmp_path / "other", "second")
+    replaced = owned(checkpoints_of(config, run), config, run, "first")
+    replaced.begin(5)
+    first.release()
+    replaced.release()
+    owned(checkpoints_of(other, tmp_path / "other"), other, tmp_path / "other", "second").begin(5)
+
+
+def test_a_job_without_checkpoints_holds_no_folder(tmp_path: Path) -> None:
+    config = parse_config("checkpoint: {every_steps: 0}")
+    assert not owned(checkpoints_of(config, tmp_path), config, tmp_path, "job").owned
+    assert not any(tmp_path.iterdir())
