@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from shardkeep.config import JobConfig
-from shardkeep.leftovers import clean, note_run
+from shardkeep.leftovers import GONE_S, clean, note_run
 from shardkeep.report import RunFolder
 from shardkeep.roles import kept_for_recovery
 from shardkeep.tokens import keep_token
@@ -27,14 +29,14 @@ def tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state" / "shardkeep" / "tokens"
 
 
-def run(tmp_path: Path, name: str, *, pid: int = NOBODY, host: str | None = None) -> RunFolder:
+def run(tmp_path: Path, name: str, *, pid: int = NOBODY, pid_space: str | None = None) -> RunFolder:
     """Of a job whose coordinator, process `pid`, did not end in order."""
     folder = RunFolder.create(tmp_path / name, JobConfig())
     keep_token(folder.path)
     note_run(folder.path)
     note = folder.token_path.with_suffix(".run")
     facts = json.loads(note.read_text())
-    note.write_text(json.dumps(facts | {"pid": pid, "host": host or facts["host"]}))
+    note.write_text(json.dumps(facts | {"pid": pid, "pid_space": pid_space or facts["pid_space"]}))
     kept_for_recovery(folder.path, "job", "server", 0)
     return folder
 
@@ -50,10 +52,22 @@ def test_of_a_job_whose_launcher_was_killed_neither_token_nor_recovery_stays(tmp
     assert not list(tokens.iterdir()) and not (folder.path / "recovery").exists()
 
 
-def test_the_token_of_a_run_folder_that_is_gone_goes_too(tmp_path: Path, tokens: Path) -> None:
-    shutil.rmtree(run(tmp_path, "run").path)
+@pytest.mark.parametrize(
+    ("missing", "age_s", "stays"),
+    [("a/run", 2 * GONE_S, False), ("a/run", 0.0, True), ("a/run/config.yaml", 0.0, True), ("a", 2 * GONE_S, True)],
+    ids=["deleted", "gone since now", "empty since now", "its volume, too"],
+)
+def test_the_token_of_a_run_folder_that_is_missing_goes_after_days_if_the_folder_above_is_there(
+    missing: str, age_s: float, stays: bool, tmp_path: Path, tokens: Path
+) -> None:
+    folder = run(tmp_path / "a", "run")
+    token = folder.token_path
+    then = time.time() - age_s
+    os.utime(token.with_suffix(".run"), (then, then))
+    gone = tmp_path / missing
+    gone.unlink() if gone.is_file() else shutil.rmtree(gone)
     clean(tokens)
-    assert not list(tokens.iterdir())
+    assert [path.name for path in sorted(tokens.iterdir())] == ([token.name, f"{token.name}.run"] if stays else [])
 
 
 @pytest.fixture
@@ -64,7 +78,7 @@ def role() -> Iterator[int]:
 
 
 def test_nothing_goes_that_a_process_or_another_coordinator_may_need(tmp_path: Path, tokens: Path, role: int) -> None:
-    by_hand, elsewhere = run(tmp_path, "by hand"), launched(run(tmp_path, "elsewhere", host="another"))
+    by_hand, elsewhere = run(tmp_path, "by hand"), launched(run(tmp_path, "elsewhere", pid_space="another"))
     starting, held = launched(run(tmp_path, "starting", pid=role)), run(tmp_path, "held")
     manned = launched(run(tmp_path, "manned"))
     manned.coordinator("127.0.0.1:7", pid=role)
