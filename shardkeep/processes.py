@@ -38,15 +38,13 @@ def living(run: RunFolder) -> list[dict[str, Any]]:
     known = [member for member in run.member_list() if member.get("pid") and member["role"] != "coordinator"]
     here = numbers_mean_the_same(run)
     found = [member for member in known if lives_here(member, here=here)]
-    if here and (coordinator := run.coordinator_process()) is not None and _is_another(coordinator[0]):
-        found.append({"role": "coordinator", "index": 0, "pid": coordinator[0]})
-    return found
+    leading = [pid for pid in run.coordinator_pids() if here and _is_another(pid)]
+    return found + [{"role": "coordinator", "index": 0, "pid": pid} for pid in leading]
 
 
 def numbers_mean_the_same(run: RunFolder) -> bool:
     """Whether the numbers of the coordinator's machine or container are those of this process's, or may be."""
-    coordinator = run.coordinator_process()
-    return coordinator is None or coordinator[1] in ("", pid_space())
+    return run.coordinator_pid_space() in ("", pid_space())
 
 
 def lives_here(member: dict[str, Any], *, here: bool) -> bool:

@@ -315,11 +315,14 @@ class RunFolder:
         found = (_read(self.path / "coordinator.json") or {}).get("take_over")
         return None if found is None else [str(part) for part in found]
 
-    def coordinator_process(self) -> tuple[int, str] | None:
-        """The number of the coordinator's process, and what it is a number in (`pid_space`; "" = not known); None = no
-        coordinator has listened."""
+    def coordinator_pids(self) -> set[int]:
+        """The coordinator's process, where one has listened."""
         found = _read(self.path / "coordinator.json")
-        return None if found is None else (int(found["pid"]), str(found.get("pid_space", "")))
+        return set() if found is None else {int(found["pid"])}
+
+    def coordinator_pid_space(self) -> str:
+        """The `pid_space` of the coordinator; "" = none has listened, or one of an earlier version."""
+        return str((_read(self.path / "coordinator.json") or {}).get("pid_space", ""))
 
     def member_list(self) -> list[dict[str, Any]]:
         """The members of the current generation; empty before the first."""
