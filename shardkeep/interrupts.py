@@ -9,16 +9,19 @@ from typing import Any
 
 
 class Interrupts:
-    """Ctrl-C and SIGTERM. The first `tolerated` ones are only counted, for a loop to see; the next one interrupts."""
+    """Ctrl-C and SIGTERM. The first `tolerated` ones are only counted, for a loop to see; the next one interrupts.
+
+    A SIGTERM never does where `grace_s` limits the time: a platform may send several, or one after a Ctrl-C."""
 
     def __init__(self) -> None:
         self.count = 0
         self.tolerated = 0
         self.notice = ""  # written on stderr at the first that is tolerated
+        self.at_once = False  # Ctrl-C came after an earlier signal
         self.terminated = False  # SIGTERM was among them
         self.late = False  # `grace_s` is over
         self.grace_s: float | None = None
-        """Seconds after SIGTERM until it interrupts as a second one would; None = it does not."""
+        """Seconds after the first SIGTERM until it interrupts as a second Ctrl-C would; None = it does not."""
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupts:
@@ -35,12 +38,14 @@ class Interrupts:
 
     def _caught(self, number: int, _frame: object) -> None:
         self.count += 1
+        self.at_once |= number == signal.SIGINT and self.count > 1
         self.terminated |= number == signal.SIGTERM
         self.late |= number == signal.SIGALRM
-        if self.count > self.tolerated or self.late:
+        limit_s = self.grace_s if number == signal.SIGTERM and self.tolerated else None
+        if self.late or (self.count > self.tolerated and limit_s is None):
             raise KeyboardInterrupt
-        if number == signal.SIGTERM and self.grace_s is not None:
+        if limit_s is not None and signal.SIGALRM not in self._before:
             self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._caught)
-            signal.setitimer(signal.ITIMER_REAL, self.grace_s)
+            signal.setitimer(signal.ITIMER_REAL, limit_s)
         if self.count == 1 and self.notice:
             os.write(2, f"{self.notice}\n".encode())  # print is not safe in a signal handler

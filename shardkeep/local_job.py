@@ -161,23 +161,23 @@ class LocalJob:
     def _watch(self) -> None:
         """Until the job is over or cannot go on: shows records, passes on deaths and Ctrl-C."""
         limit: Deadline | None = None
-        stopping = False
+        stopping = hurried = False
         while self._vacancies or any(child.running for child in self._children):
             self._show_records()
             if limit is None or stopping:
                 self._replace_dead()
             self._tell_deaths()
-            if self._folder.summary() is not None or self._interrupts.count > 1:
+            if self._folder.summary() is not None or self._interrupts.at_once:
                 return
+            if limit is not None and stopping and self._interrupts.terminated and not hurried:
+                grace_s = self._config.liveness.grace_s - LAST_S
+                limit, hurried = Deadline(min(limit.remaining_s, grace_s)), True
             if limit is not None and limit.over:
                 self._out_of_grace = stopping and self._interrupts.terminated
                 return
             if limit is None and self._interrupts.count:
                 saves = bool(self._config.checkpoint.every_steps)
-                limit_s = SAVING_STOP_S if saves else STOP_S
-                if self._interrupts.terminated:
-                    limit_s = min(limit_s, self._config.liveness.grace_s - LAST_S)
-                limit, stopping = Deadline(limit_s), True
+                limit, stopping = Deadline(SAVING_STOP_S if saves else STOP_S), True
                 what = "stopping, with a checkpoint" if saves else "stopping in order"
                 self._screen.phase("stop", f"{what}; once more Ctrl-C ends it at once")
                 threading.Thread(target=self._insist_on_stop, name="ask-to-stop", daemon=True).start()
@@ -189,9 +189,9 @@ class LocalJob:
     def _close(self) -> None:
         """The job is over: gives the roles the time to end by themselves."""
         summary = self._folder.summary()
-        if summary is not None and self._interrupts.count < 2:
+        if summary is not None and not self._interrupts.at_once:
             deadline = Deadline(CLOSE_S if summary["status"] == "completed" else FAILED_S)
-            while any(child.running for child in self._children) and not deadline.over and self._interrupts.count < 2:
+            while any(child.running for child in self._children) and not deadline.over and not self._interrupts.at_once:
                 self._tell_deaths()
                 time.sleep(POLL_S)
         self._show_records()
