@@ -14,6 +14,7 @@ import stat
 import struct
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 from shardkeep.base.log import EventLog
@@ -61,39 +62,44 @@ def refuse_newcomers(port: int) -> bool:
     program = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
     filter_ = struct.pack("@HP", 1, ctypes.addressof(program))
     closed = False
-    try:
-        descriptors = _descriptors()
-    except OSError:  # no /proc, or no descriptor left to read it
-        return False
-    for descriptor in descriptors:
-        try:
-            if stat.S_ISSOCK(os.fstat(descriptor).st_mode):
-                with socket.socket(fileno=os.dup(descriptor)) as found:
-                    if _listens(found, port):
-                        found.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
-                        closed = True
-        except OSError:  # closed meanwhile by its owner, or a system without filters
-            continue
+    for found in _sockets():
+        with contextlib.suppress(OSError):  # closed meanwhile by its owner, or a system without filters
+            if _listens(found) and found.getsockname()[1] == port:
+                found.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
+                closed = True
     return closed
 
 
 def listening_ports() -> set[int]:
     """The TCP ports on which this process listens; none where that cannot be told."""
-    ports: set[int] = set()
-    with contextlib.suppress(OSError):  # no /proc, or no descriptor left to read it
-        for descriptor in _descriptors():
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as found:
-                if _listens(found, port := found.getsockname()[1]):
-                    ports.add(port)
+    ports = set()
+    for found in _sockets():
+        with contextlib.suppress(OSError):
+            if _listens(found):
+                ports.add(int(found.getsockname()[1]))
     return ports
 
 
-def _descriptors() -> list[int]:
-    return [int(path.name) for path in Path("/proc/self/fd").iterdir()]
+def _sockets() -> Iterator[socket.socket]:
+    """This process's sockets, each open through a descriptor of its own until the next one is asked for. None where
+    there is no /proc, or no descriptor left to read it."""
+    with contextlib.suppress(OSError):
+        for path in list(Path("/proc/self/fd").iterdir()):
+            try:
+                if not stat.S_ISSOCK(os.fstat(int(path.name)).st_mode):
+                    continue
+                copy = os.dup(int(path.name))
+            except OSError:  # closed meanwhile by its owner
+                continue
+            try:
+                found = socket.socket(fileno=copy)
+            except OSError:
+                os.close(copy)
+                continue
+            with found:
+                yield found
 
 
-def _listens(found: socket.socket, port: int) -> bool:
+def _listens(found: socket.socket) -> bool:
     inet = found.family in (socket.AF_INET, socket.AF_INET6) and found.type == socket.SOCK_STREAM
-    if not inet or not found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-        return False
-    return bool(found.getsockname()[1] == port)
+    return inet and bool(found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from shardkeep.ps.door import Door, refuse_newcomers
+from shardkeep.ps.door import Door, listening_ports, refuse_newcomers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="socket filters are Linux's")
 LIMIT_S = 10.0
@@ -59,3 +60,15 @@ def test_a_port_that_is_not_ours_is_told() -> None:
         port = listener.getsockname()[1]
         assert refuse_newcomers(port)
     assert not refuse_newcomers(port)
+
+
+def descriptors() -> list[str]:
+    return sorted(path.name for path in Path("/proc/self/fd").iterdir())
+
+
+def test_looking_for_listening_ports_costs_no_descriptor(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb"), socket.create_server(("127.0.0.1", 0)) as server:
+        before = descriptors()
+        assert server.getsockname()[1] in listening_ports()
+        refuse_newcomers(server.getsockname()[1])
+        assert descriptors() == before
