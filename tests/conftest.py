@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,3 +16,13 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(path))
         yield path
+
+
+@pytest.fixture(autouse=True)
+def own_log() -> Iterator[None]:
+    """The log as it was, after a test that ran the main of a role, which configures it for its process."""
+    logger = logging.getLogger("shardkeep")
+    handlers, level, propagate = list(logger.handlers), logger.level, logger.propagate
+    yield
+    logger.handlers[:], logger.propagate = handlers, propagate
+    logger.setLevel(level)

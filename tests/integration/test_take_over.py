@@ -37,6 +37,7 @@ def test_a_job_outlives_its_coordinator_and_one_damaged_file_but_not_both(cluste
     reached = last_step(folder)
     within(60, lambda: last_step(folder) > reached + 5, "no more steps", lambda: job.running)
 
+    psutil.Process(second).suspend()  # it would write the files again
     for name in NAMES:
         (folder.path / name).unlink()
     psutil.Process(second).kill()
