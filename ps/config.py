@@ -148,6 +148,7 @@ class ConsistencyConfig(Named):
     @model_validator(mode="before")
     @classmethod
     def _sync_is_never_stale(cls, data: Any) -> Any:
+        data = {"mode": data} if isinstance(data, str) else data  # this class's validators run before those of Named
         if not isinstance(data, dict) or data.get("mode") != "sync":
             return data
         if data.get("staleness", 0) != 0:

@@ -233,6 +233,8 @@ def test_a_bare_name_stands_for_a_mapping_in_files_and_settings() -> None:
         assert (config.consistency.mode, config.model.name, config.tower.optimizer.name) == ("sync", "dcn_v2", "sgd")
         assert config.compression.tower.name == "bf16"
         assert config.table("any").optimizer == AdamConfig() and config.table("any").init.name == "zeros"
+        assert config.consistency.staleness == 0
+        assert parse_config(config.to_yaml()) == config  # as the members read it
 
 
 @pytest.mark.parametrize(
