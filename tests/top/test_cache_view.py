@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 import time
 from pathlib import Path
 
@@ -24,6 +25,14 @@ data:
   label: y
   dense: [x]
 """
+
+
+@pytest.fixture(autouse=True)
+def no_other_entries(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cleaning looks into the user's own folders too: here they are empty ones."""
+    folder = tmp_path_factory.mktemp("own")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
 
 
 @pytest.fixture
