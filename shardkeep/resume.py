@@ -53,8 +53,6 @@ def plan_resume(run: Path, overrides: Sequence[str] = ()) -> Resumed:
         summary = RunFolder(run).summary() or {}
     except OSError as error:
         raise UserError(f"--resume {run}: cannot be used ({error.strerror or error})") from error
-    except ValueError as error:
-        raise UserError(f"--resume {run}: its summary.json is damaged ({error})") from error
     before, config = load_config(run / "config.yaml"), load_config(run / "config.yaml", overrides)
     changed = dict(_differences(before.model_dump(mode="json"), config.model_dump(mode="json")))
     for key in changed:
