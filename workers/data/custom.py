@@ -62,7 +62,12 @@ def _own(config: DataConfig, parts: list[Any]) -> Data:
 def _stated(config: DataConfig, part: Dataset) -> dict[str, Any]:
     """What is known of a dataset of the user's own: its `fingerprint` if it has one, else its length and columns."""
     own = getattr(part, "fingerprint", None)
+    own = own() if callable(own) else own
     if own is not None:
+        if not isinstance(own, str | int):
+            raise ConfigError(
+                f"{config.source}: fingerprint is a {type(own).__name__}; allowed: a text or whole number"
+            )
         return {"own": own}
     columns = [*part.schema.dense, *(f.name for f in part.schema.features)]
     return {"source": config.source, "options": config.options, "columns": columns, "rows": len(part)}

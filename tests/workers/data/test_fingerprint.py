@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shardkeep.base.errors import ConfigError
 from shardkeep.workers.config import DataConfig
 from shardkeep.workers.data.dataset import open_data
 
@@ -117,7 +118,7 @@ class Own:
 def own(split, rows, mark=None):
     made = Own(rows)
     if mark is not None:
-        made.fingerprint = mark
+        made.fingerprint = (lambda: mark["call"]) if isinstance(mark, dict) else mark
     return made if split == "train" else None
 """
 
@@ -135,3 +136,6 @@ def test_a_source_of_ones_own_is_known_by_its_arrays_or_by_what_it_states(
     assert mark("arrays", last=0) == mark("arrays", last=0.0) != mark("arrays", last=1)
     assert mark("own", rows=3) != mark("own", rows=4)
     assert mark("own", rows=3, mark="a") == mark("own", rows=4, mark="a") != mark("own", rows=3, mark="b")
+    assert mark("own", rows=3, mark={"call": "a"}) == mark("own", rows=3, mark="a")
+    with pytest.raises(ConfigError, match="fingerprint is a list; allowed: a text or whole number"):
+        mark("own", rows=3, mark=["a"])
