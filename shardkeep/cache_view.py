@@ -25,7 +25,8 @@ def cache_lines(where: Path | None, *, clean: bool = False, unused_days: float |
     folders = folders_of(load_config(where).data) if config and where else folders_at(where)
     held = {folder: entries for folder in folders if (entries := contents(folder))}
     if not held:
-        yield f"no cached data in {', '.join(str(folder) for folder in folders)}"
+        places = ", ".join(str(folder) for folder in folders)
+        yield f"no cached data in {places}" if places else "a source without files has no cached data"
     freed = 0
     for folder, entries in held.items():
         yield f"{folder}: {size_text(sum(entry.size_bytes for entry in entries))}"

@@ -16,7 +16,7 @@ from shardkeep.base.settings import Settings
 from shardkeep.base.yaml_text import YamlError, read_text, read_yaml
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.overrides import Override, blamed, overridden
-from shardkeep.problems import Problem, lines, problems_of, shown
+from shardkeep.problems import MOST_LINES, Problem, lines, problems_of, shown
 from shardkeep.ps.config import (
     ConsistencyConfig,
     LivenessConfig,
@@ -200,9 +200,12 @@ def parse_config(
         return _validated(overridden(raw, settings, JobConfig), folder)
     except ValidationError as error:
         found = problems_of(error, JobConfig)
-    of_file = problems([]) if settings else found
-    origins = [origin if problem in of_file else blamed(problem, settings, problems) for problem in found]
-    raise ConfigError(lines([f"{where}: {problem}" for where, problem in zip(origins, found, strict=True)], origin))
+    of_file = set(problems([]) if settings else found)
+    told = [
+        f"{origin if i >= MOST_LINES or problem in of_file else blamed(problem, settings, problems)}: {problem}"
+        for i, problem in enumerate(found)
+    ]
+    raise ConfigError(lines(told, origin))
 
 
 def _settings_of(text: str, origin: str) -> dict[str, Any]:

@@ -10,11 +10,12 @@ from typing import Any
 
 import yaml
 
-MAX_BYTES = 1_000_000
+MAX_BYTES = 20_000_000
+"""A resolved config takes some 150 bytes for each column."""
 MAX_DEPTH = 100
 """Levels of nesting."""
 MAX_VALUES = 50_000
-"""Values of a text, those of an alias counted wherever it stands."""
+"""Values that aliases may multiply a text to, if the text does not write as many itself."""
 MAX_DIGITS = 1_000
 """Digits of a number; Python refuses to read or print 4,300 and more."""
 _KINDS = {
@@ -112,15 +113,13 @@ class _Loader(yaml.SafeLoader):
         self._num_values += 1
         if self._depth > MAX_DEPTH:
             raise _Wrong(f"more than {MAX_DEPTH} levels of nesting", mark)
-        if self._num_values > MAX_VALUES:
-            raise _Wrong(f"more than {MAX_VALUES:,} values", mark)
         node = super().compose_node(parent, index)
         self._depth -= 1
         if node is not None:
             if alias and id(node) not in self._sizes:
                 raise _Wrong("an alias stands inside of what it names", mark)
             size = self._sizes.setdefault(id(node), 1 + sum(self._sizes[id(child)] for child in _children(node)))
-            if size > MAX_VALUES:
+            if size > max(MAX_VALUES, self._num_values):
                 raise _Wrong(f"more than {MAX_VALUES:,} values, as aliases repeat them", mark)
         return node
 
@@ -138,18 +137,19 @@ class _Loader(yaml.SafeLoader):
             raise _Wrong("half of a pair of UTF-16 surrogates", node.start_mark)
         return value
 
-    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Any, Any]:
-        seen: dict[Any, int] = {}
-        for key_node, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-            if not isinstance(key_node, yaml.ScalarNode):
-                raise _Wrong("a list or a mapping stands where a key belongs", key_node.start_mark)
-            if key_node.tag == _MERGE:
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node: yaml.MappingNode = super().compose_mapping_node(anchor)
+        seen: dict[tuple[str, str], int] = {}  # before PyYAML puts the keys of a merge among them
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise _Wrong("a list or a mapping stands where a key belongs", key.start_mark)
+            if key.tag == _MERGE:
                 continue
-            key = self.construct_object(key_node)
-            if key in seen:
-                raise _Wrong(f"the key {key} stands here and in line {seen[key]}", key_node.start_mark)
-            seen[key] = key_node.start_mark.line + 1
-        return super().construct_mapping(node, deep)  # type: ignore[arg-type]
+            if (key.tag, key.value) in seen:
+                line = seen[key.tag, key.value]
+                raise _Wrong(f"the key {key.value} stands here and in line {line}", key.start_mark)
+            seen[key.tag, key.value] = key.start_mark.line + 1
+        return node
 
 
 class _Wrong(yaml.MarkedYAMLError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -330,3 +331,27 @@ def test_the_page_of_all_settings_has_not_drifted() -> None:
 )
 def test_every_example_is_a_valid_config(path: Path) -> None:
     load_config(path)
+
+
+def test_a_config_of_many_columns_is_read_back_as_members_read_it() -> None:
+    columns = ", ".join(f"c{i}" for i in range(8_000))
+    config = parse_config(f"data: {{train: [a.csv], label: y, dense: [{columns}]}}")
+    assert parse_config(config.to_yaml()) == config
+
+
+def test_a_merged_mapping_may_be_merged_again() -> None:
+    text = """
+tables:
+  default: {optimizer: &base {name: sgd, lr: 0.1}}
+  t: {optimizer: &fast {<<: *base, lr: 0.5}}
+tower: {optimizer: {<<: *fast}}
+"""
+    assert parse_config(text).tower.optimizer.lr == 0.5
+
+
+def test_thousands_of_problems_take_no_longer_than_reading_them() -> None:
+    text = f"data: {{synthetic: {{table_sizes: [{', '.join(['0'] * 20_000)}]}}}}"
+    began = time.process_time()
+    with pytest.raises(ConfigError, match=r"and 19981 more problems$"):
+        parse_config(text, ["train.epochs=0"])
+    assert time.process_time() - began < 12.0
