@@ -21,6 +21,7 @@ from shardkeep.workers.data.decoding import (
     as_lists,
     decode_ids,
     decode_numbers,
+    is_empty,
     is_list,
     is_text,
     kind_of,
@@ -179,9 +180,11 @@ class Converter:
 
     def _same_kind(self, column: Column) -> Column:
         """The column of ids. Raises DataError where it holds texts now and held numbers before: their ids differ."""
-        kind = kind_of(column.values.type)
-        before = self.kinds.setdefault(column.name, kind) if kind else None
-        if before not in (None, kind):
+        kind, before = kind_of(column.values.type), self.kinds.get(column.name)
+        if kind is None or kind == before or is_empty(column.values):
+            return column
+        self.kinds.setdefault(column.name, kind)
+        if before is not None:
             raise column.wrong_type(f"{before}, as in the files before; the same value has another id as one of {kind}")
         return column
 

@@ -345,6 +345,13 @@ def kind_of(kind: pa.DataType) -> str | None:
     return "texts" if is_text(kind) else "numbers"
 
 
+def is_empty(values: pa.Array) -> bool:
+    """Whether all values are null or NaN: such a column often has the type of numbers, whatever its name stands for."""
+    if values.null_count == len(values):
+        return True
+    return pa.types.is_floating(values.type) and bool(np.isnan(values.to_numpy(zero_copy_only=False)).all())
+
+
 def is_number(kind: pa.DataType) -> bool:
     """Whether a column of this type holds numbers or truth values."""
     return bool(

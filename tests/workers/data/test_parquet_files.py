@@ -177,3 +177,16 @@ def test_decimals_as_ids_keep_all_their_digits(tmp_path: Path, kind: Any) -> Non
 def test_numbers_that_cannot_be_an_id_digit_by_digit_are_refused(tmp_path: Path, values: Any, why: str) -> None:
     with pytest.raises(DataError, match=f"row 2, column c: {why}"):
         _read(tmp_path, {"c": values, "y": [0, 1]}, sparse=["c"])
+
+
+@pytest.mark.parametrize("empty", [[None, None], [float("nan"), float("nan")]], ids=["null", "NaN"])
+@pytest.mark.parametrize("order", [["a", "b"], ["b", "a"]])
+def test_a_column_of_texts_may_be_empty_and_of_numbers_in_another_file(
+    tmp_path: Path, order: list[str], empty: list[float | None]
+) -> None:
+    pq.write_table(pa.table({"s": ["x", "y"], "y": [0, 1]}), tmp_path / "a.parquet")
+    values = pa.array(empty, pa.float64(), from_pandas=False)
+    pq.write_table(pa.table({"s": values, "y": [0, 1]}), tmp_path / "b.parquet")
+    files = [f"{name}.parquet" for name in order]
+    config = {"source": "parquet", "root": str(tmp_path), "train": files, "label": "y", "sparse": ["s"]}
+    assert len(open_data(DataConfig.model_validate(config), seed=0).train) == 4
