@@ -1,12 +1,44 @@
-"""For all tests: they leave nothing in the user's own files."""
+"""For all tests: they leave nothing in the user's own files, and they run in parallel with `-n`."""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+PROCESSES = "processes"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Compiles all kernels before the workers of `-n` start: each of them would compile or wait for the others."""
+    if not getattr(config.option, "numprocesses", None) or config.option.collectonly:
+        return
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the workers: they share the cores
+    from shardkeep.base.kernels import compile_kernels, kernel_modules
+
+    compile_kernels(kernel_modules(), lambda: print("compiling kernels", flush=True))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With `-n`, tests that start processes run in one worker, and so do the tests of one file: they share fixtures.
+
+    The process tests take longest, so they start first. Then come the whole jobs in one process.
+    """
+    for item in items:
+        group = PROCESSES if item.get_closest_marker(PROCESSES) else item.nodeid.split("::")[0]
+        item.add_marker(pytest.mark.xdist_group(group))
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        items.sort(key=_turn)
+
+
+def _turn(item: pytest.Item) -> int:
+    if item.get_closest_marker(PROCESSES):
+        return 0
+    return 1 if "tests/integration/" in item.nodeid else 2
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -23,7 +23,8 @@ import yaml
 
 from shardkeep.report import RunFolder
 
-LIMIT_S = 100.0
+LIMIT_S = 200.0
+STEP_TIMEOUT_S = 120.0  # other tests run beside: 30 s would end jobs that a busy machine only delays
 POLL_S = 0.02
 
 
@@ -178,7 +179,7 @@ class Cluster:
 
     def write(self, config: dict[str, Any], name: str = "run") -> Path:
         path = self._folder / f"{name}.yaml"
-        path.write_text(yaml.safe_dump(config))
+        path.write_text(yaml.safe_dump(patient(config)))
         return path
 
     def training(self, folder: RunFolder, *, limit_s: float = LIMIT_S) -> dict[str, psutil.Process]:
@@ -201,6 +202,11 @@ class Cluster:
         for folder in self._runs:
             for log in sorted(folder.logs.glob("*.log")):
                 print(f"---- {log}\n{log.read_text(errors='replace')[-4000:]}")
+
+
+def patient(config: dict[str, Any]) -> dict[str, Any]:
+    """A job's config with time for a busy machine, unless it sets `liveness.step_timeout_s` itself."""
+    return {**config, "liveness": {"step_timeout_s": STEP_TIMEOUT_S, **config.get("liveness", {})}}
 
 
 def records(folder: RunFolder) -> list[dict[str, Any]]:
