@@ -1,4 +1,4 @@
-"""Role processes on this machine: started by exec, watched, ended without leftovers.
+"""Role processes on this machine: started, watched, ended without leftovers.
 
 A child holds the read end of a pipe whose other end only the launcher has: when the launcher dies, however it
 dies, the pipe ends and so does the child (`end_with_parent`). Knows nothing of jobs.
@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO, Protocol
 
 from shardkeep.affinity import Cores, pin
 from shardkeep.base.deadlines import Deadline
@@ -59,36 +60,25 @@ class Death:
         return f"{self.role} {self.index} (pid {self.pid}) ended: {self.how()}"
 
 
+class Process(Protocol):
+    """What a child needs of `subprocess.Popen`."""
+
+    pid: int
+    returncode: int | None
+
+    @property
+    def stdin(self) -> IO[bytes] | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self) -> int: ...
+    def terminate(self) -> None: ...
+
+
 class Child:
-    """One role process, the leader of its own session, so that Ctrl-C reaches the launcher alone.
+    """One role process, the leader of its own session, so that Ctrl-C reaches the launcher alone."""
 
-    `cores`: those it is pinned to, None = it runs where the system puts it."""
-
-    def __init__(
-        self,
-        role: str,
-        index: int,
-        arguments: Sequence[str],
-        *,
-        log: Path,
-        env: Mapping[str, str],
-        cores: Cores | None = None,
-    ) -> None:
-        self.role, self.index, self._log = role, index, log
-        command = [*SHARDKEEP, role, *arguments, "--parent-pipe"]
+    def __init__(self, role: str, index: int, process: Process, *, log: Path) -> None:
+        self.role, self.index, self._process, self._log = role, index, process, log
         self._swept = False
-        with log.open("ab") as output:
-            self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
-                env=dict(env),
-                start_new_session=True,
-            )
-        if cores is not None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended already: `death` will tell
-                pin(self._process.pid, cores)  # at once: threads that it starts later inherit this
 
     @property
     def pid(self) -> int:
@@ -107,7 +97,7 @@ class Child:
         """How it ended; None while it runs."""
         if self.running:
             return None
-        return Death(self.role, self.index, self.pid, self._process.returncode, last_words(self._log))
+        return Death(self.role, self.index, self.pid, self._process.returncode or 0, last_words(self._log))
 
     def terminate(self) -> None:
         """Asks it to end."""
@@ -126,6 +116,50 @@ class Child:
     def _kill_group(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):  # it is gone; macOS: EPERM for a zombie
             os.killpg(self.pid, signal.SIGKILL)
+
+
+class Starter(Protocol):
+    """Starts roles."""
+
+    def start(
+        self,
+        role: str,
+        index: int,
+        arguments: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str],
+        cores: Cores | None = None,
+    ) -> Child:
+        """Starts a role; may block for seconds. `cores`: where it runs, None = where the system puts it."""
+
+
+class Spawn:
+    """Starts each role by exec."""
+
+    def start(
+        self,
+        role: str,
+        index: int,
+        arguments: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str],
+        cores: Cores | None = None,
+    ) -> Child:
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [*SHARDKEEP, role, *arguments, "--parent-pipe"],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=dict(env),
+                start_new_session=True,
+            )
+        if cores is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended already: `death` will tell
+                pin(process.pid, cores)  # at once: threads that it starts later inherit this
+        return Child(role, index, process, log=log)
 
 
 def end_all(children: Iterable[Child], *, grace_s: float) -> list[Child]:

@@ -15,7 +15,7 @@ from typing import Any
 from shardkeep.affinity import Pins
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import JobError, JobStopped, ShardkeepError, UserError
-from shardkeep.children import Child, Death, end_all
+from shardkeep.children import Child, Death, Spawn, Starter, end_all
 from shardkeep.config import JobConfig
 from shardkeep.interrupts import Interrupts
 from shardkeep.ps.control.endpoint import Endpoint
@@ -57,7 +57,9 @@ class LocalJob:
         code_folder: Path | None,
         pins: Pins,
         start_step: int = 0,
+        starter: Starter | None = None,
     ) -> None:
+        self._starter = starter or Spawn()
         self._config, self._folder, self._screen, self._interrupts = config, folder, screen, interrupts
         self._env = child_environment(os.environ, threads=config.threads)
         self._code = [] if code_folder is None else ["--code", str(code_folder)]
@@ -134,7 +136,7 @@ class LocalJob:
 
     def _child(self, role: str, index: int, arguments: list[str]) -> None:
         log, cores = self._folder.log_path(role, index), self._pins.get((role, index))
-        self._children.append(Child(role, index, arguments, log=log, env=self._env, cores=cores))
+        self._children.append(self._starter.start(role, index, arguments, log=log, env=self._env, cores=cores))
 
     @property
     def _ending(self) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import ConfigError, JobError, ShardkeepError, TransportError
 from shardkeep.base.kernels import compile_kernels, kernel_modules
-from shardkeep.children import Child, Death, end_all, wait_all
+from shardkeep.children import Child, Death, Spawn, end_all, wait_all
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.config import JobConfig
 from shardkeep.custom import EmbeddingClient, checked_tables, connect, loop_config
@@ -123,7 +123,7 @@ class _Processes:
 
     def _child(self, role: str, index: int, arguments: Sequence[str]) -> None:
         log = self._folder.log_path(role, index)
-        self._children.append(Child(role, index, arguments, log=log, env=self._env))
+        self._children.append(Spawn().start(role, index, arguments, log=log, env=self._env))
 
     def _deaths(self) -> list[Death]:
         return [death for child in self._children if (death := child.death()) is not None]

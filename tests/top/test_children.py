@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from shardkeep.base.deadlines import Deadline
-from shardkeep.children import Child, Death, end_all, last_words, wait_all
+from shardkeep.children import Child, Death, Spawn, end_all, last_words, wait_all
 from shardkeep.local_job import child_environment
 
 LIMIT_S = 30.0
@@ -20,7 +20,7 @@ LIMIT_S = 30.0
 
 def start(role: str, arguments: list[str], tmp_path: Path) -> Child:
     env = child_environment(os.environ, threads=1)
-    return Child(role, 0, arguments, log=tmp_path / f"{role}-0.log", env=env)
+    return Spawn().start(role, 0, arguments, log=tmp_path / f"{role}-0.log", env=env)
 
 
 @pytest.mark.processes
