@@ -6,8 +6,12 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.support.golden import Golden
 
 PROCESSES = "processes"
 
@@ -26,19 +30,22 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """With `-n`, tests that start processes run in one worker, and so do the tests of one file: they share fixtures.
 
-    The process tests take longest, so they start first. Then come the whole jobs in one process.
+    A chaos test shares none, so any worker takes it. The longest tests start first: chaos, processes, whole jobs.
     """
     for item in items:
         group = PROCESSES if item.get_closest_marker(PROCESSES) else item.nodeid.split("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
+        if not item.get_closest_marker("chaos") and not item.get_closest_marker("xdist_group"):
+            item.add_marker(pytest.mark.xdist_group(group))
     if "PYTEST_XDIST_WORKER" in os.environ:
         items.sort(key=_turn)
 
 
-def _turn(item: pytest.Item) -> int:
+def _turn(item: pytest.Item) -> tuple[int, float]:
+    limit = item.get_closest_marker("timeout")
+    length_s = float(limit.args[0]) if limit and item.get_closest_marker("chaos") else 0.0
     if item.get_closest_marker(PROCESSES):
-        return 0
-    return 1 if "tests/integration/" in item.nodeid else 2
+        return 0, -length_s
+    return (1 if "tests/integration/" in item.nodeid else 2), 0.0
 
 
 @pytest.fixture(autouse=True, scope="session")
@@ -48,6 +55,14 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_STATE_HOME", str(path))
         yield path
+
+
+@pytest.fixture(scope="session")
+def golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
+    """A completed job of real processes, for reading. Its tests are marked `processes`: then it runs once."""
+    from tests.support.golden import run_golden  # here, for the controller of `-n`: it imports no torch
+
+    return run_golden(tmp_path_factory.mktemp("golden"))
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Jobs whose processes are killed and stalled on purpose: they end with the model of an undisturbed job.
 
-`make chaos` plays all; the ones without the marker are part of the ordinary tests.
+`make chaos` plays all; `make test` only the test without the marker.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from shardkeep.benchmarks.harness import write
 from shardkeep.report import RunFolder
 from tests.support.cluster import Cluster, Command, gone, stalled
 from tests.support.faults import Fault, play, random_faults
+from tests.support.golden import STEPS, TRAINED, Golden
 from tests.support.hurt import Astray, Hurt, environment, missed, strayed
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
@@ -29,22 +30,11 @@ kill, stall = Fault.kill, Fault.stall
 MEMBERS = ["coordinator 0", "server 0", "server 1", "worker 0", "worker 1"]
 
 JOB: dict[str, Any] = {
-    "name": "chaos",
-    "seed": 3,
-    "servers": 2,
-    "workers": 2,
-    "data": {
-        "synthetic": {"train_samples": 40_000, "eval_samples": 3000, "num_dense": 3, "table_sizes": [50, 90, 3000]}
-    },
-    "model": {"bottom": [8], "top": [8], "dropout": 0.1},
-    "tower": {"compile": "off", "optimizer": {"name": "adam"}},
-    "consistency": {"mode": "sync"},
-    "train": {"batch_size": 50, "report_every_s": 0.02},
-    "eval": {"every_steps": 100},
+    **TRAINED,
+    "train": {**TRAINED["train"], "report_every_s": 0.02},
     "checkpoint": {"every_steps": 130},
     "liveness": {"lease_s": 4.0},
 }
-STEPS = 400
 
 
 @pytest.fixture
@@ -53,12 +43,10 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+@pytest.fixture
+def undisturbed(golden: Golden) -> dict[str, Any]:
     """The summary of the job, in sync, without any fault."""
-    with Cluster(tmp_path_factory.mktemp("undisturbed")) as cluster:
-        job, folder = cluster.job(JOB)
-        return completed(job, folder, limit_s=400)  # in a fresh clone it compiles the kernels
+    return golden.summary
 
 
 def completed(job: Command, folder: RunFolder, *, steps: int = STEPS, limit_s: float = 200.0) -> dict[str, Any]:
@@ -94,6 +82,22 @@ def causes(summary: dict[str, Any]) -> str:
     return "\n".join(recovery["cause"] for recovery in summary["recoveries"])
 
 
+def test_in_sync_deaths_of_every_role_change_no_bit_of_the_model(cluster: Cluster, undisturbed: dict[str, Any]) -> None:
+    summary = disturbed(cluster, JOB, kill("coordinator 0", at=90), kill("server 0", "worker 1", at=240))
+    assert summary["state_digest"] == undisturbed["state_digest"]
+    assert summary["eval"] == undisturbed["eval"]
+    assert "the coordinator was restarted" in deaths(summary)
+    assert not any(recovery["anew"] or recovery["lost_steps"] for recovery in summary["recoveries"])
+
+
+def deaths(summary: dict[str, Any]) -> str:
+    return "\n".join(death["cause"] for recovery in summary["recoveries"] for death in recovery["died"])
+
+
+# ---- the long form ----
+
+
+@pytest.mark.chaos
 def test_in_sync_deaths_and_departures_of_every_role_change_no_bit_of_the_model(
     cluster: Cluster, undisturbed: dict[str, Any]
 ) -> None:
@@ -107,12 +111,13 @@ def test_in_sync_deaths_and_departures_of_every_role_change_no_bit_of_the_model(
     summary = disturbed(cluster, JOB, *faults)
     assert summary["state_digest"] == undisturbed["state_digest"]
     assert summary["eval"] == undisturbed["eval"]
-    told = "\n".join(death["cause"] for recovery in summary["recoveries"] for death in recovery["died"])
+    told = deaths(summary)
     for cause in (r"server 1 .* left on SIGTERM", r"worker 0 .* left on SIGINT", "the coordinator was restarted"):
         assert re.search(cause, told), told
     assert not any(recovery["anew"] or recovery["lost_steps"] for recovery in summary["recoveries"])
 
 
+@pytest.mark.chaos
 def test_compressed_gradients_outlive_the_deaths_of_servers_bit_for_bit(
     cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -130,6 +135,7 @@ def test_compressed_gradients_outlive_the_deaths_of_servers_bit_for_bit(
     assert all(victim in causes(summary) for victim in ("server 0", "server 1"))
 
 
+@pytest.mark.chaos
 def test_a_bounded_job_of_one_worker_outlives_its_death_and_applies_every_step_once(cluster: Cluster) -> None:
     config = {**JOB, "workers": 1, "consistency": {"mode": "bounded", "staleness": 2}}
     config["train"] = {**JOB["train"], "batch_size": 100}
@@ -140,6 +146,7 @@ def test_a_bounded_job_of_one_worker_outlives_its_death_and_applies_every_step_o
     assert 0.5 < summary["eval"]["auc"] <= summary["eval"]["best_auc"]
 
 
+@pytest.mark.chaos
 def test_a_stalled_worker_is_replaced_when_its_lease_ends_and_never_wakes_up(
     cluster: Cluster, undisturbed: dict[str, Any]
 ) -> None:
@@ -163,13 +170,11 @@ def unjournaled(cluster: Cluster, *, saves: int) -> tuple[dict[str, Any], str]:
     return dict(recovery), job.printed()
 
 
+@pytest.mark.chaos
 def test_a_server_that_lost_all_its_updates_has_the_job_begin_anew(cluster: Cluster) -> None:
     recovery, printed = unjournaled(cluster, saves=0)
     assert (recovery["step"], recovery["anew"]) == (0, True)
     assert recovery["lost_steps"] >= 190 and "training goes on at step 0 anew" in printed
-
-
-# ---- the long form ----
 
 
 @pytest.mark.chaos
@@ -321,6 +326,7 @@ def test_messages_that_go_astray_between_processes_count_once(
 ) -> None:
     """Late, in another order, twice, and one in 700 lost, or its answer: then all begin a new generation."""
     config = {**JOB, "consistency": {"mode": mode}, "liveness": {**JOB["liveness"], "restarts": 10}}
+    config["liveness"]["step_timeout_s"] = 10.0  # the wait for a message that is lost
     astray = [Astray(worker=0, lost=700), Astray(worker=1, lost=0)]
     job, folder = cluster.job(config, env=environment(tmp_path, astray=astray), module="tests.support.hurt")
     summary = completed(job, folder)

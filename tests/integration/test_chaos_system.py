@@ -24,6 +24,7 @@ pytestmark = [
     pytest.mark.chaos,
     pytest.mark.processes,
     pytest.mark.timeout(600),
+    pytest.mark.xdist_group("network namespaces"),  # their names are fixed
     pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs root and ip"),
 ]
 SPACES = {"skA": "10.77.0.1", "skB": "10.77.0.2"}

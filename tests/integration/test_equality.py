@@ -129,20 +129,24 @@ def relative(ours: np.ndarray, expected: np.ndarray, before: np.ndarray) -> floa
 POOLED = [(optimizer, pooling) for optimizer in OPTIMIZERS for pooling in ("sum", "mean", "weighted")]
 
 
+@pytest.mark.parametrize("steps", [15, pytest.param(100, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("optimizer", "pooling"), [*POOLED, ("adagrad", "max")])
-def test_each_of_100_steps_of_one_worker_is_the_plain_pytorch_step(optimizer: str, pooling: str) -> None:
-    both = SideBySide(job_config(1, 1, optimizer), draw(800, pooling=pooling))
-    errors = [both.step(step) for step in range(100)]
+def test_each_step_of_one_worker_is_the_plain_pytorch_step(optimizer: str, pooling: str, steps: int) -> None:
+    both = SideBySide(job_config(1, 1, optimizer), draw(8 * steps, pooling=pooling))
+    errors = [both.step(step) for step in range(steps)]
     assert max(table for table, _ in errors) < 1e-6
     assert max(tower for _, tower in errors) < 1e-6
 
 
+@pytest.mark.parametrize("epochs", [2, pytest.param(5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("workers", [2, 3])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_steps_of_several_workers_are_the_plain_step_on_the_joined_ragged_batch(optimizer: str, workers: int) -> None:
+def test_steps_of_several_workers_are_the_plain_step_on_the_joined_ragged_batch(
+    optimizer: str, workers: int, epochs: int
+) -> None:
     # 75 samples: the last step of an epoch is ragged, and with 3 workers (24 a step) it leaves 1 sample each.
     data = draw(workers * 24 + workers // 2 + 2, pooling="mean")
-    both = SideBySide(job_config(2, workers, optimizer, train__epochs=5), data)
+    both = SideBySide(job_config(2, workers, optimizer, train__epochs=epochs), data)
     errors = [both.step(step) for step in range(both.job.workers[0].trainer.total_steps)]
     assert max(table for table, _ in errors) < 1e-5
     assert max(tower for _, tower in errors) < 1e-5

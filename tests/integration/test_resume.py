@@ -13,9 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import CheckpointError, ConfigError, MemberLost, UserError
+from shardkeep.cli import app
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.checkpoint_owner import Hold, owner_here
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
@@ -25,6 +27,7 @@ from shardkeep.resume import newest, plan_resume
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.samples import Data
 from tests.support.cluster import Cluster, gone, records, within
+from tests.support.golden import STEPS, TRAINED, Golden
 from tests.support.local_job import LocalJob
 from tests.support.samples import ArrayDataset, as_data, draw
 
@@ -348,21 +351,6 @@ def test_a_run_does_not_resume_from_the_checkpoints_of_another_run(tmp_path: Pat
 
 # ---- real processes ----
 
-KILLED: dict[str, Any] = {
-    "name": "killed",
-    "seed": 3,
-    "servers": 2,
-    "workers": 2,
-    "data": {
-        "synthetic": {"train_samples": 40_000, "eval_samples": 300, "num_dense": 3, "table_sizes": [50, 90, 3000]}
-    },
-    "model": {"bottom": [8], "top": [8], "dropout": 0.1},
-    "tower": {"compile": "off"},
-    "consistency": {"mode": "sync"},
-    "train": {"batch_size": 50, "report_every_s": 0.1},
-    "checkpoint": {"every_steps": 40, "keep": 2},
-}
-
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
@@ -370,13 +358,14 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.slow  # the next test and test_checkpoint_owner.py have its parts
 @pytest.mark.processes
 def test_a_folder_of_checkpoints_is_one_jobs_at_a_time_and_a_killed_jobs_no_more(
     cluster: Cluster, tmp_path: Path
 ) -> None:
     found = Checkpoints(tmp_path / "shared")
-    config = {**KILLED, "servers": 0, "workers": 1, "checkpoint": {"every_steps": 20, "dir": str(found.folder)}}
-    first, folder = cluster.job({**config, "train": {**KILLED["train"], "epochs": 1000}}, name="first")
+    config = {**TRAINED, "servers": 0, "workers": 1, "checkpoint": {"every_steps": 20, "dir": str(found.folder)}}
+    first, folder = cluster.job({**config, "train": {**TRAINED["train"], "epochs": 1000}}, name="first")
     within(60.0, lambda: bool(found.complete()), "no checkpoint", lambda: first.running)
     refused = cluster.job(config, name="second")[0].end()
     assert refused.code == 2
@@ -390,10 +379,12 @@ def test_a_folder_of_checkpoints_is_one_jobs_at_a_time_and_a_killed_jobs_no_more
 
 
 @pytest.mark.processes
-def test_a_job_of_which_every_process_was_killed_goes_on_to_the_same_model(cluster: Cluster, tmp_path: Path) -> None:
-    whole, undisturbed = cluster.job(KILLED, name="whole")
-    assert whole.end().code == 0
-    job, folder = cluster.job({**KILLED, "checkpoint": {"every_steps": 40, "keep": 2, "full_every": 20}}, name="killed")
+def test_a_job_of_which_every_process_was_killed_goes_on_to_the_same_model(
+    cluster: Cluster, tmp_path: Path, golden: Golden
+) -> None:
+    """The golden job is profiled and uses sockets, this one not: that changes no bit either."""
+    config = {**TRAINED, "checkpoint": {**TRAINED["checkpoint"], "full_every": 20}}
+    job, folder = cluster.job(config, name="killed")
     members = cluster.training(folder)
     found = Checkpoints(folder.path / "checkpoints")
     deadline = Deadline(60.0)
@@ -406,19 +397,15 @@ def test_a_job_of_which_every_process_was_killed_goes_on_to_the_same_model(clust
         process.send_signal(signal.SIGKILL)
     assert not gone(members.values(), limit_s=10)
     kept = found.latest()
-    assert kept is not None and 0 < kept.step < 400
+    assert kept is not None and 0 < kept.step < STEPS
     assert kept.base is not None  # an increment
     ended = cluster.command("train", "--resume", str(folder.path), "--set", "servers=1").end()
     assert (ended.code, ended.err) == (0, "")
     assert f"at step {kept.step} from step-{kept.step:08d}; changed: servers=1\n" in ended.out
     summary = folder.summary() or {}
-    assert (summary["status"], summary["steps"], summary["samples"]) == ("completed", 400, 40_000)
-    assert summary["state_digest"] == (undisturbed.summary() or {})["state_digest"]
+    assert (summary["status"], summary["steps"], summary["samples"]) == ("completed", STEPS, 100 * STEPS)
+    assert summary["state_digest"] == golden.summary["state_digest"]
     assert [r for r in records(folder) if r["kind"] == "event" and "resumed at step" in str(r.get("text"))]
-    again = cluster.command("train", "--resume", str(folder.path)).end()
-    text = f"--resume {folder.path}: the job is done at step 400; raise train.epochs or train.max_steps to go on"
-    assert (again.code, again.out, again.err) == (2, "", f"error: {text}\n")
-    assert folder.summary() == summary
 
 
 def test_what_a_run_cannot_go_on_with_is_refused_in_one_line(tmp_path: Path) -> None:
@@ -445,28 +432,54 @@ def test_what_a_run_cannot_go_on_with_is_refused_in_one_line(tmp_path: Path) -> 
 
 
 @pytest.mark.processes
-def test_a_running_job_is_scaled_and_loses_no_sample(cluster: Cluster, tmp_path: Path) -> None:
-    config = {**KILLED, "train": {"batch_size": 50, "report_every_s": 0.05, "epochs": 3}}
-    job, folder = cluster.job(config, name="scaled")
-    cluster.training(folder)
-    asked = cluster.command("scale", str(folder.path), "--servers", "1", "--workers", "3").end()
-    assert (asked.code, asked.err) == (0, "")
-    assert asked.out == "the job stops with a checkpoint, and goes on with workers=3, servers=1\n"
-    ended = job.end()
-    assert (ended.code, ended.err) == (0, ""), ended.out
-    assert "; changed: servers=1, workers=3\n" in ended.out
-    summary = folder.summary() or {}
-    assert (summary["status"], summary["samples"]) == ("completed", 120_000)
-    assert {(p["role"], p["index"]) for p in summary["processes"]} >= {("worker", 2), ("server", 0)}
-    again = cluster.command("scale", str(folder.path), "--workers", "2").end()
-    assert again.code == 1 and "no job runs here; use shardkeep train --resume" in again.err
+def test_a_job_that_is_done_is_not_resumed(golden: Golden) -> None:
+    before = golden.summary
+    again = CliRunner().invoke(app, ["train", "--resume", str(golden.folder.path)])
+    text = f"--resume {golden.folder.path}: the job is done at step 400; raise train.epochs or train.max_steps to go on"
+    assert (again.exit_code, again.stdout, again.stderr) == (2, "", f"error: {text}\n")
+    assert golden.summary == before
 
 
 @pytest.mark.processes
-def test_ctrl_c_leaves_a_checkpoint_of_the_step_it_stopped_at(cluster: Cluster) -> None:
-    whole, undisturbed = cluster.job(KILLED, name="whole")
-    assert whole.end().code == 0
-    job, folder = cluster.job({**KILLED, "checkpoint": {"every_steps": 1_000_000}}, name="stopped")
+@pytest.mark.parametrize(
+    ("then", "options", "told", "changed"),
+    [
+        ((1, 1), ("--workers", "2"), "workers=2", "workers=2"),
+        pytest.param(
+            (2, 2), ("--servers", "1", "--workers", "3"), "workers=3, servers=1", "servers=1, workers=3",
+            marks=pytest.mark.slow,
+        ),
+    ],
+    ids=["up", "up and down"],
+)  # fmt: skip
+def test_a_running_job_is_scaled_and_loses_no_sample(
+    cluster: Cluster, then: tuple[int, int], options: tuple[str, ...], told: str, changed: str
+) -> None:
+    servers, workers = then
+    train = {"batch_size": 100 // workers, "report_every_s": 0.05, "epochs": 3}
+    job, folder = cluster.job({**TRAINED, "servers": servers, "workers": workers, "train": train}, name="scaled")
+    cluster.training(folder)
+    asked = cluster.command("scale", str(folder.path), *options).end()
+    assert (asked.code, asked.err) == (0, "")
+    assert asked.out == f"the job stops with a checkpoint, and goes on with {told}\n"
+    ended = job.end()
+    assert (ended.code, ended.err) == (0, ""), ended.out
+    assert f"; changed: {changed}\n" in ended.out
+    summary = folder.summary() or {}
+    assert (summary["status"], summary["samples"]) == ("completed", 120_000)
+    assert {(p["role"], p["index"]) for p in summary["processes"]} >= {("worker", workers), ("server", 0)}
+
+
+@pytest.mark.processes
+def test_a_job_that_is_over_is_not_scaled(golden: Golden) -> None:
+    asked = CliRunner().invoke(app, ["scale", str(golden.folder.path), "--workers", "2"])
+    assert asked.exit_code == 1 and "no job runs here; use shardkeep train --resume" in asked.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_ctrl_c_leaves_a_checkpoint_of_the_step_it_stopped_at(cluster: Cluster, golden: Golden) -> None:
+    job, folder = cluster.job({**TRAINED, "checkpoint": {"every_steps": 1_000_000}}, name="stopped")
     cluster.training(folder)
     job.signal(signal.SIGINT)
     ended = job.end()
@@ -474,4 +487,4 @@ def test_ctrl_c_leaves_a_checkpoint_of_the_step_it_stopped_at(cluster: Cluster) 
     kept = Checkpoints(folder.path / "checkpoints").latest()
     assert kept is not None and kept.step == step > 0
     assert cluster.command("train", "--resume", str(folder.path)).end().code == 0
-    assert (folder.summary() or {})["state_digest"] == (undisturbed.summary() or {})["state_digest"]
+    assert (folder.summary() or {})["state_digest"] == golden.summary["state_digest"]

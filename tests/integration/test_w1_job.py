@@ -19,7 +19,7 @@ SHORT = {"dim": 4, "workers": 1, "seconds": 0.5, "warm_up_s": 0.1, "batch": 64}
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize("servers", [0, 1])
+@pytest.mark.parametrize("servers", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_job_is_measured_in_all_its_processes_and_ended(servers: int) -> None:
     before = {child.pid for child in psutil.Process().children(recursive=True)}
     figures = shardkeep_job(servers=servers, **SHORT)  # type: ignore[arg-type]

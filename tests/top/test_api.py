@@ -257,29 +257,33 @@ def shardkeep_children() -> list[psutil.Process]:
 
 
 @pytest.mark.processes
-def test_served_tables_are_those_of_one_process_and_one_script_can_serve_twice(tmp_path: Path) -> None:
-    for run in range(2):
-        folder = RunFolder(tmp_path / str(run)) if run == 0 else None
-        with serve(TABLES, servers=2 - run, seed=5, consistency="sync", run_dir=folder and folder.path) as client:
-            some_steps(client)
-            assert client.summary()["state_digest"] == _local_digest()
-        if folder is not None:
-            summary = folder.summary()
-            assert summary is not None and (summary["status"], summary["steps"]) == ("completed", 4)
-    assert not shardkeep_children()
-
-
-@pytest.mark.processes
-def test_a_server_that_dies_ends_the_loop_with_its_name(tmp_path: Path) -> None:
-    run = tmp_path / "run"
-    with pytest.raises(JobError) as told, serve(TABLES, servers=2, run_dir=run) as client:
+def test_a_script_serves_twice_and_a_server_that_dies_ends_its_loop_with_its_name(tmp_path: Path) -> None:
+    expected = _local_digest()
+    with serve(TABLES, servers=1, seed=5, consistency="sync", run_dir=tmp_path / "first") as client:
         some_steps(client)
+        assert client.summary()["state_digest"] == expected
+    summary = RunFolder(tmp_path / "first").summary()
+    assert summary is not None and (summary["status"], summary["steps"]) == ("completed", 4)
+
+    run = tmp_path / "second"
+    with pytest.raises(JobError) as told, serve(TABLES, servers=2, seed=5, consistency="sync", run_dir=run) as client:
+        some_steps(client)
+        assert client.summary()["state_digest"] == expected
         pid = next(m["pid"] for m in RunFolder(run).member_list() if (m["role"], m["index"]) == ("server", 1))
         os.kill(pid, signal.SIGKILL)
         while True:  # a lookup fails, within the client's own deadline
             some_steps(client, client.step)
     assert f"server 1 (pid {pid}) ended: killed by SIGKILL" in str(told.value)
     assert not shardkeep_children()
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_tables_are_served_without_a_run_folder_of_the_users_own(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.chdir(tmp_path)
+    with serve(TABLES, servers=1, seed=5, consistency="sync") as client:
+        some_steps(client)
+        assert client.summary()["state_digest"] == _local_digest()
 
 
 TRAINER = """
@@ -296,7 +300,10 @@ with connect(run, index) as client:
 
 
 @pytest.mark.processes
-def test_trainers_connect_by_hand_to_servers_started_by_hand(tmp_path: Path) -> None:
+def test_trainers_connect_by_hand_to_servers_started_by_hand(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trainer 0 is this process."""
     config = tmp_path / "job.yaml"
     config.write_text(
         "servers: 1\nworkers: 2\nseed: 5\nconsistency: {mode: sync}\n"
@@ -305,16 +312,18 @@ def test_trainers_connect_by_hand_to_servers_started_by_hand(tmp_path: Path) -> 
     run = tmp_path / "run"
     coordinator = Command("coordinator", str(config), "--run-dir", str(run))
     roles = [coordinator]
+    monkeypatch.setattr(sys, "argv", ["trainer", str(run), "0"])
     try:
         coordinator.line("{")
         roles.append(Command("server", "--coordinator", str(run), "--index", "0"))
-        with ThreadPoolExecutor(2) as pool:
-            digests = list(pool.map(lambda i: _python(TRAINER, str(run), str(i), cwd=tmp_path), range(2)))
+        with ThreadPoolExecutor(1) as pool:
+            other = pool.submit(_python, TRAINER, str(run), "1", cwd=tmp_path)
+            exec(TRAINER, {})
         assert [role.end().code for role in roles] == [0, 0]
     finally:
         for role in roles:
             role.kill()
-    assert digests[0] == digests[1] == _both_trainers_in_one()
+    assert capsys.readouterr().out.strip() == other.result() == _both_trainers_in_one()
 
 
 def _both_trainers_in_one() -> str:
@@ -362,6 +371,7 @@ def test_a_notebook_trains_modules_of_the_current_folder(tmp_path: Path) -> None
     assert _python(SCRIPT % 0, cwd=tmp_path) == "completed 8 True"
 
 
+@pytest.mark.slow  # test_own_modules.py has roles that import such modules
 @pytest.mark.processes
 def test_a_job_file_finds_the_modules_beside_it_though_the_data_lie_elsewhere(tmp_path: Path) -> None:
     _examples_in(tmp_path)

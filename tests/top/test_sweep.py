@@ -214,9 +214,10 @@ JOB: dict[str, Any] = {
 
 
 @pytest.mark.processes
-def test_a_job_whose_sweep_is_gone_stops(tmp_path: Path) -> None:
+@pytest.mark.parametrize("servers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_job_whose_sweep_is_gone_stops(tmp_path: Path, servers: int) -> None:
     data = {"synthetic": {**JOB["data"]["synthetic"], "train_samples": 10**8}}
-    (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "servers": 1, "data": data}))
+    (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "servers": servers, "data": data}))
     command = [sys.executable, "-m", "shardkeep", "train", str(tmp_path / "job.yaml"), "--parent-pipe"]
     job = subprocess.Popen([*command, "--run-dir", str(tmp_path / "run")], cwd=ROOT, stdin=subprocess.PIPE)
     try:
