@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -64,19 +65,52 @@ def test_parts_of_one_worker_only_are_kept_in_the_merge() -> None:
     assert merge_totals([one.totals(), other.totals()])["pull"] == {"ids": 1, "values": 2}
 
 
+class Interrupted(int):
+    """A number of bytes that lets another thread run whenever the ledger reads it, so in the middle of its sums."""
+
+    def __new__(cls, num_bytes: int, other: Callable[[], None]) -> Interrupted:
+        number = super().__new__(cls, num_bytes)
+        number.threads, number.other = [], other
+        return number
+
+    threads: list[threading.Thread]
+    other: Callable[[], None]
+
+    def __int__(self) -> int:
+        self.threads.append(threading.Thread(target=self.other))
+        self.threads[-1].start()
+        self.threads[-1].join(0.1)  # it ends at once where nothing keeps it out
+        return int.__int__(self)
+
+    def over(self) -> int:
+        """How many threads ran. Waits for their ends."""
+        for thread in self.threads:
+            thread.join()
+        return len(self.threads)
+
+
 def test_threads_lose_no_byte() -> None:
     ledger = Ledger()
+    number = Interrupted(5, lambda: ledger.add("push", "values", 3))
+    ledger.add("push", "values", number)
+    others = number.over()
+    assert others > 0, "the ledger did not read the number: nothing was tried"
+    assert ledger.totals() == {**NOTHING, "push": {"values": 5 + 3 * others}} | dict.fromkeys(
+        ("to_servers", "total"), 5 + 3 * others
+    )
 
-    def count() -> None:
-        for _ in range(2000):
-            ledger.add("push", "values", 3)
 
-    threads = [threading.Thread(target=count) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert ledger.totals()["push"]["values"] == 4 * 2000 * 3
+def test_totals_never_hold_half_of_what_another_thread_adds() -> None:
+    ledger, seen = Ledger(), list[tuple[int, int]]()
+
+    def look() -> None:
+        totals = ledger.totals()
+        seen.append((totals["total"], totals["to_servers"]))
+
+    number = Interrupted(5, look)
+    ledger.add("push", "values", number)
+    assert number.over() == len(seen) > 0
+    assert set(seen) <= {(0, 0), (5, 5)}
 
 
 @pytest.mark.parametrize(("direction", "num_bytes"), [("sideways", 1), ("push", -1)])

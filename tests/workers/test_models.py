@@ -123,8 +123,12 @@ def test_dot_interaction_takes_vectors_and_gradients_that_lie_apart_in_memory():
     vectors = [torch.randn(9, 8)[:, ::2].requires_grad_() for _ in range(3)]
     joined, expected, _ = pairs_of(vectors)
     torch.testing.assert_close(joined.double(), expected, rtol=1e-5, atol=1e-5)
-    joined.t().contiguous().t().sum().backward()
-    assert all(v.grad.isfinite().all() for v in vectors)
+    weight_OB = torch.randn(joined.t().shape)
+    joined.backward(weight_OB.t())
+    twins = [v.detach().contiguous().requires_grad_() for v in vectors]
+    DotInteraction(3)(twins).backward(weight_OB.t().contiguous())
+    assert not any(v.is_contiguous() for v in (*vectors, weight_OB.t()))
+    assert all(torch.equal(vector.grad, twin.grad) for vector, twin in zip(vectors, twins, strict=True))
 
 
 def test_the_gradients_of_dot_interaction_are_taken_without_a_copy():
