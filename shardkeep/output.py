@@ -44,8 +44,8 @@ def _mapped() -> Iterator[None]:
 def guard_output() -> None:
     """Makes sys.stdout an Output."""
     if isinstance(old := sys.stdout, io.TextIOWrapper):
-        form = {"encoding": old.encoding, "errors": old.errors, "line_buffering": old.line_buffering}
-        sys.stdout = Output(old.detach(), **form)  # type: ignore[arg-type]
+        form = {name: getattr(old, name) for name in ("encoding", "errors", "line_buffering", "write_through")}
+        sys.stdout = Output(old.detach(), **form)
 
 
 def drop_output() -> None:
