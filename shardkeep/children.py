@@ -121,6 +121,12 @@ class Child:
 class Starter(Protocol):
     """Starts roles."""
 
+    def load(self) -> None:
+        """All compiled kernels are there: loads what roles need, beside the caller."""
+
+    def ready(self) -> None:
+        """Waits until roles can be started."""
+
     def start(
         self,
         role: str,
@@ -136,6 +142,12 @@ class Starter(Protocol):
 
 class Spawn:
     """Starts each role by exec."""
+
+    def load(self) -> None:
+        pass
+
+    def ready(self) -> None:
+        pass
 
     def start(
         self,

@@ -478,6 +478,17 @@ def cache(
     _end(run, debug)
 
 
+@app.command("fork-server", hidden=True)
+def fork_server(control: Annotated[int, typer.Argument(help="Descriptor of a socket.")]) -> None:
+    """Import what roles need, and fork them for a launcher."""
+    import socket
+
+    from shardkeep.fork_server import serve
+
+    _quiet_torch()
+    serve(socket.socket(fileno=control))
+
+
 @app.command()
 def version() -> None:
     """Print the version."""
@@ -524,7 +535,7 @@ def _begin(role: str, index: int, parent_pipe: bool) -> None:
     raise_limit()
     keep_free()
     configure(role, index)
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # a peer that leaves is no warning: losses are told by us
+    _quiet_torch()
     if parent_pipe:
         from shardkeep.children import end_with_parent
 
@@ -533,6 +544,11 @@ def _begin(role: str, index: int, parent_pipe: bool) -> None:
             end_with_parent(patience_s=0.0, last_s=12.0)
         else:
             end_with_parent(patience_s=4.0)
+
+
+def _quiet_torch() -> None:
+    """To be called before torch is imported. A peer that leaves is no warning: losses are told by us."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def _begin_member(role: str, index: int, parent_pipe: bool) -> Departure:

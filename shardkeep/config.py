@@ -17,6 +17,7 @@ from shardkeep.base.yaml_text import YamlError, read_text, read_yaml
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.overrides import Override, blamed, overridden
 from shardkeep.problems import MOST_LINES, Problem, lines, problems_of, shown
+from shardkeep.process_starts import ProcessesConfig
 from shardkeep.ps.config import (
     ConsistencyConfig,
     LivenessConfig,
@@ -60,6 +61,8 @@ class JobConfig(Settings):
     """CPU threads of each worker's tower."""
     affinity: AffinityConfig = AffinityConfig()
     """Cores that the processes of a job on this machine are pinned to: `none`, `auto`, or lists by role."""
+    processes: ProcessesConfig = ProcessesConfig()
+    """How the processes of a job on this machine start."""
     data: DataConfig = DataConfig()
     """Samples."""
     model: ModelConfig = ModelConfig()

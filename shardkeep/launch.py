@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -13,8 +14,10 @@ from typing import TYPE_CHECKING, Any
 from shardkeep.affinity import Pins, choose, describe, pinned
 from shardkeep.base.errors import JobError, JobStopped
 from shardkeep.base.modules import search_last
+from shardkeep.children import Spawn, Starter
 from shardkeep.config import JobConfig, load_config
 from shardkeep.interrupts import Interrupts
+from shardkeep.process_starts import forks
 from shardkeep.report import Record, RunFolder, default_run_dir
 
 if TYPE_CHECKING:
@@ -77,9 +80,9 @@ def run_job(
     if resumed is None:
         RunFolder.refuse_taken(run_dir)
     pins = _pins(config)
-    with Interrupts() as interrupts, _importable(code_folder):
+    with _starting(config, screen) as starter, Interrupts() as interrupts, _importable(code_folder):
         try:
-            _prepare(config, screen, resumed)
+            _prepare(config, screen, resumed, starter)
         except KeyboardInterrupt:
             raise JobStopped("stopped before the first step") from None
         finally:
@@ -94,7 +97,7 @@ def run_job(
                     resumed = _reopen(folder, config, resumed, screen)
                 start_step = 0 if resumed is None else resumed.checkpoint.step
                 try:
-                    summary = _run(config, folder, screen, interrupts, code_folder, pins, start_step)
+                    summary = _run(config, folder, screen, interrupts, code_folder, pins, start_step, starter)
                     break
                 except JobStopped:
                     scaled = scale.taken(run_dir)
@@ -139,13 +142,14 @@ def _run(
     code_folder: Path | None,
     pins: Pins,
     start_step: int,
+    starter: Starter,
 ) -> dict[str, Any]:
     if not config.servers:
         with pinned(pins.get(("worker", 0))):
             return _in_process(config, folder, screen, interrupts, start_step)
     from shardkeep.local_job import LocalJob
 
-    return LocalJob(config, folder, screen, interrupts, code_folder, pins, start_step).run()
+    return LocalJob(config, folder, screen, interrupts, code_folder, pins, start_step, starter).run()
 
 
 def _reopen(folder: RunFolder, config: JobConfig, resumed: Resumed, screen: Screen) -> Resumed:
@@ -227,7 +231,22 @@ def _in_process(
     return folder.summary() or {}
 
 
-def _prepare(config: JobConfig, screen: Screen, resumed: Resumed | None) -> None:
+@contextlib.contextmanager
+def _starting(config: JobConfig, screen: Screen) -> Iterator[Starter]:
+    """What starts the roles; the fork server begins its imports at once."""
+    if not forks(config.processes, servers=config.servers, device=config.tower.device):
+        yield Spawn()
+        return
+    from shardkeep.fork_server import LIBRARIES, ForkOrSpawn, ForkServer
+    from shardkeep.local_job import child_environment
+
+    server = ForkServer(child_environment(os.environ, threads=config.threads))
+    with contextlib.closing(ForkOrSpawn(server, lambda text: screen.phase("start", text))) as starter:
+        server.load(LIBRARIES)
+        yield starter
+
+
+def _prepare(config: JobConfig, screen: Screen, resumed: Resumed | None, starter: Starter) -> None:
     """What every role needs, made once: compiled kernels, converted data. User errors show here."""
     from shardkeep.base.kernels import compile_kernels, kernel_modules
     from shardkeep.checkpoint_facts import check_facts
@@ -236,6 +255,7 @@ def _prepare(config: JobConfig, screen: Screen, resumed: Resumed | None) -> None
     began, told = time.monotonic(), "compiling, once for this installation; about a minute"
     if compile_kernels(kernel_modules(), lambda: screen.phase("kernels", told)):
         screen.phase("kernels", f"ready in {time.monotonic() - began:.1f} s")
+    starter.load()
     began = time.monotonic()
     data = open_data(config.data, seed=config.seed, progress=lambda text, done: screen.working("data", text, done))
     screen.end_bar()
@@ -243,6 +263,7 @@ def _prepare(config: JobConfig, screen: Screen, resumed: Resumed | None) -> None
     screen.phase("data", f"{data.describe()}; ready in {time.monotonic() - began:.1f} s")
     if resumed is not None and (remark := check_facts(resumed.checkpoint, config, data)):
         screen.phase("data", remark)
+    starter.ready()
 
 
 def _anchored(config: JobConfig) -> JobConfig:

@@ -18,8 +18,8 @@ from shardkeep.report import RunFolder, check_ours
 from shardkeep.roles import checkpoints_of
 
 MAY_CHANGE = (
-    "servers", "workers", "threads", "affinity", "transport", "liveness", "recovery", "profile", "checkpoint", "eval",
-    "train.epochs", "train.max_steps", "train.report_every_s", "train.max_bad_steps",
+    "servers", "workers", "threads", "affinity", "processes", "transport", "liveness", "recovery", "profile",
+    "checkpoint", "eval", "train.epochs", "train.max_steps", "train.report_every_s", "train.max_bad_steps",
     "tower.compile", "tower.device", "data.root", "data.cache", "data.accept",
 )  # fmt: skip
 """Settings, or groups of them, that `--set` may change; the others would make it another job."""

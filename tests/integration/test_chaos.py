@@ -10,6 +10,7 @@ import re
 import shutil
 import signal
 import statistics
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -217,6 +218,26 @@ def test_roles_that_are_asked_to_leave_are_replaced_and_change_no_bit(
     left = [re.sub(r" \(pid .*?\)|, (last seen|the job was) at .*", "", r["cause"]) for r in summary["recoveries"]]
     assert left == ["worker 1 left on SIGTERM", "server 0 left on SIGTERM", "worker 0 left on SIGINT"]
     assert not any(recovery["anew"] or recovery["lost_steps"] for recovery in summary["recoveries"])
+
+
+@pytest.mark.chaos
+@pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux")
+def test_without_its_fork_server_a_job_trains_on_and_replacements_are_spawned(
+    cluster: Cluster, undisturbed: dict[str, Any]
+) -> None:
+    job, folder = cluster.job(JOB)
+    members = cluster.training(folder)
+    servers = [child for child in job.process.children() if "fork-server" in child.cmdline()]
+    for server in servers:
+        server.kill()
+    members["worker 1"].kill()
+    members["server 0"].kill()
+    summary = completed(job, folder)
+    assert len(servers) == 1
+    assert job.printed().count("roles are started by exec from now on") == 1
+    told = [death["cause"] for recovery in summary["recoveries"] for death in recovery["died"]]
+    assert all(any(victim in cause for cause in told) for victim in ("worker 1", "server 0")), told
+    assert summary["state_digest"] == undisturbed["state_digest"]
 
 
 @pytest.mark.chaos

@@ -89,10 +89,10 @@ def gone_members(folder: RunFolder) -> list[int]:
     return [m["pid"] for m in folder.member_list() if psutil.pid_exists(m["pid"])]
 
 
-def test_a_sync_job_ends_with_the_same_model_as_one_in_this_process_whatever_the_servers(cluster: Cluster) -> None:
+def test_a_sync_job_has_the_model_of_one_in_this_process_whatever_the_servers_and_their_start(cluster: Cluster) -> None:
     digests = []
-    for servers in (1, 2):
-        config = {**TINY, "servers": servers, "consistency": {"mode": "sync"}}
+    for servers, start in ((1, "spawn"), (2, "auto")):
+        config = {**TINY, "servers": servers, "consistency": {"mode": "sync"}, "processes": {"start": start}}
         job, folder = cluster.job(config, name=f"servers-{servers}")
         summary = check_completed(job.end(), folder, config)
         check_logs(folder)

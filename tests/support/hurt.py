@@ -159,6 +159,7 @@ def _main() -> None:
 
 def _start_roles_from_here() -> None:
     from shardkeep.children import SHARDKEEP
+    from shardkeep.fork_server import ForkServer
 
     start = subprocess.Popen.__init__
 
@@ -167,6 +168,8 @@ def _start_roles_from_here() -> None:
         start(self, ours, *arguments, **named)
 
     subprocess.Popen.__init__ = started  # type: ignore[method-assign, assignment]
+    main = f"{__spec__.name}:_main"
+    ForkServer.__init__ = functools.partialmethod(ForkServer.__init__, main=main)  # type: ignore[method-assign, assignment]
 
 
 def _set(hurt: Hurt, folder: Path) -> None:

@@ -1,0 +1,43 @@
+"""How `shardkeep train` starts the processes of its roles: the setting, and the launcher's choice."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Literal
+
+from shardkeep.base.errors import ConfigError
+from shardkeep.base.settings import Settings
+
+_GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+"""The devices of CUDA, ROCm, and CUDA under WSL."""
+
+
+class ProcessesConfig(Settings):
+    """The processes that `shardkeep train` starts."""
+
+    start: Literal["auto", "spawn", "fork_server"] = "auto"
+    """fork_server = each role is forked from one process that has done the imports, which is seconds faster; needs
+    Linux and towers on the CPU. spawn = each role is a new Python. auto = fork_server where it is possible."""
+
+
+def forks(processes: ProcessesConfig, *, servers: int, device: str) -> bool:
+    """Whether roles are forked. `device`: `tower.device`. Raises ConfigError where they cannot be and must."""
+    if processes.start == "spawn":
+        return False
+    why = _why_not(servers, device)
+    if why and processes.start == "fork_server":
+        raise ConfigError(f"processes.start: fork_server, but {why}; allowed: auto or spawn")
+    return not why
+
+
+def _why_not(servers: int, device: str) -> str:
+    if not servers:
+        return "with servers: 0 there is one process"
+    if sys.platform != "linux":
+        return f"it needs Linux, and this is {sys.platform}"
+    if device == "cuda":
+        return "tower.device is cuda, which needs spawn"
+    if device == "auto" and any(Path(gpu).exists() for gpu in _GPUS):
+        return "this machine has a GPU that towers may use (tower.device: auto)"
+    return ""

@@ -1,0 +1,87 @@
+"""A role's main for tests of starts: shows what a process gets from its start, then does what it is told to."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    """`sys.argv`: main file, role, what to do [argument], --parent-pipe."""
+    act = sys.argv[2]
+    print(json.dumps(facts()), flush=True)
+    if act == "wait":
+        sys.stdin.buffer.read()
+    elif act == "fail":
+        raise RuntimeError("the probe fails")
+    elif act == "signal":
+        os.kill(os.getpid(), int(sys.argv[3]))
+    elif act == "grandchild":
+        subprocess.Popen(["sleep", "600"])
+        sys.stdin.buffer.read()
+    elif act == "exit":
+        sys.exit(int(sys.argv[3]))
+
+
+def facts() -> dict[str, Any]:
+    """What is equal in all processes that were started in the same way, and what must not be, under `own`."""
+    import numpy as np
+
+    pid = os.getpid()
+    status = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    masks = {line.split(":")[0]: line.split()[1] for line in status if line.startswith("Sig")}
+    del masks["SigQ"]  # pending signals of the whole user
+    return {
+        "argv": sys.argv,
+        "cmdline": Path("/proc/self/cmdline").read_bytes().decode().split("\0"),
+        "environment": dict(os.environ),
+        "leads its session": os.getsid(0) == os.getpgrp() == pid,
+        "child of the launcher": os.getppid() == int(os.environ["LAUNCHER"]),
+        "threads": len(list(Path("/proc/self/task").iterdir())),
+        "descriptors": {p.name: of for p in sorted(Path("/proc/self/fd").iterdir()) if (of := kind(p))},
+        "cores": sorted(os.sched_getaffinity(0)),
+        "masks": masks,
+        "handlers": {
+            n: str(signal.getsignal(n)) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGPIPE, signal.SIGHUP)
+        },
+        "limits": [
+            resource.getrlimit(n) for n in (resource.RLIMIT_NOFILE, resource.RLIMIT_STACK, resource.RLIMIT_CORE)
+        ],
+        "folder": str(Path.cwd()),
+        "path": sys.path,
+        "nice": os.nice(0),
+        "stdout": [sys.stdout.encoding, sys.stdout.line_buffering, sys.stdout.write_through],
+        "blas threads": blas_threads(),
+        "own": {"pid": pid, "random": random.random(), "numpy": float(np.random.random())},
+    }
+
+
+def kind(descriptor: Path) -> str:
+    """What a descriptor is, "" where it was that of the listing. The logs are two."""
+    try:
+        return str(descriptor.readlink()).split(":")[0].replace("spawned", "forked")
+    except OSError:
+        return ""
+
+
+def blas_threads() -> int | None:
+    """Threads of numpy's OpenBLAS."""
+    import ctypes
+
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8")
+    for path in {line.split(None, 5)[5] for line in maps.splitlines() if "openblas" in line}:
+        for name in ("scipy_openblas_get_num_threads64_", "openblas_get_num_threads"):
+            if (getter := getattr(ctypes.CDLL(path), name, None)) is not None:
+                return int(getter())
+    return None
+
+
+if __name__ == "__main__":
+    main()

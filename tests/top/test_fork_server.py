@@ -1,0 +1,280 @@
+"""The fork server: its children equal those that were started by exec. Real processes, which import no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from shardkeep.base.deadlines import Deadline
+from shardkeep.base.errors import ConfigError
+from shardkeep.children import SHARDKEEP, Child, end_all, wait_all
+from shardkeep.fork_server import ForkOrSpawn, ForkServer, NoFork
+from shardkeep.local_job import child_environment
+from shardkeep.process_starts import ProcessesConfig, forks
+from tests.support import role_probe
+
+pytestmark = [
+    pytest.mark.processes,
+    pytest.mark.skipif(sys.platform != "linux", reason="the fork server is for Linux"),
+]
+LIMIT_S = 30.0
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def environment(threads: int = 1) -> dict[str, str]:
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    base = {**inherited, "PYTHONPATH": str(ROOT), "LAUNCHER": str(os.getpid())}
+    return child_environment(base, threads=threads)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[ForkServer]:
+    started = fork_server()
+    yield started
+    started.close()
+
+
+def fork_server(threads: int = 1) -> ForkServer:
+    started = ForkServer(environment(threads), main="tests.support.role_probe:main")
+    started.load(["numpy", "tests.support.role_probe"])
+    return started
+
+
+def forked(server: ForkServer, log: Path, *arguments: str, threads: int = 1, **options: Any) -> Child:
+    with log.open("ab") as output:
+        process = server.fork(["probe", *arguments], log=output.fileno(), env=environment(threads), **options)
+    return Child("probe", 0, process, log=log)
+
+
+def spawned(log: Path, *arguments: str, threads: int = 1) -> Child:
+    """The same by exec, as `Spawn` does it."""
+    command = [*SHARDKEEP[:2], role_probe.__file__, "probe", *arguments]
+    with log.open("ab") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=output, stderr=output, env=environment(threads),
+            start_new_session=True,
+        )  # fmt: skip
+    return Child("probe", 0, process, log=log)
+
+
+def facts_of(child: Child, log: Path) -> dict[str, Any]:
+    """What the probe has found in its process."""
+    deadline = Deadline(LIMIT_S)
+    while not log.read_text().endswith("\n"):
+        deadline.check("the probe")
+        time.sleep(0.01)
+    found: dict[str, Any] = json.loads(log.read_text().splitlines()[0])
+    assert found["own"]["pid"] == child.pid
+    return found
+
+
+def end(*children: Child) -> None:
+    end_all(children, grace_s=0.0)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Path:
+    return tmp_path / "forked.log"
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_a_forked_role_equals_a_spawned_one(threads: int, tmp_path: Path, log: Path) -> None:
+    server = fork_server(threads)
+    children = [
+        forked(server, log, "wait", "a path with a space", threads=threads),
+        spawned(tmp_path / "spawned.log", "wait", "a path with a space", threads=threads),
+    ]
+    try:
+        found = [facts_of(child, path) for child, path in zip(children, (log, tmp_path / "spawned.log"), strict=True)]
+    finally:
+        end(*children)
+        server.close()
+    for facts in found:
+        del facts["own"], facts["argv"][0], facts["cmdline"][2]  # the main's file is another one
+    assert found[0] == found[1]
+    assert found[0]["leads its session"] and found[0]["child of the launcher"]
+    assert found[0]["descriptors"].keys() == {"0", "1", "2"}
+
+
+def test_the_command_line_of_a_forked_role_is_that_of_its_role(server: ForkServer, log: Path) -> None:
+    child = forked(server, log, "wait", "--index", "0")
+    facts_of(child, log)
+    assert psutil.Process(child.pid).cmdline() == [*SHARDKEEP, "probe", "wait", "--index", "0"]
+    end(child)
+
+
+def test_forked_roles_have_random_states_of_their_own(server: ForkServer, tmp_path: Path) -> None:
+    logs = [tmp_path / "0.log", tmp_path / "1.log"]
+    children = [forked(server, log, "exit", "0") for log in logs]
+    own = [facts_of(child, log)["own"] for child, log in zip(children, logs, strict=True)]
+    assert own[0]["random"] != own[1]["random"]
+    assert own[0]["numpy"] != own[1]["numpy"]
+    end(*children)
+
+
+def test_a_forked_role_runs_on_its_cores(server: ForkServer, log: Path) -> None:
+    core = max(os.sched_getaffinity(0))
+    child = forked(server, log, "exit", "0", cores=(core,))
+    assert facts_of(child, log)["cores"] == [core]
+    end(child)
+
+
+@pytest.mark.parametrize(
+    ("act", "code"),
+    [
+        (["exit", "0"], 0),
+        (["exit", "2"], 2),
+        (["fail"], 1),
+        (["signal", "9"], -signal.SIGKILL),
+        (["signal", "15"], -signal.SIGTERM),
+        (["signal", "2"], -signal.SIGINT),
+    ],
+    ids=["done", "code", "exception", "killed", "terminated", "interrupted"],
+)
+def test_the_launcher_sees_how_a_forked_role_ends(server: ForkServer, log: Path, act: list[str], code: int) -> None:
+    child = forked(server, log, *act)
+    assert wait_all([child], Deadline(LIMIT_S))
+    death = child.death()
+    assert death is not None and death.code == code
+    assert ("RuntimeError: the probe fails" in log.read_text()) == (act == ["fail"])
+    end(child)
+    assert not psutil.pid_exists(child.pid)  # no zombie
+
+
+def test_the_end_of_a_forked_role_is_that_of_its_group(server: ForkServer, log: Path) -> None:
+    child = forked(server, log, "grandchild")
+    facts_of(child, log)
+    deadline = Deadline(LIMIT_S)
+    while not (below := psutil.Process(child.pid).children()):
+        deadline.check("the grandchild")
+    child.kill()
+    assert not [p for p in psutil.wait_procs(below, LIMIT_S)[1] if p.status() != psutil.STATUS_ZOMBIE]
+
+
+def test_roles_outlive_the_fork_server_and_their_ends_are_seen(log: Path) -> None:
+    server = fork_server()
+    first, second = forked(server, log, "wait"), forked(server, log.with_name("2.log"), "wait")
+    facts_of(first, log)
+    os.kill(server.pid, signal.SIGKILL)
+    psutil.wait_procs([psutil.Process(server.pid)], LIMIT_S)
+    assert first.running and second.running
+    first.terminate()
+    assert wait_all([first], Deadline(LIMIT_S))
+    death = first.death()
+    assert death is not None and death.code == -signal.SIGTERM
+    end(first, second)
+    server.close()
+
+
+def test_a_dead_fork_server_is_reported_once_and_roles_are_started_by_exec(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("seed: no number")
+    server, said = fork_server(), list[str]()
+    starter = ForkOrSpawn(server, said.append)
+    starter.ready()
+    os.kill(server.pid, signal.SIGKILL)
+    children = [
+        starter.start("coordinator", i, [str(tmp_path / "job.yaml")], log=tmp_path / f"{i}.log", env=environment())
+        for i in range(2)
+    ]
+    assert wait_all(children, Deadline(LIMIT_S))
+    assert [death.code for child in children if (death := child.death())] == [2, 2]
+    pid = server.pid
+    assert said == [f"fork server 0 (pid {pid}) ended: killed by SIGKILL; roles are started by exec from now on"]
+    end(*children)
+    starter.close()
+
+
+@pytest.mark.parametrize(
+    ("module", "why"),
+    [
+        ("pyarrow", r"the fork server has \d threads; only a process with one can be forked"),
+        ("tests.absent", "exit code 1: ModuleNotFoundError: No module named 'tests.absent'"),
+    ],
+    ids=["threads", "import error"],
+)
+def test_a_server_that_cannot_fork_says_why(module: str, why: str, log: Path) -> None:
+    server = fork_server()
+    server.load([module])
+    with pytest.raises(NoFork, match=why):
+        forked(server, log, "exit", "0")
+    server.close()
+
+
+def test_a_role_of_another_environment_is_not_forked(server: ForkServer, log: Path) -> None:
+    with pytest.raises(NoFork, match="environment"), log.open("ab") as output:
+        server.fork([], log=output.fileno(), env={**environment(), "OMP_NUM_THREADS": "7"})
+
+
+def test_a_role_that_is_forked_too_late_ends_at_once(log: Path) -> None:
+    server = fork_server()
+    server.ready()
+    process = psutil.Process(server.pid)
+    process.suspend()
+    with pytest.raises(NoFork, match="does not answer"):
+        forked(server, log, "wait", limit_s=0.1)
+    process.resume()
+    server.load([])
+    server.ready()  # it has forked by then
+    deadline = Deadline(LIMIT_S)
+    while any(str(log) in [file.path for file in files_of(other)] for other in psutil.process_iter()):
+        deadline.check("the end of the role")
+    assert log.read_text() == ""
+    server.close()
+
+
+def files_of(process: psutil.Process) -> list[Any]:
+    try:
+        return process.open_files()
+    except psutil.Error:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("start", "servers", "device", "chosen"),
+    [("auto", 2, "cpu", True), ("spawn", 2, "cpu", False), ("fork_server", 2, "cpu", True), ("auto", 2, "cuda", False),
+     ("auto", 0, "cpu", False)],
+)  # fmt: skip
+def test_roles_are_forked_where_it_is_possible_and_wanted(start: Any, servers: int, device: str, chosen: bool) -> None:
+    assert forks(ProcessesConfig(start=start), servers=servers, device=device) == chosen
+
+
+@pytest.mark.parametrize(("servers", "device"), [(2, "cuda"), (0, "cpu")])
+def test_a_fork_server_where_none_is_possible_is_an_error(servers: int, device: str) -> None:
+    with pytest.raises(ConfigError, match=r"processes.start: fork_server, but .*; allowed: auto or spawn"):
+        forks(ProcessesConfig(start="fork_server"), servers=servers, device=device)
+
+
+LAUNCHER = """
+import sys, time
+from pathlib import Path
+from tests.top.test_fork_server import fork_server, forked
+server = fork_server()
+server.ready()
+child = forked(server, Path(sys.argv[1]), "wait")
+print(server.pid, child.pid, flush=True)
+time.sleep(600)
+"""
+
+
+def test_server_and_roles_end_with_a_launcher_that_is_killed(log: Path) -> None:
+    command = [sys.executable, "-c", LAUNCHER, str(log)]
+    launcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
+    assert launcher.stdout is not None
+    processes = [psutil.Process(int(pid)) for pid in launcher.stdout.readline().split()]
+    launcher.kill()
+    launcher.wait()
+    launcher.stdout.close()
+    alive = [p for p in psutil.wait_procs(processes, LIMIT_S)[1] if p.status() != psutil.STATUS_ZOMBIE]
+    for process in alive:
+        process.kill()
+    assert not alive
