@@ -33,7 +33,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def environment(threads: int = 1) -> dict[str, str]:
     inherited = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
-    base = {**inherited, "PYTHONPATH": str(ROOT), "LAUNCHER": str(os.getpid())}
+    each_role_sets = {"TORCH_CPP_LOG_LEVEL": "ERROR"}
+    base = {**inherited, **each_role_sets, "PYTHONPATH": str(ROOT), "LAUNCHER": str(os.getpid())}
     return child_environment(base, threads=threads)
 
 
