@@ -9,12 +9,10 @@ import contextlib
 import io
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import xxhash
 from numba.core import caching
-from numba.core.dispatcher import Dispatcher
 
 from shardkeep.base.kernels import not_kept
 
@@ -26,6 +24,12 @@ class CheckedFiles(caching.IndexDataCacheFile):
 
     numba loads both by pickle and hands the code to LLVM: a cut one ends the process. It ignores what follows a pickle,
     so that the checksum (xxh3, 64 bits) can stand there."""
+
+    def __init__(self, cache_path: str, filename_base: str, source_stamp: Any) -> None:
+        """numba's folder for a source's place, below `checked_files`'s, stays empty: that folder's name says which
+        source the code is of, and two copies of a source share it."""
+        folder = str(Path(cache_path).parent)
+        super().__init__(folder, filename_base, source_stamp="")  # type: ignore[no-untyped-call]
 
     def save(self, key: Any, data: Any) -> None:
         try:
@@ -75,13 +79,6 @@ def checked_files(folder: Path) -> Iterator[None]:
         yield
     finally:
         numba_config.CACHE_DIR, caching.IndexDataCacheFile = before  # type: ignore[misc]
-
-
-def files_of(module: ModuleType) -> list[Path]:
-    """The files of all kernels of a module that are on disk."""
-    stem = Path(str(module.__file__)).stem
-    folders = {str(value.stats.cache_path) for value in vars(module).values() if isinstance(value, Dispatcher)}
-    return sorted(path for folder in folders for path in Path(folder).glob(f"{stem}.*.nb[ic]"))
 
 
 def _end(content: bytes) -> bytes:

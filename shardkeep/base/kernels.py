@@ -1,6 +1,6 @@
 """Kernels: numba functions that release the GIL, compiled ahead for stated types and cached on disk.
 
-The decorator, the cache folder and the one call that compiles them all. Knows no kernel itself.
+The decorator, the cache folder and the call that compiles modules of kernels. Knows no kernel itself.
 A module of kernels is named `kernels.py` or `*_kernels.py` and holds nothing else.
 """
 
@@ -12,9 +12,11 @@ import hashlib
 import importlib
 import json
 import os
+import shutil
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -24,13 +26,19 @@ import llvmlite.binding  # type: ignore[import-untyped]
 
 from shardkeep.base.errors import UserError
 from shardkeep.base.files import atomic_write
+from shardkeep.base.kernel_sources import fingerprint, kernel_modules, with_imports
 
 try:
     import fcntl
 except ImportError:  # a platform without POSIX locks: compiling twice is slow, not wrong
     fcntl = None  # type: ignore[assignment]
 
-PACKAGE = Path(__file__).resolve().parent.parent
+__all__ = ["cache_folder", "compile_kernels", "kernel", "kernel_modules", "not_kept"]
+
+_MARK = "compiled.json"
+_OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
+_UNUSED_S = 30 * 86400.0
+"""Seconds after which the code of a source that nobody has started with is deleted."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -46,19 +54,21 @@ def kernel(*signatures: str) -> Callable[[F], F]:
     from shardkeep.base.kernel_files import checked_files
 
     def decorate(function: F) -> F:
-        with checked_files(cache_folder()):
-            compiled = numba.njit(list(signatures), nogil=True, cache=True, error_model="numpy")(function)
+        with checked_files(_folder_of(function.__module__)):
+            compiled = numba.njit(list(signatures), cache=True, **_OPTIONS)(function)
         return cast(F, compiled)
 
     return decorate
 
 
 def compile_kernels(modules: Sequence[str], begin: Callable[[], None] = lambda: None) -> int:
-    """Imports those modules of kernels that this machine has not compiled yet; returns their number.
+    """Imports those modules of kernels that this machine has not compiled yet, and those that they import; returns
+    their number.
 
     Under a file lock, so that only one process compiles (up to a minute). Call it before the modules are imported.
     `begin` is called first, if there is anything to compile. Raises UserError when the result cannot be kept.
     """
+    modules = with_imports(modules)
     if not _missing(modules):
         return 0
     begin()
@@ -66,6 +76,7 @@ def compile_kernels(modules: Sequence[str], begin: Callable[[], None] = lambda: 
         missing = _missing(modules)
         for module in missing:
             _mark(module)
+            _drop_unused(module)
     return len(missing)
 
 
@@ -75,35 +86,46 @@ def _missing(modules: Sequence[str]) -> list[str]:
 
 def _mark(module: str) -> None:
     """Imports a module, and notes the sizes of its kernels' files."""
-    imported = importlib.import_module(module)
-    from shardkeep.base.kernel_files import files_of, is_whole
+    importlib.import_module(module)
+    from shardkeep.base.kernel_files import is_whole
 
-    files = files_of(imported)
+    files = sorted(_folder_of(module).glob("*.nb[ic]"))
     if all(is_whole(path) for path in files):  # not so where it was imported before the damage
-        sizes = {str(path.relative_to(cache_folder())): path.stat().st_size for path in files}
-        with _one_line(compiled_mark(module)):
-            atomic_write(compiled_mark(module), json.dumps(sizes))
+        with _one_line(_mark_of(module)):
+            _mark_of(module).parent.mkdir(exist_ok=True)
+            atomic_write(_mark_of(module), json.dumps({path.name: path.stat().st_size for path in files}))
 
 
 def _is_marked(module: str) -> bool:
     """Whether all files of a module's kernels are there, with the sizes that were noted. Whoever loads one looks at its
     checksum as well."""
+    mark = _mark_of(module)
     try:
-        sizes = json.loads(compiled_mark(module).read_bytes())
-        return all((cache_folder() / name).stat().st_size == size for name, size in sizes.items())
+        sizes = json.loads(mark.read_bytes())
+        whole = all((mark.parent / name).stat().st_size == size for name, size in sizes.items())
+        os.utime(mark)  # in use: see _drop_unused
     except (OSError, ValueError, AttributeError):
         return False
+    return whole
 
 
-def compiled_mark(module: str, package: Path = PACKAGE) -> Path:
-    """The file that says which files of a module's kernels are in the cache folder.
+def _drop_unused(module: str) -> None:
+    """Deletes the code of other sources of a module, where nothing has started with it for long."""
+    for mark in cache_folder().glob(f"{module}-*/{_MARK}"):
+        with contextlib.suppress(OSError):
+            if time.time() - mark.stat().st_mtime > _UNUSED_S:
+                shutil.rmtree(mark.parent)
 
-    Named as numba keys its cache: by the source's place and time, besides the contents that name the folder.
-    """
-    source = package.joinpath(*module.split(".")[1:]).with_suffix(".py")
-    stamp = source.stat().st_mtime_ns if source.exists() else 0
-    key = hashlib.sha256(f"{source} {stamp}".encode()).hexdigest()[:16]
-    return cache_folder() / f"{module}-{key}.compiled"
+
+def _mark_of(module: str) -> Path:
+    """The file that says which files there are of a module's kernels."""
+    return _folder_of(module) / _MARK
+
+
+def _folder_of(module: str) -> Path:
+    """Where the code of a module's kernels is kept. A source that changes, or one that it imports, gets another folder,
+    and the same sources in another place get the same."""
+    return cache_folder() / f"{module}-{fingerprint(module)}"
 
 
 @functools.cache
@@ -111,23 +133,15 @@ def cache_folder() -> Path:
     """The folder of compiled kernels, made if missing: the user's cache folder, else a private temporary one. Raises
     UserError when there is none.
 
-    Its name changes with every kernel source, the version of numba and the CPU: numba's own check
-    does not notice a change in a function that a kernel of another module calls.
+    Its name changes with the versions of numba and Python and with the CPU.
     """
-    name = f"kernels-{_fingerprint()}"
+    name = f"kernels-{_environment()}"
     first = _user_cache() / name
     if _made_private(first):
         return first
     with _one_line(first):
         second = Path(tempfile.gettempdir()) / f"shardkeep-{_user_id()}" / name
         return second if _made_private(second) else Path(tempfile.mkdtemp(prefix="shardkeep-kernels-"))
-
-
-def kernel_sources() -> list[Path]:
-    """Every file of kernels in the package, in a fixed order."""
-    rooms = [entry for entry in PACKAGE.iterdir() if entry.is_dir()]  # links too: rglob does not follow them
-    found = [path for room in rooms for pattern in ("kernels.py", "*_kernels.py") for path in room.rglob(pattern)]
-    return sorted(set(found), key=lambda path: str(path.relative_to(PACKAGE)))
 
 
 @contextlib.contextmanager
@@ -147,20 +161,11 @@ def not_kept(folder: Path, error: OSError) -> UserError:
     )
 
 
-def _fingerprint() -> str:
-    digest = hashlib.sha256()
+def _environment() -> str:
     features = llvmlite.binding.get_host_cpu_features().flatten()
-    versions = (
-        metadata.version("numba"),
-        llvmlite.__version__,
-        sys.version,
-        llvmlite.binding.get_host_cpu_name(),
-        features,
-    )
-    digest.update(repr(versions).encode())
-    for path in kernel_sources():
-        digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
+    host = (sys.version, llvmlite.binding.get_host_cpu_name(), features)
+    found = (metadata.version("numba"), llvmlite.__version__, *host, sorted(_OPTIONS.items()))
+    return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 
 
 def _user_cache() -> Path:
@@ -198,9 +203,3 @@ def _locked(path: Path) -> Iterator[None]:
     with file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield  # closing the file releases the lock
-
-
-def kernel_modules() -> list[str]:
-    """The import names of all modules of kernels, for `compile_kernels`."""
-    names = [".".join(path.relative_to(PACKAGE).with_suffix("").parts) for path in kernel_sources()]
-    return [f"shardkeep.{name}" for name in names if name != "base.kernels"]

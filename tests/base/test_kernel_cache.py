@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import errno
 import importlib
 import os
+import shutil
 import stat
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,10 +19,10 @@ import numpy as np
 import pytest
 from numba.core import config
 
-from shardkeep.base import kernels
+from shardkeep.base import kernel_sources, kernels
 from shardkeep.base.errors import UserError
 
-ROOT = Path(__file__).resolve().parents[3]
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def opened(monkeypatch: pytest.MonkeyPatch, user_cache: Path, temporary: Path) -> Path:
@@ -56,17 +59,8 @@ def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, monkeypatch:
 
 def test_kernel_sources_of_all_rooms_are_found_through_the_links() -> None:
     package = Path(kernels.__file__).parent.parent
-    found = {str(path.relative_to(package)) for path in kernels.kernel_sources()}
+    found = {str(path.relative_to(package)) for path in kernel_sources.kernel_sources()}
     assert {"base/kernels.py", "ps/shard/kernels.py", "ps/shard/optimizer_kernels.py"} <= found
-
-
-def test_a_changed_kernel_source_changes_the_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source = tmp_path / "kernels.py"
-    source.write_text("one")
-    monkeypatch.setattr(kernels, "kernel_sources", lambda: [source])
-    first = opened(monkeypatch, tmp_path / "cache", tmp_path)
-    source.write_text("two")
-    assert opened(monkeypatch, tmp_path / "cache", tmp_path) != first
 
 
 def test_a_kernel_is_compiled_for_its_signature_and_leaves_numbas_setting_alone() -> None:
@@ -104,23 +98,26 @@ def test_kernels_are_compiled_once_and_then_not_even_imported(tmp_path: Path) ->
     assert compiled_elsewhere(tmp_path, module, "shardkeep.workers.data.gather_kernels") == ["compiling", "1", "True"]
 
 
-def test_a_module_of_kernels_that_is_new_or_touched_is_not_taken_for_compiled(tmp_path: Path) -> None:
-    module = "shardkeep.ps.shard.kernels"
-    source = tmp_path / "ps" / "shard" / "kernels.py"
-    source.parent.mkdir(parents=True)
-    source.write_text("")
-    first = kernels.compiled_mark(module, package=tmp_path)
-    assert first == kernels.compiled_mark(module, package=tmp_path)
-    os.utime(source, (1, 1))  # numba compares the time of the file with that of its cache
-    assert kernels.compiled_mark(module, package=tmp_path) != first
-    assert kernels.compiled_mark(module) != first  # another checkout
-
-
 def test_an_unknown_module_of_kernels_is_an_error() -> None:
     with pytest.raises(ModuleNotFoundError):
         kernels.compile_kernels(["shardkeep.ps.shard.no_such_kernels"])
 
 
+CALLEE = """
+from shardkeep.base.kernels import kernel
+
+@kernel("int64(int64)")
+def once(number):
+    return number
+"""
+CALLER = """
+from shardkeep.base.kernels import kernel
+from callee_kernels import once
+
+@kernel("int64(int64)")
+def twice(number):
+    return once(number) + once(number)
+"""
 TINY = """
 from shardkeep.base.kernels import kernel
 
@@ -130,23 +127,113 @@ def twice(number):
 """
 
 
+OWN = ("tiny_kernels", "caller_kernels", "callee_kernels")
+
+
+def forget_own() -> None:
+    """From here on as a process that starts."""
+    for module in OWN:
+        sys.modules.pop(module, None)
+    importlib.invalidate_caches()
+    kernel_sources.forget_sources()
+
+
 def compile_tiny() -> tuple[int, int]:
-    """As a process that starts: the modules that were compiled, and what a kernel of the one answers."""
-    sys.modules.pop("tiny_kernels", None)
-    count = kernels.compile_kernels(["tiny_kernels"])
-    return count, importlib.import_module("tiny_kernels").twice(21)
+    """The modules that a process compiles when it starts, and what a kernel of the one answers."""
+    return compile_own("tiny_kernels")
+
+
+def compile_own(module: str) -> tuple[int, int]:
+    forget_own()
+    count = kernels.compile_kernels([module])
+    return count, importlib.import_module(module).twice(21)
 
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The empty cache folder of a user, who has a module `tiny_kernels`."""
-    (tmp_path / "tiny_kernels.py").write_text(TINY)
+    """The empty cache folder of a user, who has modules of kernels: `tiny_kernels`, and one that calls another's."""
+    for module, source in zip(OWN, (TINY, CALLER, CALLEE), strict=True):
+        (tmp_path / f"{module}.py").write_text(source)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     kernels.cache_folder.cache_clear()
     yield tmp_path / "cache"
     kernels.cache_folder.cache_clear()
-    sys.modules.pop("tiny_kernels", None)
+    forget_own()
+
+
+def edit(path: Path, old: str, new: str) -> None:
+    """Another source of the same size, in a file of the same time."""
+    status, source = path.stat(), path.read_text()
+    assert old in source and len(old) == len(new)
+    path.write_text(source.replace(old, new))
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+    shutil.rmtree(path.parent / "__pycache__", ignore_errors=True)  # Python looks at size and time only
+
+
+def test_an_edit_of_a_kernel_compiles_those_that_call_it_and_no_other(cache: Path) -> None:
+    assert compile_own("caller_kernels") == (2, 42) and compile_tiny() == (1, 42)
+    edit(cache.parent / "callee_kernels.py", "return number", "return 1234+1")
+    assert compile_own("caller_kernels") == (2, 2470) and compile_tiny() == (0, 42)
+    edit(cache.parent / "callee_kernels.py", "return 1234+1", "return number")
+    assert compile_own("caller_kernels") == (0, 42)  # the code of the first source is still there
+
+
+def test_an_edit_of_a_caller_leaves_the_kernels_that_it_calls(cache: Path) -> None:
+    assert compile_own("caller_kernels") == (2, 42)
+    edit(cache.parent / "caller_kernels.py", "once(number) + once(number)", "once(number) * once(number)")
+    assert compile_own("caller_kernels") == (1, 441)
+
+
+def test_kernels_that_another_process_has_not_compiled_yet_are_never_stale(cache: Path) -> None:
+    compile_own("caller_kernels")
+    edit(cache.parent / "callee_kernels.py", "return number", "return 1234+1")
+    forget_own()
+    assert importlib.import_module("caller_kernels").twice(21) == 2470  # without compile_kernels, as in a test
+
+
+def test_two_copies_of_a_source_share_their_code(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_own("caller_kernels")
+    (cache.parent / "copy").mkdir()
+    for module in OWN:
+        (cache.parent / f"{module}.py").rename(cache.parent / "copy" / f"{module}.py")
+    monkeypatch.syspath_prepend(cache.parent / "copy")
+    assert compile_own("caller_kernels") == (0, 42)
+    assert {found.stem for found in Path(importlib.import_module("caller_kernels").__file__ or "").parents} >= {"copy"}
+
+
+def test_code_of_a_source_that_nobody_has_used_for_a_month_is_deleted(cache: Path) -> None:
+    compile_own("caller_kernels")
+    first = {path.parent for path in cache.rglob("callee_kernels-*/compiled.json")}
+    (old,) = first
+    edit(cache.parent / "callee_kernels.py", "return number", "return 1234+1")
+    compile_own("caller_kernels")
+    assert old.exists()
+    month_ago = time.time() - 31 * 86400
+    os.utime(old / "compiled.json", (month_ago, month_ago))
+    edit(cache.parent / "callee_kernels.py", "return 1234+1", "return 2345+1")
+    assert compile_own("caller_kernels") == (2, 4692)
+    assert not old.exists() and len(list(cache.rglob("callee_kernels-*"))) == 2
+
+
+@pytest.mark.parametrize("module", kernel_sources.kernel_modules())
+def test_kernels_import_kernels_only_and_at_the_top(module: str) -> None:
+    """A fingerprint covers no other module: a number from one would become a part of machine code and stay."""
+    source = ast.parse(kernels_file(module).read_text())
+    places = [node for node in ast.walk(source) if isinstance(node, ast.Import | ast.ImportFrom)]
+    ours = {
+        f"{node.module}.{alias.name}"
+        for node in places
+        if isinstance(node, ast.ImportFrom) and f"{node.module}".startswith("shardkeep")
+        for alias in node.names
+    }
+    allowed = {"shardkeep.base.kernels.kernel", *kernel_sources.imports_of(module)}
+    assert all(name in allowed or name.rpartition(".")[0] in allowed for name in ours)
+    assert all(node in source.body for node in places)
+
+
+def kernels_file(module: str) -> Path:
+    return kernel_sources.PACKAGE.joinpath(*module.split(".")[1:]).with_suffix(".py")
 
 
 def cut(path: Path) -> None:
@@ -164,7 +251,7 @@ def flipped(path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [cut, emptied, flipped, Path.unlink], ids=lambda damage: damage.__name__)
-@pytest.mark.parametrize("kind", ["*.nbi", "*.nbc", "*.compiled"])
+@pytest.mark.parametrize("kind", ["*.nbi", "*.nbc", "compiled.json"])
 def test_a_damaged_file_of_compiled_kernels_is_compiled_again(
     cache: Path, kind: str, damage: Callable[[Path], None]
 ) -> None:
