@@ -1,20 +1,25 @@
-# make demo | test | test-long | chaos | check | clean. Needs Python 3.11 or newer and nothing else; everything goes into .venv.
+# make demo | test | test-long | coverage | chaos | check | clean. Needs Python 3.11 or newer and nothing else; everything goes into .venv.
 PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11 python3.14,$(if $(shell $(p) -c 'import sys; print(sys.version_info >= (3, 11) or "")' 2>/dev/null),$(p))))
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 PARALLEL := -n 2
+PYTEST ?= # more options of pytest
+BUDGET ?= # CI sets it to scripts/cpu-budget, which limits the CPU seconds of the default tests
 
-.PHONY: demo test test-long chaos check clean
+.PHONY: demo test test-long coverage chaos check clean
 
 demo: $(STAMP)
 	@$(BIN)/shardkeep train examples/demo.yaml
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest $(PARALLEL)
+	@$(if $(BUDGET),$(BIN)/python $(BUDGET)) $(BIN)/python -m pytest $(PARALLEL) $(PYTEST)
 
 test-long: $(STAMP)
-	@$(BIN)/python -m pytest $(PARALLEL) -m "(slow or chaos) and not gpu" --timeout 1500
+	@$(BIN)/python -m pytest $(PARALLEL) $(PYTEST) -m "(slow or chaos) and not gpu" --timeout 1500
+
+coverage: $(STAMP)
+	@scripts/coverage $(PARALLEL) $(PYTEST)
 
 chaos: $(STAMP)
 	@$(BIN)/python -m pytest tests/integration/test_chaos.py tests/integration/test_chaos_system.py -m "chaos or not chaos"
