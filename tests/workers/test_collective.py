@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import re
 import sys
 import threading
 import time
-import traceback
-from collections.abc import Callable
-from datetime import timedelta
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -15,7 +16,6 @@ import numpy as np
 import psutil
 import pytest
 import torch
-import torch.distributed as dist
 
 from shardkeep.base.errors import DeadlineExceeded, MemberLost, ShardkeepError
 from shardkeep.base.sockets import connections
@@ -31,7 +31,7 @@ from shardkeep.workers.collective import (
     run_ranks,
 )
 from shardkeep.workers.process_collective import ProcessCollective
-from tests.support.processes import in_processes
+from tests.support.scenarios import Found, Rank, Scenario, played
 from tests.workers.test_tower import Forgetful, seeded_model, tower_of, train
 
 WORLD = 3
@@ -150,7 +150,11 @@ def trained(collective: Collective, *, forgetful: bool = False, **settings: Any)
     return tower.digest_bytes(), sum(sent.values()) - sent["framing"]
 
 
-def failure_of(call: Callable[[], Any]) -> tuple[str, str, float]:
+Failure = tuple[str, str, float]
+NO_FAILURE: Failure = ("none", "", 0.0)
+
+
+def failure_of(call: Callable[[], Any]) -> Failure:
     """Kind and text of the error that `call` ends with, and after how many seconds."""
     started = time.monotonic()
     try:
@@ -160,47 +164,46 @@ def failure_of(call: Callable[[], Any]) -> tuple[str, str, float]:
     return "none", "", time.monotonic() - started
 
 
-def one_process(rank: int, port: int, results: Any) -> None:
-    """Reports what `all_generations` found, or why it ended."""
-    try:
-        results.put(all_generations(rank, port))
-    except BaseException:
-        results.put({"rank": rank, "failed": traceback.format_exc()})
+def trained_anew(rank: Rank, *, ring: bool = False, **settings: Any) -> tuple[bytes, int]:
+    with mock.patch.object(reduce, "goes_direct", lambda _: False) if ring else contextlib.nullcontext():
+        return trained(rank.form(), **settings)
 
 
-def all_generations(rank: int, port: int) -> dict[str, Any]:
-    """A rank in a process of its own; in generation 3 rank 2 is silent, in generation 4 it leaves without a word."""
-    torch.set_num_threads(1)
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=60))
+def trained_in_shards(rank: Rank, **settings: Any) -> tuple[bytes, int]:
+    with mock.patch.object(dense_values, "ONE_ROUND_BYTES", 0):  # each rank adds a shard
+        return trained(rank.form(), **settings)
 
-    def form(generation: int, timeout_s: float = 60.0) -> ProcessCollective:
-        return ProcessCollective(store, rank=rank, world_size=WORLD, generation=generation, timeout_s=timeout_s)
 
-    def kernel_sent(collective: ProcessCollective) -> int:
+def moved(rank: Rank) -> tuple[Any, ProcessCollective]:
+    """A tower that has trained five steps in two generations, and the collective of the second."""
+    collective = rank.form()
+    tower = tower_of(model=seeded_model(rank.number), collective=collective)
+    train(tower, SPLITS, steps=3, micro=2)
+    collective.close()
+    collective = rank.form()
+    tower.join(collective)
+    train(tower, SPLITS, first=3, steps=2, micro=2)
+    return tower, collective
+
+
+def calls(rank: Rank) -> list[Any]:
+    return every_call(rank.form())
+
+
+def digest_of_moved(rank: Rank) -> bytes:
+    digest: bytes = moved(rank)[0].digest_bytes()
+    return digest
+
+
+def bytes_on_the_wire(rank: Rank) -> tuple[int, int]:
+    """Bytes that the collective has counted for some calls, and that the kernel has."""
+    collective = rank.form()
+
+    def kernel_sent() -> int:
         now = connections()
         return sum(now[ends].sent for ends in collective.connections)
 
-    found: dict[str, Any] = {"rank": rank}
-    collective = form(1)
-    found["calls"] = every_call(collective)
-    found["sync"] = trained(collective, sync=True)
-    with mock.patch.object(dense_values, "ONE_ROUND_BYTES", 0):  # each rank adds a shard
-        found["shards"] = trained(collective, sync=True)
-        found["int8"] = trained(collective, sync=False, compression=INT8)
-    moving = tower_of(model=seeded_model(rank), collective=collective)
-    train(moving, SPLITS, steps=3, micro=2)
-    collective.close()
-
-    collective = form(2)
-    moving.join(collective)
-    train(moving, SPLITS, first=3, steps=2, micro=2)
-    found["moved"] = moving.digest_bytes()
-    found["bounded"] = trained(collective, sync=False)
-    with mock.patch.object(reduce, "goes_direct", lambda _: False):
-        found["ring"] = trained(collective, sync=False)
-    found["forgetful"] = trained(collective, sync=True, forgetful=True)
-    at_first = kernel_sent(collective)
-    sent = collective.sent.total
+    sent, at_first = collective.sent.total, kernel_sent()
     for num_values in (1, 2, 3, 7, 10, 1000, 70_000, 1_500_000):
         collective.all_reduce_sum(torch.ones(num_values))
         collective.all_gather(torch.ones(num_values))
@@ -208,50 +211,83 @@ def all_generations(rank: int, port: int) -> dict[str, Any]:
         collective.barrier()
     collective.barrier()
     time.sleep(0.2)  # nobody sends any more
-    found["wire"] = (collective.sent.total - sent, kernel_sent(collective) - at_first)
-    listening = [c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == "LISTEN"]
-    found["listens"] = sorted(set(listening))
-    collective.close()
+    return collective.sent.total - sent, kernel_sent() - at_first
 
-    if rank == 0:
-        found["alone"] = failure_of(lambda: form(20, timeout_s=0.5))
-    collective = form(3)
-    if rank != 2:
-        found["silent"] = failure_of(lambda: collective.barrier(timeout_s=0.3))
-        store.set(f"gave up {rank}", "")
+
+def listening_addresses(rank: Rank) -> set[str]:
+    rank.form()
+    return {c.laddr.ip for c in psutil.Process().net_connections("tcp") if c.status == "LISTEN"}
+
+
+def first_alone(rank: Rank) -> tuple[Failure, int]:
+    """How rank 0 fails to form a generation that no other rank knows, and the number of the next, which all form."""
+    if rank.number == 0:
+        failure = failure_of(lambda: rank.form(timeout_s=0.5))
     else:
-        store.wait(["gave up 0", "gave up 1"])
-    collective.close()
+        failure = NO_FAILURE
+        rank.skip()
+    rank.form().barrier()
+    return failure, rank.generation
 
-    collective = form(4)
-    moving.join(collective)
-    train(moving, SPLITS, first=5, steps=2)
-    if rank != 2:
-        found["lost"] = failure_of(lambda: train(moving, SPLITS, first=7))
-    collective.close()
 
-    collective = form(5)
-    question = collective.begin_all_gather(torch.ones(1))
-    if rank == 0:
+def silent_rank_2(rank: Rank) -> Failure:
+    collective = rank.form()
+    if rank.number == 2:
+        rank.store.wait(["gave up 0", "gave up 1"])
+        return NO_FAILURE
+    failure = failure_of(lambda: collective.barrier(timeout_s=0.3))
+    rank.store.set(f"gave up {rank.number}", "")
+    return failure
+
+
+def rank_2_leaves_while_others_train(rank: Rank) -> tuple[Failure, int]:
+    tower, collective = moved(rank)
+    if rank.number == 2:
         collective.close()
-        store.wait(["lost 1", "lost 2"])
-        assert callable(question)  # somebody still has it
-    else:
-        found["left open"] = failure_of(lambda: collective.barrier())
-        store.set(f"lost {rank}", "")
-    return found
+        return NO_FAILURE, rank.generation
+    return failure_of(lambda: train(tower, SPLITS, first=5)), rank.generation
+
+
+def rank_0_leaves_with_a_question_open(rank: Rank) -> Failure:
+    collective = rank.form()
+    question = collective.begin_all_gather(torch.ones(1))
+    if rank.number != 0:
+        failure = failure_of(collective.barrier)
+        rank.store.set(f"lost {rank.number}", "")
+        return failure
+    collective.close()
+    rank.store.wait(["lost 1", "lost 2"])
+    assert callable(question)  # somebody still has it
+    return NO_FAILURE
+
+
+SCENARIOS: dict[str, Scenario] = {
+    "calls": calls,
+    "sync": functools.partial(trained_anew, sync=True),
+    "shards": functools.partial(trained_in_shards, sync=True),
+    "int8": functools.partial(trained_in_shards, sync=False, compression=INT8),
+    "moved": digest_of_moved,
+    "bounded": functools.partial(trained_anew, sync=False),
+    "ring": functools.partial(trained_anew, ring=True, sync=False),
+    "forgetful": functools.partial(trained_anew, sync=True, forgetful=True),
+    "wire": bytes_on_the_wire,
+    "listens": listening_addresses,
+    "alone": first_alone,
+    "silent": silent_rank_2,
+    "lost": rank_2_leaves_while_others_train,
+    "left open": rank_0_leaves_with_a_question_open,
+}
 
 
 @pytest.fixture(scope="module")
-def processes():
-    """What each of three processes found, in rank order."""
-    with in_processes(one_process, WORLD, limit_s=120) as found:
+def processes() -> Iterator[Found]:
+    with played(SCENARIOS, WORLD, limit_s=120) as found:
         yield found
 
 
 @pytest.mark.processes
 def test_processes_get_what_threads_get(processes):
-    assert [found["calls"] for found in processes] == [EXPECTED] * WORLD
+    assert processes["calls"] == [EXPECTED] * WORLD
 
 
 @pytest.mark.processes
@@ -264,9 +300,9 @@ def test_processes_in_sync_mode_train_bit_for_bit_as_threads(processes):
         return tower.digest_bytes()
 
     expected = run_ranks(ThreadCollective.group(WORLD), work)
-    assert [found["sync"][0] for found in processes] == expected
-    assert [found["moved"] for found in processes] == expected  # a generation more on the way
-    assert [found["shards"][0] for found in processes] == expected
+    assert [digest for digest, _ in processes["sync"]] == expected
+    assert processes["moved"] == expected  # a generation more on the way
+    assert [digest for digest, _ in processes["shards"]] == expected
 
 
 @pytest.mark.processes
@@ -279,19 +315,19 @@ def test_shards_of_int8_are_added_by_processes_as_by_threads(processes, monkeypa
         train(tower, SPLITS, micro=2)
         return tower.digest_bytes()
 
-    assert [found["int8"][0] for found in processes] == run_ranks(ThreadCollective.group(WORLD), work)
+    assert [digest for digest, _ in processes["int8"]] == run_ranks(ThreadCollective.group(WORLD), work)
 
 
 @pytest.mark.processes
-def test_replicas_are_equal_in_every_mode_and_with_parameters_left_out(processes):
-    for case in ("bounded", "ring", "forgetful"):
-        assert len({found[case][0] for found in processes}) == 1
+@pytest.mark.parametrize("case", ["bounded", "ring", "forgetful"])
+def test_replicas_are_equal_in_every_mode_and_with_parameters_left_out(processes, case):
+    assert len({digest for digest, _ in processes[case]}) == 1
 
 
 @pytest.mark.processes
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells its counters on Linux")
 def test_what_is_counted_as_sent_is_what_the_kernel_saw(processes):
-    counted, seen = (sum(found["wire"][i] for found in processes) for i in (0, 1))
+    counted, seen = map(sum, zip(*processes["wire"], strict=True))
     assert seen > 30e6
     assert counted == pytest.approx(seen, abs=500)
 
@@ -301,48 +337,45 @@ def test_sent_bytes_count_every_reduced_gradient(processes):
     values = sum(p.numel() for p in seeded_model().parameters())
     tensors = len(list(seeded_model().parameters()))
     first = 2 * (4 * values + tensors)  # the first step goes flat and says which parameters are used
-    assert {found["sync"][1] for found in processes} == {first + 4 * 2 * 4 * values}
+    assert {sent for _, sent in processes["sync"]} == {first + 4 * 2 * 4 * values}
     share = sum(-(-p.numel() // WORLD) for p in seeded_model().parameters())  # a rank adds one and gives back the sum
-    assert {found["shards"][1] for found in processes} == {5 * 2 * 2 * 4 * share + 2 * tensors}
-    assert all(abs(found["ring"][1] - first - 4 * 4 * values * 4 / 3) <= 16 for found in processes)
+    assert {sent for _, sent in processes["shards"]} == {5 * 2 * 2 * 4 * share + 2 * tensors}
+    assert all(abs(sent - first - 4 * 4 * values * 4 / 3) <= 16 for _, sent in processes["ring"])
 
 
 @pytest.mark.processes
 def test_small_gradients_are_added_in_rank_order_in_every_mode(processes):
-    assert [found["bounded"] for found in processes] == [found["sync"] for found in processes]
+    assert processes["bounded"] == processes["sync"]
 
 
 @pytest.mark.processes
 def test_listeners_are_bound_to_loopback_only(processes):
-    assert {ip for found in processes for ip in found["listens"]} == {"127.0.0.1"}
+    assert processes["listens"] == [{"127.0.0.1"}] * WORLD
 
 
 @pytest.mark.processes
 def test_a_silent_process_is_reported_when_the_deadline_is_over(processes):
-    for found in processes[:2]:
-        kind, text, waited_s = found["silent"]
+    for rank, (kind, text, waited_s) in enumerate(processes["silent"][:2]):
         assert kind == "DeadlineExceeded" and waited_s < 20.0
-        assert text.startswith(f"worker {found['rank']} of 3: barrier in generation 3 failed after"), text
+        assert re.match(rf"worker {rank} of 3: barrier in generation \d+ failed after", text), text
 
 
 @pytest.mark.processes
 def test_a_rank_whom_nobody_met_says_so_and_meets_the_others_in_the_next_generation(processes):
-    kind, text, waited_s = processes[0]["alone"]
+    ((kind, text, waited_s), number), *_ = processes["alone"]
     assert kind == "DeadlineExceeded" and waited_s < 20.0
-    assert text.startswith("worker 0 of 3: forming the group in generation 20 failed after"), text
-    assert [found["rank"] for found in processes] == [0, 1, 2]
+    assert text.startswith(f"worker 0 of 3: forming the group in generation {number - 1} failed after"), text
+    assert [of_all for _, of_all in processes["alone"]] == [number] * WORLD
 
 
 @pytest.mark.processes
 def test_a_process_that_goes_away_during_the_backward_pass_is_reported_at_once(processes):
-    for found in processes[:2]:
-        kind, text, waited_s = found["lost"]
+    for rank, ((kind, text, waited_s), number) in enumerate(processes["lost"][:2]):
         assert kind == "MemberLost" and "\n" not in text and waited_s < 20.0
-        assert text.startswith(f"worker {found['rank']} of 3: the sum of the dense gradients in generation 4"), text
+        assert text.startswith(f"worker {rank} of 3: the sum of the dense gradients in generation {number}"), text
 
 
 @pytest.mark.processes
 def test_a_process_that_leaves_with_a_question_open_is_reported_at_once(processes):
-    for found in processes[1:]:
-        kind, _, elapsed_s = found["left open"]
+    for kind, _, elapsed_s in processes["left open"][1:]:
         assert kind == "MemberLost" and elapsed_s < 10.0
