@@ -6,46 +6,38 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
     from tests.support.golden import Golden
 
-PROCESSES = "processes"
-
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Compiles all kernels before the workers of `-n` start: each of them would compile or wait for the others."""
+    """With `-n`, compiles all kernels before the workers start: each of them would compile or wait for the others."""
     if not getattr(config.option, "numprocesses", None) or config.option.collectonly:
         return
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # for the workers: they share the cores
     from shardkeep.base.kernels import compile_kernels, kernel_modules
+    from tests.support import parallel
 
+    parallel.prepare(config)
     compile_kernels(kernel_modules(), lambda: print("compiling kernels", flush=True))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """With `-n`, tests that start processes run in one worker, and so do the tests of one file: they share fixtures.
+@pytest.hookimpl(tryfirst=True, optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.support.parallel import Groups
 
-    A chaos test shares none, so any worker takes it. The longest tests start first: chaos, processes, whole jobs.
-    """
-    for item in items:
-        group = PROCESSES if item.get_closest_marker(PROCESSES) else item.nodeid.split("::")[0]
-        if not item.get_closest_marker("chaos") and not item.get_closest_marker("xdist_group"):
-            item.add_marker(pytest.mark.xdist_group(group))
+    return Groups(config, log)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=_turn)
+        from tests.support import parallel
 
-
-def _turn(item: pytest.Item) -> tuple[int, float]:
-    limit = item.get_closest_marker("timeout")
-    length_s = float(limit.args[0]) if limit and item.get_closest_marker("chaos") else 0.0
-    if item.get_closest_marker(PROCESSES):
-        return 0, -length_s
-    return (1 if "tests/integration/" in item.nodeid else 2), 0.0
+        parallel.arrange(items)
 
 
 @pytest.fixture(autouse=True, scope="session")

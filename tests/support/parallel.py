@@ -1,0 +1,76 @@
+"""How pytest-xdist shares the tests between workers: by groups, the longest first.
+
+A scheduler of our own: `--dist loadgroup` of xdist 3.8 has no effect under pytest 9.2, which ignores its names.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import pytest
+from xdist.remote import Producer
+from xdist.scheduler import LoadScopeScheduling
+
+from shardkeep.base.files import atomic_write
+
+PROCESSES = "processes"
+_VARIABLE = "SHARDKEEP_TEST_GROUPS"
+
+
+class Groups(LoadScopeScheduling):
+    """Gives all tests of a group to one worker. The workers say which group a test is of: only they collect tests."""
+
+    def __init__(self, config: pytest.Config, log: Producer) -> None:
+        super().__init__(config, log)
+        self._groups: dict[str, str] = {}
+
+    def _split_scope(self, nodeid: str) -> str:
+        if not self._groups:
+            self._groups = json.loads(_file().read_text(encoding="utf-8"))
+        return self._groups[nodeid]
+
+
+def prepare(config: pytest.Config) -> None:
+    """In the controller, before the workers start."""
+    config.option.loadscopereorder = False  # the order is ours
+    folder = tempfile.mkdtemp(prefix="shardkeep-test-groups-")
+    config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+    os.environ[_VARIABLE] = str(Path(folder) / "groups.json")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers share the cores
+
+
+def arrange(items: list[pytest.Item]) -> None:
+    """In a worker: orders the tests and notes their groups for the controller."""
+    items.sort(key=_turn)
+    atomic_write(_file(), json.dumps({item.nodeid: group_of(item) for item in items}).encode())
+
+
+def group_of(item: pytest.Item) -> str:
+    """Tests that start processes share a group, and so do the tests of one file: they share fixtures.
+
+    A chaos test shares only the golden job, so any worker takes it, unless a marker names its group.
+    """
+    named = item.get_closest_marker("xdist_group")
+    if named:
+        return str(named.args[0])
+    if item.get_closest_marker("chaos"):
+        return item.nodeid
+    return PROCESSES if item.get_closest_marker(PROCESSES) else item.nodeid.split("::")[0]
+
+
+def _turn(item: pytest.Item) -> tuple[int, float]:
+    """The longest groups start first: chaos by its limits, processes, whole jobs in one process."""
+    limit = item.get_closest_marker("timeout")
+    if item.get_closest_marker("chaos"):
+        return 0, -float(limit.args[0]) if limit else 0.0
+    if item.get_closest_marker(PROCESSES):
+        return 1, 0.0
+    return (2 if "tests/integration/" in item.nodeid else 3), 0.0
+
+
+def _file() -> Path:
+    return Path(os.environ[_VARIABLE])
