@@ -60,6 +60,18 @@ class Death:
         return f"{self.role} {self.index} (pid {self.pid}) ended: {self.how()}"
 
 
+def child_environment(base: Mapping[str, str], *, threads: int) -> dict[str, str]:
+    """The environment of roles: fixed threads, quiet gRPC."""
+    counts = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+    return {
+        **base,
+        **dict.fromkeys(counts, str(threads)),
+        "GRPC_ENABLE_FORK_SUPPORT": "0",
+        "GRPC_VERBOSITY": "ERROR",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
 class Process(Protocol):
     """What a child needs of `subprocess.Popen`."""
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from shardkeep.affinity import Pins, choose, describe, pinned
 from shardkeep.base.errors import JobError, JobStopped
 from shardkeep.base.modules import search_last
-from shardkeep.children import Spawn, Starter
+from shardkeep.children import Spawn, Starter, child_environment
 from shardkeep.config import JobConfig, load_config
 from shardkeep.interrupts import Interrupts
 from shardkeep.process_starts import forks
@@ -68,19 +68,32 @@ def run_job(
         code_folder: Where the user's own modules are found, if the config names any.
         resumed: Where the job goes on; None = a new one.
     """
+    from shardkeep.screen import Screen
+
+    screen = Screen(console)
+    with _starting(config, screen) as starter:  # first, because its imports take longest
+        return _run_phases(config, run_dir, screen, code_folder, resumed, starter)
+
+
+def _run_phases(
+    config: JobConfig,
+    run_dir: Path,
+    screen: Screen,
+    code_folder: Path | None,
+    resumed: Resumed | None,
+    starter: Starter,
+) -> dict[str, Any]:
     from shardkeep import scale
     from shardkeep.resume import plan_resume
-    from shardkeep.screen import Screen
     from shardkeep.workers.data.dataset import check_present
 
     check_present(config.data)  # before anything is compiled
-    screen = Screen(console)
     config = _anchored(config)
     code_folder = code_folder if config.own_modules else None
     if resumed is None:
         RunFolder.refuse_taken(run_dir)
     pins = _pins(config)
-    with _starting(config, screen) as starter, Interrupts() as interrupts, _importable(code_folder):
+    with Interrupts() as interrupts, _importable(code_folder):
         try:
             _prepare(config, screen, resumed, starter)
         except KeyboardInterrupt:
@@ -238,7 +251,6 @@ def _starting(config: JobConfig, screen: Screen) -> Iterator[Starter]:
         yield Spawn()
         return
     from shardkeep.fork_server import LIBRARIES, ForkOrSpawn, ForkServer
-    from shardkeep.local_job import child_environment
 
     server = ForkServer(child_environment(os.environ, threads=config.threads))
     with contextlib.closing(ForkOrSpawn(server, lambda text: screen.phase("start", text))) as starter:

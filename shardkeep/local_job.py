@@ -15,7 +15,7 @@ from typing import Any
 from shardkeep.affinity import Pins
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import JobError, JobStopped, ShardkeepError, UserError
-from shardkeep.children import Child, Death, Spawn, Starter, end_all
+from shardkeep.children import Child, Death, Spawn, Starter, child_environment, end_all
 from shardkeep.config import JobConfig
 from shardkeep.interrupts import Interrupts
 from shardkeep.ps.control.endpoint import Endpoint
@@ -350,18 +350,6 @@ class _Vacancy:
     index: int
     due: float
     told: threading.Event = field(default_factory=threading.Event)
-
-
-def child_environment(base: Mapping[str, str], *, threads: int) -> dict[str, str]:
-    """The environment of roles: fixed threads, quiet gRPC."""
-    counts = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
-    return {
-        **base,
-        **dict.fromkeys(counts, str(threads)),
-        "GRPC_ENABLE_FORK_SUPPORT": "0",
-        "GRPC_VERBOSITY": "ERROR",
-        "PYTHONUNBUFFERED": "1",
-    }
 
 
 def _answers(coordinator: Endpoint, *, timeout_s: float) -> bool:

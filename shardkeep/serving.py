@@ -14,11 +14,10 @@ from pathlib import Path
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import ConfigError, JobError, ShardkeepError, TransportError
 from shardkeep.base.kernels import compile_kernels, kernel_modules
-from shardkeep.children import Child, Death, Spawn, end_all, wait_all
+from shardkeep.children import Child, Death, Spawn, child_environment, end_all, wait_all
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.config import JobConfig
 from shardkeep.custom import EmbeddingClient, checked_tables, connect, loop_config
-from shardkeep.local_job import child_environment
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.control.client import report_death
 from shardkeep.ps.control.endpoint import Endpoint

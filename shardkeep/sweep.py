@@ -26,10 +26,9 @@ from rich.console import Console
 from shardkeep.base.errors import JobError, JobStopped, UserError
 from shardkeep.base.files import atomic_write, make_folder, owner_lock
 from shardkeep.base.owners import check_unshared
-from shardkeep.children import SHARDKEEP, last_words
+from shardkeep.children import SHARDKEEP, child_environment, last_words
 from shardkeep.config import JobConfig, load_config
 from shardkeep.interrupts import Interrupts
-from shardkeep.local_job import child_environment
 from shardkeep.report import MetricsTail
 from shardkeep.sweep_plan import PlannedRun, SweepPlan, flat
 from shardkeep.sweep_record import write_results

@@ -17,9 +17,8 @@ import pytest
 
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import ConfigError
-from shardkeep.children import SHARDKEEP, Child, end_all, wait_all
+from shardkeep.children import SHARDKEEP, Child, child_environment, end_all, wait_all
 from shardkeep.fork_server import ForkOrSpawn, ForkServer, NoFork
-from shardkeep.local_job import child_environment
 from shardkeep.process_starts import ProcessesConfig, forks
 from tests.support import role_probe
 
