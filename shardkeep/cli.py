@@ -38,11 +38,33 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
 
-Config = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the job; `demo` is the built-in one.")]
+
+def path(text: str | Path) -> Path:
+    """A path, with `~` as a home folder: shells leave it in `--option=~/folder`."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise typer.BadParameter(f"{text}: {error}") from error
+
+
+def _place(text: str) -> str:
+    """An address, or a path."""
+    return str(path(text)) if text.startswith("~") else text
+
+
+Config = Annotated[
+    Path, typer.Argument(parser=path, metavar="CONFIG", help="YAML file of the job; `demo` is the built-in one.")
+]
 Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override a setting; repeatable.")]
-RunDir = Annotated[Path | None, typer.Option(help="New folder of the run [default: runs/NAME-DATE].")]
+Run = Annotated[Path | None, typer.Argument(parser=path, help="Run folder [default: the newest in runs/].")]
+RunDir = Annotated[Path | None, typer.Option(parser=path, help="New folder of the run [default: runs/NAME-DATE].")]
 Coordinator = Annotated[
-    str, typer.Option(metavar="HOST:PORT", help="Where the coordinator listens, or its run folder; waits 120 s for it.")
+    str,
+    typer.Option(
+        parser=_place,
+        metavar="HOST:PORT",
+        help="Where the coordinator listens, or its run folder; waits 120 s for it.",
+    ),
 ]
 Index = Annotated[int, typer.Option(min=0, help="Number of this process among its role, from 0.")]
 Advertise = Annotated[str, typer.Option(metavar="HOST", help="This machine's address, as the others reach it.")]
@@ -50,6 +72,7 @@ Keeps = Annotated[
     Path,
     typer.Option(
         "--run-dir",
+        parser=path,
         help="Folder of what this process keeps: recovery/ (a server's journal or a worker's tower states, for its "
         "replacement, which looks there first) and profile/.",
     ),
@@ -57,19 +80,22 @@ Keeps = Annotated[
 TokenFile = Annotated[
     Path | None,
     typer.Option(
+        parser=path,
         metavar="FILE",
         help="The job's token, for your eyes only [default: yours for the run folder, made by its coordinator].",
     ),
 ]
 TlsFolder = Annotated[
     Path | None,
-    typer.Option("--tls", metavar="DIR", help="Mutual TLS: ca.pem, cert.pem, key.pem, as of `shardkeep certs`."),
+    typer.Option(
+        "--tls", parser=path, metavar="DIR", help="Mutual TLS: ca.pem, cert.pem, key.pem, as of `shardkeep certs`."
+    ),
 ]
 Insecure = Annotated[
     bool, typer.Option("--insecure-data-plane", help="Accept an address that other machines reach: docs/security.md.")
 ]
 ParentPipe = Annotated[bool, typer.Option("--parent-pipe", hidden=True)]  # end when stdin ends
-Code = Annotated[Path | None, typer.Option("--code", hidden=True)]  # where the user's own modules are
+Code = Annotated[Path | None, typer.Option("--code", parser=path, hidden=True)]  # where the user's own modules are
 Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")]
 
 
@@ -80,12 +106,16 @@ ORPHAN_STOP_S = 15.0
 @app.command()
 def train(
     config: Annotated[
-        Path | None, typer.Argument(metavar="[CONFIG]", help="YAML file of the job; `demo` is the built-in one.")
+        Path | None,
+        typer.Argument(parser=path, metavar="[CONFIG]", help="YAML file of the job; `demo` is the built-in one."),
     ] = None,
     set_: Set = None,
     run_dir: RunDir = None,
     resume: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Go on with this run from its newest checkpoint, without CONFIG.")
+        Path | None,
+        typer.Option(
+            parser=path, metavar="RUN", help="Go on with this run from its newest checkpoint, without CONFIG."
+        ),
     ] = None,
     code: Code = None,
     parent_pipe: ParentPipe = False,
@@ -306,8 +336,10 @@ def worker(
 
 @app.command()
 def status(
-    run: Annotated[Path | None, typer.Argument(help="Run folder [default: the newest in runs/].")] = None,
-    coordinator: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="Ask this coordinator.")] = None,
+    run: Run = None,
+    coordinator: Annotated[
+        str | None, typer.Option(parser=_place, metavar="HOST:PORT", help="Ask this coordinator.")
+    ] = None,
     token_file: TokenFile = None,
     tls: TlsFolder = None,
     debug: Debug = False,
@@ -332,7 +364,9 @@ def status(
 
 @app.command()
 def certs(
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the authority and the hosts' folders go.")],
+    folder: Annotated[
+        Path, typer.Argument(parser=path, metavar="DIR", help="Where the authority and the hosts' folders go.")
+    ],
     host: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME[,NAME]...", help="Names of one host; repeatable [default: localhost]."),
@@ -354,7 +388,7 @@ def certs(
 
 @app.command()
 def scale(
-    run: Annotated[Path | None, typer.Argument(help="Run folder [default: the newest in runs/].")] = None,
+    run: Run = None,
     workers: Annotated[int | None, typer.Option(min=1, help="Worker processes from now on.")] = None,
     servers: Annotated[int | None, typer.Option(min=1, help="Server processes from now on.")] = None,
     debug: Debug = False,
@@ -412,7 +446,9 @@ def bench(
     rounds: Annotated[int | None, typer.Option(min=1, help="Alternating rounds.")] = None,
     seconds: Annotated[float | None, typer.Option(min=0.1, help="Of each contestant and round.")] = None,
     device: Annotated[str | None, typer.Option(metavar="cpu|cuda", help="Where towers train.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Folder of the JSON files [default: runs/bench-DATE].")] = None,
+    out: Annotated[
+        Path | None, typer.Option(parser=path, help="Folder of the JSON files [default: runs/bench-DATE].")
+    ] = None,
     debug: Debug = False,
 ) -> None:
     """Run the benchmarks; without a name all of them."""
@@ -435,8 +471,12 @@ def bench(
 
 @app.command()
 def sweep(
-    plan: Annotated[Path, typer.Argument(metavar="SWEEP", help="YAML file: base, grid or recipes, seeds.")],
-    out: Annotated[Path, typer.Option(metavar="DIR", help="Folder of runs and results; again = go on there.")],
+    plan: Annotated[
+        Path, typer.Argument(parser=path, metavar="SWEEP", help="YAML file: base, grid or recipes, seeds.")
+    ],
+    out: Annotated[
+        Path, typer.Option(parser=path, metavar="DIR", help="Folder of runs and results; again = go on there.")
+    ],
     debug: Debug = False,
 ) -> None:
     """Measure bytes against AUC: run a job with several compressions and seeds, and compare them."""
@@ -457,7 +497,9 @@ def cache(
     where: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[FOLDER|CONFIG]", help="A cache, a folder of data or a config [default: here, and yours]."
+            parser=path,
+            metavar="[FOLDER|CONFIG]",
+            help="A cache, a folder of data or a config [default: here, and yours].",
         ),
     ] = None,
     clean: Annotated[bool, typer.Option("--clean", help="Remove what no job will read.")] = False,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -16,6 +15,7 @@ from shardkeep.base.settings import Settings
 from shardkeep.base.yaml_text import YamlError, read_text, read_yaml
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.overrides import Override, blamed, overridden
+from shardkeep.paths import anchored, below_shell
 from shardkeep.problems import MOST_LINES, Problem, lines, problems_of, shown
 from shardkeep.process_starts import ProcessesConfig
 from shardkeep.ps.config import (
@@ -38,8 +38,6 @@ from shardkeep.workers.config import (
     TrainConfig,
 )
 
-_FOLDERS = (("data", "root"), ("checkpoint", "dir"))
-"""Settings that name a folder, by group and key."""
 TableName = Annotated[str, Field(min_length=1, max_length=200)]
 
 
@@ -166,8 +164,8 @@ class JobConfig(Settings):
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
-    """Reads a YAML file and applies `a.b=value` overrides. A relative path of a folder (`data.root`, `checkpoint.dir`)
-    is below the file's folder where it stands in the file, and below the current folder where an override sets it.
+    """Reads a YAML file and applies `a.b=value` overrides. A relative path in the file is relative to the file's folder
+    (`data.train`, `data.eval` and `data.cache`: to `data.root`); one in an override is relative to the current folder.
 
     Raises ConfigError: a line for each problem, with the key, its value and what is allowed.
     """
@@ -187,8 +185,10 @@ def parse_config(
     """`load_config` for a text that stands in `folder`; None = relative paths stay as they are."""
     raw = _settings_of(text, origin)
     if folder is not None:
-        raw = _anchored(raw, folder)
+        raw = anchored(raw, folder)
     settings = [Override.parse(override) for override in overrides]
+    if folder is not None:
+        settings = [below_shell(one) for one in settings]
     if not raw and not settings:
         raise ConfigError(f"{origin}: is empty; a job needs data, as in data: {{train: [clicks.csv], label: clicked}}")
 
@@ -224,20 +224,9 @@ def _settings_of(text: str, origin: str) -> dict[str, Any]:
 def _validated(raw: dict[str, Any], folder: Path | None) -> JobConfig:
     """The config of a text in `folder`, overrides included. Raises ValidationError."""
     if folder is not None:
-        raw = _anchored(raw, Path.cwd())
         data = {} if raw.get("data") is None else raw["data"]
-        raw["data"] = {"root": str(folder.resolve()), **data} if isinstance(data, dict) else data
+        raw = {**raw, "data": {"root": str(folder.resolve()), **data} if isinstance(data, dict) else data}
     return JobConfig.model_validate(raw)
-
-
-def _anchored(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """The settings with the relative paths of folders as they are below `folder`. Leaves wrong paths to the model."""
-    found = dict(raw)
-    for group, key in _FOLDERS:
-        if isinstance(settings := raw.get(group), dict) and isinstance(path := settings.get(key), str):
-            with contextlib.suppress(ValueError, RuntimeError, OSError):
-                found[group] = {**settings, key: str((folder / Path(path).expanduser()).resolve())}
-    return found
 
 
 def _with_kinds(tables: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -20,6 +20,7 @@ from shardkeep.base.settings import Settings
 from shardkeep.base.yaml_text import YamlError, read_text, read_yaml
 from shardkeep.compression.recipes import BASELINES, RECIPES
 from shardkeep.config import JobConfig, load_config, parse_config
+from shardkeep.paths import anchored
 from shardkeep.problems import explain, shown
 
 Nested = dict[str, Any]
@@ -141,10 +142,10 @@ def _plan(sweep: SweepConfig, path: Path, text: str) -> SweepPlan:
             "base: sets compression, which recipes replace; leave it out, or make it a recipe with name and settings"
         )
     plain = {**base, "compression": {}}
-    kept = [(variant, _job(plain, variant)) for variant in map(_shipped, BASELINES)]
+    kept = [(variant, _job(plain, variant, path.resolve().parent)) for variant in map(_shipped, BASELINES)]
     known = [config for _, config in kept]
     for variant in (variant for variant in own if variant.name not in BASELINES):
-        config = _job(base, variant)
+        config = _job(base, variant, path.resolve().parent)
         if not (sweep.grid and config in known):  # a point that is a baseline is run once
             kept.append((variant, config))
     _refuse_equal_names([variant.name for variant, _ in kept])
@@ -167,11 +168,11 @@ def _base(sweep: SweepConfig, path: Path) -> tuple[Nested, Path, str]:
     else:
         folder = path.resolve().parent
         job = parse_config(yaml.safe_dump(sweep.base), origin="base", folder=folder)
-    base = merged(job.model_dump(mode="json", exclude_unset=True), nested(sweep.settings, "settings"))
+    above = anchored(nested(sweep.settings, "settings"), path.resolve().parent)
+    base = merged(job.model_dump(mode="json", exclude_unset=True), above)
     config = _validated(base, "settings")  # what every run shares is wrong once, not in each recipe
     if config.checkpoint.dir is not None:
         raise ConfigError("checkpoint.dir: all runs would share it; leave it out, each run has a folder of its own")
-    base.setdefault("data", {})["root"] = str((folder / Path(config.data.root).expanduser()).resolve())
     return base, folder, path.stem
 
 
@@ -249,8 +250,9 @@ def _refuse_seed(settings: Mapping[str, Any], where: str) -> None:
         raise ConfigError(f"{where}: seed is no setting of a recipe; list the seeds under `seeds`")
 
 
-def _job(base: Nested, variant: Variant) -> JobConfig:
-    return _validated(merged(base, variant.settings), variant.name)
+def _job(base: Nested, variant: Variant, folder: Path) -> JobConfig:
+    """The job of a variant of the sweep file in `folder`."""
+    return _validated(anchored(merged(base, variant.settings), folder), variant.name)
 
 
 def _validated(raw: Nested, where: str) -> JobConfig:

@@ -184,8 +184,8 @@ class DataConfig(Settings):
     scale: Scaling | None = None
     """Scaling of dense columns that name none; left out = standard (criteo: log)."""
     cache: FilePath | None = None
-    """Folder of the columnar cache; left out = `.shardkeep-cache` beside the data, or the user's
-    cache folder where that is read-only or another user can write it."""
+    """Folder of the columnar cache; relative = below `data.root`; left out = `.shardkeep-cache` beside the data, or
+    the user's cache folder where that is read-only or another user can write it."""
     synthetic: SyntheticConfig = SyntheticConfig()
     """The synthetic stream."""
     accept: str | None = None

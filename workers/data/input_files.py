@@ -48,8 +48,9 @@ def _find(root: Path, entry: str, key: str, kind: str) -> list[Path]:
         return _inside(path, key, kind)
     if path.exists():
         raise DataError(f"{path}: is neither a file nor a folder ({key})")
-    found = sorted(p for p in map(Path, glob.glob(str(path), recursive=True)) if p.is_file())  # noqa: PTH207
-    _look_into(path)
+    pattern = Path(glob.escape(str(root))) / Path(entry).expanduser()
+    found = sorted(p for p in map(Path, glob.glob(str(pattern), recursive=True)) if p.is_file())  # noqa: PTH207
+    _look_into(pattern)
     if not found:
         raise DataError(_not_found(path, key))
     return found

@@ -1,0 +1,212 @@
+"""Whose folder a path starts at: the shell's on the command line, the file's in a file. `~` is the home folder."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+import yaml
+from pydantic import BaseModel
+from typer.testing import CliRunner
+
+from shardkeep.base.errors import ConfigError
+from shardkeep.base.settings import FilePath
+from shardkeep.cli import app
+from shardkeep.config import JobConfig, load_config
+from shardkeep.sweep_plan import load_sweep
+from shardkeep.workers.data.dataset import open_data
+
+SETTINGS = ("data.root", "data.train", "data.eval", "data.cache", "checkpoint.dir")
+LISTS = ("data.train", "data.eval")
+DATA = {"source": "csv", "label": "y", "dense": ["x"]}
+
+
+@pytest.fixture
+def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with `files` for configs, `home`, and `shell`, the current folder."""
+    for name in ("files", "home", "shell"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "shell")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return tmp_path.resolve()
+
+
+def job(places: Path, **groups: Any) -> Path:
+    path = places / "files" / "job.yaml"
+    path.write_text(yaml.safe_dump({"data": {"train": ["a.csv"], **DATA, **groups.pop("data", {})}, **groups}))
+    return path
+
+
+def value(config: JobConfig, setting: str) -> Any:
+    group, key = setting.split(".")
+    return getattr(getattr(config, group), key)
+
+
+def settings_of_paths(model: type[BaseModel], above: str = "") -> Iterator[str]:
+    for name, field in model.model_fields.items():
+        kinds = [field.annotation, *get_args(field.annotation)]
+        marks = [*field.metadata, *(m for kind in kinds for m in getattr(kind, "__metadata__", ()))]
+        if any(m in marks for m in FilePath.__metadata__):
+            yield f"{above}{name}"
+        for kind in kinds:
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                yield from settings_of_paths(kind, f"{above}{name}.")
+
+
+def test_the_cases_are_all_settings_that_hold_paths() -> None:
+    assert sorted(settings_of_paths(JobConfig)) == sorted(SETTINGS)
+
+
+@pytest.mark.parametrize("whole_group", [False, True], ids=["by key", "in its group"])
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("below/it", "shell/below/it"),
+        ("../it", "it"),
+        ("~/it", "home/it"),
+        ("/else/it", "/else/it"),
+    ],
+)
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_path_in_set_starts_at_the_shells_folder(
+    setting: str, path: str, expected: str, whole_group: bool, places: Path
+) -> None:
+    group, name = setting.split(".")
+    file = job(places, data={"root": "../data"}, checkpoint={"dir": "kept"})
+    others = {"train": ["a.csv"], **DATA} if group == "data" else {}
+    override = f"{group}={json.dumps({**others, name: path})}" if whole_group else f"{setting}={path}"
+    found = value(load_config(file, [override]), setting)
+    whole = str(places / expected)
+    assert found == ([whole] if setting in LISTS else whole)
+
+
+@pytest.mark.parametrize(
+    ("setting", "expected"),
+    [
+        ("data.root", "files/it"),
+        ("data.train", ["it"]),
+        ("data.eval", ["it"]),
+        ("data.cache", "it"),
+        ("checkpoint.dir", "files/it"),
+    ],
+)
+def test_a_path_in_a_file_starts_at_the_files_folder_or_at_data_root(setting: str, expected: Any, places: Path) -> None:
+    group, name = setting.split(".")
+    found = value(load_config(job(places, **{group: {name: "it"}})), setting)
+    assert found == (str(places / expected) if "files" in expected else expected)
+
+
+@pytest.mark.parametrize("entry", ["day-*.csv", "../shell/day-?.csv", "[day-1.csv, day-2.csv]", "~/days", "../shell"])
+def test_data_files_of_the_command_line_are_read_from_the_shells_folder(entry: str, places: Path) -> None:
+    for number in (1, 2):
+        Path(f"day-{number}.csv").write_text("x,y\n1,0\n2,1\n")
+    shutil.copytree(places / "shell", places / "home" / "days")
+    config = load_config(job(places, data={"root": "../nowhere"}), [f"data.train={entry}", "data.cache=../converted"])
+    assert len(open_data(config.data, seed=1).train) == 4
+    assert list((places / "converted").iterdir()) != []
+
+
+@pytest.mark.parametrize("set_", [False, True], ids=["in the file", "by --set"])
+def test_a_pattern_may_start_in_a_folder_whose_name_looks_like_one(
+    set_: bool, places: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = places / "run[1]"
+    folder.mkdir()
+    (folder / "day-1.csv").write_text("x,y\n1,0\n2,1\n")
+    monkeypatch.chdir(folder)
+    config = (
+        load_config(job(places), ["data.train=day-*.csv"])
+        if set_
+        else load_config(job(places, data={"root": str(folder), "train": ["day-*.csv"]}))
+    )
+    assert len(open_data(config.data, seed=1).train) == 2
+
+
+def test_what_a_link_of_the_command_line_is_called_says_what_it_holds(places: Path) -> None:
+    (places / "blob").write_text("x,y\n1,0\n2,1\n")
+    Path("day.csv").symlink_to(places / "blob")
+    assert load_config(job(places), ["data.train=day.csv"]).data.train == [str(places / "shell" / "day.csv")]
+
+
+def test_a_home_that_nobody_has_is_one_line(places: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^--set data\.train=~nobodyx/a: .*there is no home folder of nobodyx$"):
+        load_config(job(places), ["data.train=~nobodyx/a"])
+
+
+# ---- sweeps ----
+
+
+@pytest.mark.parametrize("where", ["settings", "grid", "recipes"])
+def test_a_folder_in_a_sweep_file_starts_at_that_file(where: str, places: Path) -> None:
+    job(places)
+    changes: dict[str, Any] = {
+        "settings": {"settings": {"data.root": "../days"}, "recipes": ["balanced"]},
+        "grid": {"grid": {"data.root": ["../days"]}},
+        "recipes": {"recipes": [{"name": "mine", "settings": {"data.root": "../days"}}]},
+    }
+    (places / "sweeps").mkdir()
+    (places / "sweeps" / "s.yaml").write_text(
+        yaml.safe_dump({"base": "../files/job.yaml", "seeds": [1], **changes[where]})
+    )
+    runs = load_sweep(Path("../sweeps/s.yaml")).runs
+    assert runs[-1].config.data.root == str(places / "days")
+    assert runs[0].config.data.root == str(places / ("days" if where == "settings" else "files"))
+
+
+# ---- options ----
+
+OPTIONS: dict[str, tuple[list[str], str]] = {
+    "train CONFIG": (["train", "{path}"], "{path}: cannot be read"),
+    "train --resume": (["train", "--resume", "{path}"], "--resume {path}: is no run folder"),
+    "coordinator CONFIG": (["coordinator", "{path}"], "{path}: cannot be read"),
+    "coordinator --run-dir": (["coordinator", "{job}", "--take-over", "--run-dir", "{path}"], "in --run-dir {path}"),
+    "coordinator --token-file": (["coordinator", "{job}", "--token-file", "{path}"], "{path}: cannot be read"),
+    "coordinator --tls": (["coordinator", "{job}", "--tls", "{path}"], "{path}/ca.pem: cannot be read"),
+    "status RUN": (["status", "{path}"], "{path}: there is no such folder"),
+    "status --coordinator": (["status", "--coordinator", "{path}"], "{path}: there is no such folder"),
+    "scale RUN": (["scale", "{path}", "--workers", "2"], "{path}: is no run folder"),
+    "sweep SWEEP": (["sweep", "{path}", "--out", "out"], "{path}: cannot be read"),
+    "cache FOLDER": (["cache", "{path}"], "{path}: no such file or folder"),
+}
+
+
+@pytest.mark.parametrize("option", OPTIONS)
+def test_the_folder_of_an_option_is_the_shells_or_home(option: str, places: Path) -> None:
+    arguments, said = OPTIONS[option]
+    for given, shown in (("../none/x", "../none/x"), ("~/none/x", f"{places}/home/none/x")):
+        filled = [argument.format(path=given, job=job(places)) for argument in arguments]
+        done = CliRunner().invoke(app, filled)
+        assert done.exit_code in (1, 2) and said.format(path=shown) in done.stderr, done.stderr
+
+
+def paths_of_commands() -> Iterator[tuple[str, Any]]:
+    """Every argument and option that takes a path, and what reads it."""
+    for command in app.registered_commands:
+        for name, parameter in inspect.signature(command.callback, eval_str=True).parameters.items():  # type: ignore[arg-type]
+            kind, *marks = get_args(parameter.annotation) or [None]
+            if kind is Path or Path in get_args(kind) or name == "coordinator":
+                yield f"{command.callback.__name__} {name}", marks[0].parser  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("name", "read"), list(paths_of_commands()), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_every_path_of_every_command_may_begin_with_home(name: str, read: Any, places: Path) -> None:
+    assert read is not None, f"{name} has no parser for ~"
+    assert str(read("~/it")) == f"{places}/home/it"
+    assert str(read("it:1")) == "it:1"
+
+
+def test_certificates_are_made_below_the_shells_folder(places: Path) -> None:
+    assert CliRunner().invoke(app, ["certs", "../kept"]).exit_code == 0
+    assert (places / "kept" / "ca" / "ca.pem").is_file()
+
+
+def test_a_home_that_nobody_has_is_refused_for_an_option(places: Path) -> None:
+    done = CliRunner().invoke(app, ["train", "~nobodyx/job.yaml"])
+    assert done.exit_code == 2 and "~nobodyx/job.yaml: " in done.stderr
