@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -59,6 +60,7 @@ def facts() -> dict[str, Any]:
         "nice": os.nice(0),
         "stdout": [sys.stdout.encoding, sys.stdout.line_buffering, sys.stdout.write_through],
         "blas threads": blas_threads(),
+        "collects garbage": gc.isenabled(),
         "own": {"pid": pid, "random": random.random(), "numpy": float(np.random.random())},
     }
 
