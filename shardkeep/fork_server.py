@@ -373,8 +373,8 @@ def _settle(request: Mapping[str, Any]) -> None:
     else:
         os.environ[BLAS_THREADS] = request["blas"]
         _set_blas_threads(int(request["blas"]))
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
     gc.enable()
 
 

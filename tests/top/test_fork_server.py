@@ -46,7 +46,7 @@ def server() -> Iterator[ForkServer]:
 
 def fork_server(threads: int = 1) -> ForkServer:
     started = ForkServer(environment(threads), main="tests.support.role_probe:main")
-    started.load(["numpy", "tests.support.role_probe"])
+    started.load(["numpy.random", "tests.support.role_probe"])
     return started
 
 
