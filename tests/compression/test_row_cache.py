@@ -70,6 +70,14 @@ def test_a_row_that_moves_fast_is_good_for_less_than_its_lease() -> None:
     assert found(pool, 110, [4], lease=100) == [102]  # without a limit
 
 
+def test_a_row_that_stands_still_for_one_step_is_good_for_two() -> None:
+    pool = new_pool()
+    for step in (0, 1):
+        pool.store(step, starts(1, 0), np.array([4]), rows(100), 0.05)
+    assert found(pool, 3, [4], drift=0.05) == [100]
+    assert np.isnan(found(pool, 4, [4], drift=0.05)[0])
+
+
 def test_a_row_of_zeros_and_one_read_twice_in_a_step_have_a_speed() -> None:
     pool = new_pool()
     for step in (0, 0, 2):

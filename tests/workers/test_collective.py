@@ -16,6 +16,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from torch import nn
 
 from shardkeep.base.errors import DeadlineExceeded, MemberLost, ShardkeepError
 from shardkeep.base.sockets import connections
@@ -137,9 +138,26 @@ SPLITS = [(0, 13), (13, 18), (18, 24)]
 INT8 = TowerCompressionConfig(name="int8")
 
 
-def trained(collective: Collective, *, forgetful: bool = False, **settings: Any) -> tuple[bytes, int]:
+class Wide(nn.Module):
+    """Its gradients, 32 kB, are small for one peer and not for two."""
+
+    def __init__(self, _rank: int) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2000)
+
+    def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.layer(dense).mean(1, keepdim=True) + sum(e.sum(1, keepdim=True) for e in embeddings.values())
+
+
+def forgetful_model(_rank: int) -> nn.Module:
+    return Forgetful()
+
+
+def trained(
+    collective: Collective, *, make_model: Callable[[int], nn.Module] = seeded_model, **settings: Any
+) -> tuple[bytes, int]:
     """Digest after five steps of two micro-batches, and the bytes this rank sent for them."""
-    model = Forgetful() if forgetful else seeded_model(collective.rank)
+    model = make_model(collective.rank)
     tower = tower_of(model=model, collective=collective, **settings)
     ledger = Ledger()
     collective.sent.tell(ledger, "control")
@@ -269,7 +287,8 @@ SCENARIOS: dict[str, Scenario] = {
     "moved": digest_of_moved,
     "bounded": functools.partial(trained_anew, sync=False),
     "ring": functools.partial(trained_anew, ring=True, sync=False),
-    "forgetful": functools.partial(trained_anew, sync=True, forgetful=True),
+    "wide": functools.partial(trained_anew, sync=False, make_model=Wide),
+    "forgetful": functools.partial(trained_anew, sync=True, make_model=forgetful_model),
     "wire": bytes_on_the_wire,
     "listens": listening_addresses,
     "alone": first_alone,
@@ -341,6 +360,13 @@ def test_sent_bytes_count_every_reduced_gradient(processes):
     share = sum(-(-p.numel() // WORLD) for p in seeded_model().parameters())  # a rank adds one and gives back the sum
     assert {sent for _, sent in processes["shards"]} == {5 * 2 * 2 * 4 * share + 2 * tensors}
     assert all(abs(sent - first - 4 * 4 * values * 4 / 3) <= 16 for _, sent in processes["ring"])
+
+
+@pytest.mark.processes
+def test_what_is_small_for_each_peer_and_large_for_all_goes_around_the_ring(processes):
+    values = 4 * 2000
+    first = 2 * (4 * values + 2)  # the first step goes flat
+    assert all(abs(sent - first - 4 * 4 * values * 4 / 3) <= 16 for _, sent in processes["wide"])
 
 
 @pytest.mark.processes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,15 @@ def test_a_conversion_needs_memory_for_a_few_chunks_only(tmp_path: Path) -> None
     data = open_data(_config(tmp_path), seed=0, progress=watch)
     assert len(data.train) == 600_000
     assert peak < 120e6
+
+
+def test_progress_is_the_share_of_the_bytes_of_all_files(tmp_path: Path) -> None:
+    _write(tmp_path)
+    shutil.copy(tmp_path / "a.csv", tmp_path / "b.csv")
+    shares: list[tuple[str, float]] = []
+    open_data(_config(tmp_path, train=["a.csv", "b.csv"]), seed=0, progress=lambda *told: shares.append(told))
+    assert shares == sorted(shares) and shares[-1] == ("reading b.csv", 1.0)
+    assert max(share for text, share in shares if text == "reading a.csv") == 0.5
 
 
 def test_jobs_with_other_evaluation_files_share_the_training_entry(tmp_path: Path) -> None:

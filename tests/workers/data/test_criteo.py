@@ -41,6 +41,14 @@ def test_kaggles_file_needs_no_column_names(tmp_path: Path) -> None:
     assert batch.label_BT[:, 0].tolist() == [1.0, 0.0]
 
 
+def test_a_quote_is_a_character_like_any_other(tmp_path: Path) -> None:
+    fields = _line(1, 8).rstrip("\n").split("\t")
+    fields[15:17] = ['"a"', '"b']
+    (tmp_path / "train.txt").write_text("\t".join(fields) + "\n" + TEXT)
+    batch = _open(tmp_path).train.gather(np.array([0]))
+    assert [batch.ids[name].values_N.tolist() for name in ("C2", "C3")] == [[hash_text(b'"a"')], [hash_text(b'"b')]]
+
+
 def test_a_folder_of_compressed_days_is_one_data_set(tmp_path: Path) -> None:
     (tmp_path / "days").mkdir()
     for day in range(2):
