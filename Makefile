@@ -16,7 +16,7 @@ test: $(STAMP)
 	@$(if $(BUDGET),$(BIN)/python $(BUDGET)) $(BIN)/python -m pytest $(PARALLEL) $(PYTEST)
 
 test-long: $(STAMP)
-	@$(BIN)/python -m pytest $(PARALLEL) $(PYTEST) -m "(slow or chaos) and not gpu" --timeout 1500
+	@SHARDKEEP_LONG_TESTS=1 $(BIN)/python -m pytest $(PARALLEL) $(PYTEST) -m "(slow or chaos or property) and not gpu" --timeout 1500
 
 coverage: $(STAMP)
 	@scripts/coverage $(PARALLEL) $(PYTEST)

@@ -32,6 +32,12 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Groups(config, log)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Marks the property tests: the long run repeats them with all their examples."""
+    if getattr(getattr(item, "obj", None), "is_hypothesis_test", False):
+        item.add_marker("property")
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:

@@ -24,6 +24,7 @@ from shardkeep.compression.dense_lossless import (
 from shardkeep.compression.dense_values import FP32
 from shardkeep.compression.exchange import Ranks
 from tests.compression.test_dense import drive
+from tests.support.examples import examples
 
 SHORT = arrays.array_shapes(min_dims=1, max_dims=1, min_side=0, max_side=100)
 
@@ -43,11 +44,13 @@ def gradient(*shape: int, zeros: float = 0.0, spread: float = 0.0) -> np.ndarray
     return kept.astype(np.float32).reshape(-1).view(np.uint8)
 
 
+@examples()
 @given(arrays.arrays(np.uint32, SHORT))
 def test_any_bits_come_back_in_little_more_room(bits_N: np.ndarray) -> None:
     coded_and_back(bits_N)
 
 
+@examples()
 @given(arrays.arrays(np.int8, SHORT), st.integers(-140, 100))
 def test_like_values_with_zeros_and_denormals_among_them_come_back(small_N: np.ndarray, power: int) -> None:
     coded_and_back(np.ldexp(small_N.astype(np.float32), power).view(np.uint32))
@@ -87,6 +90,7 @@ def test_a_code_cut_off_at_any_byte_is_refused_and_what_follows_it_is_not_looked
     assert np.array_equal(decode_floats(filled, 77), values)
 
 
+@examples()
 @given(st.binary(max_size=300), st.integers(0, 100))
 def test_any_bytes_decode_to_something_or_are_refused(code: bytes, num_values: int) -> None:
     try:
@@ -131,6 +135,7 @@ def test_a_length_with_any_bit_wrong_or_cut_off_at_any_byte_is_refused() -> None
             decode_length(told[:size], 50)
 
 
+@examples()
 @given(st.integers(0, 2 * most_bytes(50)) | st.integers(0, 2**40 - 1))
 def test_a_length_that_arrives_whole_is_one_that_a_code_has_or_is_refused(length: int) -> None:
     told = encode_length(length)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.codec import value_codec
 from shardkeep.compression.elements import MASKS, POSITIONS, decode, encode, size_bytes
+from tests.support.examples import examples
 
 FP32 = value_codec("fp32")
 
@@ -21,7 +22,7 @@ def made(num_rows: int, dim: int, share: float, seed: int = 0) -> tuple[np.ndarr
 
 
 @pytest.mark.parametrize("codec", ["fp32", "fp16", "bf16"])
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(num_rows=st.integers(0, 40), dim=st.integers(1, 20), share=st.floats(0, 1), seed=st.integers(0, 9))
 def test_elements_come_back_with_their_signs_and_places(
     codec: str, num_rows: int, dim: int, share: float, seed: int
@@ -95,7 +96,7 @@ def test_bytes_that_are_no_packet_are_refused(packet: list[int]) -> None:
         decode(np.array(packet, dtype=np.uint8), 1, 3, FP32)
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(data=st.binary(max_size=40), num_rows=st.integers(0, 5), dim=st.integers(1, 12))
 def test_any_bytes_are_a_packet_or_a_clear_error(data: bytes, num_rows: int, dim: int) -> None:
     packet = np.frombuffer(data, dtype=np.uint8)

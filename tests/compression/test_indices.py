@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkeep.compression.indices import (
@@ -20,6 +20,7 @@ from shardkeep.compression.indices import (
     encode_ids,
     encode_subsets,
 )
+from tests.support.examples import examples
 
 LEAST, MOST = -(2**63), 2**63 - 1
 Section = Sequence[int]
@@ -60,7 +61,7 @@ def decoded(code: CodedIds, rows_S: Ints, limit: int = 10**6) -> list[int]:
 # ---- what is coded comes back ----
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(sections)
 def test_ids_come_back_and_are_never_longer_than_raw(parts: list[list[int]]) -> None:
     code = coded(*parts)
@@ -68,7 +69,7 @@ def test_ids_come_back_and_are_never_longer_than_raw(parts: list[list[int]]) -> 
     assert (code.sizes_S <= 8 * rows(parts)).all() and code.area.size == code.sizes_S.sum()
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(st.one_of(spread, dense))
 def test_the_format_is_the_shortest_of_all_and_as_long_as_the_formula_says(part: list[int]) -> None:
     code = coded(part)
@@ -237,7 +238,7 @@ def decoded_subsets(code: CodedIds, rows_S: Ints, universe_S: Ints, limit: int =
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@examples(60)
 @given(subsets())
 def test_positions_come_back_in_the_shortest_format(case: tuple[list[list[int]], list[int]]) -> None:
     parts, universes = case

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.codec import value_codec
 from shardkeep.compression.quantize import saturated_values
+from tests.support.examples import examples
 
 NAMES = ["fp32", "fp16", "bf16"]
 CODECS = {name: value_codec(name) for name in NAMES}
@@ -43,7 +44,7 @@ def test_a_row_takes_a_fixed_number_of_bytes_per_value(name: str, size: int, dim
     assert CODECS[name].encode(np.ones((5, dim), np.float32)).nbytes == 5 * size * dim
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(values=st.lists(floats, max_size=40))
 def test_fp32_gives_back_every_bit_without_a_copy(values: list[float]) -> None:
     rows_KD = rows(values)
@@ -55,7 +56,7 @@ def test_fp32_gives_back_every_bit_without_a_copy(values: list[float]) -> None:
 
 
 @pytest.mark.parametrize("name", list(HALF))
-@settings(deadline=None, max_examples=300)
+@examples(300)
 @given(values=st.lists(floats, max_size=40))
 def test_a_half_format_rounds_to_the_nearest_and_keeps_signs_infinities_and_nan(name: str, values: list[float]) -> None:
     rows_KD = rows(values)

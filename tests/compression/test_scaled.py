@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -16,6 +16,7 @@ from shardkeep.compression.codec import ValueCodec, value_codec
 from shardkeep.compression.formats import FORMATS
 from shardkeep.compression.quantize import saturated_values
 from shardkeep.compression.scaled import BLOCK
+from tests.support.examples import examples
 
 BITS = {"fp16-block": 16, "fp8-e4m3": 8, "fp8-e5m2": 8, "int8": 8, "int4": 4, "int2": 2, "sign": 1}
 TOP = {"fp16-block": 1.0, "fp8-e4m3": 448.0, "fp8-e5m2": 57344.0, "int8": 127.0, "int4": 7.0, "int2": 1.0, "sign": 1.0}
@@ -52,7 +53,7 @@ def steps(codec: ValueCodec, encoded: np.ndarray) -> np.ndarray:
     return bits.view(np.float32).astype(np.float64)
 
 
-@settings(deadline=None, max_examples=50)
+@examples(50)
 @given(num_rows=st.integers(0, 5), dim=st.integers(1, 70))
 @every_codec
 def test_a_row_is_its_scale_and_its_bits_filled_up_to_bytes(codec: ValueCodec, num_rows: int, dim: int) -> None:
@@ -73,7 +74,7 @@ def test_sizes_at_16_values() -> None:
 # ---- against plain arithmetic ----
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(rows_KD=arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 19)), elements=ordinary))
 @every_codec
 def test_nearest_is_the_step_times_the_nearest_level(codec: ValueCodec, rows_KD: np.ndarray) -> None:
@@ -92,7 +93,7 @@ def test_nearest_is_the_step_times_the_nearest_level(codec: ValueCodec, rows_KD:
     assert np.array_equal(codec.decode(encoded, rows_KD.shape[1]), (step_K1 * level).astype(np.float32))
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(rows_KD=arrays(np.float32, st.tuples(st.integers(1, 4), st.integers(1, 9)), elements=finite))
 @every_codec
 def test_the_step_is_the_smallest_that_does_not_clip(codec: ValueCodec, rows_KD: np.ndarray) -> None:
@@ -210,7 +211,7 @@ def test_rows_of_any_size_come_back_finite_and_near(codec: ValueCodec, stochasti
     assert (error_KD <= share[codec.name] * sizes_K1 + 2.0**-126).all()
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(
     rows_KD=arrays(np.float32, st.tuples(st.integers(0, 4), st.integers(1, 9)), elements=finite), seed=st.integers(0, 9)
 )
@@ -259,7 +260,7 @@ def test_equal_keys_give_equal_bits_whatever_rows_are_beside(codec: ValueCodec) 
 # ---- bytes from elsewhere ----
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(data=st.data(), num_rows=st.integers(0, 6), dim=st.integers(1, 20))
 @every_codec
 def test_any_bytes_of_the_right_size_decode_to_something(

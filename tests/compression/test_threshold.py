@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from shardkeep.compression.threshold import largest
 from shardkeep.compression.threshold_kernels import mark_largest
+from tests.support.examples import examples
 
 anything = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)
 
@@ -19,7 +20,7 @@ def by_sorting(values_N: np.ndarray, count: int) -> np.ndarray:
     return np.sort(np.argsort(~magnitudes, kind="stable")[:count])
 
 
-@settings(deadline=None, max_examples=100)
+@examples(100)
 @given(values_N=arrays(np.float32, st.integers(0, 80), elements=anything), count=st.integers(0, 90))
 def test_any_bits_are_chosen_as_a_stable_sort_of_magnitudes_would(values_N: np.ndarray, count: int) -> None:
     assert np.array_equal(largest(values_N, count), by_sorting(values_N, count))

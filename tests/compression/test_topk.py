@@ -7,11 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from shardkeep.compression.topk import keep_at, num_kept, select_elements, select_random, select_rows
+from tests.support.examples import examples
 
 
 def column(*values: float) -> np.ndarray:
@@ -71,7 +72,7 @@ def test_a_share_out_of_range_is_refused(keep: float) -> None:
         select_rows(column(1, 2), keep)
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(
     grad_UD=arrays(np.float32, st.tuples(st.integers(1, 60), st.integers(1, 3)), elements=st.integers(-3, 3)),
     keep=st.floats(0.01, 1.0),

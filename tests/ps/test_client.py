@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkeep.base.errors import CorruptMessage, DeadlineExceeded, ProtocolError, RemoteError, TransportError
@@ -24,6 +24,7 @@ from shardkeep.ps.placement import server_of
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.shard.table import Table
 from shardkeep.ps.transport import Handler, LocalTransport
+from tests.support.examples import examples
 
 TABLES = (
     TableSpec(name="user", dim=4),
@@ -262,7 +263,7 @@ def gaussian(num_rows: int, dim: int, seed: int = 0) -> np.ndarray:
 FORMATS = ("fp32", "fp16", "bf16")
 
 
-@settings(max_examples=40, deadline=None)
+@examples(40)
 @given(
     keep=st.sampled_from([1.0, 0.5, 0.25, 0.01]),
     push=st.sampled_from(FORMATS),

@@ -6,7 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkeep.base.errors import CorruptMessage, ProtocolError
@@ -23,6 +23,7 @@ from shardkeep.ps.message import (
     text_of,
     unpack,
 )
+from tests.support.examples import examples
 
 HEADER = 40
 
@@ -61,7 +62,7 @@ def sizes(message: Message) -> list[tuple[int, int]]:
     return [(s.ids.size, s.values.size) for s in message.sections]
 
 
-@settings(deadline=None)
+@examples()
 @given(messages)
 def test_what_is_packed_comes_back(message: Message) -> None:
     packed = pack(message)
@@ -69,13 +70,13 @@ def test_what_is_packed_comes_back(message: Message) -> None:
     assert read(packed).overhead == packed.size - sum(map(sum, sizes(message)))
 
 
-@settings(deadline=None)
+@examples()
 @given(messages)
 def test_the_same_message_is_the_same_bytes(message: Message) -> None:
     assert bytes(pack(message)) == bytes(pack(unpack(pack(message))))
 
 
-@settings(deadline=None)
+@examples()
 @given(messages)
 def test_ids_and_values_start_at_multiples_of_eight_bytes_have_no_gaps_and_are_views(message: Message) -> None:
     packed = pack(message)
@@ -115,7 +116,7 @@ def test_the_bytes_on_the_wire_are_these() -> None:
     assert bytes(packed[HEADER:]).hex() == columns + 2 * "00" + parts
 
 
-@settings(max_examples=50, deadline=None)
+@examples(50)
 @given(st.lists(st.integers(0, 3), max_size=8), st.integers(0, 255), st.integers(0, 9), st.booleans())
 def test_columns_that_say_the_same_of_all_sections_come_back(rows: list[int], tag: int, width: int, skip: bool) -> None:
     parts = [
@@ -197,7 +198,7 @@ def test_every_flip_of_every_bit_is_corrupt_or_leaves_the_shape() -> None:
     assert kept >= 8 * sum(map(sum, shape))  # what stands in ids and values is not the wire's business
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.binary(max_size=400))
 def test_noise_behind_a_good_beginning_never_does_more_than_raise(noise: bytes) -> None:
     buffer = array(bytes(push()[:4]) + noise)
@@ -232,7 +233,7 @@ FORMATS = b"\0\0"
 SIZE = st.one_of(st.integers(0, 80), st.sampled_from([2**31, 2**32 - 8, 2**32, 2**63, 2**64 - 8, 2**64 - 1]))
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(st.tuples(SIZE, SIZE), min_size=1, max_size=3))
 def test_sizes_that_a_directory_invents_give_parts_of_just_these_sizes_or_none(invented: list[tuple[int, int]]) -> None:
     numbers = [ids for ids, _ in invented] + [values for _, values in invented]
@@ -246,7 +247,7 @@ def test_sizes_that_a_directory_invents_give_parts_of_just_these_sizes_or_none(i
         assert sizes(unpack(buffer)) == invented
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(st.lists(st.one_of(st.integers(0, 9), st.integers(0, 2**32 - 1)), min_size=1, max_size=3), SIZE, SIZE)
 def test_widths_that_a_directory_invents_give_rows_of_just_these_widths_or_none(
     rows: list[int], id_width: int, value_width: int

@@ -11,6 +11,7 @@ from hypothesis.extra import numpy as hnp
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import BUCKETS, bucket_of, server_of, split
 from shardkeep.ps.slab import Catalog, IdSlab
+from tests.support.examples import examples
 
 INT64 = np.iinfo(np.int64)
 ids_lists = hnp.arrays(np.int64, st.integers(0, 200), elements=st.integers(INT64.min, INT64.max), unique=True).map(
@@ -23,6 +24,7 @@ def slab(ids_U: np.ndarray) -> IdSlab:
     return IdSlab.of_arrays(Catalog([TableSpec(name="t")]), {"t": ids_U})
 
 
+@examples()
 @given(ids_lists, servers)
 def test_a_split_is_a_partition_that_keeps_the_order(ids_U: np.ndarray, num_servers: int) -> None:
     parts = split(slab(ids_U), num_servers)
@@ -35,6 +37,7 @@ def test_a_split_is_a_partition_that_keeps_the_order(ids_U: np.ndarray, num_serv
         assert (server_of(ids_U[part], num_servers) == server).all()
 
 
+@examples()
 @given(ids_lists, servers, st.data())
 def test_where_an_id_lives_does_not_depend_on_its_company(
     ids_U: np.ndarray, num_servers: int, data: st.DataObject
@@ -43,6 +46,7 @@ def test_where_an_id_lives_does_not_depend_on_its_company(
     assert (server_of(ids_U[chosen], num_servers) == server_of(ids_U, num_servers)[chosen]).all()
 
 
+@examples()
 @given(ids_lists, servers, servers)
 def test_another_number_of_servers_moves_whole_buckets_and_keeps_their_order(
     ids_U: np.ndarray, before: int, after: int
@@ -78,6 +82,7 @@ def test_one_server_splits_without_a_copy() -> None:
     assert np.shares_memory(split(slab(ids_U), 1).ids_of(0, ids_U), ids_U)
 
 
+@examples()
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.sampled_from([(4, 4, 4), (3, 1, 7), (2,)]), st.booleans())
 def test_rows_taken_for_the_servers_and_put_back_are_the_same_rows(
     seed: int, num_servers: int, dims: tuple[int, ...], halves: bool
@@ -115,6 +120,7 @@ def mix(x: int) -> int:
     return x ^ (x >> 31)
 
 
+@examples()
 @given(st.integers(INT64.min, INT64.max))
 def test_a_bucket_is_the_top_of_the_mixed_id(id_: int) -> None:
     assert bucket_of(np.array([id_], dtype=np.int64))[0] == mix(id_ % 2**64) >> 52

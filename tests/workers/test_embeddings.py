@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
@@ -21,6 +21,7 @@ from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Feature, Schema
 from shardkeep.workers.embeddings import Embeddings, non_finite_rows, scale_rows
 from shardkeep.workers.plan import Plan, dedupe
+from tests.support.examples import examples
 
 EXTREMES = [0, -1, 1, np.iinfo(np.int64).min, np.iinfo(np.int64).max]
 DIM = 3
@@ -104,7 +105,7 @@ def random_targets(num_samples: int, *, seed: int = 1) -> dict[str, torch.Tensor
     }
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(
     ids_N=arrays(
         np.int64,
@@ -149,7 +150,7 @@ def test_a_plan_lists_each_tables_ids_once_over_all_its_features() -> None:
     assert plan.feature("scored").inverse_N.tolist() == [2, 1]
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(num_samples=st.integers(1, 12), seed=st.integers(0, 10_000), num_ids=st.integers(2, 30))
 def test_pooling_and_its_gradient_equal_embedding_bag(num_samples: int, seed: int, num_ids: int) -> None:
     batch = random_batch(num_samples, seed=seed, num_ids=num_ids)
@@ -216,7 +217,7 @@ def peaks_batch(num_samples: int, *, seed: int, longest: int) -> Batch:
     return batch_of(features, num_samples)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(num_samples=st.integers(1, 12), seed=st.integers(0, 10_000), longest=st.integers(1, 6), cut=st.integers(0, 12))
 def test_the_largest_values_and_their_gradients_equal_embedding_bag(
     num_samples: int, seed: int, longest: int, cut: int

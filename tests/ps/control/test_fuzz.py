@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError, Message
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkeep.base.errors import ProtocolError, ShardkeepError
@@ -17,6 +17,7 @@ from shardkeep.proto import control_pb2 as pb
 from shardkeep.ps.control import wire
 from shardkeep.ps.control.records import Formation, Hello, JobState, Member, MemberStatus, Status
 from tests.ps.control.job import TABLES, VERSIONS, Job
+from tests.support.examples import examples
 
 MEMBER = Member("worker", 1, "10.0.0.7", 100)
 STATUS = Status(
@@ -41,7 +42,7 @@ def mutated(draw: Any, whole: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("name", DECODERS)
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(data=st.data())
 def test_a_decoder_gives_a_record_or_a_protocol_error(name: str, data: st.DataObject) -> None:
     message, decode = DECODERS[name]
@@ -64,21 +65,21 @@ TEXTS = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(text=TEXTS)
 def test_a_record_is_an_object_or_a_protocol_error(text: str) -> None:
     with contextlib.suppress(ProtocolError):
         assert isinstance(wire.record_from_json(text), dict)
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(optimizer=TEXTS, init=TEXTS, name=st.text(max_size=8), dim=st.integers(0, 2**32 - 1))
 def test_a_table_of_any_content_is_a_table_or_a_protocol_error(optimizer: str, init: str, name: str, dim: int) -> None:
     with contextlib.suppress(ProtocolError):
         wire.table_from_pb(pb.Table(name=name, dim=dim, optimizer_json=optimizer, init_json=init))
 
 
-@settings(deadline=None, max_examples=200)
+@examples(200)
 @given(data=st.data())
 def test_a_coordinator_refuses_a_strange_registration_with_an_error_of_ours(data: st.DataObject) -> None:
     job = Job()

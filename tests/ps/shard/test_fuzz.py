@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
 from shardkeep.ps.message import Bytes, Kind, Message, Section, pack, text_message, text_of, unpack
 from shardkeep.ps.shard.service import ShardService
 from tests.ps.shard.test_service import IDS, answer, gradient, make_service, pull, push, raw, wanted
+from tests.support.examples import examples
 
 HEADER = 40
 LENGTH_AT = 32  # the last field of a header
@@ -121,7 +122,7 @@ def check(mode: str, content: bytes) -> None:
 
 
 @pytest.mark.parametrize("mode", MODES)
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@examples(100, suppress_health_check=[HealthCheck.too_slow])
 @given(content=st.one_of(mutated(), invented(), questions(), st.binary(max_size=200)))
 def test_whatever_comes_is_answered_at_its_own_cost_and_a_refused_message_changes_nothing(
     mode: str, content: bytes

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkeep.base.errors import JobError
@@ -15,6 +15,7 @@ from shardkeep.ps.shard import index as index_module
 from shardkeep.ps.shard import index_kernels
 from shardkeep.ps.shard.index import MAX_ROWS, RowIndex
 from shardkeep.ps.shard.records import Records
+from tests.support.examples import examples
 
 EXTREMES = [0, -1, 1, 2**63 - 1, -(2**63), 2**32, -(2**32)]
 MASK = 2**64 - 1
@@ -80,13 +81,13 @@ def check_calls(calls: list[tuple[bool, set[int]]]) -> None:
     assert index.find(everything).tolist() == [expected[i] for i in everything.tolist()]
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(calls_strategy)
 def test_the_index_answers_as_a_dict_does(calls: list[tuple[bool, set[int]]]) -> None:
     check_calls(calls)
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.lists(st.sets(ids_strategy, max_size=60), min_size=20, max_size=60), st.integers(300, 360))
 def test_an_index_answers_as_a_dict_does_at_every_stage_of_a_move(parts: list[set[int]], before: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
@@ -138,7 +139,7 @@ def test_a_chain_that_goes_on_at_the_first_entry_survives_a_move(
     assert np.count_nonzero(index.entries[1:]) == len(index) == count + chain.size
 
 
-@settings(deadline=None)
+@examples()
 @given(st.integers(2, 5000).flatmap(lambda size: st.tuples(st.just(size), st.integers(1, size))))
 def test_the_bound_parts_the_hashes_whose_chains_were_moved_from_the_others(case: tuple[int, int]) -> None:
     size, end = case

@@ -6,13 +6,14 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.shard.optimizers import OPTIMIZERS
 from shardkeep.ps.shard.table import Table
 from shardkeep.ps.shard.tables import Gradients, Sections, Tables
+from tests.support.examples import examples
 
 SPECS = tuple(
     TableSpec(name=name, dim=dim, optimizer={"name": optimizer}, init={"name": law})
@@ -69,7 +70,7 @@ def by_hand(pushes: list[ByTable]) -> ByTable:
     }
 
 
-@settings(deadline=None, max_examples=60)
+@examples(60)
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4))
 def test_pushes_of_many_tables_equal_table_by_table(seed: int, num_pushes: int) -> None:
     rng = np.random.default_rng(seed)
@@ -129,7 +130,7 @@ def test_rows_that_are_not_finite_are_left_alone_and_counted() -> None:
     assert [table.skipped_rows for table in tables] == [1, 0, 0, 0, 2, 0]
 
 
-@settings(deadline=None, max_examples=40)
+@examples(40)
 @given(st.integers(0, 2**32 - 1))
 def test_slots_of_an_earlier_pull_give_the_same_bits_also_when_another_push_came_between(seed: int) -> None:
     rng = np.random.default_rng(seed)

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkeep.workers.data.sampling import Origin, StepSlices
+from tests.support.examples import examples
 
 SHAPES = {
     "num_samples": st.integers(1, 700),
@@ -20,7 +21,7 @@ SHAPES = {
 
 
 @given(**SHAPES)
-@settings(max_examples=100, deadline=None)
+@examples(100)
 def test_every_epoch_visits_every_sample_exactly_once(num_samples: int, **shape: int) -> None:
     slices = StepSlices(num_samples, epochs=2, **shape)  # type: ignore[arg-type]
     for epoch in range(2):
@@ -30,7 +31,7 @@ def test_every_epoch_visits_every_sample_exactly_once(num_samples: int, **shape:
 
 
 @given(**SHAPES)
-@settings(max_examples=60, deadline=None)
+@examples(60)
 def test_ranks_share_a_step_as_evenly_as_possible(num_samples: int, **shape: int) -> None:
     slices = StepSlices(num_samples, **shape)  # type: ignore[arg-type]
     for step in range(slices.num_steps):
@@ -94,7 +95,7 @@ def test_a_step_or_rank_outside_the_job_is_refused(step: int, rank: int) -> None
 
 
 @given(**SHAPES, workers_then=st.integers(1, 7), epochs=st.integers(1, 3), share=st.floats(0.0, 1.0))
-@settings(max_examples=150, deadline=None)
+@examples(150)
 def test_a_job_that_goes_on_with_any_number_of_workers_visits_what_is_left_exactly_once(
     num_samples: int, workers_then: int, epochs: int, share: float, **shape: int
 ) -> None:
