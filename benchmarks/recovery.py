@@ -34,13 +34,14 @@ def main() -> None:
     parser = harness.arguments(__doc__)
     parser.add_argument("--dims", type=int, nargs="+", default=[16])
     parser.add_argument("--only", choices=["cost", "pause"], help="one half of it")
+    parser.add_argument("--start", choices=["auto", "spawn"], default="auto", help="processes.start of the pauses")
     options = harness.parse(parser)
     results: dict[str, Any] = {}
     for dim in options.dims:
         if options.only != "pause":
             results[f"cost, D={dim}"] = cost(dim, options)
         if options.only != "cost":
-            results[f"pause, D={dim}"] = pause(dim, options)
+            results[f"pause, D={dim}, start: {options.start}"] = pause(dim, options)
     harness.write(options.json, "recovery", results)
 
 
@@ -62,7 +63,7 @@ def cost(dim: int, options: Any) -> dict[str, Any]:
 
 def pause(dim: int, options: Any) -> dict[str, Any]:
     contestants = {
-        name: lambda _s, name=name: {"seconds": seconds_without_a_step(name, dim, options.device)}
+        name: lambda _s, name=name: {"seconds": seconds_without_a_step(name, dim, options)}
         for name in PAUSES_S
         if not (options.smoke and "compiled" in name)
     }
@@ -74,14 +75,15 @@ def pause(dim: int, options: Any) -> dict[str, Any]:
     return shown
 
 
-def seconds_without_a_step(victim: str, dim: int, device: str) -> float:
+def seconds_without_a_step(victim: str, dim: int, options: Any) -> float:
     """Kills a process of a job that has trained for a while; until a step is done that was not done before."""
     config = job_config(
         dim=dim, servers=SERVERS, workers=WORKERS, consistency={"mode": "bounded", "staleness": 2}, batch=2048,
-        device=device, cores=default_cores(SERVERS, WORKERS), report_every_s=0.001,
+        device=options.device, cores=default_cores(SERVERS, WORKERS), report_every_s=0.001,
     )  # fmt: skip
     name, _, compiled = victim.partition(", ")
-    with running(config, ("tower.compile=on",) if compiled else ()) as job:
+    overrides = (f"processes.start={options.start}", *(("tower.compile=on",) if compiled else ()))
+    with running(config, overrides) as job:
         job.wait()
         time.sleep(SETTLED_S)
         job.processes[name].send_signal(signal.SIGKILL)
