@@ -19,23 +19,21 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from shardkeep.affinity import Cores, pin
+from shardkeep.affinity import Cores
 from shardkeep.base.deadlines import Deadline
 from shardkeep.children import SHARDKEEP, Child, Death, Spawn, last_words
-from shardkeep.process_title import show_command
+from shardkeep.forked_role import BLAS_THREADS, become
 
 LIBRARIES = ("torch", "torch._dynamo", "numba", "shardkeep.ps.control.client", "shardkeep.ps.control.server")
 """Imported while data and kernels are prepared. No `pyarrow`: importing it starts a thread."""
 ROLES = ("shardkeep.server_role", "shardkeep.worker_role")
 """Imported once the kernels are compiled, because importing them loads the kernels."""
-BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 FORK_S = 10.0
 """Seconds that the server gets to fork."""
 READY_S = 120.0
@@ -304,11 +302,12 @@ def _fork(request: Mapping[str, Any], descriptors: Sequence[int], control: socke
     """Forks a role by way of a process that ends at once, so that the launcher adopts the role."""
     if (threads := _threads()) != 1:
         return {"error": f"the fork server has {threads} threads; only a process with one can be forked"}
+    log, parent_pipe = descriptors
     source, target = os.pipe()
     try:
         between = os.fork()
         if not between:
-            _in_between(target, lambda: _become(request, descriptors, [source, target, control.detach()]))
+            _in_between(lambda: become(request, log, parent_pipe, target, inherited=[source, control.detach()]))
     except OSError as error:
         os.close(target)
         os.close(source)
@@ -320,72 +319,10 @@ def _fork(request: Mapping[str, Any], descriptors: Sequence[int], control: socke
     return {"pid": int(pid)} if pid else {"error": "the fork server cannot fork twice"}
 
 
-def _in_between(target: int, become: Callable[[], NoReturn]) -> NoReturn:
-    """The process between server and role: tells the role's number and ends."""
+def _in_between(role: Callable[[], NoReturn]) -> NoReturn:
+    """The process between server and role."""
     try:
-        pid = os.fork()
-        if not pid:
-            become()
-        os.write(target, str(pid).encode())
+        if not os.fork():
+            role()
     finally:
         os._exit(0)
-
-
-def _become(request: Mapping[str, Any], descriptors: Sequence[int], inherited: Sequence[int]) -> NoReturn:
-    """The role: what exec would have given it, then its main."""
-    code = 1
-    try:
-        os.setsid()
-        log, parent_pipe = descriptors
-        for number, descriptor in ((0, parent_pipe), (1, log), (2, log)):
-            os.dup2(descriptor, number)
-        for descriptor in (*descriptors, *inherited):
-            os.close(descriptor)
-        if not os.read(0, 1):
-            os._exit(1)  # the launcher does not know this process
-        command = [*SHARDKEEP, *request["arguments"]]
-        show_command(command)
-        _settle(request)
-        sys.argv = command[2:]
-        module, _, function = request["main"].partition(":")
-        getattr(importlib.import_module(module), function)()
-    except SystemExit as end:
-        code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except KeyboardInterrupt:  # as Python ends
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGINT)
-    except BaseException:
-        sys.excepthook(*sys.exc_info())
-    finally:
-        with contextlib.suppress(Exception):
-            sys.stderr.flush()
-            sys.stdout.flush()
-        os._exit(code)
-
-
-def _settle(request: Mapping[str, Any]) -> None:
-    """Cores, threads and random states of this process. Python and numba seed theirs after each fork, torch starts from
-    the same seed in every process."""
-    if request["cores"] is not None:
-        pin(0, tuple(request["cores"]))  # threads that it starts later inherit this
-    if request["blas"] is None:
-        del os.environ[BLAS_THREADS]
-    else:
-        os.environ[BLAS_THREADS] = request["blas"]
-        _set_blas_threads(int(request["blas"]))
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()
-    gc.enable()
-
-
-def _set_blas_threads(count: int) -> None:
-    """What OPENBLAS_NUM_THREADS sets at import: the OpenBLAS of numpy was imported with one thread."""
-    count = min(count, len(os.sched_getaffinity(0)))  # as OpenBLAS does
-    if count == 1:
-        return
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
-    for path in sorted({line.split(None, 5)[5] for line in maps.splitlines() if "openblas" in line}):
-        library = ctypes.CDLL(path)
-        for name in ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads", "openblas_set_num_threads"):
-            if (setter := getattr(library, name, None)) is not None:
-                setter(count)

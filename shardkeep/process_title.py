@@ -32,7 +32,10 @@ def show_command(command: Sequence[str]) -> bool:
     """Shows `command` as the command line of this process. Returns False where the kernel refuses it."""
     libc = ctypes.CDLL(None, use_errno=True)
     libc.sbrk.restype = ctypes.c_void_p
-    stat = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    try:
+        stat = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return False
     values = {name: int(stat[number - 3]) for name, number in _AT.items()}  # the first field after the name is 3
     text = b"".join(os.fsencode(part) + b"\0" for part in command)
     memory = ctypes.create_string_buffer(text, len(text))

@@ -108,6 +108,7 @@ def test_a_forked_role_equals_a_spawned_one(threads: int, tmp_path: Path, log: P
 
 def test_the_command_line_of_a_forked_role_is_that_of_its_role(server: ForkServer, log: Path) -> None:
     child = forked(server, log, "wait", "--index", "0")
+    assert os.getpgid(child.pid) == child.pid  # at once, so that it can be killed at once
     facts_of(child, log)
     assert psutil.Process(child.pid).cmdline() == [*SHARDKEEP, "probe", "wait", "--index", "0"]
     end(child)
@@ -132,6 +133,7 @@ def test_a_forked_role_runs_on_its_cores(server: ForkServer, log: Path) -> None:
 @pytest.mark.parametrize(
     ("act", "code"),
     [
+        (["return"], 0),
         (["exit", "0"], 0),
         (["exit", "2"], 2),
         (["fail"], 1),
@@ -139,7 +141,7 @@ def test_a_forked_role_runs_on_its_cores(server: ForkServer, log: Path) -> None:
         (["signal", "15"], -signal.SIGTERM),
         (["signal", "2"], -signal.SIGINT),
     ],
-    ids=["done", "code", "exception", "killed", "terminated", "interrupted"],
+    ids=["return", "done", "code", "exception", "killed", "terminated", "interrupted"],
 )
 def test_the_launcher_sees_how_a_forked_role_ends(server: ForkServer, log: Path, act: list[str], code: int) -> None:
     child = forked(server, log, *act)
