@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.support.reaches import imports_of_tests, private_names
 
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = ("ps", "workers", "compression", "proto")
@@ -23,6 +25,72 @@ ONLY_IN = {  # a foreign module -> the only places that may import it
     "grpc": ("proto/", "ps/control/"),
     "shardkeep.proto": ("proto/", "ps/control/"),
 }
+
+
+PRIVATE = {
+    "tests/base/test_kernel_cache.py: _user_cache",
+    "tests/compression/test_element_pool.py: _slots",
+    "tests/compression/test_row_pool.py: _slots",
+    "tests/integration/test_consistency.py: _transport",
+    "tests/integration/test_equality.py: _joined",
+    "tests/integration/test_equality.py: _slices",
+    "tests/integration/test_equality.py: _step",
+    "tests/integration/test_resume.py: _marks",
+    "tests/integration/test_resume.py: _snapshots",
+    "tests/ps/control/test_grpc.py: _reporter",
+    "tests/ps/control/test_recovery.py: _recoveries",
+    "tests/ps/control/test_take_over.py: _recoveries",
+    "tests/ps/shard/test_changed_rows.py: _read_index",
+    "tests/ps/shard/test_index.py: _MOVES_PER_ROW",
+    "tests/ps/shard/test_index.py: _MOVE_AT_LEAST",
+    "tests/ps/shard/test_index.py: _count",
+    "tests/ps/shard/test_index.py: _given_back",
+    "tests/ps/shard/test_index.py: _moved",
+    "tests/ps/shard/test_marks.py: _marked",
+    "tests/ps/shard/test_marks.py: _marks",
+    "tests/ps/shard/test_optimizers.py: _find_or_create",
+    "tests/ps/shard/test_records.py: _ADVICE",
+    "tests/ps/shard/test_records.py: _GIVE_BACK",
+    "tests/ps/shard/test_snapshot.py: _read_arrays",
+    "tests/ps/shard/test_snapshot_writer.py: _marks",
+    "tests/ps/test_client.py: _consistency",
+    "tests/ps/test_client.py: _unacknowledged",
+    "tests/ps/test_compressed.py: _groups",
+    "tests/ps/test_compressed.py: _journal",
+    "tests/ps/test_compressed.py: _listening",
+    "tests/ps/test_compressed.py: _pulled",
+    "tests/ps/test_conservation.py: _groups",
+    "tests/ps/test_exchange.py: _generation",
+    "tests/ps/test_transport.py: _call",
+    "tests/ps/test_transport.py: _serve",
+    "tests/top/test_roles.py: _device",
+    "tests/workers/test_checkpoint.py: _checkpoints",
+    "tests/workers/test_collective.py: _ddp",
+    "tests/workers/test_dense_sums.py: _compression",
+    "tests/workers/test_dense_sums.py: _ddp",
+    "tests/workers/test_dense_sums.py: _sum_over_ranks",
+    "tests/workers/test_dense_sums.py: _switch",
+    "tests/workers/test_models.py: _eager_on_the_cpu",
+    "tests/workers/test_models.py: _pairwise",
+    "tests/workers/test_onednn.py: _product",
+    "tests/workers/test_onednn.py: _vendor",
+    "tests/workers/test_rewind.py: _compiling",
+    "tests/workers/test_rewind.py: _micro",
+    "tests/workers/test_rewind.py: _switch",
+    "tests/workers/test_tower.py: _compiled",
+    "tests/workers/test_tower.py: _compiling",
+    "tests/workers/test_tower.py: _optimizer",
+    "tests/workers/test_tower.py: _parameters",
+    "tests/workers/test_tower.py: _switch",
+}
+"""Underscore names that tests still take, `file: name`, of classes that are going to be dissolved. It only shrinks."""
+IMPORTS = {
+    "tests/integration/test_own_modules.py: tests.integration.test_jobs",
+    "tests/integration/test_stops.py: tests.integration.test_jobs",
+    "tests/integration/test_take_over.py: tests.integration.test_stops",
+    "tests/integration/test_trust.py: tests.integration.test_jobs",
+}
+"""Test modules that others still import, `file: module`. It only shrinks, to nothing."""
 
 
 def imported(tree: ast.AST) -> Iterator[str]:
@@ -107,3 +175,60 @@ def test_rooms_have_no_init_files_and_folders_of_tests_have_one() -> None:
     assert not stray, f"{stray}: in Python 3.14 `compression` is in the standard library; delete them"
     folders = {p.parent for p in (ROOT / "tests").rglob("*.py")}
     assert not [str(f.relative_to(ROOT)) for f in folders if not (f / "__init__.py").exists()]
+
+
+def taken(kind: Callable[[ast.AST], Iterator[str]]) -> set[str]:
+    """`file: name` for every name of a kind that a test takes."""
+    files = sorted((ROOT / "tests").rglob("*.py"))
+    trees = ((path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))) for path in files)
+    return {f"{path}: {name}" for path, tree in trees for name in kind(tree)}
+
+
+@pytest.mark.parametrize(
+    ("kind", "allowed", "instead"),
+    [
+        (private_names, PRIVATE, "test what a user of the class sees, or add what is missing to the class"),
+        (imports_of_tests, IMPORTS, "a helper of several tests stands in tests/support"),
+    ],
+    ids=["underscore names", "helpers of other tests"],
+)
+def test_tests_take_nothing_that_is_not_for_them(
+    kind: Callable[[ast.AST], Iterator[str]], allowed: set[str], instead: str
+) -> None:
+    found = taken(kind)
+    assert not found - allowed, f"{sorted(found - allowed)}: {instead}"
+    assert not allowed - found, f"{sorted(allowed - found)}: gone; take them off the list in tests/test_layers.py"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "client._window",
+        "job.run()._window.add(3)",
+        "from shardkeep.ps import client\nclient._WINDOW",
+        "from shardkeep.ps.client import _window",
+        "monkeypatch.setattr(client, '_window', 3)",
+        "getattr(client, '_window')",
+        "client._window = 3",
+    ],
+)
+def test_an_underscore_name_is_found(source: str) -> None:
+    assert {name.lower() for name in private_names(ast.parse(source))} == {"_window"}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\ntorch._dynamo.reset()",
+        "from torch.distributed import rpc as r\nr.api._x",
+        "self._x",
+        "a.__dict__",
+    ],
+)
+def test_names_of_others_and_of_the_test_itself_are_no_reaches(source: str) -> None:
+    assert not list(private_names(ast.parse(source)))
+
+
+def test_an_import_of_a_test_module_is_found() -> None:
+    source = "import tests.ps.test_a\nfrom tests.ps.test_b import c\nfrom tests.support.d import e\nimport testsuite"
+    assert sorted(imports_of_tests(ast.parse(source))) == ["tests.ps.test_a", "tests.ps.test_b"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, get_args
 
@@ -19,6 +18,7 @@ from shardkeep.compression.dense_forms import Rounded
 from shardkeep.compression.dense_indices import coded_bytes, decode_positions, encode_positions
 from shardkeep.compression.dense_values import BF16, FP16, FP32, INT8
 from shardkeep.compression.exchange import Ranks, Sum
+from tests.support.dense_sums import drive
 
 CPU = torch.device("cpu")
 SHAPES = {"wide": (40, 90), "bias": (40,), "tall": (130, 33), "one": (1,), "none": (0, 5)}
@@ -49,27 +49,6 @@ def _one_thread() -> Iterator[None]:
 def members(config: str, world_size: int, **others: Any) -> list[DenseCompression]:
     settings = TowerCompressionConfig(**CONFIGS[config], **others)
     return [DenseCompression(settings, SHAPES, CPU) for _ in range(world_size)]
-
-
-def drive(sums: Sequence[Sum]) -> tuple[list[torch.Tensor], Counter[str]]:
-    """Runs all ranks' sums round by round; the totals, and the bytes each rank sent by part."""
-    world_size, sent = len(sums), Counter[str]()
-    exchanges = [next(one) for one in sums]
-    while True:
-        assert len({(e.packets.shape, str(e.parts)) for e in exchanges}) == 1, "a packet has one size on all ranks"
-        for part, size in exchanges[0].parts.items():
-            sent[part] += (world_size - 1) * size
-        sent["all"] += (world_size - 1) * exchanges[0].packets.shape[-1]
-        found: list[Any] = []
-        for rank, one in enumerate(sums):
-            rows = [e.packets[rank] if e.packets.ndim == 2 else e.packets for e in exchanges]
-            try:
-                found.append(one.send(torch.stack(rows)))
-            except StopIteration as done:
-                found.append(done.value)
-        if isinstance(found[0], torch.Tensor):
-            return found, sent
-        exchanges = found
 
 
 def draw(step: int, rank: int, size: float = 1.0) -> dict[str, torch.Tensor]:

@@ -23,7 +23,7 @@ from shardkeep.compression.dense_lossless import (
 )
 from shardkeep.compression.dense_values import FP32
 from shardkeep.compression.exchange import Ranks
-from tests.compression.test_dense import drive
+from tests.support.dense_sums import drive
 from tests.support.examples import examples
 
 SHORT = arrays.array_shapes(min_dims=1, max_dims=1, min_side=0, max_side=100)

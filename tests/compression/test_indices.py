@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -21,9 +20,7 @@ from shardkeep.compression.indices import (
     encode_subsets,
 )
 from tests.support.examples import examples
-
-LEAST, MOST = -(2**63), 2**63 - 1
-Section = Sequence[int]
+from tests.support.id_codes import LEAST, MOST, Section, coded, coded_subsets, column, decoded, flat, rows
 
 id_numbers = st.one_of(st.integers(LEAST, MOST), st.integers(-300, 300), st.integers(LEAST, LEAST + 9))
 spread = st.lists(id_numbers, unique=True, max_size=25).map(sorted)
@@ -34,28 +31,6 @@ dense = st.builds(
     gaps,
 )
 sections = st.lists(st.one_of(spread, dense), max_size=4)
-
-
-def column(numbers: Sequence[int]) -> Ints:
-    return np.array(numbers, dtype=np.int64)
-
-
-def flat(parts: Sequence[Section]) -> tuple[Ints, Ints]:
-    """Starts and ids of all sections."""
-    return np.cumsum([0, *(len(part) for part in parts)]), column([id_ for part in parts for id_ in part])
-
-
-def rows(parts: Sequence[Section]) -> Ints:
-    return column([len(part) for part in parts])
-
-
-def coded(*parts: Section) -> CodedIds:
-    return encode_ids(*flat(parts))
-
-
-def decoded(code: CodedIds, rows_S: Ints, limit: int = 10**6) -> list[int]:
-    found: list[int] = decode_ids(code.formats_S, rows_S, code.sizes_S, code.area, limit).tolist()
-    return found
 
 
 # ---- what is coded comes back ----
@@ -227,10 +202,6 @@ def subsets(draw: st.DrawFn) -> tuple[list[list[int]], list[int]]:
         parts.append(sorted(set(range(universe)) - chosen) if inverted else sorted(chosen))
         universes.append(universe)
     return parts, universes
-
-
-def coded_subsets(parts: Sequence[Section], universes: Sequence[int]) -> CodedIds:
-    return encode_subsets(*flat(parts), column(universes))
 
 
 def decoded_subsets(code: CodedIds, rows_S: Ints, universe_S: Ints, limit: int = 10**6) -> list[int]:

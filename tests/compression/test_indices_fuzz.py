@@ -21,7 +21,7 @@ from shardkeep.compression.indices import (
     encode_ids,
     encode_subsets,
 )
-from tests.compression.test_indices import LEAST, MOST, coded, coded_subsets, column, decoded, rows
+from tests.support.id_codes import LEAST, MOST, coded, coded_subsets, column, decoded, rows
 
 ID_FORMATS = [IdFormat.RAW, IdFormat.RANGE, IdFormat.BITMAP, IdFormat.RICE, IdFormat.ELIAS_FANO]
 SUBSET_FORMATS = [format_ for format_ in IdFormat if format_ not in ID_FORMATS]

@@ -20,22 +20,15 @@ from typing import Any
 import pytest
 
 from shardkeep.benchmarks.harness import write
-from shardkeep.report import RunFolder
-from tests.support.cluster import Cluster, Command, gone, stalled
+from tests.support.chaos import JOB, completed
+from tests.support.cluster import Cluster, gone, stalled
 from tests.support.faults import Fault, play, random_faults
-from tests.support.golden import STEPS, TRAINED, Golden
+from tests.support.golden import STEPS, Golden
 from tests.support.hurt import Astray, Hurt, environment, missed, strayed
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(1500)]
 kill, stall = Fault.kill, Fault.stall
 MEMBERS = ["coordinator 0", "server 0", "server 1", "worker 0", "worker 1"]
-
-JOB: dict[str, Any] = {
-    **TRAINED,
-    "train": {**TRAINED["train"], "report_every_s": 0.02},
-    "checkpoint": {"every_steps": 130},
-    "liveness": {"lease_s": 4.0},
-}
 
 
 @pytest.fixture
@@ -48,18 +41,6 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
 def undisturbed(golden: Golden) -> dict[str, Any]:
     """The summary of the job, in sync, without any fault."""
     return golden.summary
-
-
-def completed(job: Command, folder: RunFolder, *, steps: int = STEPS, limit_s: float = 200.0) -> dict[str, Any]:
-    """The summary of a job that ended well: every step applied once by every server, and nothing left behind."""
-    ended = job.end(limit_s=limit_s)
-    assert (ended.code, ended.err) == (0, ""), job.printed()
-    summary = folder.summary() or {}
-    assert (summary["status"], summary["steps"], summary["samples"]) == ("completed", steps, 100 * steps)
-    servers = [p for p in summary["processes"] if p["role"] == "server"]
-    assert [server["applied_steps"] for server in servers] == [steps] * len(servers)
-    assert not list((folder.path / "recovery").glob("*/*")), "a completed job leaves nothing for its recovery"
-    return summary
 
 
 def disturbed(cluster: Cluster, config: dict[str, Any], *faults: Fault, limit_s: float = 200.0) -> dict[str, Any]:

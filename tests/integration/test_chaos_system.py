@@ -16,7 +16,7 @@ import pytest
 
 from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.report import RunFolder
-from tests.integration.test_chaos import JOB, completed
+from tests.support.chaos import JOB, completed
 from tests.support.cluster import Cluster, Command, within
 from tests.support.faults import Fault, play
 

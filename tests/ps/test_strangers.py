@@ -17,8 +17,8 @@ from torch.distributed import rpc
 from shardkeep.ps.control.store import StoreHost
 from shardkeep.ps.message import Kind, text_of
 from shardkeep.ps.transport import connect_store
-from tests.ps.test_transport import LIMIT_S, Group, answer, pull, push, question, service_settings
 from tests.support.cluster import listening_ports
+from tests.support.rpc_groups import LIMIT_S, Group, answer, pull, push, question, service_settings
 from tests.support.rpc_peer import Peer
 
 pytestmark = pytest.mark.processes

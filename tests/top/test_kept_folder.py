@@ -12,7 +12,7 @@ from shardkeep.ps.control.client import ControlClient
 from shardkeep.ps.control.server import ControlServer
 from shardkeep.report import RunFolder
 from shardkeep.roles import Membership, checkpoints_of, kept_for_recovery, kept_while_useful, owned
-from tests.ps.control.job import VERSIONS, Job
+from tests.support.control_job import VERSIONS, Job
 
 
 def end_of_a_server(folder: Path, server: ControlServer, *, before_it_leaves: object = None) -> Path:

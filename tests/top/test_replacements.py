@@ -15,8 +15,8 @@ from shardkeep.ps.control.client import ControlClient
 from shardkeep.ps.control.records import Formation
 from shardkeep.ps.control.server import ControlServer
 from shardkeep.roles import Membership, kept_while_useful, replaced_folder
-from tests.ps.control.job import VERSIONS
-from tests.ps.control.recovering import Recovering
+from tests.support.control_job import VERSIONS
+from tests.support.recovering import Recovering
 
 
 class Trial:

@@ -18,8 +18,8 @@ from shardkeep.ps.control.coordinator import Coordinator
 from shardkeep.ps.control.server import ControlServer
 from shardkeep.report import RunFolder
 from shardkeep.status import show_job
-from tests.ps.control.job import TABLES, Job
-from tests.ps.control.recovering import Recovering
+from tests.support.control_job import TABLES, Job
+from tests.support.recovering import Recovering
 
 
 def form(job: Job, tables: Sequence[TableSpec] = TABLES) -> None:

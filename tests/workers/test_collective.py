@@ -33,7 +33,7 @@ from shardkeep.workers.collective import (
 )
 from shardkeep.workers.process_collective import ProcessCollective
 from tests.support.scenarios import Found, Rank, Scenario, played
-from tests.workers.test_tower import Forgetful, seeded_model, tower_of, train
+from tests.support.towers import Forgetful, seeded_model, tower_of, train
 
 WORLD = 3
 

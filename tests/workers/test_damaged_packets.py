@@ -21,9 +21,9 @@ from shardkeep.workers import reduce
 from shardkeep.workers.collective import Collective
 from shardkeep.workers.process_collective import ProcessCollective
 from shardkeep.workers.tower import Tower
+from tests.support.layers import SPLITS, build
 from tests.support.processes import in_processes
-from tests.workers.test_dense_sums import SPLITS, build
-from tests.workers.test_tower import batch, part_of, train
+from tests.support.towers import batch, part_of, train
 
 WORLD = 2
 TIMEOUT_S = 60.0

@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 
 from shardkeep.base.errors import UserError
 from shardkeep.workers import compiling, onednn
-from tests.workers.test_tower import CPU, batch, part_of, tower_of, train, values_of
+from tests.support.towers import CPU, batch, part_of, tower_of, train, values_of
 
 pytestmark = pytest.mark.skipif(onednn.why_not(CPU) is not None, reason="this torch has no oneDNN")
 

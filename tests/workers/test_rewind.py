@@ -19,7 +19,7 @@ from shardkeep.workers.collective import ThreadCollective, run_ranks
 from shardkeep.workers.rewind import Rewind
 from shardkeep.workers.state_tree import joined, split
 from shardkeep.workers.tower import Tower
-from tests.workers.test_tower import batch, part_of, tower_of
+from tests.support.towers import batch, part_of, tower_of
 
 ADAM = {"optimizer": {"name": "adam", "lr": 0.01}}
 
@@ -162,7 +162,7 @@ KILLED = """
 import sys
 from pathlib import Path
 from tests.workers.test_rewind import ADAM, train
-from tests.workers.test_tower import tower_of
+from tests.support.towers import tower_of
 from shardkeep.workers.rewind import Rewind
 rewind, tower = Rewind(Path(sys.argv[1]), depth=3), tower_of(config=ADAM)
 for _ in range(100_000):

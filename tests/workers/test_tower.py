@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import threading
 from typing import Any
 
 import pytest
@@ -17,70 +16,19 @@ from shardkeep.base.errors import CheckpointError, UserError
 from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.workers import compiling
 from shardkeep.workers.checkpoint import load_tower, save_tower, tower_state
-from shardkeep.workers.collective import Collective, Solo, ThreadCollective, run_ranks
-from shardkeep.workers.config import ModelConfig, TowerConfig
-from shardkeep.workers.models.registry import build_model
-from shardkeep.workers.tower import Tower
-
-CPU = torch.device("cpu")
-FEATURES = {"a": 4, "b": 8}
-BUILDING = threading.Lock()  # ranks that are threads share torch's generator
-
-
-def seeded_model(seed: int = 0, **settings: Any) -> nn.Module:
-    with BUILDING, torch.random.fork_rng():
-        torch.manual_seed(seed)
-        config = ModelConfig(name="dlrm", bottom=[8], top=[16], **settings)
-        return build_model(config, num_dense=3, features=FEATURES, default_dim=8)
-
-
-def tower_of(
-    *, model: nn.Module | None = None, collective: Collective | None = None, config: Any = None, **others: Any
-) -> Tower:
-    settings = {"compile": "off", "amp": "off", **(config or {})}
-    defaults = {"device": CPU, "sync": True, "batch_size": 8}
-    return Tower(
-        model or seeded_model(),
-        config=TowerConfig(**settings),
-        collective=collective or Solo(),
-        **(defaults | others),
-    )
-
-
-def batch(step: int, num_samples: int) -> tuple[torch.Tensor, dict[str, torch.Tensor], torch.Tensor]:
-    drawn = torch.Generator().manual_seed(step)
-    dense = torch.randn(num_samples, 3, generator=drawn)
-    values = {n: torch.randn(num_samples, d, generator=drawn) for n, d in FEATURES.items()}
-    return dense, values, (torch.rand(num_samples, 1, generator=drawn) < 0.4).float()
-
-
-def part_of(whole: Any, start: int, stop: int) -> Any:
-    dense, values, label = whole
-    leaves = {n: v[start:stop].clone().requires_grad_() for n, v in values.items()}
-    return dense[start:stop], leaves, label[start:stop]
-
-
-def train(
-    tower: Tower, splits: list[tuple[int, int]], *, first: int = 0, steps: int = 5, micro: int = 1
-) -> list[torch.Tensor]:
-    """Trains on this rank's rows of each step's 24 samples; returns the gradient of feature a, per step."""
-    grads = []
-    start, stop = splits[tower.collective.rank]
-    for step in range(first, first + steps):
-        edges = [start + (stop - start) * i // micro for i in range(micro + 1)]
-        parts = [part_of(batch(step, 24), edges[i], edges[i + 1]) for i in range(micro)]
-        if start == stop:
-            parts = [part_of(batch(step, 24), 0, 1)]
-        for i, (dense, leaves, label) in enumerate(parts):
-            tower.backward(dense, leaves, label, 1 / 24 if stop > start else 0.0, last=i == len(parts) - 1)
-        assert tower.update(step).applied
-        grads.append(torch.cat([leaves["a"].grad for _, leaves, _ in parts]))
-    return grads
-
-
-def values_of(tower: Tower) -> torch.Tensor:
-    return nn.utils.parameters_to_vector(tower.model.parameters()).detach()
-
+from shardkeep.workers.collective import ThreadCollective, run_ranks
+from tests.support.towers import (
+    CPU,
+    FP16,
+    Forgetful,
+    Small,
+    batch,
+    part_of,
+    seeded_model,
+    tower_of,
+    train,
+    values_of,
+)
 
 SPLITS = {
     "two even": [(0, 12), (12, 24)],
@@ -165,9 +113,6 @@ def test_a_gradient_that_is_not_finite_skips_the_dense_update_on_all_ranks():
     assert run_ranks(ThreadCollective.group(2), work) == [(False, True, 1.0, True)] * 2
 
 
-FP16 = {"amp": "fp16"}
-
-
 @pytest.mark.parametrize("where", ["dense gradient", "rows"])
 def test_an_overflow_on_one_rank_skips_the_step_on_both_and_halves_the_scale(where):
     def work(collective: ThreadCollective) -> list[Any]:
@@ -225,17 +170,6 @@ def test_the_schedule_sets_the_rate_by_the_step_in_the_call():
         norm = tower.update(step).grad_norm
         moved[step] = float((values_of(tower) - before).norm()) / norm
     assert moved == pytest.approx({0: 0.125, 3: 0.5, 9: 0.25, 14: 0.0}, rel=1e-3)
-
-
-class Forgetful(nn.Module):
-    """Leaves one of its parameters out."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.used, self.unused = nn.Linear(3, 1), nn.Linear(3, 1)
-
-    def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        return self.used(dense) + sum(e.sum(1, keepdim=True) for e in embeddings.values())
 
 
 def test_a_parameter_that_the_model_leaves_out_stays_as_it_is():
@@ -375,17 +309,6 @@ def test_emulated_bf16_is_said_once_and_auto_never_chooses_it(monkeypatch, caplo
     assert sum("off is faster" in record.getMessage() for record in caplog.records) == 1
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": True})
     assert tower_of(config={"amp": "auto"}).chosen["amp"].startswith("bf16: ")
-
-
-class Small(nn.Module):
-    """One layer: as little to compile as possible."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3 + 4 + 8, 1)
-
-    def forward(self, dense: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        return self.layer(torch.cat([dense, *embeddings.values()], dim=1).tanh())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning:torch")  # inductor's own imports

@@ -20,7 +20,7 @@ from shardkeep.ps.control.endpoint import Endpoint, make_token, read_token
 from shardkeep.ps.control.proof import Call
 from shardkeep.ps.control.quiet_grpc import grpc
 from shardkeep.ps.control.server import ControlServer
-from tests.ps.control.job import Job
+from tests.support.control_job import Job
 
 LIMIT_S = 10.0
 METHODS = [method.name for method in pb.DESCRIPTOR.services_by_name["Control"].methods]

@@ -16,7 +16,7 @@ from shardkeep.base.errors import (
 from shardkeep.ps.config import AdamConfig, TableSpec
 from shardkeep.ps.control.coordinator import STOP_PATIENCE_S
 from shardkeep.ps.control.records import Formation, JobState, Record, Role
-from tests.ps.control.job import TABLES, Job, ListSink
+from tests.support.control_job import TABLES, Job, ListSink
 
 
 def test_members_form_a_generation_once_all_have_joined() -> None:

@@ -25,7 +25,7 @@ COORDINATOR = f"""
 import json, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, ({DESCRIPTORS}, {DESCRIPTORS}))
 from shardkeep.ps.control.server import ControlServer
-from tests.ps.control.job import Job
+from tests.support.control_job import Job
 with ControlServer(Job().coordinator, token={TOKEN!r}) as server:
     print(json.dumps(server.address), flush=True)
     for line in sys.stdin:

@@ -16,7 +16,7 @@ from shardkeep.base.errors import ProtocolError, ShardkeepError
 from shardkeep.proto import control_pb2 as pb
 from shardkeep.ps.control import wire
 from shardkeep.ps.control.records import Formation, Hello, JobState, Member, MemberStatus, Status
-from tests.ps.control.job import TABLES, VERSIONS, Job
+from tests.support.control_job import TABLES, VERSIONS, Job
 from tests.support.examples import examples
 
 MEMBER = Member("worker", 1, "10.0.0.7", 100)

@@ -29,7 +29,7 @@ from shardkeep.ps.control.endpoint import Endpoint
 from shardkeep.ps.control.proof import Call
 from shardkeep.ps.control.records import Formation, Role
 from shardkeep.ps.control.server import ControlServer, serve_job
-from tests.ps.control.job import TABLES, ListSink
+from tests.support.control_job import TABLES, ListSink
 
 LIMIT_S = 10.0
 TOKEN = "t" * 32

@@ -9,8 +9,8 @@ import pytest
 from shardkeep.base.errors import ConfigError
 from shardkeep.ps.control.losses import Losses
 from shardkeep.ps.control.records import PROTOCOL_VERSION, Admission, Hello, Kept, Member, Shared, Span
-from tests.ps.control.job import TABLES, VERSIONS
-from tests.ps.control.recovering import Recovering, checkpoint, held, take_over, told
+from tests.support.control_job import TABLES, VERSIONS
+from tests.support.recovering import Recovering, checkpoint, held, take_over, told
 
 JOURNAL = "server 0 came back without its journal, which was kept in /a/recovery/J/server-0 on one"
 SHARED = Shared("/runs/first/checkpoints", "token")

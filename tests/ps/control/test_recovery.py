@@ -9,8 +9,8 @@ import pytest
 from shardkeep.base.errors import JobError, ProtocolError, UserError
 from shardkeep.ps.control.records import ANY_STEP, Role, Span
 from shardkeep.ps.control.recovery import Recoveries, Start, agreed_start
-from tests.ps.control.job import ListSink
-from tests.ps.control.recovering import Recovering, checkpoint, held, report_lost, take_over, told
+from tests.support.control_job import ListSink
+from tests.support.recovering import Recovering, checkpoint, held, report_lost, take_over, told
 
 
 @pytest.mark.parametrize(

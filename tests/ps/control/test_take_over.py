@@ -8,7 +8,7 @@ import pytest
 
 from shardkeep.base.errors import UserError
 from shardkeep.ps.control.records import Shared
-from tests.ps.control.recovering import Recovering, checkpoint, held, take_over, told
+from tests.support.recovering import Recovering, checkpoint, held, take_over, told
 
 
 def test_it_is_told_too_when_the_coordinator_dies_meanwhile() -> None:

@@ -13,7 +13,7 @@ from shardkeep.ps.control.client import ControlClient, fetch_status
 from shardkeep.ps.control.endpoint import Endpoint
 from shardkeep.ps.control.server import ControlServer
 from shardkeep.ps.control.tls import Tls, read_tls
-from tests.ps.control.job import Job
+from tests.support.control_job import Job
 
 
 @pytest.fixture(scope="module")

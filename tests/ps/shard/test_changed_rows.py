@@ -15,8 +15,8 @@ from shardkeep.ps.shard.marks import Mark
 from shardkeep.ps.shard.snapshot import load_snapshots, write_snapshot
 from shardkeep.ps.shard.table import Table
 from shardkeep.ps.shard.tables import Tables
-from tests.ps.shard.test_marks import IDS, SPECS, _Between, filled, random_push, same, state
-from tests.ps.shard.test_tables import ByTable, gradients
+from tests.support.marked_tables import IDS, SPECS, Between, filled, random_push, same, state
+from tests.support.tables import ByTable, gradients
 
 Noted = list[set[int]]
 
@@ -148,7 +148,7 @@ def test_a_chain_is_the_state_at_its_last_mark_whatever_is_pushed_meanwhile(
     monkeypatch.setattr(snapshot, "PART_BYTES", 50_000)
     tables, rng = filled(), np.random.default_rng(1)
     job = Job(tmp_path, [tables])
-    monkeypatch.setattr(walk, "time", _Between(lambda: tables.apply([gradients(random_push(rng, most=100))], step=1)))
+    monkeypatch.setattr(walk, "time", Between(lambda: tables.apply([gradients(random_push(rng, most=100))], step=1)))
     for _ in range(3):
         before, skipped = state(tables), [table.skipped_rows for table in tables]
         kept = job.saved()

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from shardkeep.ps.message import Bytes, Kind, Message, Section, pack, text_message, text_of, unpack
 from shardkeep.ps.shard.service import ShardService
-from tests.ps.shard.test_service import IDS, answer, gradient, make_service, pull, push, raw, wanted
 from tests.support.examples import examples
+from tests.support.services import IDS, answer, gradient, make_service, pull, push, raw, wanted
 
 HEADER = 40
 LENGTH_AT = 32  # the last field of a header

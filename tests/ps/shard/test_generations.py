@@ -11,13 +11,13 @@ import pytest
 
 from shardkeep.base.errors import JournalError, ProtocolError, TransportError
 from shardkeep.ps.checkpoints import Checkpoints
-from shardkeep.ps.message import Bytes, Kind, Message, pack
+from shardkeep.ps.message import Bytes, Kind, Message, pack, text_of
 from shardkeep.ps.shard import journal as journal_module
 from shardkeep.ps.shard.journal import Journal
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.shard.snapshot import load_snapshots
-from tests.ps.shard.test_service import IDS, answer, gradient, make_service, text_of, wanted
-from tests.ps.shard.test_snapshot_writer import loaded, saved
+from tests.support.services import IDS, answer, gradient, make_service, wanted
+from tests.support.snapshots import loaded, saved
 
 RANKS = 2
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,41 +22,8 @@ from shardkeep.ps.shard.records import Records
 from shardkeep.ps.shard.snapshot import load_snapshots, write_snapshot
 from shardkeep.ps.shard.spill import Spill
 from shardkeep.ps.shard.tables import Gradients, Tables
-from tests.ps.shard.test_tables import SPECS as ALL_LAWS
-from tests.ps.shard.test_tables import ByTable, gradients, sections
-
-SPECS = (*ALL_LAWS, TableSpec(name="empty", dim=5), TableSpec(name="one row", dim=2, optimizer={"name": "adam"}))  # type: ignore[arg-type]
-IDS = 3000
-EMPTY, ONE_ROW = len(SPECS) - 2, len(SPECS) - 1
-State = list[tuple[np.ndarray, np.ndarray, np.ndarray]]
-
-
-def random_push(rng: np.random.Generator, *, most: int = 400) -> ByTable:
-    """Gradients for rows of all tables: Zipf, so that some come again and again; of twice as many ids as there are."""
-    found = {}
-    for t, spec in enumerate(SPECS):
-        ids = np.unique(rng.zipf(1.2, most) % (2 * IDS)) if t != ONE_ROW else np.array([7])
-        found[t] = (ids.astype(np.int64), rng.normal(size=(ids.size, spec.dim)).astype(np.float32))
-    return found
-
-
-def filled(*, seed: int = 0) -> Tables:
-    """Tables with rows of the even ids; one is empty, one has a single row."""
-    tables, rng = Tables(SPECS, seed=7), np.random.default_rng(seed)
-    for t, spec in enumerate(SPECS):
-        if t != EMPTY:
-            ids = np.arange(0, 2 * IDS, 2, dtype=np.int64) if t != ONE_ROW else np.array([7])
-            tables.apply([gradients({t: (ids, rng.normal(size=(ids.size, spec.dim)).astype(np.float32))})], step=0)
-            tables[t].skipped_rows = t
-    return tables
-
-
-def state(tables: Tables) -> State:
-    return [table.export() for table in tables]
-
-
-def same(a: State, b: State) -> bool:
-    return all(np.array_equal(x, y) for one, other in zip(a, b, strict=True) for x, y in zip(one, other, strict=True))
+from tests.support.marked_tables import EMPTY, ONE_ROW, SPECS, Between, filled, random_push, same, state
+from tests.support.tables import gradients, sections
 
 
 def read_back(tables: Tables, mark: Mark, folder: Path) -> Tables:
@@ -67,16 +33,6 @@ def read_back(tables: Tables, mark: Mark, folder: Path) -> Tables:
     read = Tables(SPECS, seed=7)
     load_snapshots(read, checkpoints.commit(1, files, {}), shard=0, num_shards=1)
     return read
-
-
-class _Between:
-    """Stands for `time` in a walk: calls something where the walk rests."""
-
-    def __init__(self, call: Callable[[], None]) -> None:
-        self._call = call
-
-    def sleep(self, seconds: float) -> None:
-        self._call()
 
 
 @pytest.mark.parametrize("kept_bytes", [24 << 20, 10_000], ids=["in memory", "spilled"])
@@ -99,7 +55,7 @@ def test_a_snapshot_is_the_state_at_the_mark_whatever_is_pushed_between_any_two_
     monkeypatch.setattr(snapshot, "PART_BYTES", 20_000)
     monkeypatch.setattr(spill, "LIMIT_BYTES", kept_bytes)
     monkeypatch.setattr(walk, "ROWS_AT_ONCE", 100)
-    monkeypatch.setattr(walk, "time", _Between(pushed))
+    monkeypatch.setattr(walk, "time", Between(pushed))
     mark = tables.mark()
     pushed()
     read = read_back(tables, mark, tmp_path)

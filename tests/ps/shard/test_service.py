@@ -13,50 +13,13 @@ import pytest
 from shardkeep.base.errors import TransportError
 from shardkeep.compression.codec import value_codec
 from shardkeep.compression.config import CompressionConfig, PullConfig
-from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message, text_of, unpack
+from shardkeep.ps.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message, text_of
 from shardkeep.ps.shard.consistency import BoundedGate
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.shard.table import Table
 from shardkeep.ps.shard.tables import Tables
-from tests.ps.shard.test_tables import of_one_table
-
-TABLES = (TableSpec(name="user", dim=4), TableSpec(name="item", dim=3, optimizer={"name": "sgd"}))
-IDS = np.array([-5, 0, 7, 2**40], dtype=np.int64)
-LIMIT_S = 20.0
-
-
-def make_service(mode: str = "bounded", *, num_workers: int = 1, staleness: int = 2, **settings: Any) -> ShardService:
-    consistency = ConsistencyConfig(mode=mode) if mode == "sync" else ConsistencyConfig(mode=mode, staleness=staleness)
-    return ShardService(
-        shard=0, num_shards=1, tables=TABLES, consistency=consistency, num_workers=num_workers, seed=1, **settings
-    )
-
-
-def raw(array: np.ndarray) -> Bytes:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-
-
-def gradient(table: int, ids: np.ndarray = IDS, value: float = 1.0, codec: str = "fp32") -> Section:
-    grad = np.full((ids.size, TABLES[table].dim), value, np.float32)
-    encoding = value_codec(codec)
-    return Section(table, ids.size, raw(ids), raw(encoding.encode(grad)), value_format=encoding.tag)
-
-
-def wanted(table: int, ids: np.ndarray = IDS) -> Section:
-    return Section(table, ids.size, raw(ids), EMPTY)
-
-
-def push(service: ShardService, step: int, *sections: Section, rank: int = 0, generation: int = 0) -> Future[Bytes]:
-    return service.handle(pack(Message(Kind.PUSH, generation, rank, step, sections)))
-
-
-def pull(service: ShardService, step: int, *sections: Section, rank: int = 0, kind: Kind = Kind.PULL) -> Future[Bytes]:
-    return service.handle(pack(Message(kind, 0, rank, step, sections)))
-
-
-def answer(future: Future[Bytes]) -> Message:
-    return unpack(future.result(timeout=LIMIT_S))
+from tests.support.services import IDS, LIMIT_S, TABLES, answer, gradient, make_service, pull, push, raw, wanted
+from tests.support.tables import of_one_table
 
 
 def rows_of(future: Future[Bytes], dim: int = 4) -> np.ndarray:

@@ -5,29 +5,19 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Iterator
-from concurrent.futures import Future
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from shardkeep.base.errors import TransportError
-from shardkeep.ps.checkpoints import Checkpoint, Checkpoints, FileRecord
-from shardkeep.ps.message import Bytes, Kind, text_message, text_of
+from shardkeep.ps.checkpoints import Checkpoints, FileRecord
+from shardkeep.ps.message import Kind
 from shardkeep.ps.shard import walk
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.shard.snapshot import load_snapshots
 from shardkeep.ps.shard.tables import Tables
-from tests.ps.shard.test_service import IDS, LIMIT_S, TABLES, answer, gradient, make_service, pull, push, wanted
-
-
-def ask(service: ShardService, **question: Any) -> Future[Bytes]:
-    return service.handle(text_message(Kind.ASK, json.dumps(question), generation=service.generation))
-
-
-def told(future: Future[Bytes]) -> tuple[Kind, str]:
-    message = answer(future)
-    return message.kind, text_of(message)
+from tests.support.services import IDS, LIMIT_S, TABLES, answer, gradient, make_service, pull, push, wanted
+from tests.support.snapshots import ask, loaded, saved, told
 
 
 @pytest.fixture
@@ -158,23 +148,6 @@ def test_a_folder_that_cannot_be_written_is_told_and_the_mark_given_back(
 
 
 # ---- increments ----
-
-
-def saved(service: ShardService, checkpoints: Checkpoints, step: int, base: Checkpoint | None = None) -> Checkpoint:
-    """A checkpoint of one server."""
-    checkpoints.begin(step)
-    told(ask(service, ask="mark", step=step, base="" if base is None else base.id))
-    found = json.loads(told(ask(service, ask="snapshot", step=step))[1])
-    assert found["full"] == (base is None)
-    done = checkpoints.commit(step, [FileRecord(**file) for file in found["files"]], {}, base=base)
-    assert told(ask(service, ask="saved", step=step, id=done.id)) == (Kind.ANSWER, "{}")
-    return done
-
-
-def loaded(checkpoint: Checkpoint) -> Tables:
-    read = Tables(TABLES, seed=1)
-    load_snapshots(read, checkpoint, shard=0, num_shards=1)
-    return read
 
 
 @pytest.mark.parametrize("how", ["disk", "unmark", "close", "another mark", "another server"])

@@ -12,38 +12,9 @@ from hypothesis import strategies as st
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.shard.optimizers import OPTIMIZERS
 from shardkeep.ps.shard.table import Table
-from shardkeep.ps.shard.tables import Gradients, Sections, Tables
+from shardkeep.ps.shard.tables import Gradients, Tables
 from tests.support.examples import examples
-
-SPECS = tuple(
-    TableSpec(name=name, dim=dim, optimizer={"name": optimizer}, init={"name": law})
-    for name, dim, optimizer, law in (
-        ("a", 4, "rowwise_adagrad", "uniform"),
-        ("b", 4, "adam", "normal"),
-        ("c", 3, "sgd", "zeros"),
-        ("d", 1, "ftrl", "uniform"),
-        ("e", 16, "adagrad", "uniform"),
-        ("f", 16, "rowwise_adagrad", "normal"),
-    )
-)
-ByTable = dict[int, tuple[np.ndarray, np.ndarray]]
-
-
-def sections(ids: dict[int, np.ndarray]) -> Sections:
-    tables = sorted(ids)
-    starts = np.cumsum([0] + [ids[t].size for t in tables])
-    return Sections(np.array(tables, np.int64), starts, np.concatenate([ids[t] for t in tables] or [np.empty(0, int)]))
-
-
-def gradients(parts: ByTable) -> Gradients:
-    values = [parts[t][1].reshape(-1) for t in sorted(parts)]
-    flat = np.concatenate(values or [np.empty(0, np.float32)]).astype(np.float32)
-    return Gradients(sections({t: ids for t, (ids, _) in parts.items()}), flat)
-
-
-def of_one_table(ids: np.ndarray, grads: np.ndarray) -> Gradients:
-    """A push of the first table alone."""
-    return gradients({0: (ids, grads)})
+from tests.support.tables import SPECS, ByTable, gradients, of_one_table, sections
 
 
 def random_push(rng: np.random.Generator, num_ids: int = 40) -> ByTable:

@@ -8,7 +8,7 @@ from typing import Any
 from shardkeep.ps.control.coordinator import Coordinator
 from shardkeep.ps.control.losses import Losses
 from shardkeep.ps.control.records import Formation, Shared, Span
-from tests.ps.control.job import TABLES, VERSIONS, Job
+from tests.support.control_job import TABLES, VERSIONS, Job
 
 
 def held(first: int, last: int) -> Span:

@@ -1,0 +1,44 @@
+"""Codes of ids and subsets, made and read in one line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from shardkeep.compression.indices import (
+    CodedIds,
+    Ints,
+    decode_ids,
+    encode_ids,
+    encode_subsets,
+)
+
+LEAST, MOST = -(2**63), 2**63 - 1
+Section = Sequence[int]
+
+
+def column(numbers: Sequence[int]) -> Ints:
+    return np.array(numbers, dtype=np.int64)
+
+
+def flat(parts: Sequence[Section]) -> tuple[Ints, Ints]:
+    """Starts and ids of all sections."""
+    return np.cumsum([0, *(len(part) for part in parts)]), column([id_ for part in parts for id_ in part])
+
+
+def rows(parts: Sequence[Section]) -> Ints:
+    return column([len(part) for part in parts])
+
+
+def coded(*parts: Section) -> CodedIds:
+    return encode_ids(*flat(parts))
+
+
+def decoded(code: CodedIds, rows_S: Ints, limit: int = 10**6) -> list[int]:
+    found: list[int] = decode_ids(code.formats_S, rows_S, code.sizes_S, code.area, limit).tolist()
+    return found
+
+
+def coded_subsets(parts: Sequence[Section], universes: Sequence[int]) -> CodedIds:
+    return encode_subsets(*flat(parts), column(universes))

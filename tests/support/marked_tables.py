@@ -1,0 +1,55 @@
+"""Filled tables, their state, and code that runs between the parts of a snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.shard.tables import Tables
+from tests.support.tables import SPECS as ALL_LAWS
+from tests.support.tables import ByTable, gradients
+
+SPECS = (*ALL_LAWS, TableSpec(name="empty", dim=5), TableSpec(name="one row", dim=2, optimizer={"name": "adam"}))  # type: ignore[arg-type]
+EMPTY, ONE_ROW = len(SPECS) - 2, len(SPECS) - 1
+IDS = 3000
+State = list[tuple[np.ndarray, np.ndarray, np.ndarray]]
+
+
+def random_push(rng: np.random.Generator, *, most: int = 400) -> ByTable:
+    """Gradients for rows of all tables: Zipf, so that some come again and again; of twice as many ids as there are."""
+    found = {}
+    for t, spec in enumerate(SPECS):
+        ids = np.unique(rng.zipf(1.2, most) % (2 * IDS)) if t != ONE_ROW else np.array([7])
+        found[t] = (ids.astype(np.int64), rng.normal(size=(ids.size, spec.dim)).astype(np.float32))
+    return found
+
+
+def filled(*, seed: int = 0) -> Tables:
+    """Tables with rows of the even ids; one is empty, one has a single row."""
+    tables, rng = Tables(SPECS, seed=7), np.random.default_rng(seed)
+    for t, spec in enumerate(SPECS):
+        if t != EMPTY:
+            ids = np.arange(0, 2 * IDS, 2, dtype=np.int64) if t != ONE_ROW else np.array([7])
+            tables.apply([gradients({t: (ids, rng.normal(size=(ids.size, spec.dim)).astype(np.float32))})], step=0)
+            tables[t].skipped_rows = t
+    return tables
+
+
+def state(tables: Tables) -> State:
+    return [table.export() for table in tables]
+
+
+def same(a: State, b: State) -> bool:
+    return all(np.array_equal(x, y) for one, other in zip(a, b, strict=True) for x, y in zip(one, other, strict=True))
+
+
+class Between:
+    """Stands for `time` in a walk: calls something where the walk rests."""
+
+    def __init__(self, call: Callable[[], None]) -> None:
+        self._call = call
+
+    def sleep(self, seconds: float) -> None:
+        self._call()

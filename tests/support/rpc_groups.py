@@ -1,0 +1,78 @@
+"""A worker in this process and a server in another, in one RPC group after the other."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from shardkeep.ps.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message, unpack
+from shardkeep.ps.transport import (
+    RpcTransport,
+    Transport,
+    wait,
+)
+from tests.support.rpc_peer import Peer
+
+LIMIT_S = 20.0
+WORKERS = 2  # as the service counts them; the test speaks for both
+TABLES = [{"name": "user", "dim": 4}, {"name": "item", "dim": 16, "optimizer": {"name": "sgd"}}]
+IDS = np.array([-7, 0, 3, 2**50], dtype=np.int64)
+
+
+def service_settings(mode: str) -> dict[str, Any]:
+    return {"tables": TABLES, "consistency": {"mode": mode}, "num_workers": WORKERS, "seed": 5}
+
+
+def raw(array: np.ndarray) -> Bytes:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def push(step: int, rank: int = 0, *, ids: np.ndarray = IDS, table: int = 0, generation: int = 0) -> Bytes:
+    grad = np.linspace(-1, 1, ids.size * TABLES[table]["dim"], dtype=np.float32) * (1 + rank)
+    return pack(Message(Kind.PUSH, generation, rank, step, (Section(table, ids.size, raw(ids), raw(grad)),)))
+
+
+def pull(
+    step: int, rank: int = 0, *, ids: np.ndarray = IDS, table: int = 0, kind: Kind = Kind.PULL, generation: int = 0
+) -> Bytes:
+    return pack(Message(kind, generation, rank, step, (Section(table, ids.size, raw(ids), EMPTY),)))
+
+
+def question(generation: int = 0) -> Bytes:
+    return text_message(Kind.ASK, '{"ask": "report"}', generation=generation)
+
+
+def answer(transport: Transport, message: Bytes) -> Message:
+    return unpack(wait(transport.send(0, message, timeout_s=LIMIT_S), peer="server 0", timeout_s=LIMIT_S))
+
+
+def join(store: Any, generation: int) -> RpcTransport:
+    return RpcTransport(
+        store,
+        generation=generation,
+        role="worker",
+        index=0,
+        num_servers=1,
+        num_workers=1,
+        host="127.0.0.1",
+        timeout_s=LIMIT_S,
+    )
+
+
+class Group:
+    """One generation with the peer: a fresh service there, a transport here."""
+
+    def __init__(self, peer: Peer, store: Any, generation: int) -> None:
+        self.peer, self.generation = peer, generation
+        peer.tell("form", generation=generation)
+        self.transport = join(store, generation)
+        assert peer.answer() == "formed"
+
+    def leave(self) -> None:
+        self.transport.close()
+        self.peer.ask("leave")
+
+    def send(self, message: Bytes, timeout_s: float = LIMIT_S) -> Future[Bytes]:
+        return self.transport.send(0, message, timeout_s=timeout_s)
