@@ -295,6 +295,12 @@ def test_compile_auto_is_off_in_sync_and_in_jobs_too_short_to_repay_it():
     assert tower.chosen["compile"].startswith("off: 87 steps of") and tower.compile_s == 0.0
 
 
+def test_a_compilation_is_worth_its_time_when_a_tenth_of_the_steps_time_is_as_long():
+    assert compiling.worth_compiling(0.5, 1200, CPU) == (True, "trying")
+    refused = "off: 1000 steps of 500.0 ms can save 50 s at best, compiling costs about 60 s"
+    assert compiling.worth_compiling(0.5, 1000, CPU) == (False, refused)
+
+
 def test_compile_auto_without_full_batches_stays_off():
     tower = tower_of(config={"compile": "auto"}, sync=False, batch_size=100)
     train(tower, [(0, 24)], steps=20)
