@@ -211,6 +211,16 @@ def test_a_flipped_byte_is_cut_in_the_last_record_and_refused_in_an_earlier_one(
         assert path.read_bytes() == damaged
 
 
+def test_a_damaged_record_before_the_last_of_many_is_refused(folder: Path) -> None:
+    path = filled(folder, num_steps=20)
+    offset = record_at(folder, path, 2)  # of the last four
+    damaged = bytearray(path.read_bytes())
+    damaged[offset + 50] ^= 0x10
+    path.write_bytes(damaged)
+    with pytest.raises(JournalError, match=rf"{path.name}: damaged at byte {offset};"):
+        replayed(folder)
+
+
 def test_a_torn_tail_of_an_earlier_segment_is_refused(folder: Path) -> None:
     path = filled(folder)
     filled(folder, generation=2)
