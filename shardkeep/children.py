@@ -136,8 +136,8 @@ class Starter(Protocol):
     def load(self) -> None:
         """All compiled kernels are there: loads what roles need, beside the caller."""
 
-    def ready(self) -> None:
-        """Waits until roles can be started."""
+    def ready(self, wait_s: float) -> bool:
+        """Whether roles start at once; waits up to `wait_s` for it."""
 
     def start(
         self,
@@ -158,8 +158,8 @@ class Spawn:
     def load(self) -> None:
         pass
 
-    def ready(self) -> None:
-        pass
+    def ready(self, wait_s: float) -> bool:
+        return True
 
     def start(
         self,

@@ -59,7 +59,7 @@ class ForkServer:
         self._env, self._main = dict(env), main
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._errors = tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed by `close`
-        self._loading = 0
+        self._loading, self._imports_due = 0, Deadline(READY_S)
         number = theirs.fileno()
         self._process = subprocess.Popen(
             [*SHARDKEEP, "fork-server", str(number)],
@@ -81,13 +81,20 @@ class ForkServer:
         with contextlib.suppress(OSError):  # `ready` raises
             self._control.send(json.dumps({"import": modules}).encode())
         self._loading += 1
+        self._imports_due = Deadline(READY_S)
 
-    def ready(self, limit_s: float = READY_S) -> None:
-        """Waits until all modules are imported. Raises NoFork."""
-        deadline = Deadline(limit_s)
+    def ready(self, wait_s: float = READY_S) -> bool:
+        """Whether all modules are imported; waits up to `wait_s` for them. Raises NoFork."""
+        deadline = Deadline(wait_s)
         while self._loading:
-            self._reply(deadline.remaining_s)
+            try:
+                self._reply(deadline.remaining_s)
+            except TimeoutError:
+                if self._imports_due.over:
+                    raise NoFork(f"the fork server has not done its imports within {READY_S:g} s") from None
+                return False
             self._loading -= 1
+        return True
 
     def fork(
         self,
@@ -98,8 +105,8 @@ class ForkServer:
         cores: Cores | None = None,
         limit_s: float = FORK_S,
     ) -> ForkedProcess:
-        """Forks a role. Waits for `ready` and then at most `limit_s`. Raises NoFork; no process is left then, and the
-        server is of no further use.
+        """Forks a role. Waits up to `limit_s` for `ready`, then for the fork. Raises NoFork: no process is left, and
+        the server is of no further use.
 
         Args:
             arguments: What follows `shardkeep` on its command line.
@@ -109,7 +116,8 @@ class ForkServer:
         """
         if (env.keys() ^ self._env.keys()) or any(self._env[key] != value for key, value in env.items()):
             raise NoFork("the role's environment is not that of the fork server")
-        self.ready()
+        if not self.ready(limit_s):
+            raise NoFork("the fork server still imports")
         asked = {"main": self._main, "arguments": list(arguments), "cores": cores, "blas": env.get(BLAS_THREADS)}
         request = json.dumps(asked).encode()
         source, target = os.pipe()
@@ -119,7 +127,10 @@ class ForkServer:
                     socket.send_fds(self._control, [request], [log, source])
                 except OSError as error:
                     raise NoFork(self._why(error)) from error
-                pid = int(self._reply(limit_s)["pid"])
+                try:
+                    pid = int(self._reply(limit_s)["pid"])
+                except TimeoutError:
+                    raise NoFork("the fork server does not answer") from None
             os.write(target, b"\n")
         except BaseException:
             os.close(target)  # a role that was forked ends by it
@@ -136,9 +147,12 @@ class ForkServer:
         self._errors.close()
 
     def _reply(self, limit_s: float) -> dict[str, Any]:
+        """The next reply. Raises TimeoutError, NoFork."""
         self._control.settimeout(max(limit_s, 0.001))  # 0 does not mean a limit
         try:
             packet = self._control.recv(_PACKET_BYTES)
+        except TimeoutError:
+            raise
         except OSError as error:
             raise NoFork(self._why(error)) from error
         reply: dict[str, Any] = json.loads(packet) if packet else {"error": self._why(None)}
@@ -147,9 +161,7 @@ class ForkServer:
         return reply
 
     def _why(self, error: OSError | None) -> str:
-        """Why the server does not answer."""
-        if isinstance(error, TimeoutError):
-            return "the fork server does not answer"
+        """Why there is no reply."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(1.0)
             return Death("fork server", 0, self.pid, code, last_words(Path(self._errors.name))).text()
@@ -220,13 +232,14 @@ class ForkOrSpawn:
         if self._server is not None:
             self._server.load(ROLES)
 
-    def ready(self) -> None:
+    def ready(self, wait_s: float) -> bool:
         """As `Starter`."""
         if self._server is not None:
             try:
-                self._server.ready()
+                return self._server.ready(wait_s)
             except NoFork as error:
                 self._give_up(error)
+        return True
 
     def start(
         self,

@@ -275,7 +275,6 @@ def _prepare(config: JobConfig, screen: Screen, resumed: Resumed | None, starter
     screen.phase("data", f"{data.describe()}; ready in {time.monotonic() - began:.1f} s")
     if resumed is not None and (remark := check_facts(resumed.checkpoint, config, data)):
         screen.phase("data", remark)
-    starter.ready()
 
 
 def _anchored(config: JobConfig) -> JobConfig:

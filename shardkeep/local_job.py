@@ -107,6 +107,9 @@ class LocalJob:
 
     def _start(self) -> None:
         began = time.monotonic()
+        while not self._starter.ready(POLL_S):
+            if self._interrupts.count:
+                return
         self._coordinator()
         # The others find the coordinator's address in the run folder: their imports take longer than its start.
         for role, count in (("worker", self._config.workers), ("server", self._config.servers)):

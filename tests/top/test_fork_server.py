@@ -182,7 +182,7 @@ def test_a_dead_fork_server_is_reported_once_and_roles_are_started_by_exec(tmp_p
     (tmp_path / "job.yaml").write_text("seed: no number")
     server, said = fork_server(), list[str]()
     starter = ForkOrSpawn(server, said.append)
-    starter.ready()
+    assert starter.ready(LIMIT_S)
     os.kill(server.pid, signal.SIGKILL)
     children = [
         starter.start("coordinator", i, [str(tmp_path / "job.yaml")], log=tmp_path / f"{i}.log", env=environment())
