@@ -53,10 +53,11 @@ def why_not(device: torch.device) -> str | None:
 def helps() -> bool:
     """Whether this CPU has AVX-512 and MKL does not take it. By its names alone, so that equal machines agree."""
     uses_mkl = torch.backends.mkl.is_available()  # type: ignore[no-untyped-call]
-    return uses_mkl and torch.backends.cpu.get_cpu_capability() == "AVX512" and _vendor() == "AuthenticAMD"
+    return uses_mkl and torch.backends.cpu.get_cpu_capability() == "AVX512" and cpu_vendor() == "AuthenticAMD"
 
 
-def _vendor() -> str:
+def cpu_vendor() -> str:
+    """The vendor that Linux names, such as AuthenticAMD; empty where it names none."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -103,14 +104,14 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor, weight_OI: torch.Tensor, bias_O: torch.Tensor | None) -> torch.Tensor:
         ctx.save_for_backward(inputs, weight_OI)
-        return _product(inputs, weight_OI, bias_O)
+        return multiply(inputs, weight_OI, bias_O)
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, torch.Tensor | None]:
         inputs, weight_OI = ctx.saved_tensors
         grad_BO, inputs_BI = grad.reshape(-1, grad.shape[-1]), inputs.reshape(-1, inputs.shape[-1])
         wants_inputs, wants_weight, wants_bias = ctx.needs_input_grad
-        product = F.linear if torch.is_grad_enabled() else _product
+        product = F.linear if torch.is_grad_enabled() else multiply
         return (
             product(grad_BO, weight_OI.t()).view(inputs.shape) if wants_inputs else None,
             product(grad_BO.t(), inputs_BI.t()) if wants_weight else None,
@@ -118,7 +119,7 @@ class _Linear(torch.autograd.Function):
         )
 
 
-def _product(left: torch.Tensor, right_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
+def multiply(left: torch.Tensor, right_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
     """left @ right.T + bias, by the operator that torch.compile puts in the place of linear layers
     (torch/_inductor/mkldnn_ir.py)."""
     product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(left, right_OI, bias_O, "none", [], "")

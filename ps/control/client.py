@@ -243,9 +243,11 @@ class ControlClient:
             raise ValueError(f"kind {kind!r}; allowed: {', '.join(REPORT_KINDS)}")
         self._reporter.add(kind, wire.record_to_json(record))
 
-    def flush(self) -> None:
-        """Blocks until the coordinator has all that was reported. Raises DeadlineExceeded, or why it was refused."""
-        self._reporter.flush(timeout_s=self.timeout_s)
+    def flush(self, *, timeout_s: float | None = None) -> None:
+        """Blocks until the coordinator has all that was reported, at most `timeout_s` seconds (None = as any call).
+
+        Raises DeadlineExceeded, or why it was refused."""
+        self._reporter.flush(timeout_s=self.timeout_s if timeout_s is None else timeout_s)
 
     def leave(
         self,

@@ -18,8 +18,8 @@ MAX_ROWS = 3_000_000_000
 _MOST_WORDS = 1 << 32
 _FULL = 0.7
 _GROWTH = 1.5
-_MOVE_AT_LEAST = 4096
-_MOVES_PER_ROW = 8
+MOVE_AT_LEAST = 4096
+MOVES_PER_ROW = 8
 """Entries moved for each id that may be added: an outgrown array gets at most 0.7 + 1/8 full, even when all new ids
 go there. Were one full, a search for an absent id would never end."""
 _LARGE_FROM_BYTES = 4 << 20
@@ -102,7 +102,7 @@ class RowIndex:
         if wanted > MAX_ROWS:
             raise JobError(f"a table gets {wanted} rows on one server; allowed: {MAX_ROWS}; use more servers")
         self.records.reserve(wanted)
-        share = max(_MOVE_AT_LEAST, _MOVES_PER_ROW * extra)
+        share = max(MOVE_AT_LEAST, MOVES_PER_ROW * extra)
         self._move(share)
         if wanted > self._limit:
             self._grow(wanted)

@@ -19,8 +19,10 @@ SMALL, LARGE = mmap.PAGESIZE, 2 << 20
 """Bytes of a page: what one touched byte takes. Large ones spare lookups of addresses (TLB misses)."""
 
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
-_ADVICE = {SMALL: getattr(mmap, "MADV_NOHUGEPAGE", None), LARGE: getattr(mmap, "MADV_HUGEPAGE", None)}
-_GIVE_BACK = getattr(mmap, "MADV_DONTNEED", None) if sys.platform == "linux" else None  # elsewhere it may do nothing
+ADVICE = {SMALL: getattr(mmap, "MADV_NOHUGEPAGE", None), LARGE: getattr(mmap, "MADV_HUGEPAGE", None)}
+"""Advice for each size of pages; None = the system has none."""
+GIVE_BACK = getattr(mmap, "MADV_DONTNEED", None) if sys.platform == "linux" else None  # elsewhere it may do nothing
+"""Advice that returns pages to the system; None = the system takes none."""
 
 
 class Pages(Generic[T]):
@@ -30,7 +32,7 @@ class Pages(Generic[T]):
         self.page_bytes = page_bytes
         size = count * np.dtype(dtype).itemsize
         self._memory = mmap.mmap(-1, size + page_bytes, **_PRIVATE)
-        if (advice := _ADVICE[page_bytes]) is not None:
+        if (advice := ADVICE[page_bytes]) is not None:
             with contextlib.suppress(OSError):  # a kernel without large pages
                 self._memory.madvise(advice)
         plain = np.frombuffer(self._memory, dtype=np.uint8)
@@ -45,7 +47,7 @@ class Pages(Generic[T]):
         """Returns memory to the system: pages from `begin_bytes` on, a multiple of a page, that end before item
         `end`. Zeros are left. Returns the number of bytes; 0 where a system cannot do it."""
         size = end * self.array.itemsize // self.page_bytes * self.page_bytes - begin_bytes
-        if _GIVE_BACK is None or size <= 0:
+        if GIVE_BACK is None or size <= 0:
             return 0
-        self._memory.madvise(_GIVE_BACK, self._skip + begin_bytes, size)
+        self._memory.madvise(GIVE_BACK, self._skip + begin_bytes, size)
         return size

@@ -124,11 +124,11 @@ def _load(tables: Sequence[Table], checkpoint: Checkpoint, shard: int, num_shard
     skipped = np.zeros(len(tables), dtype=np.int64)
     for record in indexes:
         files = {file.path: file for file in checkpoint.below(record.path.rpartition("/")[0])}
-        index = _read_index(record.check(checkpoint.folder))
+        index = read_index(record.check(checkpoint.folder))
         theirs = _matched(index, tables, checkpoint)
         for number, parts in _by_file(index, first, end).items():
             path = files[f"{record.path.rpartition('/')[0]}/{_file_name(number)}"].check(checkpoint.folder)
-            arrays = _read_arrays(path)
+            arrays = read_arrays(path)
             for part in parts:
                 ids_N, rows_ND, slots_NS = (arrays[f"{part.table}.{part.first}.{w}"] for w in ("ids", "rows", "slots"))
                 mine_N = server_of(ids_N, num_shards) == shard
@@ -175,14 +175,16 @@ def _shape(spec: TableSpec) -> str:
     return f"dim {spec.dim}, optimizer {spec.optimizer.name}, init {spec.init.name} {spec.init.scale}"
 
 
-def _read_index(path: Path) -> dict[str, Any]:
+def read_index(path: Path) -> dict[str, Any]:
+    """The index of a snapshot: its parts, their tables and rows. Raises CheckpointError."""
     try:
         return dict(json.loads(path.read_text(encoding="utf-8")))
     except ValueError as error:
         raise CheckpointError(f"{path}: damaged ({error})") from error
 
 
-def _read_arrays(path: Path) -> Arrays:
+def read_arrays(path: Path) -> Arrays:
+    """The arrays of one file of a snapshot. Raises CheckpointError."""
     try:
         return dict(load_file(path))
     except (OSError, SafetensorError) as error:

@@ -125,7 +125,7 @@ class Table:
     def apply(self, ids_U: Ids, grad_UD: Rows, *, step: int) -> None:
         """One optimizer update per id. Rows with inf or nan in their gradient are left alone and counted."""
         ids_U, grad_UD = self.finite(plain(ids_U, np.int64), self._shaped(grad_UD, ids_U.size))
-        slots_U = self._find_or_create(ids_U)
+        slots_U = self.find_or_create(ids_U)
         at.update(self.place, slots_U, grad_UD, NO_SQUARES, step_scalars(self.spec.optimizer, step))
 
     def digest(self) -> int:
@@ -170,7 +170,7 @@ class Table:
 
     def load(self, ids: Ids, rows: Rows, slots: Rows) -> None:
         """Sets weights (N, D) and optimizer slots (N, S) of unique ids (N), adding what is absent."""
-        where_N = self._find_or_create(plain(ids, np.int64))
+        where_N = self.find_or_create(plain(ids, np.int64))
         kernels.write_words(*self._records_at, where_N, FIRST_WEIGHT, self._shaped(rows, ids.size))
         slots_NS = plain(slots, np.float32).reshape(ids.size, self._num_slots)
         kernels.write_words(*self._records_at, where_N, FIRST_WEIGHT + self.spec.dim, slots_NS)
@@ -188,7 +188,8 @@ class Table:
         self.skipped_rows += ids_U.size - good
         return ids_U[finite_U], grad_UD[finite_U]
 
-    def _find_or_create(self, ids_U: Ids) -> Ids:
+    def find_or_create(self, ids_U: Ids) -> Ids:
+        """Slots of unique ids. Absent rows are created with their initial values."""
         self.make_room(ids_U.size)
         slots_U = np.empty(ids_U.size, dtype=np.int64)
         at.add_rows(self.place, self.scale, ids_U, slots_U, False)

@@ -136,7 +136,7 @@ def cache_folder() -> Path:
     Its name changes with the versions of numba and Python and with the CPU.
     """
     name = f"kernels-{_environment()}"
-    first = _user_cache() / name
+    first = user_cache() / name
     if _made_private(first):
         return first
     with _one_line(first):
@@ -168,7 +168,8 @@ def _environment() -> str:
     return hashlib.sha256(repr(found).encode()).hexdigest()[:16]
 
 
-def _user_cache() -> Path:
+def user_cache() -> Path:
+    """Where this user keeps compiled kernels."""
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home() raises where there is no home
     if sys.platform == "darwin":
         return home / "Library" / "Caches" / "shardkeep"

@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def opened(monkeypatch: pytest.MonkeyPatch, user_cache: Path, temporary: Path) -> Path:
     """The folder that a fresh process would use with these two places."""
-    monkeypatch.setattr(kernels, "_user_cache", lambda: user_cache)
+    monkeypatch.setattr(kernels, "user_cache", lambda: user_cache)
     monkeypatch.setattr(kernels.tempfile, "tempdir", str(temporary))
     return kernels.cache_folder.__wrapped__()
 

@@ -88,7 +88,7 @@ class SideBySide:
         before = {name: self.reference.rows(name) for name in self.reference.vocabulary}
         tower_before = flat(self.reference.tower)
         in_threads([lambda w=w: self._train(w, step) for w in self.job.workers])
-        self.reference.step(self._joined(step))
+        self.reference.step(self.joined(step))
         table_error = max(
             relative(self._pull(name, ids) - before[name], self.reference.rows(name) - before[name], before[name])
             for name, ids in self.reference.vocabulary.items()
@@ -106,7 +106,7 @@ class SideBySide:
         run.run(prepared, worker.client.pull(step, prepared.request))
         worker.client.fence(step + 1)
 
-    def _joined(self, step: int) -> Batch:
+    def joined(self, step: int) -> Batch:
         slices = self.job.workers[0].trainer._slices
         rows = np.concatenate([slices.rows(step, r) for r in range(len(self.job.workers))])
         assert rows.size == slices.samples(step)
@@ -174,7 +174,7 @@ def test_a_free_run_agrees_with_the_plain_loop_in_loss() -> None:
         run = both.job.workers[0].trainer._step
         prepared = run.prepare(step)
         ours = run.run(prepared, both.job.workers[0].client.pull(step, prepared.request))[0].loss
-        losses.append((ours, both.reference.step(both._joined(step))))
+        losses.append((ours, both.reference.step(both.joined(step))))
     assert max(abs(a - b) for a, b in losses) < 1e-3
     assert np.mean(losses[-10:]) < np.mean(losses[:10])
 
@@ -221,7 +221,7 @@ def test_the_digest_changes_with_the_seed_and_with_one_more_step() -> None:
 def test_the_reference_would_notice_a_lost_duplicate() -> None:
     """The comparison itself can fail: a batch whose duplicates are dropped is another step."""
     both = SideBySide(job_config(1, 1, "sgd"), draw(80))
-    joined = both._joined
+    joined = both.joined
 
     def without_duplicates(step: int) -> Batch:
         batch = joined(step)
@@ -229,5 +229,5 @@ def test_the_reference_would_notice_a_lost_duplicate() -> None:
         ids = dict(batch.ids) | {"b": Ragged(first.values_N[:0], np.zeros(len(batch), np.int32))}
         return Batch(batch.dense_BI, ids, batch.label_BT)
 
-    both._joined = without_duplicates  # type: ignore[method-assign]
+    both.joined = without_duplicates  # type: ignore[method-assign]
     assert max(both.step(0)) > 1e-3

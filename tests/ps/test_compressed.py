@@ -46,11 +46,11 @@ class Job:
         ]  # fmt: skip
         self.messages: list[Bytes] = []
         self.client = RowClient(
-            LocalTransport([self._listening(service.handle) for service in self.services]),
+            LocalTransport([self.listening(service.handle) for service in self.services]),
             tables=TABLES, consistency=consistency, compression=self.compression, history=6, seed=3,
         )  # fmt: skip
 
-    def _listening(self, handle: Handler) -> Handler:
+    def listening(self, handle: Handler) -> Handler:
         def handler(*messages: Bytes) -> Any:
             self.messages += messages
             return handle(*messages)
@@ -275,7 +275,7 @@ def test_going_back_to_an_earlier_step_repeats_what_was_sent() -> None:
         back.step(step)
     sent = [bytes(buffer) for buffer in back.messages if read(buffer).kind is Kind.PUSH][5:]
     back.messages.clear()
-    back.client.regroup(LocalTransport([back._listening(s.handle) for s in back.services]), 0, 5)
+    back.client.regroup(LocalTransport([back.listening(s.handle) for s in back.services]), 0, 5)
     for step in range(5, STEPS):
         back.step(step, last=step == STEPS - 1)
     back.client.fence(STEPS)

@@ -16,14 +16,14 @@ SPEC = TableSpec(name="t", dim=4, optimizer={"name": "sgd", "lr": 1.0}, init={"n
 IDS = np.array([1, 5, 9], np.int64)
 
 
-def make(mode: str = "bounded", num_servers: int = 1) -> tuple[RowClient, list[ShardService]]:
+def make(mode: str = "bounded", num_servers: int = 1, generation: int = 0) -> tuple[RowClient, list[ShardService]]:
     consistency = ConsistencyConfig(mode=mode)
     services = [
         ShardService(shard=s, num_shards=num_servers, tables=[SPEC], consistency=consistency, num_workers=1, seed=1)
         for s in range(num_servers)
     ]
     transport = LocalTransport([service.handle for service in services])
-    return RowClient(transport, tables=[SPEC], consistency=consistency), services
+    return RowClient(transport, tables=[SPEC], consistency=consistency, generation=generation), services
 
 
 @pytest.mark.parametrize("mode", ["sync", "bounded", "async"])
@@ -51,9 +51,8 @@ def test_a_refused_push_answers_for_both_and_nothing_is_pulled() -> None:
 
 
 def test_an_exchange_that_is_refused_raises_when_its_rows_are_wanted() -> None:
-    client, _ = make()
+    client, _ = make(generation=3)
     request = client.request({"t": IDS})
-    client._generation = 3
     pull = client.exchange(0, request, {"t": np.ones((3, 4), np.float32)}, 1, request)
     with pytest.raises(RemoteError, match="generation 0, the message is of generation 3"):
         pull.result()

@@ -205,10 +205,10 @@ class Foreign:
     """Pickles as a call of what is given."""
 
     def __init__(self, function: Callable[..., Any], *arguments: object) -> None:
-        self._call = (function, arguments)
+        self.call = (function, arguments)
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[object, ...]]:
-        return self._call
+        return self.call
 
 
 @pytest.mark.processes
@@ -228,8 +228,8 @@ def test_a_foreign_call_is_refused_in_one_line_and_the_server_lives_on(
 ) -> None:
     made = str(tmp_path / "made")
     for argument in arguments:
-        if isinstance(argument, Foreign) and argument._call[1] == ("{made}",):
-            argument._call = (argument._call[0], (made,))
+        if isinstance(argument, Foreign) and argument.call[1] == ("{made}",):
+            argument.call = (argument.call[0], (made,))
     filled = tuple(made if a == "{made}" else a for a in arguments if not isinstance(a, np.ndarray))
     target = group.transport.server_name(0)
     if function is transport_module._serve:

@@ -8,7 +8,7 @@ import torch
 from shardkeep.base.errors import UserError
 from shardkeep.workers.config import MODELS as CONFIG_MODELS
 from shardkeep.workers.config import ModelConfig
-from shardkeep.workers.models.interaction import DotInteraction, _eager_on_the_cpu
+from shardkeep.workers.models.interaction import DotInteraction
 from shardkeep.workers.models.registry import MODELS, build_model
 
 FEATURES = {"a.b": 8, "type": 4, "keys": 16}  # names and dims that a ModuleDict would refuse
@@ -109,7 +109,9 @@ def test_dot_interaction_by_torch_operators_gives_the_same():
     wide = interaction([v.double() for v in vectors])  # not float32: no kernels
     torch.testing.assert_close(interaction(vectors).double(), wide, rtol=1e-5, atol=1e-5)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert not _eager_on_the_cpu(vectors)
+        halves = interaction(vectors)[:, 12:]
+        assert torch.equal(halves, interaction.products(vectors).float())
+    assert not torch.equal(halves, interaction.products(vectors))  # the kernels would give these
 
 
 def test_dot_interaction_of_a_sample_does_not_depend_on_where_it_stands():
@@ -150,7 +152,7 @@ def test_deepfm_pairs_every_field_with_every_other():
     dense, leaves = inputs(num_dense=2, features={"x": 8, "y": 8})
     fields = [leaves["x"], leaves["y"], *(dense[:, i : i + 1] * model.dense_vectors_ID[i] for i in range(2))]
     expected = sum((fields[i] * fields[j]).sum(1, keepdim=True) for i in range(4) for j in range(i))
-    torch.testing.assert_close(model._pairwise(dense, leaves), expected)
+    torch.testing.assert_close(model.pairwise(dense, leaves), expected)
 
 
 def test_low_rank_crosses_have_the_weight_of_the_product():

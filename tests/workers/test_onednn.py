@@ -32,14 +32,14 @@ def layers(inputs: int = 37, outputs: int = 21, *, bias: bool = True) -> tuple[n
 def products(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """Shapes of the products that oneDNN made."""
     made: list[tuple[int, ...]] = []
-    product = onednn._product
+    product = onednn.multiply
 
     def counted(*operands: Any) -> torch.Tensor:
         result = product(*operands)
         made.append(tuple(result.shape))
         return result
 
-    monkeypatch.setattr(onednn, "_product", counted)
+    monkeypatch.setattr(onednn, "multiply", counted)
     return made
 
 
@@ -212,7 +212,7 @@ def test_it_helps_amd_s_cpus_with_avx512_alone(monkeypatch: pytest.MonkeyPatch) 
     for capability in ("AVX512", "AVX2"):
         for vendor in ("AuthenticAMD", "GenuineIntel", ""):
             monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda capability=capability: capability)
-            monkeypatch.setattr(onednn, "_vendor", lambda vendor=vendor: vendor)
+            monkeypatch.setattr(onednn, "cpu_vendor", lambda vendor=vendor: vendor)
             found[capability, vendor] = onednn.helps.__wrapped__()
     assert [place for place, helps in found.items() if helps] == [("AVX512", "AuthenticAMD")]
     monkeypatch.setattr(torch.backends.mkl, "is_available", lambda: False)

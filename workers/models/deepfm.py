@@ -44,10 +44,10 @@ class DeepFm(nn.Module):
         """Logits (B, 1) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""
         joined = self.joined(dense_BI, embeddings)
         deep_B1 = self.logit(self.deep(joined))
-        logits_B1: torch.Tensor = deep_B1 + self.first_order(joined) + self._pairwise(dense_BI, embeddings)
+        logits_B1: torch.Tensor = deep_B1 + self.first_order(joined) + self.pairwise(dense_BI, embeddings)
         return logits_B1
 
-    def _pairwise(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+    def pairwise(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Sum over pairs of fields of <v_i, v_j> x_i x_j, as ((sum v)^2 - sum v^2) / 2 (Rendle, 2010)."""
         vectors = self.projections(embeddings)
         if self.dense_vectors_ID is not None:

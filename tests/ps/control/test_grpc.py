@@ -336,7 +336,7 @@ def test_a_report_is_kept_until_a_coordinator_takes_it(start: Callable[..., Clus
     worker.report("progress", {"step": 1})
     worker.report("summary", {"steps": 1})
     with pytest.raises(DeadlineExceeded, match="2 reports were not taken"):
-        worker._reporter.flush(timeout_s=0.3)
+        worker.flush(timeout_s=0.3)
     with ControlServer(cluster.coordinator, cluster.address, token=cluster.endpoint.token):
         assert worker.leave(0).state == "completed"
     assert [call[1]["step"] for call in cluster.sink.of("progress")] == [1]

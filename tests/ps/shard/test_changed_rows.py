@@ -135,7 +135,7 @@ class Job:
 
 def rows_in(checkpoint: Checkpoint) -> int:
     """Rows that a checkpoint has itself."""
-    indexes = [snapshot._read_index(path) for path in checkpoint.folder.glob("server-*/snapshot.json")]
+    indexes = [snapshot.read_index(path) for path in checkpoint.folder.glob("server-*/snapshot.json")]
     return sum(part[4] for index in indexes for part in index["parts"])
 
 

@@ -91,8 +91,8 @@ def test_the_index_answers_as_a_dict_does(calls: list[tuple[bool, set[int]]]) ->
 @given(st.lists(st.sets(ids_strategy, max_size=60), min_size=20, max_size=60), st.integers(300, 360))
 def test_an_index_answers_as_a_dict_does_at_every_stage_of_a_move(parts: list[set[int]], before: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(index_module, "_MOVE_AT_LEAST", 4)
-        patch.setattr(index_module, "_MOVES_PER_ROW", 4)  # 3 would not do: 0.7 + 1/3 of an outgrown array is all of it
+        patch.setattr(index_module, "MOVE_AT_LEAST", 4)
+        patch.setattr(index_module, "MOVES_PER_ROW", 4)  # 3 would not do: 0.7 + 1/3 of an outgrown array is all of it
         check_calls([(True, set(range(10**6, 10**6 + before))), *((True, part) for part in parts)])
 
 
@@ -120,8 +120,8 @@ def test_a_chain_that_goes_on_at_the_first_entry_survives_a_move(
     monkeypatch: pytest.MonkeyPatch, before: int, meanwhile: int
 ) -> None:
     """Even where it grows, while the index moves, into pages that would be given back."""
-    monkeypatch.setattr(index_module, "_MOVE_AT_LEAST", 40)
-    monkeypatch.setattr(index_module, "_MOVES_PER_ROW", 1)
+    monkeypatch.setattr(index_module, "MOVE_AT_LEAST", 40)
+    monkeypatch.setattr(index_module, "MOVES_PER_ROW", 1)
     index, chain = RowIndex(), np.array(LAST_CHAIN[: before + meanwhile], dtype=np.int64)
     index.make_room(4000)
     while index.old.size > 1:
@@ -208,7 +208,7 @@ def test_there_is_room_for_as_many_rows_as_the_index_says() -> None:
 
 def test_a_table_with_more_rows_than_an_index_can_name_is_an_error() -> None:
     index = RowIndex()
-    index._count = MAX_ROWS
+    index.added(MAX_ROWS)
     with pytest.raises(JobError, match="a table gets 3000000001 rows on one server; allowed: 3000000000"):
         index.make_room(1)
 

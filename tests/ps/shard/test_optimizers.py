@@ -43,7 +43,7 @@ def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> 
 
 def update(table: Table, ids: np.ndarray, grad: np.ndarray, squares: np.ndarray, step: int) -> None:
     """As the shard does it for rows whose mean squares are told."""
-    slots = table._find_or_create(ids)
+    slots = table.find_or_create(ids)
     table_kernels.update(table.place, slots, grad, squares, step_scalars(table.spec.optimizer, step))
 
 

@@ -71,16 +71,16 @@ def test_pages_given_back_leave_zeros_and_their_neighbours_alone() -> None:
     memory = Pages(10 * SMALL // 8, np.uint64, page_bytes=SMALL)
     memory.array[:] = 7
     given = memory.give_back(2 * SMALL, 5 * SMALL // 8 + 3)
-    assert given == (3 * SMALL if pages._GIVE_BACK is not None else 0)
+    assert given == (3 * SMALL if pages.GIVE_BACK is not None else 0)
     kept = memory.array.reshape(10, -1)
     assert (kept[:2] == 7).all() and (kept[5:] == 7).all()
-    assert pages._GIVE_BACK is None or not kept[2:5].any()
+    assert pages.GIVE_BACK is None or not kept[2:5].any()
     assert memory.give_back(5 * SMALL, 5 * SMALL // 8 + 3) == 0
 
 
 def test_a_system_that_takes_no_memory_back_or_no_advice_still_has_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pages, "_GIVE_BACK", None)
-    monkeypatch.setattr(pages, "_ADVICE", {SMALL: 9999, LARGE: None})
+    monkeypatch.setattr(pages, "GIVE_BACK", None)
+    monkeypatch.setattr(pages, "ADVICE", {SMALL: 9999, LARGE: None})
     with pytest.raises(OSError):
         mmap.mmap(-1, SMALL).madvise(9999)
     memory = Pages(SMALL, np.uint64, page_bytes=SMALL)

@@ -87,8 +87,8 @@ def test_another_number_of_servers_reads_only_what_holds_its_rows(
     monkeypatch.setattr(snapshot, "FILE_BYTES", 1 << 12)
     checkpoint = saved(tmp_path, 1, rows=2000)
     opened: list[Path] = []
-    read = snapshot._read_arrays
-    monkeypatch.setattr(snapshot, "_read_arrays", lambda path: opened.append(path) or read(path))
+    read = snapshot.read_arrays
+    monkeypatch.setattr(snapshot, "read_arrays", lambda path: opened.append(path) or read(path))
     load_snapshots(tables_of(1, 4), checkpoint, shard=1, num_shards=4)
     assert 0 < len(opened) < 0.4 * len(checkpoint.files)
 
