@@ -20,7 +20,7 @@ from tests.support.rpc_peer import Peer
 
 pytestmark = pytest.mark.processes
 
-LIMIT_S = 20.0
+LIMIT_S = 90.0  # a peer imports torch on a busy machine
 NUM_IDS, DIM = 300_000, 16
 SERVICE: dict[str, Any] = {
     "tables": [{"name": "item", "dim": DIM}],

@@ -15,7 +15,7 @@ from shardkeep.ps.transport import (
 )
 from tests.support.rpc_peer import Peer
 
-LIMIT_S = 20.0
+LIMIT_S = 90.0  # a peer imports torch on a busy machine
 WORKERS = 2  # as the service counts them; the test speaks for both
 TABLES = [{"name": "user", "dim": 4}, {"name": "item", "dim": 16, "optimizer": {"name": "sgd"}}]
 IDS = np.array([-7, 0, 3, 2**50], dtype=np.int64)

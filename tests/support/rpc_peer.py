@@ -17,7 +17,7 @@ from typing import Any
 
 import psutil
 
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
@@ -79,7 +79,7 @@ class Peer:
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.close()
         try:
-            return self._process.wait(20.0)
+            return self._process.wait(LIMIT_S)
         finally:
             self.kill()
             self._reader.join(LIMIT_S)
