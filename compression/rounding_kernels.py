@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.base.array_kernels import bits_of, float_of
+from shardkeep.base.hashing_kernels import GOLDEN, mix
 from shardkeep.base.kernels import kernel
 
 _MAGIC = np.float32(12582912.0)  # 1.5 * 2**23: floats around it are 1 apart, so adding it rounds to the nearest, even
@@ -18,23 +19,14 @@ _UNIT, _PER_STEP = np.float32(2.0**-24), np.float32(2.0**24)
 _ONE, _31, _32 = np.uint32(1), np.uint32(31), np.uint32(32)
 
 
-@kernel("uint64(uint64)")
-def mixed(key: np.uint64) -> np.uint64:
-    """A one-to-one mix of all bits (the finalizer of splitmix64)."""
-    key = (key ^ (key >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    key = (key ^ (key >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return key ^ (key >> np.uint64(31))
-
-
 @kernel("void(uint64, uint64, int64, Array(int64, 1, 'C', readonly=True), uint64[::1])")
 def row_keys(
     seed: np.uint64, table_key: np.uint64, step: int, ids_K: npt.NDArray[np.int64], keys_K: npt.NDArray[np.uint64]
 ) -> None:
     """Keys of the rows with these ids: a chain of mixes, each of what was mixed before and the next number."""
-    golden = np.uint64(0x9E3779B97F4A7C15)
-    common = mixed(mixed(mixed(seed + golden) ^ table_key) + golden ^ np.uint64(step))
+    common = mix(mix(mix(seed + GOLDEN) ^ table_key) + GOLDEN ^ np.uint64(step))
     for i in range(ids_K.size):
-        keys_K[i] = mixed(mixed(common + golden * np.uint64(ids_K[i])) ^ common)
+        keys_K[i] = mix(mix(common + GOLDEN * np.uint64(ids_K[i])) ^ common)
 
 
 @kernel("uint32(uint32, uint32, uint32)")

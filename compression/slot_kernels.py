@@ -12,6 +12,7 @@ import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
 
 from shardkeep.base.array_kernels import pointer, prefetch
+from shardkeep.base.hashing_kernels import GOLDEN, mix
 from shardkeep.base.kernels import kernel
 
 Int64 = npt.NDArray[np.int64]
@@ -89,11 +90,8 @@ def sums_of(pool: Pool) -> Float64:
 
 @kernel("uint64(int64, int64)")
 def hash_of(table: int, id_: int) -> np.uint64:
-    """32 bits: the splitmix64 finalizer (Steele, Lea, Flood 2014) of both numbers."""
-    x = np.uint64(id_) + np.uint64(table + 1) * np.uint64(0x9E3779B97F4A7C15)
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (x ^ (x >> np.uint64(31))) >> _32
+    """32 bits of a hash of both numbers."""
+    return mix(np.uint64(id_) + np.uint64(table + 1) * GOLDEN) >> _32
 
 
 # The index is open addressing with linear probing: a power of two of entries, (32 bits of the hash | slot + 1) or

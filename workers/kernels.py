@@ -13,6 +13,7 @@ import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
 
 from shardkeep.base.array_kernels import pointer
+from shardkeep.base.hashing_kernels import GOLDEN
 from shardkeep.base.kernels import kernel
 
 Int32 = npt.NDArray[np.int32]
@@ -44,7 +45,7 @@ def number_ids(ids_N: Int64, slots: Int32, distinct_U: Int64, inverse_N: Int32) 
     mask = np.uint64(slots.size - 1)
     for n in range(ids_N.size):
         key = ids_N[n]
-        mixed = np.uint64(key) * np.uint64(0x9E3779B97F4A7C15)
+        mixed = np.uint64(key) * GOLDEN
         slot = (mixed ^ (mixed >> np.uint64(32))) & mask
         while slots[slot] >= 0 and distinct_U[slots[slot]] != key:
             slot = (slot + np.uint64(1)) & mask

@@ -1,4 +1,4 @@
-"""Kernels of the index: mixing of bits, records by slot, the hash table from ids to slots.
+"""Kernels of the index: records by slot, the hash table from ids to slots.
 
 A row's record is float32: [id as 2 words | D weights | S slots | 0 or 1 word of padding]. Records lie in
 blocks of `1 << shift` records; kernels get the blocks' addresses, so a table grows without moving a row.
@@ -13,6 +13,7 @@ import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
 
 from shardkeep.base.array_kernels import pointer, prefetch
+from shardkeep.base.hashing_kernels import GOLDEN, mix
 from shardkeep.base.kernels import kernel
 
 Ids = npt.NDArray[np.int64]
@@ -25,17 +26,8 @@ IDS_AT_ONCE = 128  # whose entries and records are on their way from memory at t
 AHEAD = 12  # records fetched ahead of the one in work
 FIRST_WEIGHT = 2  # words of the id in front of the weights
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _LOW32 = np.uint64(0xFFFFFFFF)
 _32, _1, _0 = np.uint64(32), np.uint64(1), np.uint64(0)
-
-
-@kernel("uint64(uint64)")
-def mix(x: np.uint64) -> np.uint64:
-    """The finalizer of splitmix64 (Steele, Lea, Flood 2014): a bijection of 64 bits."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 @kernel("int64(int64[::1], int64, int64, int64)")
@@ -86,7 +78,7 @@ def id_of(addresses: Addresses, shift: int, width: int, slot: int) -> int:
 @kernel("uint64(int64)")
 def hash_of(id_: int) -> np.uint64:
     """32 bits of an id's hash; placement takes its bits from another one."""
-    hash_: np.uint64 = mix(np.uint64(id_) + _GOLDEN) >> _32
+    hash_: np.uint64 = mix(np.uint64(id_) + GOLDEN) >> _32
     return hash_
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import xxhash
 
+from shardkeep.base.hashing_kernels import mix
 from shardkeep.ps.config import InitConfig
-from shardkeep.ps.shard import index_kernels
 
 LAWS: dict[str, int] = {"zeros": 0, "uniform": 1, "normal": 2}
 """From the config's name to the number that the kernel knows."""
@@ -16,7 +16,7 @@ _MASK = (1 << 64) - 1
 
 def table_key(seed: int, name: str) -> np.uint64:
     """The key of a table's random numbers: splitmix64(seed ^ xxh3_64(name))."""
-    return np.uint64(index_kernels.mix(np.uint64((seed & _MASK) ^ xxhash.xxh3_64_intdigest(name.encode("utf-8")))))
+    return np.uint64(mix(np.uint64((seed & _MASK) ^ xxhash.xxh3_64_intdigest(name.encode("utf-8")))))
 
 
 class Initial:

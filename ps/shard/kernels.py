@@ -9,15 +9,15 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from shardkeep.base.hashing_kernels import GOLDEN, mix
 from shardkeep.base.kernels import kernel
-from shardkeep.ps.shard.index_kernels import FIRST_WEIGHT, mix, prefetch_record, record
+from shardkeep.ps.shard.index_kernels import FIRST_WEIGHT, prefetch_record, record
 
 Ids = npt.NDArray[np.int64]
 Slots = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
 Addresses = npt.NDArray[np.int64]
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _LOW32 = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
 _UNIT24 = np.float32(2.0**-23)
@@ -33,9 +33,9 @@ def initial_values(key: np.uint64, id_: int, law: int, scale: np.float32, dim: i
         for d in range(dim):
             out[d] = np.float32(0.0)
         return
-    base = mix(key ^ mix(np.uint64(id_) + _GOLDEN))
+    base = mix(key ^ mix(np.uint64(id_) + GOLDEN))
     for pair in range((dim + 1) // 2):
-        bits = mix(base + np.uint64(pair + 1) * _GOLDEN)
+        bits = mix(base + np.uint64(pair + 1) * GOLDEN)
         if law == 1:
             first = (np.float32(np.int32(bits >> np.uint64(40))) * _UNIT24 - np.float32(1.0)) * scale
             second = np.float32(np.int32((bits >> np.uint64(8)) & np.uint64(0xFFFFFF)))
@@ -125,12 +125,12 @@ def digest(
     low, high = np.uint64(0), np.uint64(0)
     for slot in range(count):
         row = record(addresses, shift, width, slot).view(np.uint32)
-        a, b = mix(key), mix(key ^ _GOLDEN)
+        a, b = mix(key), mix(key ^ GOLDEN)
         for w in range(used):
-            a = mix((a ^ np.uint64(row[w])) + _GOLDEN)
+            a = mix((a ^ np.uint64(row[w])) + GOLDEN)
             b = (b ^ np.uint64(row[w])) * np.uint64(0xD6E8FEB86659FD93)
             b = b ^ (b >> _32)
-        a, b = mix(a + b), mix(b ^ (a * _GOLDEN))
+        a, b = mix(a + b), mix(b ^ (a * GOLDEN))
         low += a
         high += b + np.uint64(low < a)
     return low, high

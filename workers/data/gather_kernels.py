@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from shardkeep.base.hashing_kernels import GOLDEN, mix
 from shardkeep.base.kernels import kernel
 
 CHUNK_BITS = 16
@@ -104,8 +105,5 @@ def gather_lists(
 def hold_out(key: np.uint64, first_row: int, share: float, out_N: NDArray[np.bool_]) -> None:
     """Which of the rows first_row, first_row + 1, ... are held out: a `share` of them, by splitmix64 of (key, row)."""
     for i in range(len(out_N)):
-        x = key + np.uint64(first_row + i) * np.uint64(0x9E3779B97F4A7C15)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        x ^= x >> np.uint64(31)
+        x = mix(key + np.uint64(first_row + i) * GOLDEN)
         out_N[i] = float(x >> np.uint64(11)) * 1.1102230246251565e-16 < share

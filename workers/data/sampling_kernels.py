@@ -5,15 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from shardkeep.base.hashing_kernels import GOLDEN, mix
 from shardkeep.base.kernels import kernel
-
-
-@kernel("uint64(uint64)")
-def mix(x: np.uint64) -> np.uint64:
-    """The finalizer of splitmix64 (Steele, Lea, Flood 2014): a bijection of 64-bit numbers."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return x ^ (x >> np.uint64(31))
 
 
 @kernel("void(int64, int64, uint64, int64[::1])")
@@ -37,7 +30,7 @@ def permuted_range(start: int, num_samples: int, key: np.uint64, out_B: NDArray[
             low = x & low_mask
             high = x >> low_bits
             for r in range(4):
-                round_key = key + np.uint64(2 * r + 1) * np.uint64(0x9E3779B97F4A7C15)
+                round_key = key + np.uint64(2 * r + 1) * GOLDEN
                 high ^= mix(low ^ round_key) & high_mask
                 low ^= mix(high ^ ~round_key) & low_mask
             x = (high << low_bits) | low

@@ -10,10 +10,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from shardkeep.base.hashing_kernels import GOLDEN, mix
 from shardkeep.base.kernels import kernel
-from shardkeep.workers.data.sampling_kernels import mix
 
-GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 RANK = 2  # factors of an id in the teacher
 SPREAD = 2_654_435_761  # a prime beyond every table's size: times it, ranks fill [0, size) in no order
 
