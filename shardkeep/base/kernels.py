@@ -26,14 +26,16 @@ import llvmlite.binding  # type: ignore[import-untyped]
 
 from shardkeep.base.errors import UserError
 from shardkeep.base.files import atomic_write
+from shardkeep.base.kernel_builders import build_all
 from shardkeep.base.kernel_sources import fingerprint, kernel_modules, with_imports
+from shardkeep.base.telemetry import usable_cores
 
 try:
     import fcntl
 except ImportError:  # a platform without POSIX locks: compiling twice is slow, not wrong
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["cache_folder", "compile_kernels", "kernel", "kernel_modules", "not_kept"]
+__all__ = ["build", "cache_folder", "compile_kernels", "kernel", "kernel_modules", "load_kernels", "not_kept"]
 
 _MARK = "compiled.json"
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
@@ -62,11 +64,11 @@ def kernel(*signatures: str) -> Callable[[F], F]:
 
 
 def compile_kernels(modules: Sequence[str], begin: Callable[[], None] = lambda: None) -> int:
-    """Imports those modules of kernels that this machine has not compiled yet, and those that they import; returns
+    """Compiles those modules of kernels that this machine has not compiled yet, and those that they import; returns
     their number.
 
-    Under a file lock, so that only one process compiles (up to a minute). Call it before the modules are imported.
-    `begin` is called first, if there is anything to compile. Raises UserError when the result cannot be kept.
+    Uses a process for each core. Under a file lock, so that no two callers compile. Call it before the modules are
+    imported. `begin` is called first, if there is anything to compile. Raises UserError when the result cannot be kept.
     """
     modules = with_imports(modules)
     if not _missing(modules):
@@ -74,18 +76,29 @@ def compile_kernels(modules: Sequence[str], begin: Callable[[], None] = lambda: 
     begin()
     with _locked(cache_folder() / "lock"):
         missing = _missing(modules)
+        if (count := min(usable_cores(), len(missing) - 1)) > 1:
+            build_all(missing, count)
+        for module in _missing(missing):  # those that no builder has built
+            build(module)
         for module in missing:
-            _mark(module)
             _drop_unused(module)
     return len(missing)
+
+
+def load_kernels(modules: Sequence[str]) -> None:
+    """Imports modules of kernels, compiled before where need be: then no step waits for them. Raises as
+    `compile_kernels`."""
+    compile_kernels(modules)
+    for module in modules:
+        importlib.import_module(module)
 
 
 def _missing(modules: Sequence[str]) -> list[str]:
     return [module for module in modules if not _is_marked(module)]
 
 
-def _mark(module: str) -> None:
-    """Imports a module, and notes the sizes of its kernels' files."""
+def build(module: str) -> None:
+    """Compiles one module where it is not compiled, by importing it. Notes the sizes of its kernels' files."""
     importlib.import_module(module)
     from shardkeep.base.kernel_files import is_whole
 

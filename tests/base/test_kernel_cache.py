@@ -93,7 +93,7 @@ def compiled_elsewhere(folder: Path, *modules: str) -> list[str]:
 
 def test_kernels_are_compiled_once_and_then_not_even_imported(tmp_path: Path) -> None:
     module = "shardkeep.workers.data.sampling_kernels"
-    assert compiled_elsewhere(tmp_path, module) == ["compiling", "1", "True"]
+    assert compiled_elsewhere(tmp_path, module) == ["compiling", "2", "True"]  # with the one that it imports
     assert compiled_elsewhere(tmp_path, module) == ["0", "False"]
     assert compiled_elsewhere(tmp_path, module, "shardkeep.workers.data.gather_kernels") == ["compiling", "1", "True"]
 
@@ -183,6 +183,26 @@ def test_an_edit_of_a_caller_leaves_the_kernels_that_it_calls(cache: Path) -> No
     assert compile_own("caller_kernels") == (2, 42)
     edit(cache.parent / "caller_kernels.py", "once(number) + once(number)", "once(number) * once(number)")
     assert compile_own("caller_kernels") == (1, 441)
+
+
+def test_several_modules_are_compiled_by_other_processes(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "usable_cores", lambda: 2)
+    forget_own()
+    assert kernels.compile_kernels(["caller_kernels", "tiny_kernels"]) == 3
+    assert not set(OWN) & set(sys.modules)
+    assert importlib.import_module("caller_kernels").twice(21) == 42
+    assert sum(importlib.import_module(module).twice.stats.cache_hits.total() for module in OWN[:2]) == 3
+    assert len(list(cache.rglob("*.nbc"))) == 4  # each signature once
+
+
+def test_an_error_of_a_module_that_another_process_compiles_is_raised(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kernels, "usable_cores", lambda: 2)
+    edit(cache.parent / "callee_kernels.py", "return number", "return nosuch")
+    forget_own()
+    with pytest.raises(Exception, match="nosuch"):
+        kernels.compile_kernels(["caller_kernels", "tiny_kernels"])
 
 
 def test_kernels_that_another_process_has_not_compiled_yet_are_never_stale(cache: Path) -> None:
