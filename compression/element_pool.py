@@ -18,9 +18,9 @@ from shardkeep.compression import element_pool_kernels as kernels
 from shardkeep.compression import row_pool_state
 from shardkeep.compression.row_pool import check_rows
 from shardkeep.compression.row_slots import RowSlots
+from shardkeep.compression.shares import num_kept
 from shardkeep.compression.slot_kernels import ID, LOST_ROWS, TABLE
 from shardkeep.compression.threshold import largest
-from shardkeep.compression.topk import num_kept
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]

@@ -33,6 +33,10 @@ class Format:
     """Tag with a scale of two bytes."""
     rounds: bool = True
     """Whether there is anything to round."""
+    kernels: tuple[str, ...] = ()
+    """Modules of kernels that the codec imports."""
+    rounding_kernels: tuple[str, ...] = ()
+    """Modules of kernels that it imports besides where it rounds at random."""
 
     def __post_init__(self) -> None:
         tags = [tag for tag in (self.plain, self.pow2, self.fp16) if tag is not None]
@@ -66,18 +70,20 @@ class Format:
         return codec
 
 
+_SCALED = ("shardkeep.compression.quantize_kernels",)
+
 # A tag is never reused. Tags are below 128: the highest bit of the byte on the wire has another meaning.
 FORMATS: dict[str, Format] = {
     "fp32": Format("shardkeep.compression.quantize:fp32", plain=0, rounds=False),
-    "fp16": Format("shardkeep.compression.quantize:fp16", plain=1),
-    "bf16": Format("shardkeep.compression.quantize:bf16", plain=2),
-    "fp16-block": Format("shardkeep.compression.scaled:fp16_block", pow2=3, fp16=4),
-    "fp8-e4m3": Format("shardkeep.compression.scaled:fp8_e4m3", pow2=5, fp16=6),
-    "fp8-e5m2": Format("shardkeep.compression.scaled:fp8_e5m2", pow2=7, fp16=8),
-    "int8": Format("shardkeep.compression.scaled:int8", pow2=9, fp16=10),
-    "int4": Format("shardkeep.compression.scaled:int4", pow2=11, fp16=12),
-    "int2": Format("shardkeep.compression.scaled:int2", pow2=13, fp16=14),
-    "sign": Format("shardkeep.compression.scaled:sign", pow2=15, fp16=16),
+    "fp16": Format("shardkeep.compression.quantize:fp16", plain=1, rounding_kernels=_SCALED),
+    "bf16": Format("shardkeep.compression.quantize:bf16", plain=2, rounding_kernels=_SCALED),
+    "fp16-block": Format("shardkeep.compression.scaled:fp16_block", pow2=3, fp16=4, kernels=_SCALED),
+    "fp8-e4m3": Format("shardkeep.compression.scaled:fp8_e4m3", pow2=5, fp16=6, kernels=_SCALED),
+    "fp8-e5m2": Format("shardkeep.compression.scaled:fp8_e5m2", pow2=7, fp16=8, kernels=_SCALED),
+    "int8": Format("shardkeep.compression.scaled:int8", pow2=9, fp16=10, kernels=_SCALED),
+    "int4": Format("shardkeep.compression.scaled:int4", pow2=11, fp16=12, kernels=_SCALED),
+    "int2": Format("shardkeep.compression.scaled:int2", pow2=13, fp16=14, kernels=_SCALED),
+    "sign": Format("shardkeep.compression.scaled:sign", pow2=15, fp16=16, kernels=_SCALED),
 }
 
 if TYPE_CHECKING:

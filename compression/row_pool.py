@@ -18,8 +18,8 @@ from shardkeep.compression import row_pool_kernels as kernels
 from shardkeep.compression import row_pool_state
 from shardkeep.compression.row_slots import RowSlots
 from shardkeep.compression.selected import ExtraRows, Selected, StepRows
+from shardkeep.compression.shares import num_kept
 from shardkeep.compression.slot_kernels import LOST_ROWS
-from shardkeep.compression.topk import num_kept
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]

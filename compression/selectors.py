@@ -41,6 +41,8 @@ class Selector:
     pool_chooses: bool = False
     """Whether a row pool chooses by itself, by the norm of gradient and residual. The function then serves jobs that
     have no pool."""
+    kernels: tuple[str, ...] = ()
+    """Modules of kernels that the function imports."""
 
     def choose(self) -> Choose:
         """The function; loads its module."""
@@ -49,9 +51,11 @@ class Selector:
         return found
 
 
+_TOPK = ("shardkeep.compression.threshold_kernels",)
+
 SELECTORS: dict[str, Selector] = {
-    "largest": Selector("shardkeep.compression.topk:largest_rows", pool_chooses=True),
-    "random": Selector("shardkeep.compression.topk:random_rows"),
+    "largest": Selector("shardkeep.compression.topk:largest_rows", pool_chooses=True, kernels=_TOPK),
+    "random": Selector("shardkeep.compression.topk:random_rows", kernels=_TOPK),
 }
 
 if TYPE_CHECKING:

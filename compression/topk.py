@@ -7,12 +7,11 @@ not selected is the caller's (`row_pool.py` keeps it).
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import numpy.typing as npt
 
 from shardkeep.compression.codec import Rows
+from shardkeep.compression.shares import num_kept
 from shardkeep.compression.threshold import largest
 from shardkeep.compression.threshold_kernels import row_norms
 
@@ -70,29 +69,3 @@ def largest_rows(grad_UD: Rows, keep: float, key: int) -> Positions:
 def random_rows(grad_UD: Rows, keep: float, key: int) -> Positions:
     """`select_random` as a selector of the registry (random-k); only the number of rows counts."""
     return select_random(len(grad_UD), keep, key)
-
-
-def nth_key(key: int, n: int) -> int:
-    """The key of one of several choices of a step: `key` is that of the step, whose number takes its lowest 32 bits."""
-    return key + (n << 32)
-
-
-def num_kept(count: int, keep: float) -> int:
-    """max(1, ceil(count * keep)), 0 of none. Rounded to 1e-9 first: 100 * 0.07 is a little above 7 in floating point.
-
-    Raises ValueError for a `keep` outside (0, 1]."""
-    if not 0.0 < keep <= 1.0:
-        raise ValueError(f"keep: {keep}; allowed: above 0, up to 1")
-    return min(count, max(1, math.ceil(round(count * keep, 9))))
-
-
-def keep_at(step: int, keep: float, warmup_steps: int) -> float:
-    """The share to keep in step `step` >= 0 while it falls geometrically from 1 to `keep`: step t < E keeps
-    keep ** ((t + 1) / (E + 1)), later ones `keep` (the DGC schedule, in steps).
-
-    Raises ValueError for a `keep` outside (0, 1]."""
-    if not 0.0 < keep <= 1.0:
-        raise ValueError(f"keep: {keep}; allowed: above 0, up to 1")
-    if step >= warmup_steps:
-        return keep
-    return float(keep ** ((step + 1) / (warmup_steps + 1)))

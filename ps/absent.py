@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from shardkeep.compression.indices import decode_subsets
 from shardkeep.ps import values
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.message import REFERENCE, Packed
@@ -40,6 +39,8 @@ class RowReader:
         flat = values.decode(answer, self._catalog)[0]
         if not answer.id_formats_S.size or answer.id_formats_S[0] < REFERENCE:
             return flat
+        from shardkeep.compression.indices import decode_subsets  # here: only jobs with coded ids load it
+
         places_K = decode_subsets(
             answer.id_formats_S, answer.rows_S, answer.id_bytes_S, answer.ids_area, rows_S, int(rows_S.sum())
         )

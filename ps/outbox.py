@@ -16,7 +16,7 @@ from shardkeep.compression.codec import value_codec
 from shardkeep.compression.config import PushConfig
 from shardkeep.compression.rounding import WorkerKeys
 from shardkeep.compression.selectors import Choose, selector
-from shardkeep.compression.topk import keep_at, nth_key
+from shardkeep.compression.shares import keep_at, nth_key
 from shardkeep.ps import values
 from shardkeep.ps.message import Bytes
 from shardkeep.ps.row_memory import RowMemory
@@ -48,7 +48,8 @@ class Outbox:
         self._memory = memory
         stochastic = config.rounding == "stochastic"
         chosen = selector(config.select)
-        self._choose = None if memory.sends_later and chosen.pool_chooses else chosen.choose()
+        pool_chooses = memory.sends_later and chosen.pool_chooses
+        self._choose = None if config.keep == 1.0 or pool_chooses else chosen.choose()
         self._key = (seed & 2**64 - 1) << 64 | rank << 48
         self._keys = WorkerKeys(seed, rank, catalog.names) if stochastic else None
 

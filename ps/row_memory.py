@@ -9,19 +9,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from shardkeep.compression.config import CompressionConfig
-from shardkeep.compression.element_pool import Dgc, ElementPool, SelectedElements
-from shardkeep.compression.row_pool import RowPool
-from shardkeep.compression.row_pool_state import merge
-from shardkeep.compression.selected import Selected
 from shardkeep.compression.selectors import Choose
-from shardkeep.compression.topk import nth_key
+from shardkeep.compression.shares import nth_key
 from shardkeep.ps.placement_kernels import find_sorted
 from shardkeep.ps.slab import Catalog, IdSlab, Layout
+
+if TYPE_CHECKING:  # most jobs have no pool: only those that have load the pools and their kernels
+    from shardkeep.compression.element_pool import ElementPool, SelectedElements
+    from shardkeep.compression.row_pool import RowPool
+    from shardkeep.compression.selected import Selected
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -74,7 +76,7 @@ class RowMemory:
         self._by_elements = push.keep_values is not None
         self._history = history
         self._max_age = push.max_age
-        self._dgc = None if push.dgc is None else Dgc(**push.dgc.model_dump(), num_workers=num_workers)
+        self._dgc, self._num_workers = push.dgc, num_workers
         self._lease = pull.lease
         self._drift = math.inf if pull.drift is None else pull.drift
         self.sends_later = push.pool_rows > 0
@@ -95,6 +97,8 @@ class RowMemory:
         self._overflow_rows = self._bad_rows = 0
 
     def _pool(self, tables: Ints, dim: int, capacity: int) -> RowPool:
+        from shardkeep.compression.row_pool import RowPool
+
         return RowPool(
             num_tables=tables.size,
             dim=dim,
@@ -106,7 +110,10 @@ class RowMemory:
         )
 
     def _element_pool(self, tables: Ints, dim: int, capacity: int) -> ElementPool:
-        return ElementPool(num_tables=tables.size, dim=dim, capacity=capacity, history=self._history, dgc=self._dgc)
+        from shardkeep.compression.element_pool import Dgc, ElementPool
+
+        dgc = None if self._dgc is None else Dgc(**self._dgc.model_dump(), num_workers=self._num_workers)
+        return ElementPool(num_tables=tables.size, dim=dim, capacity=capacity, history=self._history, dgc=dgc)
 
     # ---- unsent gradients ----
 
@@ -158,8 +165,8 @@ class RowMemory:
                 rows = slice(int(selected.starts_T1[g]), int(selected.starts_T1[g + 1]))
                 to = slice(int(out.starts_T1[t]), int(out.starts_T1[t + 1]))
                 ids_K[to] = selected.ids_K[rows]
-                if isinstance(selected, Selected):
-                    squares_K[to] = selected.squares_K[rows]
+                if group.elements is None:
+                    squares_K[to] = selected.squares_K[rows]  # type: ignore[union-attr]
                 flat[out.values_T1[t] : out.values_T1[t + 1]] = selected.rows_KD[rows].reshape(-1)
         positions_K = np.empty(out.num_rows, np.int64)
         find_sorted(out.starts_T1, ids_K, ids.layout.starts_T1, ids.ids_V, positions_K)
@@ -223,6 +230,8 @@ class RowMemory:
 
     def load(self, states: Sequence[Mapping[str, npt.NDArray[np.generic]]]) -> None:
         """Takes the sum of the unsent gradients of several workers."""
+        from shardkeep.compression.row_pool_state import merge
+
         for group in self._groups:
             prefix = f"{group.dim}/"
             mine = [{k.removeprefix(prefix): a for k, a in s.items() if k.startswith(prefix)} for s in states]

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkeep.compression.indices import encode_ids, encode_subsets
 from shardkeep.ps.message import Bytes
 from shardkeep.ps.placement import Split
 
@@ -47,12 +46,16 @@ def write_ids(counts_T: Ints, ids_K: Ints, *, coded: bool) -> WrittenIds:
     rows_S = counts_T[tables_S]
     if not coded:
         return WrittenIds(tables_S, rows_S, np.zeros_like(rows_S), 8 * rows_S, ids_K.view(np.uint8))
+    from shardkeep.compression.indices import encode_ids  # here: only jobs with coded ids load their kernels
+
     found = encode_ids(_starts(rows_S), ids_K)
     return WrittenIds(tables_S, rows_S, found.formats_S, found.sizes_S, found.area)
 
 
 def write_references(counts_T: Ints, places_K: Ints, pulled_T: Ints) -> WrittenIds:
     """Rows by their places among those of their table that the same step pulled from the server, `pulled_T` many."""
+    from shardkeep.compression.indices import encode_subsets  # here: as above
+
     tables_S = np.flatnonzero(counts_T)
     rows_S = counts_T[tables_S]
     found = encode_subsets(_starts(rows_S), places_K, pulled_T[tables_S])

@@ -133,8 +133,8 @@ class Child:
 class Starter(Protocol):
     """Starts roles."""
 
-    def load(self) -> None:
-        """All compiled kernels are there: loads what roles need, beside the caller."""
+    def load(self, kernels: Sequence[str]) -> None:
+        """The job's kernels are compiled: loads what roles need, these modules of kernels too, beside the caller."""
 
     def ready(self, wait_s: float) -> bool:
         """Whether roles start at once; waits up to `wait_s` for it."""
@@ -155,7 +155,7 @@ class Starter(Protocol):
 class Spawn:
     """Starts each role by exec."""
 
-    def load(self) -> None:
+    def load(self, kernels: Sequence[str]) -> None:
         pass
 
     def ready(self, wait_s: float) -> bool:

@@ -282,7 +282,7 @@ def server(
         check_exposed("--advertise", advertise, accepted=insecure_data_plane)
         if not parent_pipe and (lacks := check_coordinator(coordinator, token_file=token_file)) is not None:
             _say(lacks)
-        with lasting_imports() as kernels_s:
+        with lasting_imports("server") as kernels_s:
             from shardkeep.server_role import run_server
 
         found = endpoint_of(coordinator, token_file=token_file, tls=tls, launched=parent_pipe)
@@ -319,7 +319,7 @@ def worker(
         check_exposed("--advertise", advertise, accepted=insecure_data_plane)
         if not parent_pipe and (lacks := check_coordinator(coordinator, token_file=token_file)) is not None:
             _say(lacks)
-        with lasting_imports() as kernels_s:
+        with lasting_imports("worker") as kernels_s:
             from shardkeep.worker_role import run_worker
         if code is not None:
             search_last(code)

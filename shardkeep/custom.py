@@ -16,10 +16,11 @@ import torch
 
 from shardkeep.access import endpoint_of
 from shardkeep.base.errors import ConfigError, JobStopped, TransportError, UserError
-from shardkeep.base.kernels import compile_kernels, kernel_modules
+from shardkeep.base.kernels import load_kernels
 from shardkeep.base.log import EventLog
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.config import JobConfig
+from shardkeep.kernel_needs import needed_kernels
 from shardkeep.ps.client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, LivenessConfig, TableSpec
 from shardkeep.ps.control.addresses import check_exposed
@@ -85,7 +86,7 @@ class EmbeddingClient:
         """
         config = loop_config(servers=0, seed=seed, consistency=consistency, compression=compression)
         tables = checked_tables(tables)
-        compile_kernels(kernel_modules())
+        load_kernels(needed_kernels(config, "server", "client", tables=tables))
         service = build_service(config, tables, shard=0, generation=0)
         transport = LocalTransport([service.handle])
         ending = contextlib.ExitStack()
@@ -298,7 +299,7 @@ def connect(
     control = ControlClient(endpoint, role="worker", index=index, advertise=advertise, timeout_s=timeout_s)
     with contextlib.ExitStack() as stack:
         config = stack.enter_context(Membership(control, wait_s=timeout_s))
-        compile_kernels(kernel_modules())
+        load_kernels(needed_kernels(config, "client"))
         formation = control.join(told if told is not None else _tables_of(config))
         transport = join_group(config, formation, "worker", index, advertise, None)
         stack.callback(transport.close)

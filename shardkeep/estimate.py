@@ -18,12 +18,13 @@ import torch
 
 from shardkeep.assembly import step_slices, table_specs
 from shardkeep.base.errors import ConfigError, DataError
-from shardkeep.base.kernels import compile_kernels, kernel_modules
+from shardkeep.base.kernels import load_kernels
 from shardkeep.compression.config import TowerCompressionConfig
 from shardkeep.compression.dense import DenseCompression
 from shardkeep.compression.exchange import Ranks
 from shardkeep.config import JobConfig
 from shardkeep.dry_run import Played, play
+from shardkeep.kernel_needs import needed_kernels
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.shard.optimizers import OPTIMIZERS
 from shardkeep.workers.data.dataset import open_data
@@ -61,7 +62,7 @@ def estimate(config: JobConfig, *, gbit_per_s: float, progress: Progress | None 
     """
     if not 0.0 < gbit_per_s < float("inf"):
         raise ConfigError(f"--gbit-per-s {gbit_per_s:g}: allowed: a number above 0")
-    compile_kernels(kernel_modules())
+    load_kernels(needed_kernels(config, "server", "worker"))
     try:
         data = open_data(config.data, seed=config.seed, progress=progress)
     except DataError as error:

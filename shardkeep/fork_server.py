@@ -227,10 +227,10 @@ class ForkOrSpawn:
         self._server: ForkServer | None = server
         self._say = say
 
-    def load(self) -> None:
+    def load(self, kernels: Sequence[str]) -> None:
         """As `Starter`."""
         if self._server is not None:
-            self._server.load(ROLES)
+            self._server.load([*ROLES, *kernels])
 
     def ready(self, wait_s: float) -> bool:
         """As `Starter`."""

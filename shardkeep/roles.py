@@ -26,7 +26,7 @@ from shardkeep.base.errors import (
     TransportError,
 )
 from shardkeep.base.files import make_folder, owner_lock
-from shardkeep.base.kernels import compile_kernels, kernel_modules
+from shardkeep.base.kernels import load_kernels
 from shardkeep.base.log import EventLog
 from shardkeep.base.owners import check_unshared
 from shardkeep.base.sockets import Counters, Watched
@@ -45,6 +45,7 @@ from shardkeep.report import coordinator_in
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
+    from shardkeep.kernel_needs import Role
     from shardkeep.ps.transport import RpcTransport
 
 _log = EventLog("roles")
@@ -63,7 +64,7 @@ OWNER_S = 10.0
 
 
 @contextlib.contextmanager
-def lasting_imports() -> Iterator[float]:
+def lasting_imports(role: Role) -> Iterator[float]:
     """For the imports of a role's main, which live as long as the process; gives the seconds of compiling kernels.
 
     The garbage collector looks at none of what is made inside, now or later: a tenth of the time of importing torch,
@@ -71,16 +72,20 @@ def lasting_imports() -> Iterator[float]:
     """
     gc.disable()
     try:
-        yield compiled_kernels()
+        yield loaded_kernels(None, role)
     finally:
         gc.freeze()
         gc.enable()
 
 
-def compiled_kernels() -> float:
-    """Compiles the kernels where this machine has not done so; the seconds it took."""
+def loaded_kernels(config: JobConfig | None, *roles: Role) -> float:
+    """Loads the kernels that the roles need, compiled first where this machine has not done so; the seconds it took.
+
+    `config`: None = as long as it is not known."""
+    from shardkeep.kernel_needs import needed_kernels  # here: a coordinator needs none of it
+
     began = time.perf_counter()
-    compile_kernels(kernel_modules())
+    load_kernels(needed_kernels(config, *roles))
     return time.perf_counter() - began
 
 

@@ -34,6 +34,7 @@ from shardkeep.roles import (
     join_group,
     kept_while_useful,
     leave_if_due,
+    loaded_kernels,
     process_facts,
     replaced_folder,
     resumed_from,
@@ -62,6 +63,7 @@ def run_server(
     end_when_the_job_failed(control)
     with kept_while_useful(control, folder), Membership(control, departure) as config:
         keep_freed_memory()
+        kernels_s += loaded_kernels(config, "server")
         with contextlib.closing(_Life(config, control, index, advertise, folder, kernels_s, departure)) as life:
             unseen = why_unseen(control.shared, writes=True)
             formation: Formation | None = control.join(None, span=life.span, kept=kept_at(life.kept), unseen=unseen)

@@ -13,11 +13,12 @@ from pathlib import Path
 
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import ConfigError, JobError, ShardkeepError, TransportError
-from shardkeep.base.kernels import compile_kernels, kernel_modules
+from shardkeep.base.kernels import compile_kernels
 from shardkeep.children import Child, Death, Spawn, child_environment, end_all, wait_all
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.config import JobConfig
 from shardkeep.custom import EmbeddingClient, checked_tables, connect, loop_config
+from shardkeep.kernel_needs import needed_kernels
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.control.client import report_death
 from shardkeep.ps.control.endpoint import Endpoint
@@ -60,7 +61,7 @@ def serve(
         raise ConfigError(f"servers: {servers}; allowed: 1 or more, or EmbeddingClient.local for none")
     config = loop_config(servers=servers, seed=seed, consistency=consistency, compression=compression)
     tables = checked_tables(tables)
-    compile_kernels(kernel_modules())
+    compile_kernels(needed_kernels(config, "server", "client", tables=tables))
     with _run_folder(run_dir, config) as folder:
         processes = _Processes(folder, config)
         try:

@@ -28,13 +28,13 @@ from shardkeep.ps.transport import LocalTransport, RpcTransport
 from shardkeep.roles import (
     Membership,
     checkpoints_of,
-    compiled_kernels,
     control_bytes,
     end_when_the_job_failed,
     join_group,
     join_store,
     kept_while_useful,
     leave_if_due,
+    loaded_kernels,
     owned,
     process_facts,
     replaced_folder,
@@ -42,7 +42,6 @@ from shardkeep.roles import (
     tried_while_leaving,
     watched_sockets,
 )
-from shardkeep.server_role import build_service
 from shardkeep.workers.collective import Collective, Solo
 from shardkeep.workers.data.dataset import open_data
 from shardkeep.workers.data.samples import Data
@@ -67,6 +66,7 @@ def run_worker(
     with kept_while_useful(control, folder), Membership(control, departure) as config, memory_errors(ASKS):
         keep_freed_memory()
         torch.set_num_threads(config.threads)
+        kernels_s += loaded_kernels(config, "worker")
         data = open_data(config.data, seed=config.seed)
         tables = table_specs(config, data.train.schema)
         unseen = why_unseen(control.shared, writes=index == 0)
@@ -279,7 +279,9 @@ def run_in_process(
 ) -> dict[str, Any]:
     """The whole job in this process (`servers: 0`), from a checkpoint where `start_step` is above 0; the summary.
     Raises what training raises."""
-    kernels_s = compiled_kernels()
+    from shardkeep.server_role import build_service  # here: other workers load no server
+
+    kernels_s = loaded_kernels(config, "server", "worker")
     keep_freed_memory()
     torch.set_num_threads(config.threads)
     data = open_data(config.data, seed=config.seed)

@@ -251,6 +251,11 @@ class ModelConfig(Named):
     def _known_name(cls, value: str) -> str:
         return _own_code(value, MODELS, "module:Class")
 
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The modules of kernels that the model imports."""
+        return ("shardkeep.workers.models.interaction_kernels",) if self.name == "dlrm" else ()
+
 
 class TowerOptimizerConfig(Named):
     """The dense parameters' optimizer (torch.optim, fused)."""

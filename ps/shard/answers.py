@@ -10,7 +10,6 @@ import numpy as np
 
 from shardkeep.compression.codec import value_codec
 from shardkeep.compression.config import CompressionConfig
-from shardkeep.compression.indices import encode_subsets
 from shardkeep.ps.message import Bytes, Kind, Packed, allocate
 from shardkeep.ps.shard.tables import Pulled, Sections, Tables
 from shardkeep.ps.slab import Catalog
@@ -42,6 +41,8 @@ class Answers:
         if reads or not self._names_absent:
             answer = self._allocate(message, wanted, rows_S, row_format, staleness)
         else:
+            from shardkeep.compression.indices import encode_subsets  # here: only jobs with coded ids load it
+
             there_V, there_S = pulled.slots_V >= 0, rows_S - pulled.absent_S
             starts_S1 = np.concatenate([[0], np.cumsum(there_S)])
             places_V = np.arange(there_V.size) - np.repeat(wanted.starts_S1[:-1], rows_S)

@@ -11,7 +11,6 @@ import numpy.typing as npt
 
 from shardkeep.base.errors import CorruptMessage, ProtocolError
 from shardkeep.compression.codec import value_codec
-from shardkeep.compression.indices import decode_ids, decode_subsets
 from shardkeep.ps import values
 from shardkeep.ps.message import REFERENCE, Bytes, Kind, Packed, allocate
 from shardkeep.ps.shard import table_kernels
@@ -101,6 +100,8 @@ class Decoder:
         if not np.array_equal(known.tables_S[np.minimum(where_S, known.tables_S.size - 1)], tables_S):
             raise CorruptMessage(f"worker {packed.rank} refers to tables that its pull of step {packed.step} left out")
         area = packed.buffer[packed.ids_at_S1[0] : packed.ids_at_S1[count]]
+        from shardkeep.compression.indices import decode_subsets  # here: only jobs with coded ids load it
+
         places_K = decode_subsets(
             packed.id_formats_S[:count],
             rows_S,
@@ -120,6 +121,8 @@ class Decoder:
         formats_S, sizes_S = packed.id_formats_S[first:], packed.id_bytes_S[first:]
         area = packed.buffer[packed.ids_at_S1[first] : packed.ids_at_S1[-1]]
         if formats_S.any():
+            from shardkeep.compression.indices import decode_ids  # here: as above
+
             ids_V = decode_ids(formats_S, rows_S, sizes_S, area, MOST_IDS)
             return Sections(tables_S, _starts(rows_S), ids_V)
         wrong = sizes_S != 8 * rows_S

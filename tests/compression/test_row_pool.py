@@ -11,7 +11,7 @@ import pytest
 from shardkeep.compression.codec import value_codec
 from shardkeep.compression.row_pool import RowPool
 from shardkeep.compression.selected import Selected
-from shardkeep.compression.topk import num_kept
+from shardkeep.compression.shares import num_kept
 
 D, IDS, T = 4, 40, 3
 NO_ROWS = np.zeros(T + 1, dtype=np.int64), np.empty(0, np.int64), np.empty((0, D), np.float32)

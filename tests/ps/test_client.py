@@ -16,7 +16,7 @@ from shardkeep.compression.codec import value_codec
 from shardkeep.compression.config import CompressionConfig, PullConfig, PushConfig
 from shardkeep.compression.formats import FORMATS as VALUE_FORMATS
 from shardkeep.compression.rounding import row_keys, table_key
-from shardkeep.compression.topk import num_kept
+from shardkeep.compression.shares import num_kept
 from shardkeep.ps.client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message, unpack

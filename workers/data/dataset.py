@@ -27,6 +27,14 @@ SOURCES: dict[str, str] = {
 }
 """Source -> module and function. A job loads its own source alone: pyarrow takes every role 0.25 s."""
 
+_KERNELS: dict[str, tuple[str, ...]] = {"synthetic": ("shardkeep.workers.data.synthetic_kernels",)}
+_CACHE_KERNELS = ("shardkeep.workers.data.gather_kernels",)
+
+
+def kernels_of_source(name: str) -> tuple[str, ...]:
+    """The modules of kernels that draw a source's samples."""
+    return _KERNELS.get(name, _CACHE_KERNELS) if name else ()
+
 
 def source_named(name: str) -> Source:
     """The function that opens a built-in source, or the user's own for module:function."""
@@ -59,4 +67,4 @@ def open_data(config: DataConfig, *, seed: int, progress: Progress | None = None
     return source_named(config.source)(config, seed=seed, progress=progress)
 
 
-__all__ = ["SOURCES", "Data", "Dataset", "Progress", "open_data"]
+__all__ = ["SOURCES", "Data", "Dataset", "Progress", "kernels_of_source", "open_data"]

@@ -13,8 +13,6 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from shardkeep.workers.models import interaction_kernels as kernels
-
 
 class DotInteraction(nn.Module):
     """The lower triangle of Z Z^T without its diagonal, Z the V vectors of a sample, behind the first vector."""
@@ -54,20 +52,24 @@ class _Pairs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *vectors: torch.Tensor) -> torch.Tensor:
+        from shardkeep.workers.models import interaction_kernels  # here: other models do not load it
+
         vectors_VBD = torch.stack(vectors)
         num_vectors, num_samples, dim = vectors_VBD.shape
         joined_BO = vectors_VBD.new_empty((num_samples, dim + num_vectors * (num_vectors - 1) // 2))
-        kernels.multiply_pairs(vectors_VBD.numpy(), joined_BO.numpy())
+        interaction_kernels.multiply_pairs(vectors_VBD.numpy(), joined_BO.numpy())
         ctx.save_for_backward(vectors_VBD)
         return joined_BO
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_BO: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        from shardkeep.workers.models import interaction_kernels  # here: as above
+
         (vectors_VBD,) = ctx.saved_tensors
         num_vectors, num_samples, dim = vectors_VBD.shape
         matrix_BVV = vectors_VBD.new_empty((num_samples, num_vectors, num_vectors))
-        kernels.spread_pairs(grad_BO.contiguous().numpy(), dim, matrix_BVV.numpy())
+        interaction_kernels.spread_pairs(grad_BO.contiguous().numpy(), dim, matrix_BVV.numpy())
         grad_VBD = torch.bmm(matrix_BVV, vectors_VBD.transpose(0, 1)).transpose(0, 1).contiguous()
         grad_VBD[0] += grad_BO[:, :dim]
         return grad_VBD.unbind()
