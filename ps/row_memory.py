@@ -204,6 +204,11 @@ class RowMemory:
         """Rows of which something waits, gradient or the rounding error of what was sent."""
         return sum(group.unsent.num_unsent for group in self._groups) if self.sends_later else 0
 
+    @property
+    def lost_squares(self) -> float:
+        """Sum of the squares of the rounding errors that were given up for want of a slot."""
+        return float(sum(group.unsent.lost_squares for group in self._groups)) if self.sends_later else 0.0
+
     def report(self) -> dict[str, float]:
         """Rows of which something waits, the square of what they hold; so far: rows whose rounding errors were given
         up, rows sent for want of a slot, and rows left out because with what waited for them they were not finite."""

@@ -28,8 +28,6 @@ ONLY_IN = {  # a foreign module -> the only places that may import it
 
 
 PRIVATE = {
-    "tests/compression/test_element_pool.py: _slots",
-    "tests/compression/test_row_pool.py: _slots",
     "tests/integration/test_consistency.py: _transport",
     "tests/integration/test_equality.py: _slices",
     "tests/integration/test_equality.py: _step",
@@ -43,10 +41,8 @@ PRIVATE = {
     "tests/ps/shard/test_marks.py: _marks",
     "tests/ps/shard/test_snapshot_writer.py: _marks",
     "tests/ps/test_client.py: _unacknowledged",
-    "tests/ps/test_compressed.py: _groups",
     "tests/ps/test_compressed.py: _journal",
     "tests/ps/test_compressed.py: _pulled",
-    "tests/ps/test_conservation.py: _groups",
     "tests/ps/test_transport.py: _serve",
     "tests/top/test_roles.py: _device",
     "tests/workers/test_checkpoint.py: _checkpoints",

@@ -105,4 +105,6 @@ def test_any_bytes_are_a_packet_or_a_clear_error(data: bytes, num_rows: int, dim
     except CorruptMessage:
         return
     assert rows_KD.shape == mask_KD.shape == (num_rows, dim)
-    assert len(decode(encode(rows_KD, mask_KD, FP32), num_rows, dim, FP32)[0]) == num_rows
+    again_KD, mask_again_KD = decode(encode(rows_KD, mask_KD, FP32), num_rows, dim, FP32)
+    assert np.array_equal(again_KD.view(np.uint32), rows_KD.view(np.uint32))
+    assert np.array_equal(mask_again_KD, mask_KD)

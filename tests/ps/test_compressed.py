@@ -199,7 +199,7 @@ def test_nothing_is_dropped(push: dict[str, Any]) -> None:
     state = job.client.memory.state()
     mine = state["8/tables"] == 0
     left = dict(zip(state["8/ids"][mine].tolist(), state["8/rests"][mine], strict=True))
-    lost = sum(group.pool.lost_squares for group in job.client.memory._groups)
+    lost = job.client.memory.lost_squares
     for id_, total in sums_of("a").items():
         of_table_a = left.get(id_, np.zeros(8))
         np.testing.assert_allclose(-delivered.get(id_, np.zeros(8)) + of_table_a, total, atol=1e-5 + 2 * lost**0.5)
