@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from google.protobuf.message import DecodeError, Message
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from shardkeep.base.errors import ProtocolError, ShardkeepError
@@ -81,10 +81,12 @@ def test_a_record_is_an_object_or_a_protocol_error(text: str) -> None:
 
 @examples(200)
 @given(optimizer=TEXTS, init=TEXTS, name=st.text(max_size=8), dim=st.integers(0, 2**32 - 1))
+@example(TABLES[0].optimizer.model_dump_json(), TABLES[0].init.model_dump_json(), "user", 8)
 def test_a_table_of_any_content_is_a_table_or_a_protocol_error(optimizer: str, init: str, name: str, dim: int) -> None:
     with contextlib.suppress(ProtocolError):
         table = wire.table_from_pb(pb.Table(name=name, dim=dim, optimizer_json=optimizer, init_json=init))
         assert (table.name, table.dim) == (name, dim)
+        assert wire.table_from_pb(wire.table_to_pb(table)) == table
 
 
 @examples(200)
