@@ -70,6 +70,13 @@ def test_labels_are_drawn_with_the_teachers_probability() -> None:
             assert abs(float(label[inside].mean() - chance[inside].mean())) < 0.05
 
 
+def test_a_seed_has_the_same_teacher_in_every_version() -> None:
+    train = _stream().train
+    assert isinstance(train, SyntheticDataset)
+    expected = [0.2537839052925829, 0.3945076998706604, 0.006677560057740297, 0.03440954690375432]
+    assert train.teacher_probability(np.arange(4)) == pytest.approx(expected, rel=1e-5)
+
+
 def test_the_best_auc_is_that_of_the_teachers_probabilities() -> None:
     from torchmetrics.functional.classification import binary_auroc
 
