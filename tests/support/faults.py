@@ -72,6 +72,7 @@ def play(
         while job.running and time.monotonic() < soon and not _is_time(folder, fault.at, job):
             assert time.monotonic() < end, f"{fault}: its moment did not come within {limit_s:g} s\n{job.printed()}"
             time.sleep(POLL_S)
+        _await(job, fault.victims)
         hurt = [victim for victim in fault.victims if _hurt(job, victim, fault.signal)]
         if tally is not None:
             tally.update(hurt)
@@ -92,6 +93,13 @@ def _is_time(folder: RunFolder, at: int | str, job: Command) -> bool:
     if status is None:
         return False
     return status.state == at or ("progress" in kinds(folder) and any(m.phase == at for m in status.members))
+
+
+def _await(job: Command, victims: Iterable[str]) -> None:
+    """Waits for victims that are being replaced: progress comes in bursts, so two faults may have the same moment."""
+    end = time.monotonic() + RECOVERING_S
+    while job.running and time.monotonic() < end and any(_role(job, victim) is None for victim in victims):
+        time.sleep(POLL_S)
 
 
 def _hurt(job: Command, victim: str, number: signal.Signals) -> bool:
