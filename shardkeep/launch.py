@@ -160,9 +160,9 @@ def _run(
     if not config.servers:
         with pinned(pins.get(("worker", 0))):
             return _in_process(config, folder, screen, interrupts, start_step)
-    from shardkeep.local_job import LocalJob
+    from shardkeep.supervisor import Supervisor
 
-    return LocalJob(config, folder, screen, interrupts, code_folder, pins, start_step, starter).run()
+    return Supervisor(config, folder, screen, interrupts, code_folder, pins, start_step, starter).run()
 
 
 def _reopen(folder: RunFolder, config: JobConfig, resumed: Resumed, screen: Screen) -> Resumed:

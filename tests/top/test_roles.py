@@ -84,7 +84,7 @@ def loaded(modules: str, *suspects: str) -> list[str]:
     ("modules", "suspects"),
     [
         ("shardkeep.cli", ("torch", "numba", "grpc", "pydantic", "yaml", "numpy")),
-        ("shardkeep.cli, shardkeep.launch, shardkeep.local_job, shardkeep.screen", ("torch", "numba", "pyarrow")),
+        ("shardkeep.cli, shardkeep.launch, shardkeep.supervisor, shardkeep.screen", ("torch", "numba", "pyarrow")),
         ("shardkeep.cli, shardkeep.report, shardkeep.ps.control.server", ("torch", "numba", "pyarrow")),
         ("shardkeep.roles", ("torch", "numba", "pyarrow")),
         ("shardkeep.server_role", ("torch._dynamo", "pyarrow", "shardkeep.workers.data.", "shardkeep.workers.models.")),

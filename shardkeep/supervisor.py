@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import contextlib
-import functools
 import os
-import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from shardkeep.affinity import Pins
 from shardkeep.base.deadlines import Deadline
-from shardkeep.base.errors import JobError, JobStopped, ShardkeepError, UserError
+from shardkeep.base.errors import JobError, JobStopped, UserError
 from shardkeep.children import Child, Death, Spawn, Starter, child_environment, end_all
 from shardkeep.config import JobConfig
+from shardkeep.coordinator_line import CoordinatorLine
 from shardkeep.interrupts import Interrupts
-from shardkeep.ps.control.endpoint import Endpoint
 from shardkeep.report import MetricsTail, RunFolder
+from shardkeep.restarts import Restarts, Vacancy
 from shardkeep.roles import out_of_grace
 from shardkeep.screen import Screen
 
@@ -32,20 +29,12 @@ CLOSE_S = 15.0
 """Seconds the roles get to end once the job is over."""
 FAILED_S = 1.0
 """Seconds they get once it has failed: the peers of a dead process may be blocked."""
-STARTING_S = 30.0
-"""Seconds, at least, until a coordinator must have answered once: starts take long on a busy machine."""
 TERMINATE_S = 1.0
 LAST_S = 2.0
 """Seconds of `liveness.grace_s` that are left to end the processes, and to say so."""
-RETRY_S = 0.2
-"""Seconds until a stop that nobody heard is asked for again."""
-TELL_S = 20.0
-"""Seconds in which a coordinator must be there to hear of a death, before the member is started again."""
-BACKOFF_S, LONGEST_BACKOFF_S = 0.5, 8.0
-"""Seconds before a member that has died twice without one more step is started again, doubled with each death."""
 
 
-class LocalJob:
+class Supervisor:
     """The processes of one job, from start to end."""
 
     def __init__(
@@ -67,17 +56,11 @@ class LocalJob:
         self._start_step = start_step
         self._tail = MetricsTail(folder.metrics_path, from_end=start_step > 0)
         self._children: list[Child] = []
-        self._vacancies: list[_Vacancy] = []
-        self._deaths_without_step: dict[tuple[str, int], tuple[int, int | None]] = {}
-        self._told: set[int] = set()
-        self._not_replaced: set[int] = set()
-        self._endpoint: Endpoint | None = None
-        self._coordinator_heard = time.monotonic()
+        self._restarts = Restarts(config.liveness.restarts)
+        self._line = CoordinatorLine(folder)
         self._step: int | None = start_step or None
-        self._stop_heard = threading.Event()
         self._out_of_grace = False
         self._no_take_over = ""
-        self._ended = threading.Event()
 
     def run(self) -> dict[str, Any]:
         """Starts all roles and waits for the end; whatever happens, no process is left behind."""
@@ -87,7 +70,7 @@ class LocalJob:
         scale.taken(self._folder.path)  # what was asked of an earlier start
         try:
             if self._config.liveness.restarts:
-                threading.Thread(target=self._watch_coordinator, name="watch-coordinator", daemon=True).start()
+                self._line.watch(self._running_coordinator, lease_s=self._config.liveness.lease_s)
             self._start()
             self._watch()
             self._close()
@@ -95,7 +78,7 @@ class LocalJob:
             why = error.strerror or error
             raise JobError(f"{self._folder.path}: the run folder cannot be used any more ({why})") from error
         finally:
-            self._ended.set()
+            self._line.close()
             deaths = self._deaths()  # before the children that hang are killed from here
             end_all(self._children, grace_s=TERMINATE_S)
             self._folder.forget_token()
@@ -146,28 +129,14 @@ class LocalJob:
         """Somebody wants the job to stop, it is over, or a child has ended before its time."""
         return bool(self._interrupts.count or self._fatal() or self._folder.summary() is not None)
 
-    def _watch_coordinator(self) -> None:
-        """Kills a coordinator that is silent for two leases, so that another can take over."""
-        lease_s = self._config.liveness.lease_s
-        answered = 0  # the coordinator that has, by pid
-        while not self._ended.wait(lease_s / 4):
-            endpoint = self._known_endpoint()
-            now = next((child for child in self._children if child.role == "coordinator" and child.running), None)
-            if endpoint is None or now is None:
-                self._coordinator_heard = time.monotonic()
-            elif _answers(endpoint, timeout_s=lease_s / 2):
-                self._coordinator_heard, answered = time.monotonic(), now.pid
-            else:
-                patience_s = 2 * lease_s if now.pid == answered else max(2 * lease_s, STARTING_S)
-                if time.monotonic() - self._coordinator_heard > patience_s:
-                    now.kill()
-                    self._coordinator_heard = time.monotonic()
+    def _running_coordinator(self) -> Child | None:
+        return next((child for child in self._children if child.role == "coordinator" and child.running), None)
 
     def _watch(self) -> None:
         """Until the job is over or cannot go on: shows records, passes on deaths and Ctrl-C."""
         limit: Deadline | None = None
         stopping = hurried = False
-        while self._vacancies or any(child.running for child in self._children):
+        while self._restarts.vacancies or any(child.running for child in self._children):
             self._show_records()
             if limit is None or stopping:
                 self._replace_dead()
@@ -185,7 +154,7 @@ class LocalJob:
                 limit, stopping = Deadline(SAVING_STOP_S if saves else STOP_S), True
                 what = "stopping, with a checkpoint" if saves else "stopping in order"
                 self._screen.phase("stop", f"{what}; once more Ctrl-C ends it at once")
-                threading.Thread(target=self._insist_on_stop, name="ask-to-stop", daemon=True).start()
+                self._line.request_stop()
             elif limit is None and (deaths := self._fatal()):
                 alone = any(death.role == "coordinator" for death in deaths)
                 limit = Deadline(0.0 if alone else VERDICT_S)
@@ -206,45 +175,34 @@ class LocalJob:
         its time has come: the first time at once, then later and later. In a job that stops, the coordinator alone."""
         if self._folder.summary() is not None:  # it is over, whoever dies
             return
-        stops = self._stop_heard.is_set()
-        if stops:
-            self._vacancies = [vacancy for vacancy in self._vacancies if vacancy.role == "coordinator"]
+        if self._line.stop_heard:
+            self._restarts.only_coordinator()
         for child in list(self._children):
             death = child.death()
-            if death is None or not death.by_signal or death.pid in self._not_replaced:
-                continue
-            if stops and death.role != "coordinator":
-                continue
-            if not self._may_die(death) or not self._may_take_over(death):
-                self._not_replaced.add(death.pid)
-                continue
-            self._children.remove(child)
-            count, _ = self._deaths_without_step[death.role, death.index]
-            delay_s = 0.0 if count == 1 else min(BACKOFF_S * 2 ** (count - 2), LONGEST_BACKOFF_S)
-            vacancy = _Vacancy(death.role, death.index, time.monotonic() + delay_s)
-            self._vacancies.append(vacancy)
-            self._screen.phase("restart", f"{death.text()}; starting another")
-            self._told.add(death.pid)
-            if death.role == "coordinator":
-                vacancy.told.set()
+            if death is not None and not self._restarts.fatal(death):
+                self._replace(child, death)
+        for vacancy in self._restarts.take_due(self._may_start):
+            if vacancy.role == "coordinator":
+                self._coordinator()
             else:
-                self._ask(functools.partial(_report_death, death=death, done=vacancy.told))
-        for vacancy in list(self._vacancies):
-            if vacancy.due <= time.monotonic() and (vacancy.told.is_set() or self._folder.address() is None):
-                self._vacancies.remove(vacancy)
-                if vacancy.role == "coordinator":
-                    self._coordinator()
-                else:
-                    self._member(vacancy.role, vacancy.index)
+                self._member(vacancy.role, vacancy.index)
 
-    def _may_die(self, death: Death) -> bool:
-        """Counts a death; whether the job outlives it."""
-        count, step = self._deaths_without_step.get((death.role, death.index), (0, None))
-        count = count + 1 if step == self._step else 1
-        if count > self._config.liveness.restarts:
-            return False
-        self._deaths_without_step[death.role, death.index] = count, self._step
-        return True
+    def _replace(self, child: Child, death: Death) -> None:
+        """Opens the vacancy of a child that was killed, unless the job stops or does not outlive the death."""
+        if self._line.stop_heard and death.role != "coordinator":
+            return
+        if not self._restarts.counts(death, self._step) or not self._may_take_over(death):
+            self._restarts.refuse(death)
+            return
+        self._children.remove(child)
+        self._restarts.replace(death)
+        self._screen.phase("restart", f"{death.text()}; starting another")
+        if death.role != "coordinator":
+            self._line.report_until_heard(death)
+
+    def _may_start(self, vacancy: Vacancy) -> bool:
+        """Whether the coordinator knows of the death, or there is none to know."""
+        return vacancy.role == "coordinator" or self._line.settled(vacancy.pid) or self._folder.address() is None
 
     def _may_take_over(self, death: Death) -> bool:
         """Whether another coordinator can go on: one that has never listened is begun again."""
@@ -259,38 +217,10 @@ class LocalJob:
         return True
 
     def _tell_deaths(self) -> None:
-        """Tells the coordinator once of each member that died: sooner than its lease would."""
+        """Reports each dead member to the coordinator."""
         for death in self._deaths():
-            if death.pid not in self._told and death.role != "coordinator":
-                self._told.add(death.pid)
-                self._ask(functools.partial(_report_death, death=death))
-
-    def _insist_on_stop(self) -> None:
-        """Asks the job to stop until somebody hears it: the coordinator may not listen yet, or be on its way back."""
-        from shardkeep.ps.control.client import request_stop
-
-        while not self._ended.is_set():
-            try:
-                if (coordinator := self._folder.endpoint()) is not None:
-                    request_stop(coordinator, "Ctrl-C or SIGTERM")
-                    self._stop_heard.set()
-                    return
-            except ShardkeepError as error:
-                if not error.retryable:  # the loop's limit ends the job
-                    return
-            self._ended.wait(RETRY_S)
-
-    def _ask(self, call: Callable[[Endpoint], None]) -> None:
-        """Calls the coordinator beside the loop; one that does not answer is seen by its limit."""
-        if (coordinator := self._known_endpoint()) is not None:
-            threading.Thread(target=call, args=(coordinator,), name="ask-coordinator", daemon=True).start()
-
-    def _known_endpoint(self) -> Endpoint | None:
-        """The coordinator, once it has listened; one that takes over is at the same address."""
-        if self._endpoint is None:
-            with contextlib.suppress(ShardkeepError):  # its token went with the job
-                self._endpoint = self._folder.endpoint()
-        return self._endpoint
+            if death.role != "coordinator":
+                self._line.report(death)
 
     def _deaths(self) -> list[Death]:
         """Children that ended badly, the likely cause first: ended by a signal, wrong input, then others."""
@@ -299,7 +229,7 @@ class LocalJob:
 
     def _fatal(self) -> list[Death]:
         """Those of `_deaths` that nobody is started for."""
-        return [death for death in self._deaths() if not death.by_signal or death.pid in self._not_replaced]
+        return [death for death in self._deaths() if self._restarts.fatal(death)]
 
     def _show_records(self) -> None:
         for record in self._tail:
@@ -343,41 +273,6 @@ class LocalJob:
         last = f"last step {self._step}" if self._step is not None else "before the first step"
         ended = f"{deaths[0].text()}, {last}" if deaths else f"the roles ended without a summary, {last}"
         return ended + self._no_take_over
-
-
-@dataclass
-class _Vacancy:
-    """The place of a member that was killed, until another process is started for it."""
-
-    role: str
-    index: int
-    due: float
-    told: threading.Event = field(default_factory=threading.Event)
-
-
-def _answers(coordinator: Endpoint, *, timeout_s: float) -> bool:
-    from shardkeep.ps.control.client import fetch_status
-
-    with contextlib.suppress(ShardkeepError):
-        fetch_status(coordinator, timeout_s=timeout_s)
-        return True
-    return False
-
-
-def _report_death(coordinator: Endpoint, *, death: Death, done: threading.Event | None = None) -> None:
-    from shardkeep.ps.control.client import report_death
-
-    deadline = Deadline(TELL_S if done is not None else 0.0)
-    while True:  # the coordinator may be on its way back itself
-        try:
-            report_death(coordinator, role=death.role, index=death.index, pid=death.pid, reason=death.how())
-        except ShardkeepError as error:
-            if error.retryable and not deadline.over:
-                time.sleep(POLL_S)
-                continue
-        break
-    if done is not None:
-        done.set()
 
 
 def _plural(count: int, noun: str) -> str:
