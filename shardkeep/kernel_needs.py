@@ -14,6 +14,7 @@ from shardkeep.compression.formats import FORMATS
 from shardkeep.compression.selectors import selector
 from shardkeep.config import JobConfig
 from shardkeep.ps.config import TableSpec
+from shardkeep.ps.shard.optimizers import OPTIMIZERS
 from shardkeep.workers.data.dataset import kernels_of_source
 
 Role = Literal["server", "worker", "client"]
@@ -73,4 +74,5 @@ def _of_sender(compression: CompressionConfig) -> Iterator[str]:
 
 def _of_tables(tables: Sequence[TableSpec]) -> Iterator[str]:
     """Kernels that change rows."""
-    yield from ()
+    for table in tables:
+        yield OPTIMIZERS[table.optimizer.name].kernels

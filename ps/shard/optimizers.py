@@ -1,5 +1,7 @@
 """The registry of row optimizers: slots per row, initial slot, kernel, and the scalars of a step.
 
+To add one, write a module with its kernel and its scalars here, and a line in `OPTIMIZERS`.
+
 | name | follows | eps | first slot value | weight decay | bias correction | schedule |
 |---|---|---|---|---|---|---|
 | sgd | torch.optim.SGD | - | - | L2, touched rows | - | on lr |
@@ -11,6 +13,8 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,7 +24,6 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.ps.config import AdagradConfig, AdamConfig, FtrlConfig, RowwiseAdagradConfig, SgdConfig
-from shardkeep.ps.shard import optimizer_kernels
 
 AnyConfig = SgdConfig | AdagradConfig | RowwiseAdagradConfig | AdamConfig | FtrlConfig
 Scalars = tuple[float, ...]
@@ -30,14 +33,22 @@ Scalars = tuple[float, ...]
 class RowOptimizer:
     """How one kind of optimizer changes rows."""
 
-    kernel: Callable[..., None]
-    """kernel(addresses, shift, width, slots_U, grad_UD, squares_U, scalars)."""
+    kernels: str
+    """The module of its kernel, in which `update` is the kernel; imported by the tables that it changes."""
     num_slots: Callable[[int], int]
     """Slots of a row of `dim` values."""
     scalars: Callable[[Any, int], Scalars]
     """What the kernel is told for a step, from (config, step)."""
     initial_slot: Callable[[Any], float] = lambda _config: 0.0
     """Value of every slot of a new row."""
+
+
+@functools.cache
+def code_address(name: str) -> int:
+    """The address of the machine code of an optimizer's kernel, for `table_kernels`."""
+    module = importlib.import_module(OPTIMIZERS[name].kernels)
+    (compiled,) = module.update.overloads.values()
+    return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
 
 
 def step_scalars(config: AnyConfig, step: int) -> npt.NDArray[np.float32]:
@@ -72,15 +83,16 @@ def _initial_accumulator(config: AdagradConfig | RowwiseAdagradConfig) -> float:
     return config.initial_accumulator
 
 
+_PLACE = "shardkeep.ps.shard"
 OPTIMIZERS: dict[str, RowOptimizer] = {
-    "sgd": RowOptimizer(optimizer_kernels.sgd, lambda dim: 0, _sgd),
-    "adagrad": RowOptimizer(optimizer_kernels.adagrad, lambda dim: dim, _adagrad, _initial_accumulator),
+    "sgd": RowOptimizer(f"{_PLACE}.sgd_kernels", lambda dim: 0, _sgd),
+    "adagrad": RowOptimizer(f"{_PLACE}.adagrad_kernels", lambda dim: dim, _adagrad, _initial_accumulator),
     "rowwise_adagrad": RowOptimizer(
-        optimizer_kernels.rowwise_adagrad,
+        f"{_PLACE}.rowwise_adagrad_kernels",
         lambda dim: 1,
         _adagrad,
         _initial_accumulator,
     ),
-    "adam": RowOptimizer(optimizer_kernels.adam, lambda dim: 2 * dim, _adam),
-    "ftrl": RowOptimizer(optimizer_kernels.ftrl, lambda dim: 2 * dim, _ftrl),
+    "adam": RowOptimizer(f"{_PLACE}.adam_kernels", lambda dim: 2 * dim, _adam),
+    "ftrl": RowOptimizer(f"{_PLACE}.ftrl_kernels", lambda dim: 2 * dim, _ftrl),
 }

@@ -14,7 +14,7 @@ from shardkeep.ps.shard import table_kernels as at
 from shardkeep.ps.shard.index import RowIndex
 from shardkeep.ps.shard.index_kernels import FIRST_WEIGHT
 from shardkeep.ps.shard.initial import Initial
-from shardkeep.ps.shard.optimizers import OPTIMIZERS, step_scalars
+from shardkeep.ps.shard.optimizers import OPTIMIZERS, code_address, step_scalars
 from shardkeep.ps.shard.records import Records
 
 Ids = npt.NDArray[np.int64]
@@ -57,7 +57,7 @@ class Table:
         self.place[at.SHIFT], self.place[at.WIDTH] = self._records.shift, self._records.width
         self.place[at.DIM], self.place[at.LAW] = spec.dim, self._initial.law
         self.place[at.KEY] = self._initial.key.astype(np.int64)
-        self.place[at.OPTIMIZER] = at.OPTIMIZER_NUMBERS[spec.optimizer.name]
+        self.place[at.OPTIMIZER] = code_address(spec.optimizer.name)
         self._changed = np.zeros(0, dtype=np.uint8)  # by slot; without room for any = not noted
         self._find_place()
 

@@ -7,13 +7,16 @@ The callers keep these arrays alive, have made room for new rows, and hold the t
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
+from numba.core import types
+from numba.extending import intrinsic
 
 from shardkeep.base.array_kernels import pointer
 from shardkeep.base.kernels import kernel
-from shardkeep.ps.shard import optimizer_kernels as laws
 from shardkeep.ps.shard.index_kernels import find, find_or_add
 from shardkeep.ps.shard.kernels import first_disorder, gather, initialise, merge_sum
 from shardkeep.ps.shard.mark_kernels import ROWS as MARKED_ROWS
@@ -28,11 +31,37 @@ Rows = npt.NDArray[np.float32]
 ENTRIES, NUM_ENTRIES, OLD, NUM_OLD = 0, 1, 2, 3  # the index: address and number of entries, and of outgrown ones
 ADDRESSES, NUM_ADDRESSES, SHIFT, WIDTH = 4, 5, 6, 7  # the records
 COUNT, ROOM = 8, 9  # rows there are, and rows that fit before the index or the records must grow
-DIM, KEY, LAW, OPTIMIZER = 10, 11, 12, 13
+DIM, KEY, LAW = 10, 11, 12
+OPTIMIZER = 13  # address of the machine code of its optimizer's kernel
 CHANGED, NUM_CHANGED = 14, 15  # address and bytes of the bits of changed rows; 0 bytes = changes are not noted
 COLUMNS = 16
 
-OPTIMIZER_NUMBERS = {"sgd": 0, "adagrad": 1, "rowwise_adagrad": 2, "adam": 3, "ftrl": 4}
+
+def _call_optimizer(
+    _typing: Any,
+    _code: Any,
+    _addresses: Any,
+    _shift: Any,
+    _width: Any,
+    _slots_U: Any,
+    _grad_UD: Any,
+    _squares_U: Any,
+    _scalars: Any,
+) -> Any:
+    """Calls the kernel of an optimizer, of which only the address is known: `apply` is compiled without any."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kinds = signature.args[1:]
+        code = builder.inttoptr(args[0], context.call_conv.get_function_type(types.void, kinds).as_pointer())
+        context.call_conv.call_function(builder, code, types.void, kinds, args[1:])  # it raises nothing
+        return context.get_dummy_value()
+
+    floats, ints = types.float32[::1], types.int64[::1]
+    kinds = (ints, types.int64, types.int64, ints, types.float32[:, ::1], floats, floats)
+    return types.void(types.int64, *kinds), codegen
+
+
+call_optimizer: Any = intrinsic(_call_optimizer)
 
 
 @kernel("void(int64[:,::1], float32[:,::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], float32[::1])")
@@ -99,17 +128,7 @@ def update(place: Ints, slots_U: Ints, grad_UD: Rows, squares_U: Rows, scalars: 
     if place[NUM_CHANGED]:
         note_changes(place, slots_U)
     addresses = carray(pointer(place[ADDRESSES]), (place[NUM_ADDRESSES],), np.int64)
-    shift, width, which = place[SHIFT], place[WIDTH], place[OPTIMIZER]
-    if which == 0:
-        laws.sgd(addresses, shift, width, slots_U, grad_UD, squares_U, scalars)
-    elif which == 1:
-        laws.adagrad(addresses, shift, width, slots_U, grad_UD, squares_U, scalars)
-    elif which == 2:
-        laws.rowwise_adagrad(addresses, shift, width, slots_U, grad_UD, squares_U, scalars)
-    elif which == 3:
-        laws.adam(addresses, shift, width, slots_U, grad_UD, squares_U, scalars)
-    else:
-        laws.ftrl(addresses, shift, width, slots_U, grad_UD, squares_U, scalars)
+    call_optimizer(place[OPTIMIZER], addresses, place[SHIFT], place[WIDTH], slots_U, grad_UD, squares_U, scalars)
 
 
 @kernel(
