@@ -1,0 +1,123 @@
+"""The supervisor with stand-in roles: small shells that end as the test says, given to it by a starter."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from shardkeep.affinity import Cores
+from shardkeep.base.errors import JobError, JobStopped, UserError
+from shardkeep.children import Child, Spawn
+from shardkeep.config import JobConfig
+from shardkeep.interrupts import Interrupts
+from shardkeep.report import RunFolder
+from shardkeep.screen import Screen
+from shardkeep.supervisor import Supervisor
+
+pytestmark = pytest.mark.processes
+WAITS = "exec sleep 60"
+KILLED = "kill -KILL $$"
+
+
+class Shells(Spawn):
+    """Starts a shell for each role: `plan` has its script by role, or `role index`; others end at once."""
+
+    def __init__(self, plan: Mapping[str, str]) -> None:
+        self._plan = plan
+        self.started: list[Child] = []
+        self.arguments: list[list[str]] = []
+        self.cores: list[Cores | None] = []
+
+    def start(
+        self,
+        role: str,
+        index: int,
+        arguments: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str],
+        cores: Cores | None = None,
+    ) -> Child:
+        script = self._plan.get(f"{role} {index}", self._plan.get(role, "exit 0"))
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                ["sh", "-c", script],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=dict(env),
+                start_new_session=True,
+            )
+        self.started.append(Child(role, index, process, log=log))
+        self.arguments.append(list(arguments))
+        self.cores.append(cores)
+        return self.started[-1]
+
+    def names(self) -> list[str]:
+        return [f"{child.role} {child.index}" for child in self.started]
+
+
+def job_config(**liveness: float) -> JobConfig:
+    return JobConfig.model_validate({"servers": 1, "workers": 2, "liveness": liveness})
+
+
+def supervised(tmp_path: Path, shells: Shells, config: JobConfig, interrupts: Interrupts | None = None) -> Supervisor:
+    folder = RunFolder.create(tmp_path / "run", config)
+    screen = Screen(Console(file=StringIO()))
+    pins: dict[tuple[str, int], Cores] = {}
+    return Supervisor(config, folder, screen, interrupts or Interrupts(), None, pins, 0, shells)
+
+
+def assert_nobody_runs(shells: Shells) -> None:
+    for child in shells.started:
+        with pytest.raises(ProcessLookupError):
+            os.kill(child.pid, 0)
+        child.kill()  # closes the pipe of one that was replaced
+
+
+def test_a_member_that_is_killed_is_started_again_as_often_as_restarts_says(tmp_path: Path) -> None:
+    shells = Shells({"worker 1": KILLED})
+    with pytest.raises(JobError, match=r"^worker 1 \(pid \d+\) ended: killed by SIGKILL, before the first step; logs"):
+        supervised(tmp_path, shells, job_config(restarts=2)).run()
+    assert shells.names() == ["coordinator 0", "worker 0", "worker 1", "server 0", "worker 1", "worker 1"]
+    assert f"(pid {shells.started[-1].pid})" in str(RunFolder(tmp_path / "run").summary())
+    assert_nobody_runs(shells)
+
+
+def test_without_restarts_the_first_death_ends_the_job_and_leaves_nobody(tmp_path: Path) -> None:
+    shells = Shells({"coordinator": KILLED, "worker": WAITS, "server": WAITS})
+    with pytest.raises(JobError, match=r"^coordinator 0 \(pid \d+\) ended: killed by SIGKILL, before the first step"):
+        supervised(tmp_path, shells, job_config(restarts=0)).run()
+    assert len(shells.started) == 4
+    assert_nobody_runs(shells)
+
+
+def test_wrong_input_that_a_role_finds_is_the_users_error_and_nobody_is_started_again(tmp_path: Path) -> None:
+    shells = Shells({"worker 0": "echo 'error: no such column'; exit 2"})
+    with pytest.raises(UserError, match=r"^worker 0 \(pid \d+\) ended: exit code 2: no such column, before the first"):
+        supervised(tmp_path, shells, job_config(restarts=3)).run()
+    assert len(shells.started) == 4
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["before the roles started", "twice"])
+def test_an_interrupted_job_is_stopped_and_leaves_nobody(tmp_path: Path, at_once: bool) -> None:
+    interrupts = Interrupts()
+    interrupts.count, interrupts.at_once = 1 + at_once, at_once
+    shells = Shells({"worker": WAITS} if at_once else {})
+    with pytest.raises(JobStopped, match=r"^stopped before the first step"):
+        supervised(tmp_path, shells, job_config(), interrupts).run()
+    assert RunFolder(tmp_path / "run").summary()["status"] == "stopped"  # type: ignore[index]
+    assert_nobody_runs(shells)
+
+
+def test_a_run_folder_that_is_removed_ends_the_job_with_one_line(tmp_path: Path) -> None:
+    shells = Shells({"worker 0": f"rm -rf {tmp_path / 'run'}; {KILLED}", "server": WAITS, "worker 1": WAITS})
+    with pytest.raises(JobError, match=r"run: the run folder cannot be used any more \(No such file or directory\)"):
+        supervised(tmp_path, shells, job_config(restarts=3)).run()
+    assert_nobody_runs(shells)
