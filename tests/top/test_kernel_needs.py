@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,81 +12,61 @@ import pytest
 from shardkeep.base.kernel_sources import kernel_modules
 from shardkeep.config import parse_config
 from shardkeep.kernel_needs import Role, needed_kernels
+from tests.support import kernel_loads
+from tests.support.kernel_loads import Loads
+
+pytestmark = pytest.mark.processes
 
 
-@pytest.mark.parametrize("role", ["server", "worker"])
-def test_the_module_of_a_role_imports_the_kernels_that_every_such_role_needs(role: Role) -> None:
-    code = (
-        f"import json, sys; import shardkeep.{role}_role; from shardkeep.base.kernels import kernel_modules; "
-        "print(json.dumps([name for name in kernel_modules() if name in sys.modules]))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert sorted(json.loads(done.stdout)) == sorted(needed_kernels(None, role))
+CONFIGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "ids, pools and int8": {
+        "ids": "coded",
+        "push": {"keep_rows": 0.5, "pool_rows": 100, "values": "int8", "rounding": "stochastic"},
+        "pull": {"cache_rows": 100, "lease": 2, "values": "fp16"},
+    },
+    "bf16 of the largest rows": {"push": {"values": "bf16", "rounding": "stochastic", "keep_rows": 0.5}},
+}
+ROLES: tuple[Role, ...] = ("server", "worker")
 
 
-JOB = """
-import json, pathlib, sys
-from numba.core import event
-from shardkeep.base.kernels import kernel_modules, load_kernels
-from shardkeep.config import parse_config
-from shardkeep.kernel_needs import needed_kernels
-from shardkeep.worker_role import run_in_process
-
-config = parse_config(sys.argv[1])
-load_kernels(needed_kernels(config, "server", "worker"))
-compiled = []
-
-class Compiled(event.Listener):
-    def on_start(self, found):
-        compiled.append(str(found.data["dispatcher"]))
-
-    def on_end(self, found):
-        pass
-
-class Sink:
-    def progress(self, record):
-        pass
-
-    def event(self, record):
-        pass
-
-with event.install_listener("numba:compile", Compiled()):
-    run_in_process(config, Sink(), folder=pathlib.Path(sys.argv[2]))
-print(json.dumps([compiled, [name for name in kernel_modules() if name in sys.modules]]))
-"""
-
-
-@pytest.mark.parametrize(
-    "compression",
-    [
-        {},
+def job(compression: dict[str, Any]) -> str:
+    return json.dumps(
         {
-            "ids": "coded",
-            "push": {"keep_rows": 0.5, "pool_rows": 100, "values": "int8", "rounding": "stochastic"},
-            "pull": {"cache_rows": 100, "lease": 2, "values": "fp16"},
-        },
-        {"push": {"values": "bf16", "rounding": "stochastic", "keep_rows": 0.5}},
-    ],
-    ids=["plain", "ids, pools and int8", "bf16 of the largest rows"],
-)
-def test_a_job_imports_the_kernels_that_its_config_names_and_compiles_none_in_a_step(
-    compression: dict[str, Any], tmp_path: Path
+            "servers": 0,
+            "workers": 1,
+            "consistency": "bounded",
+            "data": {"source": "synthetic", "synthetic": {"train_samples": 300, "eval_samples": 100}},
+            "train": {"batch_size": 100},
+            "tower": {"compile": "off"},
+            "compression": compression,
+        }
+    )
+
+
+@pytest.fixture(scope="module")
+def loads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Loads]:
+    """By role and by name of a config: one fresh process for each, forked from one that has imported torch."""
+    folder = tmp_path_factory.mktemp("loads")
+    jobs = {name: job(compression) for name, compression in CONFIGS.items()}
+    command = [sys.executable, "-m", kernel_loads.__name__, str(folder), json.dumps(jobs), *ROLES]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return {name: kernel_loads.read(folder, name, done.stderr) for name in (*ROLES, *CONFIGS)}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_module_of_a_role_imports_the_kernels_that_every_such_role_needs(
+    role: Role, loads: dict[str, Loads]
 ) -> None:
-    job = {
-        "servers": 0,
-        "workers": 1,
-        "consistency": "bounded",
-        "data": {"source": "synthetic", "synthetic": {"train_samples": 300, "eval_samples": 100}},
-        "train": {"batch_size": 100},
-        "tower": {"compile": "off"},
-        "compression": compression,
-    }
-    text = json.dumps(job)
-    done = subprocess.run([sys.executable, "-c", JOB, text, str(tmp_path)], capture_output=True, text=True, check=False)
-    assert not done.returncode, done.stderr[-2000:]
-    compiled, imported = json.loads(done.stdout.splitlines()[-1])
-    assert not compiled
-    assert sorted(imported) == sorted(needed_kernels(parse_config(text), "server", "worker"))
+    assert sorted(loads[role].imported) == sorted(needed_kernels(None, role))
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_job_imports_the_kernels_that_its_config_names_and_compiles_none_in_a_step(
+    name: str, loads: dict[str, Loads]
+) -> None:
+    assert not loads[name].compiled_in_steps
+    assert sorted(loads[name].imported) == sorted(needed_kernels(parse_config(job(CONFIGS[name])), *ROLES))
 
 
 def test_a_plain_job_needs_no_kernels_of_compression_but_varints() -> None:

@@ -1,0 +1,104 @@
+"""Which kernels fresh processes import and compile: `python -m tests.support.kernel_loads FOLDER CONFIGS ROLE...`.
+
+Each role's module and each job gets a process of its own, forked from this one, which has imported libraries only.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Loads:
+    """What one process did."""
+
+    imported: list[str]
+    """Modules of kernels."""
+    compiled_in_steps: list[str]
+
+
+def read(folder: Path, name: str, errors: str) -> Loads:
+    """What the process `name` wrote. `errors`: shown if it wrote nothing."""
+    path = folder / f"{name}.json"
+    assert path.exists(), f"{name} wrote nothing\n{errors[-4000:]}"
+    return Loads(**json.loads(path.read_text(encoding="utf-8")))
+
+
+def load_role(role: str) -> list[str]:
+    """Imports the module of a role; nothing is compiled in steps, because there are none."""
+    importlib.import_module(f"shardkeep.{role}_role")
+    return []
+
+
+def run_job(text: str, folder: Path) -> list[str]:
+    """Trains in this process; the kernels that were compiled after the job's own had been loaded."""
+    from numba.core import event
+
+    from shardkeep.base.kernels import load_kernels
+    from shardkeep.config import parse_config
+    from shardkeep.kernel_needs import needed_kernels
+    from shardkeep.worker_role import run_in_process
+
+    compiled: list[str] = []
+
+    class Compiled(event.Listener):
+        def on_start(self, found: Any) -> None:
+            compiled.append(str(found.data["dispatcher"]))
+
+        def on_end(self, found: Any) -> None:
+            pass
+
+    class Sink:
+        def progress(self, record: dict[str, Any]) -> None:
+            pass
+
+        def event(self, record: dict[str, Any]) -> None:
+            pass
+
+    config = parse_config(text)
+    load_kernels(needed_kernels(config, "server", "worker"))
+    with event.install_listener("numba:compile", Compiled()):  # type: ignore[no-untyped-call]
+        run_in_process(config, Sink(), folder=folder)
+    return compiled
+
+
+def in_fork(path: Path, act: Callable[[], list[str]]) -> None:
+    """Runs `act` in a fork, which writes `path`; waits for it."""
+    if child := os.fork():
+        os.waitpid(child, 0)
+        return
+    try:
+        compiled = act()
+        from shardkeep.base.kernel_sources import kernel_modules
+
+        imported = [name for name in kernel_modules() if name in sys.modules]
+        path.write_text(json.dumps(asdict(Loads(imported, compiled))), encoding="utf-8")
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def main() -> None:
+    import numba  # noqa: F401
+    import torch._dynamo  # noqa: F401
+
+    folder, jobs = Path(sys.argv[1]), json.loads(sys.argv[2])
+    for role in sys.argv[3:]:
+        in_fork(folder / f"{role}.json", lambda role=role: load_role(role))  # type: ignore[misc]
+    for name, text in jobs.items():
+        (folder / name).mkdir()
+        in_fork(folder / f"{name}.json", lambda text=text, name=name: run_job(text, folder / name))  # type: ignore[misc]
+
+
+if __name__ == "__main__":
+    main()
