@@ -23,6 +23,8 @@ def main() -> None:
     elif act == "fail":
         raise RuntimeError("the probe fails")
     elif act == "signal":
+        if int(sys.argv[3]) == signal.SIGINT:  # ignored where pytest runs in the background
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         os.kill(os.getpid(), int(sys.argv[3]))
     elif act == "grandchild":
         subprocess.Popen(["sleep", "600"])
