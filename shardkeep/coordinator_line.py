@@ -48,19 +48,22 @@ class CoordinatorLine:
 
     def report(self, death: Death) -> None:
         """Reports a member's death once: the coordinator would notice it later, by the lease."""
-        if death.pid not in self._reported:
+        if death.pid not in self._reported and self._ask(
+            lambda coordinator: self._report(coordinator, death, Deadline(0.0))
+        ):
             self._reported.add(death.pid)
-            self._ask(lambda coordinator: self._report(coordinator, death, Deadline(0.0)))
 
     def report_until_heard(self, death: Death) -> None:
-        """Reports a member's death until the coordinator hears it, for `TELL_S` seconds."""
+        """Reports a member's death until the coordinator hears it, for `TELL_S` seconds. A coordinator that has not
+        listened yet knows no member and hears nothing."""
         self._reported.add(death.pid)
 
         def insist(coordinator: Endpoint) -> None:
             self._report(coordinator, death, Deadline(TELL_S))
             self._settled.add(death.pid)
 
-        self._ask(insist)
+        if not self._ask(insist):
+            self._settled.add(death.pid)
 
     def request_stop(self) -> None:
         """Starts to request the stop until the coordinator hears it."""
@@ -99,10 +102,13 @@ class CoordinatorLine:
                     return
             self._closed.wait(RETRY_S)
 
-    def _ask(self, call: Callable[[Endpoint], None]) -> None:
-        """Calls the coordinator beside the loop; the loop's limit covers one that does not answer."""
-        if (coordinator := self._known_endpoint()) is not None:
-            threading.Thread(target=call, args=(coordinator,), name="ask-coordinator", daemon=True).start()
+    def _ask(self, call: Callable[[Endpoint], None]) -> bool:
+        """Calls the coordinator beside the loop; the loop's limit covers one that does not answer. False = it has not
+        listened yet."""
+        if (coordinator := self._known_endpoint()) is None:
+            return False
+        threading.Thread(target=call, args=(coordinator,), name="ask-coordinator", daemon=True).start()
+        return True
 
     def _known_endpoint(self) -> Endpoint | None:
         """The coordinator, once it has listened; one that takes over is at the same address."""

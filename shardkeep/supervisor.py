@@ -102,6 +102,8 @@ class Supervisor:
 
         while not self._folder.member_list() and not self._ending:
             self._replace_dead()
+            if not self._alive:
+                return
             time.sleep(POLL_S)
         if self._folder.member_list():
             members = f"{_plural(self._config.servers, 'server')}, {_plural(self._config.workers, 'worker')}"
@@ -129,6 +131,12 @@ class Supervisor:
         """Somebody wants the job to stop, it is over, or a child has ended before its time."""
         return bool(self._interrupts.count or self._fatal() or self._folder.summary() is not None)
 
+    @property
+    def _alive(self) -> bool:
+        """Whether a role runs, or another one is to be started."""
+        ends = [child.death() for child in self._children]
+        return bool(self._restarts.vacancies) or any(end is None or not self._restarts.fatal(end) for end in ends)
+
     def _running_coordinator(self) -> Child | None:
         return next((child for child in self._children if child.role == "coordinator" and child.running), None)
 
@@ -136,7 +144,7 @@ class Supervisor:
         """Until the job is over or cannot go on: shows records, passes on deaths and Ctrl-C."""
         limit: Deadline | None = None
         stopping = hurried = False
-        while self._restarts.vacancies or any(child.running for child in self._children):
+        while self._alive:
             self._show_records()
             if limit is None or stopping:
                 self._replace_dead()
@@ -189,12 +197,12 @@ class Supervisor:
 
     def _replace(self, child: Child, death: Death) -> None:
         """Opens the vacancy of a child that was killed, unless the job stops or does not outlive the death."""
-        if self._line.stop_heard and death.role != "coordinator":
-            return
-        if not self._restarts.counts(death, self._step) or not self._may_take_over(death):
+        stops = self._line.stop_heard and death.role != "coordinator"
+        if stops or not self._restarts.counts(death, self._step) or not self._may_take_over(death):
             self._restarts.refuse(death)
             return
         self._children.remove(child)
+        child.kill()  # closes its pipe
         self._restarts.replace(death)
         self._screen.phase("restart", f"{death.text()}; starting another")
         if death.role != "coordinator":
@@ -202,7 +210,7 @@ class Supervisor:
 
     def _may_start(self, vacancy: Vacancy) -> bool:
         """Whether the coordinator knows of the death, or there is none to know."""
-        return vacancy.role == "coordinator" or self._line.settled(vacancy.pid) or self._folder.address() is None
+        return vacancy.role == "coordinator" or self._line.settled(vacancy.pid)
 
     def _may_take_over(self, death: Death) -> bool:
         """Whether another coordinator can go on: one that has never listened is begun again."""

@@ -136,7 +136,7 @@ def test_a_run_folder_that_never_tells_is_named_when_the_time_is_over(
 def test_imports_of_a_role_are_kept_from_the_garbage_collector_and_it_works_again_afterwards() -> None:
     before = gc.get_freeze_count()
     try:
-        with pytest.raises(ImportError), lasting_imports() as seconds:
+        with pytest.raises(ImportError), lasting_imports("server") as seconds:
             assert seconds < 60 and not gc.isenabled()
             raise ImportError
         assert gc.isenabled() and gc.get_freeze_count() > before

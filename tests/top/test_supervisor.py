@@ -78,7 +78,6 @@ def assert_nobody_runs(shells: Shells) -> None:
     for child in shells.started:
         with pytest.raises(ProcessLookupError):
             os.kill(child.pid, 0)
-        child.kill()  # closes the pipe of one that was replaced
 
 
 def test_a_member_that_is_killed_is_started_again_as_often_as_restarts_says(tmp_path: Path) -> None:
@@ -121,3 +120,9 @@ def test_a_run_folder_that_is_removed_ends_the_job_with_one_line(tmp_path: Path)
     with pytest.raises(JobError, match=r"run: the run folder cannot be used any more \(No such file or directory\)"):
         supervised(tmp_path, shells, job_config(restarts=3)).run()
     assert_nobody_runs(shells)
+
+
+def test_roles_that_all_end_without_a_word_before_the_group_forms_are_a_failed_job(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"^the roles ended without a summary, before the first step; logs: "):
+        supervised(tmp_path, Shells({}), job_config(restarts=3)).run()
+    assert RunFolder(tmp_path / "run").summary()["status"] == "failed"  # type: ignore[index]
