@@ -47,6 +47,14 @@ def test_a_loaded_pool_goes_on_bit_for_bit(capacity: int) -> None:
     assert np.array_equal(resumed.delivered_by_age, straight.delivered_by_age)
 
 
+def test_a_state_names_every_slot_once_as_held_or_free() -> None:
+    pool = new_pool()
+    for begin in range(0, 12, 3):
+        state = pool.state()
+        assert sorted([*state["slots"], *state["free"]]) == list(range(30))
+        train(pool, begin, begin + 3)
+
+
 def test_a_state_is_a_copy() -> None:
     pool = new_pool()
     train(pool, 0, 5)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import stat
+import threading
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shardkeep.base.errors import CheckpointError
+from shardkeep.base.errors import CheckpointError, JobStopped
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.ps.shard import snapshot_writer
@@ -49,6 +50,17 @@ def slowly(monkeypatch: pytest.MonkeyPatch, place: Any, name: str) -> None:
     monkeypatch.setattr(place, name, slow)
 
 
+class Clock:
+    """Time that passes when a test sets it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(written_by_workers, "time", self)
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
 def held_s(job: LocalJob) -> list[float]:
     """What the user is told of each checkpoint."""
     records = [r for kind, r in job.records if kind == "phase" and r["phase"] == "checkpoint"]
@@ -86,17 +98,50 @@ def test_waiting_for_the_checkpoint_before_counts_as_holding_up(
     assert first < SLOW_S and min(later) > SLOW_S / 2
 
 
-def test_waiting_for_a_slower_worker_is_not_holding_up(tmp_path: Path) -> None:
-    run = job(tmp_path, 2)
-    begin = run.workers[1].trainer._checkpoints.begin  # type: ignore[union-attr]
+def test_waiting_for_a_slower_worker_is_not_holding_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, clock, waits = job(tmp_path, 2), Clock(monkeypatch), threading.Event()
+    writers: list[Any] = [worker.trainer._checkpoints for worker in run.workers]
+    finish, begin = writers[0].finish, writers[1].begin
+
+    def meet() -> None:
+        waits.set()
+        finish()
 
     def late(step: int) -> None:
-        time.sleep(SLOW_S)
+        assert waits.wait(60.0)
+        waits.clear()
+        clock.now += SLOW_S
         begin(step)
 
-    run.workers[1].trainer._checkpoints.begin = late  # type: ignore[method-assign, union-attr]
+    writers[0].finish, writers[1].begin = meet, late
     run.run()
-    assert max(held_s(run)) < SLOW_S / 2
+    assert held_s(run) == [0.0] * 3
+
+
+def test_auto_takes_a_checkpoint_as_often_as_the_pace_of_the_first_steps_allows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = job_config(1)
+    auto = config.checkpoint.model_copy(update={"every_steps": "auto"})
+    config = config.model_copy(update={"checkpoint": auto, "train": config.train.model_copy(update={"max_steps": 60})})
+    run = LocalJob(config, as_data(draw(500)), checkpoints=Checkpoints(tmp_path))
+    clock = Clock(monkeypatch)
+    began, step_s = clock.now, 2.0
+
+    def pass_time(step: int) -> bool:
+        clock.now = began + step * step_s
+        return False
+
+    run.run(pass_time)
+    (line,) = [r["text"] for kind, r in run.records if kind == "phase" and "from here on" in r.get("text", "")]
+    assert line == f"one every {int(600.0 * 50 / (49 * step_s))} steps from here on"
+
+
+def test_a_job_that_stops_before_its_first_step_writes_no_checkpoint(tmp_path: Path) -> None:
+    run = job(tmp_path, 1)  # two agree a step later
+    with pytest.raises(JobStopped, match="stopped at step 0"):
+        run.run(lambda step: True)
+    assert not list(tmp_path.glob("step-*"))
 
 
 def test_every_file_of_a_checkpoint_can_be_read_by_the_same_people(tmp_path: Path) -> None:

@@ -26,3 +26,10 @@ def test_a_stopped_job_tells_its_samples_times_and_bytes() -> None:
     assert 4 <= figures["steps"] < 1_000_000 and figures["samples"] == 16 * figures["steps"]
     assert figures["bytes"]["push"]["values"] > 0 and figures["bytes"]["per_sample"] > 0
     assert figures["samples_per_s"] > 0 and figures["step_ms"]["total"] > 0
+
+
+def test_the_choices_of_the_tower_are_reported_once_and_by_rank_0_alone() -> None:
+    config = CONFIG.replace("epochs: 100000", "epochs: 1, max_steps: 5")
+    job = LocalJob(parse_config(config), as_data(draw(160)))
+    job.run()
+    assert [record["phase"] for kind, record in job.records if kind == "phase"].count("tower") == 1
