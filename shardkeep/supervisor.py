@@ -1,23 +1,22 @@
-"""The processes of one job on this machine: started, watched, stopped, none left behind. Decides how the job ended."""
+"""The processes of one job on this machine: started, watched, stopped, none left behind."""
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from shardkeep.affinity import Pins
 from shardkeep.base.deadlines import Deadline
-from shardkeep.base.errors import JobError, JobStopped, UserError
-from shardkeep.children import Child, Death, Spawn, Starter, child_environment, end_all
+from shardkeep.base.errors import JobError, UserError
+from shardkeep.children import Child, Death, Spawn, Starter, end_all
 from shardkeep.config import JobConfig
 from shardkeep.coordinator_line import CoordinatorLine
+from shardkeep.ending import Ending
 from shardkeep.interrupts import Interrupts
 from shardkeep.report import MetricsTail, RunFolder
 from shardkeep.restarts import Restarts, Vacancy
-from shardkeep.roles import out_of_grace
+from shardkeep.role_starts import RoleStarts
 from shardkeep.screen import Screen
 
 POLL_S = 0.05
@@ -48,19 +47,15 @@ class Supervisor:
         start_step: int = 0,
         starter: Starter | None = None,
     ) -> None:
-        self._starter = starter or Spawn()
         self._config, self._folder, self._screen, self._interrupts = config, folder, screen, interrupts
-        self._env = child_environment(os.environ, threads=config.threads)
-        self._code = [] if code_folder is None else ["--code", str(code_folder)]
-        self._pins = pins
-        self._start_step = start_step
+        self._roles = RoleStarts(
+            config, folder, starter or Spawn(), pins, code_folder=code_folder, start_step=start_step
+        )
         self._tail = MetricsTail(folder.metrics_path, from_end=start_step > 0)
         self._children: list[Child] = []
         self._restarts = Restarts(config.liveness.restarts)
         self._line = CoordinatorLine(folder)
-        self._step: int | None = start_step or None
-        self._out_of_grace = False
-        self._no_take_over = ""
+        self._ending = Ending(config, folder, step=start_step or None)
 
     def run(self) -> dict[str, Any]:
         """Starts all roles and waits for the end; whatever happens, no process is left behind."""
@@ -83,24 +78,24 @@ class Supervisor:
             end_all(self._children, grace_s=TERMINATE_S)
             self._folder.forget_token()
             self._folder.forget_recovery()
-        summary = self._outcome(deaths)
+        summary = self._ending.conclude(deaths, interrupted=bool(self._interrupts.count))
         if (asked := scale.taken(self._folder.path)) is not None:
             self._screen.phase("scale", f"not with {', '.join(asked)}: all steps were trained by then")
         return summary
 
     def _start(self) -> None:
         began = time.monotonic()
-        while not self._starter.ready(POLL_S):
+        while not self._roles.ready(POLL_S):
             if self._interrupts.count:
                 return
-        self._coordinator()
+        self._children.append(self._roles.coordinator())
         # The others find the coordinator's address in the run folder: their imports take longer than its start.
         for role, count in (("worker", self._config.workers), ("server", self._config.servers)):
             for index in range(count):
-                self._member(role, index)
+                self._children.append(self._roles.member(role, index))
         import shardkeep.ps.control.client  # noqa: F401 - now, while the roles start; needed fast when one dies
 
-        while not self._folder.member_list() and not self._ending:
+        while not self._folder.member_list() and not self._ends:
             self._replace_dead()
             if not self._alive:
                 return
@@ -109,25 +104,8 @@ class Supervisor:
             members = f"{_plural(self._config.servers, 'server')}, {_plural(self._config.workers, 'worker')}"
             self._screen.phase("start", f"coordinator, {members}; formed in {time.monotonic() - began:.1f} s")
 
-    def _coordinator(self) -> None:
-        """The first one, or one that takes over at the address of the one that died."""
-        start = ["--start-step", str(self._start_step)] if self._start_step else []
-        if (address := self._folder.address()) is not None:
-            start += ["--listen", address]
-            start += ["--take-over"]
-        self._child("coordinator", 0, [str(self._folder.config_path), "--run-dir", str(self._folder.path), *start])
-
-    def _member(self, role: str, index: int) -> None:
-        run = str(self._folder.path)
-        code = self._code if role == "worker" else []
-        self._child(role, index, ["--coordinator", run, "--index", str(index), "--run-dir", run, *code])
-
-    def _child(self, role: str, index: int, arguments: list[str]) -> None:
-        log, cores = self._folder.log_path(role, index), self._pins.get((role, index))
-        self._children.append(self._starter.start(role, index, arguments, log=log, env=self._env, cores=cores))
-
     @property
-    def _ending(self) -> bool:
+    def _ends(self) -> bool:
         """Somebody wants the job to stop, it is over, or a child has ended before its time."""
         return bool(self._interrupts.count or self._fatal() or self._folder.summary() is not None)
 
@@ -155,7 +133,8 @@ class Supervisor:
                 grace_s = self._config.liveness.grace_s - LAST_S
                 limit, hurried = Deadline(min(limit.remaining_s, grace_s)), True
             if limit is not None and limit.over:
-                self._out_of_grace = stopping and self._interrupts.terminated
+                self._ending.out_of_grace = stopping and self._interrupts.terminated
+                self._ending.given_up = not stopping
                 return
             if limit is None and self._interrupts.count:
                 saves = bool(self._config.checkpoint.every_steps)
@@ -191,14 +170,14 @@ class Supervisor:
                 self._replace(child, death)
         for vacancy in self._restarts.take_due(self._may_start):
             if vacancy.role == "coordinator":
-                self._coordinator()
+                self._children.append(self._roles.coordinator())
             else:
-                self._member(vacancy.role, vacancy.index)
+                self._children.append(self._roles.member(vacancy.role, vacancy.index))
 
     def _replace(self, child: Child, death: Death) -> None:
         """Opens the vacancy of a child that was killed, unless the job stops or does not outlive the death."""
         stops = self._line.stop_heard and death.role != "coordinator"
-        if stops or not self._restarts.counts(death, self._step) or not self._may_take_over(death):
+        if stops or not self._restarts.counts(death, self._ending.step) or not self._may_take_over(death):
             self._restarts.refuse(death)
             return
         self._children.remove(child)
@@ -218,7 +197,7 @@ class Supervisor:
             try:
                 self._folder.take_over()
             except UserError as error:
-                self._no_take_over = (
+                self._ending.no_take_over = (
                     f"; {error}; `shardkeep train --resume {self._folder.path}` goes on from the last checkpoint"
                 )
                 return False
@@ -242,45 +221,12 @@ class Supervisor:
     def _show_records(self) -> None:
         for record in self._tail:
             if record.get("kind") == "progress":
-                self._step = record.get("step", self._step)
+                self._ending.step = record.get("step", self._ending.step)
             elif "lost_pid" in record:  # taken for dead by its lease: it must not wake up beside its replacement
                 for child in self._children:
                     if child.pid == record["lost_pid"] and child.running:
                         child.kill()
             self._screen.record(record)
-
-    def _outcome(self, deaths: list[Death]) -> dict[str, Any]:
-        """The summary of a completed job; raises for any other, and sees to it that summary.json says the same."""
-        summary = self._folder.summary() or {}
-        status = summary.get("status")
-        if status == "completed":
-            return summary
-        if status == "stopped" or (status is None and self._interrupts.count):
-            raise JobStopped(self._settled(summary, "stopped", self._stopped_text()))
-        message = self._settled(summary, "failed", self._failed_text(deaths), cause=deaths[0] if deaths else None)
-        if any(death.code == UserError.exit_code for death in deaths):
-            raise UserError(message)
-        raise JobError(f"{message}; logs: {self._folder.logs}")
-
-    def _settled(self, summary: Mapping[str, Any], status: str, text: str, *, cause: Death | None = None) -> str:
-        """The coordinator's message, unless it has none or names a survivor where a process was killed."""
-        message = str(summary.get("message") or "")
-        if message and (cause is None or not cause.by_signal or f"(pid {cause.pid} " in message):
-            return message
-        try:
-            self._folder.finished(status, text, summary or {"steps": self._step or 0})
-        except OSError as error:
-            return f"{text}; {self._folder.path}: cannot be written ({error.strerror or error})"
-        return text
-
-    def _stopped_text(self) -> str:
-        late = f"; {out_of_grace(self._config, self._folder.path)}" if self._out_of_grace else ""
-        return f"stopped {'before the first step' if self._step is None else f'at step {self._step}'}{late}"
-
-    def _failed_text(self, deaths: list[Death]) -> str:
-        last = f"last step {self._step}" if self._step is not None else "before the first step"
-        ended = f"{deaths[0].text()}, {last}" if deaths else f"the roles ended without a summary, {last}"
-        return ended + self._no_take_over
 
 
 def _plural(count: int, noun: str) -> str:

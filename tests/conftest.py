@@ -12,6 +12,7 @@ import pytest
 
 if TYPE_CHECKING:
     from tests.support.golden import Golden
+    from tests.support.stand_ins import StandIns
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -61,6 +62,16 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
     from tests.support.golden import run_golden  # here, for the controller of `-n`: it imports no torch
 
     return run_golden(tmp_path_factory.mktemp("golden"))
+
+
+@pytest.fixture(scope="session")
+def stand_ins(own_state: Path) -> Iterator[StandIns]:
+    """Starts stand-ins for roles."""
+    from tests.support.stand_ins import StandIns
+
+    starter = StandIns()
+    yield starter
+    starter.close()
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,170 @@
+"""A role that stands in for a worker or a server: a member of its job in all that the launcher sees, without torch.
+
+It takes a role's command line and registers, joins, heartbeats and reports over the real client. `stand-ins.json` in
+the run folder has its plan: {"ROLE INDEX": {"at": STEP, "do": DEED, "times": N}, "steps": N, "step_s": SECONDS}.
+
+STEP is a number, `start` or `formed`. A deed is an error's exit code, minus a signal's number, `crash` (exit code 1
+without a word to the coordinator) or `wait` (for ever). The coordinator is the real one, with a store that nobody
+meets in. {"coordinator 0": {"after": "ROLE INDEX", "times": N}} lets it start after deeds of another role.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+from shardkeep.access import endpoint_of
+from shardkeep.base.deadlines import Deadline
+from shardkeep.base.errors import JobError, ShardkeepError, UserError
+from shardkeep.base.log import configure
+from shardkeep.children import end_with_parent
+from shardkeep.departure import Departure, Leaving
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.control.client import ControlClient
+from shardkeep.ps.control.records import ANY_STEP, Formation, Role, Span
+from shardkeep.roles import Membership, leave_if_due
+
+PLAN = "stand-ins.json"
+SUMMARY = {"steps": 0, "samples": 0, "state_digest": "0" * 64}
+TABLES = (TableSpec(name="user", dim=8),)
+
+
+def main() -> None:
+    """`sys.argv`: main file, role, the role's arguments."""
+    if sys.argv[1] == "coordinator":
+        coordinate()
+    else:
+        sys.exit(take_part(sys.argv[1], sys.argv[2:]))
+
+
+def coordinate() -> None:
+    """The real coordinator. Importing torch for its store takes seconds."""
+
+    class Store:
+        def __init__(self, *_: Any, master_listen_fd: int, **__: Any) -> None:
+            self._listener = socket.socket(fileno=master_listen_fd)
+
+    modules = {name: types.ModuleType(name) for name in ("torch", "torch.distributed")}
+    modules["torch.distributed"].TCPStore = Store  # type: ignore[attr-defined]
+    sys.modules.update(modules)
+    from shardkeep.cli import main as real
+
+    run = Path(sys.argv[sys.argv.index("--run-dir") + 1])
+    awaited = json.loads((run / PLAN).read_text()).get("coordinator 0")
+    if awaited is not None:
+        deadline = Deadline(20.0)
+        while len(deeds(run, awaited["after"])) < awaited["times"]:
+            deadline.check("the deeds of another role")
+            time.sleep(0.02)
+    real()
+
+
+def deeds(run: Path, name: str) -> bytes:
+    """One byte for each deed that the member has done."""
+    path = run / f"{name.replace(' ', '-')}.deeds"
+    return path.read_bytes() if path.exists() else b""
+
+
+def take_part(role: Role, arguments: list[str]) -> int:
+    """A member's life; its exit code."""
+    options = dict(zip(arguments[::2], arguments[1::2], strict=False))
+    run, index = Path(options["--coordinator"]), int(options["--index"])
+    departure = Departure()
+    departure.watch()
+    configure(role, index)
+    end_with_parent(patience_s=1.0)
+    try:
+        StandIn(role, index, run, departure).live()
+    except Leaving as leaving:
+        return leaving.code
+    except ShardkeepError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    return 0
+
+
+class StandIn:
+    """One member."""
+
+    def __init__(self, role: Role, index: int, run: Path, departure: Departure) -> None:
+        plan = json.loads((run / PLAN).read_text())
+        self._role, self._index, self._run, self._departure = role, index, run, departure
+        self._steps, self._step_s = int(plan["steps"]), float(plan["step_s"])
+        self._deed = plan.get(f"{role} {index}", {})
+        self._step = 0
+
+    def live(self) -> None:
+        self._act("start")
+        control = ControlClient(endpoint_of(str(self._run), launched=True), role=self._role, index=self._index)
+        with Membership(control, self._departure):
+            formation: Formation | None = control.join(self._tables)
+            while formation is not None and not self._serves(control, formation):
+                self._departure.check()
+                last = self._step if self._role == "worker" else ANY_STEP
+                held = Span(0, last, holds=True)
+                formation = control.join_again(self._tables, formation, span=held, why="a peer was lost")
+        if control.state.state != "completed" and (error := control.state.error()) is not None:
+            raise error
+
+    @property
+    def _tables(self) -> tuple[TableSpec, ...] | None:
+        return TABLES if self._role == "worker" else None
+
+    def _serves(self, control: ControlClient, formation: Formation) -> bool:
+        """Trains or serves one generation; whether the job is over with it."""
+        self._step = formation.start_step
+        self._act("formed")
+        with self._departure.postponed(20.0):
+            if self._role == "server":
+                while not control.wait_lost_or_over(formation.generation, unless=lambda: self._departure.asked):
+                    leave_if_due(control, self._departure, lambda: None)
+                return control.state.over
+            return self._trains(control, formation)
+
+    def _trains(self, control: ControlClient, formation: Formation) -> bool:
+        leads = self._index == 0
+        while self._step < self._steps:
+            self._act(self._step)
+            if control.lost(formation.generation):
+                return False
+            control.check()
+            if control.stop_requested.is_set():
+                return True
+            leave_if_due(control, self._departure, lambda: None)
+            time.sleep(self._step_s)  # what a step takes
+            self._step += 1
+            control.update(step=self._step, phase="training")
+            if leads:
+                control.report("progress", {"step": self._step, "total_steps": self._steps, "samples": self._step})
+        if leads:
+            control.report("summary", {**SUMMARY, "steps": self._steps, "samples": self._steps})
+        return True
+
+    def _act(self, at: int | str) -> None:
+        """What the plan has for this moment, as often as it says."""
+        deed, name = self._deed, f"{self._role} {self._index}"
+        if deed.get("at") != at or len(deeds(self._run, name)) >= deed.get("times", 1):
+            return
+        with (self._run / f"{name.replace(' ', '-')}.deeds").open("ab") as file:
+            file.write(b".")
+        what = deed["do"]
+        if what == "wait":
+            threading.Event().wait()
+        elif what == "crash":
+            print("error: out of luck", file=sys.stderr, flush=True)
+            os._exit(1)
+        elif what < 0:
+            os.kill(os.getpid(), -what)
+        else:
+            raise (UserError if what == UserError.exit_code else JobError)("no such column")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""The supervisor with the real coordinator and stand-ins for workers and servers: ends, deaths, restarts."""
+
+from __future__ import annotations
+
+import re
+import signal
+import stat
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from shardkeep.base.errors import JobError, JobStopped, UserError
+from shardkeep.report import NO_SUMMARY
+from shardkeep.standing_files import NAMES
+from tests.support.cluster import gone, kinds, records, stalled
+from tests.support.stand_ins import Jobs, StandIns, jobs_in
+
+pytestmark = pytest.mark.processes
+ENDLESS = {"steps": 1_000_000}
+VICTIMS = ["server 0", "worker 0", "worker 1"]
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, stand_ins: StandIns) -> Iterator[Jobs]:
+    with jobs_in(tmp_path, stand_ins) as jobs:
+        yield jobs
+
+
+def recoveries(job: Any) -> list[dict[str, Any]]:
+    return [record for record in records(job.folder) if record.get("phase") == "recovery"]
+
+
+def test_a_completed_job_fills_its_run_folder_and_leaves_nobody(jobs: Jobs) -> None:
+    job = jobs.start({"steps": 40})
+    members = job.training()
+    assert stat.S_IMODE(job.folder.token_path.stat().st_mode) == 0o600
+    summary = job.end()
+    assert summary == job.folder.summary()
+    assert set(NO_SUMMARY) | {"status", "versions", "machine"} <= set(summary)
+    assert (summary["status"], summary["steps"]) == ("completed", 40)
+    roles = ["coordinator 0", "server 0", "worker 0", "worker 1"]
+    assert list(members) == roles and not gone(members.values(), limit_s=0)
+    assert {(m["host"], m["generation"]) for m in job.folder.member_list()} == {("127.0.0.1", 1)}
+    assert {"progress", "event"} <= kinds(job.folder)
+    assert sorted(log.stem for log in job.folder.logs.iterdir()) == [name.replace(" ", "-") for name in roles]
+    assert re.search(r"^start +coordinator, 1 server, 2 workers; formed in [\d.]+ s$", job.screen, re.MULTILINE)
+    assert not job.folder.token_path.exists() and not (job.folder.path / "recovery").exists()
+
+
+@pytest.mark.parametrize("victim", ["coordinator 0", *VICTIMS])
+def test_without_restarts_a_killed_process_ends_the_job_and_the_line_names_it(jobs: Jobs, victim: str) -> None:
+    job = jobs.start(ENDLESS, liveness={"restarts": 0})
+    members = job.training()
+    began = time.monotonic()
+    members[victim].kill()
+    with pytest.raises(JobError) as caught:
+        job.end()
+    assert time.monotonic() - began < 8
+    line = rf"{victim} \(pid {members[victim].pid}.*\) ended: killed by SIGKILL, .*step \d+"
+    assert re.match(line, str(caught.value)) and "\n" not in str(caught.value)
+    summary = job.folder.summary() or {}
+    assert summary["status"] == "failed" and summary["message"] in str(caught.value)
+    assert not gone(members.values(), limit_s=0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "asked to leave"])
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_a_member_that_a_signal_ends_is_replaced_and_the_coordinator_hears_of_it(
+    jobs: Jobs, victim: str, number: signal.Signals
+) -> None:
+    job = jobs.start({"steps": 120})
+    dead = job.training()[victim]
+    dead.send_signal(number)
+    assert job.end()["steps"] == 120
+    (recovery,) = recoveries(job)
+    assert victim in recovery["text"]
+    how = "killed by SIGKILL" if number == signal.SIGKILL else "left on SIGTERM"
+    assert f"{victim} (pid {dead.pid}) ended: {how}; starting another" in job.screen
+    assert dead.pid not in [m["pid"] for m in job.folder.member_list()]
+
+
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_a_member_that_hangs_is_replaced_when_its_lease_ends_and_killed(jobs: Jobs, victim: str) -> None:
+    job = jobs.start({**ENDLESS, "step_s": 0.02}, liveness={"lease_s": 1.0})
+    hung = job.training()[victim]
+    with stalled(hung):
+        job.until(lambda: bool(recoveries(job)), "no recovery")
+    assert not gone([hung], limit_s=5)
+    assert job.running and victim in recoveries(job)[0]["text"]
+
+
+def test_without_restarts_a_member_that_hangs_is_named_when_its_lease_ends(jobs: Jobs) -> None:
+    job = jobs.start(ENDLESS, liveness={"lease_s": 1.0, "restarts": 0})
+    members = job.training()
+    pid = members["worker 1"].pid
+    with stalled(members["worker 1"]), pytest.raises(JobError) as caught:
+        job.end()
+    line = rf"worker 1 \(pid {pid} on 127.0.0.1\) sent no heartbeat for 1 s \(lease_s\), .*at step \d+"
+    assert re.match(line, str(caught.value)) and "\n" not in str(caught.value)
+    assert not gone(members.values(), limit_s=0)
+
+
+def test_a_member_that_dies_again_and_again_before_its_step_ends_the_job(jobs: Jobs) -> None:
+    job = jobs.start({**ENDLESS, "worker 0": {"at": "formed", "do": -9, "times": 9}}, liveness={"restarts": 2})
+    with pytest.raises(JobError, match=r"^worker 0 \(pid \d+.*\) ended: killed by SIGKILL"):
+        job.end()
+    assert job.screen.count("starting another") == 2
+    assert len(recoveries(job)) == 2
+
+
+def test_a_place_is_filled_where_a_member_died_before_the_coordinator_listened(jobs: Jobs) -> None:
+    """The second death's vacancy waits for its backoff, and meanwhile the coordinator begins to listen."""
+    died = {"at": "start", "do": -9, "times": 2}
+    job = jobs.start({"worker 1": died, "coordinator 0": {"after": "worker 1", "times": 2}})
+    assert job.end()["status"] == "completed"
+    assert job.screen.count("starting another") == 2
+
+
+@pytest.mark.parametrize(("code", "error"), [(1, JobError), (2, UserError)])
+def test_a_member_that_fails_by_itself_ends_the_job_at_once_with_its_words(
+    jobs: Jobs, code: int, error: type[Exception]
+) -> None:
+    job = jobs.start({**ENDLESS, "worker 1": {"at": 3, "do": code}})
+    began = time.monotonic()
+    with pytest.raises(error, match=r"^(worker 1 .*: )?no such column") as caught:
+        job.end()
+    assert time.monotonic() - began < 8 and "\n" not in str(caught.value)
+    assert (job.folder.summary() or {})["status"] == "failed"
+
+
+def test_a_member_that_ends_without_a_word_to_the_coordinator_is_a_failure_not_a_stop(jobs: Jobs) -> None:
+    job = jobs.start({**ENDLESS, "worker 1": {"at": 3, "do": "crash"}})
+    with pytest.raises(JobError, match=r"^worker 1 \(pid \d+\) ended: exit code 1: out of luck, last step") as caught:
+        job.end()
+    assert not isinstance(caught.value, JobStopped)
+    assert (job.folder.summary() or {})["status"] == "failed"
+
+
+def test_a_job_outlives_its_coordinator_and_one_damaged_file_but_not_both(jobs: Jobs) -> None:
+    job = jobs.start(ENDLESS, liveness={"lease_s": 4.0})
+    first = job.training()["coordinator 0"]
+    (job.folder.path / NAMES[0]).write_bytes(b"")
+    first.kill()
+    job.until(lambda: job.folder.coordinator_pids() != {first.pid}, "no other coordinator")
+    (second,) = map(psutil.Process, job.folder.coordinator_pids())
+    reached = last_step(job)
+    job.until(lambda: last_step(job) > reached + 5, "no more steps")
+
+    second.suspend()  # it would write the files again
+    for name in NAMES:
+        (job.folder.path / name).unlink()
+    second.kill()
+    with pytest.raises(JobError) as caught:
+        job.end()
+    line = rf"coordinator 0 \(pid {second.pid}\) ended: killed by SIGKILL, last step \d+; no coordinator can take over"
+    assert re.match(line, str(caught.value)) and "\n" not in str(caught.value)
+    assert f"shardkeep train --resume {job.folder.path}" in str(caught.value)
+
+
+def last_step(job: Any) -> int:
+    return max(r["step"] for r in records(job.folder) if r["kind"] == "progress")
+
+
+def test_a_member_and_the_coordinator_that_die_together_are_both_replaced(jobs: Jobs) -> None:
+    job = jobs.start({"steps": 120}, liveness={"lease_s": 4.0})
+    members = job.training()
+    members["coordinator 0"].kill()
+    members["worker 1"].kill()
+    assert job.end()["steps"] == 120
+    assert job.screen.count("starting another") == 2
