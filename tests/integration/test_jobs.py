@@ -127,7 +127,14 @@ def test_roles_started_by_hand_train_an_async_job(cluster: Cluster) -> None:
     assert not [line for ended in endings for line in ended.err.splitlines() if "level=" in line or "arn" in line]
 
 
-@pytest.mark.parametrize("victim", ["coordinator 0", "server 0", "worker 1"])
+@pytest.mark.parametrize(
+    "victim",
+    [
+        pytest.param("coordinator 0", marks=pytest.mark.slow),
+        pytest.param("server 0", marks=pytest.mark.slow),
+        "worker 1",
+    ],
+)  # of the others tests/top/test_supervised_jobs.py says the same with stand-ins
 def test_a_killed_process_ends_the_job_within_seconds_and_one_line_names_it(cluster: Cluster, victim: str) -> None:
     job, folder = cluster.job(ENDLESS)
     members = cluster.training(folder)
@@ -163,6 +170,7 @@ def test_two_jobs_side_by_side_end_alone_one_by_ctrl_c_one_with_its_launcher(clu
     assert (other.summary() or {})["status"] == "stopped"
 
 
+@pytest.mark.slow  # with stand-ins: tests/top/test_supervised_jobs.py
 def test_a_stalled_worker_is_named_when_its_lease_ends_and_all_listen_on_loopback_only(cluster: Cluster) -> None:
     job, folder = cluster.job({**ENDLESS, "liveness": {"lease_s": 3.0, "restarts": 0}})
     members = cluster.training(folder)

@@ -27,6 +27,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
+@pytest.mark.slow  # with stand-ins: tests/top/test_supervised_stops.py
 def test_ctrl_c_is_heard_by_the_coordinator_that_is_started_for_a_killed_one(cluster: Cluster) -> None:
     job, folder = cluster.job(LASTING)
     members = cluster.training(folder)
@@ -64,6 +65,7 @@ def test_a_job_that_cannot_stop_in_its_grace_ends_anyway_and_names_the_last_chec
     assert not gone(members.values(), limit_s=0)
 
 
+@pytest.mark.slow  # with stand-ins: tests/top/test_supervised_stops.py
 def test_ctrl_c_before_the_coordinator_listens_is_heard_once_it_does(cluster: Cluster) -> None:
     job, folder = cluster.job(LASTING)
     within(60, folder.log_path("coordinator", 0).exists, "no coordinator", lambda: job.running)
@@ -124,6 +126,7 @@ def test_roles_by_hand_are_not_scaled_and_train_on(cluster: Cluster, tmp_path: P
     assert (folder.summary() or {})["status"] == "stopped"
 
 
+@pytest.mark.slow  # with stand-ins: tests/top/test_supervised_stops.py
 def test_a_run_folder_that_is_removed_while_a_role_is_replaced_ends_the_job_with_one_line(cluster: Cluster) -> None:
     job, folder = cluster.job(LASTING)
     members = cluster.training(folder)
