@@ -61,6 +61,7 @@ def test_each_process_of_a_job_runs_on_the_cores_it_was_given(cluster: Cluster) 
     assert f"affinity server 0 on core {second}; server 1 on cores {first}-{second}; worker 0 on core {first} " in said
 
 
+@pytest.mark.slow
 def test_auto_says_what_it_chose_on_the_screen_and_in_the_summary(cluster: Cluster) -> None:
     few = {**ENDLESS, "servers": 1, "train": TRAIN}
     job, folder = cluster.job(few, "--set", "affinity=auto")
@@ -80,9 +81,10 @@ def test_a_core_that_is_not_there_ends_the_command_before_anything_starts(cluste
     assert not folder.config_path.exists()
 
 
-def test_a_job_in_this_process_is_pinned_while_it_runs(tmp_path: Path) -> None:
+def test_a_job_in_this_process_is_pinned_while_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alone = {**ENDLESS, "servers": 0, "train": {**TRAIN, "epochs": 1}, "affinity": {"workers": [[CORES[1]]]}}
-    summary = shardkeep.train(shardkeep.JobConfig.model_validate(alone), run_dir=tmp_path / "run", quiet=True)
+    summary = shardkeep.train(shardkeep.JobConfig.model_validate(alone), run_dir=tmp_path / "run")
+    assert f"worker 0 on core {CORES[1]}" in capsys.readouterr().out
     assert [p["cores"] for p in summary["processes"]] == [str(CORES[1])]
     assert os.sched_getaffinity(0) == set(CORES)
 

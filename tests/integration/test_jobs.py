@@ -18,6 +18,7 @@ from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.report import NO_SUMMARY, RunFolder
 from shardkeep.workers.data.dataset import open_data
 from tests.support.cluster import Cluster, Ended, gone, kinds, listening, records, stalled
+from tests.support.golden import STEPS, Golden
 from tests.support.local_job import LocalJob
 
 pytestmark = pytest.mark.processes
@@ -103,6 +104,7 @@ def test_a_sync_job_has_the_model_of_one_in_this_process_whatever_the_servers_an
     assert digests == [here["state_digest"]] * 2
 
 
+@pytest.mark.slow  # the golden job shows the same; test_consistency.py has the modes
 def test_a_bounded_job_shows_its_phases_and_its_result(cluster: Cluster) -> None:
     config = {**TINY, "consistency": {"mode": "bounded", "staleness": 2}}
     job, folder = cluster.job(config)
@@ -153,6 +155,18 @@ def test_a_killed_process_ends_the_job_within_seconds_and_one_line_names_it(clus
     assert summary["message"] in ended.err
 
 
+def test_ctrl_c_stops_a_job_in_order(cluster: Cluster) -> None:
+    job, folder = cluster.job({**ENDLESS, "workers": 1})
+    members = cluster.training(folder)
+    job.signal(signal.SIGINT)
+    ended = job.end(limit_s=20)
+    assert ended.code == 1
+    assert re.fullmatch(r"stopped at step \d+: Ctrl-C or SIGTERM\n", ended.err)
+    assert (folder.summary() or {})["status"] == "stopped"
+    assert not gone(members.values(), limit_s=0)
+
+
+@pytest.mark.slow  # with stand-ins: tests/top/test_supervised_stops.py
 def test_two_jobs_side_by_side_end_alone_one_by_ctrl_c_one_with_its_launcher(cluster: Cluster) -> None:
     (first, folder), (second, other) = (cluster.job(ENDLESS, name=name) for name in ("first", "second"))
     members, others = cluster.training(folder), cluster.training(other)
@@ -187,6 +201,7 @@ def test_a_stalled_worker_is_named_when_its_lease_ends_and_all_listen_on_loopbac
     assert not gone(members.values(), limit_s=0)
 
 
+@pytest.mark.slow  # with stand-ins: tests/top/test_supervised_jobs.py
 def test_a_mistake_that_only_a_worker_sees_ends_with_code_2_and_one_line(cluster: Cluster) -> None:
     config = {**TINY, "servers": 1, "workers": 1, "model": {"name": "dlrm", "cross_layers": 2}}
     job, folder = cluster.job(config)
@@ -204,12 +219,17 @@ def test_a_run_folder_that_cannot_be_made_is_one_line(cluster: Cluster, tmp_path
     assert re.fullmatch(rf"error: --run-dir {place}: cannot be written \(.+\)\n", ended.err)
 
 
-def test_the_records_of_a_run_are_lines_of_json_with_a_time(cluster: Cluster) -> None:
-    config = {**TINY, "servers": 0, "workers": 1}
-    job, folder = cluster.job(config)
-    assert job.end().code == 0
-    told = records(folder)
+def test_the_records_of_a_run_are_lines_of_json_with_a_time(golden: Golden) -> None:
+    told = records(golden.folder)
     assert all({"time", "kind"} <= set(record) for record in told)
-    assert json.loads((folder.path / "summary.json").read_text()) == folder.summary()
-    steps = [r["step"] for r in told if r["kind"] == "progress"]
-    assert steps == sorted(set(steps)) and steps[-1] == 39
+    assert json.loads((golden.folder.path / "summary.json").read_text()) == golden.summary
+    steps = [r["step"] for r in told if r["kind"] == "progress" and r["index"] == 0]
+    assert steps == sorted(set(steps)) and steps[-1] == STEPS
+
+
+def test_a_job_shows_its_phases_and_its_result(golden: Golden) -> None:
+    check_logs(golden.folder)
+    lines = [line.split()[0] for line in golden.ended.out.splitlines() if line]
+    assert [line for line in lines if line in ("data", "start", "train")][:3] == ["data", "start", "train"]
+    assert "tower" not in lines and "kernels" not in lines, "what nobody can use"
+    assert {"train", "evaluate", "AUC", "logloss", "bytes", "speed", "run"} <= set(lines)

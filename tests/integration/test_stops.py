@@ -20,6 +20,9 @@ pytestmark = pytest.mark.processes
 LASTING: dict[str, Any] = {**ENDLESS, "checkpoint": {"every_steps": 1_000_000}, "liveness": {"lease_s": 4.0}}
 """Recovers, and may write a checkpoint at its end: so it gets ten minutes to stop."""
 
+EVALUATED = 60_000
+"""So many that Ctrl-C comes before they are evaluated."""
+
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
@@ -103,6 +106,7 @@ def test_roles_by_hand_that_are_asked_to_leave_are_replaced_by_hand(cluster: Clu
     assert list((tmp_path / "checkpoints").glob("step-*"))
 
 
+@pytest.mark.slow  # who asks is refused in tests/top/test_scale.py
 def test_roles_by_hand_are_not_scaled_and_train_on(cluster: Cluster, tmp_path: Path) -> None:
     config = {**TINY, "servers": 1, "workers": 1, "train": {**TINY["train"], "epochs": 100}}
     config["checkpoint"] = {"every_steps": 1_000_000, "dir": str(tmp_path / "checkpoints")}
@@ -139,9 +143,12 @@ def test_a_run_folder_that_is_removed_while_a_role_is_replaced_ends_the_job_with
     assert not gone(members.values(), limit_s=10)
 
 
-@pytest.mark.parametrize("servers", [1, 0], ids=["in processes", "in this process"])
+@pytest.mark.parametrize(
+    "servers",
+    [pytest.param(1, id="in processes", marks=pytest.mark.slow), pytest.param(0, id="in this process")],
+)  # in processes with stand-ins: tests/top/test_supervised_stops.py
 def test_ctrl_c_after_the_last_step_leaves_a_completed_job(cluster: Cluster, servers: int) -> None:
-    data = {"synthetic": {**TINY["data"]["synthetic"], "eval_samples": 200_000}}
+    data = {"synthetic": {**TINY["data"]["synthetic"], "eval_samples": EVALUATED}}
     config = {**TINY, "servers": servers, "workers": max(servers, 1), "data": data, "checkpoint": {"every_steps": 1000}}
     job, folder = cluster.job(config)
     within(60, lambda: any(r.get("step") == 39 for r in records(folder)), "no last step", lambda: job.running)
@@ -151,4 +158,4 @@ def test_ctrl_c_after_the_last_step_leaves_a_completed_job(cluster: Cluster, ser
     assert (ended.code, ended.err) == (0, notice), job.printed()
     summary = folder.summary() or {}
     assert (summary["status"], summary["steps"]) == ("completed", 39)
-    assert summary["eval"]["samples"] == 200_000 and summary["state_digest"]
+    assert summary["eval"]["samples"] == EVALUATED and summary["state_digest"]

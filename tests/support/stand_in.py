@@ -3,9 +3,10 @@
 It takes a role's command line and registers, joins, heartbeats and reports over the real client. `stand-ins.json` in
 the run folder has its plan: {"ROLE INDEX": {"at": STEP, "do": DEED, "times": N}, "steps": N, "step_s": SECONDS}.
 
-STEP is a number, `start` or `formed`. A deed is an error's exit code, minus a signal's number, `crash` (exit code 1
-without a word to the coordinator) or `wait` (for ever). The coordinator is the real one, with a store that nobody
-meets in. {"coordinator 0": {"after": "ROLE INDEX", "times": N}} lets it start after deeds of another role.
+STEP is a number, `start`, `formed` or `trained`. A deed is an error's exit code, minus a signal's number, `crash`
+(exit code 1 without a word to the coordinator) or `wait`: for ever, and after the last step for the stop. The
+coordinator is the real one, with a store that nobody meets in. {"coordinator 0": {"after": "ROLE INDEX", "times": N}}
+lets it start after deeds of another role.
 """
 
 from __future__ import annotations
@@ -143,11 +144,12 @@ class StandIn:
             control.update(step=self._step, phase="training")
             if leads:
                 control.report("progress", {"step": self._step, "total_steps": self._steps, "samples": self._step})
+        self._act("trained", until=control.stop_requested)
         if leads:
             control.report("summary", {**SUMMARY, "steps": self._steps, "samples": self._steps})
         return True
 
-    def _act(self, at: int | str) -> None:
+    def _act(self, at: int | str, until: threading.Event | None = None) -> None:
         """What the plan has for this moment, as often as it says."""
         deed, name = self._deed, f"{self._role} {self._index}"
         if deed.get("at") != at or len(deeds(self._run, name)) >= deed.get("times", 1):
@@ -156,7 +158,7 @@ class StandIn:
             file.write(b".")
         what = deed["do"]
         if what == "wait":
-            threading.Event().wait()
+            (until or threading.Event()).wait()
         elif what == "crash":
             print("error: out of luck", file=sys.stderr, flush=True)
             os._exit(1)

@@ -17,6 +17,7 @@ import psutil
 from rich.console import Console
 
 from shardkeep.affinity import Cores, Pins, pin
+from shardkeep.base.errors import JobError
 from shardkeep.children import Child, Spawn, child_environment
 from shardkeep.config import JobConfig
 from shardkeep.fork_server import ForkServer
@@ -106,6 +107,9 @@ class Job:
         assert self._result is not None
         return self._result
 
+    def wait(self, limit_s: float) -> None:
+        self._thread.join(limit_s)
+
     def training(self) -> dict[str, psutil.Process]:
         """Waits for the first step; the processes by `role index`."""
         self.until(lambda: "progress" in kinds(self.folder), "no step")
@@ -151,3 +155,20 @@ def jobs_in(folder: Path, starter: StandIns) -> Iterator[Jobs]:
     jobs = Jobs(folder, starter)
     with contextlib.closing(jobs):
         yield jobs
+
+
+def main() -> None:
+    """A launcher of a job that does not end: `sys.argv` has its run folder."""
+    with contextlib.closing(StandIns()) as starter:
+        job = Job(Path(sys.argv[1]), starter, {"steps": 1_000_000}, {})
+        with job.interrupts:
+            try:
+                while job.running:
+                    job.wait(0.1)
+                job.end()
+            except JobError as error:
+                sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from shardkeep.base.errors import JobError, JobStopped, UserError
+from shardkeep.ps.control.endpoint import read_token
 from shardkeep.report import NO_SUMMARY
 from shardkeep.standing_files import NAMES
 from tests.support.cluster import gone, kinds, records, stalled
@@ -35,13 +36,18 @@ def recoveries(job: Any) -> list[dict[str, Any]]:
 
 
 def test_a_completed_job_fills_its_run_folder_and_leaves_nobody(jobs: Jobs) -> None:
-    job = jobs.start({"steps": 40})
+    job = jobs.start({"steps": 120})
     members = job.training()
+    token = read_token(job.folder.token_path)
     assert stat.S_IMODE(job.folder.token_path.stat().st_mode) == 0o600
+    for process in members.values():
+        assert token not in " ".join([*process.cmdline(), *process.environ().values()])
     summary = job.end()
+    assert token not in job.screen
+    assert not [path for path in job.folder.path.rglob("*") if path.is_file() and token.encode() in path.read_bytes()]
     assert summary == job.folder.summary()
     assert set(NO_SUMMARY) | {"status", "versions", "machine"} <= set(summary)
-    assert (summary["status"], summary["steps"]) == ("completed", 40)
+    assert (summary["status"], summary["steps"]) == ("completed", 120)
     roles = ["coordinator 0", "server 0", "worker 0", "worker 1"]
     assert list(members) == roles and not gone(members.values(), limit_s=0)
     assert {(m["host"], m["generation"]) for m in job.folder.member_list()} == {("127.0.0.1", 1)}

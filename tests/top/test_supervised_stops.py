@@ -6,6 +6,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,8 +17,10 @@ import pytest
 
 from shardkeep import scale
 from shardkeep.base.errors import JobError, JobStopped
-from tests.support.cluster import gone, stalled
-from tests.support.stand_ins import Job, Jobs, StandIns, jobs_in
+from shardkeep.report import RunFolder
+from tests.support import stand_ins
+from tests.support.cluster import gone, kinds, records, stalled, within
+from tests.support.stand_ins import ROOT, Job, Jobs, StandIns, jobs_in
 
 pytestmark = pytest.mark.processes
 ENDLESS = {"steps": 1_000_000}
@@ -107,6 +111,41 @@ def test_ctrl_c_before_the_first_formation_stops_a_job_that_waits_for_a_member(j
     job.until(lambda: job.folder.address() is not None, "no coordinator")
     send(job, signal.SIGINT)
     assert stopped(job) == "stopped before the first step: Ctrl-C or SIGTERM"
+
+
+def test_ctrl_c_after_the_last_step_leaves_a_completed_job(jobs: Jobs) -> None:
+    job = jobs.start({"worker 0": {"at": "trained", "do": "wait"}})
+    job.until(lambda: any(r.get("step") == 5 for r in records(job.folder)), "no last step")
+    assert job.running
+    send(job, signal.SIGINT)
+    summary = job.end()
+    assert (summary["status"], summary["steps"]) == ("completed", 5)
+
+
+def test_two_jobs_side_by_side_end_alone_one_by_ctrl_c_one_with_its_launcher(tmp_path: Path) -> None:
+    launchers = [launcher(tmp_path / name) for name in ("first", "second")]
+    folders = [RunFolder(tmp_path / name) for name in ("first", "second")]
+    try:
+        for folder, process in zip(folders, launchers, strict=True):
+            within(60, lambda f=folder: "progress" in kinds(f), "no step", lambda p=process: p.poll() is None)
+        members, others = ([psutil.Process(m["pid"]) for m in folder.member_list()] for folder in folders)
+        launchers[0].send_signal(signal.SIGINT)
+        _, told = launchers[0].communicate(timeout=30)
+        assert re.fullmatch(r"stopped at step \d+: Ctrl-C or SIGTERM\n", told)
+        assert not gone(members, limit_s=0)
+        assert launchers[1].poll() is None and folders[1].summary() is None
+    finally:
+        for process in launchers:
+            process.kill()
+            process.communicate()
+    assert not gone(others, limit_s=15)
+    assert [(folder.summary() or {})["status"] for folder in folders] == ["stopped", "stopped"]
+
+
+def launcher(folder: Path) -> subprocess.Popen[str]:
+    """A process of its own with a supervisor of a job that does not end."""
+    command = [sys.executable, "-m", stand_ins.__name__, str(folder)]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, cwd=ROOT)
 
 
 def test_scale_stops_the_job_and_the_launcher_finds_the_new_numbers(jobs: Jobs) -> None:
