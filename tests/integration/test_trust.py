@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import resource
 import signal
 import socket
@@ -26,19 +25,11 @@ from shardkeep.ps.control.endpoint import make_token, read_token
 from shardkeep.report import RunFolder
 from tests.integration.test_jobs import ENDLESS, TINY
 from tests.support.cluster import Cluster, gone, listening_ports, records, within
+from tests.support.strangers import GARBAGE
 
 pytestmark = pytest.mark.processes
 
 CONNECT_S = 0.3
-GARBAGE = {
-    "nothing": b"",
-    "zeros": bytes(4096),
-    "ones": b"\xff" * 65536,
-    "noise": random.Random(1).randbytes(65536),
-    "a long length": (1 << 40).to_bytes(8, "little") + bytes(100),
-    "HTTP": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-    "half of TLS": bytes.fromhex("16030100c8010000c40303"),
-}
 
 
 @pytest.fixture
@@ -51,6 +42,7 @@ def last_step(folder: RunFolder) -> int:
     return max(record["step"] for record in records(folder) if record["kind"] == "progress")
 
 
+@pytest.mark.slow  # test_supervised_jobs.py has the coordinator's ports, tests/ps/test_strangers.py those of members
 @pytest.mark.skipif(sys.platform != "linux", reason="without socket filters garbage kills torch RPC")
 def test_a_job_outlives_garbage_on_every_port_and_shows_its_token_to_nobody(cluster: Cluster) -> None:
     job, folder = cluster.job(ENDLESS)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import re
 import signal
+import socket
 import stat
 import time
 from collections.abc import Iterator
@@ -17,8 +20,9 @@ from shardkeep.base.errors import JobError, JobStopped, UserError
 from shardkeep.ps.control.endpoint import read_token
 from shardkeep.report import NO_SUMMARY
 from shardkeep.standing_files import NAMES
-from tests.support.cluster import gone, kinds, records, stalled
+from tests.support.cluster import gone, kinds, listening_ports, records, stalled
 from tests.support.stand_ins import Jobs, StandIns, jobs_in
+from tests.support.strangers import GARBAGE
 
 pytestmark = pytest.mark.processes
 ENDLESS = {"steps": 1_000_000}
@@ -178,3 +182,18 @@ def test_a_member_and_the_coordinator_that_die_together_are_both_replaced(jobs: 
     members["worker 1"].kill()
     assert job.end()["steps"] == 120
     assert job.screen.count("starting another") == 2
+
+
+def test_a_job_outlives_garbage_on_the_coordinators_ports(jobs: Jobs) -> None:
+    job = jobs.start({"steps": 1000})
+    members = job.training()
+    ports = listening_ports(members["coordinator 0"])
+    assert len(ports) == 2  # gRPC and the store
+    with contextlib.ExitStack() as held:
+        for port, garbage in itertools.product(ports, GARBAGE.values()):
+            with contextlib.suppress(OSError):  # refused, or hung up on
+                held.enter_context(connection := socket.create_connection(("127.0.0.1", port), timeout=1.0))
+                connection.sendall(garbage)
+        reached = last_step(job)
+        job.until(lambda: last_step(job) > reached + 20, "no step after the garbage")
+        assert all(process.is_running() for process in members.values()) and not recoveries(job)
