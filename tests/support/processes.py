@@ -10,17 +10,31 @@ from typing import Any
 
 import torch.distributed as dist
 
-PRELOADED = ["torch", "torch._dynamo", "shardkeep.workers.process_collective", "shardkeep.workers.tower"]
+PRELOADED = [
+    "torch",
+    "torch._dynamo",
+    "torch.testing",
+    "shardkeep.workers.process_collective",
+    "shardkeep.workers.tower",
+    "tests.support.towers",
+]
 """What a fork server imports once for all ranks of all test modules: seconds of CPU time for each rank otherwise."""
+
+
+def rank_context() -> Any:
+    """The multiprocessing context of all ranks; on Linux, ranks are forked from one server with one thread."""
+    if sys.platform != "linux":
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
 
 
 @contextlib.contextmanager
 def in_processes(target: Callable[..., None], world_size: int, *, limit_s: float) -> Iterator[list[dict[Any, Any]]]:
     """What each process puts into its queue, in rank order; `target(rank, port of a store, queue)` runs in each. The
     processes live until the `with` ends."""
-    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
-    if sys.platform == "linux":
-        context.set_forkserver_preload(PRELOADED)
+    context = rank_context()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     results = context.Queue()
     members = [context.Process(target=target, args=(rank, store.port, results)) for rank in range(world_size)]
