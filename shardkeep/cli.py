@@ -15,6 +15,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
@@ -420,15 +421,18 @@ def estimate(
 
     def run() -> int:
         from shardkeep.base.modules import search_last
-        from shardkeep.estimate import estimate as estimated
         from shardkeep.estimate_view import show_estimate, waiting
+        from shardkeep.kernel_needs import compile_of_job
         from shardkeep.screen import console
 
         path, job = _load(config, set_)
         if job.own_modules:
             search_last(path.resolve().parent)
-        with waiting() as progress:
-            found = estimated(job, gbit_per_s=gbit_per_s, progress=progress)
+        with waiting() as screen:
+            compile_of_job(job, lambda text: screen.phase("kernels", text))
+            from shardkeep.estimate import estimate as estimated  # here: importing it loads kernels
+
+            found = estimated(job, gbit_per_s=gbit_per_s, progress=partial(screen.working, "data"))
         if as_json:
             print(json.dumps(found, indent=2))
         else:

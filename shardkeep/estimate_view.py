@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
@@ -19,11 +19,11 @@ PART_NAMES = {"bytes": "in all"}
 
 
 @contextlib.contextmanager
-def waiting() -> Iterator[Callable[[str, float], None]]:
-    """Draws how far the conversion of files is, on stderr where that is a terminal."""
+def waiting() -> Iterator[Screen]:
+    """Shows on stderr what takes long: kernels that are compiled, files that are converted."""
     screen = Screen(Console(stderr=True))
     try:
-        yield lambda text, done: screen.working("data", text, done)
+        yield screen
     finally:
         screen.end_bar()
 

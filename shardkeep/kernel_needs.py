@@ -5,10 +5,12 @@ Each registry says which kernels its entries import. A module that is not named 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import Literal
 
 from shardkeep.base.kernel_sources import with_imports
+from shardkeep.base.kernels import compile_kernels
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.formats import FORMATS
 from shardkeep.compression.selectors import selector
@@ -48,6 +50,19 @@ def needed_kernels(config: JobConfig | None, *roles: Role, tables: Sequence[Tabl
         if "worker" in roles:
             names += (*kernels_of_source(config.data.source), *config.model.kernels)
     return with_imports(names)
+
+
+def compile_of_job(config: JobConfig, say: Callable[[str], None]) -> list[str]:
+    """Compiles the kernels that a job's servers and workers import; returns their modules. `say` shows what takes so
+    long. Raises as `compile_kernels`."""
+    began, names = time.monotonic(), needed_kernels(config, "server", "worker")
+
+    def begin(count: int) -> None:
+        say(f"compiling {count} of {len(names)} modules, once for this installation; about {count} s on two cores")
+
+    if compile_kernels(names, begin):
+        say(f"ready in {time.monotonic() - began:.1f} s")
+    return names
 
 
 def _of_both_ends(compression: CompressionConfig) -> Iterator[str]:

@@ -260,16 +260,11 @@ def _starting(config: JobConfig, screen: Screen) -> Iterator[Starter]:
 
 def _prepare(config: JobConfig, screen: Screen, resumed: Resumed | None, starter: Starter) -> None:
     """What every role needs, made once: compiled kernels, converted data. User errors show here."""
-    from shardkeep.base.kernels import compile_kernels
     from shardkeep.checkpoint_facts import check_facts
-    from shardkeep.kernel_needs import needed_kernels
+    from shardkeep.kernel_needs import compile_of_job
     from shardkeep.workers.data.dataset import open_data
 
-    began, told = time.monotonic(), "compiling, once for this installation; half a minute"
-    kernels = needed_kernels(config, "server", "worker")
-    if compile_kernels(kernels, lambda: screen.phase("kernels", told)):
-        screen.phase("kernels", f"ready in {time.monotonic() - began:.1f} s")
-    starter.load(kernels)
+    starter.load(compile_of_job(config, lambda text: screen.phase("kernels", text)))
     began = time.monotonic()
     data = open_data(config.data, seed=config.seed, progress=lambda text, done: screen.working("data", text, done))
     screen.end_bar()

@@ -23,7 +23,7 @@ def pytest_configure(config: pytest.Config) -> None:
     from tests.support import parallel
 
     parallel.prepare(config)
-    compile_kernels(kernel_modules(), lambda: print("compiling kernels", flush=True))
+    compile_kernels(kernel_modules(), lambda count: print(f"compiling {count} modules of kernels", flush=True))
 
 
 @pytest.hookimpl(tryfirst=True, optionalhook=True)

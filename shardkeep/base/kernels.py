@@ -63,21 +63,22 @@ def kernel(*signatures: str) -> Callable[[F], F]:
     return decorate
 
 
-def compile_kernels(modules: Sequence[str], begin: Callable[[], None] = lambda: None) -> int:
+def compile_kernels(modules: Sequence[str], begin: Callable[[int], None] = lambda count: None) -> int:
     """Compiles those modules of kernels that this machine has not compiled yet, and those that they import; returns
     their number.
 
     Uses a process for each core. Under a file lock, so that no two callers compile. Call it before the modules are
-    imported. `begin` is called first, if there is anything to compile. Raises UserError when the result cannot be kept.
+    imported. `begin` is called first with their number, unless it is 0. Raises UserError when the result cannot be
+    kept.
     """
     modules = with_imports(modules)
-    if not _missing(modules):
+    if not (count := len(_missing(modules))):
         return 0
-    begin()
+    begin(count)
     with _locked(cache_folder() / "lock"):
         missing = _missing(modules)
-        if (count := min(usable_cores(), len(missing) - 1)) > 1:
-            build_all(missing, count)
+        if (builders := min(usable_cores(), len(missing) - 1)) > 1:
+            build_all(missing, builders)
         for module in _missing(missing):  # those that no builder has built
             build(module)
         for module in missing:

@@ -84,7 +84,7 @@ def compiled_elsewhere(folder: Path, *modules: str) -> list[str]:
     whether numba came."""
     code = (
         "import sys; from shardkeep.base.kernels import compile_kernels; "
-        f"print(compile_kernels({modules!r}, lambda: print('compiling')), 'numba' in sys.modules)"
+        f"print(compile_kernels({modules!r}, lambda count: print('compiling', count)), 'numba' in sys.modules)"
     )
     env = os.environ | {"XDG_CACHE_HOME": str(folder), "HOME": str(folder)}
     done = subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, check=True)
@@ -93,9 +93,14 @@ def compiled_elsewhere(folder: Path, *modules: str) -> list[str]:
 
 def test_kernels_are_compiled_once_and_then_not_even_imported(tmp_path: Path) -> None:
     module = "shardkeep.workers.data.sampling_kernels"
-    assert compiled_elsewhere(tmp_path, module) == ["compiling", "2", "True"]  # with the one that it imports
+    assert compiled_elsewhere(tmp_path, module) == ["compiling", "2", "2", "True"]  # with the one that it imports
     assert compiled_elsewhere(tmp_path, module) == ["0", "False"]
-    assert compiled_elsewhere(tmp_path, module, "shardkeep.workers.data.gather_kernels") == ["compiling", "1", "True"]
+    assert compiled_elsewhere(tmp_path, module, "shardkeep.workers.data.gather_kernels") == [
+        "compiling",
+        "1",
+        "1",
+        "True",
+    ]
 
 
 def test_an_unknown_module_of_kernels_is_an_error() -> None:
