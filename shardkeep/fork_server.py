@@ -39,7 +39,7 @@ FORK_S = 10.0
 READY_S = 120.0
 """Seconds that the server gets to import, on a machine that is busy."""
 _PACKET_BYTES = 1 << 20
-_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
 
 
 class NoFork(Exception):
@@ -47,7 +47,7 @@ class NoFork(Exception):
 
 
 class ForkServer:
-    """The launcher's end. Call it from one thread."""
+    """The launcher's end. Call it from one thread: the server ends with the thread that started it."""
 
     def __init__(self, env: Mapping[str, str], *, main: str = "shardkeep.cli:main") -> None:
         """Starts the server.
@@ -275,6 +275,7 @@ class ForkOrSpawn:
 
 def serve(control: socket.socket) -> None:
     """The server: answers requests until the launcher hangs up."""
+    _end_with_launcher()
     gc.disable()  # imports last; a collection would copy the pages that roles share
     while True:
         packet, descriptors, _, _ = socket.recv_fds(control, _PACKET_BYTES, 2)
@@ -289,6 +290,12 @@ def serve(control: socket.socket) -> None:
             os.close(descriptor)
         with contextlib.suppress(BrokenPipeError):
             control.send(json.dumps(reply).encode())
+
+
+def _end_with_launcher() -> None:
+    """The system kills this process when the launcher ends: inside an import it looks at no socket. A role that it
+    forks does not inherit this."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
 
 
 def _import(modules: Sequence[str], control: socket.socket) -> int:

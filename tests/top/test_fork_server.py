@@ -268,8 +268,25 @@ time.sleep(600)
 """
 
 
-def test_server_and_roles_end_with_a_launcher_that_is_killed(log: Path) -> None:
-    command = [sys.executable, "-c", LAUNCHER, str(log)]
+IMPORTING = """
+import sys, time
+from pathlib import Path
+from tests.top.test_fork_server import fork_server
+server = fork_server()
+server.load(["tests.support.endless_import"])
+while not Path(sys.argv[1]).exists():
+    time.sleep(0.01)
+print(server.pid, flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("launcher_code", [LAUNCHER, IMPORTING], ids=["with a role", "inside an import"])
+def test_server_and_roles_end_with_a_launcher_that_is_killed(
+    launcher_code: str, log: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("IMPORT_BEGAN", str(log))
+    command = [sys.executable, "-c", launcher_code, str(log)]
     launcher = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     assert launcher.stdout is not None
     processes = [psutil.Process(int(pid)) for pid in launcher.stdout.readline().split()]
