@@ -55,7 +55,7 @@ _TOPK = ("shardkeep.compression.threshold_kernels",)
 
 SELECTORS: dict[str, Selector] = {
     "largest": Selector("shardkeep.compression.topk:largest_rows", pool_chooses=True, kernels=_TOPK),
-    "random": Selector("shardkeep.compression.topk:random_rows", kernels=_TOPK),
+    "random": Selector("shardkeep.compression.random_choice:random_rows"),
 }
 
 if TYPE_CHECKING:

@@ -48,24 +48,6 @@ def select_elements(values_N: Elements, keep: float, *, dense_below: int = 0) ->
     return positions_K, values_N[positions_K]
 
 
-def select_random(count: int, keep: float, key: int) -> Positions:
-    """Positions of a random `keep` share of `count` things, int64 (K,), ascending, none twice.
-
-    A function of the arguments alone (a Philox stream named by `key`, 0 <= key < 2**128); the global generators are
-    neither read nor moved. Raises ValueError for a `keep` outside (0, 1].
-    """
-    kept = num_kept(count, keep)
-    if kept == count:
-        return np.arange(count)
-    chosen: Positions = np.random.Generator(np.random.Philox(key=key)).choice(count, kept, replace=False, shuffle=False)
-    return np.sort(chosen)
-
-
 def largest_rows(grad_UD: Rows, keep: float, key: int) -> Positions:
     """`select_rows` as a selector of the registry; draws nothing, so `key` has no effect."""
     return select_rows(grad_UD, keep)
-
-
-def random_rows(grad_UD: Rows, keep: float, key: int) -> Positions:
-    """`select_random` as a selector of the registry (random-k); only the number of rows counts."""
-    return select_random(len(grad_UD), keep, key)

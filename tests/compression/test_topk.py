@@ -11,8 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from shardkeep.compression.random_choice import select_random
 from shardkeep.compression.shares import keep_at, num_kept
-from shardkeep.compression.topk import select_elements, select_random, select_rows
+from shardkeep.compression.topk import select_elements, select_rows
 from tests.support.examples import examples
 
 

@@ -25,6 +25,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "push": {"keep_rows": 0.5, "pool_rows": 100, "values": "int8", "rounding": "stochastic"},
         "pull": {"cache_rows": 100, "lease": 2, "values": "fp16"},
     },
+    "the largest values": {"push": {"keep_values": 0.5, "pool_rows": 100}},
+    "random rows": {"push": {"select": "random", "keep_rows": 0.5}},
     "bf16 of the largest rows": {"push": {"values": "bf16", "rounding": "stochastic", "keep_rows": 0.5}},
 }
 ROLES: tuple[Role, ...] = ("server", "worker")

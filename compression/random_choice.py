@@ -1,0 +1,30 @@
+"""Random selection: rows that are chosen by a key alone. Loads no kernels and keeps nothing between calls."""
+# U = unique ids, D = embedding dim, K = kept rows
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkeep.compression.codec import Rows
+from shardkeep.compression.shares import num_kept
+
+Positions = npt.NDArray[np.int64]
+
+
+def select_random(count: int, keep: float, key: int) -> Positions:
+    """Positions of a random `keep` share of `count` things, int64 (K,), ascending, none twice.
+
+    A function of the arguments alone (a Philox stream named by `key`, 0 <= key < 2**128); the global generators are
+    neither read nor moved. Raises ValueError for a `keep` outside (0, 1].
+    """
+    kept = num_kept(count, keep)
+    if kept == count:
+        return np.arange(count)
+    chosen: Positions = np.random.Generator(np.random.Philox(key=key)).choice(count, kept, replace=False, shuffle=False)
+    return np.sort(chosen)
+
+
+def random_rows(grad_UD: Rows, keep: float, key: int) -> Positions:
+    """`select_random` as a selector of the registry (random-k); only the number of rows counts."""
+    return select_random(len(grad_UD), keep, key)
