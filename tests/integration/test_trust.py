@@ -111,7 +111,7 @@ def test_roles_by_hand_with_tls_and_a_token_file_train_and_turn_strangers_away(
     assert cluster.command("status", str(folder.path), "--tls", str(here)).end().code == 0
 
     run = ("--coordinator", str(folder.path), "--tls", str(here))  # the same user's token for that folder
-    members = [cluster.command(role, "--index", "0", *run) for role in ("server", "worker")]
+    members = [cluster.command(role, "--index", "0", *run, "--run-dir", str(tmp_path)) for role in ("server", "worker")]
     assert [command.end().code for command in [*members, coordinator]] == [0, 0, 0]
     assert (folder.summary() or {})["status"] == "completed"
     secrets = (token.read_text(), (here / "key.pem").read_text().splitlines()[1])
