@@ -71,6 +71,7 @@ def write_plots(results: Results, out: Path) -> dict[str, Path] | None:
                     continue
                 known = {"Title": plot.title} if form != "svg" else {"Title": plot.title, "Date": None}
                 figure.savefig(path, dpi=_DPI, metadata=known)
+                figure.set_layout_engine(None)  # the first form's places hold for all; to compute them takes long
             if figure is not None:
                 pyplot.close(figure)
                 written[plot.name] = folder / f"{plot.name}.png"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -70,9 +71,9 @@ IMPORTS = {
 """Test modules that others still import, `file: module`. It only shrinks, to nothing."""
 
 
-def imported(tree: ast.AST) -> Iterator[str]:
+def imported(nodes: Sequence[ast.AST]) -> Iterator[str]:
     """Every module a file imports, wherever the import stands; `from a import b` gives a and a.b."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -81,10 +82,10 @@ def imported(tree: ast.AST) -> Iterator[str]:
             yield from (f"{module}.{name.name}" for name in node.names)
 
 
-def faults(path: str, source: str) -> list[str]:
+def faults(path: str, names: Iterable[str]) -> list[str]:
     """What is wrong with the imports of the file at `path`, relative to the repository's root."""
     room = path.removeprefix("shardkeep/").split("/")[0]
-    return [f"{path}: {fault}" for name in imported(ast.parse(source)) if (fault := _fault(path, room, name))]
+    return [f"{path}: {fault}" for name in names if (fault := _fault(path, room, name))]
 
 
 def _fault(path: str, room: str, name: str) -> str | None:
@@ -101,17 +102,31 @@ def _fault(path: str, room: str, name: str) -> str | None:
     return None
 
 
-def sources() -> list[Path]:
+def nodes_of(source: str) -> list[ast.AST]:
+    return list(ast.walk(ast.parse(source)))
+
+
+OF_TESTS: dict[str, Callable[[Sequence[ast.AST]], Iterator[str]]] = {
+    "underscore names": private_names,
+    "helpers of other tests": imports_of_tests,
+}
+
+
+@functools.cache
+def names_in_files() -> Mapping[str, Mapping[str, set[str]]]:
+    """Names by kind, by file; every file is parsed once."""
     found = [p for top in ("shardkeep", *ROOMS, "tests", "examples", "benchmarks") for p in (ROOT / top).rglob("*.py")]
-    return sorted({p.resolve() for p in found})
+    names = {}
+    for path in sorted({p.resolve() for p in found}):
+        nodes = nodes_of(path.read_text(encoding="utf-8"))
+        file = path.relative_to(ROOT).as_posix()
+        kinds = {"imports": imported} | (OF_TESTS if file.startswith("tests/") else {})
+        names[file] = {kind: set(take(nodes)) for kind, take in kinds.items()}
+    return names
 
 
 def test_every_import_goes_down_and_is_absolute() -> None:
-    found = [
-        fault
-        for path in sources()
-        for fault in faults(path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8"))
-    ]
+    found = [fault for path, names in names_in_files().items() for fault in faults(path, sorted(names["imports"]))]
     assert not found, "\n".join(found)
 
 
@@ -132,7 +147,7 @@ def test_every_import_goes_down_and_is_absolute() -> None:
     ids=lambda value: value.replace("\n", " ")[:40],
 )
 def test_a_wrong_import_is_found(path: str, source: str) -> None:
-    assert faults(path, source)
+    assert faults(path, imported(nodes_of(source)))
 
 
 @pytest.mark.parametrize("room", ROOMS)
@@ -154,24 +169,21 @@ def test_rooms_have_no_init_files_and_folders_of_tests_have_one() -> None:
     assert not [str(f.relative_to(ROOT)) for f in folders if not (f / "__init__.py").exists()]
 
 
-def taken(kind: Callable[[ast.AST], Iterator[str]]) -> set[str]:
+def taken(kind: str) -> set[str]:
     """`file: name` for every name of a kind that a test takes."""
-    files = sorted((ROOT / "tests").rglob("*.py"))
-    trees = ((path.relative_to(ROOT).as_posix(), ast.parse(path.read_text(encoding="utf-8"))) for path in files)
-    return {f"{path}: {name}" for path, tree in trees for name in kind(tree)}
+    tests = {path: names for path, names in names_in_files().items() if path.startswith("tests/")}
+    return {f"{path}: {name}" for path, names in tests.items() for name in names[kind]}
 
 
 @pytest.mark.parametrize(
     ("kind", "allowed", "instead"),
     [
-        (private_names, PRIVATE, "test what a user of the class sees, or add what is missing to the class"),
-        (imports_of_tests, IMPORTS, "a helper of several tests stands in tests/support"),
+        ("underscore names", PRIVATE, "test what a user of the class sees, or add what is missing to the class"),
+        ("helpers of other tests", IMPORTS, "a helper of several tests stands in tests/support"),
     ],
     ids=["underscore names", "helpers of other tests"],
 )
-def test_tests_take_nothing_that_is_not_for_them(
-    kind: Callable[[ast.AST], Iterator[str]], allowed: set[str], instead: str
-) -> None:
+def test_tests_take_nothing_that_is_not_for_them(kind: str, allowed: set[str], instead: str) -> None:
     found = taken(kind)
     assert not found - allowed, f"{sorted(found - allowed)}: {instead}"
     assert not allowed - found, f"{sorted(allowed - found)}: gone; take them off the list in tests/test_layers.py"
@@ -190,7 +202,7 @@ def test_tests_take_nothing_that_is_not_for_them(
     ],
 )
 def test_an_underscore_name_is_found(source: str) -> None:
-    assert {name.lower() for name in private_names(ast.parse(source))} == {"_window"}
+    assert {name.lower() for name in private_names(nodes_of(source))} == {"_window"}
 
 
 @pytest.mark.parametrize(
@@ -203,9 +215,9 @@ def test_an_underscore_name_is_found(source: str) -> None:
     ],
 )
 def test_names_of_others_and_of_the_test_itself_are_no_reaches(source: str) -> None:
-    assert not list(private_names(ast.parse(source)))
+    assert not list(private_names(nodes_of(source)))
 
 
 def test_an_import_of_a_test_module_is_found() -> None:
     source = "import tests.ps.test_a\nfrom tests.ps.test_b import c\nfrom tests.support.d import e\nimport testsuite"
-    assert sorted(imports_of_tests(ast.parse(source))) == ["tests.ps.test_a", "tests.ps.test_b"]
+    assert sorted(imports_of_tests(nodes_of(source))) == ["tests.ps.test_a", "tests.ps.test_b"]
