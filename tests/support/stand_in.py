@@ -1,12 +1,14 @@
 """A role that stands in for a worker or a server: a member of its job in all that the launcher sees, without torch.
 
 It takes a role's command line and registers, joins, heartbeats and reports over the real client. `stand-ins.json` in
-the run folder has its plan: {"ROLE INDEX": {"at": STEP, "do": DEED, "times": N}, "steps": N, "step_s": SECONDS}.
+the run folder has its plan: {"ROLE INDEX": {"at": STEP, "do": DEED, "times": N}, "steps": N, "step_s": SECONDS,
+"hold": STEP}. Workers hold before that step until the file `go` is in the run folder. As in a real job, no worker
+leaves before all workers of its generation have trained the last step and the coordinator has the summary.
 
-STEP is a number, `start`, `formed` or `trained`. A deed is an error's exit code, minus a signal's number, `crash`
-(exit code 1 without a word to the coordinator) or `wait`: for ever, and after the last step for the stop. The
-coordinator is the real one, with a store that nobody meets in. {"coordinator 0": {"after": "ROLE INDEX", "times": N}}
-lets it start after deeds of another role.
+STEP is a number, `start`, `formed` or `gathered`: all workers have trained the last step. A deed is an error's exit
+code, minus a signal's number, `crash` (exit code 1 without a word to the coordinator) or `wait`: for ever, and after
+the last step for the stop. The coordinator is the real one, with a store that nobody meets in.
+{"coordinator 0": {"after": "ROLE INDEX", "times": N}} lets it start after deeds of another role.
 """
 
 from __future__ import annotations
@@ -18,12 +20,13 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from shardkeep.access import endpoint_of
 from shardkeep.base.deadlines import Deadline
-from shardkeep.base.errors import JobError, ShardkeepError, UserError
+from shardkeep.base.errors import JobError, JobStopped, ShardkeepError, UserError
 from shardkeep.base.log import configure
 from shardkeep.children import end_with_parent
 from shardkeep.departure import Departure, Leaving
@@ -32,7 +35,8 @@ from shardkeep.ps.control.client import ControlClient
 from shardkeep.ps.control.records import ANY_STEP, Formation, Role, Span
 from shardkeep.roles import Membership, leave_if_due
 
-PLAN = "stand-ins.json"
+PLAN, GO = "stand-ins.json", "go"
+POLL_S = 0.01
 SUMMARY = {"steps": 0, "samples": 0, "state_digest": "0" * 64}
 TABLES = (TableSpec(name="user", dim=8),)
 
@@ -98,6 +102,7 @@ class StandIn:
         plan = json.loads((run / PLAN).read_text())
         self._role, self._index, self._run, self._departure = role, index, run, departure
         self._steps, self._step_s = int(plan["steps"]), float(plan["step_s"])
+        self._hold: int | None = plan.get("hold")
         self._deed = plan.get(f"{role} {index}", {})
         self._step = 0
 
@@ -130,24 +135,49 @@ class StandIn:
             return self._trains(control, formation)
 
     def _trains(self, control: ControlClient, formation: Formation) -> bool:
-        leads = self._index == 0
         while self._step < self._steps:
             self._act(self._step)
-            if control.lost(formation.generation):
-                return False
-            control.check()
-            if control.stop_requested.is_set():
-                return True
+            if (over := _ended(control, formation)) is not None:
+                return over
             leave_if_due(control, self._departure, lambda: None)
             time.sleep(self._step_s)  # what a step takes
-            self._step += 1
-            control.update(step=self._step, phase="training")
-            if leads:
-                control.report("progress", {"step": self._step, "total_steps": self._steps, "samples": self._step})
-        self._act("trained", until=control.stop_requested)
-        if leads:
+            if self._step != self._hold or (self._run / GO).exists():
+                self._step += 1
+                control.update(step=self._step, phase="training")
+                if self._index == 0:
+                    control.report("progress", {"step": self._step, "total_steps": self._steps, "samples": self._step})
+        return self._summarizes(control, formation)
+
+    def _summarizes(self, control: ControlClient, formation: Formation) -> bool:
+        """Waits for the others as the gather and the barrier at the end of a real worker do; whether the job is over
+        with this generation."""
+        everyone = [worker.index for worker in formation.of_role("worker")]
+        self._sign("trained", formation)
+        while not self._signed("trained", formation, everyone):
+            if (over := _ended(control, formation)) is not None:
+                return over
+            time.sleep(POLL_S)
+        self._act("gathered", until=control.stop_requested)
+        if self._index == 0:
             control.report("summary", {**SUMMARY, "steps": self._steps, "samples": self._steps})
+            control.flush()
+            self._sign("reported", formation)
+        while not self._signed("reported", formation, [0]):
+            if _ended(control, formation) is False:
+                return False
+            time.sleep(POLL_S)
         return True
+
+    def _sign(self, what: str, formation: Formation) -> None:
+        """Lets the others know that this worker has come so far."""
+        self._signature(what, formation, self._index).touch()
+
+    def _signed(self, what: str, formation: Formation, indices: Sequence[int]) -> bool:
+        """Whether these workers have come so far."""
+        return all(self._signature(what, formation, index).exists() for index in indices)
+
+    def _signature(self, what: str, formation: Formation, index: int) -> Path:
+        return self._run / f"generation-{formation.generation}-{what}-{index}"
 
     def _act(self, at: int | str, until: threading.Event | None = None) -> None:
         """What the plan has for this moment, as often as it says."""
@@ -166,6 +196,15 @@ class StandIn:
             os.kill(os.getpid(), -what)
         else:
             raise (UserError if what == UserError.exit_code else JobError)("no such column")
+
+
+def _ended(control: ControlClient, formation: Formation) -> bool | None:
+    """Whether the job is over with this generation; None = the generation lasts. Raises why the job failed."""
+    if control.lost(formation.generation):
+        return False
+    if control.failed.is_set():
+        raise control.state.error() or JobStopped("the job failed")
+    return True if control.stop_requested.is_set() else None
 
 
 if __name__ == "__main__":

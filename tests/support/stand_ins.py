@@ -115,6 +115,10 @@ class Job:
         self.until(lambda: "progress" in kinds(self.folder), "no step")
         return {f"{m['role']} {m['index']}": psutil.Process(m["pid"]) for m in self.folder.member_list()}
 
+    def go(self) -> None:
+        """Lets the workers go on where they hold."""
+        (self.folder.path / stand_in.GO).touch()
+
     def until(self, true: Callable[[], bool], otherwise: str) -> None:
         within(LIMIT_S, true, otherwise, lambda: self.running)
 

@@ -40,18 +40,19 @@ def recoveries(job: Any) -> list[dict[str, Any]]:
 
 
 def test_a_completed_job_fills_its_run_folder_and_leaves_nobody(jobs: Jobs) -> None:
-    job = jobs.start({"steps": 120})
+    job = jobs.start({"hold": 1})
     members = job.training()
     token = read_token(job.folder.token_path)
     assert stat.S_IMODE(job.folder.token_path.stat().st_mode) == 0o600
     for process in members.values():
         assert token not in " ".join([*process.cmdline(), *process.environ().values()])
+    job.go()
     summary = job.end()
     assert token not in job.screen
     assert not [path for path in job.folder.path.rglob("*") if path.is_file() and token.encode() in path.read_bytes()]
     assert summary == job.folder.summary()
     assert set(NO_SUMMARY) | {"status", "versions", "machine"} <= set(summary)
-    assert (summary["status"], summary["steps"]) == ("completed", 120)
+    assert (summary["status"], summary["steps"]) == ("completed", 5)
     roles = ["coordinator 0", "server 0", "worker 0", "worker 1"]
     assert list(members) == roles and not gone(members.values(), limit_s=0)
     assert {(m["host"], m["generation"]) for m in job.folder.member_list()} == {("127.0.0.1", 1)}
@@ -82,10 +83,12 @@ def test_without_restarts_a_killed_process_ends_the_job_and_the_line_names_it(jo
 def test_a_member_that_a_signal_ends_is_replaced_and_the_coordinator_hears_of_it(
     jobs: Jobs, victim: str, number: signal.Signals
 ) -> None:
-    job = jobs.start({"steps": 120})
+    job = jobs.start({"hold": 3})
     dead = job.training()[victim]
     dead.send_signal(number)
-    assert job.end()["steps"] == 120
+    job.until(lambda: bool(recoveries(job)), "no recovery")
+    job.go()
+    assert job.end()["steps"] == 5
     (recovery,) = recoveries(job)
     assert victim in recovery["text"]
     how = "killed by SIGKILL" if number == signal.SIGKILL else "left on SIGTERM"
@@ -176,16 +179,18 @@ def last_step(job: Any) -> int:
 
 
 def test_a_member_and_the_coordinator_that_die_together_are_both_replaced(jobs: Jobs) -> None:
-    job = jobs.start({"steps": 120}, liveness={"lease_s": 4.0})
+    job = jobs.start({"hold": 3}, liveness={"lease_s": 4.0})
     members = job.training()
     members["coordinator 0"].kill()
     members["worker 1"].kill()
-    assert job.end()["steps"] == 120
+    job.until(lambda: any("worker 1" in recovery["text"] for recovery in recoveries(job)), "no recovery")
+    job.go()
+    assert job.end()["steps"] == 5
     assert job.screen.count("starting another") == 2
 
 
 def test_a_job_outlives_garbage_on_the_coordinators_ports(jobs: Jobs) -> None:
-    job = jobs.start({"steps": 1000})
+    job = jobs.start(ENDLESS)
     members = job.training()
     ports = listening_ports(members["coordinator 0"])
     assert len(ports) == 2  # gRPC and the store

@@ -19,7 +19,8 @@ from shardkeep import scale
 from shardkeep.base.errors import JobError, JobStopped
 from shardkeep.report import RunFolder
 from tests.support import stand_ins
-from tests.support.cluster import gone, kinds, records, stalled, within
+from tests.support.cluster import gone, kinds, stalled, within
+from tests.support.stand_in import deeds
 from tests.support.stand_ins import ROOT, Job, Jobs, StandIns, jobs_in
 
 pytestmark = pytest.mark.processes
@@ -114,8 +115,8 @@ def test_ctrl_c_before_the_first_formation_stops_a_job_that_waits_for_a_member(j
 
 
 def test_ctrl_c_after_the_last_step_leaves_a_completed_job(jobs: Jobs) -> None:
-    job = jobs.start({"worker 0": {"at": "trained", "do": "wait"}})
-    job.until(lambda: any(r.get("step") == 5 for r in records(job.folder)), "no last step")
+    job = jobs.start({"worker 0": {"at": "gathered", "do": "wait"}})
+    job.until(lambda: bool(deeds(job.folder.path, "worker 0")), "no last step")
     assert job.running
     send(job, signal.SIGINT)
     summary = job.end()
