@@ -120,8 +120,8 @@ def test_a_bounded_job_shows_its_phases_and_its_result(cluster: Cluster) -> None
 
 def test_roles_started_by_hand_train_an_async_job(cluster: Cluster) -> None:
     config = {**TINY, "consistency": {"mode": "async"}}
-    coordinator, address, folder = cluster.coordinator(config)
-    members = [cluster.role(role, index, address) for role in ("worker", "server") for index in (1, 0)]
+    coordinator, address, folder = cluster.coordinator(config, fresh=True)
+    members = [cluster.role(role, i, address, fresh=not i) for role in ("worker", "server") for i in (1, 0)]
     endings = [command.end() for command in [*members, coordinator]]
     assert [ended.code for ended in endings] == [0] * 5
     check_completed(Ended(0, "", ""), folder, config)

@@ -46,13 +46,13 @@ def test_a_job_with_a_model_of_its_own_trains_beside_files_named_like_pythons_ow
     config = {**TINY, "servers": 1, "workers": 1, "model": {"name": "mine:Net"}}
     (folder / "job.yaml").write_text(yaml.safe_dump(config))
     job = str(folder / "job.yaml")
-    train = cluster.command("train", job, "--run-dir", "run", cwd=here).end()
+    train = cluster.command("train", job, "--run-dir", "run", cwd=here, fresh=True).end()
     assert train.code == 0, train.err
-    assert cluster.command("estimate", job, cwd=here).end().code == 0
-    assert cluster.command("status", str(here / "run"), cwd=folder.parent).end().code == 0
+    assert cluster.command("estimate", job, cwd=here, fresh=True).end().code == 0
+    assert cluster.command("status", str(here / "run"), cwd=folder.parent, fresh=True).end().code == 0
     assert not [name for name in SHADOWS if (folder / name).exists()]
 
     (folder / "mine_too.py").chmod(0o666)
-    refused = cluster.command("train", job, "--run-dir", "again", cwd=here).end()
+    refused = cluster.command("train", job, "--run-dir", "again", cwd=here, fresh=True).end()
     assert refused.code == 2 and refused.err.count("\n") == 1
     assert f"{folder}/mine_too.py can be written by other users (mode 0666); chmod go-w" in refused.err

@@ -399,7 +399,7 @@ def test_a_job_of_which_every_process_was_killed_goes_on_to_the_same_model(
     kept = found.latest()
     assert kept is not None and 0 < kept.step < STEPS
     assert kept.base is not None  # an increment
-    ended = cluster.command("train", "--resume", str(folder.path), "--set", "servers=1").end()
+    ended = cluster.command("train", "--resume", str(folder.path), "--set", "servers=1", fresh=True).end()
     assert (ended.code, ended.err) == (0, "")
     assert f"at step {kept.step} from step-{kept.step:08d}; changed: servers=1\n" in ended.out
     summary = folder.summary() or {}

@@ -22,6 +22,7 @@ import psutil
 import yaml
 
 from shardkeep.report import RunFolder
+from tests.support.forked import POSSIBLE, Forked
 
 LIMIT_S = 200.0
 STEP_TIMEOUT_S = 120.0  # other tests run beside: 30 s would end jobs that a busy machine only delays
@@ -47,21 +48,29 @@ class Command:
         prefix: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
         module: str = "shardkeep",
+        fresh: bool = False,
     ) -> None:
         """`prefix`: a command that runs it, as `ip netns exec NAME`; its own lines are shown in failures only. `env`:
-        in addition to this process's. `module`: what is run in shardkeep's place."""
+        in addition to this process's. `module`: what is run in shardkeep's place. `fresh`: by exec, not forked from
+        the preloaded process."""
         self.arguments = arguments
         self._prefix = f"{prefix[0]}: " if prefix else None
-        self._process = subprocess.Popen(
-            [*prefix, sys.executable, "-m", module, *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            cwd=cwd,
-            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
-            start_new_session=True,
-        )
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
+        self._process: Forked | subprocess.Popen[str]
+        if POSSIBLE and not (fresh or prefix or module != "shardkeep"):
+            self._process = Forked(arguments, cwd=cwd, env=environment)
+            self._process.stdin.close()
+        else:
+            self._process = subprocess.Popen(
+                [*prefix, sys.executable, "-m", module, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+                cwd=cwd,
+                env=environment,
+                start_new_session=True,
+            )
         self.process = psutil.Process(self._process.pid)
         self._lines: dict[str, list[str]] = {"out": [], "err": [], "prefix": []}
         self._read = threading.Condition()
@@ -164,18 +173,19 @@ class Cluster:
         return command, self._run(name)
 
     def coordinator(
-        self, config: dict[str, Any], *, name: str = "run", trust: Sequence[str] = (), prefix: Sequence[str] = ()
+        self, config: dict[str, Any], *, name: str = "run", trust: Sequence[str] = (), **options: Any
     ) -> tuple[Command, str, RunFolder]:
-        """`shardkeep coordinator`, with the options `trust`; the address it reports."""
+        """`shardkeep coordinator`, with the arguments `trust`; the address it reports. Options: as of Command."""
         path, run = str(self.write(config, name)), str(self._folder / name)
-        command = self.command("coordinator", path, "--run-dir", run, *trust, prefix=prefix)
+        command = self.command("coordinator", path, "--run-dir", run, *trust, **options)
         return command, json.loads(command.line("{"))["coordinator"], self._run(name)
 
-    def role(self, role: str, index: int, address: str, *options: str, prefix: Sequence[str] = ()) -> Command:
-        """A role of the job that was started last; what it keeps for its recovery is beside the test's other files."""
+    def role(self, role: str, index: int, address: str, *arguments: str, **options: Any) -> Command:
+        """A role of the job that was started last; what it keeps for its recovery is beside the test's other files.
+        Options: as of Command."""
         token, kept = str(self._runs[-1].token_path), str(self._folder)
         place = ("--coordinator", address, "--index", str(index), "--token-file", token, "--run-dir", kept)
-        return self.command(role, *place, *options, prefix=prefix)
+        return self.command(role, *place, *arguments, **options)
 
     def write(self, config: dict[str, Any], name: str = "run") -> Path:
         path = self._folder / f"{name}.yaml"

@@ -45,7 +45,7 @@ class Golden:
 def run_golden(folder: Path) -> Golden:
     """Runs the job in `folder`; it ends with exit code 0 and nothing on stderr."""
     with Cluster(folder) as cluster:
-        job, run = cluster.job(GOLDEN, name="golden")
+        job, run = cluster.job(GOLDEN, name="golden", fresh=True)
         ended = job.end()
         assert (ended.code, ended.err) == (0, ""), job.printed()
     return Golden(patient(GOLDEN), ended, run)

@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch.distributed as dist
 
-PRELOADED = [
-    "torch",
-    "torch._dynamo",
-    "torch.testing",
-    "shardkeep.workers.process_collective",
-    "shardkeep.workers.tower",
-    "tests.support.towers",
-]
-"""What a fork server imports once for all ranks of all test modules: seconds of CPU time for each rank otherwise."""
-
-
-def rank_context() -> Any:
-    """The multiprocessing context of all ranks; on Linux, ranks are forked from one server with one thread."""
-    if sys.platform != "linux":
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(PRELOADED)
-    return context
+from tests.support.forked import fork_context
 
 
 @contextlib.contextmanager
 def in_processes(target: Callable[..., None], world_size: int, *, limit_s: float) -> Iterator[list[dict[Any, Any]]]:
     """What each process puts into its queue, in rank order; `target(rank, port of a store, queue)` runs in each. The
     processes live until the `with` ends."""
-    context = rank_context()
+    context = fork_context()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     results = context.Queue()
     members = [context.Process(target=target, args=(rank, store.port, results)) for rank in range(world_size)]

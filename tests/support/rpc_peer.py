@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 
+from tests.support.forked import POSSIBLE, Forked
+
 LIMIT_S = 120.0
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -28,15 +30,20 @@ class Peer:
         """`service` are the settings of its ShardService, `tables` and `consistency` as plain dicts."""
         settings = {"store_port": store_port, "index": index, "num_servers": num_servers, "service": service}
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by `close`
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.support.rpc_peer", json.dumps(settings)],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-        )
+        arguments, env = [json.dumps(settings)], {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._process: Forked | subprocess.Popen[str]
+        if POSSIBLE:
+            self._process = Forked(arguments, env=env, main=f"{__name__}:main", stderr=self._errors)
+        else:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __name__, *arguments],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._errors,
+                text=True,
+                env=env,
+            )
         self._answers: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from shardkeep.workers.process_collective import ProcessCollective
-from tests.support.processes import rank_context
+from tests.support.forked import fork_context
 
 LIMIT_S = 60.0
 """Seconds that ranks wait for each other."""
@@ -79,7 +79,7 @@ class Found:
 def played(scenarios: Mapping[str, Scenario], world_size: int, *, limit_s: float) -> Iterator[Found]:
     """Plays all scenarios, one after the other, in `world_size` processes, each with one thread. `scenarios` are
     functions at the top of a module: the processes import them."""
-    context = rank_context()
+    context = fork_context()
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     results = context.Queue()
     members = [

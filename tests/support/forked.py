@@ -1,0 +1,211 @@
+"""`shardkeep ...` forked from one preloaded process per test session: the real main, without seconds of imports.
+
+The process shows its command line, leads its own session and starts its roles from a fork server, as one that was
+started by exec. Linux only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import multiprocessing
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import SimpleNamespace
+from typing import IO, Any, NoReturn
+from unittest import mock
+
+from shardkeep.children import child_environment
+
+PRELOADED = [
+    "torch",
+    "torch._dynamo",
+    "torch.testing",
+    "shardkeep.cli",
+    "shardkeep.launch",
+    "shardkeep.supervisor",
+    "shardkeep.screen",
+    "shardkeep.fork_server",
+    "shardkeep.ps.control.server",
+    "shardkeep.server_role",
+    "shardkeep.worker_role",
+    "tests.support.towers",
+]
+"""What one process imports for all commands and ranks of the session. No module that starts a thread."""
+POSSIBLE = sys.platform == "linux"
+
+
+def fork_context() -> Any:
+    """The multiprocessing context whose processes are forked from the preloaded one; elsewhere they are spawned."""
+    if not POSSIBLE:
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    with mock.patch.dict(os.environ, {**child_environment({}, threads=1), "TORCH_CPP_LOG_LEVEL": "ERROR"}):
+        forkserver.ensure_running()  # libraries read at import what every role sets
+    return context
+
+
+class Forked:
+    """A process under way; the part of `subprocess.Popen` that its users need."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: Path | None = None,
+        main: str = "shardkeep.cli:main",
+        stderr: IO[Any] | None = None,
+    ) -> None:
+        """Starts the process.
+
+        Args:
+            arguments: What follows the program's name on its command line.
+            env: Its environment.
+            cwd: Its folder, None = that of this process.
+            main: `module:function`.
+            stderr: A file; None = a pipe.
+        """
+        context = fork_context()
+        (their_in, end_in), (end_out, their_out), (end_err, their_err) = (context.Pipe(duplex=False) for _ in range(3))
+        if stderr is not None:
+            their_err.close()
+            their_err = Connection(os.dup(stderr.fileno()), readable=False)
+        given = (main, list(arguments), str(cwd or Path.cwd()), dict(env), (their_in, their_out, their_err))
+        self._process = context.Process(target=_run, args=given)
+        self._process.start()
+        for end in (their_in, their_out, their_err):
+            end.close()
+        self.pid: int = self._process.pid
+        self.stdin, self.stdout = _text(end_in, "w"), _text(end_out)
+        self.stderr = _text(end_err) if stderr is None else None
+
+    def poll(self) -> int | None:
+        code: int | None = self._process.exitcode
+        return code
+
+    def wait(self, timeout: float | None = None) -> int:
+        self._process.join(timeout)
+        if (code := self.poll()) is None:
+            raise subprocess.TimeoutExpired(str(self.pid), timeout or 0.0)
+        return code
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
+
+
+class ForkedServer:
+    """A launcher's fork server, forked from it; the part of `subprocess.Popen` that `ForkServer` needs."""
+
+    def __init__(self, command: Sequence[str], *, stderr: Any, env: Mapping[str, str], pass_fds: Sequence[int]) -> None:
+        self._code: int | None = None
+        self.pid = os.fork()
+        if not self.pid:
+            _redirect(os.open(os.devnull, os.O_RDONLY), stderr.fileno(), stderr.fileno())
+            _close_all_but(*pass_fds)
+            _become("shardkeep.cli:main", command, command[3:], env)
+
+    def kill(self) -> None:
+        if self._code is None:
+            os.kill(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        if self._code is None:
+            ended = os.pidfd_open(self.pid)
+            with os.fdopen(ended):
+                if not select.select([ended], [], [], timeout)[0]:
+                    raise subprocess.TimeoutExpired("fork-server", timeout or 0.0)
+            self._code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+        return self._code
+
+
+def _text(end: Connection, mode: str = "r") -> IO[Any]:
+    with end:
+        return os.fdopen(os.dup(end.fileno()), mode, encoding="utf-8")
+
+
+def _run(main: str, arguments: list[str], cwd: str, env: dict[str, str], ends: Sequence[Connection]) -> NoReturn:
+    """The forked process."""
+    os.chdir(cwd)
+    _redirect(*(end.fileno() for end in ends))
+    _close_all_but()
+    _fork_servers_from_here()
+    _become(main, [sys.executable, "-m", main.partition(":")[0], *arguments], arguments, env)
+
+
+def _fork_servers_from_here() -> None:
+    """Makes a launcher in this process fork its fork server: this process has imported what it would import."""
+    from shardkeep import fork_server
+
+    def start(command: Sequence[str], *, stderr: Any, env: Any, pass_fds: Any, **_same: Any) -> ForkedServer:
+        return ForkedServer(command, stderr=stderr, env=env, pass_fds=pass_fds)
+
+    names = {name: getattr(subprocess, name) for name in ("DEVNULL", "TimeoutExpired")}
+    fork_server.subprocess = SimpleNamespace(**names, Popen=start)  # type: ignore[assignment]
+
+
+def _become(main: str, command: Sequence[str], arguments: Sequence[str], env: Mapping[str, str]) -> NoReturn:
+    """Runs `main` as a process that exec started, and ends with its exit code.
+
+    Args:
+        main: `module:function`.
+        command: What `ps` shows.
+        arguments: What follows the program's name.
+        env: The environment.
+    """
+    import numpy as np
+
+    from shardkeep.process_title import show_command
+
+    code = 1
+    try:
+        os.setsid()
+        os.environ.clear()
+        os.environ.update(env)
+        show_command(command)
+        np.random.seed()
+        sys.argv = [main, *arguments]
+        module, _, function = main.partition(":")
+        getattr(importlib.import_module(module), function)()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except KeyboardInterrupt:  # as Python ends
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stderr.flush()
+            sys.stdout.flush()
+        os._exit(code)
+
+
+def _redirect(*descriptors: int) -> None:
+    """Makes the descriptors this process's input, output and error output."""
+    for number, descriptor in enumerate(descriptors):
+        os.dup2(descriptor, number)
+    sys.stdin = os.fdopen(0, encoding="utf-8", closefd=False)
+    sys.stdout = os.fdopen(1, "w", 1, encoding="utf-8", closefd=False)
+    sys.stderr = os.fdopen(2, "w", 1, encoding="utf-8", errors="backslashreplace", closefd=False)
+
+
+def _close_all_but(*kept: int) -> None:
+    low = 3
+    for number in sorted(kept):
+        os.closerange(low, number)
+        low = number + 1
+    os.closerange(low, os.sysconf("SC_OPEN_MAX"))
