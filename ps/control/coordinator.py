@@ -466,6 +466,11 @@ class Coordinator:
         if symptom and (problem := self._recoveries.seen(symptom)) is not None:
             self._fail(problem, symptom=True)
             return
+        left = next((seat for seat in self._members.seats("worker") if seat.left_code is not None), None)
+        if left is not None:  # nobody is admitted in its place: the next generation would never form
+            text = f"{self._recoveries.cause}; {left.member} had left by then, and nobody can replace it"
+            self._fail(text, lost=not symptom, symptom=bool(symptom))
+            return
         for seat in self._members.seats():
             seat.joined = False
         self._life.recovering(self._recoveries.cause)
@@ -487,6 +492,8 @@ class Coordinator:
             self._fail(f"{seat.member} failed (exit code {code}){told}", symptom=symptom)
         elif state == "forming" or (self._life.running and seat.member.role == "server"):
             self._fail(f"{seat.member} left before the job was done{told}")
+        elif state == "recovering" and self._chronicle.summary is None:
+            self._fail(f"{self._recoveries.cause}; {seat.member} left before the job was done{told}")
         elif self._life.running:
             self._complete_if_all_left()
 

@@ -5,10 +5,10 @@ the run folder has its plan: {"ROLE INDEX": {"at": STEP, "do": DEED, "times": N}
 "hold": STEP}. Workers hold before that step until the file `go` is in the run folder. As in a real job, no worker
 leaves before all workers of its generation have trained the last step and the coordinator has the summary.
 
-STEP is a number, `start`, `formed` or `gathered`: all workers have trained the last step. A deed is an error's exit
-code, minus a signal's number, `crash` (exit code 1 without a word to the coordinator) or `wait`: for ever, and after
-the last step for the stop. The coordinator is the real one, with a store that nobody meets in.
-{"coordinator 0": {"after": "ROLE INDEX", "times": N}} lets it start after deeds of another role.
+STEP is a number, `start`, `formed`, `gathered` (all workers have trained the last step) or `reported` (the coordinator
+has the summary). A deed is an error's exit code, minus a signal's number, `crash` (exit code 1 without a word to the
+coordinator) or `wait`: for ever, and after the last step for the stop. The coordinator is the real one, with a store
+that nobody meets in. {"coordinator 0": {"after": "ROLE INDEX", "times": N}} lets it start after deeds of another role.
 """
 
 from __future__ import annotations
@@ -166,6 +166,7 @@ class StandIn:
             if _ended(control, formation) is False:
                 return False
             time.sleep(POLL_S)
+        self._act("reported")
         return True
 
     def _sign(self, what: str, formation: Formation) -> None:

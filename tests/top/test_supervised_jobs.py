@@ -96,6 +96,20 @@ def test_a_member_that_a_signal_ends_is_replaced_and_the_coordinator_hears_of_it
     assert dead.pid not in [m["pid"] for m in job.folder.member_list()]
 
 
+def test_a_worker_that_dies_before_it_reports_the_summary_is_replaced_and_the_job_completes(jobs: Jobs) -> None:
+    job = jobs.start({"worker 0": {"at": "gathered", "do": -9}})
+    assert job.end()["steps"] == 5
+    (recovery,) = recoveries(job)
+    assert "worker 0" in recovery["text"] and "training goes on at step 5" in recovery["text"]
+
+
+@pytest.mark.parametrize("victim", ["worker 0", "worker 1"])
+def test_a_worker_that_dies_after_the_summary_is_reported_changes_nothing(jobs: Jobs, victim: str) -> None:
+    job = jobs.start({victim: {"at": "reported", "do": -9}})
+    assert job.end()["status"] == "completed"
+    assert not recoveries(job)
+
+
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_a_member_that_hangs_is_replaced_when_its_lease_ends_and_killed(jobs: Jobs, victim: str) -> None:
     job = jobs.start({**ENDLESS, "step_s": 0.02}, liveness={"lease_s": 1.0})

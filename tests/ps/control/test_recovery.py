@@ -373,6 +373,36 @@ def test_once_the_summary_is_in_no_death_matters() -> None:
     assert job.state.state == "completed"
 
 
+@pytest.mark.parametrize("victim", [("worker", 0), ("server", 0)], ids=["worker 0", "server 0"])
+@pytest.mark.parametrize("left", ["before the death", "after the death"])
+def test_a_worker_that_left_before_the_summary_cannot_be_waited_for(victim: tuple[Role, int], left: str) -> None:
+    job = Recovering()
+    job.form()
+    if left == "before the death":
+        job.leave("worker", 1)
+    job.kill(*victim)
+    if left == "after the death":
+        job.leave("worker", 1)
+    how = (
+        "had left by then, and nobody can replace it" if left == "before the death" else "left before the job was done"
+    )
+    assert job.state.state == "failed"
+    assert job.state.message == (
+        f"{victim[0]} 0 (pid 100 on 10.0.0.7) ended: killed by SIGKILL, last seen before its first step; "
+        f"worker 1 (pid 100 on 10.0.0.7) {how}"
+    )
+    assert len(job.sink.of("finished")) == 1
+
+
+def test_a_group_that_is_lost_after_a_worker_left_cannot_form_again() -> None:
+    job = Recovering()
+    job.form()
+    job.leave("worker", 1)
+    assert job.come_back("worker", 0, why="EOF") is None
+    assert job.state.state == "failed"
+    assert job.state.message.startswith("worker 0 (pid 100 on 10.0.0.7) lost the others: EOF; worker 1 (pid 100 on")
+
+
 def test_without_restarts_the_first_death_fails_the_job() -> None:
     job = Recovering(restarts=0)
     job.form()
