@@ -19,7 +19,6 @@ import os
 import signal
 import socket
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -58,7 +57,7 @@ class ForkServer:
         """
         self._env, self._main = dict(env), main
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._errors = tempfile.NamedTemporaryFile()  # noqa: SIM115 - closed by `close`
+        self._errors = os.memfd_create("fork-server")  # needs no disk that has room
         self._loading, self._imports_due = 0, Deadline(READY_S)
         number = theirs.fileno()
         self._process = subprocess.Popen(
@@ -144,7 +143,7 @@ class ForkServer:
         self._control.close()
         self._process.kill()
         self._process.wait()
-        self._errors.close()
+        os.close(self._errors)
 
     def _reply(self, limit_s: float) -> dict[str, Any]:
         """The next reply. Raises TimeoutError, NoFork."""
@@ -164,7 +163,7 @@ class ForkServer:
         """Why there is no reply."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(1.0)
-            return Death("fork server", 0, self.pid, code, last_words(Path(self._errors.name))).text()
+            return Death("fork server", 0, self.pid, code, last_words(Path(f"/proc/self/fd/{self._errors}"))).text()
         return f"the fork server hung up ({error})"
 
 

@@ -9,7 +9,7 @@ from typing import Literal
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.settings import Settings
 
-_GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
+GPUS = ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")
 """The devices of CUDA, ROCm, and CUDA under WSL."""
 
 
@@ -38,6 +38,6 @@ def _why_not(servers: int, device: str) -> str:
         return f"it needs Linux, and this is {sys.platform}"
     if device == "cuda":
         return "tower.device is cuda, which needs spawn"
-    if device == "auto" and any(Path(gpu).exists() for gpu in _GPUS):
+    if device == "auto" and any(Path(gpu).exists() for gpu in GPUS):
         return "this machine has a GPU that towers may use (tower.device: auto)"
     return ""

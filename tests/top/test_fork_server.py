@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
+from shardkeep import process_starts
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import ConfigError
 from shardkeep.children import SHARDKEEP, Child, child_environment, end_all, wait_all
@@ -254,6 +255,24 @@ def test_roles_are_forked_where_it_is_possible_and_wanted(start: Any, servers: i
 def test_a_fork_server_where_none_is_possible_is_an_error(servers: int, device: str) -> None:
     with pytest.raises(ConfigError, match=r"processes.start: fork_server, but .*; allowed: auto or spawn"):
         forks(ProcessesConfig(start="fork_server"), servers=servers, device=device)
+
+
+@pytest.mark.parametrize(
+    ("platform", "device", "gpus", "why"),
+    [
+        ("darwin", "cpu", [], "it needs Linux, and this is darwin"),
+        ("linux", "auto", [__file__], r"this machine has a GPU that towers may use \(tower.device: auto\)"),
+    ],
+    ids=["macOS", "GPU"],
+)
+def test_a_machine_that_cannot_fork_roles_spawns_them_or_says_why(
+    platform: str, device: str, gpus: list[str], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(process_starts, "GPUS", gpus)
+    assert not forks(ProcessesConfig(start="auto"), servers=2, device=device)
+    with pytest.raises(ConfigError, match=rf"^processes.start: fork_server, but {why}; allowed: auto or spawn$"):
+        forks(ProcessesConfig(start="fork_server"), servers=2, device=device)
 
 
 LAUNCHER = """
