@@ -187,11 +187,15 @@ def user_cache() -> Path:
     home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home() raises where there is no home
     if sys.platform == "darwin":
         return home / "Library" / "Caches" / "shardkeep"
-    return Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache") / "shardkeep"
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    return (given if given.is_absolute() else home / ".cache") / "shardkeep"  # as the XDG specification says
 
 
 def _made_private(folder: Path) -> bool:
-    """Whether `folder` exists or was made, is writable, and is ours alone: cached kernels are code."""
+    """Whether `folder` exists or was made, is writable, and is ours alone: cached kernels are code. A relative one is
+    refused: a user without a home has the cache `~/.cache`."""
+    if not folder.is_absolute():
+        return False
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for part in (folder, folder.parent):

@@ -47,6 +47,19 @@ def test_without_a_usable_home_the_cache_is_a_temporary_folder(tmp_path: Path, m
     assert folder.is_dir()
 
 
+def test_a_relative_cache_folder_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = opened(monkeypatch, Path("~/.cache/shardkeep"), tmp_path / "temporary")  # of a user without a home
+    assert folder.is_relative_to(tmp_path / "temporary") and not Path("~").exists()
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="macOS has no XDG folders")
+@pytest.mark.parametrize("given", ["", "relative"])
+def test_an_xdg_cache_folder_that_is_not_absolute_is_ignored(given: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", given)
+    assert kernels.user_cache() == Path("~/.cache/shardkeep").expanduser()
+
+
 def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = opened(monkeypatch, tmp_path / "cache", tmp_path)
     first.chmod(0o777)

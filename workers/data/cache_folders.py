@@ -33,8 +33,10 @@ def cache_folders(config: DataConfig, first: Path) -> list[Path]:
 
 def own_folders() -> list[Path]:
     """The user's own folders, for data beside which nothing can be written."""
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache").expanduser())
-    return [home / "shardkeep" / "data", Path(tempfile.gettempdir()) / f"shardkeep-data-{os.geteuid()}"]
+    given = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    home = Path(os.path.expanduser("~"))  # noqa: PTH111 - Path.home() raises where there is no home
+    found = [path / "shardkeep" / "data" for path in (given, home / ".cache") if path.is_absolute()][:1]
+    return [*found, Path(tempfile.gettempdir()) / f"shardkeep-data-{os.geteuid()}"]
 
 
 def trusted(path: Path) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ import pytest
 from shardkeep.base.errors import DataError
 from shardkeep.base.files import file_lock
 from shardkeep.workers.config import DataConfig
+from shardkeep.workers.data.cache_folders import own_folders
 from shardkeep.workers.data.dataset import Data, open_data
 
 
@@ -135,6 +137,12 @@ def test_a_read_only_folder_is_left_alone(tmp_path: Path, monkeypatch: pytest.Mo
         assert list((home / "shardkeep" / "data").glob("a-*/train.arrow"))
     finally:
         data.chmod(0o755)
+
+
+def test_a_user_without_a_home_has_a_temporary_folder_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")
+    monkeypatch.setenv("HOME", "~")
+    assert [folder.parent for folder in own_folders()] == [Path(tempfile.gettempdir())]
 
 
 def test_an_entry_beside_the_data_is_read_where_nothing_can_be_written(tmp_path: Path) -> None:
