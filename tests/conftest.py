@@ -39,6 +39,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
         item.add_marker("property")
 
 
+def pytest_collection(session: pytest.Session) -> None:
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        from tests.support import parallel
+
+        parallel.import_backwards(session.config)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:

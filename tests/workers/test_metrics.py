@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torchmetrics.functional.classification import binary_auroc
 
 from shardkeep.workers.collective import ThreadCollective, run_ranks
 from shardkeep.workers.metrics.quality import evaluate_over_workers, evaluate_predictions
@@ -20,6 +19,8 @@ def drawn(num_samples, seed=0, ties=False):
 
 @pytest.mark.parametrize("ties", [False, True], ids=["distinct", "ties"])
 def test_auc_equals_torchmetrics(ties):
+    from torchmetrics.functional.classification import binary_auroc  # here: with matplotlib, half a second
+
     logits, labels = drawn(5000, ties=ties)
     probabilities = torch.sigmoid(torch.from_numpy(logits).double())
     expected = float(binary_auroc(probabilities, torch.from_numpy(labels).long(), thresholds=None))
