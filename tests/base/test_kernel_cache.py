@@ -92,28 +92,16 @@ def test_a_kernel_is_compiled_for_its_signature_and_leaves_numbas_setting_alone(
         total(np.ones(5, np.float64))
 
 
-def compiled_elsewhere(folder: Path, *modules: str) -> list[str]:
-    """Calls compile_kernels in a fresh process with an own cache: what it said before it compiled, how many it did,
-    whether numba came."""
+def compiled_elsewhere(*modules: str) -> list[str]:
+    """Calls compile_kernels in a fresh process: what it said before it compiled, how many it did, whether numba
+    came."""
     code = (
         "import sys; from shardkeep.base.kernels import compile_kernels; "
         f"print(compile_kernels({modules!r}, lambda count: print('compiling', count)), 'numba' in sys.modules)"
     )
-    env = os.environ | {"XDG_CACHE_HOME": str(folder), "HOME": str(folder)}
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True, check=True)
     return done.stdout.split()
-
-
-def test_kernels_are_compiled_once_and_then_not_even_imported(tmp_path: Path) -> None:
-    module = "shardkeep.workers.data.sampling_kernels"
-    assert compiled_elsewhere(tmp_path, module) == ["compiling", "2", "2", "True"]  # with the one that it imports
-    assert compiled_elsewhere(tmp_path, module) == ["0", "False"]
-    assert compiled_elsewhere(tmp_path, module, "shardkeep.workers.data.gather_kernels") == [
-        "compiling",
-        "1",
-        "1",
-        "True",
-    ]
 
 
 def test_an_unknown_module_of_kernels_is_an_error() -> None:
@@ -178,6 +166,12 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path / "cache"
     kernels.cache_folder.cache_clear()
     forget_own()
+
+
+def test_kernels_are_compiled_once_and_then_not_even_imported(cache: Path) -> None:
+    assert compiled_elsewhere("caller_kernels") == ["compiling", "2", "2", "True"]  # with the one that it imports
+    assert compiled_elsewhere("caller_kernels") == ["0", "False"]
+    assert compiled_elsewhere("caller_kernels", "tiny_kernels") == ["compiling", "1", "1", "True"]
 
 
 def edit(path: Path, old: str, new: str) -> None:

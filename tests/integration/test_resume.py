@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import shutil
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,14 +60,39 @@ def drawn_data() -> Data:
     return as_data(draw(100, pooling="mean"), draw(30, seed=1, pooling="mean"))
 
 
+@dataclass(frozen=True)
+class Undisturbed:
+    """A job that ran to its end, for reading."""
+
+    summary: dict[str, Any]
+    checkpoints: Checkpoints
+
+
+Run = Callable[..., Undisturbed]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """Runs a sync job of so many servers and workers, once for all tests."""
+
+    @functools.cache
+    def run(servers: int, workers: int, tower: str = "adam") -> Undisturbed:
+        folder = tmp_path_factory.mktemp("undisturbed")
+        return Undisturbed(trained(job_config(servers, workers, tower=tower), folder), Checkpoints(folder))
+
+    return run
+
+
 @pytest.mark.parametrize("tower", ["sgd", "adam"])
 @pytest.mark.parametrize(("then", "now"), [(1, 1), (2, 1), (1, 3)])
-def test_a_sync_job_ends_with_the_model_of_an_undisturbed_one(tmp_path: Path, tower: str, then: int, now: int) -> None:
-    whole = trained(job_config(then, 2, tower=tower), tmp_path)
-    steps = [step for step, _ in Checkpoints(tmp_path).complete()]
-    assert steps == [3, 6, 9, 12, 14]
+def test_a_sync_job_ends_with_the_model_of_an_undisturbed_one(
+    tmp_path: Path, undisturbed: Run, tower: str, then: int, now: int
+) -> None:
+    before = undisturbed(then, 2, tower)
+    whole = before.summary
+    assert [step for step, _ in before.checkpoints.complete()] == [3, 6, 9, 12, 14]
     for step in (3, 9):
-        rest = trained(job_config(now, 2, tower=tower), tmp_path / f"from-{step}", Checkpoints(tmp_path).load(step))
+        rest = trained(job_config(now, 2, tower=tower), tmp_path / f"from-{step}", before.checkpoints.load(step))
         assert rest["state_digest"] == whole["state_digest"]
         assert (rest["steps"], rest["samples"], rest["eval"]) == (14, 200, whole["eval"])
 
@@ -80,7 +106,7 @@ COMPRESSED = (
 @pytest.mark.parametrize("tower", ["int8", "topk", "powersgd"])
 @pytest.mark.parametrize(("then", "now"), [(1, 1), (2, 3)])
 def test_a_compressed_sync_job_goes_on_with_what_it_had_not_sent(
-    tmp_path: Path, then: int, now: int, tower: str
+    tmp_path: Path, undisturbed: Run, then: int, now: int, tower: str
 ) -> None:
     how = {"compression": COMPRESSED % tower}
     whole = trained(job_config(then, 2, **how), tmp_path)
@@ -91,7 +117,7 @@ def test_a_compressed_sync_job_goes_on_with_what_it_had_not_sent(
     assert whole["tower"]["unsent_norm"] > 0.0 and whole["tower"]["unsent_steps"] > 0.0
     assert rest["delivered_by_age"] == pytest.approx(whole["delivered_by_age"])
     assert sum(whole["delivered_by_age"].values()) == pytest.approx(1) and len(whole["delivered_by_age"]) > 1
-    plain = trained(job_config(then, 2), tmp_path / "plain")
+    plain = undisturbed(then, 2).summary
     assert whole["state_digest"] != plain["state_digest"] and "unsent_norm" not in plain["tower"]
 
 
@@ -113,16 +139,18 @@ def test_what_ranks_had_not_sent_is_shared_out_among_other_ranks(tmp_path: Path,
     assert sums[1] == pytest.approx(sums[3], abs=1e-6)
 
 
-def test_writing_checkpoints_changes_nothing(tmp_path: Path) -> None:
-    digests = {trained(job_config(2, 2, checkpoint__every_steps=n), tmp_path / str(n))["state_digest"] for n in (0, 1)}
-    assert len(digests) == 1
-    assert not (tmp_path / "0").exists()
+def test_writing_checkpoints_changes_nothing(tmp_path: Path, undisturbed: Run) -> None:
+    unwritten = trained(job_config(2, 2, checkpoint__every_steps=0), tmp_path / "none")
+    assert unwritten["state_digest"] == undisturbed(2, 2).summary["state_digest"]
+    assert not (tmp_path / "none").exists()
 
 
 @pytest.mark.parametrize(("then", "now"), [(2, 2), (2, 1), (1, 3)])
-def test_a_sync_job_goes_on_from_increments_and_writes_more(tmp_path: Path, then: int, now: int) -> None:
+def test_a_sync_job_goes_on_from_increments_and_writes_more(
+    tmp_path: Path, undisturbed: Run, then: int, now: int
+) -> None:
     every = {"checkpoint__full_every": 3}
-    whole = trained(job_config(then, 2, checkpoint__every_steps=0), tmp_path / "none")
+    whole = undisturbed(then, 2).summary
     trained(job_config(then, 2, **every), tmp_path / "run")
     found = Checkpoints(tmp_path / "run")
     assert [(step, len(found.load(step).chain)) for step, _ in found.complete()] == CHAINS
@@ -140,9 +168,9 @@ CHAINS = [(3, 1), (6, 2), (9, 3), (12, 1), (14, 2)]
 
 
 def test_an_increment_after_a_full_disk_is_on_the_last_complete_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, undisturbed: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    whole = trained(job_config(2, 2, checkpoint__every_steps=0), tmp_path / "whole")
+    whole = undisturbed(2, 2).summary
     write = snapshot_writer.write_snapshot
 
     def full(mark: Any, partial: Path, *, shard: int) -> Any:
@@ -181,7 +209,7 @@ def test_other_workers_see_each_sample_that_is_left_exactly_once(
 
 
 def test_a_checkpoint_that_cannot_be_written_is_told_and_training_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, undisturbed: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = snapshot_writer.write_snapshot
 
@@ -190,7 +218,7 @@ def test_a_checkpoint_that_cannot_be_written_is_told_and_training_goes_on(
             raise OSError(28, "No space left on device", str(partial / "rows"))
         return write(mark, partial, shard=shard)
 
-    whole = trained(job_config(2, 2, checkpoint__every_steps=9), tmp_path / "whole")
+    whole = undisturbed(2, 2).summary
     monkeypatch.setattr(snapshot_writer, "write_snapshot", full)
     checkpoints = Checkpoints(tmp_path / "full")
     job = LocalJob(job_config(2, 2, checkpoint__every_steps=5), drawn_data(), checkpoints=checkpoints)
@@ -202,7 +230,9 @@ def test_a_checkpoint_that_cannot_be_written_is_told_and_training_goes_on(
     assert not checkpoints.partial(10).exists()
 
 
-def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_goes_on_while_a_checkpoint_is_written(
+    tmp_path: Path, undisturbed: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write, later = snapshot_writer.write_snapshot, threading.Event()
 
     def held(mark: Any, partial: Path, *, shard: int) -> Any:
@@ -215,7 +245,7 @@ def test_training_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypa
             later.set()
         return False
 
-    whole = trained(job_config(2, 2, checkpoint__every_steps=14), tmp_path / "whole")
+    whole = undisturbed(2, 2).summary
     monkeypatch.setattr(snapshot_writer, "write_snapshot", held)
     job = LocalJob(job_config(2, 2), drawn_data(), checkpoints=Checkpoints(tmp_path))
     job.run(stop)
@@ -273,17 +303,16 @@ def test_a_mark_that_a_server_refuses_leaves_none_on_the_others(
     assert set(marked) == {False}
 
 
-def test_a_folder_with_later_checkpoints_of_another_run_is_refused(tmp_path: Path) -> None:
-    trained(job_config(1, 1), tmp_path)
+def test_a_folder_with_later_checkpoints_of_another_run_is_refused(undisturbed: Run) -> None:
+    found = undisturbed(1, 1).checkpoints
     with pytest.raises(ConfigError, match="holds step 26 of another run, and this one starts at step 0"):
-        trained(job_config(1, 1), tmp_path)
+        trained(job_config(1, 1), found.folder)
     with pytest.raises(ConfigError, match="and this one starts at step 3"):
-        trained(job_config(1, 1), tmp_path, Checkpoints(tmp_path).load(3))
+        trained(job_config(1, 1), found.folder, found.load(3))
 
 
-def test_other_data_or_another_seed_are_refused(tmp_path: Path) -> None:
-    trained(job_config(1, 1), tmp_path)
-    checkpoint = Checkpoints(tmp_path).load(26)
+def test_other_data_or_another_seed_are_refused(tmp_path: Path, undisturbed: Run) -> None:
+    checkpoint = undisturbed(1, 1).checkpoints.load(26)
     with pytest.raises(ConfigError, match=r"seed: 4; the checkpoint .* was taken with 3$"):
         trained(job_config(1, 1, seed=4), tmp_path, checkpoint)
     told = r"data: the training data are not those of .*step-00000026 \(99 samples now, 100 then\); put those back$"
@@ -295,11 +324,12 @@ def marked(fingerprint: str) -> Data:
     return replace(drawn_data(), fingerprint=fingerprint)
 
 
-@pytest.fixture
-def checkpoint(tmp_path: Path) -> Checkpoint:
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     """At step 9 of a job on data `aaaa-eeee`, 100 samples."""
-    LocalJob(job_config(1, 1), marked("aaaa-eeee"), Checkpoints(tmp_path / "before")).run()
-    return Checkpoints(tmp_path / "before").load(9)
+    checkpoints = Checkpoints(tmp_path_factory.mktemp("marked"))
+    LocalJob(job_config(1, 1), marked("aaaa-eeee"), checkpoints).run()
+    return checkpoints.load(9)
 
 
 def test_other_data_of_as_many_samples_are_refused_until_they_are_accepted(
@@ -336,9 +366,9 @@ def test_a_checkpoint_of_an_earlier_version_which_noted_no_fingerprint_is_gone_o
     LocalJob(job_config(1, 1), marked("bbbb-eeee"), resumed=replace(checkpoint, facts=facts))
 
 
-def test_a_run_does_not_resume_from_the_checkpoints_of_another_run(tmp_path: Path) -> None:
+def test_a_run_does_not_resume_from_the_checkpoints_of_another_run(tmp_path: Path, undisturbed: Run) -> None:
     config = job_config(1, 1, checkpoint__dir=tmp_path / "shared")
-    trained(config, tmp_path / "shared")
+    shutil.copytree(undisturbed(1, 1).checkpoints.folder, tmp_path / "shared")
     for name in ("first", "second"):
         RunFolder.create(tmp_path / name, config)
     Hold(tmp_path / "shared", owner_here("job", str(tmp_path / "second"))).release()
@@ -408,10 +438,10 @@ def test_a_job_of_which_every_process_was_killed_goes_on_to_the_same_model(
     assert [r for r in records(folder) if r["kind"] == "event" and "resumed at step" in str(r.get("text"))]
 
 
-def test_what_a_run_cannot_go_on_with_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_what_a_run_cannot_go_on_with_is_refused_in_one_line(tmp_path: Path, undisturbed: Run) -> None:
     run = tmp_path / "run"
     config = job_config(1, 1)
-    trained(config, run / "checkpoints")
+    shutil.copytree(undisturbed(1, 1).checkpoints.folder, run / "checkpoints")
     (run / "config.yaml").write_text(config.to_yaml())
     resumed = plan_resume(run, ["workers=3", "train.epochs=4", "checkpoint.keep=1"])
     assert (resumed.config.workers, resumed.checkpoint.step) == (3, 26)
