@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import ShardkeepError
@@ -30,6 +30,7 @@ class CoordinatorLine:
         self._endpoint: Endpoint | None = None
         self._reported: set[int] = set()
         self._settled: set[int] = set()
+        self._outlived: set[int] = set()
         self._stop_heard = threading.Event()
         self._closed = threading.Event()
 
@@ -52,6 +53,10 @@ class CoordinatorLine:
             lambda coordinator: self._report(coordinator, death, Deadline(0.0))
         ):
             self._reported.add(death.pid)
+
+    def outlived(self, deaths: Iterable[Death]) -> bool:
+        """Whether the coordinator has heard of these deaths and waits for replacements: it will not fail the job."""
+        return all(death.pid in self._outlived for death in deaths)
 
     def report_until_heard(self, death: Death) -> None:
         """Reports a member's death until the coordinator hears it, for `TELL_S` seconds. A coordinator that has not
@@ -122,7 +127,10 @@ class CoordinatorLine:
 
         while True:  # the coordinator may be on its way back itself
             try:
-                report_death(coordinator, role=death.role, index=death.index, pid=death.pid, reason=death.how())
+                reason = death.how()
+                state = report_death(coordinator, role=death.role, index=death.index, pid=death.pid, reason=reason)
+                if state.state in ("forming", "training", "recovering"):
+                    self._outlived.add(death.pid)
             except ShardkeepError as error:
                 if error.retryable and not deadline.over:
                     time.sleep(POLL_S)

@@ -37,8 +37,9 @@ class Ending:
         status = summary.get("status")
         if status == "completed":
             return summary
-        if self.given_up and status == "stopped":  # this summary tells that the launcher ended the coordinator
-            summary, status = {key: value for key, value in summary.items() if key != "message"}, None
+        if status == "stopped" and (self.given_up or self.out_of_grace):  # by the launcher, which knows why
+            summary = {key: value for key, value in summary.items() if key != "message"}
+            status = None if self.given_up else status
         if status == "stopped" or (status is None and interrupted):
             raise JobStopped(self._settled(summary, "stopped", self._stopped_text()))
         message = self._settled(summary, "failed", self._failed_text(deaths), cause=deaths[0] if deaths else None)

@@ -142,8 +142,8 @@ class Supervisor:
                 what = "stopping, with a checkpoint" if saves else "stopping in order"
                 self._screen.phase("stop", f"{what}; once more Ctrl-C ends it at once")
                 self._line.request_stop()
-            elif limit is None and (deaths := self._fatal()):
-                alone = any(death.role == "coordinator" for death in deaths)
+            elif not stopping and (deaths := self._fatal()) and (limit is None or self._line.outlived(deaths)):
+                alone = any(death.role == "coordinator" for death in deaths) or self._line.outlived(deaths)
                 limit = Deadline(0.0 if alone else VERDICT_S)
             time.sleep(POLL_S)
 

@@ -20,6 +20,7 @@ from shardkeep.base.errors import JobError, JobStopped, UserError
 from shardkeep.ps.control.endpoint import read_token
 from shardkeep.report import NO_SUMMARY
 from shardkeep.standing_files import NAMES
+from shardkeep.supervisor import VERDICT_S
 from tests.support.cluster import gone, kinds, listening_ports, records, stalled
 from tests.support.stand_ins import Jobs, StandIns, jobs_in
 from tests.support.strangers import GARBAGE
@@ -132,8 +133,8 @@ def test_without_restarts_a_member_that_hangs_is_named_when_its_lease_ends(jobs:
 
 
 def test_a_member_that_dies_again_and_again_before_its_step_ends_the_job(jobs: Jobs) -> None:
-    job = jobs.start({**ENDLESS, "worker 0": {"at": "formed", "do": -9, "times": 9}}, liveness={"restarts": 2})
-    with pytest.raises(JobError, match=r"^worker 0 \(pid \d+.*\) ended: killed by SIGKILL"):
+    job = jobs.start({"hold": 0, "worker 0": {"at": "formed", "do": -9, "times": 9}}, liveness={"restarts": 2})
+    with pytest.raises(JobError, match=r"^worker 0 \(pid \d+.*\) ended: killed by SIGKILL.* 3 times without"):
         job.end()
     assert job.screen.count("starting another") == 2
     assert len(recoveries(job)) == 2
@@ -160,9 +161,13 @@ def test_a_member_that_fails_by_itself_ends_the_job_at_once_with_its_words(
 
 
 def test_a_member_that_ends_without_a_word_to_the_coordinator_is_a_failure_not_a_stop(jobs: Jobs) -> None:
-    job = jobs.start({**ENDLESS, "worker 1": {"at": 3, "do": "crash"}})
+    job = jobs.start({**ENDLESS, "hold": 2, "worker 1": {"at": 3, "do": "crash"}})
+    job.training()
+    job.go()
+    began = time.monotonic()
     with pytest.raises(JobError, match=r"^worker 1 \(pid \d+\) ended: exit code 1: out of luck, last step") as caught:
         job.end()
+    assert time.monotonic() - began < VERDICT_S, "it waited for a verdict that cannot come"
     assert not isinstance(caught.value, JobStopped)
     assert (job.folder.summary() or {})["status"] == "failed"
 

@@ -78,12 +78,12 @@ def test_a_second_ctrl_c_ends_a_job_that_hangs_at_once(jobs: Jobs) -> None:
 def test_a_job_that_cannot_stop_in_its_grace_ends_anyway_and_says_so(
     jobs: Jobs, before: tuple[signal.Signals, ...]
 ) -> None:
-    job = jobs.start(ENDLESS, liveness={"lease_s": 60.0, "grace_s": 6.0}, checkpoint={"every_steps": 10})
+    job = jobs.start(ENDLESS, liveness={"lease_s": 60.0, "grace_s": 3.0}, checkpoint={"every_steps": 10})
     members = job.training()
     with stalled(members["worker 0"]):
         send(job, *before, signal.SIGTERM)
         text = stopped(job)
-    why = r"it did not end within 6 s of SIGTERM \(liveness.grace_s\); there is no checkpoint"
+    why = r"it did not end within 3 s of SIGTERM \(liveness.grace_s\); there is no checkpoint"
     assert re.fullmatch(rf"stopped at step \d+; {why}", text)
     assert not gone(members.values(), limit_s=0)
 
