@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from typing import get_args
 
 import numpy as np
 import pytest
 
 from shardkeep.base.errors import ConfigError
+from shardkeep.base.kernel_sources import with_imports
 from shardkeep.compression.config import CompressionConfig, PushConfig
 from shardkeep.compression.selectors import SELECTORS, Selector, SelectorName
 from shardkeep.ps.config import TableSpec
@@ -54,3 +58,20 @@ def test_one_line_adds_a_selector(monkeypatch: pytest.MonkeyPatch, pool_rows: in
     assert positions("last", pool_rows) == list(range(30, 40))
     assert positions("largest", pool_rows) == list(range(10))
     assert positions("random", pool_rows) not in (list(range(10)), list(range(30, 40)))
+
+
+LOADED = """
+import json, sys
+import numpy as np
+from shardkeep.base.kernel_sources import kernel_modules
+from shardkeep.compression.selectors import selector
+selector(sys.argv[1]).choose()(np.ones((40, 8), np.float32), 0.25, 7)
+print(json.dumps([name for name in kernel_modules() if name in sys.modules]))
+"""
+
+
+@pytest.mark.parametrize("name", SELECTORS)
+def test_a_selector_loads_the_kernels_that_the_registry_names_and_no_other(name: str) -> None:
+    command = [sys.executable, "-c", LOADED, name]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert sorted(json.loads(done.stdout)) == sorted(with_imports(SELECTORS[name].kernels))
