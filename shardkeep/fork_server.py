@@ -57,7 +57,7 @@ class ForkServer:
         """
         self._env, self._main = dict(env), main
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._errors = os.memfd_create("fork-server")  # needs no disk that has room
+        self._errors = os.fdopen(os.memfd_create("fork-server"), "w+b")  # needs no disk that has room
         self._loading, self._imports_due = 0, Deadline(READY_S)
         number = theirs.fileno()
         self._process = subprocess.Popen(
@@ -143,7 +143,7 @@ class ForkServer:
         self._control.close()
         self._process.kill()
         self._process.wait()
-        os.close(self._errors)
+        self._errors.close()
 
     def _reply(self, limit_s: float) -> dict[str, Any]:
         """The next reply. Raises TimeoutError, NoFork."""
@@ -163,7 +163,8 @@ class ForkServer:
         """Why there is no reply."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(1.0)
-            return Death("fork server", 0, self.pid, code, last_words(Path(f"/proc/self/fd/{self._errors}"))).text()
+            said = last_words(Path(f"/proc/self/fd/{self._errors.fileno()}"))
+            return Death("fork server", 0, self.pid, code, said).text()
         return f"the fork server hung up ({error})"
 
 
