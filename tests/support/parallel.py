@@ -43,6 +43,7 @@ def prepare(config: pytest.Config) -> None:
     config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
     os.environ[_VARIABLE] = str(Path(folder) / "groups.json")
     os.environ.setdefault("OMP_NUM_THREADS", "1")  # the workers share the cores
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # else each process that compiles starts others
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # hundreds of processes import the same files
 
 

@@ -363,12 +363,22 @@ def test_a_script_trains_modules_that_lie_beside_it_from_any_folder(tmp_path: Pa
     elsewhere.mkdir()
     _examples_in(beside)
     (beside / "script.py").write_text(SCRIPT % 1)  # no `if __name__ == "__main__"`: roles start by exec
-    assert _python(str(beside / "script.py"), cwd=elsewhere, inline=False) == "completed 8 True"
+    assert _python(str(beside / "script.py"), cwd=elsewhere) == "completed 8 True"
 
 
-def test_a_notebook_trains_modules_of_the_current_folder(tmp_path: Path) -> None:
+def test_a_notebook_trains_modules_of_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     _examples_in(tmp_path)
-    assert _python(SCRIPT % 0, cwd=tmp_path) == "completed 8 True"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)  # a notebook is no file
+    try:
+        exec(SCRIPT % 0, {})
+    finally:
+        for module in ("my_model", "my_source"):
+            sys.modules.pop(module, None)
+    printed = capsys.readouterr()
+    assert (printed.out.splitlines()[-1], printed.err) == ("completed 8 True", "")
 
 
 @pytest.mark.slow  # test_own_modules.py has roles that import such modules
@@ -391,9 +401,9 @@ def test_a_job_file_finds_the_modules_beside_it_though_the_data_lie_elsewhere(tm
         command.kill()
 
 
-def _python(code: str, *arguments: str, cwd: Path, inline: bool = True) -> str:
-    """Runs code of a user; what it printed last. Nothing may be printed to stderr."""
-    command = [sys.executable, *(("-c",) if inline else ()), code, *arguments]
+def _python(*arguments: str, cwd: Path) -> str:
+    """Runs a user's script; what it printed last. Nothing may be printed to stderr."""
+    command = [sys.executable, *arguments]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=100)
     assert done.returncode == 0 and not done.stderr, done.stdout + done.stderr
