@@ -22,7 +22,7 @@ import psutil
 import yaml
 
 from shardkeep.report import RunFolder
-from tests.support.forked import POSSIBLE, Forked
+from tests.support.forked import Forked, started
 
 LIMIT_S = 200.0
 STEP_TIMEOUT_S = 120.0  # other tests run beside: 30 s would end jobs that a busy machine only delays
@@ -57,8 +57,9 @@ class Command:
         self._prefix = f"{prefix[0]}: " if prefix else None
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
         self._process: Forked | subprocess.Popen[str]
-        if POSSIBLE and not (fresh or prefix or module != "shardkeep"):
-            self._process = Forked(arguments, cwd=cwd, env=environment)
+        if not (fresh or prefix or module != "shardkeep"):
+            self._process = started(arguments, cwd=cwd, env=environment)
+            assert self._process.stdin is not None
             self._process.stdin.close()
         else:
             self._process = subprocess.Popen(

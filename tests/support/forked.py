@@ -39,12 +39,13 @@ PRELOADED = [
     "tests.support.towers",
 ]
 """What one process imports for all commands and ranks of the session. No module that starts a thread."""
-POSSIBLE = sys.platform == "linux"
+_POSSIBLE = sys.platform == "linux"
+_SHARDKEEP = "shardkeep.cli:main"
 
 
 def fork_context() -> Any:
     """The multiprocessing context whose processes are forked from the preloaded one; elsewhere they are spawned."""
-    if not POSSIBLE:
+    if not _POSSIBLE:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
@@ -53,27 +54,46 @@ def fork_context() -> Any:
     return context
 
 
+def started(
+    arguments: Sequence[str],
+    *,
+    env: Mapping[str, str],
+    cwd: Path | None = None,
+    main: str = _SHARDKEEP,
+    stderr: IO[Any] | None = None,
+) -> Forked | subprocess.Popen[str]:
+    """A process that is forked where this is possible, with pipes of text.
+
+    Args:
+        arguments: What follows the program's name on its command line.
+        env: Its environment.
+        cwd: Its folder, None = that of this process.
+        main: `module:function`; `python -m module` runs the same.
+        stderr: A file; None = a pipe.
+    """
+    if _POSSIBLE:
+        return Forked(main, arguments, env=env, cwd=cwd, stderr=stderr)
+    module = main.partition(":")[0].removesuffix(".cli")
+    command = [sys.executable, "-m", module, *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(
+        command, stdin=pipe, stdout=pipe, stderr=stderr or pipe, text=True, cwd=cwd, env=env, start_new_session=True
+    )
+
+
 class Forked:
     """A process under way; the part of `subprocess.Popen` that its users need."""
 
     def __init__(
         self,
+        main: str,
         arguments: Sequence[str],
         *,
         env: Mapping[str, str],
-        cwd: Path | None = None,
-        main: str = "shardkeep.cli:main",
-        stderr: IO[Any] | None = None,
+        cwd: Path | None,
+        stderr: IO[Any] | None,
     ) -> None:
-        """Starts the process.
-
-        Args:
-            arguments: What follows the program's name on its command line.
-            env: Its environment.
-            cwd: Its folder, None = that of this process.
-            main: `module:function`.
-            stderr: A file; None = a pipe.
-        """
+        """Starts the process; as `started`."""
         context = fork_context()
         (their_in, end_in), (end_out, their_out), (end_err, their_err) = (context.Pipe(duplex=False) for _ in range(3))
         if stderr is not None:
@@ -115,7 +135,7 @@ class ForkedServer:
         if not self.pid:
             _redirect(os.open(os.devnull, os.O_RDONLY), stderr.fileno(), stderr.fileno())
             _close_all_but(*pass_fds)
-            _become("shardkeep.cli:main", command, command[3:], env)
+            _become(_SHARDKEEP, command, command[3:], env)
 
     def kill(self) -> None:
         if self._code is None:
@@ -153,7 +173,7 @@ def _fork_servers_from_here() -> None:
         return ForkedServer(command, stderr=stderr, env=env, pass_fds=pass_fds)
 
     names = {name: getattr(subprocess, name) for name in ("DEVNULL", "TimeoutExpired")}
-    fork_server.subprocess = SimpleNamespace(**names, Popen=start)  # type: ignore[assignment]
+    fork_server.subprocess = SimpleNamespace(**names, Popen=start)  # type: ignore[assignment, attr-defined]
 
 
 def _become(main: str, command: Sequence[str], arguments: Sequence[str], env: Mapping[str, str]) -> NoReturn:

@@ -1,6 +1,7 @@
-"""Which kernels fresh processes import and compile: `python -m tests.support.kernel_loads FOLDER CONFIGS ROLE...`.
+"""What fresh processes import and compile: `python -m tests.support.kernel_loads FOLDER CONFIGS ROLE...`.
 
-Each role's module and each job gets a process of its own, forked from this one, which has imported libraries only.
+Each role's module and each job gets a process of its own, forked from this one, which has imported libraries
+only: those of roles from one without `torch._dynamo`.
 """
 
 from __future__ import annotations
@@ -15,14 +16,25 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from shardkeep.base.kernel_sources import kernel_modules
+
 
 @dataclass(frozen=True)
 class Loads:
     """What one process did."""
 
-    imported: list[str]
-    """Modules of kernels."""
+    modules: list[str]
+    """All that are imported."""
     compiled_in_steps: list[str]
+
+    @property
+    def kernels(self) -> list[str]:
+        """Imported modules of kernels."""
+        return [name for name in kernel_modules() if name in self.modules]
+
+    def loaded(self, *suspects: str) -> list[str]:
+        """Which of the suspects are imported; one that ends in . stands for a package."""
+        return [m for m in self.modules for s in suspects if m == s or (s[-1] == "." and m.startswith(s))]
 
 
 def read(folder: Path, name: str, errors: str) -> Loads:
@@ -77,10 +89,7 @@ def in_fork(path: Path, act: Callable[[], list[str]]) -> None:
         return
     try:
         compiled = act()
-        from shardkeep.base.kernel_sources import kernel_modules
-
-        imported = [name for name in kernel_modules() if name in sys.modules]
-        path.write_text(json.dumps(asdict(Loads(imported, compiled))), encoding="utf-8")
+        path.write_text(json.dumps(asdict(Loads(list(sys.modules), compiled))), encoding="utf-8")
     except BaseException:
         traceback.print_exc()
     finally:
@@ -90,11 +99,12 @@ def in_fork(path: Path, act: Callable[[], list[str]]) -> None:
 
 def main() -> None:
     import numba  # noqa: F401
-    import torch._dynamo  # noqa: F401
+    import torch  # noqa: F401
 
     folder, jobs = Path(sys.argv[1]), json.loads(sys.argv[2])
     for role in sys.argv[3:]:
         in_fork(folder / f"{role}.json", lambda role=role: load_role(role))  # type: ignore[misc]
+    importlib.import_module("torch._dynamo")
     for name, text in jobs.items():
         (folder / name).mkdir()
         in_fork(folder / f"{name}.json", lambda text=text, name=name: run_job(text, folder / name))  # type: ignore[misc]

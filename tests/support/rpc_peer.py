@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import queue
-import subprocess
 import sys
 import tempfile
 import threading
@@ -17,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from tests.support.forked import POSSIBLE, Forked
+from tests.support.forked import started
 
 LIMIT_S = 120.0
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -30,20 +29,10 @@ class Peer:
         """`service` are the settings of its ShardService, `tables` and `consistency` as plain dicts."""
         settings = {"store_port": store_port, "index": index, "num_servers": num_servers, "service": service}
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed by `close`
-        arguments, env = [json.dumps(settings)], {**os.environ, "OMP_NUM_THREADS": "1"}
-        self._process: Forked | subprocess.Popen[str]
-        if POSSIBLE:
-            self._process = Forked(arguments, env=env, main=f"{__name__}:main", stderr=self._errors)
-        else:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", __name__, *arguments],
-                cwd=ROOT,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._errors,
-                text=True,
-                env=env,
-            )
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        self._process = started(
+            [json.dumps(settings)], env=environment, cwd=ROOT, main=f"{__name__}:main", stderr=self._errors
+        )
         self._answers: queue.Queue[str] = queue.Queue()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()

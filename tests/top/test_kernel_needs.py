@@ -1,4 +1,4 @@
-"""Which kernels a role imports: those that its config names, and no other."""
+"""What a role imports: the kernels that its config names, and no library that it does not need."""
 
 from __future__ import annotations
 
@@ -60,7 +60,21 @@ def loads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Loads]:
 def test_the_module_of_a_role_imports_the_kernels_that_every_such_role_needs(
     role: Role, loads: dict[str, Loads]
 ) -> None:
-    assert sorted(loads[role].imported) == sorted(needed_kernels(None, role))
+    assert sorted(loads[role].kernels) == sorted(needed_kernels(None, role))
+
+
+@pytest.mark.parametrize(
+    ("role", "suspects"),
+    [
+        ("server", ("torch._dynamo", "pyarrow", "shardkeep.workers.data.", "shardkeep.workers.models.")),
+        ("worker", ("pyarrow", "sklearn", "rich")),
+    ],
+)
+def test_the_module_of_a_role_imports_no_library_that_it_does_not_need(
+    role: Role, suspects: tuple[str, ...], loads: dict[str, Loads]
+) -> None:
+    assert f"shardkeep.{role}_role" in loads[role].modules
+    assert loads[role].loaded(*suspects) == []
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -68,7 +82,7 @@ def test_a_job_imports_the_kernels_that_its_config_names_and_compiles_none_in_a_
     name: str, loads: dict[str, Loads]
 ) -> None:
     assert not loads[name].compiled_in_steps
-    assert sorted(loads[name].imported) == sorted(needed_kernels(parse_config(job(CONFIGS[name])), *ROLES))
+    assert sorted(loads[name].kernels) == sorted(needed_kernels(parse_config(job(CONFIGS[name])), *ROLES))
 
 
 def test_a_plain_job_needs_no_kernels_of_compression_but_varints() -> None:

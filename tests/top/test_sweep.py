@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from shardkeep.cli import app
 from shardkeep.sweep import sweep
 from shardkeep.sweep_plan import load_sweep
 from shardkeep.sweep_results import Results, read_summary
+from tests.support.forked import started
 from tests.support.sweep_runs import write_run, write_sweep
 
 TRAIN = (sys.executable, "-m", "tests.support.sweep_runs")
@@ -218,8 +220,8 @@ JOB: dict[str, Any] = {
 def test_a_job_whose_sweep_is_gone_stops(tmp_path: Path, servers: int) -> None:
     data = {"synthetic": {**JOB["data"]["synthetic"], "train_samples": 10**8}}
     (tmp_path / "job.yaml").write_text(json.dumps({**JOB, "servers": servers, "data": data}))
-    command = [sys.executable, "-m", "shardkeep", "train", str(tmp_path / "job.yaml"), "--parent-pipe"]
-    job = subprocess.Popen([*command, "--run-dir", str(tmp_path / "run")], cwd=ROOT, stdin=subprocess.PIPE)
+    command = ["train", str(tmp_path / "job.yaml"), "--parent-pipe", "--run-dir", str(tmp_path / "run")]
+    job = started(command, env=os.environ, cwd=ROOT)
     try:
         wait_for(tmp_path / "run" / "metrics.jsonl")
         assert job.stdin is not None
@@ -227,6 +229,9 @@ def test_a_job_whose_sweep_is_gone_stops(tmp_path: Path, servers: int) -> None:
         assert job.wait(60) == 1
     finally:
         job.kill()
+        job.wait()
+        for stream in (job.stdout, job.stderr):
+            stream.close()
     assert (read_summary(tmp_path / "run") or {})["status"] == "stopped"
 
 
