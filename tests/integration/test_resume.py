@@ -73,12 +73,12 @@ Run = Callable[..., Undisturbed]
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
-    """Runs a sync job of so many servers and workers, once for all tests."""
+    """Runs the job of a config, given as for `job_config`, once for all tests."""
 
     @functools.cache
-    def run(servers: int, workers: int, tower: str = "adam") -> Undisturbed:
+    def run(servers: int, workers: int, **more: Any) -> Undisturbed:
         folder = tmp_path_factory.mktemp("undisturbed")
-        return Undisturbed(trained(job_config(servers, workers, tower=tower), folder), Checkpoints(folder))
+        return Undisturbed(trained(job_config(servers, workers, **more), folder), Checkpoints(folder))
 
     return run
 
@@ -88,7 +88,7 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Run:
 def test_a_sync_job_ends_with_the_model_of_an_undisturbed_one(
     tmp_path: Path, undisturbed: Run, tower: str, then: int, now: int
 ) -> None:
-    before = undisturbed(then, 2, tower)
+    before = undisturbed(then, 2, tower=tower)
     whole = before.summary
     assert [step for step, _ in before.checkpoints.complete()] == [3, 6, 9, 12, 14]
     for step in (3, 9):
@@ -109,8 +109,9 @@ def test_a_compressed_sync_job_goes_on_with_what_it_had_not_sent(
     tmp_path: Path, undisturbed: Run, then: int, now: int, tower: str
 ) -> None:
     how = {"compression": COMPRESSED % tower}
-    whole = trained(job_config(then, 2, **how), tmp_path)
-    rest = trained(job_config(now, 2, **how), tmp_path / "again", Checkpoints(tmp_path).load(9))
+    before = undisturbed(then, 2, **how)
+    whole = before.summary
+    rest = trained(job_config(now, 2, **how), tmp_path, before.checkpoints.load(9))
     assert rest["state_digest"] == whole["state_digest"]
     assert rest["held_back"] == pytest.approx(whole["held_back"])
     assert rest["tower"]["unsent_norm"] == pytest.approx(whole["tower"]["unsent_norm"])
@@ -122,10 +123,9 @@ def test_a_compressed_sync_job_goes_on_with_what_it_had_not_sent(
 
 
 @pytest.mark.parametrize("workers", [1, 3])
-def test_what_ranks_had_not_sent_is_shared_out_among_other_ranks(tmp_path: Path, workers: int) -> None:
+def test_what_ranks_had_not_sent_is_shared_out_among_other_ranks(undisturbed: Run, workers: int) -> None:
     how = {"compression": COMPRESSED % "topk"}
-    trained(job_config(1, 2, **how), tmp_path)
-    found = Checkpoints(tmp_path).load(9)
+    found = undisturbed(1, 2, **how).checkpoints.load(9)
     owed = [LocalJob(job_config(1, n, **how), drawn_data(), resumed=found).workers for n in (2, workers)]
     for sizes in ([w.client.memory.state() for w in job] for job in owed):
         assert sum(len(state["4/ids"]) for state in sizes) > 0
@@ -191,9 +191,9 @@ def test_an_increment_after_a_full_disk_is_on_the_last_complete_checkpoint(
 @pytest.mark.parametrize("mode", ["sync", "bounded", "async"])
 @pytest.mark.parametrize("workers", [1, 3])
 def test_other_workers_see_each_sample_that_is_left_exactly_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: str, workers: int
+    tmp_path: Path, undisturbed: Run, monkeypatch: pytest.MonkeyPatch, mode: str, workers: int
 ) -> None:
-    trained(job_config(2, 2, mode=mode), tmp_path)
+    before = undisturbed(2, 2, mode=mode)
     drawn: list[int] = []
     gather = ArrayDataset.gather
 
@@ -202,7 +202,7 @@ def test_other_workers_see_each_sample_that_is_left_exactly_once(
         return gather(self, rows_B)
 
     monkeypatch.setattr(ArrayDataset, "gather", noted)
-    summary = trained(job_config(1, workers, mode=mode), tmp_path / "again", Checkpoints(tmp_path).load(9))
+    summary = trained(job_config(1, workers, mode=mode), tmp_path, before.checkpoints.load(9))
     assert summary["samples"] == 200
     assert len(drawn) == 200 - 9 * 16 + 12  # 16 samples a step; the first epoch's last step has 4
     assert np.bincount(drawn, minlength=100).max() == 1
