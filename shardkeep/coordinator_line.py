@@ -31,6 +31,7 @@ class CoordinatorLine:
         self._reported: set[int] = set()
         self._settled: set[int] = set()
         self._outlived: set[int] = set()
+        self._heard: set[int] = set()
         self._stop_heard = threading.Event()
         self._closed = threading.Event()
 
@@ -42,6 +43,11 @@ class CoordinatorLine:
     def close(self) -> None:
         """Ends the threads at their next look."""
         self._closed.set()
+
+    def find(self) -> bool:
+        """Whether it is known where the coordinator listens. The run folder says so until the job is over; the line
+        remembers it, for deaths after that."""
+        return self._known_endpoint() is not None
 
     def settled(self, pid: int) -> bool:
         """Whether the coordinator has heard of a death that `report_until_heard` reports, or its time has run out."""
@@ -58,14 +64,20 @@ class CoordinatorLine:
         """Whether the coordinator has heard of these deaths and waits for replacements: it will not fail the job."""
         return all(death.pid in self._outlived for death in deaths)
 
+    def heard(self, death: Death) -> bool:
+        """Whether the coordinator has heard of this death: its verdict takes it into account."""
+        return death.pid in self._heard
+
     def report_until_heard(self, death: Death) -> None:
         """Reports a member's death until the coordinator hears it, for `TELL_S` seconds. A coordinator that has not
         listened yet knows no member and hears nothing."""
         self._reported.add(death.pid)
 
         def insist(coordinator: Endpoint) -> None:
-            self._report(coordinator, death, Deadline(TELL_S))
-            self._settled.add(death.pid)
+            try:
+                self._report(coordinator, death, Deadline(TELL_S))
+            finally:
+                self._settled.add(death.pid)
 
         if not self._ask(insist):
             self._settled.add(death.pid)
@@ -80,11 +92,11 @@ class CoordinatorLine:
 
     def _watch(self, coordinator: Callable[[], Child | None], lease_s: float) -> None:
         heard = time.monotonic()
-        answered = 0  # the coordinator that has, by pid
+        watched = answered = 0  # the coordinator that runs, and the last that has answered, by pid
         while not self._closed.wait(lease_s / 4):
             endpoint, now = self._known_endpoint(), coordinator()
-            if endpoint is None or now is None:
-                heard = time.monotonic()
+            if endpoint is None or now is None or now.pid != watched:  # nobody, or another one, which just started
+                heard, watched = time.monotonic(), 0 if now is None else now.pid
             elif _answers(endpoint, timeout_s=lease_s / 2):
                 heard, answered = time.monotonic(), now.pid
             else:
@@ -129,6 +141,7 @@ class CoordinatorLine:
             try:
                 reason = death.how()
                 state = report_death(coordinator, role=death.role, index=death.index, pid=death.pid, reason=reason)
+                self._heard.add(death.pid)
                 if state.state in ("forming", "training", "recovering"):
                     self._outlived.add(death.pid)
             except ShardkeepError as error:

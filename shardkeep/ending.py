@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from shardkeep.base.errors import JobError, JobStopped, UserError
@@ -26,12 +26,13 @@ class Ending:
         self.no_take_over = ""
         """Why no coordinator could take over."""
 
-    def conclude(self, deaths: Sequence[Death], *, interrupted: bool) -> dict[str, Any]:
+    def conclude(self, deaths: Sequence[Death], *, interrupted: bool, heard: Callable[[Death], bool]) -> dict[str, Any]:
         """The summary of a completed job; raises for any other, and keeps summary.json in agreement.
 
         Args:
             deaths: Of roles that ended badly, the likely cause first.
             interrupted: Whether Ctrl-C or SIGTERM came.
+            heard: Whether the coordinator knew of a death when it said how the job ended.
         """
         summary = self._folder.summary() or {}
         status = summary.get("status")
@@ -42,15 +43,16 @@ class Ending:
             status = None if self.given_up else status
         if status == "stopped" or (status is None and interrupted):
             raise JobStopped(self._settled(summary, "stopped", self._stopped_text()))
-        message = self._settled(summary, "failed", self._failed_text(deaths), cause=deaths[0] if deaths else None)
+        cause = next((death for death in deaths if death.by_signal and not heard(death)), None)
+        message = self._settled(summary, "failed", self._failed_text(deaths), cause=cause)
         if any(death.code == UserError.exit_code for death in deaths):
             raise UserError(message)
         raise JobError(f"{message}; logs: {self._folder.logs}")
 
     def _settled(self, summary: Mapping[str, Any], status: str, text: str, *, cause: Death | None = None) -> str:
-        """The coordinator's message, unless it has none or names a survivor where a process was killed."""
+        """The coordinator's message, unless it has none or names a survivor of a `cause` that it did not know."""
         message = str(summary.get("message") or "")
-        if message and (cause is None or not cause.by_signal or f"(pid {cause.pid} " in message):
+        if message and (cause is None or f"(pid {cause.pid} " in message):
             return message
         try:
             self._folder.finished(status, text, summary or {"steps": self.step or 0})

@@ -78,7 +78,7 @@ class Supervisor:
             end_all(self._children, grace_s=TERMINATE_S)
             self._folder.forget_token()
             self._folder.forget_recovery()
-        summary = self._ending.conclude(deaths, interrupted=bool(self._interrupts.count))
+        summary = self._ending.conclude(deaths, interrupted=bool(self._interrupts.count), heard=self._line.heard)
         if (asked := scale.taken(self._folder.path)) is not None:
             self._screen.phase("scale", f"not with {', '.join(asked)}: all steps were trained by then")
         return summary
@@ -99,7 +99,9 @@ class Supervisor:
             self._replace_dead()
             if not self._alive:
                 return
+            self._line.find()
             time.sleep(POLL_S)
+        self._line.find()
         if self._folder.member_list():
             members = f"{_plural(self._config.servers, 'server')}, {_plural(self._config.workers, 'worker')}"
             self._screen.phase("start", f"coordinator, {members}; formed in {time.monotonic() - began:.1f} s")

@@ -5,14 +5,16 @@ the run folder has its plan: {"ROLE INDEX": {"at": STEP, "do": DEED, "times": N}
 "hold": STEP}. Workers hold before that step until the file `go` is in the run folder. As in a real job, no worker
 leaves before all workers of its generation have trained the last step and the coordinator has the summary.
 
-STEP is a number, `start`, `formed`, `gathered` (all workers have trained the last step) or `reported` (the coordinator
-has the summary). A deed is an error's exit code, minus a signal's number, `crash` (exit code 1 without a word to the
-coordinator) or `wait`: for ever, and after the last step for the stop. The coordinator is the real one, with a store
-that nobody meets in. {"coordinator 0": {"after": "ROLE INDEX", "times": N}} lets it start after deeds of another role.
+STEP is a number, `start`, `formed`, `gathered` (all workers have trained the last step), `reported` (the coordinator
+has the summary) or `failed`. A deed is an error's exit code, minus a signal's number, `crash` (exit code 1 without a
+word to the coordinator) or `wait`: for ever, and after the last step for the stop. The coordinator is the real one,
+with a store that nobody meets in. {"coordinator 0": {"after": "ROLE INDEX", "times": N}} lets it start after deeds of
+another role.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -20,7 +22,7 @@ import sys
 import threading
 import time
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +111,7 @@ class StandIn:
     def live(self) -> None:
         self._act("start")
         control = ControlClient(endpoint_of(str(self._run), launched=True), role=self._role, index=self._index)
-        with Membership(control, self._departure):
+        with Membership(control, self._departure), self._failing():
             formation: Formation | None = control.join(self._tables)
             while formation is not None and not self._serves(control, formation):
                 self._departure.check()
@@ -118,6 +120,15 @@ class StandIn:
                 formation = control.join_again(self._tables, formation, span=held, why="a peer was lost")
         if control.state.state != "completed" and (error := control.state.error()) is not None:
             raise error
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        """Does what the plan has for an error: a real role may abort in native code once its peers are gone."""
+        try:
+            yield
+        except ShardkeepError:
+            self._act("failed")
+            raise
 
     @property
     def _tables(self) -> tuple[TableSpec, ...] | None:

@@ -160,6 +160,15 @@ def test_a_member_that_fails_by_itself_ends_the_job_at_once_with_its_words(
     assert (job.folder.summary() or {})["status"] == "failed"
 
 
+@pytest.mark.parametrize("restarts", [0, 3])
+def test_a_member_that_aborts_after_anothers_failure_is_not_the_cause(jobs: Jobs, restarts: int) -> None:
+    plan = {**ENDLESS, "worker 1": {"at": 3, "do": 1}, "worker 0": {"at": "failed", "do": -signal.SIGABRT}}
+    job = jobs.start(plan, liveness={"restarts": restarts})
+    with pytest.raises(JobError, match=r"^worker 1 .*: no such column"):
+        job.end()
+    assert "no such column" in (job.folder.summary() or {})["message"]
+
+
 def test_a_member_that_ends_without_a_word_to_the_coordinator_is_a_failure_not_a_stop(jobs: Jobs) -> None:
     job = jobs.start({**ENDLESS, "hold": 2, "worker 1": {"at": 3, "do": "crash"}})
     job.training()
