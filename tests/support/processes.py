@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import queue
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch.distributed as dist
 
+from shardkeep.base.deadlines import Deadline
 from tests.support.forked import fork_context
 
 
@@ -22,7 +24,7 @@ def in_processes(target: Callable[..., None], world_size: int, *, limit_s: float
     for member in members:
         member.start()
     try:
-        found = [results.get(timeout=limit_s) for _ in members]
+        found = _found(members, results, Deadline(limit_s))
         assert not [f["failed"] for f in found if "failed" in f], "\n".join(f.get("failed", "") for f in found)
         yield sorted(found, key=lambda f: f["rank"])
         for member in members:
@@ -31,3 +33,16 @@ def in_processes(target: Callable[..., None], world_size: int, *, limit_s: float
         for member in members:
             member.kill()
             member.join()
+
+
+def _found(members: Sequence[Any], results: Any, deadline: Deadline) -> list[dict[Any, Any]]:
+    """One entry of each process; fails at once when one ended without its own."""
+    found: list[dict[Any, Any]] = []
+    while len(found) < len(members):
+        ended = [(rank, member.exitcode) for rank, member in enumerate(members) if member.exitcode]
+        try:
+            found.append(results.get(timeout=0.5))
+        except queue.Empty:
+            assert not ended, f"ended without a result (rank, exit code): {ended}; there are {len(found)} results"
+            deadline.check(f"the results of {len(members)} processes; there are {len(found)}")
+    return found

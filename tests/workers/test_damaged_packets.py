@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import signal
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -166,3 +168,18 @@ def test_the_sender_hears_at_once_that_the_other_left(processes, case):
 @pytest.mark.parametrize("case", CASES)
 def test_both_go_on_in_another_generation(processes, case):
     assert processes[0][case][1] == processes[1][case][1]
+
+
+def dying(rank: int, _port: int, results: Any) -> None:
+    if rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    results.put({"rank": rank})
+
+
+@pytest.mark.processes
+def test_a_process_that_dies_without_its_results_fails_the_tests_that_read_them_at_once() -> None:
+    began = time.monotonic()
+    line = r"ended without a result \(rank, exit code\): \[\(1, -9\)\]"
+    with pytest.raises(AssertionError, match=line), in_processes(dying, WORLD, limit_s=150):
+        pass
+    assert time.monotonic() - began < 75
