@@ -43,7 +43,7 @@ def pytest_collection(session: pytest.Session) -> None:
     if "PYTEST_XDIST_WORKER" in os.environ:
         from tests.support import parallel
 
-        parallel.import_backwards(session.config)
+        parallel.begin_collection(session.config)
 
 
 @pytest.hookimpl(trylast=True)
