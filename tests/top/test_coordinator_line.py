@@ -1,0 +1,76 @@
+"""What the launcher reports to a coordinator that is on its way back, or that has said how the job ended."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardkeep.children import Death
+from shardkeep.config import JobConfig
+from shardkeep.coordinator_line import CoordinatorLine
+from shardkeep.ps.control.server import ControlServer
+from shardkeep.report import RunFolder
+from shardkeep.tokens import keep_token
+from tests.support.cluster import within
+from tests.support.recovering import Recovering
+
+KILLED = Death("worker", 1, 100, -signal.SIGKILL, "")
+LIMIT_S = 20.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "run", JobConfig())
+
+
+@pytest.fixture
+def job() -> Recovering:
+    job = Recovering()
+    job.form()
+    return job
+
+
+@contextlib.contextmanager
+def line_to(folder: RunFolder, address: str) -> Iterator[CoordinatorLine]:
+    folder.coordinator(address, pid=1)
+    with contextlib.closing(CoordinatorLine(folder)) as line:
+        yield line
+
+
+def test_a_death_is_reported_again_until_a_coordinator_on_its_way_back_hears_it(
+    folder: RunFolder, job: Recovering
+) -> None:
+    token = keep_token(folder.path)
+    with socket.create_server(("127.0.0.1", 0)) as nobody:
+        nobody.settimeout(LIMIT_S)
+        address = f"127.0.0.1:{nobody.getsockname()[1]}"
+        with line_to(folder, address) as line:
+            line.report_until_heard(KILLED)
+            for _ in range(2):  # each report is hung up on
+                nobody.accept()[0].close()
+            assert not line.settled(KILLED.pid)
+            nobody.close()
+            with ControlServer(job.coordinator, address, token=token):
+                within(LIMIT_S, lambda: line.settled(KILLED.pid), "not heard", lambda: True)
+    assert line.heard(KILLED) and line.outlived([KILLED])
+    assert "killed by SIGKILL" in job.state.message
+
+
+def test_a_death_after_the_verdict_reaches_the_coordinator_that_was_found_before(
+    folder: RunFolder, job: Recovering
+) -> None:
+    with (
+        ControlServer(job.coordinator, token=keep_token(folder.path)) as server,
+        line_to(folder, server.address) as line,
+    ):
+        assert line.find()
+        job.leave("worker", 0, 1, "no such column")
+        folder.finished("failed", job.state.message, {})
+        line.report(KILLED)
+        within(LIMIT_S, lambda: line.heard(KILLED), "not heard", lambda: True)
+    assert "no such column" in job.state.message and not line.outlived([KILLED])
