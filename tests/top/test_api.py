@@ -317,7 +317,7 @@ def test_trainers_connect_by_hand_to_servers_started_by_hand(
         coordinator.line("{")
         roles.append(Command("server", "--coordinator", str(run), "--index", "0", "--run-dir", str(tmp_path)))
         with ThreadPoolExecutor(1) as pool:
-            other = pool.submit(_python, TRAINER, str(run), "1", cwd=tmp_path)
+            other = pool.submit(_python, "-c", TRAINER, str(run), "1", cwd=tmp_path)
             exec(TRAINER, {})
         assert [role.end().code for role in roles] == [0, 0]
     finally:
