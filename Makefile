@@ -3,7 +3,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11 pytho
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-PARALLEL := -n 2
+PARALLEL := -n 3 # on two cores: tests with processes often wait
 PYTEST ?= # more options of pytest
 BUDGET ?= # CI sets it to scripts/cpu-budget, which limits the CPU seconds of the default tests
 

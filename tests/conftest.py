@@ -65,7 +65,7 @@ def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def golden(tmp_path_factory: pytest.TempPathFactory) -> Golden:
-    """A completed job of real processes, for reading. Its tests are marked `processes`: then it runs once."""
+    """A completed job of real processes, for reading. It runs once: its tests share a worker."""
     from tests.support.golden import run_golden  # here, for the controller of `-n`: it imports no torch
 
     return run_golden(tmp_path_factory.mktemp("golden"))

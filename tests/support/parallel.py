@@ -21,6 +21,7 @@ from xdist.scheduler import LoadScopeScheduling
 from shardkeep.base.files import atomic_write
 
 PROCESSES = "processes"
+GOLDEN = "golden"
 _VARIABLE = "SHARDKEEP_TEST_GROUPS"
 
 
@@ -77,16 +78,16 @@ def arrange(items: list[pytest.Item]) -> None:
 
 
 def group_of(item: pytest.Item) -> str:
-    """Tests that start processes share a group, and so do the tests of one file: they share fixtures.
+    """The tests of one file share a group, because they share fixtures. All tests that read the golden job share one.
 
-    A chaos test shares only the golden job, so any worker takes it, unless a marker names its group.
+    Any worker takes a chaos test, unless a marker names its group.
     """
     named = item.get_closest_marker("xdist_group")
     if named:
         return str(named.args[0])
     if item.get_closest_marker("chaos"):
         return item.nodeid
-    return PROCESSES if item.get_closest_marker(PROCESSES) else item.nodeid.split("::")[0]
+    return GOLDEN if GOLDEN in getattr(item, "fixturenames", ()) else item.nodeid.split("::")[0]
 
 
 def _turn(item: pytest.Item) -> tuple[int, float]:
