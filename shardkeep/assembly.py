@@ -40,6 +40,8 @@ from shardkeep.workers.tower import Tower
 from shardkeep.workers.trainer import Progress, Trainer
 
 COMPILE_ALLOWANCE_S = 600.0
+"""Seconds more that a pull or push may take while a peer compiles its tower. Sums between workers need none: nobody
+compiles during one."""
 SPARE_STEPS = 3
 """Steps kept beyond the window of unacknowledged pushes: the running one, the next one, and one more for a rank that is
 a step ahead."""
@@ -59,13 +61,6 @@ def table_specs(config: JobConfig, schema: Schema) -> list[TableSpec]:
 def kept_steps(config: JobConfig) -> int:
     """How many steps back a worker can go when a generation is lost."""
     return config.consistency.window + SPARE_STEPS
-
-
-def compile_allowance_s(config: JobConfig) -> float:
-    """Seconds more that a pull or push may take while a peer may be compiling its tower. Sums between workers need
-    none: nobody compiles during one."""
-    may_compile = (config.tower.compile != "off" and config.consistency.mode != "sync") or config.tower.compile == "on"
-    return COMPILE_ALLOWANCE_S if may_compile else 0.0
 
 
 @dataclass(frozen=True)
@@ -202,7 +197,7 @@ def build_worker(
         tower = before.tower
     else:  # a newcomer alone at first: the others build no tower now
         alone = Solo() if again is not None else collective
-        tower = _build_tower(config, schema, embeddings, alone, slices, device)
+        tower = _build_tower(config, schema, embeddings, alone, device)
     if again is not None:
         _go_on(tower, collective, rewind, again)
     elif resumed is not None:
@@ -263,7 +258,7 @@ def build_worker(
         evaluate=config.eval,
         window=config.consistency.window,
         telemetry=telemetry,
-        compile_allowance_s=compile_allowance_s(config),
+        compile_allowance_s=COMPILE_ALLOWANCE_S if tower.compiles else 0.0,
         again=again is not None,
         before=None if before is None else before.trainer,
     )
@@ -308,7 +303,6 @@ def _build_tower(
     schema: Schema,
     embeddings: Embeddings,
     collective: Collective,
-    slices: StepSlices,
     device: torch.device,
 ) -> Tower:
     with _SEEDING, torch.random.fork_rng(devices=[]):
@@ -328,7 +322,6 @@ def _build_tower(
         device=device,
         sync=config.consistency.mode == "sync",
         clip_norm=config.train.clip_norm,
-        total_steps=min(slices.num_steps, config.train.max_steps or slices.num_steps),
         batch_size=config.train.batch_size,
         seed=config.seed,
     )

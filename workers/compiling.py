@@ -1,35 +1,33 @@
-"""torch.compile for the tower: when it may run, what it compiles, and whether it is kept.
+"""torch.compile for the tower. `auto` is a rule by device: on CPUs compiling gains too little (docs/log.md).
 
-Only batches of the full size are compiled; a ragged last batch runs eager, so nothing is ever recompiled.
+Ranks compile outside the reduction, wait for each other and agree. Only batches of the full size are compiled; a ragged
+last batch runs eager, so nothing is ever recompiled.
 """
 
-# B = batch, I = dense columns, T = outputs
+# B = batch, I = dense columns, T = outputs, W = ranks
 
 from __future__ import annotations
 
 import importlib.util
 import os
 import shutil
-import statistics
 import sys
 import sysconfig
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
+from shardkeep.base.errors import JobError, UserError
+from shardkeep.workers.collective import Collective
+from shardkeep.workers.config import TowerConfig
+
 COMPILE_TIMEOUT_S = 900.0
 """How long ranks wait for each other's compilation."""
-ASSUMED_COMPILE_S = 60.0
-"""What one compilation is taken to cost before it was tried."""
-ASSUMED_GAIN = {"cpu": 0.1, "cuda": 0.4}
-"""Share of the step that compiling may save at best; the CPU's measured 0-5 %."""
-WARM_UP, MEASURED = 3, 10
-"""Steps left out before each measurement, and steps measured."""
 
 
 def why_no_compiler(device: torch.device) -> str | None:
@@ -55,13 +53,10 @@ class Switch(nn.Module):
         self._compiled: Callable[..., torch.Tensor] | None = None
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        run = self._compiled if self.takes_compiled(len(dense_BI)) else self.model
+        run = self._compiled if self.enabled and len(dense_BI) == self.batch_size else self.model
         assert run is not None
         logits_BT: torch.Tensor = run(dense_BI, embeddings)
         return logits_BT
-
-    def takes_compiled(self, num_samples: int) -> bool:
-        return self.enabled and num_samples == self.batch_size
 
     def compile_for(
         self, dims: dict[str, int], num_dense: int, *, mode: str, context: Callable[[], AbstractContextManager[Any]]
@@ -70,9 +65,6 @@ class Switch(nn.Module):
 
         Runs on zeros: no gradient is left in the parameters, buffers and random numbers stay as they were.
         """
-        if self._compiled is not None:  # in an earlier generation of the job
-            self.enabled = True
-            return None
         # DDP wraps this module, and towers are smaller than a bucket: dynamo need not split graphs at buckets.
         import torch._dynamo
         import torch._inductor.config
@@ -93,7 +85,6 @@ class Switch(nn.Module):
             self._compiled = None
             lines = str(error).strip().splitlines()
             return f"{type(error).__name__}: {lines[0] if lines else 'no text'}"
-        self.enabled = True
         return None
 
     def _dry_run(self, dims: dict[str, int], num_dense: int) -> None:
@@ -115,48 +106,76 @@ class Switch(nn.Module):
                 buffer.copy_(before)
 
 
-@dataclass
-class Trial:
-    """Rank 0's measurements for compile: auto. Counts steps; the tower acts on `due`."""
-
-    phase: str = "eager"
-    """eager, then compiled, then over."""
-    steps: int = 0
-    seconds: list[float] = field(default_factory=list)
-    eager_s: float = 0.0
-
-    @property
-    def measuring(self) -> bool:
-        return self.phase != "over" and self.steps >= WARM_UP
-
-    def step_done(self) -> bool:
-        """Counts a step; true when the phase has its measurements."""
-        self.steps += 1
-        return self.phase != "over" and self.steps == WARM_UP + MEASURED
-
-    def next(self, phase: str) -> float:
-        """Ends the phase and returns the median seconds of its full batches (infinite without any)."""
-        median_s = statistics.median(self.seconds) if self.seconds else float("inf")
-        self.phase, self.steps, self.seconds = phase, 0, []
-        return median_s
+def choose(config: TowerConfig, device: torch.device, *, sync: bool) -> tuple[bool, str]:
+    """Whether the tower is to run compiled, with the reason. Raises UserError: `compile: on` where it cannot."""
+    if config.compile == "on" and (lacking := why_no_compiler(device)):
+        raise UserError(f"tower.compile: on is not possible here: {lacking}; allowed: auto or off")
+    if config.compile != "auto":
+        return config.compile == "on", f"{config.compile}: as configured"
+    if device.type == "cpu":
+        return False, "off: auto compiles on GPUs only"
+    if sync:
+        return False, "off: torch.compile may select GPU kernels by time, and nothing in sync may depend on time"
+    return True, "on: the tower is on a GPU"
 
 
-def worth_compiling(eager_s: float, steps_left: int | None, device: torch.device) -> tuple[bool, str]:
-    """Whether the job is long enough to repay a compilation, with the reason; steps_left None = unknown, so yes."""
-    if eager_s == float("inf"):
-        return False, "off: no batch of the full size to compile for"
-    if steps_left is None:
-        return True, "trying"
-    gain_s = steps_left * eager_s * ASSUMED_GAIN[device.type]
-    if gain_s < ASSUMED_COMPILE_S:
-        return False, (
-            f"off: {steps_left} steps of {eager_s * 1e3:.1f} ms can save {gain_s:.0f} s at best, "
-            f"compiling costs about {ASSUMED_COMPILE_S:.0f} s"
-        )
-    return True, "trying"
+class Compilation:
+    """Turns `switch` on where the job runs compiled. Every rank makes the same calls.
 
+    Args:
+        context: what the model is compiled in (autocast).
+        say: receives one line: whether the tower runs compiled, and why.
 
-def faster_of(eager_s: float, compiled_s: float) -> tuple[bool, str]:
-    """Whether compiled is kept, with the reason."""
-    figures = f"{compiled_s * 1e3:.2f} ms compiled, {eager_s * 1e3:.2f} ms eager"
-    return (True, f"on: {figures}") if compiled_s < eager_s else (False, f"off: {figures}")
+    Attributes:
+        due: whether `run` must come before the next batch; in each generation once.
+        compile_s: seconds that this rank has spent compiling.
+
+    Raises:
+        UserError: `compile: on` where torch.compile cannot run.
+    """
+
+    def __init__(
+        self,
+        switch: Switch,
+        config: TowerConfig,
+        device: torch.device,
+        *,
+        sync: bool,
+        context: Callable[[], AbstractContextManager[Any]],
+        say: Callable[[str], None],
+    ) -> None:
+        self.switch = switch
+        self.compile_s = 0.0
+        self._config = config
+        self._device = device
+        self._context = context
+        self._say = say
+        self._tried = False
+        self._problem: str | None = None
+        self._wanted, reason = choose(config, device, sync=sync)
+        self.due = self._wanted
+        say(reason)
+
+    def regroup(self) -> None:
+        """Other ranks may have joined: all meet again before the next batch, and only new ranks compile."""
+        self.due, self.switch.enabled = self._wanted, False
+
+    def run(self, collective: Collective, num_dense: int, dims: dict[str, int]) -> None:
+        """Compiles once in the process's life, and agrees with the other ranks. Raises JobError where `on` failed."""
+        self.due = False
+        if not self._tried:
+            started = time.perf_counter()
+            self._problem = why_no_compiler(self._device) or self.switch.compile_for(
+                dims, num_dense, mode=self._config.mode, context=self._context
+            )
+            self._tried = True
+            self.compile_s = time.perf_counter() - started
+        collective.barrier(timeout_s=COMPILE_TIMEOUT_S)
+        failed_W = collective.all_gather(torch.tensor([int(self._problem is not None)])).view(-1)
+        self.switch.enabled = not failed_W.any()
+        if self.switch.enabled:
+            return
+        problem = self._problem or f"worker {int(failed_W.argmax())} could not compile; its log says why"
+        if self._config.compile == "on":
+            raise JobError(f"tower.compile: on failed: {problem}; tower.compile: off trains without it")
+        self._say(f"off: compiling failed: {problem}")

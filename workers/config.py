@@ -299,7 +299,7 @@ class TowerConfig(Settings):
     optimizer: TowerOptimizerConfig = TowerOptimizerConfig()
     """Optimizer of the dense parameters."""
     compile: Annotated[Literal["auto", "on", "off"], OnOff] = "auto"
-    """torch.compile: on, off, or auto = whatever the first steps show to be faster (off in sync)."""
+    """torch.compile: on, off, or auto = on for a tower on a GPU, except in sync."""
     mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
     """torch.compile's mode."""
     amp: Annotated[Literal["auto", "off", "bf16", "fp16"], OnOff] = "auto"

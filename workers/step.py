@@ -48,8 +48,6 @@ class StepResult:
     dropped_rows: int
     """Row gradients that were not finite and therefore not sent."""
     staleness: int
-    deciding: bool = False
-    """The tower is still finding out whether compiling pays."""
 
 
 Ahead = tuple[Prepared, Pull]
@@ -134,7 +132,7 @@ class Step:
         again = self._client.accounts.repeats(prepared.step)
         self._collective.sent.tell(self._client.ledger, "tower", again=again)
         mean = loss_sum * prepared.step_samples / prepared.rank_samples if prepared.rank_samples else 0.0
-        return StepResult(mean, update.applied, dropped, pull.staleness, self._tower.deciding), ahead
+        return StepResult(mean, update.applied, dropped, pull.staleness), ahead
 
     def _push(
         self, step: int, request: Request, grads: Mapping[str, Rows], following: Prepared | None, last: bool

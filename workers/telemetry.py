@@ -57,7 +57,7 @@ class Telemetry:
         """Counts a step of `samples` samples over all workers."""
         self.samples += samples
         self._done += 1
-        self._steps = 0 if result.deciding else self._steps + 1
+        self._steps += 1
         self._losses.append(result.loss)
         self.dropped_rows += result.dropped_rows
         self.skipped_steps += not result.applied

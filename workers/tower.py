@@ -16,6 +16,7 @@ import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,8 +30,7 @@ from shardkeep.compression.config import TowerCompressionConfig
 from shardkeep.compression.dense import DenseCompression
 from shardkeep.workers import onednn
 from shardkeep.workers.collective import Collective
-from shardkeep.workers.compile_choice import CompileChoice
-from shardkeep.workers.compiling import Switch
+from shardkeep.workers.compiling import Compilation, Switch
 from shardkeep.workers.config import TowerConfig
 from shardkeep.workers.dense_optimizer import build_optimizer
 from shardkeep.workers.model_state import ModelState
@@ -66,7 +66,6 @@ class Tower:
         sync: add gradients in rank order, and let nothing depend on timing.
         compression: of the gradients between ranks; None = none.
         clip_norm: largest norm of the summed gradient, None = no clipping.
-        total_steps: steps of the whole job for `compile: auto`, None = unknown.
         batch_size: samples of a full micro-batch; only those are compiled.
         seed: of dropout; the random numbers of a micro-batch depend on (seed, step, rank, micro-batch) only.
 
@@ -88,7 +87,6 @@ class Tower:
         sync: bool,
         compression: TowerCompressionConfig | None = None,
         clip_norm: float | None = None,
-        total_steps: int | None = None,
         batch_size: int,
         seed: int = 0,
     ) -> None:
@@ -116,10 +114,9 @@ class Tower:
         self._choose_precision()
         self._choose_linear()
         self._switch = Switch(self.model, batch_size)
-        self._compiling = CompileChoice(
-            self._switch, config, device, sync=sync, total_steps=total_steps, context=self._autocast,
-            say=lambda reason: self._say("compile", reason),
-        )  # fmt: skip
+        self._compilation = Compilation(
+            self._switch, config, device, sync=sync, context=self._autocast, say=partial(self._say, "compile")
+        )
         self._ddp: DistributedDataParallel | None = None
         self.join(collective)
         if collective.world_size > 1:
@@ -137,14 +134,14 @@ class Tower:
             self._say("linear", chosen)
 
     @property
-    def deciding(self) -> bool:
-        """Whether `compile: auto` is still measuring; the steps until then are no steady state."""
-        return self._compiling.deciding
+    def compiles(self) -> bool:
+        """Whether this generation's first batch waits until every rank has compiled."""
+        return self._compilation.due
 
     @property
     def compile_s(self) -> float:
         """Seconds this rank has spent compiling."""
-        return self._compiling.compile_s
+        return self._compilation.compile_s
 
     def _say(self, what: str, reason: str) -> None:
         self.chosen[what] = reason
@@ -154,11 +151,11 @@ class Tower:
         """Takes the ranks of another generation. Sends nothing: see `share`."""
         self.leave()
         self.collective = collective
+        self._compilation.regroup()
         self._micro = 0
 
     def share(self, source: int, lacking: Sequence[int]) -> None:
-        """Gives the state of rank `source` to the ranks that lack it, and makes all ranks go on alike with compiling.
-        Every rank calls it, after `join`; blocks."""
+        """Gives the state of rank `source` to the ranks that lack it. Every rank calls it, after `join`; blocks."""
         if lacking:
             tensors: dict[str, torch.Tensor] = {}
             mine = split(self.state_dict(), tensors)
@@ -173,17 +170,11 @@ class Tower:
                     self.collective.broadcast(tensors[key], source=source)
             if lacks:
                 self.load_state_dict(joined(state, tensors))
-        self._compiling.follow(self.collective.broadcast_object(self.decision, source=source))
 
     @property
     def step(self) -> int:
         """The step that the state is at the start of."""
         return self._step
-
-    @property
-    def decision(self) -> bool | None:
-        """Whether the job runs compiled; None = it is still finding out."""
-        return self._compiling.decision
 
     def leave(self) -> None:
         """Lets go of the generation's process group; a collective that closes calls it."""
@@ -229,15 +220,14 @@ class Tower:
         Returns:
             The sum of the weighted losses of this micro-batch, float32, without a graph.
         """
-        if self._compiling.due(dense_BI, embeddings):
+        if self._compilation.due:
             with self.watch.within(None):
-                self._compiling.compile_first(self.collective)
-        started = self._compiling.clock()
+                dims = {name: leaf.shape[1] for name, leaf in embeddings.items()}
+                self._compilation.run(self.collective, dense_BI.shape[1], dims)
         loss = self._backward(dense_BI, embeddings, label_BT, weight, last)
         self._micro += 1
         if not last:
             self._keep_gradients()
-        self._compiling.note(len(dense_BI), self._compiling.clock() - started)
         return loss
 
     def _backward(
@@ -293,9 +283,6 @@ class Tower:
             self._scaler.update()
         self._forget_gradients()
         self._step, self._micro = step + 1, 0
-        if self._compiling.trial.step_done():
-            with self.watch.within(None):
-                self._compiling.decide(step, self.collective)
         return Update(applied, row_scale, grad_norm)
 
     def _sum_over_ranks(self) -> None:
@@ -377,7 +364,6 @@ class Tower:
             "scaler": self._scaler.state_dict(),
             "compression": self._compression.state_dict(),
             "step": self._step,
-            "compiled": self.decision,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -388,7 +374,6 @@ class Tower:
         self._scaler.load_state_dict(state["scaler"])
         self._compression.load_state_dict(state.get("compression", {}))  # checkpoints without compression lack it
         self._step, self._micro = state["step"], 0
-        self._compiling.take_over(state["compiled"])
 
     def local_state_dict(self) -> dict[str, Any]:
         """What belongs to this rank only: the gradient that compression has not sent yet. Live tensors; {} = nothing.

@@ -164,10 +164,9 @@ class Trainer:
 
     def _check(self, step: int, result: StepResult, progress: Progress) -> None:
         """Counts, reports, and ends a job that has diverged."""
-        if not result.deciding:
-            self._client.allowance_s = 0.0
+        self._client.allowance_s = 0.0
         self._telemetry.step_done(self._slices.samples(step), result)
-        self._tell_choices(result, progress)
+        self._tell_choices(progress)
         self._bad_steps = self._bad_steps + 1 if result.dropped_rows or not result.applied else 0
         if self._bad_steps >= self._train.max_bad_steps:
             raise Diverged(
@@ -181,9 +180,9 @@ class Trainer:
             staleness = {str(steps): times for steps, times in sorted(self._client.staleness_seen.items())}
             progress.report("progress", done | self._telemetry.snapshot() | {"staleness": staleness})
 
-    def _tell_choices(self, result: StepResult, progress: Progress) -> None:
+    def _tell_choices(self, progress: Progress) -> None:
         """Once: what the tower chose, as a line for the user."""
-        if not self._choices_told and not result.deciding and self._client.rank == 0:
+        if not self._choices_told and self._client.rank == 0:
             self._choices_told = True
             text = "; ".join(f"{what} {choice}" for what, choice in sorted(self._step.choices.items()))
             progress.report("phase", {"phase": "tower", "text": text})

@@ -202,20 +202,6 @@ def test_ranks_that_lack_the_state_take_that_of_the_source(source: int) -> None:
     assert len({digest for digest, _ in found}) == 1 and [step for _, step in found] == [3, 3, 3]
 
 
-def test_all_go_on_with_the_source_s_decision_about_compiling_and_compile_together() -> None:
-    config = {"compile": "auto"}
-
-    def rank(collective: ThreadCollective) -> tuple[bool | None, bool, bool]:
-        tower = tower_of(config=config, sync=False, total_steps=10**6)
-        tower.join(collective)
-        if collective.rank == 1:  # it has run compiled for long; rank 0 is new
-            tower._compiling.trial.phase, tower._switch.enabled = "over", True
-        tower.share(1, [])
-        return tower.decision, tower._compiling.first, tower._switch.enabled
-
-    assert run_ranks(ThreadCollective.group(2), rank) == [(True, True, False)] * 2
-
-
 def test_a_step_that_was_cut_off_leaves_no_trace_in_the_random_numbers() -> None:
     whole = train(tower_of(config=ADAM), 2)
     tower = train(tower_of(config=ADAM), 1)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from dataclasses import replace
 
 import pytest
 
@@ -150,15 +149,3 @@ def test_a_record_has_the_mean_of_its_own_interval_and_the_summary_that_of_the_s
     assert telemetry.snapshot()["step_ms"]["total"] == 0.0  # no step since
     take_step(telemetry, clock, 3.0)
     assert telemetry.step_ms()["total"] == 2.0
-
-
-def test_the_steps_in_which_the_tower_is_tried_are_no_steady_state(clock: Clock) -> None:
-    telemetry = Telemetry(Stopwatch(clock))
-    for _ in range(2 * WARM_UP_STEPS):
-        telemetry.watch.enter("forward")
-        clock.spend(9.0)
-        telemetry.watch.enter(None)
-        telemetry.step_done(10, replace(RESULT, deciding=True))
-    for ms in [8.0] * WARM_UP_STEPS + [1.0]:
-        take_step(telemetry, clock, ms)
-    assert telemetry.step_ms()["total"] == 1.0

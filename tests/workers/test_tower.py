@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import logging
 import math
+import re
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,13 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from shardkeep.base.errors import CheckpointError, UserError
+from shardkeep.base.errors import CheckpointError, JobError, UserError
 from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.workers import compiling
 from shardkeep.workers.checkpoint import load_tower, save_tower, tower_state
 from shardkeep.workers.collective import ThreadCollective, run_ranks
+from shardkeep.workers.config import TowerConfig
 from tests.support.towers import (
     CPU,
+    FEATURES,
     FP16,
     Forgetful,
     Small,
@@ -256,15 +260,6 @@ def test_a_saved_tower_of_another_model_is_refused_in_one_line(tmp_path):
         load_tower(other, saved)
 
 
-def test_what_auto_decided_before_is_not_measured_again(tmp_path):
-    straight = tower_of(config={"compile": "auto"}, sync=False)
-    assert straight.deciding and straight.state_dict()["compiled"] is None
-    state = copy.deepcopy(straight.state_dict()) | {"compiled": False}
-    straight.load_state_dict(state)
-    assert not straight.deciding
-    assert straight.chosen["compile"] == "off: as the job decided before"
-
-
 def test_the_digest_sees_parameters_and_optimizer_state():
     tower = tower_of()
     train(tower, [(0, 24)], steps=1)
@@ -281,30 +276,46 @@ def test_the_digest_sees_parameters_and_optimizer_state():
 # Compile and mixed precision: what is chosen, and why.
 
 
-def test_compile_on_without_a_compiler_is_a_user_error_and_auto_says_so(monkeypatch):
+def test_compile_on_without_a_compiler_is_a_user_error(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(UserError, match=r"no C\+\+ compiler \(no-such-compiler\)"):
         tower_of(config={"compile": "on"})
-    assert tower_of(config={"compile": "auto"}, sync=False).chosen["compile"].startswith("off: there is no C++")
 
 
-def test_compile_auto_is_off_in_sync_and_in_jobs_too_short_to_repay_it():
-    assert "sync" in tower_of(config={"compile": "auto"}).chosen["compile"]
-    tower = tower_of(config={"compile": "auto"}, sync=False, total_steps=100, batch_size=24)
-    train(tower, [(0, 24)], steps=20)
-    assert tower.chosen["compile"].startswith("off: 87 steps of") and tower.compile_s == 0.0
+@pytest.mark.parametrize(
+    ("wish", "device", "sync", "chosen"),
+    [
+        ("auto", "cpu", False, "off: auto compiles on GPUs only"),
+        ("auto", "cuda", False, "on: the tower is on a GPU"),
+        ("auto", "cuda", True, "off: torch.compile may select GPU kernels by time"),
+        ("off", "cuda", False, "off: as configured"),
+    ],
+    ids=["cpu", "gpu", "gpu in sync", "off"],
+)
+def test_compile_auto_is_a_rule_by_device(wish, device, sync, chosen):
+    compiles, reason = compiling.choose(TowerConfig(compile=wish), torch.device(device), sync=sync)
+    assert reason.startswith(chosen) and compiles == chosen.startswith("on")
 
 
-def test_a_compilation_is_worth_its_time_when_a_tenth_of_the_steps_time_is_as_long():
-    assert compiling.worth_compiling(0.5, 1200, CPU) == (True, "trying")
-    refused = "off: 1000 steps of 500.0 ms can save 50 s at best, compiling costs about 60 s"
-    assert compiling.worth_compiling(0.5, 1000, CPU) == (False, refused)
+def test_compile_auto_goes_on_eager_where_a_rank_has_no_compiler(monkeypatch):
+    """The tower is said to be on a GPU, so that auto compiles; no CUDA is needed to find no compiler."""
+    monkeypatch.setenv("CXX", "no-such-compiler")
 
+    def work(collective: ThreadCollective) -> tuple[bool, str]:
+        said: list[str] = []
+        config, device = TowerConfig(compile="auto"), torch.device("cuda")
+        switch = compiling.Switch(Small(), 12)
+        part = compiling.Compilation(switch, config, device, sync=False, context=nullcontext, say=said.append)
+        for _generation in range(2):
+            assert part.due
+            part.run(collective, 3, FEATURES)
+            assert not part.due
+            part.regroup()
+        return switch.enabled, said[-1]
 
-def test_compile_auto_without_full_batches_stays_off():
-    tower = tower_of(config={"compile": "auto"}, sync=False, batch_size=100)
-    train(tower, [(0, 24)], steps=20)
-    assert tower.chosen["compile"] == "off: no batch of the full size to compile for"
+    found = run_ranks(ThreadCollective.group(2), work)
+    assert {enabled for enabled, _ in found} == {False}
+    assert all(re.match("off: compiling failed: (the package triton|there is no C)", said) for _, said in found)
 
 
 def test_emulated_bf16_is_said_once_and_auto_never_chooses_it(monkeypatch, caplog):
@@ -337,51 +348,64 @@ def test_a_compiled_tower_trains_as_the_eager_one_and_never_recompiles(make):
     torch.testing.assert_close(values_of(compiled), values_of(eager), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(("speed", "kept"), [(2.0, True), (0.5, False)], ids=["faster", "slower"])
-def test_compile_auto_keeps_what_rank_0_measured_to_be_faster(speed, kept, monkeypatch):
-    """The compiler is left out: what counts here is that all ranks change over together and agree."""
-
-    def compile_for(switch: compiling.Switch, *_: Any, **__: Any) -> None:
-        switch._compiled, switch.enabled = switch.model, True
-
-    monkeypatch.setattr(compiling.Switch, "compile_for", compile_for)
-    seen: list[tuple[int, str]] = []
-
-    def work(collective: ThreadCollective) -> tuple[bool, str]:
-        tower = tower_of(collective=collective, config={"compile": "auto"}, sync=False, batch_size=12)
-        for step in range(30):
-            seen.append((collective.rank, tower._compiling.trial.phase))
-            # rank 1 measures the opposite of rank 0
-            slow = speed if collective.rank == 0 else 1 / speed
-            per_batch_s = 1.0 / slow if tower._switch.enabled else 1.0
-            tower.backward(*part_of(batch(step, 24), 0, 12), 1 / 24)
-            tower._compiling.trial.seconds[-1:] = [per_batch_s] * len(tower._compiling.trial.seconds[-1:])
-            tower.update(step)
-        return tower._switch.enabled, tower.chosen["compile"].split(":")[0]
-
-    assert run_ranks(ThreadCollective.group(2), work) == [(kept, "on" if kept else "off")] * 2
-    assert {phase for _, phase in seen} == {"eager", "compiled", "over"}
+def eager_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves the compiler out: ranks meet and agree as with it."""
+    monkeypatch.setattr(torch, "compile", lambda run, **_options: run)
+    monkeypatch.setattr(compiling, "why_no_compiler", lambda _device: None)
 
 
-def test_a_compilation_that_fails_on_one_rank_leaves_all_ranks_eager(monkeypatch):
-    failing: list[compiling.Switch] = []
+def test_ranks_that_all_compile_run_compiled_in_every_generation(monkeypatch):
+    eager_compiler(monkeypatch)
+    first, second = ThreadCollective.group(2), ThreadCollective.group(2)
 
-    def compile_for(switch: compiling.Switch, *_: Any, **__: Any) -> str | None:
-        switch._compiled, switch.enabled = switch.model, True
-        return "CppCompileError: no space left" if switch in failing else None
+    def work(collective: ThreadCollective) -> list[tuple[bool, bool]]:
+        tower = tower_of(collective=collective, config={"compile": "on"}, batch_size=12)
+        states = []
+        for group in (None, second[collective.rank]):
+            if group is not None:
+                tower.join(group)
+            due = tower.compiles
+            train(tower, [(0, 12), (12, 24)], steps=1)
+            states.append((due, tower._switch.enabled))
+        return states
 
-    monkeypatch.setattr(compiling.Switch, "compile_for", compile_for)
+    assert run_ranks(first, work) == [[(True, True)] * 2] * 2
 
-    def work(collective: ThreadCollective) -> tuple[bool, str]:
-        tower = tower_of(collective=collective, config={"compile": "auto"}, sync=False, batch_size=12)
-        if collective.rank == 1:
-            failing.append(tower._switch)
-        train(tower, [(0, 12), (12, 24)], steps=20)
-        return tower._switch.enabled, tower.chosen["compile"]
+
+def test_a_newcomer_compiles_while_the_others_wait(monkeypatch):
+    eager_compiler(monkeypatch)
+    groups = ThreadCollective.group(2)
+    veteran = tower_of(config={"compile": "on"}, batch_size=12)
+    train(veteran, [(0, 12)], steps=1)
+    spent = veteran.compile_s
+
+    def work(collective: ThreadCollective) -> tuple[bool, bool]:
+        newcomer = collective.rank == 1
+        tower = tower_of(config={"compile": "on"}, batch_size=12) if newcomer else veteran
+        tower.join(collective)
+        tower.share(0, [1])
+        train(tower, [(0, 12), (12, 24)], steps=1)
+        return tower._switch.enabled, tower.compile_s > (0.0 if newcomer else spent)
+
+    assert run_ranks(groups, work) == [(True, False), (True, True)]
+
+
+def test_a_compilation_that_fails_on_one_rank_is_an_error_on_all(monkeypatch):
+    eager_compiler(monkeypatch)
+
+    def work(collective: ThreadCollective) -> str:
+        model = nn.Linear(99, 1) if collective.rank == 1 else Small()  # does not fit the batch
+        part = compiling.Compilation(
+            compiling.Switch(model, 12), TowerConfig(compile="on"), CPU, sync=False, context=nullcontext, say=len
+        )
+        with pytest.raises(JobError) as failed:
+            part.run(collective, 3, FEATURES)
+        assert not part.switch.enabled
+        return str(failed.value)
 
     first, second = run_ranks(ThreadCollective.group(2), work)
-    assert first == (False, "off: compiling failed: worker 1 could not compile; its log says why")
-    assert second == (False, "off: compiling failed: CppCompileError: no space left")
+    assert first.startswith("tower.compile: on failed: worker 1 could not compile; its log says why")
+    assert second.startswith("tower.compile: on failed: TypeError: ")
 
 
 def test_a_model_whose_logits_have_another_shape_is_the_users_error() -> None:
