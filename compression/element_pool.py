@@ -116,7 +116,8 @@ class ElementPool:
         sent = np.flatnonzero(mask_VD.any(axis=1))
         extra = np.flatnonzero(extra_ED[:num_extra].any(axis=1))
         extra_E2, extra_ED = extra_E2[extra], extra_ED[extra]
-        held = np.setdiff1d(self._held(), slots_V) if flush else np.empty(0, dtype=np.int64)
+        held = np.setdiff1d(self._slots.unsent(), slots_V) if flush else np.empty(0, dtype=np.int64)
+        held = held[self._slots.rests_SW[held, : self.dim].any(axis=1)]
         heads, rests = self._slots.heads_SH[held], self._slots.rests_SW[held, : self.dim]
         return self._opened(
             np.concatenate([tables_V[sent], extra_E2[:, 0], heads[:, TABLE]]),
@@ -127,14 +128,6 @@ class ElementPool:
             num_overflow=extra.size + int(np.count_nonzero(mask_VD[whole_V].any(axis=1))),
             num_bad=int(np.count_nonzero(slots_V == kernels.BAD)),
         )
-
-    def flush(self) -> SelectedElements:
-        """All of v, for the job's end; `commit` it as any selection."""
-        self._check_closed()
-        held = self._held()
-        heads, values = self._slots.heads_SH[held], self._slots.rests_SW[held, : self.dim]
-        self._slots.renew()
-        return self._opened(heads[:, TABLE], heads[:, ID], values, values != 0.0, held)
 
     def commit(self, selected: SelectedElements, sent_KD: Floats) -> None:
         """Notes what the receiver will decode of the selected elements, float32 (K, D), zeros elsewhere: v becomes
@@ -195,11 +188,6 @@ class ElementPool:
         """As `RowPool.load`."""
         row_pool_state.into_slots(self._slots, state)
         self._open = None
-
-    def _held(self) -> Ints:
-        """Slots whose v is not all zeros."""
-        held = self._slots.unsent()
-        return np.asarray(held[self._slots.rests_SW[held, : self.dim].any(axis=1)])
 
     def _mask(self, starts_T1: Ints, values_VD: Floats, keep: float) -> Mask:
         mask_VD = np.zeros(values_VD.shape, dtype=np.bool_)

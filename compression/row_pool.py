@@ -25,7 +25,6 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Marks = npt.NDArray[np.bool_]
 
-_NO_FLOATS = np.empty(0, dtype=np.float32)
 _NO_MARKS = np.empty(0, dtype=np.uint8)
 _NO_INTS = np.empty(0, dtype=np.int64)
 
@@ -38,8 +37,8 @@ class RowPool:
 
         sum(decoded) + sum(residuals) + lost == sum(gradients)
 
-    up to float32 rounding of gradient + residual. Lost are only the rounding errors of sent rows that found no slot
-    (and what `flush_errors=False` gives up); `lost_rows` and `lost_squares` count them.
+    up to float32 rounding of gradient + residual. Lost are only the rounding errors of sent rows that found no slot, or
+    whose slot another row took: alone they are not worth their bytes. `lost_rows` and `lost_squares` count them.
     """
 
     def __init__(
@@ -48,21 +47,14 @@ class RowPool:
         num_tables: int,
         dim: int,
         capacity: int,
-        residual: bool,
         cache: bool,
         history: int,
-        flush_errors: bool = True,
     ) -> None:
-        """`residual`: keep unsent gradient; without it what is not chosen is lost, and counted as such. `cache`: keep
-        rows, too, 4 * (dim + 1) more bytes a slot. `history`: how many steps back `rewind` can go.
-
-        `flush_errors`: whether a row that holds only the rounding error of an earlier send is sent when its slot is
-        given away. False = it is lost (counted): a rounding error alone then costs no bytes."""
+        """`cache`: keep rows, too, 4 * (dim + 1) more bytes a slot. `history`: how many steps back `rewind` can go."""
         if min(num_tables, dim, capacity) < 1 or history < 0:
             given = f"{num_tables} tables, dim {dim}, capacity {capacity}, history {history}"
             raise ValueError(f"{given}; allowed: 1 or more, history 0 or more")
         self.num_tables, self.dim, self.capacity = num_tables, dim, capacity
-        self._residual, self._flush_errors = residual, flush_errors
         num_sums = kernels.MASS + kernels.AGES
         self._slots = RowSlots(width=dim, capacity=capacity, history=history, num_sums=num_sums)
         self._rows_SC = np.empty((capacity if cache else 0, dim + 1), dtype=np.float32)  # the last is the speed
@@ -83,44 +75,30 @@ class RowPool:
         *,
         keep: float,
         max_age: int = 0,
-        scale_V: Floats | None = None,
         chosen_V: Marks | None = None,
     ) -> Selected:
         """The rows to send in `step`; the others' gradients are kept back. Steps rise.
 
         Table t has the ids `starts[t]` up to `starts[t + 1]`, sorted and unique (so no row is in several parts). With
-        A = gradient + residual, the `num_kept(V, keep)` rows with the largest score over all tables are sent, of
-        equal scores the first; the score is |A|_2, with `scale_V` (the server's Adagrad sums) divided by
-        sqrt(scale + squares + 1e-10). `chosen_V` names the rows instead. Besides: every row, of this step or not,
+        A = gradient + residual, the `num_kept(V, keep)` rows with the largest |A|_2 over all tables are sent, of
+        equal ones the first. `chosen_V` names the rows instead. Besides: every row, of this step or not,
         whose oldest unsent gradient came `max_age` > 0 or more steps ago (a rounding error has no age), and what finds
-        no slot. Of a new row and the least of a few slots, the one with the lower score is sent.
+        no slot. Of a new row and the least of a few slots, the one with the lower norm is sent.
 
         A row that would not be finite is left out and its residual stays as it is.
 
         Raises ValueError for inputs of another form, ids out of order, a step that is not above the last one, or when
         the last selection was not committed."""
         check_rows(self.num_tables, self.dim, starts_T1, ids_V, grad_VD)
-        for name, array in (("scale", scale_V), ("chosen", chosen_V)):
-            if array is not None and array.shape != ids_V.shape:
-                raise ValueError(f"{name} of {array.shape}; expected {ids_V.shape}")
+        if chosen_V is not None and chosen_V.shape != ids_V.shape:
+            raise ValueError(f"chosen of {chosen_V.shape}; expected {ids_V.shape}")
         count = num_kept(ids_V.size, keep)
         self._check_closed()
         self._slots.begin(step)
         due = step - max_age if max_age > 0 else -1
         aged = self._aged(due) if due >= 0 else _NO_INTS
-        scales = _NO_FLOATS if scale_V is None else np.ascontiguousarray(scale_V, dtype=np.float32)
         marks = _NO_MARKS if chosen_V is None else np.ascontiguousarray(chosen_V, dtype=np.uint8)
-        return self._select(step, starts_T1, ids_V, grad_VD, count, scales, marks, due, aged)
-
-    def flush(self) -> Selected:
-        """Everything unsent, rounding errors as well, for the job's end; `commit` it as any selection."""
-        self._check_closed()
-        self._slots.renew()
-        no_rows = np.empty((0, self.dim), dtype=np.float32)
-        starts_T1 = np.zeros(self.num_tables + 1, dtype=np.int64)
-        return self._select(
-            self._slots.step, starts_T1, _NO_INTS, no_rows, 0, _NO_FLOATS, _NO_MARKS, -1, self._slots.unsent()
-        )
+        return self._select(step, starts_T1, ids_V, grad_VD, count, marks, due, aged)
 
     def commit(self, selected: Selected, sent_KD: Floats) -> None:
         """Notes what the receiver will decode for the selected rows, float32 (K, D): the rest, rows - sent, becomes the
@@ -136,7 +114,6 @@ class RowPool:
         self._slots.reserve(selected.ids_K.size)
         kernels.commit(
             self._slots.pool,
-            self._residual,
             selected.starts_T1,
             selected.ids_K,
             selected.rows_KD,
@@ -203,7 +180,7 @@ class RowPool:
 
     @property
     def lost_rows(self) -> int:
-        """Rows whose rounding error (without `residual`: whose gradient) was given up."""
+        """Rows whose rounding error was given up."""
         return int(self._slots.control[LOST_ROWS])
 
     @property
@@ -246,7 +223,6 @@ class RowPool:
         ids_V: Ints,
         grad_VD: Floats,
         count: int,
-        scales: Floats,
         marks: npt.NDArray[np.uint8],
         due: int,
         aged: Ints,
@@ -258,13 +234,10 @@ class RowPool:
         counts = np.empty(kernels.COUNTS, dtype=np.int64)
         kernels.select(
             self._slots.pool,
-            self._residual,
-            self._flush_errors,
             step,
             starts_T1,
             ids_V,
             grad_VD,
-            scales,
             marks,
             count,
             due,
@@ -277,9 +250,7 @@ class RowPool:
         heads = self._extras.heads[:num_extra]
         order_E = np.lexsort((heads[:, kernels.EXTRA_ID], heads[:, kernels.EXTRA_TABLE]))
         size = num_extra + int(np.count_nonzero(rows.fates_V == kernels.SENT))
-        sent_T1, ids_K, positions_K, slots_K, ages_K = (
-            np.empty(n, dtype=np.int64) for n in (starts_T1.size, size, size, size, size)
-        )
+        sent_T1, ids_K, slots_K, ages_K = (np.empty(n, dtype=np.int64) for n in (starts_T1.size, size, size, size))
         rows_KD = np.empty((size, self.dim), dtype=np.float32)
         squares_K, scores_K = np.empty(size, dtype=np.float32), np.empty(size, dtype=np.float32)
         kernels.gather(
@@ -296,27 +267,19 @@ class RowPool:
             rows_KD,
             squares_K,
             scores_K,
-            positions_K,
             slots_K,
             ages_K,
         )
-        totals = {
-            "num_chosen": kernels.NUM_CHOSEN,
-            "num_forced": kernels.NUM_FORCED,
-            "num_overflow": kernels.NUM_OVERFLOW,
-            "num_kept": kernels.NUM_KEPT,
-            "num_bad": kernels.NUM_BAD,
-        }
         self._open = Selected(
             sent_T1,
             ids_K,
             rows_KD,
             squares_K,
-            positions_K,
             ages_K,
             scores_K,
             slots_K,
-            **{name: int(counts[column]) for name, column in totals.items()},
+            num_overflow=int(counts[kernels.NUM_OVERFLOW]),
+            num_bad=int(counts[kernels.NUM_BAD]),
         )
         return self._open
 

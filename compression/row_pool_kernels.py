@@ -49,15 +49,14 @@ Int64 = npt.NDArray[np.int64]
 Float32 = npt.NDArray[np.float32]
 Marks = npt.NDArray[np.uint8]
 
-EPSILON = 1e-10  # under the root of a score, as in Adagrad
 KEPT, SENT, BAD = 0, 1, 2  # what becomes of a row
 # Columns of the rows besides those of the step; and, float32, of their stats.
 EXTRA_TABLE, EXTRA_ID, EXTRA_SLOT, EXTRA_FIRST = 0, 1, 2, 3
 EXTRA_SQUARES, EXTRA_SCORE = 0, 1
 EXTRA = 4
 # What `select` counts.
-NUM_EXTRA, NUM_BAD, NUM_CHOSEN, NUM_FORCED, NUM_OVERFLOW, NUM_KEPT = 0, 1, 2, 3, 4, 5
-COUNTS = 6
+NUM_EXTRA, NUM_BAD, NUM_OVERFLOW = 0, 1, 2
+COUNTS = 3
 # The sums: squares of what was lost; then the mass delivered by age.
 LOST_SQUARES, MASS = 0, 1
 AGES = 16
@@ -79,13 +78,12 @@ def first_disorder(starts_T1: Int64, ids_V: Int64) -> int:
     return -1
 
 
-@kernel(f"int64({POOL}, {_INTS}, {_INTS}, {_ROWS}, {_FLOATS}, int64[::1], float32[::1], float32[::1], uint8[::1])")
+@kernel(f"int64({POOL}, {_INTS}, {_INTS}, {_ROWS}, int64[::1], float32[::1], float32[::1], uint8[::1])")
 def score_rows(
     pool: Pool,
     starts_T1: Int64,
     ids_V: Int64,
     grad_VD: Float32,
-    scale_V: Float32,
     slots_V: Int64,
     scores_V: Float32,
     squares_V: Float32,
@@ -119,10 +117,7 @@ def score_rows(
                 fates_V[v], scores_V[v], squares_V[v] = BAD, np.float32(-1.0), np.float32(0.0)
                 continue
             squares_V[v] = saturated(squares + fresh / dim)
-            norm = np.sqrt(total)
-            if scale_V.size:
-                norm /= np.sqrt(np.float64(scale_V[v]) + np.float64(squares_V[v]) + EPSILON)
-            scores_V[v] = saturated(norm)
+            scores_V[v] = saturated(np.sqrt(total))
     return bad
 
 
@@ -181,18 +176,15 @@ def lose(pool: Pool, slot: int) -> None:
 
 
 @kernel(
-    f"void({POOL}, boolean, boolean, int64, {_INTS}, {_INTS}, {_ROWS}, {_FLOATS}, {_MARKS}, int64, int64, {_INTS},"
+    f"void({POOL}, int64, {_INTS}, {_INTS}, {_ROWS}, {_MARKS}, int64, int64, {_INTS},"
     f" int64[::1], float32[::1], float32[::1], uint8[::1], {_EXTRAS}, int64[::1])"
 )
 def select(
     pool: Pool,
-    residual: bool,
-    flush_errors: bool,
     step: int,
     starts_T1: Int64,
     ids_V: Int64,
     grad_VD: Float32,
-    scale_V: Float32,
     given_V: Marks,
     count: int,
     due: int,
@@ -209,23 +201,21 @@ def select(
     """Decides what becomes of each row of a step (`fates_V`, zeros before) and which residuals are sent besides; keeps
     back what is not sent. `count` rows are chosen by score, or those of `given_V`; forced are those whose oldest unsent
     gradient is of step `due` or earlier (`aged`: all slots of that kind)."""
-    heads_SH, stats_SC, sums = heads_of(pool), stats_of(pool), sums_of(pool)
+    heads_SH, stats_SC = heads_of(pool), stats_of(pool)
     counts[:] = 0
-    counts[NUM_BAD] = score_rows(pool, starts_T1, ids_V, grad_VD, scale_V, slots_V, scores_V, squares_V, fates_V)
+    counts[NUM_BAD] = score_rows(pool, starts_T1, ids_V, grad_VD, slots_V, scores_V, squares_V, fates_V)
     if given_V.size:
         for v in range(ids_V.size):
             if given_V[v] and fates_V[v] != BAD:
                 fates_V[v] = SENT
-                counts[NUM_CHOSEN] += 1
     else:
-        counts[NUM_CHOSEN] = mark_largest(scores_V.view(np.int32), count, fates_V)
+        mark_largest(scores_V.view(np.int32), count, fates_V)
     for a in range(aged.size):
         slot = aged[a]
         if heads_SH[slot, STAMP] != pool[SERIAL]:
             touch(pool, slot)
             add_extra(pool, slot, counts[NUM_EXTRA], extra_heads, extra_stats, extra_rows)
             counts[NUM_EXTRA] += 1
-            counts[NUM_FORCED] += 1
     for t in range(starts_T1.size - 1):
         for v in range(starts_T1[t], starts_T1[t + 1]):
             ahead = v + AHEAD
@@ -235,14 +225,8 @@ def select(
             if fates_V[v] != KEPT:
                 continue
             slot = slots_V[v]
-            if not residual:
-                pool[LOST_ROWS] += 1
-                for d in range(grad_VD.shape[1]):
-                    sums[LOST_SQUARES] += np.float64(grad_VD[v, d]) * np.float64(grad_VD[v, d])
-                continue
             if slot >= 0 and 0 <= heads_SH[slot, FIRST] <= due:
                 fates_V[v] = SENT
-                counts[NUM_FORCED] += 1
                 continue
             if slot < 0:
                 if squares_V[v] == 0.0 and scores_V[v] == 0.0:
@@ -251,26 +235,25 @@ def select(
                 if slot >= 0 and heads_SH[slot, FLAGS] & UNSENT:
                     if not stats_SC[slot, SCORE] < scores_V[v]:
                         slot = -1
-                    elif flush_errors or heads_SH[slot, FIRST] >= 0:
+                    elif heads_SH[slot, FIRST] >= 0:
                         add_extra(pool, slot, counts[NUM_EXTRA], extra_heads, extra_stats, extra_rows)
                         extra_heads[counts[NUM_EXTRA], EXTRA_SLOT] = -1
                         counts[NUM_EXTRA] += 1
                         counts[NUM_OVERFLOW] += 1
                     else:
-                        lose(pool, slot)
+                        lose(pool, slot)  # a rounding error alone is not worth its bytes
                 if slot < 0:
                     fates_V[v] = SENT
                     counts[NUM_OVERFLOW] += 1
                     continue
                 occupy(pool, slot, t, ids_V[v])
             keep_back(pool, step, slot, grad_VD, v, squares_V[v], scores_V[v])
-            counts[NUM_KEPT] += 1
 
 
 @kernel(
     f"void({POOL}, int64, {_INTS}, {_INTS}, {_ROWS}, int64[::1], {_FLOATS}, {_FLOATS}, {_MARKS}, int64[:,::1],"
     " float32[:,::1], float32[:,::1], int64[::1], int64[::1], int64[::1], float32[:,::1], float32[::1], float32[::1],"
-    " int64[::1], int64[::1], int64[::1])"
+    " int64[::1], int64[::1])"
 )
 def gather(
     pool: Pool,
@@ -291,7 +274,6 @@ def gather(
     rows_KD: Float32,
     squares_K: Float32,
     scores_K: Float32,
-    positions_K: Int64,
     slots_K: Int64,
     ages_K: Int64,
 ) -> None:
@@ -316,13 +298,13 @@ def gather(
                     first = heads_SH[slot, FIRST]
                     for d in range(grad_VD.shape[1]):
                         rows_KD[k, d] += rests_SD[slot, d]
-                ids_K[k], squares_K[k], scores_K[k], positions_K[k] = ids_V[v], squares_V[v], scores_V[v], v
+                ids_K[k], squares_K[k], scores_K[k] = ids_V[v], squares_V[v], scores_V[v]
                 v += 1
             else:
                 slot, first = extra_heads[x, EXTRA_SLOT], extra_heads[x, EXTRA_FIRST]
                 for d in range(extra_rows.shape[1]):
                     rows_KD[k, d] = extra_rows[x, d]
-                ids_K[k], positions_K[k] = extra_heads[x, EXTRA_ID], -1
+                ids_K[k] = extra_heads[x, EXTRA_ID]
                 squares_K[k], scores_K[k] = extra_stats[x, EXTRA_SQUARES], extra_stats[x, EXTRA_SCORE]
                 e += 1
             slots_K[k], ages_K[k] = slot, step - first if first >= 0 else 0
@@ -330,10 +312,9 @@ def gather(
     sent_T1[starts_T1.size - 1] = k
 
 
-@kernel(f"void({POOL}, boolean, {_INTS}, {_INTS}, {_ROWS}, {_FLOATS}, int64[::1], {_INTS}, {_ROWS})")
+@kernel(f"void({POOL}, {_INTS}, {_INTS}, {_ROWS}, {_FLOATS}, int64[::1], {_INTS}, {_ROWS})")
 def commit(
     pool: Pool,
-    residual: bool,
     sent_T1: Int64,
     ids_K: Int64,
     rows_KD: Float32,
@@ -367,7 +348,7 @@ def commit(
             slot = slots_K[k]
             if slot < 0 or heads_SH[slot, FLAGS] == 0 or heads_SH[slot, ID] != ids_K[k] or heads_SH[slot, TABLE] != t:
                 slot = find(entries, heads_SH, t, ids_K[k])
-            keeps = residual and 0.0 < error < np.inf
+            keeps = 0.0 < error < np.inf
             if keeps and slot < 0:
                 slot = give_away(pool, True)
                 keeps = slot >= 0

@@ -27,21 +27,13 @@ class Selected:
     squares_K: Floats
     """Sum over the row's unsent gradients of mean_d(g^2), float32: the second-moment side channel. Beyond the range of
     float32 it is the largest number."""
-    positions_K: Ints
-    """Index into the step's ids, -1 = a row that is not of this step."""
     ages_K: Ints
     """Steps since the oldest gradient in the row."""
     scores_K: Floats
     slots_K: Ints
     """Where the residuals lay when the rows were selected, -1 = nowhere: for `commit`."""
-    num_chosen: int = 0
-    """Rows of the step sent for their score (or because the caller chose them)."""
-    num_forced: int = 0
-    """Rows sent for their age."""
     num_overflow: int = 0
     """Rows sent because there was no slot: of the step, or such that had to give theirs away."""
-    num_kept: int = 0
-    """Rows of the step whose gradient stays here."""
     num_bad: int = 0
     """Rows of the step left out because they are, or with their residual would be, not finite."""
 

@@ -103,10 +103,8 @@ class RowMemory:
             num_tables=tables.size,
             dim=dim,
             capacity=capacity,
-            residual=self.sends_later and not self._by_elements,
             cache=self.caches,
             history=self._history,
-            flush_errors=False,
         )
 
     def _element_pool(self, tables: Ints, dim: int, capacity: int) -> ElementPool:

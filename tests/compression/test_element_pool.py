@@ -63,7 +63,7 @@ def test_delivered_and_residual_are_all_that_came_in(keep: float, capacity: int,
         assert pool.unsent_norm == pytest.approx(np.linalg.norm(residuals(pool)))
     assert rounding == "exact" or capacity == 24 or pool.lost_squares > 0
     held = residuals(pool)
-    last = pool.flush()
+    last = pool.select(40, np.zeros(3, np.int64), np.empty(0, np.int64), np.empty((0, D), np.float32), keep=1.0, flush=True)
     assert np.array_equal(dense(last.starts_T1, last.ids_K, last.rows_KD), held)
     pool.commit(last, last.rows_KD)
     assert pool.num_unsent == 0
@@ -190,7 +190,7 @@ def test_wrong_calls_are_refused() -> None:
         pool.select(0, *EVERY_ROW, np.zeros((2 * IDS, D), np.float32), keep=0.0)
     selected = pool.select(0, *EVERY_ROW, np.ones((2 * IDS, D), np.float32), keep=0.5)
     with pytest.raises(ValueError, match="not committed"):
-        pool.flush()
+        pool.state()
     with pytest.raises(ValueError, match="expected finite float32"):
         pool.commit(selected, selected.rows_KD * np.float32(np.nan))
     pool.commit(selected, selected.rows_KD)

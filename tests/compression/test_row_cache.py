@@ -13,8 +13,8 @@ from shardkeep.compression.row_pool import RowPool
 D = 3
 
 
-def new_pool(capacity: int = 8, *, history: int = 0, residual: bool = True) -> RowPool:
-    return RowPool(num_tables=2, dim=D, capacity=capacity, residual=residual, cache=True, history=history)
+def new_pool(capacity: int = 8, *, history: int = 0) -> RowPool:
+    return RowPool(num_tables=2, dim=D, capacity=capacity, cache=True, history=history)
 
 
 def starts(*counts: int) -> np.ndarray:
@@ -161,17 +161,8 @@ def test_a_rewind_forgets_all_rows_and_brings_back_the_residuals() -> None:
         pool.store(step, starts(2, 0), np.array([1, 2]), rows(1, 2))  # changes after a rewind are undone by the next
 
 
-def test_a_pool_of_rows_alone_sends_the_largest_gradients_only() -> None:
-    pool = new_pool(residual=False)
-    pool.store(0, starts(2, 0), np.array([1, 2]), rows(1, 2))
-    selected = pool.select(0, starts(2, 0), np.array([1, 2]), rows(4, 3), keep=0.5)
-    pool.commit(selected, selected.rows_KD)
-    assert (selected.ids_K.tolist(), pool.num_unsent, pool.lost_rows) == ([1], 0, 1)
-    assert found(pool, 0, [1, 2]) == [1, 2]
-
-
 def test_a_pool_without_a_cache_refuses_rows() -> None:
-    pool = RowPool(num_tables=2, dim=D, capacity=2, residual=True, cache=False, history=0)
+    pool = RowPool(num_tables=2, dim=D, capacity=2, cache=False, history=0)
     with pytest.raises(ValueError, match="keeps no rows"):
         pool.store(0, starts(1, 0), np.array([1]), rows(1))
     with pytest.raises(ValueError, match="keeps no rows"):

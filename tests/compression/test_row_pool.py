@@ -62,9 +62,8 @@ def steps(count: int, seed: int = 0, *, dyadic: bool = True, rows: int = 12) -> 
     return made
 
 
-def new_pool(capacity: int = 200, *, dim: int = D, history: int = 0, **changes: bool) -> RowPool:
-    flags = {"residual": True, "cache": False} | changes
-    return RowPool(num_tables=T, dim=dim, capacity=capacity, history=history, **flags)
+def new_pool(capacity: int = 200, *, dim: int = D, history: int = 0) -> RowPool:
+    return RowPool(num_tables=T, dim=dim, capacity=capacity, history=history, cache=False)
 
 
 def residuals(pool: RowPool) -> np.ndarray:
@@ -101,7 +100,7 @@ def test_delivered_and_residual_and_lost_are_all_that_came_in(
 ) -> None:
     pool = new_pool(capacity)
     came = delivered = lost = np.zeros((T, IDS, D))
-    lost_rows = 0
+    lost_rows, lost_squares = 0, 0.0
     for number, step in enumerate(steps(40)):
         kept = residuals(pool) + step.as_dense()
         selected = pool.select(number, step.starts_T1, step.ids_V, step.grad_VD, keep=keep, max_age=max_age)
@@ -110,21 +109,23 @@ def test_delivered_and_residual_and_lost_are_all_that_came_in(
             kept[t, id_] = 0
         pool.commit(selected, decoded_KD)
         error = dense(selected.starts_T1, selected.ids_K, selected.rows_KD.astype(np.float64) - decoded_KD)
-        gone = (residuals(pool) != kept + error).any(axis=2) & (error != 0).any(axis=2)
-        lost_rows += int(gone.sum())
-        lost = lost + error * gone[..., None]
+        gone = kept + error - residuals(pool)  # rounding errors, of sent rows or of rows that gave their slot away
+        lost_rows += int((gone != 0).any(axis=2).sum())
+        lost_squares += (gone**2).sum()
+        lost = lost + gone
         came = came + step.as_dense()
         delivered = delivered + dense(selected.starts_T1, selected.ids_K, decoded_KD)
         assert np.array_equal(delivered + residuals(pool) + lost, came)
         assert pool.num_unsent == (residuals(pool) != 0).any(axis=2).sum() <= capacity
-    assert pool.lost_rows == lost_rows
+    assert (pool.lost_rows, pool.lost_squares) == (lost_rows, pytest.approx(lost_squares))
     if capacity == T * IDS or codec == "fp32":
         assert pool.lost_rows == pool.lost_squares == 0
-    last = pool.flush()
-    assert np.array_equal(delivered + dense(last.starts_T1, last.ids_K, last.rows_KD) + lost, came)
+    assert pool.unsent_norm == pytest.approx(np.linalg.norm(residuals(pool)))
+    last = pool.select(40, *NO_ROWS, keep=1.0, max_age=1)
     pool.commit(last, last.rows_KD)
-    assert pool.num_unsent == 0
-    assert pool.unsent_norm == 0.0
+    delivered = delivered + dense(last.starts_T1, last.ids_K, last.rows_KD)
+    assert np.array_equal(delivered + residuals(pool) + lost, came)
+    assert pool.num_unsent == 0 or codec != "fp32"  # rounding errors have no age
 
 
 def test_lost_rounding_errors_are_counted_by_their_squares() -> None:
@@ -174,8 +175,6 @@ def test_with_enough_slots_it_does_what_the_plain_algorithm_does(max_age: int) -
         for at, (t, id_) in enumerate(sent_rows(selected)):
             assert np.array_equal(selected.rows_KD[at], rest[t, id_])
             assert selected.squares_K[at] == pytest.approx(squares[t, id_], rel=1e-5)
-            position = selected.positions_K[at]
-            assert position == -1 or (tables_V[position], step.ids_V[position]) == (t, id_)
             rest[t, id_], squares[t, id_], first[t, id_] = 0, 0, -1
         pool.commit(selected, selected.rows_KD)
         assert np.array_equal(residuals(pool), rest)
@@ -186,9 +185,9 @@ def test_a_message_has_the_chosen_the_forced_and_the_overflow() -> None:
         pool = new_pool(15)
         for number, step in enumerate(steps(60, seed=1)):
             selected = pool.select(number, step.starts_T1, step.ids_V, step.grad_VD, keep=keep, max_age=9)
-            assert selected.num_chosen == num_kept(step.ids_V.size, keep)
-            parts = selected.num_chosen + selected.num_forced + selected.num_overflow
-            assert parts == selected.ids_K.size == len(set(sent_rows(selected)))
+            forced = np.count_nonzero(selected.ages_K >= 9)
+            least, most = num_kept(step.ids_V.size, keep) + selected.num_overflow, selected.ids_K.size
+            assert least <= most <= least + forced and most == len(set(sent_rows(selected)))
             assert list(sent_rows(selected)) == sorted(sent_rows(selected))
             pool.commit(selected, selected.rows_KD)
 
@@ -269,9 +268,7 @@ def test_no_residual_gets_older_than_the_age_allows_and_ages_are_reported() -> N
         assert none.ids_K.size == 0
     rows = column(9)
     due = pool.select(3, np.array([0, 0, 1, 1]), np.array([4]), rows, keep=1.0, max_age=3)
-    assert (due.num_chosen, due.num_forced) == (1, 18)
     assert due.ids_K.tolist() == list(range(19))
-    assert due.positions_K.tolist() == [-1] * 4 + [0] + [-1] * 14
     assert set(due.ages_K.tolist()) == {3}
     pool.commit(due, due.rows_KD)
     assert pool.num_unsent == 0
@@ -287,8 +284,7 @@ def test_a_rounding_error_has_no_age() -> None:
     for number in range(1, 6):
         pool.commit(none := pool.select(number, *NO_ROWS, keep=0.5, max_age=2), none.rows_KD)
         assert none.ids_K.size == 0
-    last = pool.flush()
-    assert (last.ids_K.tolist(), last.rows_KD[0, 0]) == ([1], 2.0)
+    assert residuals(pool)[0, 1].tolist() == [2.0] * D
 
 
 def test_of_a_new_row_and_the_least_residual_the_smaller_one_is_sent() -> None:
@@ -300,7 +296,7 @@ def test_of_a_new_row_and_the_least_residual_the_smaller_one_is_sent() -> None:
     pool.commit(weak, weak.rows_KD)
     strong = pool.select(2, np.array([0, 2, 2, 2]), np.array([7, 8]), column(9, 3), keep=0.1)
     assert (strong.ids_K.tolist(), strong.num_overflow) == ([2, 7], 1)
-    assert (strong.rows_KD[:, 0].tolist(), strong.positions_K.tolist()) == ([2, 9], [-1, 0])
+    assert strong.rows_KD[:, 0].tolist() == [2, 9]
     pool.commit(strong, strong.rows_KD)
     assert sorted(pool.state()["ids"].tolist()) == [3, 8]
 
@@ -315,22 +311,11 @@ def test_a_residual_of_this_steps_rows_is_never_given_away() -> None:
     assert residuals(pool)[0, 2, 0] == 2.0
 
 
-def test_rounding_errors_can_be_lost_instead_of_sent_when_their_slot_is_wanted() -> None:
-    for flush_errors, sent, lost in ((True, [1, 2], 0), (False, [2], 1)):
-        pool = new_pool(1, flush_errors=flush_errors)
-        pool.commit(pool.select(0, np.array([0, 1, 1, 1]), np.array([1]), column(3), keep=1.0), column(2.5))
-        selected = pool.select(1, np.array([0, 2, 2, 2]), np.array([2, 3]), column(9, 1), keep=0.1)
-        assert (selected.ids_K.tolist(), pool.lost_rows) == (sent, lost)
-        assert pool.lost_squares == lost * 0.25 * D
-
-
-def test_a_score_in_the_servers_units_prefers_rows_that_still_move() -> None:
-    pool = new_pool()
-    starts_T1, ids_V = np.array([0, 2, 2, 2]), np.array([1, 2])
-    scale_V = np.array([1e4, 0], dtype=np.float32)
-    selected = pool.select(0, starts_T1, ids_V, column(3, 1), keep=0.5, scale_V=scale_V)
-    assert selected.ids_K.tolist() == [2]
-    assert selected.scores_K[0] == pytest.approx(np.sqrt(D) / np.sqrt(1.0 + 1e-10))
+def test_a_rounding_error_is_lost_when_its_slot_is_wanted() -> None:
+    pool = new_pool(1)
+    pool.commit(pool.select(0, np.array([0, 1, 1, 1]), np.array([1]), column(3), keep=1.0), column(2.5))
+    selected = pool.select(1, np.array([0, 2, 2, 2]), np.array([2, 3]), column(9, 1), keep=0.1)
+    assert (selected.ids_K.tolist(), pool.lost_rows, pool.lost_squares) == ([2], 1, 0.25 * D)
 
 
 def test_the_caller_can_choose_the_rows() -> None:
@@ -338,16 +323,8 @@ def test_the_caller_can_choose_the_rows() -> None:
     starts_T1, ids_V = np.array([0, 3, 3, 3]), np.array([1, 2, 3])
     grad_VD = column(1, np.nan, 3)
     selected = pool.select(0, starts_T1, ids_V, grad_VD, keep=0.5, chosen_V=np.array([True, True, False]))
-    assert (selected.ids_K.tolist(), selected.num_chosen, selected.num_kept) == ([1], 1, 1)
-
-
-def test_without_residual_what_is_not_chosen_is_lost_and_counted() -> None:
-    pool = new_pool(1, residual=False)
-    starts_T1, ids_V = np.array([0, 3, 3, 3]), np.array([1, 2, 3])
-    selected = pool.select(0, starts_T1, ids_V, column(1, 5, 2), keep=0.1)
-    pool.commit(selected, column(4))
-    assert selected.ids_K.tolist() == [2]
-    assert (pool.num_unsent, pool.lost_rows, pool.lost_squares) == (0, 3, (1 + 4 + 1) * D)
+    pool.commit(selected, selected.rows_KD)
+    assert (selected.ids_K.tolist(), pool.num_unsent) == ([1], 1)
 
 
 def test_the_squares_are_of_all_unsent_gradients_not_of_their_sum() -> None:
@@ -357,14 +334,13 @@ def test_the_squares_are_of_all_unsent_gradients_not_of_their_sum() -> None:
         selected = pool.select(number, starts_T1, ids_V, column(90, 2), keep=0.5)
         pool.commit(selected, selected.rows_KD - 1)
         assert selected.squares_K.tolist() == [8100.0]
-    last = pool.flush()
-    assert (last.ids_K.tolist(), last.squares_K.tolist()) == ([1, 2], [0.0, 12.0])
+    last = pool.select(3, *NO_ROWS, keep=0.5, max_age=1)
+    assert (last.ids_K.tolist(), last.squares_K.tolist()) == ([2], [12.0])
 
 
-@pytest.mark.parametrize("flush_errors", [True, False])
 @pytest.mark.parametrize("capacity", [5, 40, 200])
-def test_a_run_again_after_a_rewind_gives_the_same_bits(capacity: int, flush_errors: bool) -> None:
-    pool = new_pool(capacity, history=6, flush_errors=flush_errors)
+def test_a_run_again_after_a_rewind_gives_the_same_bits(capacity: int) -> None:
+    pool = new_pool(capacity, history=6)
     made = steps(30, seed=5, dyadic=False)
     seen: dict[int, Selected] = {}
     states: dict[int, dict[str, np.ndarray]] = {}
@@ -421,7 +397,6 @@ def test_a_rewind_forgets_an_open_selection_and_refuses_steps_too_old() -> None:
         ({"starts_T1": np.array([0, 3, 3, 4])}, "do not split 3 ids"),
         ({"grad_VD": np.zeros((3, D + 1), np.float32)}, "rows of float32"),
         ({"grad_VD": np.zeros((3, D))}, "rows of float64"),
-        ({"scale_V": np.zeros(2, np.float32)}, "scale of"),
         ({"chosen_V": np.zeros(2, bool)}, "chosen of"),
         ({"keep": 0.0}, "keep: 0.0; allowed"),
         ({"step": 4}, "step 4 after step 4"),
@@ -443,7 +418,7 @@ def test_only_the_last_selection_can_be_committed_and_must_be() -> None:
     pool = new_pool()
     step = steps(1)[0]
     selected = pool.select(0, step.starts_T1, step.ids_V, step.grad_VD, keep=0.2)
-    for call in (lambda: pool.select(1, *NO_ROWS, keep=0.5), pool.flush, pool.state):
+    for call in (lambda: pool.select(1, *NO_ROWS, keep=0.5), pool.state):
         with pytest.raises(ValueError, match="not committed"):
             call()
     with pytest.raises(ValueError, match="sent rows of"):
@@ -456,7 +431,7 @@ def test_only_the_last_selection_can_be_committed_and_must_be() -> None:
 @pytest.mark.parametrize(("dim", "capacity"), [(1, 3), (7, 50), (64, 1000)])
 def test_rows_of_any_width_go_through_a_crowded_pool(dim: int, capacity: int) -> None:
     rng = np.random.default_rng(3)
-    pool = RowPool(num_tables=1, dim=dim, capacity=capacity, residual=True, cache=False, history=2)
+    pool = RowPool(num_tables=1, dim=dim, capacity=capacity, cache=False, history=2)
     came = delivered = np.zeros(dim)
     for number in range(30):
         ids_V = np.unique(rng.integers(-(2**62), 2**62, size=300) if number % 3 else rng.integers(0, 500, size=300))

@@ -12,7 +12,7 @@ D, TABLES, IDS = 5, 2, 60
 
 
 def new_pool(capacity: int = 30) -> RowPool:
-    return RowPool(num_tables=TABLES, dim=D, capacity=capacity, residual=True, cache=False, history=2)
+    return RowPool(num_tables=TABLES, dim=D, capacity=capacity, cache=False, history=2)
 
 
 def train(pool: RowPool, begin: int, end: int, seed: int = 0) -> list[np.ndarray]:
@@ -77,7 +77,7 @@ def test_a_state_fits_a_pool_of_another_size_if_its_rows_do() -> None:
         smaller.load(pool.state())
     assert np.array_equal(total(smaller.state()), total(before))
     with pytest.raises(ValueError, match="a state of residuals"):
-        RowPool(num_tables=1, dim=D + 1, capacity=99, residual=True, cache=False, history=0).load(pool.state())
+        RowPool(num_tables=1, dim=D + 1, capacity=99, cache=False, history=0).load(pool.state())
 
 
 def test_a_load_forgets_the_steps_before() -> None:
@@ -127,7 +127,7 @@ def test_dealt_out_rows_are_all_there_and_once(workers: int) -> None:
 
 
 def test_states_of_different_dims_cannot_be_added() -> None:
-    other = RowPool(num_tables=1, dim=2, capacity=3, residual=True, cache=False, history=0)
+    other = RowPool(num_tables=1, dim=2, capacity=3, cache=False, history=0)
     with pytest.raises(ValueError, match="one dim"):
         merge([new_pool().state(), other.state()])
     with pytest.raises(ValueError, match="0 states"):
