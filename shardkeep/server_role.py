@@ -43,7 +43,7 @@ from shardkeep.roles import (
 )
 
 if TYPE_CHECKING:
-    from shardkeep.workers.profiling import ServerProfile
+    from shardkeep.workers.profiling import Profile
 
 _log = EventLog("roles")
 
@@ -115,12 +115,12 @@ class _Life:
         self._checkpoints = checkpoints_of(self._config, self._folder)
         self._looks = bool(self._config.checkpoint.every_steps or formation.origin)
 
-    def _open_profile(self, folder: Path) -> ServerProfile | None:
+    def _open_profile(self, folder: Path) -> Profile | None:
         if not self._config.profile.steps:
             return None
-        from shardkeep.workers.profiling import ServerProfile, trace_path  # a server needs nothing else of this room
+        from shardkeep.workers.profiling import open_profile  # a server needs nothing else of this room
 
-        return ServerProfile(self._config.profile, trace_path(folder, "server", self._index), self._handle)
+        return open_profile(self._config.profile, folder, "server", self._index)
 
     @property
     def span(self) -> Span:
@@ -148,7 +148,7 @@ class _Life:
         service = self._service
         service.begin(formation.generation, formation.start_step)
         try:
-            handle = self._handle if self._profile is None else self._profile.handle
+            handle = self._handle if self._profile is None else self._profile.led(self._handle)
             transport = join_group(
                 self._config, formation, "server", self._index, self._advertise, handle, lost=self._control.lost
             )

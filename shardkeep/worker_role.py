@@ -46,7 +46,7 @@ from shardkeep.workers.collective import Collective, Solo
 from shardkeep.workers.data.dataset import open_data
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.process_collective import ProcessCollective
-from shardkeep.workers.profiling import WorkerProfile, check_profile, trace_path
+from shardkeep.workers.profiling import Profile, check_profile, open_profile
 from shardkeep.workers.rewind import Rewind
 
 _log = EventLog("roles")
@@ -240,7 +240,9 @@ class _Life:
             again=again,
         )
         if first:
-            profile = _worker_profile(self._config, self._folder, self._index, device)
+            profile = open_profile(
+                self._config.profile, self._folder, "worker", self._index, cuda=device.type == "cuda"
+            )
             _attach(self._worker, profile, self._config, anew=formation.generation == 1)
         return self._worker
 
@@ -292,7 +294,7 @@ def run_in_process(
         resumed = resumed_from(checkpoints, start_step)
         service = build_service(config, tables, shard=0, generation=0, checkpoints=checkpoints, resumed=resumed)
         device = _device(config, None, 0)[0]
-        profile = _worker_profile(config, folder, 0, device)
+        profile = open_profile(config.profile, folder, "worker", 0, cuda=device.type == "cuda")
         worker = build_worker(
             config,
             data=data,
@@ -343,13 +345,7 @@ def _process(kernels_s: float, device: torch.device) -> dict[str, Any]:
     )
 
 
-def _worker_profile(config: JobConfig, folder: Path, index: int, device: torch.device) -> WorkerProfile | None:
-    if not config.profile.steps:
-        return None
-    return WorkerProfile(config.profile, trace_path(folder, "worker", index), cuda=device.type == "cuda")
-
-
-def _attach(worker: Worker, profile: WorkerProfile | None, config: JobConfig, *, anew: bool) -> None:
+def _attach(worker: Worker, profile: Profile | None, config: JobConfig, *, anew: bool) -> None:
     """`anew`: this is a start of the job, which must have something to do."""
     total_steps = worker.trainer.total_steps
     if anew and worker.start.step and worker.start.step >= total_steps:

@@ -14,7 +14,7 @@ import pytest
 from shardkeep.base.errors import ConfigError
 from shardkeep.ps.message import Bytes, Kind, Message, pack
 from shardkeep.workers.config import ProfileConfig
-from shardkeep.workers.profiling import ServerProfile, WorkerProfile, check_profile, trace_path
+from shardkeep.workers.profiling import Profile, check_profile, trace_path
 from shardkeep.workers.stopwatch import Stopwatch
 
 
@@ -46,7 +46,7 @@ def test_a_workers_trace_holds_its_steps_and_their_parts_and_no_others(tmp_path:
     path = trace_path(tmp_path, "worker", 1)
     assert path.name == "worker-1.pt.trace.json"
     watch = Stopwatch()
-    watch.observer = WorkerProfile(ProfileConfig(start=2, steps=3), path, cuda=False)
+    watch.observer = Profile(ProfileConfig(start=2, steps=3), path)
     take_steps(watch, 7)
     assert path.exists()  # as soon as the steps are over
     watch.end()
@@ -58,7 +58,7 @@ def test_a_workers_trace_holds_its_steps_and_their_parts_and_no_others(tmp_path:
 
 def test_a_job_that_ends_within_the_profiled_steps_leaves_what_there_is(tmp_path: Path) -> None:
     watch = Stopwatch()
-    watch.observer = WorkerProfile(ProfileConfig(steps=100), tmp_path / "a.json", cuda=False)
+    watch.observer = Profile(ProfileConfig(steps=100), tmp_path / "a.json")
     take_steps(watch, 2)
     assert not (tmp_path / "a.json").exists()
     watch.end()
@@ -72,14 +72,15 @@ def test_a_servers_trace_goes_from_the_first_steps_first_message_to_the_last_ste
         seen.append(buffer)
         return answered(buffer)
 
-    profile = ServerProfile(ProfileConfig(start=5, steps=2), tmp_path / "a.json", handle)
+    profile = Profile(ProfileConfig(start=5, steps=2), tmp_path / "a.json")
+    led = profile.led(handle)
     sent = [message(Kind.PULL, 4), message(Kind.PUSH, 4)]
     sent += [message(Kind.PULL, step) for step in (5, 6, 7)]  # a window of three
     sent += [message(Kind.READ, 0), message(Kind.ASK, 0), np.zeros(3, dtype=np.uint8)]
     sent += [message(Kind.PUSH, 5), message(Kind.PUSH, 6)]
     sent += [message(Kind.PULL, 8), message(Kind.PUSH, 7), message(Kind.PULL, 9)]
     for buffer in sent:
-        assert profile.handle(buffer).result() is buffer
+        assert led(buffer).result() is buffer
     assert len(seen) == len(sent)
     found = ranges(tmp_path / "a.json")
     assert found == {"shardkeep:pull": 4, "shardkeep:push": 2, "shardkeep:read": 1, "shardkeep:ask": 1}
@@ -90,7 +91,7 @@ def test_a_servers_trace_goes_from_the_first_steps_first_message_to_the_last_ste
 def test_a_job_that_ends_before_the_first_profiled_step_says_so(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    profile = ServerProfile(ProfileConfig(start=5, steps=2), tmp_path / "a.json", answered)
+    profile = Profile(ProfileConfig(start=5, steps=2), tmp_path / "a.json")
     with caplog.at_level(logging.WARNING):
         profile.close()
         profile.close()
@@ -103,7 +104,7 @@ def test_a_trace_that_cannot_be_written_is_told_and_ends_no_job(
 ) -> None:
     (tmp_path / "profile").write_text("a file where the folder should be")
     watch = Stopwatch()
-    watch.observer = WorkerProfile(ProfileConfig(steps=1), trace_path(tmp_path, "worker", 0), cuda=False)
+    watch.observer = Profile(ProfileConfig(steps=1), trace_path(tmp_path, "worker", 0))
     with caplog.at_level(logging.WARNING):
         take_steps(watch, 3)
         watch.end()
