@@ -12,19 +12,14 @@ from shardkeep.compression.shares import num_kept
 Positions = npt.NDArray[np.int64]
 
 
-def select_random(count: int, keep: float, key: int) -> Positions:
-    """Positions of a random `keep` share of `count` things, int64 (K,), ascending, none twice.
+def random_rows(grad_UD: Rows, keep: float, key: int) -> Positions:
+    """Positions of a random `keep` share of the rows (random-k), int64 (K,), ascending, none twice.
 
-    A function of the arguments alone (a Philox stream named by `key`, 0 <= key < 2**128); the global generators are
-    neither read nor moved. Raises ValueError for a `keep` outside (0, 1].
+    A function of U, `keep` and `key` (a Philox stream named by 0 <= key < 2**128); the global generators are neither
+    read nor moved. Raises ValueError for a `keep` outside (0, 1].
     """
-    kept = num_kept(count, keep)
+    count, kept = len(grad_UD), num_kept(len(grad_UD), keep)
     if kept == count:
         return np.arange(count)
     chosen: Positions = np.random.Generator(np.random.Philox(key=key)).choice(count, kept, replace=False, shuffle=False)
     return np.sort(chosen)
-
-
-def random_rows(grad_UD: Rows, keep: float, key: int) -> Positions:
-    """`select_random` as a selector of the registry (random-k); only the number of rows counts."""
-    return select_random(len(grad_UD), keep, key)

@@ -93,17 +93,6 @@ def merge(states: Sequence[State]) -> dict[str, Array]:
     }
 
 
-def split(state: State, parts: int) -> list[dict[str, Array]]:
-    """The rows dealt out one by one to `parts` workers; the totals go to the first. `merge` undoes it."""
-    by_row = ("tables", "ids", "counts", "firsts", "squares", "scores", "rests")
-    dealt = [{name: state[name][part::parts] for name in by_row} for part in range(parts)]
-    step = np.array([state["control"][0], 0], dtype=np.int64)
-    for part, one in enumerate(dealt):
-        one["sums"] = state["sums"] if part == 0 else np.zeros(len(state["sums"]))
-        one["control"] = state["control"] if part == 0 else step
-    return dealt
-
-
 def _summed(states: Sequence[State], name: str, group: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.float64]:
     values = np.concatenate([state[name] for state in states]).astype(np.float64)
     summed = np.zeros(size)

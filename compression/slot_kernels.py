@@ -45,7 +45,7 @@ ROWS_AT_ONCE = 64  # whose index entries and slots are on their way from memory 
 AHEAD = 12  # slots fetched ahead of the one in work
 CANDIDATES = 8  # slots looked at for one to give away
 
-POOL = INTS = "int64[::1]"
+POOL = "int64[::1]"
 INTS2 = "int64[:,::1]"
 FLOATS2 = "float32[:,::1]"
 

@@ -253,28 +253,3 @@ def add_in_rank_order(parts: list[torch.Tensor] | torch.Tensor) -> torch.Tensor:
     for part in parts[1:]:
         total += part
     return total
-
-
-def run_ranks(collectives: list[ThreadCollective], work: Callable[[ThreadCollective], T]) -> list[T]:
-    """Runs `work` in one thread per rank and returns the results in rank order.
-
-    The first failure aborts the group, so that no other rank waits for it, and is raised here.
-    """
-    results: dict[int, T] = {}
-    failures: list[BaseException] = []
-
-    def one(collective: ThreadCollective) -> None:
-        try:
-            results[collective.rank] = work(collective)
-        except BaseException as error:
-            failures.append(error)
-            collective.abort(f"worker {collective.rank}: {error}")
-
-    threads = [threading.Thread(target=one, args=(c,), name=f"worker-{c.rank}") for c in collectives]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    if failures:
-        raise failures[0]
-    return [results[c.rank] for c in collectives]

@@ -93,10 +93,6 @@ class Embeddings:
         parts = torch.split(pooled, [num_samples * dim for dim in self._dims_F])
         return [part.view(num_samples, dim) for part, dim in zip(parts, self._dims_F, strict=True)]
 
-    def zero_gradients(self, plan: Plan) -> RowSlab:
-        """A fresh accumulator for `collect`: per table zeros, float32 (U, D)."""
-        return RowSlab.zeros(plan.unique)
-
     def collect(
         self,
         plan: Plan,
@@ -113,7 +109,7 @@ class Embeddings:
 
         Raises ProtocolError when a gradient or an accumulator has another shape than it must."""
         if not grads.layout.same(plan.unique.layout):
-            raise ProtocolError("the accumulators are of another plan; zero_gradients(plan) makes those of this one")
+            raise ProtocolError("the accumulators are of another plan, not RowSlab.zeros(plan.unique)")
         start, stop = plan.range_of(part)
         here: list[torch.Tensor] = []  # keeps alive what the addresses point to
         addresses_F = np.zeros(len(self._dims_F), dtype=np.int64)
@@ -143,14 +139,6 @@ class Embeddings:
             add_max_on_host(feature, _given(rows)[feature.table], grad, grads[feature.table])
         if on_device:
             device_rows.add_features(plan, on_device, part, grads, _given(rows) if self._max_features else {})
-
-    def blank(self, num_samples: int = 1, device: torch.device = _CPU) -> dict[str, torch.Tensor]:
-        """Leaves of zeros, float32 (B, D): inputs for a rank without samples, which must not stay out of a
-        reduction. Their gradients belong to no row."""
-        return {
-            name: torch.zeros(num_samples, dim, device=device, requires_grad=True)
-            for name, dim in self.feature_dims.items()
-        }
 
 
 def non_finite_rows(grad_UD: Rows) -> npt.NDArray[np.bool_]:

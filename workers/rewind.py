@@ -67,13 +67,9 @@ class Rewind:
         except OSError as error:
             raise CheckpointError(f"{self._folder}: cannot be written ({error.strerror or error})") from error
 
-    def state(self, step: int) -> dict[str, Any]:
-        """The state dict at the start of a step; its tensors are overwritten by a later `keep`. Raises KeyError (it is
-        not kept) and CheckpointError (it is damaged)."""
-        return dict(self._read(step)["tower"])
-
     def take_back(self, tower: Tower, step: int) -> None:
-        """Gives a tower the state at the start of a step, and what belonged to this rank only. Raises as `state`."""
+        """Gives a tower the state at the start of a step, and what belonged to this rank only. Raises KeyError (it is
+        not kept) and CheckpointError (it is damaged)."""
         kept = self._read(step)
         tower.load_state_dict(kept["tower"])
         tower.load_local_state_dict(kept["local"])

@@ -71,24 +71,6 @@ class RowIndex:
         """The number of rows up to which nobody has to call `make_room`; 0 while entries move."""
         return 0 if self._old is not None else min(self.records.capacity, self._limit)
 
-    def find(self, ids_U: Ids) -> Ids:
-        """Slots of ids, int64; -1 where an id is absent. Changes nothing."""
-        slots_U = np.empty(ids_U.size, dtype=np.int64)
-        records = self.records
-        index_kernels.find(self.entries, self.old, ids_U, records.addresses, records.shift, records.width, slots_U)
-        return slots_U
-
-    def find_or_add(self, ids_U: Ids) -> Ids:
-        """Slots of unique ids, int64; absent ones are added and get the slots from len(self) on.
-
-        Raises what `make_room` raises."""
-        records = self.records
-        self.make_room(ids_U.size)
-        slots_U = np.empty(ids_U.size, dtype=np.int64)
-        place = (records.addresses, records.shift, records.width)
-        self.added(index_kernels.find_or_add(self.entries, self.old, ids_U, *place, self._count, slots_U))
-        return slots_U
-
     def added(self, count: int) -> None:
         """Notes the new number of ids that the kernel `find_or_add` returned to a caller of its own."""
         self._count = count

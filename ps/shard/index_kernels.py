@@ -255,9 +255,3 @@ def move_entries(entries: Entries, old: Entries, begin: int, end: int) -> None:
     # The least hash whose chain starts at `end` or later.
     n = size - _1
     old[0] = (((last - _1) << _32) + n - _1) // n
-
-
-@kernel("void(int64[::1], int64, int64, int64[::1])")
-def read_ids(addresses: Addresses, shift: int, width: int, ids_N: Ids) -> None:
-    for slot in range(ids_N.size):
-        ids_N[slot] = id_of(addresses, shift, width, slot)

@@ -98,15 +98,6 @@ def initialise(
 
 
 @kernel("void(int64[::1], int64, int64, int64[::1], int64, float32[:,::1])")
-def read_words(addresses: Addresses, shift: int, width: int, slots_U: Slots, first: int, out_UK: Rows) -> None:
-    """Words [first, first + K) of records into out."""
-    for i in range(slots_U.size):
-        row = record(addresses, shift, width, slots_U[i])
-        for k in range(out_UK.shape[1]):
-            out_UK[i, k] = row[first + k]
-
-
-@kernel("void(int64[::1], int64, int64, int64[::1], int64, float32[:,::1])")
 def write_words(addresses: Addresses, shift: int, width: int, slots_U: Slots, first: int, in_UK: Rows) -> None:
     """`in_UK` into words [first, first + K) of records."""
     for i in range(slots_U.size):

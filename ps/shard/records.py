@@ -6,9 +6,7 @@ Only storage. What the words mean is the table's business; the first two hold th
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-from shardkeep.ps.shard import index_kernels
 from shardkeep.ps.shard.pages import LARGE, SMALL, Pages
 
 _BLOCK_BYTES = 8 << 20
@@ -56,12 +54,6 @@ class Records:
         while self.capacity < count:
             most = max(1, _REGION_BYTES // (block * self.width * 4))
             self._append(min(max(1, self.capacity // block), most))
-
-    def ids(self, count: int) -> npt.NDArray[np.int64]:
-        """Ids of the first `count` records, in the order of their slots."""
-        ids_N = np.empty(count, dtype=np.int64)
-        index_kernels.read_ids(self.addresses, self.shift, self.width, ids_N)
-        return ids_N
 
     def _append(self, blocks: int) -> None:
         words = self.width << self.shift

@@ -14,7 +14,7 @@ from shardkeep.ps.shard import table_kernels as at
 from shardkeep.ps.shard.index import RowIndex
 from shardkeep.ps.shard.index_kernels import FIRST_WEIGHT
 from shardkeep.ps.shard.initial import Initial
-from shardkeep.ps.shard.optimizers import OPTIMIZERS, code_address, step_scalars
+from shardkeep.ps.shard.optimizers import OPTIMIZERS, code_address
 from shardkeep.ps.shard.records import Records
 
 Ids = npt.NDArray[np.int64]
@@ -113,45 +113,12 @@ class Table:
         self._changed = bits
         self.place[at.CHANGED], self.place[at.NUM_CHANGED] = bits.ctypes.data, bits.size
 
-    def pull(self, ids_U: Ids) -> Rows:
-        """Weights of ids as a fresh float32 (U, D); the initial value of unknown ones. Never changes the table."""
-        ids_U = plain(ids_U, np.int64)
-        rows_UD = np.empty((ids_U.size, self.spec.dim), dtype=np.float32)
-        starts, slots_U = np.array([0, ids_U.size]), np.empty(ids_U.size, dtype=np.int64)
-        absent = np.empty(1, dtype=np.int64)
-        at.pull(self.place[None], self.scale[None], _ONE_TABLE, starts, ids_U, slots_U, absent, rows_UD.reshape(-1))
-        return rows_UD
-
-    def apply(self, ids_U: Ids, grad_UD: Rows, *, step: int) -> None:
-        """One optimizer update per id. Rows with inf or nan in their gradient are left alone and counted."""
-        ids_U, grad_UD = self.finite(plain(ids_U, np.int64), self._shaped(grad_UD, ids_U.size))
-        slots_U = self.find_or_create(ids_U)
-        at.update(self.place, slots_U, grad_UD, NO_SQUARES, step_scalars(self.spec.optimizer, step))
-
     def digest(self) -> int:
         """128 bits that depend on every id, weight and slot, on the seed and the table's name, not on any order.
 
         Digests of the parts of a table on several servers add up modulo 2**128 to the whole table's."""
         low, high = kernels.digest(*self._records_at, self.num_rows, self._used, self._initial.key)
         return int(low) | int(high) << 64
-
-    def export(self) -> tuple[Ids, Rows, Rows]:
-        """Copies of all ids (N), weights (N, D) and optimizer slots (N, S), sorted by id."""
-        ids_N = self.ids()
-        order_N = np.argsort(ids_N, kind="stable")
-        return ids_N[order_N], *self.read(order_N)
-
-    def ids(self) -> Ids:
-        """A copy of all ids (N), in the order of their slots."""
-        return self._records.ids(self.num_rows)
-
-    def read(self, slots_N: Ids) -> tuple[Rows, Rows]:
-        """Copies of the weights (N, D) and optimizer slots (N, S) of rows, given as positions in `ids()`."""
-        rows_ND = np.empty((slots_N.size, self.spec.dim), dtype=np.float32)
-        slots_NS = np.empty((slots_N.size, self._num_slots), dtype=np.float32)
-        kernels.read_words(*self._records_at, slots_N, FIRST_WEIGHT, rows_ND)
-        kernels.read_words(*self._records_at, slots_N, FIRST_WEIGHT + self.spec.dim, slots_NS)
-        return rows_ND, slots_NS
 
     @property
     def records(self) -> Records:

@@ -67,12 +67,6 @@ def source_size(module: str) -> int:
     return _source_of(module).stat().st_size
 
 
-def forget_sources() -> None:
-    """Sources are read again when they are asked for next: for a process that has changed them."""
-    for cached in (imports_of, fingerprint):
-        cached.cache_clear()
-
-
 def _source_of(module: str) -> Path:
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:

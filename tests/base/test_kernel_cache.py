@@ -141,7 +141,8 @@ def forget_own() -> None:
     for module in OWN:
         sys.modules.pop(module, None)
     importlib.invalidate_caches()
-    kernel_sources.forget_sources()
+    kernel_sources.imports_of.cache_clear()
+    kernel_sources.fingerprint.cache_clear()
 
 
 def compile_tiny() -> tuple[int, int]:

@@ -63,7 +63,9 @@ def test_delivered_and_residual_are_all_that_came_in(keep: float, capacity: int,
         assert pool.unsent_norm == pytest.approx(np.linalg.norm(residuals(pool)))
     assert rounding == "exact" or capacity == 24 or pool.lost_squares > 0
     held = residuals(pool)
-    last = pool.select(40, np.zeros(3, np.int64), np.empty(0, np.int64), np.empty((0, D), np.float32), keep=1.0, flush=True)
+    last = pool.select(
+        40, np.zeros(3, np.int64), np.empty(0, np.int64), np.empty((0, D), np.float32), keep=1.0, flush=True
+    )
     assert np.array_equal(dense(last.starts_T1, last.ids_K, last.rows_KD), held)
     pool.commit(last, last.rows_KD)
     assert pool.num_unsent == 0

@@ -6,9 +6,20 @@ import numpy as np
 import pytest
 
 from shardkeep.compression.row_pool import RowPool
-from shardkeep.compression.row_pool_state import merge, split
+from shardkeep.compression.row_pool_state import State, merge
 
 D, TABLES, IDS = 5, 2, 60
+
+
+def split(state: State, parts: int) -> list[dict[str, np.ndarray]]:
+    """The rows dealt out one by one to `parts` workers; the totals go to the first. `merge` undoes it."""
+    by_row = ("tables", "ids", "counts", "firsts", "squares", "scores", "rests")
+    dealt = [{name: state[name][part::parts] for name in by_row} for part in range(parts)]
+    step = np.array([state["control"][0], 0], dtype=np.int64)
+    for part, one in enumerate(dealt):
+        one["sums"] = state["sums"] if part == 0 else np.zeros(len(state["sums"]))
+        one["control"] = state["control"] if part == 0 else step
+    return dealt
 
 
 def new_pool(capacity: int = 30) -> RowPool:

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shardkeep.compression.random_choice import select_random
+from shardkeep.compression.random_choice import random_rows
 from shardkeep.compression.shares import keep_at, num_kept
-from shardkeep.compression.topk import select_elements, select_rows
+from shardkeep.compression.topk import largest_rows
 from tests.support.examples import examples
 
 
@@ -23,29 +23,29 @@ def column(*values: float) -> np.ndarray:
 
 def test_selected_rows_keep_their_signs() -> None:
     grad_UD = np.array([[-3, 1], [0.5, 0], [2, -4], [0, 0]], dtype=np.float32)
-    positions = select_rows(grad_UD, 0.5)
+    positions = largest_rows(grad_UD, 0.5)
     assert positions.dtype == np.int64
     assert grad_UD[positions].tolist() == [[-3, 1], [2, -4]]
 
 
 def test_negative_rows_are_as_large_as_positive_ones() -> None:
-    assert select_rows(column(-1, -5, -2, -4), 0.5).tolist() == [1, 3]
+    assert largest_rows(column(-1, -5, -2, -4), 0.5).tolist() == [1, 3]
 
 
 def test_of_equal_rows_the_first_are_taken() -> None:
-    assert select_rows(column(1, 2, 2, -2, 2, 1), 0.5).tolist() == [1, 2, 3]
-    assert select_rows(np.zeros((6, 4), np.float32), 0.5).tolist() == [0, 1, 2]
+    assert largest_rows(column(1, 2, 2, -2, 2, 1), 0.5).tolist() == [1, 2, 3]
+    assert largest_rows(np.zeros((6, 4), np.float32), 0.5).tolist() == [0, 1, 2]
 
 
 def test_at_least_one_row_is_kept_and_none_of_none() -> None:
-    assert select_rows(column(1, 3, 2), 1e-9).tolist() == [1]
-    assert select_rows(np.empty((0, 16), np.float32), 0.1).tolist() == []
-    assert select_rows(np.empty((0, 16), np.float32), 1.0).tolist() == []
-    assert select_rows(column(7), 0.1).tolist() == [0]
+    assert largest_rows(column(1, 3, 2), 1e-9).tolist() == [1]
+    assert largest_rows(np.empty((0, 16), np.float32), 0.1).tolist() == []
+    assert largest_rows(np.empty((0, 16), np.float32), 1.0).tolist() == []
+    assert largest_rows(column(7), 0.1).tolist() == [0]
 
 
 def test_all_rows_are_kept_with_a_share_of_one() -> None:
-    assert select_rows(column(3, 1, 2), 1.0).tolist() == [0, 1, 2]
+    assert largest_rows(column(3, 1, 2), 1.0).tolist() == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -55,23 +55,23 @@ def test_all_rows_are_kept_with_a_share_of_one() -> None:
 def test_the_number_of_kept_rows_is_the_share_rounded_up(num_rows: int, keep: float, expected: int) -> None:
     assert num_kept(num_rows, keep) == expected
     grad_UD = np.random.default_rng(0).normal(size=(num_rows, 2)).astype(np.float32)
-    assert len(select_rows(grad_UD, keep)) == expected
+    assert len(largest_rows(grad_UD, keep)) == expected
 
 
 def test_norms_do_not_overflow_or_vanish() -> None:
-    assert select_rows(column(2e19, 3e19, 1e19), 0.3).tolist() == [1]
-    assert select_rows(column(2e-30, 3e-30, 1e-30), 0.3).tolist() == [1]
+    assert largest_rows(column(2e19, 3e19, 1e19), 0.3).tolist() == [1]
+    assert largest_rows(column(2e-30, 3e-30, 1e-30), 0.3).tolist() == [1]
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=str)
 def test_a_row_that_is_not_finite_is_seen_not_hidden(bad: float) -> None:
-    assert select_rows(column(1, 1e30, bad, 2), 0.25).tolist() == [2]
+    assert largest_rows(column(1, 1e30, bad, 2), 0.25).tolist() == [2]
 
 
 @pytest.mark.parametrize("keep", [0.0, -0.1, 1.1, math.nan])
 def test_a_share_out_of_range_is_refused(keep: float) -> None:
     with pytest.raises(ValueError, match=r"allowed: above 0, up to 1"):
-        select_rows(column(1, 2), keep)
+        largest_rows(column(1, 2), keep)
 
 
 @examples(200)
@@ -82,42 +82,21 @@ def test_a_share_out_of_range_is_refused(keep: float) -> None:
 def test_selection_equals_a_stable_sort_by_norm(grad_UD: np.ndarray, keep: float) -> None:
     norms = (grad_UD.astype(np.float64) ** 2).sum(axis=1)
     expected = np.sort(np.argsort(-norms, kind="stable")[: num_kept(len(grad_UD), keep)])
-    assert np.array_equal(select_rows(grad_UD, keep), expected)
+    assert np.array_equal(largest_rows(grad_UD, keep), expected)
 
 
-def test_elements_keep_their_signs() -> None:
-    positions, values = select_elements(np.array([0.5, -3, 2, -0.1], dtype=np.float32), 0.5)
-    assert (positions.tolist(), values.tolist()) == ([1, 2], [-3, 2])
-
-
-def test_elements_that_are_all_negative_are_not_all_kept() -> None:
-    positions, values = select_elements(np.array([-1, -4, -2, -3], dtype=np.float32), 0.25)
-    assert (positions.tolist(), values.tolist()) == ([1], [-4])
-
-
-def test_at_least_one_element_is_kept_and_small_arrays_go_whole() -> None:
-    values = np.array([1, -2, 0, 3], dtype=np.float32)
-    assert select_elements(values, 1e-6)[0].tolist() == [3]
-    assert select_elements(values, 1e-6, dense_below=5)[1].tolist() == values.tolist()
-    assert select_elements(values, 1e-6, dense_below=4)[0].tolist() == [3]
-    assert select_elements(values[:0], 0.5)[0].tolist() == []
-
-
-def test_elements_that_are_not_finite_are_seen() -> None:
-    positions, values = select_elements(np.array([1, np.nan, 2, -np.inf], dtype=np.float32), 0.5)
-    assert positions.tolist() == [1, 3]
-    assert np.isnan(values[0])
-    assert values[1] == -np.inf
+def rows(count: int) -> np.ndarray:
+    return np.zeros((count, 1), np.float32)
 
 
 def test_a_random_choice_has_no_duplicates_and_is_named_by_its_key() -> None:
-    chosen = select_random(1000, 0.1, 7)
+    chosen = random_rows(rows(1000), 0.1, 7)
     assert chosen.size == 100
     assert np.array_equal(chosen, np.unique(chosen))
-    assert np.array_equal(chosen, select_random(1000, 0.1, 7))
-    assert not np.array_equal(chosen, select_random(1000, 0.1, 8))
-    assert select_random(3, 1.0, 7).tolist() == [0, 1, 2]
-    assert select_random(0, 0.1, 7).tolist() == []
+    assert np.array_equal(chosen, random_rows(rows(1000), 0.1, 7))
+    assert not np.array_equal(chosen, random_rows(rows(1000), 0.1, 8))
+    assert random_rows(rows(3), 1.0, 7).tolist() == [0, 1, 2]
+    assert random_rows(rows(0), 0.1, 7).tolist() == []
 
 
 def test_a_random_choice_leaves_the_global_generators_alone() -> None:
@@ -126,14 +105,14 @@ def test_a_random_choice_leaves_the_global_generators_alone() -> None:
     expected = torch.rand(1).item(), np.random.random()
     torch.manual_seed(3)
     np.random.seed(3)
-    select_random(1000, 0.1, 7)
+    random_rows(rows(1000), 0.1, 7)
     assert (torch.rand(1).item(), np.random.random()) == expected
 
 
 def test_a_random_choice_takes_every_position_equally_often() -> None:
     counts = np.zeros(20)
     for key in range(2000):
-        counts[select_random(20, 0.25, key)] += 1
+        counts[random_rows(rows(20), 0.25, key)] += 1
     assert np.abs(counts - 500).max() < 5 * np.sqrt(2000 * 0.25 * 0.75)
 
 

@@ -11,6 +11,7 @@ from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.placement import server_of
 from shardkeep.workers.data.batch import Batch, Ragged
 from tests.support.local_job import LocalJob, in_threads
+from tests.support.one_table import pulled
 from tests.support.reference import Reference
 from tests.support.samples import ArrayDataset, as_data, draw
 
@@ -65,7 +66,7 @@ class SideBySide:
         owners = server_of(ids, len(self.job.services))
         rows = np.empty((ids.size, self.job.services[0].tables[self.index[name]].spec.dim), np.float32)
         for s, service in enumerate(self.job.services):
-            rows[owners == s] = service.tables[self.index[name]].pull(ids[owners == s])
+            rows[owners == s] = pulled(service.tables[self.index[name]], ids[owners == s])
         return rows
 
     def copy_reference(self) -> None:

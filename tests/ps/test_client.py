@@ -22,9 +22,9 @@ from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message, unpack
 from shardkeep.ps.placement import server_of
 from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.shard.table import Table
 from shardkeep.ps.transport import Handler, LocalTransport
 from tests.support.examples import examples
+from tests.support.one_table import OneTable, exported, pulled
 
 TABLES = (
     TableSpec(name="user", dim=4),
@@ -130,7 +130,7 @@ def ones(ids: np.ndarray, table: int) -> np.ndarray:
 def test_rows_come_back_in_the_order_of_the_ids_from_any_number_of_servers(num_servers: int) -> None:
     shards = services(num_servers)
     client = connect([shard.handle for shard in shards])
-    expected = Table(TABLES[0], seed=3)
+    expected = OneTable(TABLES[0], seed=3)
     rng = np.random.default_rng(1)
     for step in range(5):
         ids = many(400, seed=step)
@@ -145,7 +145,7 @@ def test_rows_come_back_in_the_order_of_the_ids_from_any_number_of_servers(num_s
     assert (client.read(request).result()["user"] == expected.pull(ids)).all()
     assert sum(shard.tables[0].num_rows for shard in shards) == expected.num_rows
     for server, shard in enumerate(shards):
-        assert (server_of(shard.tables[0].export()[0], num_servers) == server).all()
+        assert (server_of(exported(shard.tables[0])[0], num_servers) == server).all()
 
 
 @pytest.mark.parametrize("mode", ["sync", "bounded", "async"])
@@ -396,7 +396,7 @@ def test_values_beyond_a_16_bit_range_are_counted(values: str, saturated: int, m
         client.push(step, request, {"item": grad})
     assert client.saturated_values == 2 * saturated
     client.wait_acknowledged()
-    assert np.isfinite(shard.tables[1].pull(ids_of(1, 2))).all()
+    assert np.isfinite(pulled(shard.tables[1], ids_of(1, 2))).all()
 
 
 # ---- what is refused before it is sent ----

@@ -20,6 +20,7 @@ from shardkeep.ps.shard.journal import Journal
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.slab import Catalog, IdSlab, RowSlab
 from shardkeep.ps.transport import Handler, LocalTransport
+from tests.support.one_table import exported
 
 SGD = {"name": "sgd", "lr": 1.0}
 TABLES = (
@@ -82,7 +83,7 @@ class Job:
         return {
             int(id_): row
             for service in self.services
-            for id_, row in zip(*service.tables[table].export()[:2], strict=True)
+            for id_, row in zip(*exported(service.tables[table])[:2], strict=True)
         }
 
 
@@ -261,7 +262,7 @@ def test_second_moments_reach_the_optimizer() -> None:
             grads = {"b": np.stack([np.full(8, 100.0), np.full(8, 2.0)]).astype(np.float32)}
             job.client.push(step, request, grads, last=step == 2)
         job.client.fence(3)
-        ids_N, _, slots_NS = job.services[0].tables[1].export()
+        ids_N, _, slots_NS = exported(job.services[0].tables[1])
         slots[told] = float(slots_NS[ids_N == 9][0, 0])
     assert slots[False] == pytest.approx(36.0, rel=1e-5)  # (2 + 2 + 2) ** 2
     assert slots[True] == pytest.approx(12.0, rel=0.2)  # 3 * 2 ** 2, in one byte

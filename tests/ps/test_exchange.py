@@ -11,6 +11,7 @@ from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.message import Kind, Message, pack, unpack
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.transport import LocalTransport
+from tests.support.one_table import pulled
 
 SPEC = TableSpec(name="t", dim=4, optimizer={"name": "sgd", "lr": 1.0}, init={"name": "zeros"})
 IDS = np.array([1, 5, 9], np.int64)
@@ -65,4 +66,4 @@ def test_gradients_made_for_other_ids_are_sent_with_the_ids_of_their_push() -> N
     grads["t"][...] += 1.0
     client.push(0, client.request({"t": IDS}), grads)
     client.wait_acknowledged()
-    assert (service.tables[0].pull(IDS) == -1).all() and (service.tables[0].pull(IDS + 100) == 0).all()
+    assert (pulled(service.tables[0], IDS) == -1).all() and (pulled(service.tables[0], IDS + 100) == 0).all()

@@ -8,6 +8,7 @@ import numpy as np
 
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.shard.tables import Tables
+from tests.support.one_table import exported
 from tests.support.tables import SPECS as ALL_LAWS
 from tests.support.tables import ByTable, gradients
 
@@ -38,7 +39,7 @@ def filled(*, seed: int = 0) -> Tables:
 
 
 def state(tables: Tables) -> State:
-    return [table.export() for table in tables]
+    return [exported(table) for table in tables]
 
 
 def same(a: State, b: State) -> bool:

@@ -22,7 +22,6 @@ from shardkeep.dry_run import DRAWN_SAMPLES, PLAYED_STEPS, Played, Seen, drawn_s
 from shardkeep.estimate import estimate, links_of, memory_of, table_bytes
 from shardkeep.estimate_view import show_estimate
 from shardkeep.ps.config import AdamConfig, TableSpec
-from shardkeep.ps.shard.table import Table
 from shardkeep.ps.slab import Catalog
 from shardkeep.rereads import Rereads
 from shardkeep.workers.data.batch import Batch, Ragged
@@ -31,6 +30,7 @@ from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.data.schema import Feature
 from shardkeep.workers.plan import Planner
 from tests.support.local_job import LocalJob
+from tests.support.one_table import OneTable
 
 JOB: dict[str, Any] = {
     "name": "small",
@@ -105,7 +105,7 @@ def test_the_ids_of_a_step_are_those_of_the_data() -> None:
 @pytest.mark.parametrize("rows", [1000, 70_000, 400_000])
 def test_a_tables_bytes_are_those_of_a_table(rows: int) -> None:
     spec = TableSpec(name="t", dim=10, optimizer=AdamConfig())
-    table = Table(spec, seed=1)
+    table = OneTable(spec, seed=1)
     for start in range(0, rows, 500):
         ids = np.arange(start, start + 500, dtype=np.int64)
         table.apply(ids, np.ones((500, 10), np.float32), step=0)

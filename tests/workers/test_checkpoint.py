@@ -15,8 +15,8 @@ from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.ps.shard import snapshot_writer
 from shardkeep.workers import checkpoint as written_by_workers
-from shardkeep.workers.collective import run_ranks
 from tests.support.local_job import LocalJob
+from tests.support.ranks import run_ranks
 from tests.support.samples import as_data, draw
 
 SLOW_S = 0.4

@@ -29,9 +29,9 @@ from shardkeep.workers.collective import (
     Collective,
     Solo,
     ThreadCollective,
-    run_ranks,
 )
 from shardkeep.workers.process_collective import ProcessCollective
+from tests.support.ranks import run_ranks
 from tests.support.scenarios import Found, Rank, Scenario, played
 from tests.support.towers import Forgetful, seeded_model, tower_of, train
 

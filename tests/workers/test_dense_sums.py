@@ -20,7 +20,7 @@ from shardkeep.base.errors import JobError
 from shardkeep.compression.dense import DenseCompression
 from shardkeep.compression.exchange import Ranks
 from shardkeep.compression.ledger import Ledger
-from shardkeep.workers.collective import Collective, ThreadCollective, run_ranks
+from shardkeep.workers.collective import Collective, ThreadCollective
 from shardkeep.workers.compiling import why_no_compiler
 from shardkeep.workers.process_collective import ProcessCollective
 from shardkeep.workers.reduce import BucketSums, sum_bucket
@@ -29,6 +29,7 @@ from shardkeep.workers.tower import Tower
 from tests.support.dense_sums import drive
 from tests.support.layers import FORMS, SPLITS, Layers, build
 from tests.support.processes import in_processes
+from tests.support.ranks import run_ranks
 from tests.support.towers import CPU, FP16, Small, batch, part_of, tower_of, train, values_of
 
 WORLD = 2

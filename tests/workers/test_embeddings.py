@@ -167,7 +167,7 @@ def test_pooling_and_its_gradient_equal_embedding_bag(num_samples: int, seed: in
     targets = random_targets(num_samples, seed=seed)
     backward(expected, targets)
     backward(leaves, targets)
-    grads = EMBEDDINGS.zero_gradients(plan)
+    grads = RowSlab.zeros(plan.unique)
     EMBEDDINGS.collect(plan, leaves, grads)
     for table, grad_UD in grads.items():
         expected_UD = weights[table].grad
@@ -198,7 +198,7 @@ def test_a_single_weighted_id_needs_no_lengths() -> None:
     leaves = embeddings.lookup(plan, rows)
     assert leaves["scored"].tolist() == [[2, 4, 6], [-0.5, -1, -1.5]]
     leaves["scored"].sum().backward()
-    grads = embeddings.zero_gradients(plan)
+    grads = RowSlab.zeros(plan.unique)
     embeddings.collect(plan, leaves, grads)
     assert grads["users"].tolist() == [[1.5, 1.5, 1.5]]
 
@@ -238,7 +238,7 @@ def test_the_largest_values_and_their_gradients_equal_embedding_bag(
         expected[name] = bag(torch.from_numpy(at_N), torch.from_numpy(np.cumsum(lengths_B) - lengths_B))
         targets[name] = torch.from_numpy(rng.integers(-9, 10, (num_samples, 5)).astype(np.float32))  # sums are exact
     sum((expected[name] * targets[name]).sum() for name in expected).backward()
-    grads, on_device = PEAKS.zero_gradients(plan), PEAKS.zero_gradients(plan)
+    grads, on_device = RowSlab.zeros(plan.unique), RowSlab.zeros(plan.unique)
     for part in (slice(0, cut), slice(cut, num_samples)):
         leaves = PEAKS.lookup(plan, rows, part)
         backward(leaves, {name: target[part] for name, target in targets.items()})
@@ -268,7 +268,7 @@ def test_micro_batches_add_up_to_the_batch(cuts: list[int]) -> None:
     targets = random_targets(7)
     whole = EMBEDDINGS.lookup(plan, rows)
     backward(whole, targets)
-    expected, grads = EMBEDDINGS.zero_gradients(plan), EMBEDDINGS.zero_gradients(plan)
+    expected, grads = RowSlab.zeros(plan.unique), RowSlab.zeros(plan.unique)
     EMBEDDINGS.collect(plan, whole, expected)
     for start, stop in itertools.pairwise(cuts):
         part = slice(start, stop)
@@ -302,7 +302,7 @@ def test_the_form_for_devices_gives_the_same_values_and_gradients(seed: int) -> 
         leaves = EMBEDDINGS.lookup(plan, rows, part)
         targets = {name: target[part or slice(None)] for name, target in random_targets(8).items()}
         backward(leaves, targets)
-        expected, found = EMBEDDINGS.zero_gradients(plan), EMBEDDINGS.zero_gradients(plan)
+        expected, found = RowSlab.zeros(plan.unique), RowSlab.zeros(plan.unique)
         EMBEDDINGS.collect(plan, leaves, expected, part)
         pooled = device_rows.pool_features(plan, rows, part, torch.device("cpu"))
         for leaf, pooled_BD in zip(leaves.values(), pooled, strict=True):
@@ -323,7 +323,7 @@ def test_a_cuda_device_gives_the_same_and_the_same_bits_twice() -> None:
         leaves = EMBEDDINGS.lookup(plan, rows, None, device)
         assert all(leaf.device.type == device.type for leaf in leaves.values())
         backward(leaves, {name: target.to(device) for name, target in targets.items()})
-        results.append(EMBEDDINGS.zero_gradients(plan))
+        results.append(RowSlab.zeros(plan.unique))
         EMBEDDINGS.collect(plan, leaves, results[-1])
     for table in TABLES:
         np.testing.assert_allclose(results[1][table], results[0][table], rtol=1e-4, atol=1e-4)
@@ -334,7 +334,7 @@ def test_collecting_twice_gives_equal_bits() -> None:
     plan = EMBEDDINGS.plan(random_batch(500, seed=2))
     leaves = EMBEDDINGS.lookup(plan, random_rows(plan))
     backward(leaves, random_targets(500))
-    first, second = EMBEDDINGS.zero_gradients(plan), EMBEDDINGS.zero_gradients(plan)
+    first, second = RowSlab.zeros(plan.unique), RowSlab.zeros(plan.unique)
     EMBEDDINGS.collect(plan, leaves, first)
     EMBEDDINGS.collect(plan, leaves, second)
     assert all(np.array_equal(first[t], second[t]) for t in first)
@@ -363,23 +363,18 @@ def test_a_leaf_that_the_model_did_not_use_adds_nothing() -> None:
     plan = EMBEDDINGS.plan(random_batch(6, seed=3))
     leaves = EMBEDDINGS.lookup(plan, random_rows(plan))
     leaves["single"].sum().backward()
-    grads = EMBEDDINGS.zero_gradients(plan)
+    grads = RowSlab.zeros(plan.unique)
     EMBEDDINGS.collect(plan, leaves, grads)
     assert grads["users"].any()
     assert not grads["items"].any()
 
 
-def test_a_batch_without_samples_needs_no_rows_and_blank_leaves_stand_in() -> None:
+def test_a_batch_without_samples_needs_no_rows() -> None:
     plan = EMBEDDINGS.plan(random_batch(0, seed=0))
     assert all(u.size == 0 for u in plan.unique.values())
     leaves = EMBEDDINGS.lookup(plan, random_rows(plan))
     assert leaves["bag"].shape == (0, 5)
-    EMBEDDINGS.collect(plan, leaves, EMBEDDINGS.zero_gradients(plan))
-    blank = EMBEDDINGS.blank()
-    assert {name: tuple(leaf.shape) for name, leaf in blank.items()} == {
-        "single": (1, DIM), "bag": (1, 5), "average": (1, 5), "scored": (1, DIM),
-    }  # fmt: skip
-    assert all(leaf.requires_grad and leaf.is_leaf and not leaf.any() for leaf in blank.values())
+    EMBEDDINGS.collect(plan, leaves, RowSlab.zeros(plan.unique))
 
 
 def test_non_finite_rows_are_found_wherever_the_value_is() -> None:
@@ -445,4 +440,4 @@ def test_rows_and_gradients_of_another_shape_are_refused() -> None:
     with pytest.raises(
         ProtocolError, match=r"feature single: torch.float32 gradient \(4, 3\); the part is torch.float32 \(2, 3\)"
     ):
-        EMBEDDINGS.collect(plan, leaves, EMBEDDINGS.zero_gradients(plan), slice(0, 2))
+        EMBEDDINGS.collect(plan, leaves, RowSlab.zeros(plan.unique), slice(0, 2))

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from shardkeep.workers.collective import ThreadCollective, run_ranks
+from shardkeep.workers.collective import ThreadCollective
 from shardkeep.workers.metrics.quality import evaluate_over_workers, evaluate_predictions
+from tests.support.ranks import run_ranks
 
 
 def drawn(num_samples, seed=0, ties=False):

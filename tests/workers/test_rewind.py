@@ -15,10 +15,11 @@ import torch
 from shardkeep.base.errors import CheckpointError
 from shardkeep.ps.control.records import Span
 from shardkeep.ps.control.recovery import Start, agreed_start
-from shardkeep.workers.collective import ThreadCollective, run_ranks
+from shardkeep.workers.collective import ThreadCollective
 from shardkeep.workers.rewind import Rewind
 from shardkeep.workers.state_tree import joined, split
 from shardkeep.workers.tower import Tower
+from tests.support.ranks import run_ranks
 from tests.support.towers import batch, part_of, tower_of
 
 ADAM = {"optimizer": {"name": "adam", "lr": 0.01}}
@@ -43,7 +44,7 @@ def test_going_back_and_training_again_gives_the_same_bits(tmp_path: Path, optim
     assert rewind.span() == (4, 7)
     digest = tower.digest_bytes()
     for step in (7, 4, 5):
-        tower.load_state_dict(rewind.state(step))
+        rewind.take_back(tower, step)
         assert tower.step == step
         assert train(tower, 7 - step).digest_bytes() == digest
 
@@ -53,7 +54,7 @@ def test_another_process_finds_what_was_kept(tmp_path: Path) -> None:
     found = Rewind(tmp_path, depth=3)
     assert found.span() == (3, 5)
     other = tower_of(config=ADAM)
-    other.load_state_dict(found.state(4))
+    found.take_back(other, 4)
     assert train(other, 1, found).digest_bytes() == train(tower_of(config=ADAM), 5).digest_bytes()
 
 
@@ -61,7 +62,7 @@ def test_the_first_state_of_an_optimizer_without_slots_is_kept_too(tmp_path: Pat
     rewind, tower = Rewind(tmp_path, depth=4), tower_of(config=ADAM)
     rewind.keep(tower)
     train(tower, 2, rewind)
-    tower.load_state_dict(rewind.state(0))
+    rewind.take_back(tower, 0)
     assert train(tower, 2).digest_bytes() == train(tower_of(config=ADAM), 2).digest_bytes()
 
 
@@ -70,7 +71,7 @@ def test_a_state_that_was_not_kept_is_no_state(tmp_path: Path) -> None:
     assert rewind.span() is None
     train(tower_of(), 3, rewind)
     with pytest.raises(KeyError):
-        rewind.state(1)
+        rewind.take_back(tower_of(), 1)
     rewind.forget_after(2)
     assert rewind.span() == (2, 2)
     rewind.clear()
@@ -182,7 +183,7 @@ def test_a_process_that_is_killed_leaves_whole_states_only(tmp_path: Path) -> No
     span = rewind.span()
     assert span is not None and span[1] >= told[-1] and span[1] - span[0] >= 1
     for step in range(span[0], span[1] + 1):
-        other.load_state_dict(rewind.state(step))
+        rewind.take_back(other, step)
         assert other.digest_bytes() == train(tower_of(config=ADAM), step).digest_bytes()
 
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from shardkeep.workers import stop_vote
-from shardkeep.workers.collective import Solo, ThreadCollective, run_ranks
+from shardkeep.workers.collective import Solo, ThreadCollective
 from shardkeep.workers.stop_vote import StopVote
+from tests.support.ranks import run_ranks
 
 STEPS = 60
 

@@ -18,8 +18,9 @@ from shardkeep.base.errors import CheckpointError, JobError, UserError
 from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.workers import compiling
 from shardkeep.workers.checkpoint import load_tower, save_tower, tower_state
-from shardkeep.workers.collective import ThreadCollective, run_ranks
+from shardkeep.workers.collective import ThreadCollective
 from shardkeep.workers.config import TowerConfig
+from tests.support.ranks import run_ranks
 from tests.support.towers import (
     CPU,
     FEATURES,

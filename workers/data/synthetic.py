@@ -76,10 +76,6 @@ class SyntheticDataset:
         """The logits that the labels of `rows_B` were drawn from: float64."""
         return self._make(rows_B)[1]
 
-    def teacher_probability(self, rows_B: NDArray[np.int64]) -> NDArray[np.float64]:
-        """The probability of label 1 for each of `rows_B`: the best prediction there is."""
-        return np.asarray(1.0 / (1.0 + np.exp(-self.teacher_logits(rows_B))), np.float64)
-
     def best_auc(self, num_samples: int) -> float:
         """The AUC of the teacher's own probabilities on the first `num_samples` rows; nan with one class only."""
         count = min(num_samples, self._num_samples)

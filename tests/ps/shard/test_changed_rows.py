@@ -13,9 +13,9 @@ from shardkeep.ps.placement import server_of
 from shardkeep.ps.shard import snapshot, spill, walk
 from shardkeep.ps.shard.marks import Mark
 from shardkeep.ps.shard.snapshot import load_snapshots, write_snapshot
-from shardkeep.ps.shard.table import Table
 from shardkeep.ps.shard.tables import Tables
 from tests.support.marked_tables import IDS, SPECS, Between, filled, random_push, same, state
+from tests.support.one_table import OneTable, ids_in
 from tests.support.tables import ByTable, gradients
 
 Noted = list[set[int]]
@@ -26,7 +26,7 @@ def noted(mark: Mark) -> Noted:
     found = []
     for table, chosen in zip(mark.tables, mark.chosen_T, strict=True):
         bits = np.unpackbits(chosen, bitorder="little")[: table.num_rows].astype(bool)
-        found.append(set(table.ids()[bits].tolist()))
+        found.append(set(ids_in(table.records, table.num_rows)[bits].tolist()))
     return found
 
 
@@ -62,7 +62,7 @@ def test_the_rows_of_every_push_are_noted_and_no_others() -> None:
 
 
 def test_bits_stay_when_a_table_grows() -> None:
-    table = Table(SPECS[4], seed=7)
+    table = OneTable(SPECS[4], seed=7)
     table.note_changes()
     for begin in (0, 200_000, 400_000):  # in blocks of 65,536 rows
         ids = np.arange(begin, begin + 10)
@@ -72,7 +72,7 @@ def test_bits_stay_when_a_table_grows() -> None:
     bits = np.unpackbits(table.note_changes(), bitorder="little").astype(bool)
     assert bits.size >= table.num_rows == 450_000
     expected = [begin + i for begin in (0, 200_000, 400_000) for i in range(10)]
-    assert table.ids()[bits[: table.num_rows]].tolist() == expected
+    assert ids_in(table.records, table.num_rows)[bits[: table.num_rows]].tolist() == expected
 
 
 def test_what_was_handed_over_comes_back_unless_its_checkpoint_is_complete() -> None:

@@ -16,6 +16,7 @@ from shardkeep.ps.shard import journal as journal_module
 from shardkeep.ps.shard.journal import Journal
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.shard.snapshot import load_snapshots
+from tests.support.one_table import exported
 from tests.support.services import IDS, answer, gradient, make_service, wanted
 from tests.support.snapshots import loaded, saved
 
@@ -176,7 +177,7 @@ def test_a_push_that_the_journal_cannot_take_is_refused_and_may_come_again(
 
 def test_what_a_checkpoint_holds_is_not_done_again(tmp_path: Path, mode: str) -> None:
     server = Server(tmp_path / "killed", mode).begin(0).train(0, 4)
-    rows = [table.export() for table in server.service.tables]
+    rows = [exported(table) for table in server.service.tables]
     server.train(5, 6)
     server.journal.close()
     other = Server(tmp_path / "killed", mode)

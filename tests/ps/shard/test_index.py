@@ -13,9 +13,10 @@ from shardkeep.base.errors import JobError
 from shardkeep.ps.placement import server_of
 from shardkeep.ps.shard import index as index_module
 from shardkeep.ps.shard import index_kernels
-from shardkeep.ps.shard.index import MAX_ROWS, RowIndex
+from shardkeep.ps.shard.index import MAX_ROWS
 from shardkeep.ps.shard.records import Records
 from tests.support.examples import examples
+from tests.support.one_table import OneIndex, ids_in
 
 EXTREMES = [0, -1, 1, 2**63 - 1, -(2**63), 2**32, -(2**32)]
 MASK = 2**64 - 1
@@ -66,7 +67,7 @@ def spread(begin: int, end: int) -> np.ndarray:
 
 
 def check_calls(calls: list[tuple[bool, set[int]]]) -> None:
-    index, expected = RowIndex(), dict[int, int]()
+    index, expected = OneIndex(), dict[int, int]()
     for adds, ids in calls:
         ids_U = sorted_ids(ids)
         if adds:
@@ -97,7 +98,7 @@ def test_an_index_answers_as_a_dict_does_at_every_stage_of_a_move(parts: list[se
 
 
 def test_ids_of_one_hash_are_told_apart() -> None:
-    index = RowIndex()
+    index = OneIndex()
     ids = np.array(LAST_CHAIN[:150], dtype=np.int64)
     assert len(set(ids.tolist())) == 150
     assert {int(index_kernels.hash_of(int(id_))) for id_ in ids} == {2**32 - 1}
@@ -106,7 +107,7 @@ def test_ids_of_one_hash_are_told_apart() -> None:
     assert index.find(np.array(LAST_CHAIN[150:], dtype=np.int64)).tolist() == [-1] * 650
 
 
-def in_the_middle_of_a_move(index: RowIndex) -> int:
+def in_the_middle_of_a_move(index: OneIndex) -> int:
     """Adds ids until the index moves; their number."""
     count = 0
     while index.old.size == 1:
@@ -122,7 +123,7 @@ def test_a_chain_that_goes_on_at_the_first_entry_survives_a_move(
     """Even where it grows, while the index moves, into pages that would be given back."""
     monkeypatch.setattr(index_module, "MOVE_AT_LEAST", 40)
     monkeypatch.setattr(index_module, "MOVES_PER_ROW", 1)
-    index, chain = RowIndex(), np.array(LAST_CHAIN[: before + meanwhile], dtype=np.int64)
+    index, chain = OneIndex(), np.array(LAST_CHAIN[: before + meanwhile], dtype=np.int64)
     index.make_room(4000)
     while index.old.size > 1:
         index.make_room(0)
@@ -134,7 +135,7 @@ def test_a_chain_that_goes_on_at_the_first_entry_survives_a_move(
         count, given_back = count + 1, max(given_back, index._given_back)
         assert (index.find(chain) >= 0).all()
     assert given_back > 0
-    assert (index.records.ids(len(index))[index.find(chain)] == chain).all()
+    assert (ids_in(index.records, len(index))[index.find(chain)] == chain).all()
     assert (index.find(spread(0, count)) >= 0).all()
     assert np.count_nonzero(index.entries[1:]) == len(index) == count + chain.size
 
@@ -155,14 +156,14 @@ def test_every_id_stays_findable_while_the_index_grows(batch: int) -> None:
     rng = np.random.default_rng(batch)
     total = 3_000 if batch == 1 else 120_000
     ids = rng.permutation(np.unique(rng.integers(-(2**63), 2**63 - 1, total)))
-    index, slots = RowIndex(Records(4)), np.full(ids.size, -1)
+    index, slots = OneIndex(Records(4)), np.full(ids.size, -1)
     for start in range(0, ids.size, batch):
         slots[start : start + batch] = index.find_or_add(ids[start : start + batch])
         known = rng.integers(0, min(start + batch, ids.size), 50)
         assert (index.find(ids[known]) == slots[known]).all()
     assert (slots == np.arange(ids.size)).all()
     assert (index.find(ids) == slots).all()
-    assert (index.records.ids(len(index)) == ids).all()
+    assert (ids_in(index.records, len(index)) == ids).all()
     assert (index.find(np.unique(rng.integers(-(2**63), 2**63 - 1, 1000))) == -1).all()
 
 
@@ -176,7 +177,7 @@ def test_the_ids_of_one_server_spread_over_the_whole_index() -> None:
 
 
 def test_finding_changes_nothing() -> None:
-    index = RowIndex()
+    index = OneIndex()
     index.find_or_add(np.arange(100, dtype=np.int64))
     before = index.size_bytes
     assert (index.find(np.arange(1000, 100_000, dtype=np.int64)) == -1).all()
@@ -184,7 +185,7 @@ def test_finding_changes_nothing() -> None:
 
 
 def test_a_callers_own_kernel_call_adds_as_the_index_does() -> None:
-    index, slots_U = RowIndex(), np.empty(5, dtype=np.int64)
+    index, slots_U = OneIndex(), np.empty(5, dtype=np.int64)
     for ids_U in (spread(0, 5), spread(5, 10)):
         index.make_room(ids_U.size)
         place = (index.records.addresses, index.records.shift, index.records.width)
@@ -194,7 +195,7 @@ def test_a_callers_own_kernel_call_adds_as_the_index_does() -> None:
 
 
 def test_there_is_room_for_as_many_rows_as_the_index_says() -> None:
-    index, rooms = RowIndex(), set[int]()
+    index, rooms = OneIndex(), set[int]()
     for start in range(0, 100_000, 500):
         index.find_or_add(spread(start, start + 500))
         room = index.room
@@ -207,14 +208,14 @@ def test_there_is_room_for_as_many_rows_as_the_index_says() -> None:
 
 
 def test_a_table_with_more_rows_than_an_index_can_name_is_an_error() -> None:
-    index = RowIndex()
+    index = OneIndex()
     index.added(MAX_ROWS)
     with pytest.raises(JobError, match="a table gets 3000000001 rows on one server; allowed: 3000000000"):
         index.make_room(1)
 
 
 def test_growing_never_moves_more_than_a_share_of_the_entries() -> None:
-    index = RowIndex()
+    index = OneIndex()
     index.find_or_add(np.arange(200_000, dtype=np.int64))
     moves: list[int] = []
     for start in range(200_000, 1_000_000, 10_000):
@@ -224,8 +225,8 @@ def test_growing_never_moves_more_than_a_share_of_the_entries() -> None:
     assert max(moves) == 8 * 10_000
 
 
-def growth(width: int, *, rows: int, step: int) -> Iterator[tuple[RowIndex, int]]:
-    index = RowIndex(Records(width))
+def growth(width: int, *, rows: int, step: int) -> Iterator[tuple[OneIndex, int]]:
+    index = OneIndex(Records(width))
     for start in range(0, rows, step):
         index.find_or_add(spread(start, start + step))
         yield index, index.size_bytes + index.records.size_bytes

@@ -23,6 +23,7 @@ from shardkeep.ps.shard.snapshot import load_snapshots, write_snapshot
 from shardkeep.ps.shard.spill import Spill
 from shardkeep.ps.shard.tables import Gradients, Tables
 from tests.support.marked_tables import EMPTY, ONE_ROW, SPECS, Between, filled, random_push, same, state
+from tests.support.one_table import applied
 from tests.support.tables import gradients, sections
 
 
@@ -172,7 +173,7 @@ def test_many_small_tables_take_several_files(tmp_path: Path) -> None:
     specs = [TableSpec(name=f"t{t}", dim=1, optimizer={"name": "sgd"}) for t in range(200)]  # type: ignore[arg-type]
     tables, checkpoints = Tables(specs, seed=7), Checkpoints(tmp_path)
     for t in range(200):
-        tables[t].apply(np.array([t]), np.ones((1, 1), np.float32), step=0)
+        applied(tables[t], np.array([t]), np.ones((1, 1), np.float32), step=0)
     files = write_snapshot(tables.mark(), checkpoints.begin(1), shard=0)
     assert [file.path for file in files] == [f"server-0/rows-{i:05d}.safetensors" for i in range(5)] + [
         "server-0/snapshot.json"

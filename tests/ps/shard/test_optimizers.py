@@ -14,14 +14,14 @@ from shardkeep.ps import config as ps_config
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.shard import table_kernels
 from shardkeep.ps.shard.optimizers import OPTIMIZERS, step_scalars
-from shardkeep.ps.shard.table import Table
+from tests.support.one_table import OneTable, exported
 
 NUM_IDS, DIM, STEPS = 40, 7, 50
 WARM_UP = {"warmup_steps": 10, "decay": "cosine", "decay_steps": 60, "final_factor": 0.1}
 
 
-def make_table(optimizer: dict[str, Any], dim: int = DIM) -> Table:
-    return Table(TableSpec(name="t", dim=dim, optimizer=optimizer, init={"scale": 0.5}), seed=3)
+def make_table(optimizer: dict[str, Any], dim: int = DIM) -> OneTable:
+    return OneTable(TableSpec(name="t", dim=dim, optimizer=optimizer, init={"scale": 0.5}), seed=3)
 
 
 def random_steps(seed: int, dim: int = DIM) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -41,7 +41,7 @@ def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> 
     assert np.abs(actual - expected).max() <= tolerance * np.abs(expected).max()
 
 
-def update(table: Table, ids: np.ndarray, grad: np.ndarray, squares: np.ndarray, step: int) -> None:
+def update(table: OneTable, ids: np.ndarray, grad: np.ndarray, squares: np.ndarray, step: int) -> None:
     """As the shard does it for rows whose mean squares are told."""
     slots = table.find_or_create(ids)
     table_kernels.update(table.place, slots, grad, squares, step_scalars(table.spec.optimizer, step))
@@ -193,7 +193,7 @@ def test_gradients_that_cancel_leave_the_squares_of_their_parts_and_nothing_more
     ids, weights = all_ids(), table.pull(all_ids())
     squares = np.full(ids.size, 1e-4, np.float32)
     update(table, ids, np.full((ids.size, DIM), size, np.float32), squares, 0)
-    _, after, slots_NS = table.export()
+    _, after, slots_NS = exported(table)
     shrunk = np.abs(weights) * decay.get("weight_decay", 0.0)
     found = slots_NS[:, :DIM] if name == "adagrad" else slots_NS[:, DIM:]
     blend = 1.0 - table.spec.optimizer.betas[1] if name == "adam" else 1.0

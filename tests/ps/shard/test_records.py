@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 
 from shardkeep.ps.shard import index_kernels, pages
-from shardkeep.ps.shard.index import RowIndex
 from shardkeep.ps.shard.pages import LARGE, SMALL, Pages
 from shardkeep.ps.shard.records import Records
+from tests.support.one_table import OneIndex, ids_in
 
 
 def test_records_keep_their_content_while_they_grow() -> None:
     records = Records(2)
-    index = RowIndex(records)
+    index = OneIndex(records)
     ids = np.arange(-5, 3_000_000, 7, dtype=np.int64)
     for part in np.array_split(ids, 30):
         index.find_or_add(part)
-    assert (records.ids(len(index)) == ids).all()
+    assert (ids_in(records, len(index)) == ids).all()
     assert records.size_bytes <= 8 * ids.size + LARGE + 1024
 
 
@@ -87,7 +87,7 @@ def test_a_system_that_takes_no_memory_back_or_no_advice_still_has_pages(monkeyp
     memory.array[:] = 7
     assert memory.give_back(0, SMALL) == 0
     assert (memory.array == 7).all()
-    index = RowIndex()
+    index = OneIndex()
     ids = np.arange(20_000, dtype=np.int64)
     for part in np.array_split(ids, 50):
         index.find_or_add(part)

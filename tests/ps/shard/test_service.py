@@ -16,8 +16,8 @@ from shardkeep.compression.config import CompressionConfig, PullConfig
 from shardkeep.ps.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message, text_of
 from shardkeep.ps.shard.consistency import BoundedGate
 from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.shard.table import Table
 from shardkeep.ps.shard.tables import Tables
+from tests.support.one_table import OneTable, pulled
 from tests.support.services import IDS, LIMIT_S, TABLES, answer, gradient, make_service, pull, push, raw, wanted
 from tests.support.tables import of_one_table
 
@@ -83,7 +83,7 @@ def test_the_report_counts_what_happened() -> None:
     found = report(service)
     assert (found["pushes"], found["duplicates"], found["pulls"], found["skipped_rows"]) == (4, 1, 2, 4)
     assert found["staleness"] == {"0": 1, "2": 1}
-    expected = Table(TABLES[0], seed=1)
+    expected = OneTable(TABLES[0], seed=1)
     for step in (0, 1, 3):
         expected.apply(IDS, np.ones((4, 4), np.float32), step=step)
     assert found["digest"] == {"user": f"{expected.digest():032x}", "item": "0" * 32}
@@ -102,7 +102,7 @@ def test_sync_gives_the_bits_of_one_process_for_any_order_of_arrival(num_workers
     for step in range(6):
         shown = {rank: pull(service, step, wanted(0), rank=rank) for rank in rng.permutation(num_workers).tolist()}
         for future in shown.values():
-            assert (rows_of(future) == expected[0].pull(IDS)).all()
+            assert (rows_of(future) == pulled(expected[0], IDS)).all()
             assert answer(future).value == 0
         parts = []
         for _ in range(num_workers):

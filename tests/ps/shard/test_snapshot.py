@@ -13,8 +13,8 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import server_of
 from shardkeep.ps.shard import snapshot
 from shardkeep.ps.shard.snapshot import load_snapshots, write_snapshot
-from shardkeep.ps.shard.table import Table
 from shardkeep.ps.shard.tables import Tables
+from tests.support.one_table import OneTable, applied, ids_in
 
 SPECS = [
     TableSpec(name="user", dim=4, optimizer={"name": "adam"}),  # type: ignore[arg-type]
@@ -35,7 +35,7 @@ def tables_of(shard: int, num_shards: int, *, rows: int = 0) -> Tables:
         grads = rng.normal(size=(2, ids.size, table.spec.dim)).astype(np.float32)
         mine = server_of(ids, num_shards) == shard
         for step in range(2):
-            table.apply(ids[mine], grads[step][mine], step=step)
+            applied(table, ids[mine], grads[step][mine], step=step)
         table.skipped_rows = 10 * shard + t
     return tables
 
@@ -63,7 +63,7 @@ def test_any_number_of_servers_goes_on_with_the_same_rows(
     for shard, tables in enumerate(read):
         load_snapshots(tables, checkpoint, shard=shard, num_shards=now)
         for table in tables:
-            assert (server_of(table.ids(), now) == shard).all()
+            assert (server_of(ids_in(table.records, table.num_rows), now) == shard).all()
     assert digests(read) == digests([tables_of(shard, then, rows=500) for shard in range(then)])
     assert [sum(tables[t].skipped_rows for tables in read) for t in range(4)] == [
         sum(10 * shard + t for shard in range(then)) if t != 1 else 0 for t in range(4)
@@ -104,7 +104,7 @@ def test_another_number_of_servers_reads_only_what_holds_its_rows(
 )
 def test_tables_that_are_not_the_same_are_refused(tmp_path: Path, spec: TableSpec, text: str) -> None:
     checkpoint = saved(tmp_path, 1, rows=10)
-    tables = [Table(spec, seed=7), *tables_of(0, 1)[1:]]
+    tables = [OneTable(spec, seed=7), *tables_of(0, 1)[1:]]
     with pytest.raises(CheckpointError, match=text):
         load_snapshots(tables, checkpoint, shard=0, num_shards=1)
 

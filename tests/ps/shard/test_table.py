@@ -8,15 +8,15 @@ import pytest
 from shardkeep.ps.config import InitConfig, TableSpec
 from shardkeep.ps.shard.initial import LAWS
 from shardkeep.ps.shard.optimizers import OPTIMIZERS
-from shardkeep.ps.shard.table import Table
+from tests.support.one_table import OneTable, exported
 
 IDS = np.array([-(2**63), -7, -1, 0, 3, 2**40, 2**63 - 1], dtype=np.int64)
 
 
 def make_table(
     optimizer: str = "rowwise_adagrad", *, dim: int = 5, seed: int = 1, name: str = "t", init: str = "uniform"
-) -> Table:
-    return Table(
+) -> OneTable:
+    return OneTable(
         TableSpec(name=name, dim=dim, optimizer={"name": optimizer}, init=InitConfig(name=init, scale=0.1)), seed=seed
     )
 
@@ -132,7 +132,7 @@ def test_the_digest_does_not_depend_on_order_or_on_how_rows_are_spread(optimizer
 def test_the_digest_sees_every_bit_of_weights_and_slots() -> None:
     table = make_table("adam", dim=3)
     table.apply(IDS, gradients(IDS.size, 3), step=0)
-    ids, rows, slots = table.export()
+    ids, rows, slots = exported(table)
     seen = {table.digest()}
     for array in (rows, slots):
         for at in [(0, 0), (3, 1), (6, array.shape[1] - 1)]:
@@ -157,18 +157,18 @@ def test_an_exported_table_loads_to_the_same_state_and_trains_on_alike(optimizer
     table, copy = make_table(optimizer, dim=dim), make_table(optimizer, dim=dim)
     ids = many_ids(3000)
     table.apply(ids, gradients(ids.size, dim), step=0)
-    exported, rows, slots = table.export()
-    assert (exported == ids).all()
+    found, rows, slots = exported(table)
+    assert (found == ids).all()
     assert (rows == table.pull(ids)).all()
     shuffled = np.random.default_rng(0).permutation(ids.size)
-    copy.load(exported[shuffled], rows[shuffled], slots[shuffled])
+    copy.load(found[shuffled], rows[shuffled], slots[shuffled])
     for one in (table, copy):
         one.apply(ids[::2], gradients(ids[::2].size, dim, 8), step=1)
     assert copy.digest() == table.digest()
 
 
 def test_an_empty_table_exports_and_loads() -> None:
-    ids, rows, slots = make_table("adam").export()
+    ids, rows, slots = exported(make_table("adam"))
     assert (ids.shape, rows.shape, slots.shape) == ((0,), (0, 5), (0, 10))
     table = make_table("adam")
     table.load(ids, rows, slots)

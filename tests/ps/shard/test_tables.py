@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.shard.optimizers import OPTIMIZERS
-from shardkeep.ps.shard.table import Table
 from shardkeep.ps.shard.tables import Gradients, Tables
 from tests.support.examples import examples
+from tests.support.one_table import OneTable, exported
 from tests.support.tables import SPECS, ByTable, gradients, of_one_table, sections
 
 
@@ -45,7 +45,7 @@ def by_hand(pushes: list[ByTable]) -> ByTable:
 @given(st.integers(0, 2**32 - 1), st.integers(1, 4))
 def test_pushes_of_many_tables_equal_table_by_table(seed: int, num_pushes: int) -> None:
     rng = np.random.default_rng(seed)
-    tables, alone = Tables(SPECS, seed=5), [Table(spec, seed=5) for spec in SPECS]
+    tables, alone = Tables(SPECS, seed=5), [OneTable(spec, seed=5) for spec in SPECS]
     for step in range(3):
         pushes = [random_push(rng) for _ in range(num_pushes)]
         tables.apply([gradients(push) for push in pushes], step=step)
@@ -66,7 +66,7 @@ def test_a_sum_of_parts_equals_one_update_with_the_joined_gradient(optimizer: st
     pool = np.unique(rng.integers(-(2**63), 2**63 - 1, 300))
     ids = [np.sort(rng.choice(pool, n, replace=False)) for n in (100, 0, 250, 31)]
     parts = [{0: (part, rng.normal(size=(part.size, 5)).astype(np.float32))} for part in ids]
-    summed, expected = Tables([spec], seed=1), Table(spec, seed=1)
+    summed, expected = Tables([spec], seed=1), OneTable(spec, seed=1)
     for step in range(3):
         summed.apply([gradients(part) for part in parts], step=step)
         expected.apply(*by_hand(parts)[0], step=step)
@@ -150,7 +150,7 @@ def slots_after(table: int, pushes: list[tuple[np.ndarray, float | None]]) -> tu
         squares = np.empty(0, np.float32) if square is None else np.array([square], np.float32)
         found.append(Gradients(push.sections, push.values, None, squares))
     tables.apply(found, step=0)
-    _, rows, slots = tables[table].export()
+    _, rows, slots = exported(tables[table])
     return rows[0], slots[0]
 
 
@@ -181,7 +181,7 @@ def test_rows_that_are_not_finite_leave_with_their_second_moments() -> None:
     grads = np.array([[1, 1, 1, 1], [np.nan, 1, 1, 1], [2, 2, 2, 2]], np.float32)
     push = gradients({0: (np.array([3, 5, 9]), grads)})
     tables.apply([Gradients(push.sections, push.values, None, np.array([0.5, 7.0, 0.25], np.float32))], step=0)
-    ids, _, slots = tables[0].export()
+    ids, _, slots = exported(tables[0])
     assert ids.tolist() == [3, 9]
     np.testing.assert_allclose(slots[:, 0], [0.5, 0.25])
 

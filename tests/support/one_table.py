@@ -1,0 +1,76 @@
+"""One table and one index without the kernels that serve many tables at once, and what a table holds."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+
+from shardkeep.ps.shard import index_kernels, table_kernels
+from shardkeep.ps.shard.index import RowIndex
+from shardkeep.ps.shard.index_kernels import FIRST_WEIGHT
+from shardkeep.ps.shard.optimizers import step_scalars
+from shardkeep.ps.shard.records import Records
+from shardkeep.ps.shard.table import NO_SQUARES, Table, plain
+
+
+class OneIndex(RowIndex):
+    def find(self, ids_U: np.ndarray) -> np.ndarray:
+        """Slots of ids, int64; -1 where an id is absent. Changes nothing."""
+        slots_U, records = np.empty(ids_U.size, dtype=np.int64), self.records
+        index_kernels.find(self.entries, self.old, ids_U, records.addresses, records.shift, records.width, slots_U)
+        return slots_U
+
+    def find_or_add(self, ids_U: np.ndarray) -> np.ndarray:
+        """Slots of unique ids, int64; absent ones are added and get the slots from len(self) on."""
+        self.make_room(ids_U.size)
+        slots_U, records = np.empty(ids_U.size, dtype=np.int64), self.records
+        place = (records.addresses, records.shift, records.width)
+        self.added(index_kernels.find_or_add(self.entries, self.old, ids_U, *place, len(self), slots_U))
+        return slots_U
+
+
+class OneTable(Table):
+    def apply(self, ids_U: np.ndarray, grad_UD: np.ndarray, *, step: int) -> None:
+        applied(self, ids_U, grad_UD, step=step)
+
+    def pull(self, ids_U: np.ndarray) -> np.ndarray:
+        return pulled(self, ids_U)
+
+
+def applied(table: Table, ids_U: np.ndarray, grad_UD: np.ndarray, *, step: int) -> None:
+    """One optimizer update per id. Rows with inf or nan in their gradient are left alone and counted."""
+    shaped_UD = plain(grad_UD, np.float32).reshape(ids_U.size, table.spec.dim)
+    ids_U, grad_UD = table.finite(plain(ids_U, np.int64), shaped_UD)
+    slots_U, scalars = table.find_or_create(ids_U), step_scalars(table.spec.optimizer, step)
+    table_kernels.update(table.place, slots_U, grad_UD, NO_SQUARES, scalars)
+
+
+def pulled(table: Table, ids_U: np.ndarray) -> np.ndarray:
+    """Weights of ids as a fresh float32 (U, D); the initial value of unknown ones. Never changes the table."""
+    ids_U, scale = plain(ids_U, np.int64), table.scale[None]
+    rows_UD, slots_U = np.empty((ids_U.size, table.spec.dim), np.float32), np.empty(ids_U.size, np.int64)
+    starts, flat = np.array([0, ids_U.size]), rows_UD.reshape(-1)
+    table_kernels.pull(table.place[None], scale, np.zeros(1, np.int64), starts, ids_U, slots_U, np.empty(1, int), flat)
+    return rows_UD
+
+
+def records_of(records: Records, count: int) -> np.ndarray:
+    """A copy of the first `count` records, float32 (count, width), in the order of their slots."""
+    words = records.width << records.shift
+    blocks = [(ctypes.c_float * words).from_address(int(address)) for address in records.addresses if address]
+    return np.array([*map(np.array, blocks)], np.float32).reshape(-1, records.width)[:count]
+
+
+def ids_in(records: Records, count: int) -> np.ndarray:
+    """Ids of the first `count` records, in the order of their slots."""
+    return records_of(records, count)[:, :2].copy().view(np.int64).reshape(-1)
+
+
+def exported(table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Copies of all ids (N), weights (N, D) and optimizer slots (N, S), sorted by id."""
+    ids_N = ids_in(table.records, table.num_rows)
+    order_N = np.argsort(ids_N, kind="stable")
+    used_NW = records_of(table.records, table.num_rows)[order_N, FIRST_WEIGHT:]
+    dim = table.spec.dim
+    return ids_N[order_N], used_NW[:, :dim].copy(), used_NW[:, dim : dim + table.num_slots].copy()
