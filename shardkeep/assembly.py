@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from shardkeep.base.errors import CheckpointError
 from shardkeep.base.log import EventLog
@@ -298,6 +299,17 @@ def _shared_origin(collective: Collective, mine: Origin | None, before: Worker |
     return Origin(*known[0])
 
 
+def build_dense_model(config: JobConfig, schema: Schema, embeddings: Embeddings) -> nn.Module:
+    """The model that the config names, with values of torch's generator."""
+    return build_model(
+        config.model,
+        num_dense=schema.num_dense,
+        features=embeddings.feature_dims,
+        default_dim=config.table("default").dim,
+        import_from=Path(config.data.root),
+    )
+
+
 def _build_tower(
     config: JobConfig,
     schema: Schema,
@@ -307,13 +319,7 @@ def _build_tower(
 ) -> Tower:
     with _SEEDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
-        model = build_model(
-            config.model,
-            num_dense=schema.num_dense,
-            features=embeddings.feature_dims,
-            default_dim=config.table("default").dim,
-            import_from=Path(config.data.root),
-        )
+        model = build_dense_model(config, schema, embeddings)
     return Tower(
         model,
         config=config.tower,

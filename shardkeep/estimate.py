@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from mmap import PAGESIZE
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from shardkeep.assembly import step_slices, table_specs
+from shardkeep.assembly import build_dense_model, step_slices, table_specs
 from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.base.kernels import load_kernels
 from shardkeep.compression.config import TowerCompressionConfig
@@ -30,7 +29,6 @@ from shardkeep.ps.shard.optimizers import OPTIMIZERS
 from shardkeep.workers.data.dataset import open_data
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.embeddings import Embeddings
-from shardkeep.workers.models.registry import build_model
 from shardkeep.workers.sent import Sent, goes_direct
 
 ID_BYTES, VALUE_BYTES = 8, 4
@@ -159,13 +157,7 @@ def tower_of(config: JobConfig, data: Data) -> Part:
     """Parameters of the dense model, and what all workers together send to add up their gradients in a step."""
     schema = data.train.schema
     embeddings = Embeddings(schema, {spec.name: spec for spec in table_specs(config, schema)})
-    model = build_model(
-        config.model,
-        num_dense=schema.num_dense,
-        features=embeddings.feature_dims,
-        default_dim=config.table("default").dim,
-        import_from=Path(config.data.root),
-    )
+    model = build_dense_model(config, schema, embeddings)
     trained = [p for p in model.parameters() if p.requires_grad]
     size = sum(p.nbytes for p in trained)
     spread = Sent(config.workers)

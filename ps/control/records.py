@@ -203,10 +203,6 @@ class Status:
     left_s: float = 0.0
     """Until the job fails without them."""
 
-    @property
-    def over(self) -> bool:
-        return self.state in OVER
-
 
 class JobSink(Protocol):
     """Who keeps the job's records: the run folder. Called in order, under the coordinator's lock: be quick.

@@ -18,15 +18,11 @@ class StoreHost:
     """Opens the store at the first generation.
 
     Args:
-        bind: Interface to listen on.
-        port: 0 = any free one.
-        advertise: Host that members are told; None = `bind`.
+        bind: Interface to listen on, at any free port; members are told this host.
     """
 
-    def __init__(self, *, bind: str = "127.0.0.1", port: int = 0, advertise: str | None = None) -> None:
+    def __init__(self, *, bind: str = "127.0.0.1") -> None:
         self._bind = bind
-        self._port = port
-        self._advertise = advertise or bind
         self._store: Any = None
         self._bound = 0
         self._lock = threading.Lock()
@@ -35,7 +31,7 @@ class StoreHost:
         """Host and port of the store for `generation`. Raises ConfigError."""
         del generation  # all that meet in one store do so under prefixes of their own
         self.prepare()
-        return self._advertise, self._bound
+        return self._bind, self._bound
 
     def prepare(self) -> None:
         """Opens the store ahead of the first generation; it takes a second. Raises ConfigError."""
@@ -53,9 +49,9 @@ class StoreHost:
         from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
         try:
-            listener = socket.create_server((self._bind, self._port), backlog=1024)
+            listener = socket.create_server((self._bind, 0), backlog=1024)
         except OSError as error:
-            raise ConfigError(f"cannot listen on {self._bind}:{self._port} ({error.strerror or error})") from error
+            raise ConfigError(f"cannot listen on {self._bind} ({error.strerror or error})") from error
         port = listener.getsockname()[1]
         # the store closes the descriptor: hand it over
         store = TCPStore(self._bind, port, None, True, wait_for_workers=False, master_listen_fd=listener.detach())

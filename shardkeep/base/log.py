@@ -21,9 +21,6 @@ class EventLog:
         """One line at INFO: rare things only, nothing per request."""
         self._write(logging.INFO, event, step, fields)
 
-    def debug(self, event: str, *, step: int | None = None, **fields: object) -> None:
-        self._write(logging.DEBUG, event, step, fields)
-
     def error(self, event: str, *, step: int | None = None, **fields: object) -> None:
         self._write(logging.ERROR, event, step, fields)
 

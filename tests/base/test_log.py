@@ -41,5 +41,5 @@ def test_the_same_warning_is_written_once_per_cause(lines: io.StringIO) -> None:
 
 
 def test_debug_is_off_unless_asked_for(lines: io.StringIO) -> None:
-    EventLog().debug("detail")
+    logging.getLogger(ROOT).debug("detail")
     assert lines.getvalue() == ""
