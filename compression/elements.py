@@ -37,7 +37,9 @@ def size_bytes(num_rows: int, dim: int, num_elements: int, codec: ValueCodec) ->
 
 
 def count_of(packet: Bytes) -> int:
-    """How many elements a packet of `encode` has."""
+    """How many elements a packet of `encode` has. Raises CorruptMessage where it has no head."""
+    if packet.size < _HEAD.size:
+        raise CorruptMessage(f"{packet.size} bytes are no elements of rows; a head has {_HEAD.size}")
     return int(_HEAD.unpack(packet[: _HEAD.size].tobytes())[1])
 
 

@@ -56,16 +56,22 @@ class Ledger:
         """Counts `num_bytes` more. `answer`: they come from a server.
 
         Raises ValueError for an unknown direction or part, or a negative number."""
-        if direction not in DIRECTIONS or num_bytes < 0:
-            raise ValueError(f"{num_bytes} bytes of {direction!r}; allowed: 0 or more of {', '.join(DIRECTIONS)}")
-        if part not in PARTS:
-            raise ValueError(f"{direction}: part {part!r}; allowed: {', '.join(PARTS)}")
+        self.add_parts(direction, {part: num_bytes}, answer=answer)
+
+    def add_parts(self, direction: str, parts: Mapping[str, int], *, answer: bool = False) -> None:
+        """Counts the parts of one message, all at once. As `add`."""
+        for part, num_bytes in parts.items():
+            if direction not in DIRECTIONS or num_bytes < 0:
+                raise ValueError(f"{num_bytes} bytes of {direction!r}; allowed: 0 or more of {', '.join(DIRECTIONS)}")
+            if part not in PARTS:
+                raise ValueError(f"{direction}: part {part!r}; allowed: {', '.join(PARTS)}")
         with self._lock:
-            self._bytes[direction, part] += int(num_bytes)
-            if direction == "tower" or part in _AMONG_WORKERS:
-                self._ways["between_workers"] += int(num_bytes)
-            elif part != "calls":
-                self._ways["from_servers" if answer else "to_servers"] += int(num_bytes)
+            for part, num_bytes in parts.items():
+                self._bytes[direction, part] += int(num_bytes)
+                if direction == "tower" or part in _AMONG_WORKERS:
+                    self._ways["between_workers"] += int(num_bytes)
+                elif part != "calls":
+                    self._ways["from_servers" if answer else "to_servers"] += int(num_bytes)
 
     def totals(self) -> Totals:
         """A copy of the counts so far; parts in alphabetical order."""
