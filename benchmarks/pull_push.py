@@ -139,6 +139,7 @@ def worker_process(port: int, dim: int, seconds: float, seed: int, conn: Any, qu
 
     from shardkeep.ps.client import RowClient
     from shardkeep.ps.config import ConsistencyConfig
+    from shardkeep.ps.metering import LedgerMeter, MeteredTransport, Traffic
     from shardkeep.workers.data.batch import Batch, Ragged
     from shardkeep.workers.data.schema import Feature, Schema
     from shardkeep.workers.embeddings import Embeddings
@@ -152,7 +153,8 @@ def worker_process(port: int, dim: int, seconds: float, seed: int, conn: Any, qu
     batches = [Batch(dense, {n: Ragged(ids[b, f]) for f, n in enumerate(names)}, label) for b in range(NUM_BATCHES)]
     consistency = ConsistencyConfig(mode="bounded", staleness=2)
     transport = _join(port, "worker")
-    client = RowClient(transport, tables=_specs(dim), consistency=consistency)
+    metered = MeteredTransport(transport, LedgerMeter(Traffic()))  # as in a job
+    client = RowClient(metered, tables=_specs(dim), consistency=consistency)
     embeddings = Embeddings(schema, client.tables)
     grads = {name: torch.randn(workload.BATCH, dim) * 1e-3 for name in names}
 

@@ -18,12 +18,9 @@ import numpy.typing as npt
 
 from shardkeep.base.errors import CorruptMessage, ProtocolError, RemoteError
 from shardkeep.compression.config import CompressionConfig
-from shardkeep.compression.ledger import Ledger
-from shardkeep.ps import envelope
 from shardkeep.ps.absent import RowReader
-from shardkeep.ps.accounts import Accounts
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.message import Bytes, Kind, Packed, allocate, read, text_message, text_of, unpack
+from shardkeep.ps.message import FLUSH, Bytes, Kind, Packed, allocate, read, text_message, text_of, unpack
 from shardkeep.ps.outbox import Outbox
 from shardkeep.ps.placement import split
 from shardkeep.ps.reading import Asked, Cache, Request
@@ -35,7 +32,6 @@ from shardkeep.ps.writing import PushWriter
 
 Ids = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
-_DIRECTION = {Kind.PULL: "pull", Kind.READ: "read"}  # in the ledger: evaluation is not training's traffic
 
 
 @dataclass(slots=True)
@@ -90,7 +86,6 @@ class RowClient:
         generation: int = 0,
         consistency: ConsistencyConfig | None = None,
         compression: CompressionConfig | None = None,
-        ledger: Ledger | None = None,
         timeout_s: float = 30.0,
         seed: int = 0,
         history: int = 0,
@@ -100,7 +95,6 @@ class RowClient:
         `num_workers`: of the job."""
         self.tables = {spec.name: spec for spec in tables}
         self.rank = rank
-        self.accounts = Accounts(ledger if ledger is not None else Ledger())
         self.timeout_s = timeout_s
         self.allowance_s = 0.0
         """Seconds more that a pull, push or question may take for now."""
@@ -143,16 +137,10 @@ class RowClient:
         self._transport, self._generation = transport, generation
         self._unacknowledged.clear()
         self._asked.clear()
-        self.accounts.regroup()
         self.memory.rewind(step)
         if self.cache is not None:
             self.cache.forget()
         self.next_push = step
-
-    @property
-    def ledger(self) -> Ledger:
-        """Bytes sent and received."""
-        return self.accounts.ledger
 
     @property
     def num_servers(self) -> int:
@@ -211,8 +199,6 @@ class RowClient:
         asked = self._ask(kind, step, request)
         send = self._transport.send
         messages = self._pull_messages(kind, step, asked.wanted)
-        for server, message in messages.items():
-            self.accounts.call(_DIRECTION[kind], step, envelope.call_bytes(server, self._generation, message.size))
         futures = [(server, send(server, message, timeout_s=self._limit_s)) for server, message in messages.items()]
         return Pull(request, asked, kind, self, futures)
 
@@ -234,7 +220,6 @@ class RowClient:
             ids = write_ids(request.split.counts_ST[server], wanted, coded=self._coded)
             message = self._allocate(kind, step, **ids.directory)
             message.ids_area[:] = ids.area
-            self.accounts.message(_DIRECTION[kind], message)
             messages[server] = message.buffer
         return messages
 
@@ -254,7 +239,6 @@ class RowClient:
                 flat = np.empty(layout.num_values, dtype=np.float32) if flat is None else flat
                 request.split.put_rows(server, layout, part, flat)
             seen = max(seen, answer.value)
-            self.accounts.message(_DIRECTION[pull.kind], answer, answer=True)
         pull.staleness, pull.received = seen, True
         if pull.kind is Kind.PULL and request.ids:
             self.staleness_seen[seen] = self.staleness_seen.get(seen, 0) + 1
@@ -309,8 +293,6 @@ class RowClient:
             self.wait_acknowledged()
         asked = self._ask(Kind.PULL, next_step, next_request)
         pulls = self._pull_messages(Kind.PULL, next_step, asked.wanted)
-        for message in pulls.values():
-            self.accounts.call("pull", next_step, envelope.next_message_bytes(message.size))
         return self._send(step, messages, pulls, asked)
 
     def push(self, step: int, request: Request, grads: Mapping[str, Rows], *, last: bool = False) -> None:
@@ -343,7 +325,6 @@ class RowClient:
         self.next_push = step + 1
         for server, message in pushes.items():
             then = pulls.get(server)
-            self.accounts.call("push", step, envelope.call_bytes(server, self._generation, message.size))
             future = self._transport.send(server, message, then, timeout_s=self._limit_s)
             (pending.futures if then is None else pull._futures).append((server, future))
         return pull
@@ -372,16 +353,14 @@ class RowClient:
             and message.step == step
             and np.array_equal(message.ids_area.view(np.int64), request.ids.ids_V)  # not of another request
         ):
-            self.accounts.message("push", message)
             return {0: message.buffer}
         parcel = self._outbox.pack(step, request.ids, grads, last=last)
+        value = FLUSH if last and self.memory.sends_later else 0
 
         def allocate(**directory: Any) -> Packed:
-            return self._allocate(Kind.PUSH, step, **directory)
+            return self._allocate(Kind.PUSH, step, value=value, **directory)
 
         messages = self._writer.write(parcel, request, asked, allocate)
-        for packed in messages:
-            self.accounts.message("push", packed, flush=last and self.memory.sends_later)
         return {server: packed.buffer for server, packed in enumerate(messages)}
 
     def wait_acknowledged(self) -> None:
@@ -403,7 +382,7 @@ class RowClient:
     def _settle(self, step: int) -> None:
         pending = self._unacknowledged[step]
         for server, future in pending.futures:
-            self.accounts.message("push", self._answer(server, future, Kind.ACK), answer=True)
+            self._answer(server, future, Kind.ACK)
         if not pending.pull.received:
             for server, future in pending.pull._futures:
                 self._answer(server, future, Kind.ROWS)
@@ -422,10 +401,6 @@ class RowClient:
         futures = [self._transport.send(s, packed, timeout_s=limit_s) for s in range(self.num_servers)]
         concurrent.futures.wait(futures, timeout=limit_s + 1.0)  # all, also where one has failed: none works on unseen
         answers = [self._answer(s, f, Kind.ANSWER, limit_s) for s, f in enumerate(futures)]
-        for server, answer in enumerate(answers):
-            size = answer.buffer.size
-            asked = packed.size + envelope.call_bytes(server, self._generation, packed.size)
-            self.accounts.question(asked, size + envelope.answer_bytes(size))
         return [json.loads(text_of(unpack(answer.buffer))) for answer in answers]
 
     def _answer(self, server: int, future: Future[Bytes], expected: Kind, limit_s: float | None = None) -> Packed:

@@ -35,6 +35,8 @@ VERSION = 3
 _HEADER = struct.Struct("<HBBIIIqqQ")  # magic, version, kind, generation, rank, sections, step, value, length
 KIND_AT = 3
 """The byte of a message that says its kind."""
+FLUSH = 1
+"""The value of a push that brings all gradients that earlier pushes held back. Servers do not read it."""
 REFERENCE = 16
 """From this id format on (compression/indices.py) a section's ids are places among those that the same step pulled."""
 MOST_SECTIONS = 1 << 16
@@ -47,7 +49,7 @@ class Kind(enum.IntEnum):
     PULL = 1  # ids; waits for what the consistency mode promises; a pull of no ids is a fence
     READ = 2  # ids; answered at once (evaluation)
     ROWS = 3  # the answer to both; value = staleness of the rows in steps
-    PUSH = 4  # ids and gradients
+    PUSH = 4  # ids and gradients; value = FLUSH where those of earlier steps come along
     ACK = 5  # the answer to a push
     ASK = 6  # a question in JSON (one section of values)
     ANSWER = 7  # its answer in JSON
@@ -120,9 +122,14 @@ class Packed:
         return self.buffer[self.values_at_S1[0] : self.values_at_S1[-1]]
 
     @property
-    def overhead(self) -> int:
-        """Bytes that are neither ids nor values."""
-        return self.buffer.size - self.ids_area.size - self.values_area.size
+    def id_bytes(self) -> int:
+        """Of all sections."""
+        return int(self.ids_at_S1[-1] - self.ids_at_S1[0])
+
+    @property
+    def value_bytes(self) -> int:
+        """Of all sections."""
+        return int(self.values_at_S1[-1] - self.values_at_S1[0])
 
     def section(self, s: int) -> Section:
         """Section `s` as an object; its bytes are views."""

@@ -16,11 +16,11 @@ from torch import nn
 from shardkeep.base.errors import CheckpointError
 from shardkeep.base.log import EventLog
 from shardkeep.checkpoint_facts import check_facts, checkpoint_facts
-from shardkeep.compression.ledger import Ledger
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.client import RowClient
 from shardkeep.ps.config import TableSpec
+from shardkeep.ps.metering import LedgerMeter, MeteredTransport, Traffic
 from shardkeep.ps.transport import Transport
 from shardkeep.workers.checkpoint import CheckpointWriter, load_tower
 from shardkeep.workers.collective import Collective, Solo
@@ -31,6 +31,7 @@ from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.data.weights import doubtful_weights
 from shardkeep.workers.embeddings import Embeddings
 from shardkeep.workers.evaluate import Evaluation
+from shardkeep.workers.metered_collective import MeteredCollective
 from shardkeep.workers.models.registry import build_model
 from shardkeep.workers.rank_state import load_rank_state
 from shardkeep.workers.rewind import Rewind
@@ -85,7 +86,7 @@ class Worker:
     tower: Tower
     collective: Collective
     telemetry: Telemetry
-    ledger: Ledger
+    traffic: Traffic
     data: Data
     start: Origin
 
@@ -108,7 +109,7 @@ class Worker:
             counted = stopped_figures(
                 collective=self.collective,
                 telemetry=self.telemetry,
-                ledger=self.ledger,
+                ledger=self.traffic.ledger,
                 control_bytes=control_bytes(),
                 steps=step,
             )
@@ -122,7 +123,7 @@ class Worker:
             tower=self.tower,
             collective=self.collective,
             telemetry=self.telemetry,
-            ledger=self.ledger,
+            ledger=self.traffic.ledger,
             control_bytes=control_bytes(),
             steps=steps,
             evaluation=self.trainer.last_eval,
@@ -168,14 +169,16 @@ def build_worker(
         again: How this generation follows another.
 
     Raises CheckpointError."""
+    before = None if again is None else again.before
+    traffic = Traffic() if before is None else before.traffic
+    meter = LedgerMeter(traffic)
+    transport, collective = MeteredTransport(transport, meter), MeteredCollective(collective, meter)
     schema = data.train.schema
     tables = table_specs(config, schema)
     start = START if resumed is None else _origin(resumed, config, data)
     if again is not None and again.resumed:
         start = _shared_origin(collective, None if resumed is None else start, again.before)
     slices = step_slices(config, num_samples=len(data.train), origin=start)
-    before = None if again is None else again.before
-    ledger = Ledger() if before is None else before.ledger
     client = (
         before.client
         if before is not None
@@ -186,7 +189,6 @@ def build_worker(
             generation=generation,
             consistency=config.consistency,
             compression=config.compression,
-            ledger=ledger,
             timeout_s=config.liveness.step_timeout_s,
             seed=config.seed,
             history=kept_steps(config),
@@ -259,11 +261,12 @@ def build_worker(
         evaluate=config.eval,
         window=config.consistency.window,
         telemetry=telemetry,
+        ledger=traffic.ledger,
         compile_allowance_s=COMPILE_ALLOWANCE_S if tower.compiles else 0.0,
         again=again is not None,
         before=None if before is None else before.trainer,
     )
-    return Worker(trainer, client, tower, collective, telemetry, ledger, data, start)
+    return Worker(trainer, client, tower, collective, telemetry, traffic, data, start)
 
 
 def _server_cpu_s(client: RowClient) -> list[float]:
@@ -293,7 +296,7 @@ def _shared_origin(collective: Collective, mine: Origin | None, before: Worker |
     it. Raises CheckpointError when none knows."""
     mine = mine or (None if before is None else before.start)
     told = [-1, -1] if mine is None else [mine.step, mine.samples]
-    known = [row for row in collective.all_gather(torch.tensor(told)).tolist() if row[0] >= 0]
+    known = [row for row in collective.all_gather(torch.tensor(told), purpose="agreements").tolist() if row[0] >= 0]
     if not known:
         raise CheckpointError("the checkpoints of this job are missing, and no worker is left that knows how to count")
     return Origin(*known[0])

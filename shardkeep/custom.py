@@ -19,14 +19,16 @@ from shardkeep.base.errors import ConfigError, JobStopped, TransportError, UserE
 from shardkeep.base.kernels import load_kernels
 from shardkeep.base.log import EventLog
 from shardkeep.compression.config import CompressionConfig
+from shardkeep.compression.ledger import Ledger
 from shardkeep.config import JobConfig
 from shardkeep.kernel_needs import needed_kernels
 from shardkeep.ps.client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, LivenessConfig, TableSpec
 from shardkeep.ps.control.addresses import check_exposed
 from shardkeep.ps.control.client import ControlClient
+from shardkeep.ps.metering import LedgerMeter, MeteredTransport, Traffic
 from shardkeep.ps.reading import Request
-from shardkeep.ps.transport import LocalTransport
+from shardkeep.ps.transport import LocalTransport, Transport
 from shardkeep.roles import Membership, join_group
 from shardkeep.server_role import build_service
 from shardkeep.workers.lookup import Lookup, Wanted, finite_only, read_ids, summed
@@ -55,9 +57,16 @@ class EmbeddingClient:
     """
 
     def __init__(
-        self, rows: RowClient, ending: contextlib.ExitStack, *, start_step: int = 0, control: ControlClient | None
+        self,
+        rows: RowClient,
+        ledger: Ledger,
+        ending: contextlib.ExitStack,
+        *,
+        start_step: int = 0,
+        control: ControlClient | None,
     ) -> None:
         self._rows = rows
+        self._ledger = ledger
         self._ending = ending
         self._control = control
         self._open = True
@@ -92,7 +101,7 @@ class EmbeddingClient:
         ending = contextlib.ExitStack()
         ending.callback(service.close, "the client is closed")
         ending.callback(transport.close)
-        return cls(_row_client(config, transport, tables, rank=0, generation=0), ending, control=None)
+        return cls(*_row_client(config, transport, tables, rank=0, generation=0), ending, control=None)
 
     @property
     def tables(self) -> list[TableSpec]:
@@ -177,7 +186,7 @@ class EmbeddingClient:
         return {
             "steps": self.step,
             "tables": table_totals(servers),
-            "bytes": self._rows.ledger.totals(),
+            "bytes": self._ledger.totals(),
             "staleness": {str(steps): times for steps, times in sorted(self._rows.staleness_seen.items())},
             "dropped_rows": self.dropped_rows,
             "state_digest": state_digest(servers, b""),
@@ -303,8 +312,8 @@ def connect(
         formation = control.join(told if told is not None else _tables_of(config))
         transport = join_group(config, formation, "worker", index, advertise, None)
         stack.callback(transport.close)
-        rows = _row_client(config, transport, formation.tables, rank=index, generation=formation.generation)
-        return EmbeddingClient(rows, stack.pop_all(), start_step=formation.start_step, control=control)
+        counted = _row_client(config, transport, formation.tables, rank=index, generation=formation.generation)
+        return EmbeddingClient(*counted, stack.pop_all(), start_step=formation.start_step, control=control)
 
 
 def loop_config(
@@ -347,9 +356,13 @@ def _tables_of(config: JobConfig) -> list[TableSpec]:
     return [config.table(name) for name in names]
 
 
-def _row_client(config: JobConfig, transport: Any, tables: Tables, *, rank: int, generation: int) -> RowClient:
-    return RowClient(
-        transport,
+def _row_client(
+    config: JobConfig, transport: Transport, tables: Tables, *, rank: int, generation: int
+) -> tuple[RowClient, Ledger]:
+    """A client, and the ledger of its bytes."""
+    traffic = Traffic()
+    client = RowClient(
+        MeteredTransport(transport, LedgerMeter(traffic)),
         tables=tables,
         rank=rank,
         generation=generation,
@@ -358,3 +371,4 @@ def _row_client(config: JobConfig, transport: Any, tables: Tables, *, rank: int,
         seed=config.seed,
         timeout_s=config.liveness.step_timeout_s,
     )
+    return client, traffic.ledger

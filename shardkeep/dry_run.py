@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Sequence
-from concurrent.futures import Future
 from dataclasses import dataclass
 from itertools import zip_longest
 
@@ -17,10 +16,9 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.config import JobConfig
-from shardkeep.ps import envelope
 from shardkeep.ps.client import RowClient
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.message import KIND_AT, Bytes, Kind
+from shardkeep.ps.metering import MeteredTransport, Parts
 from shardkeep.ps.placement import server_of
 from shardkeep.ps.reading import Request
 from shardkeep.ps.slab import RowSlab
@@ -42,35 +40,17 @@ PLAYED_WORKERS = 4
 """Workers that are played; more are taken to be like them."""
 
 
-class Meter:
-    """A transport that weighs what passes through, with what RPC adds, and counts the calls."""
+class Tally:
+    """A meter that counts calls, and bytes with what RPC adds by kind and server."""
 
-    def __init__(self, transport: LocalTransport) -> None:
-        self.num_servers = transport.num_servers
+    def __init__(self, num_servers: int) -> None:
         self.calls = 0
-        self.bytes_S: dict[str, npt.NDArray[np.int64]] = defaultdict(lambda: np.zeros(self.num_servers, np.int64))
+        self.bytes_S: dict[str, npt.NDArray[np.int64]] = defaultdict(lambda: np.zeros(num_servers, np.int64))
         """By server, of `pull`, `pull answer`, `push`, `push answer`. Rows acknowledge the push beside their pull."""
-        self._transport = transport
 
-    def send(self, server: int, message: Bytes, then: Bytes | None = None, *, timeout_s: float) -> Future[Bytes]:
-        self.calls += 1
-        kind = self._weigh(server, message, envelope.call_bytes(server, 1, message.size))
-        if then is not None:
-            kind = self._weigh(server, then, envelope.next_message_bytes(then.size))
-        answer, name = self._transport.send(server, message, then, timeout_s=timeout_s), f"{kind} answer"
-        answer.add_done_callback(lambda done: self._answered(name, server, len(done.result())))
-        return answer
-
-    def close(self) -> None:
-        self._transport.close()
-
-    def _weigh(self, server: int, message: Bytes, envelope_bytes: int) -> str:
-        kind = Kind(int(message[KIND_AT])).name.lower()
-        self.bytes_S[kind][server] += message.size + envelope_bytes
-        return kind
-
-    def _answered(self, name: str, server: int, size: int) -> None:
-        self.bytes_S[name][server] += size + envelope.answer_bytes(size)
+    def book(self, server: int, direction: str, step: int, parts: Parts, *, answer: bool) -> None:
+        self.calls += answer  # each call has one
+        self.bytes_S[f"{direction} answer" if answer else direction][server] += sum(parts.values())
 
 
 @dataclass(frozen=True)
@@ -79,7 +59,7 @@ class Played:
 
     `rows`: rows of each table after the job's steps; `counted`: whether all ids were looked at, or only some and the
     rest estimated from how the number grew. `shares`: of each server (S,), by table. `calls`, `bytes_S`: of one full
-    step over all workers, the bytes by class as a Meter has them. `ids`, `unique`: per step and worker. `rereads`: of
+    step over all workers, the bytes by class as a Tally has them. `ids`, `unique`: per step and worker. `rereads`: of
     the drawn steps, as if they followed one another.
     """
 
@@ -118,7 +98,7 @@ def play(config: JobConfig, tables: Sequence[TableSpec], dataset: Dataset, slice
             played_samples += slices.samples(step)
         seen.mark(i + 1, len(drawn))
     visited = min(slices.samples_before(steps), len(dataset))
-    meter, scale = cast.finish(), slices.global_batch / played_samples * slices.world_size / cast.workers
+    tally, scale = cast.finish(), slices.global_batch / played_samples * slices.world_size / cast.workers
     return Played(
         steps=len(drawn),
         samples=samples,
@@ -128,8 +108,8 @@ def play(config: JobConfig, tables: Sequence[TableSpec], dataset: Dataset, slice
         ids=seen.num_ids * slices.global_batch / samples / slices.world_size,
         unique=seen.num_unique * slices.global_batch / samples / slices.world_size,
         rereads=rereads(reads),
-        calls=meter.calls / len(played) * slices.world_size / cast.workers,
-        bytes_S={name: bytes_S * scale for name, bytes_S in meter.bytes_S.items()},
+        calls=tally.calls / len(played) * slices.world_size / cast.workers,
+        bytes_S={name: bytes_S * scale for name, bytes_S in tally.bytes_S.items()},
     )
 
 
@@ -149,10 +129,11 @@ class Cast:
         self.workers = min(config.workers, PLAYED_WORKERS)
         here = config.model_copy(update={"workers": self.workers})
         services = [build_service(here, tables, shard=s, generation=0) for s in range(max(config.servers, 1))]
-        self._meter = Meter(LocalTransport([service.handle for service in services]))
+        self._tally = Tally(len(services))
+        transport = MeteredTransport(LocalTransport([service.handle for service in services]), self._tally)
         self._clients = [
             RowClient(
-                self._meter,
+                transport,
                 tables=tables,
                 rank=rank,
                 consistency=config.consistency,
@@ -179,13 +160,13 @@ class Cast:
             pull.result()
         self._requests, self._step = requests, self._step + 1
 
-    def finish(self) -> Meter:
+    def finish(self) -> Tally:
         """Pushes the last step's gradients; what passed."""
         for client, request in zip(self._clients, self._requests, strict=True):
             client.push(self._step, request, self._gradients(client, request))
         for client in self._clients:
             client.wait_acknowledged()
-        return self._meter
+        return self._tally
 
     def _gradients(self, client: RowClient, request: Request) -> RowSlab:
         """Any finite ones: a push's size depends on how many rows it has, not on what they are."""

@@ -26,10 +26,11 @@ from shardkeep.dry_run import Played, play
 from shardkeep.kernel_needs import needed_kernels
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.shard.optimizers import OPTIMIZERS
+from shardkeep.workers import collective_bytes
+from shardkeep.workers.collective_bytes import goes_direct
 from shardkeep.workers.data.dataset import open_data
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.embeddings import Embeddings
-from shardkeep.workers.sent import Sent, goes_direct
 
 ID_BYTES, VALUE_BYTES = 8, 4
 INDEX_BYTES = 14
@@ -160,17 +161,18 @@ def tower_of(config: JobConfig, data: Data) -> Part:
     model = build_dense_model(config, schema, embeddings)
     trained = [p for p in model.parameters() if p.requires_grad]
     size = sum(p.nbytes for p in trained)
-    spread = Sent(config.workers)
     shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
     ring_bytes = size if config.consistency.mode != "sync" else None
     reduced = reduce_bytes(config.compression.tower, shapes, config.workers, ring_bytes=ring_bytes)
-    for buffer in model.buffers():
-        if buffer.is_floating_point():
-            spread.broadcast(buffer.nbytes, source=True)
+    spread = sum(
+        _total(collective_bytes.broadcast(config.workers, buffer.nbytes, source=True))
+        for buffer in model.buffers()
+        if buffer.is_floating_point()
+    )
     return {
         "parameters": sum(p.numel() for p in trained),
         "bytes": size,
-        "reduce_bytes": reduced * config.workers + spread.total,
+        "reduce_bytes": reduced * config.workers + spread,
         "reduce_bytes_per_worker": reduced,
     }
 
@@ -182,9 +184,9 @@ def reduce_bytes(
     warm-up. `ring_bytes`: of all gradients, where an uncompressed sum of more than a few is a ring all-reduce, as
     outside of `sync`; None = it adds in rank order. The gradients are random: what `lossless` takes of real ones
     differs."""
-    sent, ranks, random = Sent(workers), Ranks(0, workers), torch.Generator().manual_seed(0)
+    sent, ranks, random = 0, Ranks(0, workers), torch.Generator().manual_seed(0)
     if wish.name == "none" and ring_bytes is not None and not goes_direct(ring_bytes * (workers - 1)):
-        sent.all_reduce(ring_bytes)
+        sent = _total(collective_bytes.all_reduce(workers, ring_bytes))
     elif workers > 1:
         dense = DenseCompression(wish, shapes, torch.device("cpu"))
         dense.begin(wish.warmup_steps or 0, 1.0)
@@ -192,10 +194,14 @@ def reduce_bytes(
         exchange = next(rounds)
         with contextlib.suppress(StopIteration):
             while True:
-                sent.exchange(exchange)
+                sent += _total(collective_bytes.exchange(workers, exchange))
                 mine = exchange.packets if exchange.packets.ndim == 1 else exchange.packets[0]
                 exchange = rounds.send(torch.stack([mine] * workers))
-    return sent.total
+    return sent
+
+
+def _total(parts: collective_bytes.Parts) -> int:
+    return sum(parts.values())
 
 
 def traffic_of(played: Played, tower: Mapping[str, Any], *, workers: int) -> list[Part]:

@@ -182,7 +182,7 @@ class _Life:
             if summary is not None:
                 control.report("summary", summary)
                 control.flush()  # from here on the job is done, whoever dies
-            collective.barrier()
+            collective.barrier(purpose="agreements")
 
     def _stops(self, generation: int) -> bool:
         """Whether the job is to stop. Asked between two steps: raises Leaving when this worker alone is to leave."""

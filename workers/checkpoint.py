@@ -80,7 +80,7 @@ class CheckpointWriter:
         """
         self._begin_counting(start_step)
         token = "" if self._collective.rank else self._sign(start_step)
-        token = str(self._collective.broadcast_object(token))
+        token = str(self._collective.broadcast_object(token, purpose="agreements"))
         if self._collective.rank:
             self._checkpoints.check_token(token)  # it reads its state there
         else:
@@ -103,12 +103,13 @@ class CheckpointWriter:
         Every rank calls it."""
         self._begin_counting(start_step)
         mine = self._every if before is None else before._every
-        known = int(self._collective.all_gather(torch.tensor([-1 if mine is None else mine])).max())
+        asked = torch.tensor([-1 if mine is None else mine])
+        known = int(self._collective.all_gather(asked, purpose="agreements").max())
         self._every = None if known < 0 else known
         if self._collective.rank == 0:
             self._base = self._newest()
         has = start_step in (step for step, _ in self._checkpoints.complete())
-        return bool(self._collective.broadcast_object(has))
+        return bool(self._collective.broadcast_object(has, purpose="agreements"))
 
     def _newest(self) -> Checkpoint | None:
         """The checkpoint that an increment could build on; None where no increments are wanted."""
@@ -141,7 +142,7 @@ class CheckpointWriter:
     def due(self, step: int) -> bool:
         """Whether a checkpoint is taken when `step` steps are done. Every rank asks it for every step; may block."""
         if self._every is None and step >= self._began[0] + AUTO_AFTER_STEPS:
-            self._every = int(self._collective.broadcast_object(self._auto(step)))
+            self._every = int(self._collective.broadcast_object(self._auto(step), purpose="agreements"))
             if not self._collective.rank:
                 text = f"one every {self._every} steps from here on"
                 self._written.append({"step": step, "every_steps": self._every, "text": text})
@@ -166,16 +167,17 @@ class CheckpointWriter:
         self.finish()
         started = time.perf_counter()  # from here on, none waits for a rank that is slower
         self._client.fence(step)
-        self._collective.barrier()  # the others' pushes are applied, too, and nobody pushes before the next barrier
-        ranks = self._collective.gather_arrays(rank_state(self._client, self._tower))
+        # The others' pushes are applied, too, and nobody pushes before the next barrier.
+        self._collective.barrier(purpose="agreements")
+        ranks = self._collective.gather_arrays(rank_state(self._client, self._tower), purpose="agreements")
         if self._collective.rank == 0:
             self._lead(step, ranks, started, waited_s)
-        self._collective.barrier()
+        self._collective.barrier(purpose="agreements")
 
     def finish(self) -> None:
         """Blocks until no checkpoint is being written any more. Every rank calls it."""
         self.settle()  # its calls have deadlines
-        self._collective.barrier(timeout_s=TIMEOUT_S + 60.0)
+        self._collective.barrier(timeout_s=TIMEOUT_S + 60.0, purpose="agreements")
 
     def settle(self) -> None:
         """Blocks until the thread has ended. For a generation that is lost: its calls fail, and nobody meets."""

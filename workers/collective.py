@@ -12,7 +12,7 @@ import contextlib
 import json
 import threading
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,55 +21,67 @@ from numpy.typing import NDArray
 # torch.distributed exports these two in a way that type checkers do not see.
 from shardkeep.base.errors import DeadlineExceeded, MemberLost
 from shardkeep.compression.exchange import Exchange
-from shardkeep.workers.sent import Sent
 
 Array = NDArray[Any]
 T = TypeVar("T")
+
+Purpose = Literal["gradients", "buffers", "agreements", "metrics"]
+"""What a call is for, as a MeteredCollective books it. Collectives themselves ignore it."""
 
 
 class Collective(Protocol):
     """The ranks of one generation; every rank makes the same calls in the same order.
 
-    Every call but `close` and `begin_all_gather` blocks until all ranks take part, up to the deadline. Raises
-    DeadlineExceeded when it runs out and MemberLost when a peer went away.
+    Every call but `close` and `begin_...` blocks until all ranks take part, up to the deadline. Raises
+    DeadlineExceeded when it runs out and MemberLost when a peer went away. A `begin_...` starts a call without waiting
+    for the others; it returns a function that waits, is called once, and returns the result.
     """
 
     rank: int
     world_size: int
-    sent: Sent
-    """What this rank has sent so far."""
-    process_group: dist.ProcessGroup | None
-    """The group DDP reduces over; None where there is none (one worker, threads)."""
 
-    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+    @property
+    def process_group(self) -> dist.ProcessGroup | None:
+        """The group DDP reduces over; None where there is none (one worker, threads)."""
+        ...
+
+    def all_gather(self, tensor: torch.Tensor, *, purpose: Purpose) -> torch.Tensor:
         """The ranks' tensors (same shape and dtype) stacked in rank order: (W, ...)."""
         ...
 
-    def begin_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        """Starts an `all_gather` without waiting for the others; what it returns waits, and is called once."""
+    def begin_all_gather(self, tensor: torch.Tensor, *, purpose: Purpose) -> Callable[[], torch.Tensor]:
+        """Starts an `all_gather`."""
         ...
 
-    def exchange(self, exchange: Exchange) -> torch.Tensor:
+    def exchange(self, exchange: Exchange, *, purpose: Purpose) -> torch.Tensor:
         """One round of packets: uint8 (W, R), in rank order."""
         ...
 
-    def all_reduce_sum(self, tensor: torch.Tensor) -> None:
+    def begin_exchange(self, exchange: Exchange, *, purpose: Purpose) -> Callable[[], torch.Tensor]:
+        """Starts an `exchange`. The wait does not map errors: see `guard`."""
+        ...
+
+    def all_reduce_sum(self, tensor: torch.Tensor, *, purpose: Purpose) -> None:
         """Replaces `tensor` by the sum over ranks."""
         ...
 
-    def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> None:
+    def begin_all_reduce_sum(self, tensor: torch.Tensor, *, purpose: Purpose) -> Callable[[], torch.Tensor]:
+        """Starts an `all_reduce_sum`; the wait returns `tensor`, and does not map errors: see `guard`."""
+        ...
+
+    def broadcast(self, tensor: torch.Tensor, *, source: int = 0, purpose: Purpose) -> None:
         """Replaces `tensor` by that of rank `source`."""
         ...
 
-    def broadcast_object(self, value: Any, *, source: int = 0) -> Any:
+    def broadcast_object(self, value: Any, *, source: int = 0, purpose: Purpose) -> Any:
         """The value of rank `source` on every rank; anything JSON can hold."""
         ...
 
-    def gather_arrays(self, values_N: Array) -> list[Array]:
+    def gather_arrays(self, values_N: Array, *, purpose: Purpose) -> list[Array]:
         """Every rank's array in rank order; one dimension, one dtype, lengths may differ."""
         ...
 
-    def barrier(self, *, timeout_s: float | None = None) -> None:
+    def barrier(self, *, timeout_s: float | None = None, purpose: Purpose) -> None:
         """Waits for all ranks; `timeout_s` replaces the deadline for this one call."""
         ...
 
@@ -93,32 +105,38 @@ class Solo:
     world_size = 1
     process_group: dist.ProcessGroup | None = None
 
-    def __init__(self) -> None:
-        self.sent = Sent(1)
-
-    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, tensor: torch.Tensor, *, purpose: Purpose | None = None) -> torch.Tensor:
         return tensor.unsqueeze(0).clone()
 
-    def begin_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def begin_all_gather(self, tensor: torch.Tensor, *, purpose: Purpose | None = None) -> Callable[[], torch.Tensor]:
         gathered = self.all_gather(tensor)
         return lambda: gathered
 
-    def exchange(self, exchange: Exchange) -> torch.Tensor:
+    def exchange(self, exchange: Exchange, *, purpose: Purpose | None = None) -> torch.Tensor:
         return exchange.packets.view(1, -1).clone()
 
-    def all_reduce_sum(self, tensor: torch.Tensor) -> None:
+    def begin_exchange(self, exchange: Exchange, *, purpose: Purpose | None = None) -> Callable[[], torch.Tensor]:
+        exchanged = self.exchange(exchange)
+        return lambda: exchanged
+
+    def all_reduce_sum(self, tensor: torch.Tensor, *, purpose: Purpose | None = None) -> None:
         pass
 
-    def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> None:
+    def begin_all_reduce_sum(
+        self, tensor: torch.Tensor, *, purpose: Purpose | None = None
+    ) -> Callable[[], torch.Tensor]:
+        return lambda: tensor
+
+    def broadcast(self, tensor: torch.Tensor, *, source: int = 0, purpose: Purpose | None = None) -> None:
         pass
 
-    def broadcast_object(self, value: Any, *, source: int = 0) -> Any:
+    def broadcast_object(self, value: Any, *, source: int = 0, purpose: Purpose | None = None) -> Any:
         return json.loads(json.dumps(value))
 
-    def gather_arrays(self, values_N: Array) -> list[Array]:
+    def gather_arrays(self, values_N: Array, *, purpose: Purpose | None = None) -> list[Array]:
         return [values_N.copy()]
 
-    def barrier(self, *, timeout_s: float | None = None) -> None:
+    def barrier(self, *, timeout_s: float | None = None, purpose: Purpose | None = None) -> None:
         pass
 
     def guard(self, what: str) -> contextlib.AbstractContextManager[None]:
@@ -181,7 +199,6 @@ class ThreadCollective:
     def __init__(self, meeting: _Meeting, rank: int) -> None:
         self.rank = rank
         self.world_size = meeting.world_size
-        self.sent = Sent(meeting.world_size)
         self._meeting = meeting
         self._round = 0
 
@@ -204,36 +221,44 @@ class ThreadCollective:
         self._meeting.put(self.rank, self._round, value)
         return self._round
 
-    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, tensor: torch.Tensor, *, purpose: Purpose | None = None) -> torch.Tensor:
         return self.begin_all_gather(tensor)()
 
-    def begin_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
-        self.sent.all_gather(tensor.nbytes)
+    def begin_all_gather(self, tensor: torch.Tensor, *, purpose: Purpose | None = None) -> Callable[[], torch.Tensor]:
         number = self._put(tensor.detach().clone())
         return lambda: torch.stack(self._meeting.take(number, None))
 
-    def exchange(self, exchange: Exchange) -> torch.Tensor:
-        self.sent.exchange(exchange)
-        packets = self._swap(exchange.packets.clone())
-        return torch.stack([p[self.rank] for p in packets] if exchange.packets.ndim == 2 else packets)
+    def exchange(self, exchange: Exchange, *, purpose: Purpose | None = None) -> torch.Tensor:
+        return self.begin_exchange(exchange)()
 
-    def all_reduce_sum(self, tensor: torch.Tensor) -> None:
-        self.sent.all_reduce(tensor.nbytes, tensor.element_size())
-        parts = self._swap(tensor.detach().clone())
-        tensor.copy_(add_in_rank_order(parts))
+    def begin_exchange(self, exchange: Exchange, *, purpose: Purpose | None = None) -> Callable[[], torch.Tensor]:
+        number, one_to_each = self._put(exchange.packets.clone()), exchange.packets.ndim == 2
 
-    def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> None:
-        self.sent.broadcast(tensor.nbytes, source=self.rank == source)
+        def wait() -> torch.Tensor:
+            packets = self._meeting.take(number, None)
+            return torch.stack([p[self.rank] for p in packets] if one_to_each else packets)
+
+        return wait
+
+    def all_reduce_sum(self, tensor: torch.Tensor, *, purpose: Purpose | None = None) -> None:
+        self.begin_all_reduce_sum(tensor)()
+
+    def begin_all_reduce_sum(
+        self, tensor: torch.Tensor, *, purpose: Purpose | None = None
+    ) -> Callable[[], torch.Tensor]:
+        number = self._put(tensor.detach().clone())
+        return lambda: tensor.copy_(add_in_rank_order(self._meeting.take(number, None)))
+
+    def broadcast(self, tensor: torch.Tensor, *, source: int = 0, purpose: Purpose | None = None) -> None:
         tensor.copy_(self._swap(tensor.detach().clone() if self.rank == source else None)[source])
 
-    def broadcast_object(self, value: Any, *, source: int = 0) -> Any:
+    def broadcast_object(self, value: Any, *, source: int = 0, purpose: Purpose | None = None) -> Any:
         return json.loads(self._swap(json.dumps(value) if self.rank == source else None)[source])
 
-    def gather_arrays(self, values_N: Array) -> list[Array]:
-        self.sent.all_gather(values_N.nbytes)
+    def gather_arrays(self, values_N: Array, *, purpose: Purpose | None = None) -> list[Array]:
         return [part.copy() for part in self._swap(values_N.copy())]
 
-    def barrier(self, *, timeout_s: float | None = None) -> None:
+    def barrier(self, *, timeout_s: float | None = None, purpose: Purpose | None = None) -> None:
         self._swap(None, timeout_s)
 
     def guard(self, what: str) -> contextlib.AbstractContextManager[None]:

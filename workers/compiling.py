@@ -170,8 +170,8 @@ class Compilation:
             )
             self._tried = True
             self.compile_s = time.perf_counter() - started
-        collective.barrier(timeout_s=COMPILE_TIMEOUT_S)
-        failed_W = collective.all_gather(torch.tensor([int(self._problem is not None)])).view(-1)
+        collective.barrier(timeout_s=COMPILE_TIMEOUT_S, purpose="agreements")
+        failed_W = collective.all_gather(torch.tensor([int(self._problem is not None)]), purpose="agreements").view(-1)
         self.switch.enabled = not failed_W.any()
         if self.switch.enabled:
             return

@@ -55,13 +55,11 @@ class Evaluation:
 
         `step`: steps done; the rows read have seen all pushes of earlier ones."""
         self._client.fence(step)
-        self._collective.barrier()  # in bounded and async: the others' last pushes are applied, too
+        self._collective.barrier(purpose="agreements")  # in bounded and async: the others' last pushes are applied, too
         world, rank = self._collective.world_size, self._collective.rank
         bounds = [self._num_samples * r // world for r in (rank, rank + 1)]
         logits_N, labels_N = self._predict(bounds[0], bounds[1])
-        self._collective.sent.tell(self._client.ledger, "control")
         metrics = evaluate_over_workers(logits_N, labels_N, collective=self._collective)
-        self._collective.sent.tell(self._client.ledger, "read")
         if self._best_auc is not None:
             metrics["best_auc"] = self._best_auc(self._num_samples)
         return metrics

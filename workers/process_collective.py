@@ -34,8 +34,8 @@ from shardkeep.base.sockets import connections
 from shardkeep.compression.exchange import Exchange
 from shardkeep.ps.door import listening_ports, refuse_newcomers
 from shardkeep.ps.transport import interface_of
-from shardkeep.workers.collective import Collective
-from shardkeep.workers.sent import Sent, goes_direct
+from shardkeep.workers.collective import Purpose
+from shardkeep.workers.collective_bytes import goes_direct
 
 Array = NDArray[Any]
 
@@ -69,7 +69,6 @@ class ProcessCollective:
         self.rank = rank
         self.world_size = world_size
         self.generation = generation
-        self.sent = Sent(world_size)
         self.process_group: dist.ProcessGroup | None = None
         self._before_close: list[Callable[[], None]] = []
         self._gathers: dict[int, dist.Work] = {}
@@ -94,14 +93,13 @@ class ProcessCollective:
         self.connections = connections().keys() - others.keys()
         """Those to the other ranks; some to the store may be among them."""
 
-    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+    def all_gather(self, tensor: torch.Tensor, *, purpose: Purpose | None = None) -> torch.Tensor:
         return self.begin_all_gather(tensor)()
 
-    def begin_all_gather(self, tensor: torch.Tensor) -> Callable[[], torch.Tensor]:
+    def begin_all_gather(self, tensor: torch.Tensor, *, purpose: Purpose | None = None) -> Callable[[], torch.Tensor]:
         out = tensor.new_empty((self.world_size, *tensor.shape))
         if not tensor.numel():  # gloo hangs on empty tensors
             return lambda: out
-        self.sent.all_gather(tensor.nbytes)
         started, self._num_gathers = time.monotonic(), self._num_gathers + 1
         number = self._num_gathers
         # A work holds the group's connections, and a peer waits until they are closed: only `_gathers` has it, which
@@ -117,23 +115,33 @@ class ProcessCollective:
 
         return wait
 
-    def exchange(self, exchange: Exchange) -> torch.Tensor:
+    def exchange(self, exchange: Exchange, *, purpose: Purpose | None = None) -> torch.Tensor:
         with self.guard("exchange"):
-            work, packets_WR = begin_exchange(exchange, self)
-            work.wait()
-        return packets_WR
+            return self.begin_exchange(exchange)()
 
-    def all_reduce_sum(self, tensor: torch.Tensor) -> None:
-        self.sent.all_reduce(tensor.nbytes, tensor.element_size())
+    def begin_exchange(self, exchange: Exchange, *, purpose: Purpose | None = None) -> Callable[[], torch.Tensor]:
+        mine = exchange.packets.contiguous()
+        packets_WR = mine.new_empty((self.world_size, mine.shape[-1]))
+        if mine.ndim == 2:
+            work = dist.all_to_all_single(packets_WR, mine, group=self.process_group, async_op=True)
+        else:
+            work = _begin_gather(mine, packets_WR, self.process_group)
+        return _waiting(work, packets_WR)
+
+    def all_reduce_sum(self, tensor: torch.Tensor, *, purpose: Purpose | None = None) -> None:
         with self.guard("all_reduce"):
             dist.all_reduce(tensor)
 
-    def broadcast(self, tensor: torch.Tensor, *, source: int = 0) -> None:
-        self.sent.broadcast(tensor.nbytes, source=self.rank == source)
+    def begin_all_reduce_sum(
+        self, tensor: torch.Tensor, *, purpose: Purpose | None = None
+    ) -> Callable[[], torch.Tensor]:
+        return _waiting(dist.all_reduce(tensor, group=self.process_group, async_op=True), tensor)
+
+    def broadcast(self, tensor: torch.Tensor, *, source: int = 0, purpose: Purpose | None = None) -> None:
         with self.guard("broadcast"):
             dist.broadcast(tensor, src=source)
 
-    def broadcast_object(self, value: Any, *, source: int = 0) -> Any:
+    def broadcast_object(self, value: Any, *, source: int = 0, purpose: Purpose | None = None) -> Any:
         text = json.dumps(value).encode() if self.rank == source else b""
         size = torch.tensor([len(text)])
         self.broadcast(size, source=source)
@@ -143,19 +151,18 @@ class ProcessCollective:
         self.broadcast(buffer, source=source)
         return json.loads(buffer.numpy().tobytes())
 
-    def gather_arrays(self, values_N: Array) -> list[Array]:
+    def gather_arrays(self, values_N: Array, *, purpose: Purpose | None = None) -> list[Array]:
         counts_W = self.all_gather(torch.tensor([len(values_N)])).view(-1).tolist()
         padded = np.zeros(max(counts_W), values_N.dtype)
         padded[: len(values_N)] = values_N
         parts = self.all_gather(torch.from_numpy(padded.view(np.uint8))).numpy()
         return [part.view(values_N.dtype)[:n].copy() for part, n in zip(parts, counts_W, strict=True)]
 
-    def barrier(self, *, timeout_s: float | None = None) -> None:
+    def barrier(self, *, timeout_s: float | None = None, purpose: Purpose | None = None) -> None:
         options = dist.BarrierOptions()
         options.device = torch.device("cpu")
         if timeout_s is not None:
             options.timeout = timedelta(seconds=timeout_s)
-        self.sent.barrier()
         with self.guard("barrier"):
             assert self.process_group is not None
             self.process_group.barrier(options).wait()
@@ -193,17 +200,14 @@ class ProcessCollective:
             dist.destroy_process_group()
 
 
-def begin_exchange(exchange: Exchange, collective: Collective) -> tuple[dist.Work, torch.Tensor]:
-    """Starts a round in the collective's process group; what to wait for, and where the packets will be then, (W, R).
-    Errors are not mapped: see `Collective.guard`."""
-    collective.sent.exchange(exchange)
-    mine, group = exchange.packets.contiguous(), collective.process_group
-    packets_WR = mine.new_empty((collective.world_size, mine.shape[-1]))
-    if mine.ndim == 2:
-        work = dist.all_to_all_single(packets_WR, mine, group=group, async_op=True)
-    else:
-        work = _begin_gather(mine, packets_WR, group)
-    return work, packets_WR
+def _waiting(work: dist.Work, result: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """A function that waits for `work` and returns the tensor that it fills."""
+
+    def wait() -> torch.Tensor:
+        work.wait()
+        return result
+
+    return wait
 
 
 def _begin_gather(mine: torch.Tensor, out: torch.Tensor, group: dist.ProcessGroup | None) -> dist.Work:

@@ -8,11 +8,10 @@ by element (but for large buckets of fp32 outside sync mode), so they give the s
 
 # No `from __future__ import annotations` here: DDP compares the hook's annotations with the classes themselves.
 import inspect
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 # The same class as dist.GradBucket, which torch.distributed exports in a way that type checkers do not see.
@@ -23,8 +22,7 @@ from shardkeep.base.errors import JobError
 from shardkeep.compression.dense import DenseCompression
 from shardkeep.compression.exchange import Ranks, Sum
 from shardkeep.workers.collective import Collective
-from shardkeep.workers.process_collective import begin_exchange
-from shardkeep.workers.sent import goes_direct
+from shardkeep.workers.collective_bytes import goes_direct
 from shardkeep.workers.stopwatch import Stopwatch
 
 # The argument's name since torch 2.13; the older one warns there.
@@ -42,8 +40,8 @@ class _UnderWay:
     buffer: torch.Tensor
     sum: Sum | None
     """None = an all-reduce of the buffer itself."""
-    work: dist.Work
-    packets: torch.Tensor
+    wait: Callable[[], torch.Tensor]
+    """Returns the packets of the exchange under way, or the summed buffer."""
     future: torch.futures.Future[torch.Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -85,13 +83,13 @@ class BucketSums:
         """Starts the exchange of one bucket, of the last one waits until all are summed."""
         buffer = bucket.buffer()
         if self._ring and not self._is_small(buffer):
-            self._collective.sent.all_reduce(buffer.nbytes, buffer.element_size())
-            work = dist.all_reduce(buffer, group=self._collective.process_group, async_op=True)
-            under_way = _UnderWay(buffer, None, work, buffer)
+            wait = self._collective.begin_all_reduce_sum(buffer, purpose="gradients")
+            under_way = _UnderWay(buffer, None, wait)
         else:
             names = [self._names[p] for p in bucket.parameters()]
             total = self._compression.sum(names, bucket.gradients(), _ranks(self._collective))
-            under_way = _UnderWay(buffer, total, *begin_exchange(next(total), self._collective))
+            wait = self._collective.begin_exchange(next(total), purpose="gradients")
+            under_way = _UnderWay(buffer, total, wait)
         self._under_way.append(under_way)
         if bucket.is_last():
             self._finish()
@@ -110,16 +108,16 @@ class BucketSums:
 
     def _goes_on(self, bucket: _UnderWay) -> bool:
         """Waits for a bucket's packets and starts its next exchange, if it has one."""
-        bucket.work.wait()
+        received = bucket.wait()
         if bucket.sum is None:
-            bucket.future.set_result(bucket.buffer)
+            bucket.future.set_result(received)
             return False
         try:
-            exchange = bucket.sum.send(bucket.packets)
+            exchange = bucket.sum.send(received)
         except StopIteration as done:
             bucket.future.set_result(done.value.to(bucket.buffer.dtype))
             return False
-        bucket.work, bucket.packets = begin_exchange(exchange, self._collective)
+        bucket.wait = self._collective.begin_exchange(exchange, purpose="gradients")
         return True
 
 
@@ -156,7 +154,7 @@ def sum_flat(parameters: Mapping[str, nn.Parameter], collective: Collective, com
         True when every rank had a gradient for every parameter.
     """
     used_P = torch.tensor([p.grad is not None for p in parameters.values()], dtype=torch.uint8)
-    used_WP = collective.all_gather(used_P)
+    used_WP = collective.all_gather(used_P, purpose="gradients")
     used = {
         name: p for (name, p), anywhere in zip(parameters.items(), used_WP.any(0).tolist(), strict=True) if anywhere
     }
@@ -172,7 +170,7 @@ def _driven(total: Sum, collective: Collective) -> torch.Tensor:
     exchange = next(total)
     while True:
         try:
-            exchange = total.send(collective.exchange(exchange))
+            exchange = total.send(collective.exchange(exchange, purpose="gradients"))
         except StopIteration as done:
             result: torch.Tensor = done.value
             return result

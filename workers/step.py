@@ -111,7 +111,6 @@ class Step:
         self._watch.enter("pull_wait")
         rows = pull.result()
         self._watch.enter("lookup")
-        self._collective.sent.tell(self._client.ledger, "control")
         grads = self._client.gradients(prepared.step, prepared.request)
         weight = 1.0 / prepared.step_samples if prepared.rank_samples else 0.0
         loss_sum = 0.0
@@ -129,8 +128,6 @@ class Step:
         overflow = self._tower.scaling and not update.applied  # of the loss scale: no rank keeps this step's rows
         ahead = self._push(prepared.step, request, {} if overflow else grads, following(), last)
         self._watch.enter("other")
-        again = self._client.accounts.repeats(prepared.step)
-        self._collective.sent.tell(self._client.ledger, "tower", again=again)
         mean = loss_sum * prepared.step_samples / prepared.rank_samples if prepared.rank_samples else 0.0
         return StepResult(mean, update.applied, dropped, pull.staleness), ahead
 

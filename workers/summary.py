@@ -37,8 +37,7 @@ def summarize(
 
     `wall_s`, `versions`, `machine`, `status` and the coordinator's process are added by who keeps the run folder."""
     client.fence(steps)
-    collective.barrier()
-    collective.sent.tell(ledger, "control")
+    collective.barrier(purpose="agreements")
     ledger.add("control", "calls", control_bytes)
     mine = {
         "bytes": ledger.totals(),
@@ -89,7 +88,6 @@ def stopped_figures(
 ) -> dict[str, Any] | None:
     """What the summary of a stopped job says of this start, on rank 0; None elsewhere. Asks no server: its bytes of
     control calls are not in it. Blocks until every rank has called it."""
-    collective.sent.tell(ledger, "control")
     ledger.add("control", "calls", control_bytes)
     mine = {"bytes": ledger.totals(), "step_ms": telemetry.step_ms(), "dropped_rows": telemetry.dropped_rows}
     workers = gather_records(collective, mine)

@@ -131,7 +131,8 @@ class Telemetry:
 def gather_records(collective: Collective, record: dict[str, Any]) -> list[dict[str, Any]]:
     """Every rank's record, on every rank, in order of the ranks."""
     body = np.frombuffer(json.dumps(record).encode("utf-8"), dtype=np.uint8).copy()
-    return [json.loads(bytes(part).decode("utf-8")) for part in collective.gather_arrays(body)]
+    parts = collective.gather_arrays(body, purpose="agreements")
+    return [json.loads(bytes(part).decode("utf-8")) for part in parts]
 
 
 def merged_histogram(parts: Sequence[dict[str, int]]) -> dict[str, int]:

@@ -121,7 +121,7 @@ class Tower:
         self.join(collective)
         if collective.world_size > 1:
             for tensor in [*self.model.parameters(), *self.model.buffers()]:
-                collective.broadcast(tensor.detach())
+                collective.broadcast(tensor.detach(), purpose="agreements")
 
     def _choose_precision(self) -> None:
         self._precision = choose_precision(self._config.amp, self.device)
@@ -160,14 +160,14 @@ class Tower:
             tensors: dict[str, torch.Tensor] = {}
             mine = split(self.state_dict(), tensors)
             shapes = [(key, list(t.shape), str(t.dtype).removeprefix("torch.")) for key, t in tensors.items()]
-            state, shapes = self.collective.broadcast_object([mine, shapes], source=source)
+            state, shapes = self.collective.broadcast_object([mine, shapes], source=source, purpose="agreements")
             lacks = self.collective.rank in lacking
             for key, shape, dtype in shapes:
                 if self.collective.rank != source:
                     tensors[key] = torch.empty(shape, dtype=getattr(torch, dtype))
                 tensors[key] = tensors[key].cpu()
                 if tensors[key].numel():
-                    self.collective.broadcast(tensors[key], source=source)
+                    self.collective.broadcast(tensors[key], source=source, purpose="agreements")
             if lacks:
                 self.load_state_dict(joined(state, tensors))
 
@@ -298,12 +298,12 @@ class Tower:
                 self.collective.before_close(self.leave)
         for buffer in self.model.buffers():
             if buffer.is_floating_point():
-                self.collective.broadcast(buffer)
+                self.collective.broadcast(buffer, purpose="buffers")
 
     def _spread_overflow(self, rows_finite: bool) -> None:
         """One rank's overflow in its rows becomes everybody's: an infinite gradient, which the scaler sees."""
         bad = torch.tensor([0.0 if rows_finite else 1.0])
-        self.collective.all_reduce_sum(bad)
+        self.collective.all_reduce_sum(bad, purpose="gradients")
         if bad.item():
             next(p.grad for p in self._parameters if p.grad is not None).fill_(math.inf)
 

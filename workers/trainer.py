@@ -11,6 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from shardkeep.base.errors import Diverged, JobStopped, ShardkeepError
+from shardkeep.compression.ledger import Ledger
 from shardkeep.ps.client import RowClient
 from shardkeep.workers.checkpoint import CheckpointWriter
 from shardkeep.workers.collective import Collective
@@ -49,6 +50,7 @@ class Trainer:
         evaluate: EvalConfig,
         window: int,
         telemetry: Telemetry,
+        ledger: Ledger,
         compile_allowance_s: float = 0.0,
         again: bool = False,
         before: Trainer | None = None,
@@ -65,6 +67,7 @@ class Trainer:
         self._eval = evaluate
         self._window = window
         self._telemetry = telemetry
+        self._ledger = ledger
         self._watch = telemetry.watch
         self._cpu = telemetry.cpu
         self._bad_steps = 0
@@ -207,10 +210,10 @@ class Trainer:
 
     def _train_bytes(self) -> dict[str, int]:
         """Bytes of training so far by direction, over all ranks, which all call this: without evaluation's reads, and
-        without the control plane's, which belong to no step. What gathers them is in no ledger."""
-        totals = self._client.ledger.totals()
+        without the control plane's, which belong to no step. What gathers them counts as agreements."""
+        totals = self._ledger.totals()
         mine = np.array([sum(totals[direction].values()) for direction in TRAIN_DIRECTIONS], dtype=np.int64)
-        sums = np.sum(self._collective.gather_arrays(mine), axis=0).tolist()
+        sums = np.sum(self._collective.gather_arrays(mine, purpose="agreements"), axis=0).tolist()
         return dict(zip(TRAIN_DIRECTIONS, sums, strict=True)) | {"total": sum(sums)}
 
     def _save_after(self, step: int, progress: Progress) -> None:

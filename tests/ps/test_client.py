@@ -20,6 +20,7 @@ from shardkeep.compression.shares import num_kept
 from shardkeep.ps.client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message, unpack
+from shardkeep.ps.metering import LedgerMeter, MeteredTransport, Traffic
 from shardkeep.ps.placement import server_of
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.transport import Handler, LocalTransport
@@ -54,8 +55,16 @@ def services(
     ]
 
 
-def connect(handlers: Sequence[Handler], mode: str = "bounded", **settings: Any) -> RowClient:
-    return RowClient(LocalTransport(handlers), tables=TABLES, consistency=consistency(mode), **settings)
+def metered(handlers: Sequence[Handler], traffic: Traffic) -> MeteredTransport:
+    """The transport of another generation."""
+    return MeteredTransport(LocalTransport(handlers), LedgerMeter(traffic))
+
+
+def connect(
+    handlers: Sequence[Handler], mode: str = "bounded", traffic: Traffic | None = None, **settings: Any
+) -> RowClient:
+    transport = metered(handlers, Traffic() if traffic is None else traffic)
+    return RowClient(transport, tables=TABLES, consistency=consistency(mode), **settings)
 
 
 class Recorded:
@@ -276,7 +285,8 @@ def test_every_format_keeps_signs_sends_the_largest_rows_and_counts_every_byte(
 ) -> None:
     recorded = [Recorded(shard) for shard in services(num_servers, pull_values=pull)]
     compression = CompressionConfig(push=PushConfig(keep_rows=keep, values=push), pull=PullConfig(values=pull))
-    client = connect(recorded, compression=compression)
+    traffic = Traffic()
+    client = connect(recorded, traffic=traffic, compression=compression)
     ids = many(num_ids, seed)
     grad = np.random.default_rng(seed).normal(size=(ids.size, 3)).astype(np.float32) + np.float32(0.01)
     request = client.request({"item": ids, "user": ids[: ids.size // 2]})
@@ -292,7 +302,7 @@ def test_every_format_keeps_signs_sends_the_largest_rows_and_counts_every_byte(
     assert (after[sent] == codecs[1].decode(codecs[1].encode(-carried), 3)).all()
     norms = np.linalg.norm(grad, axis=1)
     assert sent.size == ids.size or norms[sent].min() >= np.delete(norms, sent).max()
-    totals = client.ledger.totals()
+    totals = traffic.ledger.totals()
     assert messages(totals["push"]) == sum(server.num_bytes(Kind.PUSH) for server in recorded)
     assert messages(totals["pull"]) == sum(server.num_bytes(Kind.PULL) for server in recorded)
     assert totals["push"]["values"] == sent.size * codecs[0].row_bytes(3)
@@ -305,7 +315,8 @@ def test_every_format_keeps_signs_sends_the_largest_rows_and_counts_every_byte(
 def test_every_scaled_format_carries_rows_both_ways(name: str, scale: Any, rounding: Any) -> None:
     recorded = [Recorded(shard) for shard in services(2, pull_values=name, pull_scale=scale)]
     push, pull = PushConfig(values=name, scale=scale, rounding=rounding), PullConfig(values=name, scale=scale)
-    client = connect(recorded, compression=CompressionConfig(push=push, pull=pull), seed=5)
+    traffic = Traffic()
+    client = connect(recorded, traffic=traffic, compression=CompressionConfig(push=push, pull=pull), seed=5)
     ids, codec = many(40), value_codec(name, scale)
     request = client.request({"item": ids, "user": ids[::3]})
     grads = {"item": gaussian(40, 3, seed=1), "user": gaussian(14, 4, seed=2)}
@@ -319,7 +330,7 @@ def test_every_scaled_format_carries_rows_both_ways(name: str, scale: Any, round
         keys = row_keys(5, table_key("item"), ids, step) if rounding == "stochastic" else None
         rows -= codec.decode(codec.encode(grads["item"], keys), 3)
     assert np.array_equal(after, codec.decode(codec.encode(rows), 3))
-    totals = client.ledger.totals()
+    totals = traffic.ledger.totals()
     values = sum(totals[direction].get(part, 0) for direction in ("push", "pull") for part in ("values", "scales"))
     assert values == 5 * (40 * codec.row_bytes(3) + 14 * codec.row_bytes(4))
     assert client.saturated_values == 0
@@ -338,22 +349,24 @@ def test_what_two_workers_add_to_one_row_is_rounded_apart() -> None:
 
 def test_reads_are_counted_as_pulled_bytes() -> None:
     recorded = Recorded(services()[0])
-    client = connect([recorded])
+    traffic = Traffic()
+    client = connect([recorded], traffic=traffic)
     client.read(client.request({"user": many(10)})).result()
-    assert messages(client.ledger.totals()["read"]) == recorded.num_bytes(Kind.READ) > 0
+    assert messages(traffic.ledger.totals()["read"]) == recorded.num_bytes(Kind.READ) > 0
 
 
 def test_what_rpc_adds_is_counted_for_each_call_and_each_answer() -> None:
     """503 bytes around 128 and 506 around 288 to the server, 419 around 208 and 418 around 40 back. The kernel counts
     the same around messages of these sizes: tests/ps/test_envelope.py."""
     recorded = Recorded(services()[0])
-    client = connect([recorded])
+    traffic = Traffic()
+    client = connect([recorded], traffic=traffic)
     request = client.request({"user": many(10)})
     client.pull(0, request).result()
     client.push(0, request, {"user": np.ones((10, 4), np.float32)})
     client.wait_acknowledged()
     assert (recorded.sizes(Kind.PULL), recorded.sizes(Kind.PUSH)) == ([(128, 208)], [(288, 40)])
-    totals = client.ledger.totals()
+    totals = traffic.ledger.totals()
     assert (totals["pull"]["rpc"], totals["push"]["rpc"]) == (503 + 419, 506 + 418)
     assert (totals["to_servers"], totals["from_servers"]) == (128 + 503 + 288 + 506, 208 + 419 + 40 + 418)
     assert totals["total"] == totals["to_servers"] + totals["from_servers"]
@@ -361,7 +374,8 @@ def test_what_rpc_adds_is_counted_for_each_call_and_each_answer() -> None:
 
 def test_steps_trained_again_are_counted_as_retries_and_questions_as_control() -> None:
     recorded = Recorded(services()[0])
-    client = connect([recorded])
+    traffic = Traffic()
+    client = connect([recorded], traffic=traffic)
     request = client.request({"user": many(10)})
 
     def step(number: int) -> None:
@@ -371,17 +385,16 @@ def test_steps_trained_again_are_counted_as_retries_and_questions_as_control() -
 
     step(0)
     step(1)
-    once = client.ledger.totals()
-    client.regroup(LocalTransport([recorded]), 0, 1)
-    assert client.accounts.repeats(1) and not client.accounts.repeats(2)
+    once = traffic.ledger.totals()
+    client.regroup(metered([recorded], traffic), 0, 1)
     step(1)
     step(2)
-    totals = client.ledger.totals()
+    totals = traffic.ledger.totals()
     for direction in ("pull", "push"):
         assert totals[direction]["retries"] == sum(once[direction].values()) / 2
         assert totals[direction]["values"] == once[direction]["values"] / 2 * 3
     client.ask({"ask": "report"})
-    assert client.ledger.totals()["control"] > recorded.num_bytes(Kind.ASK) > 0
+    assert traffic.ledger.totals()["control"] > recorded.num_bytes(Kind.ASK) > 0
 
 
 @pytest.mark.parametrize("moments", [False, True])
@@ -423,12 +436,13 @@ BAD_PUSHES: dict[str, tuple[dict[str, np.ndarray], str]] = {
 def test_gradients_that_do_not_fit_are_refused_and_nothing_is_sent(name: str, num_servers: int) -> None:
     grads, text = BAD_PUSHES[name]
     recorded = [Recorded(shard) for shard in services(num_servers)]
-    client = connect(recorded)
+    traffic = Traffic()
+    client = connect(recorded, traffic=traffic)
     request = client.request({"item": ids_of(1, 2)})
     with pytest.raises(ProtocolError, match=text):
         client.push(0, request, grads)
     assert [server.asked for server in recorded] == [[]] * num_servers
-    assert client.ledger.totals()["total"] == 0
+    assert traffic.ledger.totals()["total"] == 0
 
 
 def test_a_step_is_pushed_once() -> None:

@@ -14,6 +14,7 @@ from shardkeep.compression.config import CompressionConfig
 from shardkeep.ps.client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.message import REFERENCE, Bytes, Kind, read
+from shardkeep.ps.metering import LedgerMeter, MeteredTransport, Traffic
 from shardkeep.ps.outbox import Outbox
 from shardkeep.ps.row_memory import RowMemory
 from shardkeep.ps.shard.journal import Journal
@@ -46,8 +47,10 @@ class Job:
             for s in range(servers)
         ]  # fmt: skip
         self.messages: list[Bytes] = []
+        self.traffic = Traffic()
+        transport = LocalTransport([self.listening(service.handle) for service in self.services])
         self.client = RowClient(
-            LocalTransport([self.listening(service.handle) for service in self.services]),
+            MeteredTransport(transport, LedgerMeter(self.traffic)),
             tables=TABLES, consistency=consistency, compression=self.compression, history=6, seed=3,
         )  # fmt: skip
 
@@ -111,6 +114,15 @@ def sums_of(table: str, steps: int = STEPS) -> dict[int, np.ndarray]:
     return total
 
 
+@pytest.mark.parametrize("last", [False, True])
+def test_the_push_of_what_was_held_back_is_counted_apart(last: bool) -> None:
+    job = Job(servers=2, push={"keep_rows": 0.2, "pool_rows": 2000})
+    job.run(last=last)
+    final = [m.size for m in job.messages if read(m).kind is Kind.PUSH and read(m).step == STEPS - 1]
+    pushed = job.traffic.ledger.totals()["push"]
+    assert len(final) == 2 and pushed.get("flush", 0) == (sum(final) if last else 0)
+
+
 @pytest.mark.parametrize("mode", ["sync", "bounded"])
 @pytest.mark.parametrize("servers", [1, 3])
 def test_coded_ids_and_references_change_no_bit_and_spare_bytes(servers: int, mode: str) -> None:
@@ -118,7 +130,7 @@ def test_coded_ids_and_references_change_no_bit_and_spare_bytes(servers: int, mo
     raw.run()
     coded.run()
     assert coded.digest() == raw.digest()
-    raw_bytes, coded_bytes = raw.client.ledger.totals(), coded.client.ledger.totals()
+    raw_bytes, coded_bytes = raw.traffic.ledger.totals(), coded.traffic.ledger.totals()
     assert "ids" not in coded_bytes["push"] or not coded_bytes["push"]["ids"]  # all by reference, of all rows: no byte
     assert coded_bytes["pull"]["ids"] < 0.5 * raw_bytes["pull"]["ids"]
     assert coded_bytes["pull"]["values"] < raw_bytes["pull"]["values"]  # rows that are not there yet are only named
@@ -129,7 +141,7 @@ def test_a_push_refers_to_its_pull_and_says_so_in_the_message() -> None:
     job.run(range(3))
     pushes = [message for buffer in job.messages if (message := read(buffer)).kind is Kind.PUSH]
     assert all((message.id_formats_S >= REFERENCE).all() for message in pushes)
-    assert job.client.ledger.totals()["push"]["masks"] > 0
+    assert job.traffic.ledger.totals()["push"]["masks"] > 0
 
 
 def test_a_push_of_fewer_rows_than_were_pulled_is_the_same_by_reference() -> None:

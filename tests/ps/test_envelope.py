@@ -16,6 +16,7 @@ from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.control.store import StoreHost
 from shardkeep.ps.envelope import answer_bytes, call_bytes
 from shardkeep.ps.message import Bytes, Kind, Message, Section, pack
+from shardkeep.ps.metering import LedgerMeter, MeteredTransport, Traffic
 from shardkeep.ps.transport import RpcTransport, connect_store, wait
 from tests.support.rpc_peer import Peer
 
@@ -90,14 +91,16 @@ def test_two_messages_share_a_call(transport: RpcTransport) -> None:
 @pytest.mark.parametrize("num_ids", [10, 4000])
 def test_the_ledger_of_a_client_holds_just_the_bytes_of_its_connections(transport: RpcTransport, num_ids: int) -> None:
     table, mode = TableSpec(**SERVICE["tables"][0]), ConsistencyConfig(**SERVICE["consistency"])
-    client = RowClient(transport, tables=[table], generation=GENERATION, consistency=mode)
+    traffic = Traffic()
+    metered = MeteredTransport(transport, LedgerMeter(traffic))
+    client = RowClient(metered, tables=[table], generation=GENERATION, consistency=mode)
     before = counted(transport)
     request = client.request({"item": np.arange(num_ids, dtype=np.int64) ** 3})
     for step in range(3):
         client.pull(step, request).result()
         client.push(step, request, {"item": np.ones((num_ids, 4), np.float32)})
     client.wait_acknowledged()
-    after, totals = counted(transport), client.ledger.totals()
+    after, totals = counted(transport), traffic.ledger.totals()
     assert (totals["to_servers"], totals["from_servers"]) == (
         after.sent - before.sent, after.received - before.received,
     )  # fmt: skip

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from shardkeep.workers.collective import ThreadCollective
+from shardkeep.workers.collective import Collective
 
+C = TypeVar("C", bound=Collective)
 T = TypeVar("T")
 
 
-def run_ranks(collectives: list[ThreadCollective], work: Callable[[ThreadCollective], T]) -> list[T]:
+def run_ranks(collectives: Sequence[C], work: Callable[[C], T]) -> list[T]:
     """Runs `work` in one thread per rank and returns the results in rank order.
 
-    The first failure aborts the group, so that no other rank waits for it, and is raised here.
+    The first failure closes the group, so that no other rank waits for it, and is raised here.
     """
     results: dict[int, T] = {}
     failures: list[BaseException] = []
 
-    def one(collective: ThreadCollective) -> None:
+    def one(collective: C) -> None:
         try:
             results[collective.rank] = work(collective)
         except BaseException as error:
             failures.append(error)
-            collective.abort(f"worker {collective.rank}: {error}")
+            collective.close()
 
     threads = [threading.Thread(target=one, args=(c,), name=f"worker-{c.rank}") for c in collectives]
     for thread in threads:

@@ -23,13 +23,14 @@ from shardkeep.base.sockets import connections
 from shardkeep.compression import dense_values
 from shardkeep.compression.config import TowerCompressionConfig
 from shardkeep.compression.exchange import Exchange
-from shardkeep.compression.ledger import Ledger
+from shardkeep.ps.metering import LedgerMeter, Traffic
 from shardkeep.workers import reduce
 from shardkeep.workers.collective import (
     Collective,
     Solo,
     ThreadCollective,
 )
+from shardkeep.workers.metered_collective import MeteredCollective
 from shardkeep.workers.process_collective import ProcessCollective
 from tests.support.ranks import run_ranks
 from tests.support.scenarios import Found, Rank, Scenario, played
@@ -158,13 +159,11 @@ def trained(
 ) -> tuple[bytes, int]:
     """Digest after five steps of two micro-batches, and the bytes this rank sent for them."""
     model = make_model(collective.rank)
-    tower = tower_of(model=model, collective=collective, **settings)
-    ledger = Ledger()
-    collective.sent.tell(ledger, "control")
+    traffic = Traffic()
+    tower = tower_of(model=model, collective=MeteredCollective(collective, LedgerMeter(traffic)), **settings)
     train(tower, SPLITS, micro=2)
     assert (tower._ddp is not None) == (collective.process_group is not None)
-    collective.sent.tell(ledger, "tower")
-    sent = ledger.totals()["tower"]
+    sent = traffic.ledger.totals()["tower"]
     return tower.digest_bytes(), sum(sent.values()) - sent["framing"]
 
 
@@ -214,22 +213,25 @@ def digest_of_moved(rank: Rank) -> bytes:
 
 
 def bytes_on_the_wire(rank: Rank) -> tuple[int, int]:
-    """Bytes that the collective has counted for some calls, and that the kernel has."""
-    collective = rank.form()
+    """Bytes that are booked for some calls, and that the kernel has counted."""
+    formed, traffic = rank.form(), Traffic()
+    collective = MeteredCollective(formed, LedgerMeter(traffic))
 
     def kernel_sent() -> int:
         now = connections()
-        return sum(now[ends].sent for ends in collective.connections)
+        return sum(now[ends].sent for ends in formed.connections)
 
-    sent, at_first = collective.sent.total, kernel_sent()
+    at_first = kernel_sent()
     for num_values in (1, 2, 3, 7, 10, 1000, 70_000, 1_500_000):
-        collective.all_reduce_sum(torch.ones(num_values))
-        collective.all_gather(torch.ones(num_values))
-        collective.broadcast(torch.ones(num_values), source=1)
-        collective.barrier()
-    collective.barrier()
+        collective.all_reduce_sum(torch.ones(num_values), purpose="gradients")
+        collective.all_gather(torch.ones(num_values), purpose="gradients")
+        collective.broadcast(torch.ones(num_values), source=1, purpose="buffers")
+        collective.barrier(purpose="agreements")
+    collective.broadcast_object({"why": "ä" * 1000} if rank.number == 2 else None, source=2, purpose="agreements")
+    collective.gather_arrays(np.ones(1000 * rank.number), purpose="metrics")
+    collective.barrier(purpose="agreements")
     time.sleep(0.2)  # nobody sends any more
-    return collective.sent.total - sent, kernel_sent() - at_first
+    return traffic.ledger.totals()["total"], kernel_sent() - at_first
 
 
 def listening_addresses(rank: Rank) -> set[str]:

@@ -31,17 +31,6 @@ WORLD = 2
 TIMEOUT_S = 60.0
 
 
-class Damaged:
-    """A round whose packets come otherwise than they were sent."""
-
-    def __init__(self, work: dist.Work, packets_WR: torch.Tensor, damage: Callable[[torch.Tensor], None]) -> None:
-        self._work, self._packets_WR, self._damage = work, packets_WR, damage
-
-    def wait(self) -> None:
-        self._work.wait()
-        self._damage(self._packets_WR[1])
-
-
 def zeros(packet_R: torch.Tensor) -> None:
     packet_R.zero_()
 
@@ -75,15 +64,21 @@ CASES: dict[str, tuple[str, Callable[[torch.Tensor], None], bool, str]] = {
 rank 0 says."""
 
 
-def damaging(damage: Callable[[torch.Tensor], None]) -> Any:
+def damaging(collective: Collective, damage: Callable[[torch.Tensor], None]) -> Any:
     """Makes this process receive damaged packets in its backward passes."""
-    begin = reduce.begin_exchange
+    begin = collective.begin_exchange
 
-    def begin_damaged(exchange: Exchange, collective: Collective) -> tuple[Any, torch.Tensor]:
-        work, packets_WR = begin(exchange, collective)
-        return Damaged(work, packets_WR, damage), packets_WR
+    def begin_damaged(exchange: Exchange, **purpose: Any) -> Callable[[], torch.Tensor]:
+        wait = begin(exchange, **purpose)
 
-    return mock.patch.object(reduce, "begin_exchange", begin_damaged)
+        def wait_damaged() -> torch.Tensor:
+            packets_WR = wait()
+            damage(packets_WR[1])
+            return packets_WR
+
+        return wait_damaged
+
+    return mock.patch.object(collective, "begin_exchange", begin_damaged)
 
 
 def step_of(tower: Tower) -> None:
@@ -97,7 +92,7 @@ def failure_of(tower: Tower, damage: Callable[[torch.Tensor], None]) -> tuple[st
     started = time.monotonic()
     try:
         if tower.collective.rank == 0:
-            with damaging(damage):
+            with damaging(tower.collective, damage):
                 step_of(tower)
         step_of(tower)
         step_of(tower)

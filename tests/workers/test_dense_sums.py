@@ -19,9 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 from shardkeep.base.errors import JobError
 from shardkeep.compression.dense import DenseCompression
 from shardkeep.compression.exchange import Ranks
-from shardkeep.compression.ledger import Ledger
+from shardkeep.ps.metering import LedgerMeter, Traffic
 from shardkeep.workers.collective import Collective, ThreadCollective
 from shardkeep.workers.compiling import why_no_compiler
+from shardkeep.workers.metered_collective import MeteredCollective
 from shardkeep.workers.process_collective import ProcessCollective
 from shardkeep.workers.reduce import BucketSums, sum_bucket
 from shardkeep.workers.rewind import Rewind
@@ -43,11 +44,11 @@ def owed(tower: Tower) -> dict[str, torch.Tensor]:
 
 def five_steps(collective: Collective, form: str, **others: Any) -> tuple[bytes, dict[str, int]]:
     """Digest, and the bytes that were sent by what they are, headers aside."""
-    tower, ledger = build(collective, form, **others), Ledger()
-    collective.sent.tell(ledger, "control")
+    traffic = Traffic()
+    tower = build(MeteredCollective(collective, LedgerMeter(traffic)), form, **others)
     train(tower, SPLITS, micro=2)
-    collective.sent.tell(ledger, "tower")
-    return tower.digest_bytes(), {part: size for part, size in ledger.totals()["tower"].items() if part != "framing"}
+    sent = traffic.ledger.totals()["tower"]
+    return tower.digest_bytes(), {part: size for part, size in sent.items() if part != "framing"}
 
 
 def overflowing(collective: Collective, form: str) -> tuple[bytes, list[bool], bool, bool]:

@@ -20,9 +20,9 @@ def evaluate_over_workers(logits_N: Floats, labels_N: Floats, *, collective: Col
 
     Blocks until every rank has called it; a rank may come with no samples.
     """
-    logits = collective.gather_arrays(np.ascontiguousarray(logits_N, np.float32).reshape(-1))
-    labels = collective.gather_arrays(np.ascontiguousarray(labels_N, np.float32).reshape(-1))
-    return evaluate_predictions(np.concatenate(logits), np.concatenate(labels))
+    mine = [np.ascontiguousarray(values_N, np.float32).reshape(-1) for values_N in (logits_N, labels_N)]
+    logits, labels = (np.concatenate(collective.gather_arrays(values_N, purpose="metrics")) for values_N in mine)
+    return evaluate_predictions(logits, labels)
 
 
 def evaluate_predictions(logits_N: Floats, labels_N: Floats) -> dict[str, Any]:
