@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,6 +54,15 @@ class CpuTime:
         self._steps += step - since.step
         self._worker_s += now.worker_s - since.worker_s
         self._servers_s += sum(gone) / max(len(gone), 1)
+
+    @contextlib.contextmanager
+    def excluded(self, step: int) -> Iterator[None]:
+        """Does not count the inside; `step` steps are done. Raises what asking the servers raises."""
+        counts = self.running
+        self.stop(step)
+        yield
+        if counts:
+            self.start(step)
 
     def drop(self) -> None:
         """Forgets a stretch that was not ended."""

@@ -46,16 +46,29 @@ class Stopwatch:
         """Set in a job that is profiled."""
         self._part: Part | None = None
         self._since = 0.0
+        self._excluded_s = 0.0
 
-    def begin(self, step: int) -> float:
-        """Step `step` begins, with `other`; seconds that the observer took, which are nobody's."""
+    def now(self) -> float:
+        """Seconds of training: the clock, without what was excluded."""
+        return self._clock() - self._excluded_s
+
+    @contextlib.contextmanager
+    def excluded(self) -> Iterator[None]:
+        """Counts the inside as no part and as no training; not to be nested."""
         began = self._clock()
+        try:
+            with self.within(None):
+                yield
+        finally:
+            self._excluded_s += self._clock() - began
+
+    def begin(self, step: int) -> None:
+        """Step `step` begins, with `other`. What the observer takes is excluded."""
         if self.observer is not None:
-            self.enter(None)
-            self.observer.step(step)
-        paused = self._clock() - began
+            with self.excluded():
+                self.enter(None)
+                self.observer.step(step)
         self.enter("other")
-        return paused
 
     def end(self) -> None:
         """No step follows."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,7 +27,7 @@ class _Mark:
 
 
 class Telemetry:
-    """Samples, time, losses and dropped rows of one worker. Times are of this process's clock.
+    """Samples, time, losses and dropped rows of one worker. Rates are of the watch's seconds of training.
 
     `watch` is switched by whoever takes a step; here it is only read."""
 
@@ -44,10 +43,10 @@ class Telemetry:
         self.dropped_rows = 0
         self.skipped_steps = 0
         self._steps = 0
-        self._started = (time.perf_counter(), samples)
+        self._started = (self.watch.now(), samples)
         self._steady_from: tuple[float, int] | None = None
         self._losses: list[float] = []
-        self._reported = time.perf_counter()
+        self._reported = self.watch.now()
         self._reported_samples = samples
         self._all = _Mark(0, dict.fromkeys(PARTS, 0.0))
         self._steady, self._last = self._all, self._all
@@ -62,7 +61,7 @@ class Telemetry:
         self.dropped_rows += result.dropped_rows
         self.skipped_steps += not result.applied
         if self._steps == WARM_UP_STEPS:
-            self._steady_from = (time.perf_counter(), self.samples)
+            self._steady_from = (self.watch.now(), self.samples)
             self._steady = self._mark()
 
     @property
@@ -79,22 +78,15 @@ class Telemetry:
         """Training goes on at another step, `samples` samples after the job's first."""
         self._before += min(0, samples - self.samples)
         self.samples = self._reported_samples = samples
-        self._started = (time.perf_counter(), samples)
+        self._started = (self.watch.now(), samples)
         self._steady_from, self._steps = None, 0
-
-    def pause(self, seconds: float) -> None:
-        """Takes `seconds` that were not training out of the rates."""
-        self._started = (self._started[0] + seconds, self._started[1])
-        self._reported += seconds
-        if self._steady_from is not None:
-            self._steady_from = (self._steady_from[0] + seconds, self._steady_from[1])
 
     def samples_per_s(self) -> float:
         """Samples per second over all workers in the steady state; of the whole run when it was too short."""
         start, before = self._steady_from or self._started
         if self.samples == before:
             start, before = self._started
-        return (self.samples - before) / max(time.perf_counter() - start, 1e-9)
+        return (self.samples - before) / max(self.watch.now() - start, 1e-9)
 
     def step_ms(self) -> dict[str, float]:
         """Mean milliseconds of a step, `total` and by part, over the steps that `samples_per_s` counts."""
@@ -109,11 +101,11 @@ class Telemetry:
         return {name: round(ms, 4) for name, ms in ({"total": sum(parts.values())} | parts).items()}
 
     def report_due(self, every_s: float) -> bool:
-        return time.perf_counter() - self._reported >= every_s
+        return self.watch.now() - self._reported >= every_s
 
     def snapshot(self) -> dict[str, Any]:
         """The record since the last snapshot: samples, mean loss of this rank, samples per second."""
-        now = time.perf_counter()
+        now = self.watch.now()
         rate = (self.samples - self._reported_samples) / max(now - self._reported, 1e-9)
         loss = float(np.mean(self._losses)) if self._losses else 0.0
         step_ms = self._mean_ms(self._last)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
@@ -115,7 +114,7 @@ class Trainer:
 
         try:
             for step in range(start_step, self.total_steps):
-                self._telemetry.pause(self._watch.begin(step))
+                self._watch.begin(step)
                 if vote.all_stop(step, should_stop(step)):
                     if step > start_step:  # else nothing is new
                         self._save_before_stop(step, progress)
@@ -156,7 +155,7 @@ class Trainer:
         if self._checkpoints is None:
             return
         self._tell_phase(progress, step, "saving")
-        with self._watch.within(None):
+        with self._watch.excluded():
             self._checkpoints.begin(step)
             self._checkpoints.finish()
         self._tell_checkpoints(progress)
@@ -196,15 +195,9 @@ class Trainer:
         if self._evaluation is None or not (due or done == self.total_steps):
             return
         self._tell_phase(progress, done, "evaluating")
-        measured = self._cpu.running
-        self._cpu.stop(done)
-        started = time.perf_counter()
-        with self._watch.within(None):
+        with self._watch.excluded(), self._cpu.excluded(done):
             self.last_eval = self._evaluation.run(done)
             trained = {"train_samples": self._telemetry.samples, "train_bytes": self._train_bytes()}
-        self._telemetry.pause(time.perf_counter() - started)
-        if measured:
-            self._cpu.start(done)
         if self._client.rank == 0:
             progress.report("eval", {"step": done} | self.last_eval | trained)
 
@@ -222,12 +215,10 @@ class Trainer:
             return
         if self._checkpoints.due(done) or done == self.total_steps:
             self._tell_phase(progress, done, "saving")
-            started = time.perf_counter()
-            with self._watch.within(None):
+            with self._watch.excluded():
                 self._checkpoints.begin(done)
                 if done == self.total_steps:
                     self._checkpoints.finish()
-            self._telemetry.pause(time.perf_counter() - started)
         self._tell_checkpoints(progress)
 
     def settle(self, progress: Progress) -> None:

@@ -43,6 +43,19 @@ def test_what_passes_between_stretches_is_not_counted(cpu: CpuTime, clocks: Cloc
     assert cpu.mean_ms() == {"steps": 15, "worker": 100.0, "server": 30.0}
 
 
+def test_what_is_excluded_is_not_counted(cpu: CpuTime, clocks: Clocks) -> None:
+    with cpu.excluded(5):  # it does not run: it does not begin to
+        clocks.pass_by(100.0, 100.0, 100.0)
+    assert not cpu.running
+    cpu.start(10)
+    clocks.pass_by(0.8, 0.2, 0.4)
+    with cpu.excluded(20):
+        clocks.pass_by(50.0, 50.0, 50.0)
+    clocks.pass_by(0.2, 0.1, 0.1)
+    cpu.stop(30)
+    assert cpu.mean_ms() == {"steps": 20, "worker": 50.0, "server": 20.0}
+
+
 def test_a_stretch_with_a_replaced_server_is_left_out(cpu: CpuTime, clocks: Clocks) -> None:
     cpu.start(0)
     clocks.pass_by(1.0, 1.0, 0.5)

@@ -108,7 +108,9 @@ class Seen:
 def test_an_observer_sees_steps_and_parts_and_its_time_is_nobodys(clock: Clock) -> None:
     watch = Stopwatch(clock)
     watch.observer = seen = Seen(clock)
-    assert watch.begin(3) == 5.0
+    before = watch.now()
+    watch.begin(3)
+    assert watch.now() == before
     watch.enter("backward")
     thread = threading.Thread(target=lambda: watch.within("dense_reduce").__enter__())
     thread.start()
@@ -120,12 +122,37 @@ def test_an_observer_sees_steps_and_parts_and_its_time_is_nobodys(clock: Clock) 
     assert spent(watch) == {}
 
 
-def test_without_an_observer_nothing_is_paused(clock: Clock) -> None:
+def test_without_an_observer_nothing_is_excluded(clock: Clock) -> None:
     watch = Stopwatch(clock)
-    assert watch.begin(0) == 0.0
+    before = watch.now()
+    watch.begin(0)
     clock.spend(1.0)
     watch.end()
-    assert spent(watch) == {"other": 1.0}
+    assert spent(watch) == {"other": 1.0} and watch.now() == before + 1.0
+
+
+def test_what_is_excluded_is_no_part_and_no_training_and_the_part_goes_on(clock: Clock) -> None:
+    watch = Stopwatch(clock)
+    watch.enter("other")
+    before = watch.now()
+    with contextlib.suppress(KeyError), watch.excluded():
+        clock.spend(4.0)
+        watch.enter("lookup")  # of an evaluation's own
+        raise KeyError
+    clock.spend(0.5)
+    watch.enter(None)
+    assert spent(watch) == {"other": 0.5} and watch.now() == before + 0.5
+
+
+def test_rates_are_of_training_alone(clock: Clock) -> None:
+    telemetry = Telemetry(Stopwatch(clock))
+    take_step(telemetry, clock, 100.0)
+    with telemetry.watch.excluded():
+        clock.spend(1000.0)
+    take_step(telemetry, clock, 100.0)
+    assert telemetry.samples_per_s() == pytest.approx(100.0)
+    assert not telemetry.report_due(0.3)
+    assert telemetry.snapshot()["samples_per_s"] == pytest.approx(100.0)
 
 
 def take_step(telemetry: Telemetry, clock: Clock, ms: float) -> None:
