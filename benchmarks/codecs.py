@@ -11,9 +11,9 @@ import harness
 import numpy as np
 import torch
 
-from shardkeep.compression.codec import Keys, Rows, ValueCodec, value_codec
-from shardkeep.compression.formats import FORMATS
-from shardkeep.compression.rounding import row_keys
+from shardkeep.compression.values.codec import Keys, Rows, ValueCodec, value_codec
+from shardkeep.compression.values.registry import FORMATS
+from shardkeep.compression.values.rounding import row_keys
 
 # Encode + decode may take this share of the time to send raw fp32 rows over a link of so many Gbit/s.
 STRICT = {"fp16", "int8"}

@@ -116,7 +116,7 @@ def write(path: Path | None, benchmark: str, results: Mapping[str, Any]) -> None
     """Writes the results with date, commit, machine and versions."""
     if path is None:
         return
-    from shardkeep.base.telemetry import machine, versions
+    from shardkeep.base.machine.versions import machine, versions
 
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False).stdout.strip()
     record = {

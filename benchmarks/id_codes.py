@@ -22,7 +22,7 @@ TARGET_MS = 2.0  # 50,000 ids in 26 sections, both directions
 
 def measure(sections: Sequence[np.ndarray], room_S: Sequence[int], seconds: float) -> harness.Figures:
     """Bits and nanoseconds an id; `room`: how many ids there could be in each section."""
-    from shardkeep.compression.indices import bits_bound, decode_ids, encode_ids
+    from shardkeep.compression.ids.codes import bits_bound, decode_ids, encode_ids
 
     starts_S1, ids_V = np.cumsum([0, *map(len, sections)]), np.concatenate(sections)
     code = encode_ids(starts_S1, ids_V)
@@ -43,7 +43,7 @@ def measure(sections: Sequence[np.ndarray], room_S: Sequence[int], seconds: floa
 
 def measure_subsets(universe: int, keep: float, seconds: float) -> harness.Figures:
     """Bits and nanoseconds a position that is there, of a random `keep` of 26 sections' rows."""
-    from shardkeep.compression.indices import bits_bound, decode_subsets, encode_subsets
+    from shardkeep.compression.ids.codes import bits_bound, decode_subsets, encode_subsets
 
     rng, size = np.random.default_rng(1), universe // TABLES
     kept = [np.sort(rng.permutation(size)[: round(size * keep)]) for _ in range(TABLES)]

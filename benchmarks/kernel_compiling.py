@@ -21,7 +21,7 @@ ALONE, JOB, ALL = "each module", "the built-in job", "all kernels"
 
 BY_MODULE = """
 import importlib, json, os, sys
-from shardkeep.base.kernel_sources import kernel_modules, with_imports
+from shardkeep.base.compiling.sources import kernel_modules, with_imports
 import numba
 found = {}
 for module in with_imports(kernel_modules()):
@@ -36,7 +36,7 @@ COMPILE = """
 import pathlib, sys
 from shardkeep.base import kernels
 from shardkeep.config import load_config
-from shardkeep.kernel_needs import needed_kernels
+from shardkeep.roles.kernel_needs import needed_kernels
 import shardkeep
 which, processes = sys.argv[1], int(sys.argv[2])
 kernels.usable_cores = lambda: processes

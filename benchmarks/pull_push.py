@@ -94,7 +94,7 @@ def _specs(dim: int) -> list[Any]:
 
 
 def _join(port: int, role: str, handler: Any = None) -> Any:
-    from shardkeep.ps.transport import RpcTransport, connect_store
+    from shardkeep.ps.transport.rpc_group import RpcTransport, connect_store
 
     store = connect_store("127.0.0.1", port, timeout_s=60)
     return RpcTransport(
@@ -104,7 +104,7 @@ def _join(port: int, role: str, handler: Any = None) -> Any:
 
 
 def server_process(port: int, dim: int, conn: Any) -> None:
-    from shardkeep.base.allocator import keep_freed_memory
+    from shardkeep.base.machine.allocator import keep_freed_memory
 
     harness.pin(1)
     keep_freed_memory()
@@ -131,18 +131,18 @@ def _leave_together(transport: Any) -> None:
 
 
 def worker_process(port: int, dim: int, seconds: float, seed: int, conn: Any, queue: Any) -> None:
-    from shardkeep.base.allocator import keep_freed_memory
+    from shardkeep.base.machine.allocator import keep_freed_memory
 
     harness.pin(0)
     keep_freed_memory()
     import torch
 
-    from shardkeep.ps.client import RowClient
+    from shardkeep.ps.client.row_client import RowClient
     from shardkeep.ps.config import ConsistencyConfig
-    from shardkeep.ps.metering import LedgerMeter, MeteredTransport, Traffic
+    from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
     from shardkeep.workers.data.batch import Batch, Ragged
     from shardkeep.workers.data.schema import Feature, Schema
-    from shardkeep.workers.embeddings import Embeddings
+    from shardkeep.workers.embeddings.layer import Embeddings
     from shardkeep.workers.prefetch import Prefetch
 
     torch.set_num_threads(1)

@@ -55,10 +55,10 @@ class Server:
 
     def __init__(self, folder: Path) -> None:
         from shardkeep.ps.checkpoints import Checkpoints
-        from shardkeep.ps.client import RowClient
+        from shardkeep.ps.client.row_client import RowClient
         from shardkeep.ps.config import ConsistencyConfig, InitConfig, RowwiseAdagradConfig, TableSpec
         from shardkeep.ps.shard.service import ShardService
-        from shardkeep.ps.transport import LocalTransport
+        from shardkeep.ps.transport.rpc_group import LocalTransport
 
         spec = TableSpec(name="t", dim=DIM, optimizer=RowwiseAdagradConfig(lr=0.01), init=InitConfig(scale=0.05))
         mode = ConsistencyConfig(mode="bounded", staleness=2)
@@ -188,7 +188,7 @@ def snapshot_process(
 ) -> None:
     if cores == 1:
         harness.pin(0)
-    from shardkeep.base.allocator import keep_freed_memory
+    from shardkeep.base.machine.allocator import keep_freed_memory
 
     keep_freed_memory()
     server = Server(Path(folder))

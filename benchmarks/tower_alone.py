@@ -31,8 +31,9 @@ def tower_alone(
 ) -> harness.Figures:
     """samples_per_s, steps_per_s and cpu_us_per_sample of the tower in a fresh process on `core`.
 
-    `as_in_job`: with malloc set and linear layers multiplied as in shardkeep's workers (shardkeep/base/allocator.py,
-    workers/onednn.py); else as glibc and torch have it: there page faults come and go from run to run."""
+    `as_in_job`: with malloc set and linear layers multiplied as in shardkeep's workers
+    (shardkeep/base/machine/allocator.py, workers/dense/cpu/onednn.py);
+    else as glibc and torch have it: there page faults come and go from run to run."""
     context = mp.get_context("spawn")
     queue = context.Queue()
     process = context.Process(target=_train, args=(dim, seconds, warm_up_s, batch, core, device, as_in_job, queue))
@@ -44,7 +45,7 @@ def _train(
 ) -> None:
     harness.pin(core)
     if as_in_job:
-        from shardkeep.base.allocator import keep_freed_memory
+        from shardkeep.base.machine.allocator import keep_freed_memory
 
         keep_freed_memory()
     step, finish = _prepared(dim, batch, device, as_in_job)
@@ -66,7 +67,7 @@ def _prepared(dim: int, batch: int, device: str, as_in_job: bool) -> tuple[Calla
     import torch
     import torch.nn.functional as F
 
-    from shardkeep.workers import onednn
+    from shardkeep.workers.dense.cpu import onednn
     from shardkeep.workers.models.dlrm import Dlrm
 
     torch.set_num_threads(1)

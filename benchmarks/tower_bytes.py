@@ -47,7 +47,7 @@ def shapes_of(bottom: list[int], top: list[int], dim: int) -> dict[str, tuple[in
 def table(shapes: dict[str, tuple[int, ...]], workers: list[int]) -> dict[str, dict[int, int]]:
     """Bytes of a worker and step, by form and number of workers."""
     from shardkeep.compression.config import TowerCompressionConfig
-    from shardkeep.estimate import reduce_bytes
+    from shardkeep.estimate.estimate import reduce_bytes
 
     wishes = {name: TowerCompressionConfig(**form) for name, form in FORMS.items()}
     size = 4 * sum(map(math.prod, shapes.values()))

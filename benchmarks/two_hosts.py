@@ -142,7 +142,7 @@ def run_job(config: dict[str, Any], *, coordinator: Host, servers: Sequence[Host
     """Runs a job with a role of each kind on each host that is named, to its end; leaves no process.
 
     Raises RuntimeError with the roles' last words when it fails."""
-    from shardkeep.base.kernels import compile_kernels, kernel_modules
+    from shardkeep.base.compiling.kernels import compile_kernels, kernel_modules
 
     compile_kernels(kernel_modules())  # else every role waits for the first one that does
     more = {"servers": len(servers), "workers": len(workers), "liveness": {"form_timeout_s": START_LIMIT_S}}

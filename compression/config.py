@@ -7,8 +7,8 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from shardkeep.base.settings import MOST_ROWS, MOST_STEPS, MOST_WIDTH, Named, Settings
-from shardkeep.compression.formats import FORMATS, Rounding, Scale, ValueFormat
-from shardkeep.compression.selectors import SelectorName
+from shardkeep.compression.selection.registry import SelectorName
+from shardkeep.compression.values.registry import FORMATS, Rounding, Scale, ValueFormat
 
 
 def _without_effect(config: Any, *, scale: Any, rounding: Any = None) -> None:

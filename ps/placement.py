@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.ps import placement_kernels
-from shardkeep.ps.slab import IdSlab, Layout
+from shardkeep.ps.jagged import IdSlab, Layout
 
 Bytes = npt.NDArray[np.uint8]
 Ids = npt.NDArray[np.int64]

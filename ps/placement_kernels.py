@@ -6,8 +6,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from shardkeep.base.compiling.kernels import kernel
 from shardkeep.base.hashing_kernels import mix
-from shardkeep.base.kernels import kernel
 
 Integers = npt.NDArray[np.int64]
 Table = npt.NDArray[np.int64]

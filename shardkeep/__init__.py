@@ -28,24 +28,24 @@ __all__ = [
 if TYPE_CHECKING:
     from shardkeep.compression.config import CompressionConfig
     from shardkeep.config import JobConfig, load_config
-    from shardkeep.custom import EmbeddingClient, connect
-    from shardkeep.launch import train
+    from shardkeep.launch.job import train
+    from shardkeep.loop.client import EmbeddingClient, connect
+    from shardkeep.loop.serve import serve
     from shardkeep.ps.config import ConsistencyConfig, TableConfig, TableSpec
-    from shardkeep.serving import serve
-    from shardkeep.workers.lookup import Lookup
+    from shardkeep.workers.embeddings.lookup import Lookup
 
 _HOMES = {
     "CompressionConfig": "shardkeep.compression.config",
     "ConsistencyConfig": "shardkeep.ps.config",
-    "EmbeddingClient": "shardkeep.custom",
+    "EmbeddingClient": "shardkeep.loop.client",
     "JobConfig": "shardkeep.config",
-    "Lookup": "shardkeep.workers.lookup",
+    "Lookup": "shardkeep.workers.embeddings.lookup",
     "TableConfig": "shardkeep.ps.config",
     "TableSpec": "shardkeep.ps.config",
-    "connect": "shardkeep.custom",
+    "connect": "shardkeep.loop.client",
     "load_config": "shardkeep.config",
-    "serve": "shardkeep.serving",
-    "train": "shardkeep.launch",
+    "serve": "shardkeep.loop.serve",
+    "train": "shardkeep.launch.job",
 }
 
 

@@ -22,7 +22,7 @@ elif not sys.flags.safe_path:
     ):  # `python -m` puts the current folder before Python's own modules; the command does not
         sys.path[:1] = [folder for folder in sys.path[:1] if folder != str(Path.cwd())]
 
-from shardkeep.cli import main
+from shardkeep.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -14,9 +14,9 @@ from shardkeep.base.errors import ConfigError
 from shardkeep.base.settings import Settings
 from shardkeep.base.yaml_text import YamlError, read_text, read_yaml
 from shardkeep.compression.config import CompressionConfig
-from shardkeep.overrides import Override, blamed, overridden
-from shardkeep.paths import anchored, below_shell
-from shardkeep.problems import MOST_LINES, Problem, lines, problems_of, shown
+from shardkeep.config_files.overrides import Override, blamed, overridden
+from shardkeep.config_files.paths import anchored, below_shell
+from shardkeep.config_files.problems import MOST_LINES, Problem, lines, problems_of, shown
 from shardkeep.process_starts import ProcessesConfig
 from shardkeep.ps.config import (
     ConsistencyConfig,

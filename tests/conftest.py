@@ -19,7 +19,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """With `-n`, compiles all kernels before the workers start: each of them would compile or wait for the others."""
     if not getattr(config.option, "numprocesses", None) or config.option.collectonly:
         return
-    from shardkeep.base.kernels import compile_kernels, kernel_modules
+    from shardkeep.base.compiling.kernels import compile_kernels, kernel_modules
     from tests.support import parallel
 
     parallel.prepare(config)

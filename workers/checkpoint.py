@@ -18,12 +18,12 @@ from safetensors.torch import load_file, save_file
 from shardkeep.base.errors import CheckpointError, ConfigError, ShardkeepError
 from shardkeep.base.files import atomic_write
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints, FileRecord
-from shardkeep.ps.client import RowClient
-from shardkeep.workers.collective import Collective
+from shardkeep.ps.client.row_client import RowClient
+from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.config import CheckpointConfig
+from shardkeep.workers.dense.state_tree import joined, split
+from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.rank_state import Bytes, rank_state, save_rank_states
-from shardkeep.workers.state_tree import joined, split
-from shardkeep.workers.tower import Tower
 
 TIMEOUT_S = 1800.0
 """Seconds that all servers together get to write their snapshots."""

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from shardkeep.ps.client import Pull, RowClient
-from shardkeep.workers.collective import Collective
+from shardkeep.ps.client.row_client import Pull, RowClient
+from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.data.batch import Batch, Float32s
 from shardkeep.workers.data.samples import Dataset
-from shardkeep.workers.embeddings import Embeddings
+from shardkeep.workers.dense.tower import Tower
+from shardkeep.workers.embeddings.layer import Embeddings
+from shardkeep.workers.embeddings.plan import Plan
 from shardkeep.workers.metrics.quality import evaluate_over_workers
-from shardkeep.workers.plan import Plan
-from shardkeep.workers.tower import Tower
 
 # Pulls under way while a batch is predicted: the next one's rows travel meanwhile.
 READ_AHEAD = 2

@@ -18,11 +18,11 @@ from safetensors.torch import save
 
 from shardkeep.base.errors import CheckpointError
 from shardkeep.base.files import atomic_write
-from shardkeep.compression.dense import merge_local
+from shardkeep.compression.tower.compressor import merge_local
 from shardkeep.ps.checkpoints import Checkpoint, FileRecord
-from shardkeep.ps.client import RowClient
-from shardkeep.workers.state_tree import joined, split
-from shardkeep.workers.tower import Tower
+from shardkeep.ps.client.row_client import RowClient
+from shardkeep.workers.dense.state_tree import joined, split
+from shardkeep.workers.dense.tower import Tower
 
 Bytes = npt.NDArray[np.uint8]
 _PART = "ranks"

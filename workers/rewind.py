@@ -21,8 +21,8 @@ import xxhash
 
 from shardkeep.base.errors import CheckpointError
 from shardkeep.base.log import EventLog
-from shardkeep.workers.state_tree import joined, split
-from shardkeep.workers.tower import Tower
+from shardkeep.workers.dense.state_tree import joined, split
+from shardkeep.workers.dense.tower import Tower
 
 _HEAD = struct.Struct("<8sqqqQ")  # magic, step (-1 = none), bytes of the text, where tensors begin, checksum
 _MAGIC = b"SKREWIN2"

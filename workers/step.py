@@ -12,17 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from shardkeep.ps.client import Pull, RowClient, Rows
-from shardkeep.ps.reading import Request
-from shardkeep.ps.slab import RowSlab
-from shardkeep.workers.collective import Collective
+from shardkeep.ps.client.request import Request
+from shardkeep.ps.client.row_client import Pull, RowClient, Rows
+from shardkeep.ps.jagged import RowSlab
+from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.data.batch import Batch, Float32s, Ragged
 from shardkeep.workers.data.samples import Dataset
 from shardkeep.workers.data.sampling import StepSlices
-from shardkeep.workers.embeddings import Embeddings, all_finite_rows, non_finite_rows, scale_rows
-from shardkeep.workers.plan import Plan
+from shardkeep.workers.dense.tower import Tower
+from shardkeep.workers.embeddings.layer import Embeddings, all_finite_rows, non_finite_rows, scale_rows
+from shardkeep.workers.embeddings.plan import Plan
 from shardkeep.workers.rewind import Rewind
-from shardkeep.workers.tower import Tower
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from shardkeep.compression.ledger import Ledger, merge_totals
-from shardkeep.ps.client import RowClient
-from shardkeep.workers.collective import Collective
-from shardkeep.workers.stopwatch import PARTS
+from shardkeep.ps.client.row_client import RowClient
+from shardkeep.workers.collectives.collective import Collective
+from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.telemetry import Telemetry, gather_records, merged_histogram
-from shardkeep.workers.tower import Tower
+from shardkeep.workers.timing.clock import PARTS
 
 
 def summarize(

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from shardkeep.workers.collective import Collective
-from shardkeep.workers.cpu_time import CpuTime
+from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.step import StepResult
-from shardkeep.workers.stopwatch import PARTS, Part, Stopwatch
+from shardkeep.workers.timing.clock import PARTS, Part, Stopwatch
+from shardkeep.workers.timing.cpu_time import CpuTime
 
 # Steps whose time is not counted as steady: first touches, allocator, connections.
 WARM_UP_STEPS = 10

@@ -11,15 +11,15 @@ import numpy as np
 
 from shardkeep.base.errors import Diverged, JobStopped, ShardkeepError
 from shardkeep.compression.ledger import Ledger
-from shardkeep.ps.client import RowClient
+from shardkeep.ps.client.row_client import RowClient
 from shardkeep.workers.checkpoint import CheckpointWriter
-from shardkeep.workers.collective import Collective
+from shardkeep.workers.collectives.collective import Collective
+from shardkeep.workers.collectives.stop_vote import StopVote
 from shardkeep.workers.config import EvalConfig, TrainConfig
 from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.evaluate import Evaluation
 from shardkeep.workers.prefetch import Prefetch
 from shardkeep.workers.step import Ahead, Prepared, Step, StepResult
-from shardkeep.workers.stop_vote import StopVote
 from shardkeep.workers.telemetry import Telemetry
 
 TRAIN_DIRECTIONS = ("push", "pull", "tower")

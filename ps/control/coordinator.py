@@ -15,10 +15,12 @@ from dataclasses import replace
 from shardkeep.base.errors import ConfigError, JobError, ProtocolError, ShardkeepError
 from shardkeep.base.exit_codes import signal_left_on
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.control.chronicle import Chronicle, time_of_day
+from shardkeep.ps.control.agreement import agreed_data, agreed_tables
+from shardkeep.ps.control.events import Chronicle, time_of_day
 from shardkeep.ps.control.lifecycle import Lifecycle
 from shardkeep.ps.control.losses import Losses
 from shardkeep.ps.control.membership import Membership, Seat
+from shardkeep.ps.control.persisted_state import Standing
 from shardkeep.ps.control.records import (
     ANYWHERE,
     NOTHING_KEPT,
@@ -35,8 +37,6 @@ from shardkeep.ps.control.records import (
     Status,
 )
 from shardkeep.ps.control.recovery import Recoveries, Start, agreed_start, last_saved, meanwhile, sentence
-from shardkeep.ps.control.standing import Standing
-from shardkeep.ps.control.tables import agreed_data, agreed_tables
 from shardkeep.ps.control.versions import check_versions, own_versions
 
 TAKEOVER_VERSIONS = 1_000_000

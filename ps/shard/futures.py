@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 
 from shardkeep.base.errors import ShardkeepError
-from shardkeep.ps.message import Bytes
+from shardkeep.ps.wire.message import Bytes
 
 
 def promised() -> Future[Bytes]:

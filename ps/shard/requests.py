@@ -10,13 +10,13 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.base.errors import CorruptMessage, ProtocolError
-from shardkeep.compression.codec import value_codec
-from shardkeep.ps import values
-from shardkeep.ps.message import REFERENCE, Bytes, Kind, Packed, allocate
-from shardkeep.ps.shard import table_kernels
-from shardkeep.ps.shard.table import plain
+from shardkeep.compression.values.codec import value_codec
+from shardkeep.ps.jagged import Catalog
+from shardkeep.ps.shard.table import table_kernels
+from shardkeep.ps.shard.table.table import plain
 from shardkeep.ps.shard.tables import Gradients, Pulled, Sections, sum_of
-from shardkeep.ps.slab import Catalog
+from shardkeep.ps.wire import rows as values
+from shardkeep.ps.wire.message import REFERENCE, Bytes, Kind, Packed, allocate
 
 Ints = npt.NDArray[np.int64]
 
@@ -100,7 +100,7 @@ class Decoder:
         if not np.array_equal(known.tables_S[np.minimum(where_S, known.tables_S.size - 1)], tables_S):
             raise CorruptMessage(f"worker {packed.rank} refers to tables that its pull of step {packed.step} left out")
         area = packed.buffer[packed.ids_at_S1[0] : packed.ids_at_S1[count]]
-        from shardkeep.compression.indices import decode_subsets  # here: only jobs with coded ids load it
+        from shardkeep.compression.ids.codes import decode_subsets  # here: only jobs with coded ids load it
 
         places_K = decode_subsets(
             packed.id_formats_S[:count],
@@ -121,7 +121,7 @@ class Decoder:
         formats_S, sizes_S = packed.id_formats_S[first:], packed.id_bytes_S[first:]
         area = packed.buffer[packed.ids_at_S1[first] : packed.ids_at_S1[-1]]
         if formats_S.any():
-            from shardkeep.compression.indices import decode_ids  # here: as above
+            from shardkeep.compression.ids.codes import decode_ids  # here: as above
 
             ids_V = decode_ids(formats_S, rows_S, sizes_S, area, MOST_IDS)
             return Sections(tables_S, _starts(rows_S), ids_V)

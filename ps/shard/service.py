@@ -19,16 +19,16 @@ from shardkeep.base.errors import ProtocolError, ShardkeepError, TransportError
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.message import KIND_AT, Bytes, Kind, Packed, allocate, read, text_message, text_of, unpack
-from shardkeep.ps.shard.answers import Answers
+from shardkeep.ps.jagged import Catalog
+from shardkeep.ps.shard.admin import Questions
 from shardkeep.ps.shard.consistency import Gate, Work, open_gate
 from shardkeep.ps.shard.futures import done, failed, pass_on, promised
-from shardkeep.ps.shard.journal import Entry, Journal, Record
-from shardkeep.ps.shard.questions import Questions
+from shardkeep.ps.shard.journal.journal import Entry, Journal, Record
+from shardkeep.ps.shard.replies import Answers
 from shardkeep.ps.shard.requests import Decoder, refers
-from shardkeep.ps.shard.snapshot_writer import SnapshotWriter
+from shardkeep.ps.shard.snapshot.writer import SnapshotWriter
 from shardkeep.ps.shard.tables import NO_GRADIENTS, Gradients, Pulled, Sections, Tables
-from shardkeep.ps.slab import Catalog
+from shardkeep.ps.wire.message import KIND_AT, Bytes, Kind, Packed, allocate, read, text_message, text_of, unpack
 
 
 @dataclass(frozen=True, slots=True)

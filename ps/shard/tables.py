@@ -15,14 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.base.array_kernels import all_finite
-from shardkeep.base.telemetry import usable_cores
+from shardkeep.base.machine.versions import usable_cores
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.shard import mark_kernels
-from shardkeep.ps.shard import table_kernels as at
-from shardkeep.ps.shard.changed_rows import ChangedRows
-from shardkeep.ps.shard.marks import Mark
-from shardkeep.ps.shard.optimizers import step_scalars
-from shardkeep.ps.shard.table import NO_SQUARES, Table
+from shardkeep.ps.shard.snapshot.snapshot import Mark
+from shardkeep.ps.shard.table import pre_image_kernels
+from shardkeep.ps.shard.table import table_kernels as at
+from shardkeep.ps.shard.table.changed_rows import ChangedRows
+from shardkeep.ps.shard.table.optimizers.registry import step_scalars
+from shardkeep.ps.shard.table.table import NO_SQUARES, Table
 
 Ids = npt.NDArray[np.int64]
 Ints = npt.NDArray[np.int64]
@@ -95,7 +95,7 @@ class Tables(Sequence[Table]):
         """Held beside a lock by who changes rows, alone by who takes rows of a mark: pulls do not wait for it."""
         self._bounds = np.array([len(specs) * lock // count for lock in range(count + 1)])
         self.changed = ChangedRows(self._tables)
-        self._marks = np.zeros((len(specs), mark_kernels.COLUMNS), dtype=np.int64)
+        self._marks = np.zeros((len(specs), pre_image_kernels.COLUMNS), dtype=np.int64)
         self._mark: Mark | None = None
 
     def __getitem__(self, t: int) -> Table:  # type: ignore[override]

@@ -10,7 +10,7 @@ from llvmlite import ir  # type: ignore[import-untyped]
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from shardkeep.base.kernels import kernel
+from shardkeep.base.compiling.kernels import kernel
 
 
 def _void_pointer(_typing: Any, _address: Any) -> Any:

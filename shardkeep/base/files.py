@@ -15,8 +15,8 @@ from pathlib import Path
 import xxhash
 
 from shardkeep.base.deadlines import Deadline
-from shardkeep.base.descriptors import when_free
 from shardkeep.base.errors import ConfigError
+from shardkeep.base.machine.descriptors import when_free
 
 _READ_BYTES = 1 << 20
 _PRIVATE_BYTES = 1 << 16

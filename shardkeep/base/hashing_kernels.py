@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardkeep.base.kernels import kernel
+from shardkeep.base.compiling.kernels import kernel
 
 GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 """2**64 divided by the golden ratio, odd: multiples of it are far apart."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.base.owners import check_unshared, why_distrusted
+from shardkeep.base.machine.owners import check_unshared, why_distrusted
 
 
 def search_last(folder: Path) -> None:

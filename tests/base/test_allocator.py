@@ -11,7 +11,7 @@ import pytest
 PROGRAM = """
 import resource, sys
 import numpy as np
-from shardkeep.base.allocator import keep_freed_memory
+from shardkeep.base.machine.allocator import keep_freed_memory
 if sys.argv[1] == "kept":
     assert keep_freed_memory()
 for step in range(8):

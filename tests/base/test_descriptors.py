@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from shardkeep.base.descriptors import hang_up_silent
+from shardkeep.base.machine.descriptors import hang_up_silent
 
 LIMIT_S = 20.0
 linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a connection has received")
 CROWDED = """
 import json, resource, socket, sys, threading
 from pathlib import Path
-from shardkeep.base.descriptors import keep_free, raise_limit, when_free
+from shardkeep.base.machine.descriptors import keep_free, raise_limit, when_free
 from shardkeep.base.files import atomic_write
 
 resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))

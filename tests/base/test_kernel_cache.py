@@ -19,7 +19,8 @@ import numpy as np
 import pytest
 from numba.core import config
 
-from shardkeep.base import kernel_sources, kernels
+from shardkeep.base.compiling import kernels
+from shardkeep.base.compiling import sources as kernel_sources
 from shardkeep.base.errors import UserError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,9 +72,13 @@ def test_a_folder_that_others_can_write_is_not_used(tmp_path: Path, monkeypatch:
 
 
 def test_kernel_sources_of_all_rooms_are_found_through_the_links() -> None:
-    package = Path(kernels.__file__).parent.parent
+    package = Path(kernels.__file__).parents[2]
     found = {str(path.relative_to(package)) for path in kernel_sources.kernel_sources()}
-    assert {"base/kernels.py", "ps/shard/kernels.py", "ps/shard/optimizer_kernels.py"} <= found
+    assert {
+        "base/compiling/kernels.py",
+        "ps/shard/table/row_kernels.py",
+        "ps/shard/table/optimizers/shared_kernels.py",
+    } <= found
 
 
 def test_a_kernel_is_compiled_for_its_signature_and_leaves_numbas_setting_alone() -> None:
@@ -96,7 +101,7 @@ def compiled_elsewhere(*modules: str) -> list[str]:
     """Calls compile_kernels in a fresh process: what it said before it compiled, how many it did, whether numba
     came."""
     code = (
-        "import sys; from shardkeep.base.kernels import compile_kernels; "
+        "import sys; from shardkeep.base.compiling.kernels import compile_kernels; "
         f"print(compile_kernels({modules!r}, lambda count: print('compiling', count)), 'numba' in sys.modules)"
     )
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
@@ -110,14 +115,14 @@ def test_an_unknown_module_of_kernels_is_an_error() -> None:
 
 
 CALLEE = """
-from shardkeep.base.kernels import kernel
+from shardkeep.base.compiling.kernels import kernel
 
 @kernel("int64(int64)")
 def once(number):
     return number
 """
 CALLER = """
-from shardkeep.base.kernels import kernel
+from shardkeep.base.compiling.kernels import kernel
 from callee_kernels import once
 
 @kernel("int64(int64)")
@@ -125,7 +130,7 @@ def twice(number):
     return once(number) + once(number)
 """
 TINY = """
-from shardkeep.base.kernels import kernel
+from shardkeep.base.compiling.kernels import kernel
 
 @kernel("int64(int64)", "float64(float64)")
 def twice(number):
@@ -260,7 +265,7 @@ def test_kernels_import_kernels_only_and_at_the_top(module: str) -> None:
         if isinstance(node, ast.ImportFrom) and f"{node.module}".startswith("shardkeep")
         for alias in node.names
     }
-    allowed = {"shardkeep.base.kernels.kernel", *kernel_sources.imports_of(module)}
+    allowed = {"shardkeep.base.compiling.kernels.kernel", *kernel_sources.imports_of(module)}
     assert all(name in allowed or name.rpartition(".")[0] in allowed for name in ours)
     assert all(node in source.body for node in places)
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shardkeep.base.errors import UserError
-from shardkeep.base.memory import memory_errors
+from shardkeep.base.machine.memory import memory_errors
 
 
 def test_an_allocation_that_fails_says_how_much_was_asked() -> None:

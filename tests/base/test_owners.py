@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.base.owners import check_unshared, lists, why_distrusted
+from shardkeep.base.machine.owners import check_unshared, lists, why_distrusted
 from tests.support.owners import STRANGER, make_foreign
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from shardkeep.base.telemetry import commit, machine
+from shardkeep.base.machine.versions import commit, machine
 
 
 def git(folder: Path, *arguments: str) -> str:
@@ -18,14 +18,14 @@ def test_the_commit_is_that_of_the_checkout_which_holds_the_code(tmp_path: Path)
     code, installed = tmp_path / "package" / "base", tmp_path / ".venv" / "base"
     for folder in (code, installed):
         folder.mkdir(parents=True)
-        (folder / "telemetry.py").touch()
+        (folder / "versions.py").touch()
     assert commit(code) is None  # no checkout at all
     git(tmp_path, "init", "-q")
     git(tmp_path, "add", "package")
     git(tmp_path, "commit", "-q", "-m", "Add it")
     head = git(tmp_path, "rev-parse", "HEAD")
     assert commit(code) == head
-    (code / "telemetry.py").write_text("changed = True\n")
+    (code / "versions.py").write_text("changed = True\n")
     assert commit(code) == f"{head}-dirty"
     assert commit(installed) is None  # an installed package inside somebody's repository
 

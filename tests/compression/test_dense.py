@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from shardkeep.base.errors import CorruptMessage
-from shardkeep.compression import dense_powersgd, dense_values
 from shardkeep.compression.config import TowerCompressionConfig
-from shardkeep.compression.dense import FORMS, VALUES, DenseCompression, merge_local
-from shardkeep.compression.dense_forms import Rounded
-from shardkeep.compression.dense_indices import coded_bytes, decode_positions, encode_positions
-from shardkeep.compression.dense_values import BF16, FP16, FP32, INT8
-from shardkeep.compression.exchange import Ranks, Sum
+from shardkeep.compression.tower import formats as dense_values
+from shardkeep.compression.tower import powersgd as dense_powersgd
+from shardkeep.compression.tower.compressor import FORMS, VALUES, DenseCompression, merge_local
+from shardkeep.compression.tower.exchange import Ranks, Sum
+from shardkeep.compression.tower.formats import BF16, FP16, FP32, INT8
+from shardkeep.compression.tower.forms import Rounded
+from shardkeep.compression.tower.positions import coded_bytes, decode_positions, encode_positions
 from tests.support.dense_sums import drive
 
 CPU = torch.device("cpu")

@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from shardkeep.base.errors import CorruptMessage
-from shardkeep.compression.dense_forms import Rounded
-from shardkeep.compression.dense_lossless import (
+from shardkeep.compression.tower.exchange import Ranks
+from shardkeep.compression.tower.formats import FP32
+from shardkeep.compression.tower.forms import Rounded
+from shardkeep.compression.tower.lossless import (
     Lossless,
     decode_floats,
     decode_length,
@@ -22,8 +24,6 @@ from shardkeep.compression.dense_lossless import (
     encode_length,
     most_bytes,
 )
-from shardkeep.compression.dense_values import FP32
-from shardkeep.compression.exchange import Ranks
 from tests.support.dense_sums import drive
 from tests.support.examples import examples
 

@@ -7,8 +7,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from shardkeep.compression.element_pool import Dgc, ElementPool, SelectedElements
-from shardkeep.compression.shares import num_kept
+from shardkeep.compression.selection.element_pool import Dgc, ElementPool, SelectedElements
+from shardkeep.compression.selection.shares import num_kept
 
 D, T, IDS = 3, 2, 12
 EVERY_ROW = np.array([0, IDS, 2 * IDS]), np.tile(np.arange(IDS), T)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkeep.base.errors import CorruptMessage
-from shardkeep.compression.codec import value_codec
-from shardkeep.compression.elements import MASKS, POSITIONS, decode, encode, size_bytes
+from shardkeep.compression.values.codec import value_codec
+from shardkeep.compression.values.elements import MASKS, POSITIONS, decode, encode, size_bytes
 from tests.support.examples import examples
 
 FP32 = value_codec("fp32")

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shardkeep.compression.indices import (
+from shardkeep.compression.ids.codes import (
     CodedIds,
     IdFormat,
     Ints,

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 from shardkeep.base.errors import CorruptMessage
-from shardkeep.compression.indices import (
+from shardkeep.compression.ids.codes import (
     Bytes,
     CodedIds,
     IdFormat,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardkeep.compression.moments import decode_moments, encode_moments
+from shardkeep.compression.values.moments import decode_moments, encode_moments
 
 
 def test_every_byte_stands_for_a_power_of_the_square_root_of_two_and_comes_back() -> None:

@@ -19,7 +19,7 @@ shardkeep.compression.__path__ = [sys.argv[1], *shardkeep.compression.__path__]
 CODEC = """
 import numpy as np
 from shardkeep.base.errors import CorruptMessage
-from shardkeep.compression.codec import value_codec
+from shardkeep.compression.values.codec import value_codec
 from shardkeep.compression.config import PullConfig, PushConfig
 
 assert PullConfig(values="int16").scale is None and PushConfig(values="int16", scale="pow2").scale == "pow2"
@@ -56,7 +56,7 @@ assert np.allclose(found[3], odd[3], rtol=1e-3) and codec.encode(np.empty((0, 2)
 """
 SELECTOR = """
 from shardkeep.compression.config import PushConfig
-from shardkeep.compression.selectors import selector
+from shardkeep.compression.selection.registry import selector
 import numpy as np
 
 push = PushConfig(select="newest", keep_rows=0.25)

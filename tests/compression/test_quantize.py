@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkeep.base.errors import CorruptMessage
-from shardkeep.compression.codec import value_codec
-from shardkeep.compression.quantize import saturated_values
+from shardkeep.compression.values.codec import value_codec
+from shardkeep.compression.values.floats import saturated_values
 from tests.support.examples import examples
 
 NAMES = ["fp32", "fp16", "bf16"]

@@ -11,7 +11,7 @@ import yaml
 
 from shardkeep.compression.recipes import BASELINES, RECIPES
 from shardkeep.config import JobConfig
-from shardkeep.sweep_plan import flat
+from shardkeep.sweep.plan import flat
 
 
 def test_the_recipes_that_the_documents_name_are_shipped() -> None:

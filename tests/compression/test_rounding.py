@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from shardkeep.compression.rounding import WorkerKeys, row_keys, table_key
-from shardkeep.compression.rounding_kernels import fill_random, stochastic
+from shardkeep.compression.values.rounding import WorkerKeys, row_keys, table_key
+from shardkeep.compression.values.rounding_kernels import fill_random, stochastic
 
 IDS = np.array([-5, 0, 1, 2, 3, 2**40, -(2**63), 2**63 - 1], np.int64)
 

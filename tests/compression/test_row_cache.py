@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from shardkeep.compression.row_pool import RowPool
+from shardkeep.compression.selection.row_pool import RowPool
 
 D = 3
 

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from shardkeep.compression.codec import value_codec
-from shardkeep.compression.row_pool import RowPool
-from shardkeep.compression.selected import Selected
-from shardkeep.compression.shares import num_kept
+from shardkeep.compression.selection.row_pool import RowPool
+from shardkeep.compression.selection.selected import Selected
+from shardkeep.compression.selection.shares import num_kept
+from shardkeep.compression.values.codec import value_codec
 
 D, IDS, T = 4, 40, 3
 NO_ROWS = np.zeros(T + 1, dtype=np.int64), np.empty(0, np.int64), np.empty((0, D), np.float32)

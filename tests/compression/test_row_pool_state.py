@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardkeep.compression.row_pool import RowPool
-from shardkeep.compression.row_pool_state import State, merge
+from shardkeep.compression.selection.row_pool import RowPool
+from shardkeep.compression.selection.row_pool_state import State, merge
 
 D, TABLES, IDS = 5, 2, 60
 

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from shardkeep.base.errors import CorruptMessage
-from shardkeep.compression.codec import ValueCodec, value_codec
-from shardkeep.compression.formats import FORMATS
-from shardkeep.compression.quantize import saturated_values
-from shardkeep.compression.scaled import BLOCK
+from shardkeep.compression.values.codec import ValueCodec, value_codec
+from shardkeep.compression.values.floats import saturated_values
+from shardkeep.compression.values.registry import FORMATS
+from shardkeep.compression.values.scaled import BLOCK
 from tests.support.examples import examples
 
 BITS = {"fp16-block": 16, "fp8-e4m3": 8, "fp8-e5m2": 8, "int8": 8, "int4": 4, "int2": 2, "sign": 1}

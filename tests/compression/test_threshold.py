@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shardkeep.compression.threshold import largest
-from shardkeep.compression.threshold_kernels import mark_largest
+from shardkeep.compression.selection.threshold import largest
+from shardkeep.compression.selection.threshold_kernels import mark_largest
 from tests.support.examples import examples
 
 anything = st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True)

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from shardkeep.compression.random_choice import random_rows
-from shardkeep.compression.shares import keep_at, num_kept
-from shardkeep.compression.topk import largest_rows
+from shardkeep.compression.selection.largest_rows import largest_rows
+from shardkeep.compression.selection.random_rows import random_rows
+from shardkeep.compression.selection.shares import keep_at, num_kept
 from tests.support.examples import examples
 
 

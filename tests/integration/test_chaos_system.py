@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from shardkeep.ps.checkpoints import Checkpoints
-from shardkeep.report import RunFolder
+from shardkeep.run.folder import RunFolder
 from tests.support.chaos import JOB, completed
 from tests.support.cluster import Cluster, Command, within
 from tests.support.faults import Fault, play

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from shardkeep.config import JobConfig
-from shardkeep.estimate import estimate
+from shardkeep.estimate.estimate import estimate
 from tests.support.cluster import Cluster
 from tests.support.golden import Golden
 

@@ -15,8 +15,8 @@ import pytest
 
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints import Checkpoints
-from shardkeep.report import NO_SUMMARY, RunFolder
-from shardkeep.workers.data.dataset import open_data
+from shardkeep.run.folder import NO_SUMMARY, RunFolder
+from shardkeep.workers.data.sources.registry import open_data
 from tests.support.cluster import Cluster, Ended, gone, kinds, listening, records, stalled
 from tests.support.golden import STEPS, Golden
 from tests.support.local_job import LocalJob

@@ -12,9 +12,9 @@ import pytest
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.config import JobConfig
-from shardkeep.launch import train
-from shardkeep.report import RunFolder
-from shardkeep.workers.stopwatch import PARTS
+from shardkeep.launch.job import train
+from shardkeep.run.folder import RunFolder
+from shardkeep.workers.timing.clock import PARTS
 from tests.support.cluster import Cluster, records
 from tests.support.golden import Golden
 

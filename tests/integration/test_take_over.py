@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shardkeep.report import RunFolder
-from shardkeep.standing_files import NAMES
+from shardkeep.run.folder import RunFolder
+from shardkeep.run.state_files import NAMES
 from tests.integration.test_stops import LASTING
 from tests.support.cluster import Cluster, records, within
 

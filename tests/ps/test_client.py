@@ -12,18 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkeep.base.errors import CorruptMessage, DeadlineExceeded, ProtocolError, RemoteError, TransportError
-from shardkeep.compression.codec import value_codec
 from shardkeep.compression.config import CompressionConfig, PullConfig, PushConfig
-from shardkeep.compression.formats import FORMATS as VALUE_FORMATS
-from shardkeep.compression.rounding import row_keys, table_key
-from shardkeep.compression.shares import num_kept
-from shardkeep.ps.client import RowClient
+from shardkeep.compression.selection.shares import num_kept
+from shardkeep.compression.values.codec import value_codec
+from shardkeep.compression.values.registry import FORMATS as VALUE_FORMATS
+from shardkeep.compression.values.rounding import row_keys, table_key
+from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message, unpack
-from shardkeep.ps.metering import LedgerMeter, MeteredTransport, Traffic
 from shardkeep.ps.placement import server_of
 from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.transport import Handler, LocalTransport
+from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
+from shardkeep.ps.transport.rpc_group import Handler, LocalTransport
+from shardkeep.ps.wire.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message, unpack
 from tests.support.examples import examples
 from tests.support.one_table import OneTable, exported, pulled
 

@@ -11,16 +11,16 @@ import pytest
 
 from shardkeep.base.errors import RemoteError
 from shardkeep.compression.config import CompressionConfig
-from shardkeep.ps.client import RowClient
+from shardkeep.ps.client.compressor import Outbox
+from shardkeep.ps.client.row_client import RowClient
+from shardkeep.ps.client.row_memory import RowMemory
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.message import REFERENCE, Bytes, Kind, read
-from shardkeep.ps.metering import LedgerMeter, MeteredTransport, Traffic
-from shardkeep.ps.outbox import Outbox
-from shardkeep.ps.row_memory import RowMemory
-from shardkeep.ps.shard.journal import Journal
+from shardkeep.ps.jagged import Catalog, IdSlab, RowSlab
+from shardkeep.ps.shard.journal.journal import Journal
 from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.slab import Catalog, IdSlab, RowSlab
-from shardkeep.ps.transport import Handler, LocalTransport
+from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
+from shardkeep.ps.transport.rpc_group import Handler, LocalTransport
+from shardkeep.ps.wire.message import REFERENCE, Bytes, Kind, read
 from tests.support.one_table import exported
 
 SGD = {"name": "sgd", "lr": 1.0}

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from shardkeep.compression.config import CompressionConfig
-from shardkeep.compression.formats import FORMATS
+from shardkeep.compression.values.registry import FORMATS
+from shardkeep.ps.client.compressor import Outbox
+from shardkeep.ps.client.row_memory import RowMemory
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.outbox import Outbox
-from shardkeep.ps.row_memory import RowMemory
-from shardkeep.ps.slab import Catalog, IdSlab, RowSlab
+from shardkeep.ps.jagged import Catalog, IdSlab, RowSlab
 
 CATALOG = Catalog([TableSpec(name="a", dim=8), TableSpec(name="b", dim=8), TableSpec(name="c", dim=3)])
 GROUPS = {8: ("a", "b"), 3: ("c",)}  # the tables of one dim share a pool

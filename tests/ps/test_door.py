@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardkeep.ps.door import Door, listening_ports, refuse_newcomers
+from shardkeep.ps.transport.listen_filter import Door, listening_ports, refuse_newcomers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="socket filters are Linux's")
 LIMIT_S = 10.0

@@ -10,14 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardkeep.base.sockets import Counters, connections
-from shardkeep.ps.client import RowClient
+from shardkeep.base.machine.sockets import Counters, connections
+from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.control.store import StoreHost
-from shardkeep.ps.envelope import answer_bytes, call_bytes
-from shardkeep.ps.message import Bytes, Kind, Message, Section, pack
-from shardkeep.ps.metering import LedgerMeter, MeteredTransport, Traffic
-from shardkeep.ps.transport import RpcTransport, connect_store, wait
+from shardkeep.ps.control.grpc.store import StoreHost
+from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
+from shardkeep.ps.transport.rpc_envelope import answer_bytes, call_bytes
+from shardkeep.ps.transport.rpc_group import RpcTransport, connect_store, wait
+from shardkeep.ps.wire.message import Bytes, Kind, Message, Section, pack
 from tests.support.rpc_peer import Peer
 
 pytestmark = [

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 from shardkeep.base.errors import RemoteError
-from shardkeep.ps.client import RowClient
+from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.message import Kind, Message, pack, unpack
 from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.transport import LocalTransport
+from shardkeep.ps.transport.rpc_group import LocalTransport
+from shardkeep.ps.wire.message import Kind, Message, pack, unpack
 from tests.support.one_table import pulled
 
 SPEC = TableSpec(name="t", dim=4, optimizer={"name": "sgd", "lr": 1.0}, init={"name": "zeros"})

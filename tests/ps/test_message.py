@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkeep.base.errors import CorruptMessage, ProtocolError
-from shardkeep.ps.message import (
+from shardkeep.ps.wire.message import (
     EMPTY,
     Bytes,
     Kind,

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from shardkeep.ps.config import TableSpec
+from shardkeep.ps.jagged import Catalog, IdSlab
 from shardkeep.ps.placement import BUCKETS, bucket_of, server_of, split
-from shardkeep.ps.slab import Catalog, IdSlab
 from tests.support.examples import examples
 
 INT64 = np.iinfo(np.int64)

@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from shardkeep.base.errors import TransportError
-from shardkeep.ps.control.store import StoreHost
-from shardkeep.ps.message import EMPTY, Bytes, Kind, Message, Section, pack, unpack
-from shardkeep.ps.transport import RpcTransport, connect_store, wait
+from shardkeep.ps.control.grpc.store import StoreHost
+from shardkeep.ps.transport.rpc_group import RpcTransport, connect_store, wait
+from shardkeep.ps.wire.message import EMPTY, Bytes, Kind, Message, Section, pack, unpack
 from tests.support.rpc_peer import Peer
 
 pytestmark = pytest.mark.processes

@@ -10,14 +10,14 @@ from typing import get_args
 import numpy as np
 import pytest
 
+from shardkeep.base.compiling.sources import with_imports
 from shardkeep.base.errors import ConfigError
-from shardkeep.base.kernel_sources import with_imports
 from shardkeep.compression.config import CompressionConfig, PushConfig
-from shardkeep.compression.selectors import SELECTORS, Selector, SelectorName
+from shardkeep.compression.selection.registry import SELECTORS, Selector, SelectorName
+from shardkeep.ps.client.compressor import Outbox
+from shardkeep.ps.client.row_memory import RowMemory
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.outbox import Outbox
-from shardkeep.ps.row_memory import RowMemory
-from shardkeep.ps.slab import Catalog, IdSlab, RowSlab
+from shardkeep.ps.jagged import Catalog, IdSlab, RowSlab
 
 CATALOG = Catalog([TableSpec(name="a", dim=8)])
 IDS = np.arange(40)
@@ -63,8 +63,8 @@ def test_one_line_adds_a_selector(monkeypatch: pytest.MonkeyPatch, pool_rows: in
 LOADED = """
 import json, sys
 import numpy as np
-from shardkeep.base.kernel_sources import kernel_modules
-from shardkeep.compression.selectors import selector
+from shardkeep.base.compiling.sources import kernel_modules
+from shardkeep.compression.selection.registry import selector
 selector(sys.argv[1]).choose()(np.ones((40, 8), np.float32), 0.25, 7)
 print(json.dumps([name for name in kernel_modules() if name in sys.modules]))
 """

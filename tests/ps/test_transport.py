@@ -22,12 +22,11 @@ from torch.distributed import rpc
 from torch.distributed.rpc import internal as rpc_internal
 
 from shardkeep.base.errors import DeadlineExceeded, TransportError
-from shardkeep.ps import transport as transport_module
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.control.store import StoreHost
-from shardkeep.ps.message import EMPTY, Kind, Message, Section, pack, text_message, text_of, unpack
+from shardkeep.ps.control.grpc.store import StoreHost
 from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.transport import (
+from shardkeep.ps.transport import rpc_group as transport_module
+from shardkeep.ps.transport.rpc_group import (
     RPC_THREADS,
     LocalTransport,
     RestrictedUnpickler,
@@ -36,6 +35,7 @@ from shardkeep.ps.transport import (
     interface_of,
     wait,
 )
+from shardkeep.ps.wire.message import EMPTY, Kind, Message, Section, pack, text_message, text_of, unpack
 from tests.support.rpc_groups import (
     IDS,
     LIMIT_S,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shardkeep.report import RunFolder
+from shardkeep.run.folder import RunFolder
 from tests.support.cluster import Command
 from tests.support.golden import STEPS, TRAINED
 

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import yaml
 
-from shardkeep.report import RunFolder
+from shardkeep.run.folder import RunFolder
 from tests.support.forked import Forked, started
 
 LIMIT_S = 200.0

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from shardkeep.compression.exchange import Sum
+from shardkeep.compression.tower.exchange import Sum
 
 
 def drive(sums: Sequence[Sum]) -> tuple[list[torch.Tensor], Counter[str]]:

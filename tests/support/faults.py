@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import psutil
 
 from shardkeep.base.errors import DeadlineExceeded, ShardkeepError
-from shardkeep.ps.control.client import fetch_status
-from shardkeep.ps.message import Bytes
+from shardkeep.ps.control.grpc.client import fetch_status
 from shardkeep.ps.shard.futures import pass_on
-from shardkeep.ps.transport import Handler, LocalTransport
-from shardkeep.report import RunFolder
+from shardkeep.ps.transport.rpc_group import Handler, LocalTransport
+from shardkeep.ps.wire.message import Bytes
+from shardkeep.run.folder import RunFolder
 from tests.support.cluster import Command, kinds, records
 
 POLL_S = 0.005

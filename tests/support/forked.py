@@ -22,25 +22,25 @@ from types import SimpleNamespace
 from typing import IO, Any, NoReturn
 from unittest import mock
 
-from shardkeep.children import child_environment
+from shardkeep.launch.children import child_environment
 
 PRELOADED = [
     "torch",
     "torch._dynamo",
     "torch.testing",
-    "shardkeep.cli",
-    "shardkeep.launch",
-    "shardkeep.supervisor",
-    "shardkeep.screen",
-    "shardkeep.fork_server",
-    "shardkeep.ps.control.server",
-    "shardkeep.server_role",
-    "shardkeep.worker_role",
+    "shardkeep.cli.main",
+    "shardkeep.launch.job",
+    "shardkeep.launch.supervisor",
+    "shardkeep.run.screen",
+    "shardkeep.launch.fork_server",
+    "shardkeep.ps.control.grpc.server",
+    "shardkeep.roles.server",
+    "shardkeep.roles.worker",
     "tests.support.towers",
 ]
 """What one process imports for all commands and ranks of the session. No module that starts a thread."""
 _POSSIBLE = sys.platform == "linux"
-_SHARDKEEP = "shardkeep.cli:main"
+_SHARDKEEP = "shardkeep.cli.main:main"
 
 
 def fork_context() -> Any:
@@ -167,7 +167,7 @@ def _run(main: str, arguments: list[str], cwd: str, env: dict[str, str], ends: S
 
 def _fork_servers_from_here() -> None:
     """Makes a launcher in this process fork its fork server: this process has imported what it would import."""
-    from shardkeep import fork_server
+    from shardkeep.launch import fork_server
 
     def start(command: Sequence[str], *, stderr: Any, env: Any, pass_fds: Any, **_same: Any) -> ForkedServer:
         return ForkedServer(command, stderr=stderr, env=env, pass_fds=pass_fds)
@@ -187,7 +187,7 @@ def _become(main: str, command: Sequence[str], arguments: Sequence[str], env: Ma
     """
     import numpy as np
 
-    from shardkeep.process_title import show_command
+    from shardkeep.base.machine.process_title import show_command
 
     code = 1
     try:

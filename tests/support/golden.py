@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from shardkeep.report import RunFolder
+from shardkeep.run.folder import RunFolder
 from tests.support.cluster import Cluster, Ended, patient
 
 STEPS = 400

@@ -53,7 +53,7 @@ def _carries(kind: str) -> Filter:
     """Calls of `Transport.send` with a message of that kind."""
 
     def carries(_self: object, _server: int, *messages: Any, **_named: Any) -> bool:
-        from shardkeep.ps.message import KIND_AT, Kind
+        from shardkeep.ps.wire.message import KIND_AT, Kind
 
         return any(m is not None and m[KIND_AT] == Kind[kind] for m in messages)
 
@@ -68,8 +68,11 @@ def _entry(name: str) -> Filter:
     return lambda _self, entry, **_named: bool(entry.name == name)
 
 
-_SEND, _RPC = "shardkeep.ps.transport:RpcTransport.send", "shardkeep.ps.transport:RpcTransport.__init__"
-_SERVICE, _APPEND = "shardkeep.ps.shard.service:ShardService", "shardkeep.ps.shard.journal:Journal.append"
+_SEND, _RPC = (
+    "shardkeep.ps.transport.rpc_group:RpcTransport.send",
+    "shardkeep.ps.transport.rpc_group:RpcTransport.__init__",
+)
+_SERVICE, _APPEND = "shardkeep.ps.shard.service:ShardService", "shardkeep.ps.shard.journal.journal:Journal.append"
 _COORDINATOR, _FILES = "shardkeep.ps.control.coordinator:Coordinator", "shardkeep.ps.checkpoints:Checkpoints"
 POINTS: Mapping[str, Point] = {
     # any member
@@ -93,9 +96,9 @@ POINTS: Mapping[str, Point] = {
     "push journaled": Point(_APPEND, after=True, counts=_entry("PUSH")),
     "push staged": Point(f"{_SERVICE}._push", after=True),
     "applied": Point(f"{_SERVICE}._apply", after=True),
-    "snapshotting": Point("shardkeep.ps.shard.array_file:ArrayFile.finish"),
+    "snapshotting": Point("shardkeep.ps.shard.snapshot.array_file:ArrayFile.finish"),
     "read received": Point(f"{_SERVICE}._read"),
-    "leaving": Point("shardkeep.ps.control.client:ControlClient.leave"),
+    "leaving": Point("shardkeep.ps.control.grpc.client:ControlClient.leave"),
     # the coordinator
     "hello": Point(f"{_COORDINATOR}.register"),
     "join": Point(f"{_COORDINATOR}.join"),
@@ -152,14 +155,14 @@ def _main() -> None:
         for astray in (Astray(**a) for a in told["astray"]):
             if f"worker {astray.worker}" == member:
                 _lead_astray(astray, Path(told["folder"]))
-    from shardkeep.cli import app
+    from shardkeep.cli.main import app
 
     app(prog_name="shardkeep")
 
 
 def _start_roles_from_here() -> None:
-    from shardkeep.children import SHARDKEEP
-    from shardkeep.fork_server import ForkServer
+    from shardkeep.launch.children import SHARDKEEP
+    from shardkeep.launch.fork_server import ForkServer
 
     start = subprocess.Popen.__init__
 
@@ -183,7 +186,7 @@ def _set(hurt: Hurt, folder: Path) -> None:
             _strike(hurt, folder)
 
     if hurt.point == "torn":
-        _replace("shardkeep.ps.shard.journal:write_all", lambda write_all: _tearing(write_all, hurt, folder))
+        _replace("shardkeep.ps.shard.journal.journal:write_all", lambda write_all: _tearing(write_all, hurt, folder))
         return
     point = POINTS[hurt.point]
 
@@ -227,7 +230,7 @@ def _tearing(write_all: Callable[..., int], hurt: Hurt, folder: Path) -> Callabl
 
 
 def _lead_astray(astray: Astray, folder: Path) -> None:
-    from shardkeep.ps.transport import RpcTransport
+    from shardkeep.ps.transport.rpc_group import RpcTransport
     from tests.support.faults import Unreliable
 
     unreliable = Unreliable(seed=astray.worker, late_s=astray.late_s, lost=astray.lost)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shardkeep.compression.indices import (
+from shardkeep.compression.ids.codes import (
     CodedIds,
     Ints,
     decode_ids,

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from shardkeep.base.kernel_sources import kernel_modules
+from shardkeep.base.compiling.sources import kernel_modules
 
 
 @dataclass(frozen=True)
@@ -54,10 +54,10 @@ def run_job(text: str, folder: Path) -> list[str]:
     """Trains in this process; the kernels that were compiled after the job's own had been loaded."""
     from numba.core import event
 
-    from shardkeep.base.kernels import load_kernels
+    from shardkeep.base.compiling.kernels import load_kernels
     from shardkeep.config import parse_config
-    from shardkeep.kernel_needs import needed_kernels
-    from shardkeep.worker_role import run_in_process
+    from shardkeep.roles.kernel_needs import needed_kernels
+    from shardkeep.roles.worker import run_in_process
 
     compiled: list[str] = []
 

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from shardkeep.compression.config import TowerCompressionConfig
-from shardkeep.workers.collective import Collective
-from shardkeep.workers.tower import Tower
+from shardkeep.workers.collectives.collective import Collective
+from shardkeep.workers.dense.tower import Tower
 from tests.support.towers import tower_of
 
 SPLITS = [(0, 13), (13, 24)]

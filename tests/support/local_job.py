@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from shardkeep.assembly import Worker, build_worker, table_specs
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.transport import LocalTransport
-from shardkeep.server_role import build_service
-from shardkeep.workers.collective import Solo, ThreadCollective
+from shardkeep.ps.transport.rpc_group import LocalTransport
+from shardkeep.roles.assembly import Worker, build_worker, table_specs
+from shardkeep.roles.server import build_service
+from shardkeep.workers.collectives.collective import Solo, ThreadCollective
 from shardkeep.workers.data.samples import Data
 
 

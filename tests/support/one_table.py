@@ -6,12 +6,12 @@ import ctypes
 
 import numpy as np
 
-from shardkeep.ps.shard import index_kernels, table_kernels
-from shardkeep.ps.shard.index import RowIndex
-from shardkeep.ps.shard.index_kernels import FIRST_WEIGHT
-from shardkeep.ps.shard.optimizers import step_scalars
-from shardkeep.ps.shard.records import Records
-from shardkeep.ps.shard.table import NO_SQUARES, Table, plain
+from shardkeep.ps.shard.table import index_kernels, table_kernels
+from shardkeep.ps.shard.table.index import RowIndex
+from shardkeep.ps.shard.table.index_kernels import FIRST_WEIGHT
+from shardkeep.ps.shard.table.optimizers.registry import step_scalars
+from shardkeep.ps.shard.table.records import Records
+from shardkeep.ps.shard.table.table import NO_SQUARES, Table, plain
 
 
 class OneIndex(RowIndex):

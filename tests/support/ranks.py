@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from shardkeep.workers.collective import Collective
+from shardkeep.workers.collectives.collective import Collective
 
 C = TypeVar("C", bound=Collective)
 T = TypeVar("T")

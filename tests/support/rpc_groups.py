@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from shardkeep.ps.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message, unpack
-from shardkeep.ps.transport import (
+from shardkeep.ps.transport.rpc_group import (
     RpcTransport,
     Transport,
     wait,
 )
+from shardkeep.ps.wire.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message, unpack
 from tests.support.rpc_peer import Peer
 
 LIMIT_S = 90.0  # a peer imports torch on a busy machine

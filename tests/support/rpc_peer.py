@@ -100,7 +100,7 @@ def main() -> None:
     from shardkeep.base.errors import ShardkeepError
     from shardkeep.ps.config import ConsistencyConfig, TableSpec
     from shardkeep.ps.shard.service import ShardService
-    from shardkeep.ps.transport import RpcTransport, connect_store
+    from shardkeep.ps.transport.rpc_group import RpcTransport, connect_store
 
     settings = json.loads(sys.argv[1])
     given = settings["service"]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from shardkeep.workers.process_collective import ProcessCollective
+from shardkeep.workers.collectives.process_group import ProcessCollective
 from tests.support.forked import fork_context
 
 LIMIT_S = 60.0

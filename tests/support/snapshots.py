@@ -7,10 +7,10 @@ from concurrent.futures import Future
 from typing import Any
 
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints, FileRecord
-from shardkeep.ps.message import Bytes, Kind, text_message, text_of
 from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.shard.snapshot import load_snapshots
+from shardkeep.ps.shard.snapshot.files import load_snapshots
 from shardkeep.ps.shard.tables import Tables
+from shardkeep.ps.wire.message import Bytes, Kind, text_message, text_of
 from tests.support.services import TABLES, answer
 
 

@@ -26,16 +26,16 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from shardkeep.access import endpoint_of
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import JobError, JobStopped, ShardkeepError, UserError
 from shardkeep.base.log import configure
-from shardkeep.children import end_with_parent
-from shardkeep.departure import Departure, Leaving
+from shardkeep.launch.children import end_with_parent
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.control.client import ControlClient
+from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.records import ANY_STEP, Formation, Role, Span
-from shardkeep.roles import Membership, leave_if_due
+from shardkeep.roles.access import endpoint_of
+from shardkeep.roles.departure import Departure, Leaving
+from shardkeep.roles.membership import Membership, leave_if_due
 
 PLAN, GO = "stand-ins.json", "go"
 POLL_S = 0.01
@@ -61,7 +61,7 @@ def coordinate() -> None:
     modules = {name: types.ModuleType(name) for name in ("torch", "torch.distributed")}
     modules["torch.distributed"].TCPStore = Store  # type: ignore[attr-defined]
     sys.modules.update(modules)
-    from shardkeep.cli import main as real
+    from shardkeep.cli.main import main as real
 
     run = Path(sys.argv[sys.argv.index("--run-dir") + 1])
     awaited = json.loads((run / PLAN).read_text()).get("coordinator 0")

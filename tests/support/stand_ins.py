@@ -18,13 +18,13 @@ from rich.console import Console
 
 from shardkeep.affinity import Cores, Pins, pin
 from shardkeep.base.errors import JobError
-from shardkeep.children import Child, Spawn, child_environment
 from shardkeep.config import JobConfig
-from shardkeep.fork_server import ForkServer
-from shardkeep.interrupts import Interrupts
-from shardkeep.report import RunFolder
-from shardkeep.screen import Screen
-from shardkeep.supervisor import Supervisor
+from shardkeep.launch.children import Child, Spawn, child_environment
+from shardkeep.launch.fork_server import ForkServer
+from shardkeep.launch.interrupts import Interrupts
+from shardkeep.launch.supervisor import Supervisor
+from shardkeep.run.folder import RunFolder
+from shardkeep.run.screen import Screen
 from tests.support import stand_in
 from tests.support.cluster import kinds, within
 
@@ -40,7 +40,9 @@ class StandIns(Spawn):
         self._server: ForkServer | None = None
         if sys.platform == "linux":
             self._server = ForkServer(self._env, main=f"{stand_in.__name__}:main")
-            self._server.load([stand_in.__name__, "shardkeep.cli", "shardkeep.ps.control.server", "shardkeep.kept"])
+            self._server.load(
+                [stand_in.__name__, "shardkeep.cli.main", "shardkeep.ps.control.grpc.server", "shardkeep.run.storage"]
+            )
 
     def start(
         self,

@@ -13,7 +13,7 @@ import numpy as np
 
 from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.workers.config import DataConfig
-from shardkeep.workers.data.dataset import open_data
+from shardkeep.workers.data.sources.registry import open_data
 
 LIMIT_S = 20.0  # a file that takes so long is a hang
 

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from shardkeep.workers.collective import Collective, Solo
+from shardkeep.workers.collectives.collective import Collective, Solo
 from shardkeep.workers.config import ModelConfig, TowerConfig
+from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.models.registry import build_model
-from shardkeep.workers.tower import Tower
 
 CPU = torch.device("cpu")
 FEATURES = {"a": 4, "b": 8}

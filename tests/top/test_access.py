@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from shardkeep.access import check_coordinator, endpoint_of
 from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.base.files import atomic_write
 from shardkeep.config import parse_config
-from shardkeep.ps.control.endpoint import make_token, read_token
-from shardkeep.report import RunFolder
-from shardkeep.tokens import keep_token, put_token, token_of, token_path
+from shardkeep.ps.control.grpc.endpoint import make_token, read_token
+from shardkeep.roles.access import check_coordinator, endpoint_of
+from shardkeep.run.folder import RunFolder
+from shardkeep.trust.tokens import keep_token, put_token, token_of, token_path
 
 
 @pytest.fixture

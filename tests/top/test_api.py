@@ -21,9 +21,9 @@ import shardkeep
 from shardkeep import EmbeddingClient, Lookup, TableSpec, connect, serve
 from shardkeep.base.errors import ConfigError, DataError, JobError, ShardkeepError, UserError
 from shardkeep.base.files import atomic_write
-from shardkeep.children import SHARDKEEP
-from shardkeep.ps.control.endpoint import make_token
-from shardkeep.report import RunFolder
+from shardkeep.launch.children import SHARDKEEP
+from shardkeep.ps.control.grpc.endpoint import make_token
+from shardkeep.run.folder import RunFolder
 from tests.support.cluster import Command
 
 ROOT = Path(__file__).resolve().parent.parent.parent

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from shardkeep.base.errors import UserError
-from shardkeep.bench import FOLDER, bench_all, benchmarks, chosen, run
+from shardkeep.cli.bench import FOLDER, bench_all, benchmarks, chosen, run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -115,7 +115,7 @@ def test_ctrl_c_leaves_a_script_the_time_to_clean_up(tmp_path: Path) -> None:
     (tmp_path / "waits.py").write_text(WAITS.format(target=str(tmp_path / "cleaned")))
     code = (
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "  # a shell's `&` has it ignored
-        "from pathlib import Path; from shardkeep.bench import bench_all, chosen; "
+        "from pathlib import Path; from shardkeep.cli.bench import bench_all, chosen; "
         f"bench_all(chosen([], Path({str(tmp_path)!r})), options={{}}, smoke=False, out=Path({str(tmp_path)!r}))"
     )
     bench = subprocess.Popen(

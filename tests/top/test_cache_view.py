@@ -12,9 +12,9 @@ import pytest
 
 from shardkeep.base.errors import UserError
 from shardkeep.base.files import file_lock
-from shardkeep.cache_view import cache_lines, size_text
+from shardkeep.cli.cache import cache_lines, size_text
 from shardkeep.config import load_config
-from shardkeep.workers.data.dataset import open_data
+from shardkeep.workers.data.sources.registry import open_data
 
 CONFIG = """
 name: t

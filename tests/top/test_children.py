@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from shardkeep.base.deadlines import Deadline
-from shardkeep.children import Child, Death, Spawn, child_environment, end_all, last_words, wait_all
+from shardkeep.launch.children import Child, Death, Spawn, child_environment, end_all, last_words, wait_all
 
 LIMIT_S = 30.0
 

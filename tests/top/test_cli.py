@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 
 import shardkeep
 from shardkeep.base.files import atomic_write
-from shardkeep.cli import app
-from shardkeep.ps.control.endpoint import make_token
+from shardkeep.cli.main import app
+from shardkeep.ps.control.grpc.endpoint import make_token
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -37,7 +37,7 @@ def test_the_version_is_the_packages() -> None:
 
 def test_importing_the_package_or_asking_for_help_loads_nothing_heavy() -> None:
     probe = (
-        "import sys, shardkeep, shardkeep.cli\n"
+        "import sys, shardkeep, shardkeep.cli.main\n"
         "heavy = {'torch', 'numba', 'grpc', 'pyarrow', 'pydantic', 'numpy'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from shardkeep.children import Death
 from shardkeep.config import JobConfig
-from shardkeep.coordinator_line import CoordinatorLine
-from shardkeep.ps.control.server import ControlServer
-from shardkeep.report import RunFolder
-from shardkeep.tokens import keep_token
+from shardkeep.launch.children import Death
+from shardkeep.launch.coordinator_line import CoordinatorLine
+from shardkeep.ps.control.grpc.server import ControlServer
+from shardkeep.run.folder import RunFolder
+from shardkeep.trust.tokens import keep_token
 from tests.support.cluster import within
 from tests.support.recovering import Recovering
 

@@ -14,7 +14,7 @@ import pytest
 LIMIT_S = 30.0
 ROLE = """
 import signal, sys, threading, time
-from shardkeep.departure import Departure, Leaving
+from shardkeep.roles.departure import Departure, Leaving
 departure = Departure()
 departure.watch()
 departure.last_words = lambda text, code: print("told", text, code, flush=True)

@@ -16,19 +16,19 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.cli import app
+from shardkeep.cli.main import app
 from shardkeep.config import JobConfig
-from shardkeep.dry_run import DRAWN_SAMPLES, PLAYED_STEPS, Played, Seen, drawn_steps
-from shardkeep.estimate import estimate, links_of, memory_of, table_bytes
-from shardkeep.estimate_view import show_estimate
+from shardkeep.estimate.dry_run import DRAWN_SAMPLES, PLAYED_STEPS, Played, Seen, drawn_steps
+from shardkeep.estimate.estimate import estimate, links_of, memory_of, table_bytes
+from shardkeep.estimate.rereads import Rereads
+from shardkeep.estimate.view import show_estimate
 from shardkeep.ps.config import AdamConfig, TableSpec
-from shardkeep.ps.slab import Catalog
-from shardkeep.rereads import Rereads
+from shardkeep.ps.jagged import Catalog
 from shardkeep.workers.data.batch import Batch, Ragged
-from shardkeep.workers.data.dataset import open_data
 from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.data.schema import Feature
-from shardkeep.workers.plan import Planner
+from shardkeep.workers.data.sources.registry import open_data
+from shardkeep.workers.embeddings.plan import Planner
 from tests.support.local_job import LocalJob
 from tests.support.one_table import OneTable
 

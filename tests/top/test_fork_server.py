@@ -18,8 +18,8 @@ import pytest
 from shardkeep import process_starts
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import ConfigError
-from shardkeep.children import SHARDKEEP, Child, child_environment, end_all, wait_all
-from shardkeep.fork_server import ForkOrSpawn, ForkServer, NoFork
+from shardkeep.launch.children import SHARDKEEP, Child, child_environment, end_all, wait_all
+from shardkeep.launch.fork_server import ForkOrSpawn, ForkServer, NoFork
 from shardkeep.process_starts import ProcessesConfig, forks
 from tests.support import role_probe
 

@@ -8,11 +8,11 @@ import sys
 
 import pytest
 
-from shardkeep.interrupts import Interrupts
+from shardkeep.launch.interrupts import Interrupts
 
 JOB = """
 import os, signal, threading
-from shardkeep.interrupts import Interrupts
+from shardkeep.launch.interrupts import Interrupts
 with Interrupts() as interrupts:
     interrupts.tolerated, interrupts.grace_s = 1, {grace_s}
     try:

@@ -8,10 +8,10 @@ import pytest
 
 from shardkeep.base.errors import ConfigError, JobError
 from shardkeep.config import JobConfig, parse_config
-from shardkeep.ps.control.client import ControlClient
-from shardkeep.ps.control.server import ControlServer
-from shardkeep.report import RunFolder
-from shardkeep.roles import Membership, checkpoints_of, kept_for_recovery, kept_while_useful, owned
+from shardkeep.ps.control.grpc.client import ControlClient
+from shardkeep.ps.control.grpc.server import ControlServer
+from shardkeep.roles.membership import Membership, checkpoints_of, kept_for_recovery, kept_while_useful, owned
+from shardkeep.run.folder import RunFolder
 from tests.support.control_job import VERSIONS, Job
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from shardkeep.base.kernel_sources import kernel_modules
+from shardkeep.base.compiling.sources import kernel_modules
 from shardkeep.config import parse_config
-from shardkeep.kernel_needs import Role, needed_kernels
+from shardkeep.roles.kernel_needs import Role, needed_kernels
 from tests.support import kernel_loads
 from tests.support.kernel_loads import Loads
 
@@ -87,5 +87,5 @@ def test_a_job_imports_the_kernels_that_its_config_names_and_compiles_none_in_a_
 
 def test_a_plain_job_needs_no_kernels_of_compression_but_varints() -> None:
     names = needed_kernels(parse_config("{data: {source: synthetic}}"), "server", "worker")
-    assert [name for name in names if ".compression." in name] == ["shardkeep.compression.bit_kernels"]
+    assert [name for name in names if ".compression." in name] == ["shardkeep.compression.ids.bit_kernels"]
     assert set(names) < set(kernel_modules())

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 import shardkeep
 from shardkeep.base.errors import JobError, UserError
-from shardkeep.cli import app
-from shardkeep.report import RunFolder
+from shardkeep.cli.main import app
+from shardkeep.run.folder import RunFolder
 from tests.support.cluster import within
 
 TINY: dict[str, Any] = {

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from shardkeep.config import JobConfig
-from shardkeep.leftovers import GONE_S, clean, note_run
-from shardkeep.report import RunFolder
-from shardkeep.roles import kept_for_recovery
-from shardkeep.tokens import keep_token
+from shardkeep.launch.leftovers import GONE_S, clean, note_run
+from shardkeep.roles.membership import kept_for_recovery
+from shardkeep.run.folder import RunFolder
+from shardkeep.trust.tokens import keep_token
 
 NOBODY = 2**22 + 1
 """A number that no process has (PID_MAX_LIMIT)."""

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.settings import FilePath
-from shardkeep.cli import app
+from shardkeep.cli.main import app
 from shardkeep.config import JobConfig, load_config
-from shardkeep.sweep_plan import load_sweep
-from shardkeep.workers.data.dataset import open_data
+from shardkeep.sweep.plan import load_sweep
+from shardkeep.workers.data.sources.registry import open_data
 
 SETTINGS = ("data.root", "data.train", "data.eval", "data.cache", "checkpoint.dir")
 LISTS = ("data.train", "data.eval")

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from shardkeep import roles
 from shardkeep.base.errors import CheckpointError
+from shardkeep.roles import membership as roles
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from shardkeep.roles import kept_for_recovery
+from shardkeep.roles.membership import kept_for_recovery
 kept_for_recovery(Path(sys.argv[1]), "job", "server", 0)
 print("held", flush=True)
 time.sleep(60)

@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from shardkeep.config import JobConfig
-from shardkeep.processes import living
 from shardkeep.ps.control.records import Member
-from shardkeep.report import RunFolder
+from shardkeep.run.folder import RunFolder
+from shardkeep.run.processes import living
 
 LOCAL = "127.0.0.1:7"
 

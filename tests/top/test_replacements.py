@@ -10,11 +10,11 @@ import pytest
 
 from shardkeep.base.errors import PlaceRefused
 from shardkeep.config import parse_config
-from shardkeep.kept import folder_to_keep_in, kept_at, missed, shared_folder, why_unseen, with_checkpoints
-from shardkeep.ps.control.client import ControlClient
+from shardkeep.ps.control.grpc.client import ControlClient
+from shardkeep.ps.control.grpc.server import ControlServer
 from shardkeep.ps.control.records import Formation
-from shardkeep.ps.control.server import ControlServer
-from shardkeep.roles import Membership, kept_while_useful, replaced_folder
+from shardkeep.roles.membership import Membership, kept_while_useful, replaced_folder
+from shardkeep.run.storage import folder_to_keep_in, kept_at, missed, shared_folder, why_unseen, with_checkpoints
 from tests.support.control_job import VERSIONS
 from tests.support.recovering import Recovering
 

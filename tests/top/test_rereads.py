@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from shardkeep.rereads import Rereads, rereads
+from shardkeep.estimate.rereads import Rereads, rereads
 
 Reads = list[tuple[int, int, dict[str, np.ndarray]]]
 

@@ -8,8 +8,8 @@ from itertools import count
 import pytest
 
 from shardkeep.base.exit_codes import code_of_leaving
-from shardkeep.children import Death
-from shardkeep.restarts import Restarts, Vacancy
+from shardkeep.launch.children import Death
+from shardkeep.launch.restarts import Restarts, Vacancy
 
 PIDS = count(100)
 

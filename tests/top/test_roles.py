@@ -12,13 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from shardkeep import roles
 from shardkeep.base.errors import ConfigError, DeadlineExceeded, JobError
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.control.records import Formation, Member
-from shardkeep.report import RunFolder
-from shardkeep.roles import coordinator_address, lasting_imports
-from shardkeep.worker_role import _device
+from shardkeep.roles import membership as roles
+from shardkeep.roles.membership import coordinator_address, lasting_imports
+from shardkeep.roles.worker import _device
+from shardkeep.run.folder import RunFolder
 
 
 def formation(*hosts: str) -> Formation:
@@ -55,9 +55,9 @@ def test_a_gpu_that_is_not_there_is_the_users_error(monkeypatch: pytest.MonkeyPa
 
 STUCK = """
 import threading
-from shardkeep.roles import end_when_the_job_failed
-from shardkeep.ps.control.client import ControlClient
-from shardkeep.ps.control.endpoint import Endpoint
+from shardkeep.roles.membership import end_when_the_job_failed
+from shardkeep.ps.control.grpc.client import ControlClient
+from shardkeep.ps.control.grpc.endpoint import Endpoint
 control = ControlClient(Endpoint("127.0.0.1:1", "t" * 32), role="worker", index=0)
 end_when_the_job_failed(control, grace_s=0.1)
 {failing}
@@ -83,10 +83,13 @@ def loaded(modules: str, *suspects: str) -> list[str]:
 @pytest.mark.parametrize(
     ("modules", "suspects"),
     [
-        ("shardkeep.cli", ("torch", "numba", "grpc", "pydantic", "yaml", "numpy")),
-        ("shardkeep.cli, shardkeep.launch, shardkeep.supervisor, shardkeep.screen", ("torch", "numba", "pyarrow")),
-        ("shardkeep.cli, shardkeep.report, shardkeep.ps.control.server", ("torch", "numba", "pyarrow")),
-        ("shardkeep.roles", ("torch", "numba", "pyarrow")),
+        ("shardkeep.cli.main", ("torch", "numba", "grpc", "pydantic", "yaml", "numpy")),
+        (
+            "shardkeep.cli.main, shardkeep.launch.job, shardkeep.launch.supervisor, shardkeep.run.screen",
+            ("torch", "numba", "pyarrow"),
+        ),
+        ("shardkeep.cli.main, shardkeep.run.folder, shardkeep.ps.control.grpc.server", ("torch", "numba", "pyarrow")),
+        ("shardkeep.roles.membership", ("torch", "numba", "pyarrow")),
     ],
     ids=["help", "launcher", "coordinator", "role before it compiles kernels"],
 )

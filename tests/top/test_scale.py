@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from shardkeep import scale
 from shardkeep.base.errors import TransportError, UserError
 from shardkeep.config import parse_config
-from shardkeep.report import RunFolder
-from shardkeep.tokens import keep_token
+from shardkeep.launch import scale
+from shardkeep.run.folder import RunFolder
+from shardkeep.trust.tokens import keep_token
 
 
 @pytest.fixture

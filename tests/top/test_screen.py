@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from shardkeep.report import NO_SUMMARY
-from shardkeep.screen import Screen, closing_rows, peak_memory, quality, step_parts
+from shardkeep.run.folder import NO_SUMMARY
+from shardkeep.run.screen import Screen, closing_rows, peak_memory, quality, step_parts
 
 SUMMARY: dict[str, Any] = {
     "steps": 490,

@@ -9,17 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from shardkeep import scale
-from shardkeep.access import endpoint_of
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.files import atomic_write
 from shardkeep.config import parse_config
-from shardkeep.ps.control.endpoint import make_token
-from shardkeep.report import RunFolder
-from shardkeep.resume import plan_resume
-from shardkeep.roles import kept_for_recovery
-from shardkeep.sweep import SweepFolder
-from shardkeep.tokens import keep_token
+from shardkeep.launch import scale
+from shardkeep.launch.resume import plan_resume
+from shardkeep.ps.control.grpc.endpoint import make_token
+from shardkeep.roles.access import endpoint_of
+from shardkeep.roles.membership import kept_for_recovery
+from shardkeep.run.folder import RunFolder
+from shardkeep.sweep.sweep import SweepFolder
+from shardkeep.trust.tokens import keep_token
 from tests.support.owners import make_foreign
 
 CONFIG = parse_config("{servers: 1, workers: 1, checkpoint: {every_steps: 5}}")

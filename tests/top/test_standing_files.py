@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from shardkeep.base.errors import UserError
-from shardkeep.report import RunFolder
-from shardkeep.standing_files import NAMES
+from shardkeep.run.folder import RunFolder
+from shardkeep.run.state_files import NAMES
 
 RECORD = {"job": "j\u00f6b", "seats": [{"token": "t", "step": 3, "seconds": 0.1}], "summary": None}
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from shardkeep.config import JobConfig
-from shardkeep.report import RunFolder
-from shardkeep.starts import Starts
+from shardkeep.run.folder import RunFolder
+from shardkeep.run.starts import Starts
 
 
 def figures(steps: int, samples: int, *, rate: float, step_ms: float, pushed: int, read: int = 0) -> dict[str, Any]:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from shardkeep.cli.status import show_job
 from shardkeep.config import JobConfig
 from shardkeep.ps.config import AdamConfig, TableSpec
-from shardkeep.ps.control.chronicle import EVENTS_KEPT
 from shardkeep.ps.control.coordinator import Coordinator
-from shardkeep.ps.control.server import ControlServer
-from shardkeep.report import RunFolder
-from shardkeep.status import show_job
+from shardkeep.ps.control.events import EVENTS_KEPT
+from shardkeep.ps.control.grpc.server import ControlServer
+from shardkeep.run.folder import RunFolder
 from tests.support.control_job import TABLES, Job
 from tests.support.recovering import Recovering
 

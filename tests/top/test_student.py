@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from shardkeep.student import estimate, holm, p_value, t_cdf, t_quantile
+from shardkeep.sweep.student import estimate, holm, p_value, t_cdf, t_quantile
 
 TABLE = {  # of any textbook
     (0.975, 1): 12.7062,

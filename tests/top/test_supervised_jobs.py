@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 from shardkeep.base.errors import JobError, JobStopped, UserError
-from shardkeep.ps.control.endpoint import read_token
-from shardkeep.report import NO_SUMMARY
-from shardkeep.standing_files import NAMES
-from shardkeep.supervisor import VERDICT_S
+from shardkeep.launch.supervisor import VERDICT_S
+from shardkeep.ps.control.grpc.endpoint import read_token
+from shardkeep.run.folder import NO_SUMMARY
+from shardkeep.run.state_files import NAMES
 from tests.support.cluster import gone, kinds, listening_ports, records, stalled
 from tests.support.stand_ins import Jobs, StandIns, jobs_in
 from tests.support.strangers import GARBAGE

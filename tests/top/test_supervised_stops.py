@@ -15,9 +15,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from shardkeep import scale
 from shardkeep.base.errors import JobError, JobStopped
-from shardkeep.report import RunFolder
+from shardkeep.launch import scale
+from shardkeep.run.folder import RunFolder
 from tests.support import stand_ins
 from tests.support.cluster import gone, kinds, stalled, within
 from tests.support.stand_in import deeds

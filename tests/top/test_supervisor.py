@@ -13,12 +13,12 @@ from rich.console import Console
 
 from shardkeep.affinity import Cores
 from shardkeep.base.errors import JobError, JobStopped, UserError
-from shardkeep.children import Child, Spawn
 from shardkeep.config import JobConfig
-from shardkeep.interrupts import Interrupts
-from shardkeep.report import RunFolder
-from shardkeep.screen import Screen
-from shardkeep.supervisor import Supervisor
+from shardkeep.launch.children import Child, Spawn
+from shardkeep.launch.interrupts import Interrupts
+from shardkeep.launch.supervisor import Supervisor
+from shardkeep.run.folder import RunFolder
+from shardkeep.run.screen import Screen
 
 pytestmark = pytest.mark.processes
 WAITS = "exec sleep 60"

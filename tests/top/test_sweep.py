@@ -18,10 +18,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from shardkeep.base.errors import JobError, UserError
-from shardkeep.cli import app
-from shardkeep.sweep import sweep
-from shardkeep.sweep_plan import load_sweep
-from shardkeep.sweep_results import Results, read_summary
+from shardkeep.cli.main import app
+from shardkeep.sweep.plan import load_sweep
+from shardkeep.sweep.results import Results, read_summary
+from shardkeep.sweep.sweep import sweep
 from tests.support.forked import started
 from tests.support.sweep_runs import write_run, write_sweep
 
@@ -156,8 +156,9 @@ def test_a_folder_that_cannot_be_made_is_the_users_error(tmp_path: Path) -> None
 
 def start(folder: Path) -> subprocess.Popen[str]:
     code = (
-        "import sys; from pathlib import Path; from rich.console import Console; from shardkeep.sweep import sweep;"
-        "from shardkeep.sweep_plan import load_sweep; from shardkeep.base.errors import ShardkeepError\n"
+        "import sys; from pathlib import Path; from rich.console import Console\n"
+        "from shardkeep.sweep.sweep import sweep;"
+        "from shardkeep.sweep.plan import load_sweep; from shardkeep.base.errors import ShardkeepError\n"
         f"try: sweep(load_sweep(Path({str(folder / 'sweep.yaml')!r})), out=Path({str(folder / 'out')!r}), "
         f"console=Console(), train={TRAIN!r})\n"
         "except ShardkeepError as error: print(error); sys.exit(error.exit_code)"

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.sweep_plan import flat, load_sweep, merged, nested
+from shardkeep.sweep.plan import flat, load_sweep, merged, nested
 from tests.support.sweep_runs import BASE, write_sweep
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from shardkeep.compression.ledger import PARTS
-from shardkeep.sweep_compare import NO_LOSS, against_fp32, all_pairs
-from shardkeep.sweep_parts import COLOURS, by_kind
-from shardkeep.sweep_plan import SweepPlan, load_sweep
-from shardkeep.sweep_plots import FORMATS, PLOTS, mean_curve, off_scale, pareto_front, side_by_side, write_plots
-from shardkeep.sweep_record import write_results
-from shardkeep.sweep_report import page, power_text, write_report
-from shardkeep.sweep_results import CurvePoint, Results, collect
-from shardkeep.sweep_times import bandwidth_name, predict, samples_to, step_cost, why_no_time
+from shardkeep.sweep.compare import NO_LOSS, against_fp32, all_pairs
+from shardkeep.sweep.parts import COLOURS, by_kind
+from shardkeep.sweep.plan import SweepPlan, load_sweep
+from shardkeep.sweep.plots import FORMATS, PLOTS, mean_curve, off_scale, pareto_front, side_by_side, write_plots
+from shardkeep.sweep.record import write_results
+from shardkeep.sweep.report import page, power_text, write_report
+from shardkeep.sweep.results import CurvePoint, Results, collect
+from shardkeep.sweep.times import bandwidth_name, predict, samples_to, step_cost, why_no_time
 from tests.support.sweep_runs import write_run, write_sweep
 
 AUCS = {

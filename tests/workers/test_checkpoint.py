@@ -13,7 +13,7 @@ import pytest
 from shardkeep.base.errors import CheckpointError, JobStopped
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.checkpoints import Checkpoints
-from shardkeep.ps.shard import snapshot_writer
+from shardkeep.ps.shard.snapshot import writer as snapshot_writer
 from shardkeep.workers import checkpoint as written_by_workers
 from tests.support.local_job import LocalJob
 from tests.support.ranks import run_ranks

@@ -19,19 +19,19 @@ import torch
 from torch import nn
 
 from shardkeep.base.errors import DeadlineExceeded, MemberLost, ShardkeepError
-from shardkeep.base.sockets import connections
-from shardkeep.compression import dense_values
+from shardkeep.base.machine.sockets import connections
 from shardkeep.compression.config import TowerCompressionConfig
-from shardkeep.compression.exchange import Exchange
-from shardkeep.ps.metering import LedgerMeter, Traffic
-from shardkeep.workers import reduce
-from shardkeep.workers.collective import (
+from shardkeep.compression.tower import formats as dense_values
+from shardkeep.compression.tower.exchange import Exchange
+from shardkeep.ps.transport.metered import LedgerMeter, Traffic
+from shardkeep.workers.collectives.collective import (
     Collective,
     Solo,
     ThreadCollective,
 )
-from shardkeep.workers.metered_collective import MeteredCollective
-from shardkeep.workers.process_collective import ProcessCollective
+from shardkeep.workers.collectives.metered import MeteredCollective
+from shardkeep.workers.collectives.process_group import ProcessCollective
+from shardkeep.workers.dense import gradients as reduce
 from tests.support.ranks import run_ranks
 from tests.support.scenarios import Found, Rank, Scenario, played
 from tests.support.towers import Forgetful, seeded_model, tower_of, train

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import torch
 
-from shardkeep.compression.exchange import Exchange
-from shardkeep.ps.metering import LedgerMeter, Traffic
-from shardkeep.workers import collective_bytes
-from shardkeep.workers.collective import Collective, Purpose, Solo, ThreadCollective
-from shardkeep.workers.metered_collective import MeteredCollective
+from shardkeep.compression.tower.exchange import Exchange
+from shardkeep.ps.transport.metered import LedgerMeter, Traffic
+from shardkeep.workers.collectives import wire_bytes as collective_bytes
+from shardkeep.workers.collectives.collective import Collective, Purpose, Solo, ThreadCollective
+from shardkeep.workers.collectives.metered import MeteredCollective
 from tests.support.ranks import run_ranks
 
 PACKET = torch.zeros(50, dtype=torch.uint8)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from shardkeep.config import parse_config
-from shardkeep.workers.cpu_time import CpuTime
-from shardkeep.workers.data.dataset import open_data
+from shardkeep.workers.data.sources.registry import open_data
+from shardkeep.workers.timing.cpu_time import CpuTime
 from tests.support.local_job import LocalJob
 
 

@@ -18,11 +18,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from shardkeep.base.errors import ShardkeepError
-from shardkeep.compression.exchange import Exchange
-from shardkeep.workers import reduce
-from shardkeep.workers.collective import Collective
-from shardkeep.workers.process_collective import ProcessCollective
-from shardkeep.workers.tower import Tower
+from shardkeep.compression.tower.exchange import Exchange
+from shardkeep.workers.collectives.collective import Collective
+from shardkeep.workers.collectives.process_group import ProcessCollective
+from shardkeep.workers.dense import gradients as reduce
+from shardkeep.workers.dense.tower import Tower
 from tests.support.layers import SPLITS, build
 from tests.support.processes import in_processes
 from tests.support.towers import batch, part_of, train

@@ -17,16 +17,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from shardkeep.base.errors import JobError
-from shardkeep.compression.dense import DenseCompression
-from shardkeep.compression.exchange import Ranks
-from shardkeep.ps.metering import LedgerMeter, Traffic
-from shardkeep.workers.collective import Collective, ThreadCollective
-from shardkeep.workers.compiling import why_no_compiler
-from shardkeep.workers.metered_collective import MeteredCollective
-from shardkeep.workers.process_collective import ProcessCollective
-from shardkeep.workers.reduce import BucketSums, sum_bucket
+from shardkeep.compression.tower.compressor import DenseCompression
+from shardkeep.compression.tower.exchange import Ranks
+from shardkeep.ps.transport.metered import LedgerMeter, Traffic
+from shardkeep.workers.collectives.collective import Collective, ThreadCollective
+from shardkeep.workers.collectives.metered import MeteredCollective
+from shardkeep.workers.collectives.process_group import ProcessCollective
+from shardkeep.workers.dense.compile import why_no_compiler
+from shardkeep.workers.dense.gradients import BucketSums, sum_bucket
+from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.rewind import Rewind
-from shardkeep.workers.tower import Tower
 from tests.support.dense_sums import drive
 from tests.support.layers import FORMS, SPLITS, Layers, build
 from tests.support.processes import in_processes

@@ -15,12 +15,12 @@ from hypothesis.extra.numpy import arrays
 
 from shardkeep.base.errors import ConfigError, DataError, ProtocolError
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.slab import Catalog, Layout, RowSlab
-from shardkeep.workers import device_rows
+from shardkeep.ps.jagged import Catalog, Layout, RowSlab
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Feature, Schema
-from shardkeep.workers.embeddings import Embeddings, non_finite_rows, scale_rows
-from shardkeep.workers.plan import Plan, dedupe
+from shardkeep.workers.embeddings import device_rows
+from shardkeep.workers.embeddings.layer import Embeddings, non_finite_rows, scale_rows
+from shardkeep.workers.embeddings.plan import Plan, dedupe
 from tests.support.examples import examples
 
 EXTREMES = [0, -1, 1, np.iinfo(np.int64).min, np.iinfo(np.int64).max]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from shardkeep.workers.collective import ThreadCollective
+from shardkeep.workers.collectives.collective import ThreadCollective
 from shardkeep.workers.metrics.quality import evaluate_over_workers, evaluate_predictions
 from tests.support.ranks import run_ranks
 

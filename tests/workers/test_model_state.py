@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from shardkeep.workers.model_state import ModelState
+from shardkeep.workers.dense.state import ModelState
 
 
 class Counting(nn.Module):

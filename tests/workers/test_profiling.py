@@ -12,10 +12,10 @@ import numpy as np
 import pytest
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.ps.message import Bytes, Kind, Message, pack
+from shardkeep.ps.wire.message import Bytes, Kind, Message, pack
 from shardkeep.workers.config import ProfileConfig
-from shardkeep.workers.profiling import Profile, check_profile, trace_path
-from shardkeep.workers.stopwatch import Stopwatch
+from shardkeep.workers.timing.clock import Stopwatch
+from shardkeep.workers.timing.profiling import Profile, check_profile, trace_path
 
 
 def ranges(path: Path) -> Counter[str]:

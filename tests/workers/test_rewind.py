@@ -15,10 +15,10 @@ import torch
 from shardkeep.base.errors import CheckpointError
 from shardkeep.ps.control.records import Span
 from shardkeep.ps.control.recovery import Start, agreed_start
-from shardkeep.workers.collective import ThreadCollective
+from shardkeep.workers.collectives.collective import ThreadCollective
+from shardkeep.workers.dense.state_tree import joined, split
+from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.rewind import Rewind
-from shardkeep.workers.state_tree import joined, split
-from shardkeep.workers.tower import Tower
 from tests.support.ranks import run_ranks
 from tests.support.towers import batch, part_of, tower_of
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from shardkeep.workers import stop_vote
-from shardkeep.workers.collective import Solo, ThreadCollective
-from shardkeep.workers.stop_vote import StopVote
+from shardkeep.workers.collectives import stop_vote
+from shardkeep.workers.collectives.collective import Solo, ThreadCollective
+from shardkeep.workers.collectives.stop_vote import StopVote
 from tests.support.ranks import run_ranks
 
 STEPS = 60

@@ -16,10 +16,10 @@ from torch import nn
 
 from shardkeep.base.errors import CheckpointError, JobError, UserError
 from shardkeep.ps.checkpoints import Checkpoints
-from shardkeep.workers import compiling
 from shardkeep.workers.checkpoint import load_tower, save_tower, tower_state
-from shardkeep.workers.collective import ThreadCollective
+from shardkeep.workers.collectives.collective import ThreadCollective
 from shardkeep.workers.config import TowerConfig
+from shardkeep.workers.dense import compile as compiling
 from tests.support.ranks import run_ranks
 from tests.support.towers import (
     CPU,

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from shardkeep.base.compiling.kernels import kernel
 from shardkeep.base.hashing_kernels import GOLDEN, mix
-from shardkeep.base.kernels import kernel
 
 CHUNK_BITS = 16
 CHUNK_ROWS = 1 << CHUNK_BITS

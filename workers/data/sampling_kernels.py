@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from shardkeep.base.compiling.kernels import kernel
 from shardkeep.base.hashing_kernels import GOLDEN, mix
-from shardkeep.base.kernels import kernel
 
 
 @kernel("void(int64, int64, uint64, int64[::1])")

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from shardkeep.workers.collective import Collective
+from shardkeep.workers.collectives.collective import Collective
 
 Floats = NDArray[np.floating[Any]]
 

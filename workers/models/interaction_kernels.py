@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from shardkeep.base.kernels import kernel
+from shardkeep.base.compiling.kernels import kernel
 
 Float32 = NDArray[np.float32]
 

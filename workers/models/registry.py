@@ -11,7 +11,7 @@ import psutil
 from torch import nn
 
 from shardkeep.base.errors import UserError
-from shardkeep.base.memory import memory_errors, size_text
+from shardkeep.base.machine.memory import memory_errors, size_text
 from shardkeep.base.modules import load_named
 from shardkeep.workers.config import ModelConfig
 from shardkeep.workers.models.dcn_v2 import DcnV2

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.ps.control.addresses import check_advertised, check_exposed
+from shardkeep.ps.control.grpc.addresses import check_advertised, check_exposed
 
 
 @pytest.mark.parametrize("coordinator", ["10.9.0.1", "node1", "fd00::2"])

@@ -14,12 +14,12 @@ import pytest
 from shardkeep.base.errors import ConfigError, ProtocolError, RemoteError, UserError
 from shardkeep.base.files import atomic_write
 from shardkeep.proto import control_pb2 as pb
-from shardkeep.ps.control.channel import ControlChannel
-from shardkeep.ps.control.client import ControlClient, fetch_status, report_death, request_stop
-from shardkeep.ps.control.endpoint import Endpoint, make_token, read_token
-from shardkeep.ps.control.proof import Call
-from shardkeep.ps.control.quiet_grpc import grpc
-from shardkeep.ps.control.server import ControlServer
+from shardkeep.ps.control.grpc.channel import ControlChannel
+from shardkeep.ps.control.grpc.client import ControlClient, fetch_status, report_death, request_stop
+from shardkeep.ps.control.grpc.endpoint import Endpoint, make_token, read_token
+from shardkeep.ps.control.grpc.proof import Call
+from shardkeep.ps.control.grpc.quiet_grpc import grpc
+from shardkeep.ps.control.grpc.server import ControlServer
 from tests.support.control_job import Job
 
 LIMIT_S = 10.0

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import pytest
 
 from shardkeep.base.errors import ShardkeepError
-from shardkeep.ps.control.client import fetch_status
-from shardkeep.ps.control.endpoint import Endpoint
+from shardkeep.ps.control.grpc.client import fetch_status
+from shardkeep.ps.control.grpc.endpoint import Endpoint
 
 pytestmark = pytest.mark.processes
 LIMIT_S = 30.0
@@ -24,7 +24,7 @@ TOKEN = "t" * 32
 COORDINATOR = f"""
 import json, resource, sys
 resource.setrlimit(resource.RLIMIT_NOFILE, ({DESCRIPTORS}, {DESCRIPTORS}))
-from shardkeep.ps.control.server import ControlServer
+from shardkeep.ps.control.grpc.server import ControlServer
 from tests.support.control_job import Job
 with ControlServer(Job().coordinator, token={TOKEN!r}) as server:
     print(json.dumps(server.address), flush=True)

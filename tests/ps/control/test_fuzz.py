@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from shardkeep.base.errors import ProtocolError, ShardkeepError
 from shardkeep.proto import control_pb2 as pb
-from shardkeep.ps.control import wire
+from shardkeep.ps.control.grpc import wire
 from shardkeep.ps.control.records import Formation, Hello, JobState, Member, MemberStatus, Status
 from tests.support.control_job import TABLES, VERSIONS, Job
 from tests.support.examples import examples

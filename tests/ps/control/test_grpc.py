@@ -23,12 +23,12 @@ from shardkeep.base.errors import (
     UserError,
 )
 from shardkeep.ps.config import LivenessConfig, TableSpec
-from shardkeep.ps.control.client import ControlClient, fetch_status, report_death, request_stop
 from shardkeep.ps.control.coordinator import Coordinator
-from shardkeep.ps.control.endpoint import Endpoint
-from shardkeep.ps.control.proof import Call
+from shardkeep.ps.control.grpc.client import ControlClient, fetch_status, report_death, request_stop
+from shardkeep.ps.control.grpc.endpoint import Endpoint
+from shardkeep.ps.control.grpc.proof import Call
+from shardkeep.ps.control.grpc.server import ControlServer, serve_job
 from shardkeep.ps.control.records import Formation, Role
-from shardkeep.ps.control.server import ControlServer, serve_job
 from tests.support.control_job import TABLES, ListSink
 
 LIMIT_S = 10.0
@@ -286,7 +286,7 @@ def test_garbage_on_the_port_does_not_harm_the_coordinator(start: Callable[..., 
 
 
 def test_a_call_that_is_no_message_is_answered_with_an_error(start: Callable[..., Cluster]) -> None:
-    from shardkeep.ps.control.quiet_grpc import grpc
+    from shardkeep.ps.control.grpc.quiet_grpc import grpc
 
     cluster = start()
     with grpc.insecure_channel(cluster.address) as channel:
@@ -298,7 +298,7 @@ def test_a_call_that_is_no_message_is_answered_with_an_error(start: Callable[...
 
 
 def test_a_service_of_another_kind_is_told_as_a_protocol_error() -> None:
-    from shardkeep.ps.control.quiet_grpc import grpc
+    from shardkeep.ps.control.grpc.quiet_grpc import grpc
 
     with ThreadPoolExecutor(1) as pool:
         other = grpc.server(pool)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from shardkeep.base.errors import ConfigError, DeadlineExceeded, ShardkeepError, TransportError, UserError
-from shardkeep.certs import LOCAL, make_certs
-from shardkeep.ps.control.client import ControlClient, fetch_status
-from shardkeep.ps.control.endpoint import Endpoint
-from shardkeep.ps.control.server import ControlServer
-from shardkeep.ps.control.tls import Tls, read_tls
+from shardkeep.ps.control.grpc.client import ControlClient, fetch_status
+from shardkeep.ps.control.grpc.endpoint import Endpoint
+from shardkeep.ps.control.grpc.server import ControlServer
+from shardkeep.ps.control.grpc.tls import Tls, read_tls
+from shardkeep.trust.certificates import LOCAL, make_certs
 from tests.support.control_job import Job
 
 

@@ -11,9 +11,9 @@ from shardkeep.base import errors
 from shardkeep.base.errors import ProtocolError, ShardkeepError
 from shardkeep.proto import control_pb2 as pb
 from shardkeep.ps.config import AdagradConfig, AdamConfig, FtrlConfig, RowwiseAdagradConfig, SgdConfig, TableSpec
-from shardkeep.ps.control import wire
+from shardkeep.ps.control.grpc import wire
+from shardkeep.ps.control.grpc.statuses import CODES, code_of
 from shardkeep.ps.control.records import Formation, Hello, JobState, Member, MemberStatus, Status
-from shardkeep.ps.control.statuses import CODES, code_of
 
 MEMBER = Member("worker", 3, "10.1.2.3", 4242)
 OPTIMIZERS = [SgdConfig(lr=1 / 3), AdagradConfig(), RowwiseAdagradConfig(), AdamConfig(), FtrlConfig(l1=1e-7)]

@@ -10,9 +10,10 @@ import pytest
 from shardkeep.base.errors import CheckpointError
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.placement import server_of
-from shardkeep.ps.shard import snapshot, spill, walk
-from shardkeep.ps.shard.marks import Mark
-from shardkeep.ps.shard.snapshot import load_snapshots, write_snapshot
+from shardkeep.ps.shard.snapshot import files as snapshot
+from shardkeep.ps.shard.snapshot import spill, walk
+from shardkeep.ps.shard.snapshot.files import load_snapshots, write_snapshot
+from shardkeep.ps.shard.snapshot.snapshot import Mark
 from shardkeep.ps.shard.tables import Tables
 from tests.support.marked_tables import IDS, SPECS, Between, filled, random_push, same, state
 from tests.support.one_table import OneTable, ids_in

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from shardkeep.base.errors import JobError
 from shardkeep.ps.placement import server_of
-from shardkeep.ps.shard import index as index_module
-from shardkeep.ps.shard import index_kernels
-from shardkeep.ps.shard.index import MAX_ROWS
-from shardkeep.ps.shard.records import Records
+from shardkeep.ps.shard.table import index as index_module
+from shardkeep.ps.shard.table import index_kernels
+from shardkeep.ps.shard.table.index import MAX_ROWS
+from shardkeep.ps.shard.table.records import Records
 from tests.support.examples import examples
 from tests.support.one_table import OneIndex, ids_in
 

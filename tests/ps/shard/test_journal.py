@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pytest
 
 from shardkeep.base.errors import JournalError
-from shardkeep.ps.shard.journal import Entry, Journal, Record
+from shardkeep.ps.shard.journal.journal import Entry, Journal, Record
 
 LIMIT_S = 60.0
 
@@ -253,7 +253,7 @@ def test_a_file_that_is_no_segment_is_refused(folder: Path, damage: Callable[[by
 
 
 def test_a_segment_of_another_format_is_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("shardkeep.ps.shard.journal_format.FORMAT", 7)
+    monkeypatch.setattr("shardkeep.ps.shard.journal.format.FORMAT", 7)
     path = filled(folder)
     monkeypatch.undo()
     with pytest.raises(JournalError, match=rf"{path.name}: format 7; this version reads 1"):
@@ -283,7 +283,7 @@ APPENDING = """
 import sys
 from pathlib import Path
 import numpy as np
-from shardkeep.ps.shard.journal import Entry, Journal
+from shardkeep.ps.shard.journal.journal import Entry, Journal
 
 journal = Journal(Path(sys.argv[1]), sync=False, segment_bytes=1 << 20)
 journal.begin(1, step=0, facts={})

@@ -14,13 +14,14 @@ from shardkeep.base.errors import CheckpointError
 from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import bucket_of
-from shardkeep.ps.shard import snapshot, spill, walk
-from shardkeep.ps.shard.bucket_order import bucket_order
-from shardkeep.ps.shard.kernels import write_words
-from shardkeep.ps.shard.marks import Mark
-from shardkeep.ps.shard.records import Records
-from shardkeep.ps.shard.snapshot import load_snapshots, write_snapshot
-from shardkeep.ps.shard.spill import Spill
+from shardkeep.ps.shard.snapshot import files as snapshot
+from shardkeep.ps.shard.snapshot import spill, walk
+from shardkeep.ps.shard.snapshot.bucket_order import bucket_order
+from shardkeep.ps.shard.snapshot.files import load_snapshots, write_snapshot
+from shardkeep.ps.shard.snapshot.snapshot import Mark
+from shardkeep.ps.shard.snapshot.spill import Spill
+from shardkeep.ps.shard.table.records import Records
+from shardkeep.ps.shard.table.row_kernels import write_words
 from shardkeep.ps.shard.tables import Gradients, Tables
 from tests.support.marked_tables import EMPTY, ONE_ROW, SPECS, Between, filled, random_push, same, state
 from tests.support.one_table import applied

@@ -12,8 +12,8 @@ import torch
 
 from shardkeep.ps import config as ps_config
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.shard import table_kernels
-from shardkeep.ps.shard.optimizers import OPTIMIZERS, step_scalars
+from shardkeep.ps.shard.table import table_kernels
+from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS, step_scalars
 from tests.support.one_table import OneTable, exported
 
 NUM_IDS, DIM, STEPS = 40, 7, 50

@@ -8,9 +8,9 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from shardkeep.ps.shard import index_kernels, pages
-from shardkeep.ps.shard.pages import LARGE, SMALL, Pages
-from shardkeep.ps.shard.records import Records
+from shardkeep.ps.shard.table import index_kernels, pages
+from shardkeep.ps.shard.table.pages import LARGE, SMALL, Pages
+from shardkeep.ps.shard.table.records import Records
 from tests.support.one_table import OneIndex, ids_in
 
 

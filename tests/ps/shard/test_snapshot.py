@@ -11,8 +11,8 @@ from shardkeep.base.errors import CheckpointError
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import server_of
-from shardkeep.ps.shard import snapshot
-from shardkeep.ps.shard.snapshot import load_snapshots, write_snapshot
+from shardkeep.ps.shard.snapshot import files as snapshot
+from shardkeep.ps.shard.snapshot.files import load_snapshots, write_snapshot
 from shardkeep.ps.shard.tables import Tables
 from tests.support.one_table import OneTable, applied, ids_in
 

@@ -11,11 +11,11 @@ import pytest
 
 from shardkeep.base.errors import TransportError
 from shardkeep.ps.checkpoints import Checkpoints, FileRecord
-from shardkeep.ps.message import Kind
-from shardkeep.ps.shard import walk
 from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.shard.snapshot import load_snapshots
+from shardkeep.ps.shard.snapshot import walk
+from shardkeep.ps.shard.snapshot.files import load_snapshots
 from shardkeep.ps.shard.tables import Tables
+from shardkeep.ps.wire.message import Kind
 from tests.support.services import IDS, LIMIT_S, TABLES, answer, gradient, make_service, pull, push, wanted
 from tests.support.snapshots import ask, loaded, saved, told
 

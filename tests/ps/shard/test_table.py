@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from shardkeep.ps.config import InitConfig, TableSpec
-from shardkeep.ps.shard.initial import LAWS
-from shardkeep.ps.shard.optimizers import OPTIMIZERS
+from shardkeep.ps.shard.table.initializers import LAWS
+from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
 from tests.support.one_table import OneTable, exported
 
 IDS = np.array([-(2**63), -7, -1, 0, 3, 2**40, 2**63 - 1], dtype=np.int64)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.shard.optimizers import OPTIMIZERS
+from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
 from shardkeep.ps.shard.tables import Gradients, Tables
 from tests.support.examples import examples
 from tests.support.one_table import OneTable, exported

@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from shardkeep.ps.shard import write_behind
-from shardkeep.ps.shard.journal import Entry, Journal
-from shardkeep.ps.shard.write_behind import WriteBehind
+from shardkeep.ps.shard.journal import write_behind
+from shardkeep.ps.shard.journal.journal import Entry, Journal
+from shardkeep.ps.shard.journal.write_behind import WriteBehind
 
 KIB, MIB = 1 << 10, 1 << 20
 

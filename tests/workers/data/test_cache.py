@@ -18,8 +18,8 @@ import pytest
 from shardkeep.base.errors import DataError
 from shardkeep.base.files import file_lock
 from shardkeep.workers.config import DataConfig
-from shardkeep.workers.data.cache_folders import own_folders
-from shardkeep.workers.data.dataset import Data, open_data
+from shardkeep.workers.data.cache.folders import own_folders
+from shardkeep.workers.data.sources.registry import Data, open_data
 
 
 def _write(folder: Path, num_rows: int = 40, first: int = 0) -> None:
@@ -381,7 +381,7 @@ def test_parts_that_a_dead_process_has_left_go_with_the_next_conversion(tmp_path
 def test_a_large_cache_is_said_with_its_size_and_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _write(tmp_path)
     assert "shardkeep cache" not in open_data(_config(tmp_path), seed=0).describe()
-    monkeypatch.setattr("shardkeep.workers.data.cache.LARGE_BYTES", 1)
+    monkeypatch.setattr("shardkeep.workers.data.cache.cache.LARGE_BYTES", 1)
     text = open_data(_config(tmp_path), seed=0).describe()
     (entry,) = _entries(tmp_path)
     assert f"cached in {entry} (0 MB; `shardkeep cache` shows and cleans it)" in text

@@ -11,7 +11,7 @@ import pytest
 from shardkeep.base.errors import ConfigError
 from shardkeep.workers.config import SOURCES as CONFIG_SOURCES
 from shardkeep.workers.config import DataConfig
-from shardkeep.workers.data.dataset import SOURCES, open_data, source_named
+from shardkeep.workers.data.sources.registry import SOURCES, open_data, source_named
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -34,7 +34,8 @@ def test_the_settings_know_every_source() -> None:
 def test_a_source_loads_no_library_of_another_one() -> None:
     code = (
         "import sys; from shardkeep.workers.config import DataConfig; "
-        "from shardkeep.workers.data.dataset import open_data; open_data(DataConfig(source='synthetic'), seed=0); "
+        "from shardkeep.workers.data.sources.registry import open_data; "
+        "open_data(DataConfig(source='synthetic'), seed=0); "
         "print([m for m in ('pyarrow', 'numba', 'torch') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)

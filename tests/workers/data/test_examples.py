@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from shardkeep.config import load_config
-from shardkeep.workers.data.dataset import open_data
+from shardkeep.workers.data.sources.registry import open_data
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 

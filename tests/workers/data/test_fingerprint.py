@@ -10,7 +10,7 @@ import pytest
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.workers.config import DataConfig
-from shardkeep.workers.data.dataset import open_data
+from shardkeep.workers.data.sources.registry import open_data
 
 LINES = [f"{i}.5,{i % 7},{i % 3}|{i % 5},{i % 2}" for i in range(40)]
 

@@ -12,7 +12,7 @@ import pytest
 
 from shardkeep.base.errors import DataError
 from shardkeep.workers.config import DataConfig
-from shardkeep.workers.data.dataset import Data, open_data
+from shardkeep.workers.data.sources.registry import Data, open_data
 
 YES = {"column": "y", "positive": ["yes"]}
 

@@ -15,8 +15,8 @@ import pytest
 from shardkeep.base.errors import DataError
 from shardkeep.workers.config import DataConfig
 from shardkeep.workers.data.batch import Batch
-from shardkeep.workers.data.dataset import open_data
-from shardkeep.workers.data.hashing import MISSING_ID, hash_text
+from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
+from shardkeep.workers.data.sources.registry import open_data
 
 
 def _read(folder: Path, columns: dict[str, Any], *, row_group_size: int = 2, **settings: Any) -> Batch:

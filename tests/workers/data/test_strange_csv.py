@@ -17,7 +17,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
 from shardkeep.base.errors import ConfigError, DataError
-from shardkeep.workers.data.hashing import MISSING_ID, hash_text
+from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
 from tests.support.strange_files import read, refusal
 
 GOOD = "x,c,y\n1,a,0\n2,b,1\n"

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from shardkeep.base.errors import DataError
-from shardkeep.workers.data.hashing import MISSING_ID, hash_text
+from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
 from tests.support.strange_files import read, refusal
 
 

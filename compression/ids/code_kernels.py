@@ -1,0 +1,236 @@
+"""Kernels of id codes: for each section the format that is shortest, its header and bytes, and the ids back from them.
+
+The formats are drawn in codes.py, the codes of a set in set_kernels.py.
+"""
+# S = sections, V = ids of all sections
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkeep.base.compiling.kernels import kernel
+from shardkeep.compression.ids.bit_kernels import (
+    ENDED,
+    get_varint,
+    load,
+    put_bits,
+    put_varint,
+    unzigzag,
+    varint_size,
+    zigzag,
+)
+from shardkeep.compression.ids.set_kernels import (
+    BEYOND,
+    COUNT,
+    DISORDER,
+    HEADER,
+    LIMIT,
+    LONG,
+    OK,
+    SHORT,
+    UNKNOWN,
+    elias_fano_size,
+    elias_fano_width,
+    read_bitmap,
+    read_split,
+    rice_size,
+    whole_bytes,
+    write_bitmap,
+    write_split,
+)
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+
+RAW, RANGE, BITMAP, RICE, ELIAS_FANO = 0, 1, 2, 3, 4
+
+PROBLEMS = 16
+"""A kernel that reads returns PROBLEMS * section + problem."""
+_0, _1 = np.uint64(0), np.uint64(1)
+_LAST = np.uint64(2**63 - 1)
+
+
+@kernel("int64(Array(int64, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True))")
+def misplaced(starts_S1: Ints, ids_V: Ints) -> int:
+    """The first id that is not above the one before in its section, -1 where all are; -2 for wrong starts."""
+    if starts_S1.size == 0 or starts_S1[0] != 0 or starts_S1[-1] != ids_V.size:
+        return -2
+    for s in range(starts_S1.size - 1):
+        if starts_S1[s + 1] < starts_S1[s]:
+            return -2
+        for i in range(starts_S1[s] + 1, starts_S1[s + 1]):
+            if ids_V[i] <= ids_V[i - 1]:
+                return i
+    return -1
+
+
+# ---- ids ----
+
+
+@kernel(
+    "void(Array(int64, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True), int64[::1], int64[::1], int64[::1])"
+)
+def choose_ids(starts_S1: Ints, ids_V: Ints, formats_S: Ints, sizes_S: Ints, widths_S: Ints) -> None:
+    """The shortest format of each section, its bytes, and the width of its Rice or Elias-Fano code."""
+    for s in range(starts_S1.size - 1):
+        begin, end = starts_S1[s], starts_S1[s + 1]
+        count = end - begin
+        format_, size, width = RAW, 8 * count, 0
+        if count > 0:
+            span = np.uint64(ids_V[end - 1]) - np.uint64(ids_V[begin])
+            origin = np.uint64(ids_V[begin]) + _1
+            head = varint_size(zigzag(ids_V[begin]))
+            if span == np.uint64(count - 1):
+                if head < size:
+                    format_, size = RANGE, head
+            else:
+                if span < np.uint64(8 * size):
+                    bitmap = head + whole_bytes(np.int64(span))  # type: ignore[arg-type]
+                    if bitmap < size:
+                        format_, size = BITMAP, bitmap
+                rice_width, bits = rice_size(ids_V, begin + 1, end, origin)
+                if head + 1 + whole_bytes(bits) < size:
+                    format_, size, width = RICE, head + 1 + whole_bytes(bits), rice_width
+                head += varint_size(span)
+                bits = between = 0
+                if count > 2:
+                    between = elias_fano_width(span - _1, count - 2)
+                    bits = elias_fano_size(ids_V, begin + 1, end - 1, origin, between)
+                if head + whole_bytes(bits) < size:
+                    format_, size, width = ELIAS_FANO, head + whole_bytes(bits), between
+        formats_S[s], sizes_S[s], widths_S[s] = format_, size, width
+
+
+@kernel(
+    "void(Array(int64, 1, 'C', readonly=True), Array(int64, 1, 'C', readonly=True), int64[::1], int64[::1],"
+    " int64[::1], uint8[::1])"
+)
+def write_ids(starts_S1: Ints, ids_V: Ints, formats_S: Ints, sizes_S: Ints, widths_S: Ints, area: Bytes) -> None:
+    """The codes that were chosen, one after the other, into an area of zeros."""
+    start = 0
+    for s in range(starts_S1.size - 1):
+        at, start = start, start + sizes_S[s]
+        begin, end, format_, width = starts_S1[s], starts_S1[s + 1], formats_S[s], widths_S[s]
+        if format_ == RAW:
+            for i in range(begin, end):
+                put_bits(area, 8 * at, np.uint64(ids_V[i]), 64)
+                at += 8
+            continue
+        origin = np.uint64(ids_V[begin]) + _1
+        at = put_varint(area, at, zigzag(ids_V[begin]))
+        if format_ == BITMAP:
+            write_bitmap(area, at, ids_V, begin + 1, end, origin)
+        elif format_ == RICE:
+            area[at] = width
+            write_split(area, at + 1, ids_V, begin + 1, end, origin, width, True)
+        elif format_ == ELIAS_FANO:
+            at = put_varint(area, at, np.uint64(ids_V[end - 1]) - np.uint64(ids_V[begin]))
+            write_split(area, at, ids_V, begin + 1, end - 1, origin, width, False)
+
+
+@kernel("int64(int64[::1], int64[::1], int64[::1], int64, int64)")
+def check_ids(formats_S: Ints, rows_S: Ints, sizes_S: Ints, size: int, limit: int) -> int:
+    """What is wrong before a byte is looked at; -1 where nothing is, -2 for bytes of no section. Then the rows are at
+    most `limit`, and those of each section but a RANGE at most 8 for a byte and two."""
+    at = total = 0
+    for s in range(rows_S.size):
+        problem = OK
+        count, length, format_ = rows_S[s], sizes_S[s], formats_S[s]
+        if format_ < RAW or format_ > ELIAS_FANO:
+            problem = UNKNOWN
+        elif count < 0 or count > limit - total:
+            problem = LIMIT
+        elif length < 0 or length > size - at:
+            problem = SHORT
+        elif format_ == RAW and ((length & 7) != 0 or (length >> 3) != count):
+            problem = SHORT if (length >> 3) < count else LONG
+        elif format_ != RANGE and count - 2 > 8 * length:
+            problem = SHORT
+        if problem != OK:
+            return PROBLEMS * s + problem
+        at += length
+        total += count
+    return -1 if at == size else -2
+
+
+@kernel("int64(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, int64[::1], int64)")
+def read_raw(area: Bytes, at: int, end: int, count: int, out: Ints, to: int) -> int:
+    for i in range(count):
+        out[to + i] = np.int64(load(area, at + 8 * i, end))
+        if i > 0 and out[to + i] <= out[to + i - 1]:
+            return DISORDER
+    return OK
+
+
+@kernel("int64(int64, int64, int64, uint64, int64[::1], int64)")
+def read_range(at: int, end: int, count: int, room: np.uint64, out: Ints, to: int) -> int:
+    if at != end:
+        return LONG
+    if np.uint64(count - 1) > room:
+        return BEYOND
+    for i in range(1, count):
+        out[to + i] = out[to] + i
+    return OK
+
+
+@kernel("int64(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, uint64, uint64, int64[::1], int64)")
+def read_between(
+    area: Bytes, at: int, end: int, count: int, room: np.uint64, origin: np.uint64, out: Ints, to: int
+) -> int:
+    """An Elias-Fano section behind its first id: how far the last one lies from it, then what is between."""
+    if count < 2:
+        return COUNT
+    span, at = get_varint(area, at, end)
+    if at < 0:
+        return SHORT if at == ENDED else HEADER
+    if span > room:
+        return BEYOND
+    if span < np.uint64(count - 1):
+        return DISORDER
+    out[to + count - 1] = np.int64(origin + span - _1)
+    width = elias_fano_width(span - _1, count - 2) if count > 2 else 0
+    return read_split(area, at, end, count - 2, span - _1, origin, width, False, out, to + 1)
+
+
+@kernel("int64(Array(uint8, 1, 'C', readonly=True), int64, int64, int64, int64, int64[::1], int64)")
+def read_section(area: Bytes, at: int, end: int, format_: int, count: int, out: Ints, to: int) -> int:
+    """Fills out[to:to + count] with a section's ids. Returns OK or what is wrong."""
+    if format_ == RAW:
+        return read_raw(area, at, end, count, out, to)
+    if count == 0:
+        return COUNT
+    number, at = get_varint(area, at, end)
+    if at < 0:
+        return SHORT if at == ENDED else HEADER
+    first = unzigzag(number)
+    out[to] = first
+    origin, room = np.uint64(first) + _1, _LAST - np.uint64(first)
+    if format_ == RANGE:
+        return read_range(at, end, count, room, out, to)
+    if format_ == BITMAP:
+        if at < end and area[end - 1] == 0:
+            return LONG
+        return read_bitmap(area, at, end, count - 1, room, origin, out, to + 1)
+    if format_ == RICE:
+        if at == end:
+            return SHORT
+        width: int = np.int64(area[at])  # type: ignore[assignment]
+        if width > 63:
+            return HEADER
+        return read_split(area, at + 1, end, count - 1, room, origin, width, True, out, to + 1)
+    return read_between(area, at, end, count, room, origin, out, to)
+
+
+@kernel("int64(int64[::1], int64[::1], int64[::1], Array(uint8, 1, 'C', readonly=True), int64[::1])")
+def read_ids(formats_S: Ints, rows_S: Ints, sizes_S: Ints, area: Bytes, out: Ints) -> int:
+    """The ids of all sections, which `check_ids` has passed, into `out`, which is as large as they are. -1, or what is
+    wrong."""
+    end = to = 0
+    for s in range(rows_S.size):
+        at, end = end, end + sizes_S[s]
+        problem = read_section(area, at, end, formats_S[s], rows_S[s], out, to)
+        if problem != OK:
+            return PROBLEMS * s + problem
+        to += rows_S[s]
+    return -1

@@ -1,0 +1,172 @@
+"""Codes of sorted unique ids, section after section (a section is one table's), and of subsets of what both ends know.
+
+Each section gets the format that makes it shortest; of equal ones the lowest tag. Knows no message and no table.
+
+    tag  ids             a section's bytes; first = its first id, zigzag varint; span = last id - first
+    0    RAW             8 bytes an id
+    1    RANGE           first: all ids follow each other
+    2    BITMAP          first, a bit for each id behind it up to the last, which is in the last byte
+    3    RICE            first, width, Rice code of the gaps
+    4    ELIAS_FANO      first, span as varint, Elias-Fano code of the ids between
+
+    tag  subsets         of the positions [0, universe)
+    16   ALL             nothing
+    17   NONE            nothing
+    18   MASK            a bit for each position
+    19   RICE_IN         width, Rice code of the gaps
+    20   ELIAS_FANO_IN   Elias-Fano code of the positions
+    21   RICE_OUT        as RICE_IN, of the positions that are not there
+    22   ELIAS_FANO_OUT  as ELIAS_FANO_IN, of the positions that are not there
+
+Widths are a byte, or follow from how many there are of how many (Elias-Fano). With equal widths Rice is never longer
+than Elias-Fano, so the latter is chosen where it spares the byte, in sections of few ids.
+"""
+# S = sections, V = ids of all sections, K = positions of all sections
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkeep.base.errors import CorruptMessage
+from shardkeep.compression.ids import code_kernels, set_kernels, subset_kernels
+
+Ints = npt.NDArray[np.int64]
+Bytes = npt.NDArray[np.uint8]
+
+
+class IdFormat(enum.IntEnum):
+    """How a section's ids or positions are coded: the tag on the wire, never reused."""
+
+    RAW = code_kernels.RAW
+    RANGE = code_kernels.RANGE
+    BITMAP = code_kernels.BITMAP
+    RICE = code_kernels.RICE
+    ELIAS_FANO = code_kernels.ELIAS_FANO
+    ALL = subset_kernels.ALL
+    NONE = subset_kernels.NONE
+    MASK = subset_kernels.MASK
+    RICE_IN = subset_kernels.RICE_IN
+    ELIAS_FANO_IN = subset_kernels.ELIAS_FANO_IN
+    RICE_OUT = subset_kernels.RICE_OUT
+    ELIAS_FANO_OUT = subset_kernels.ELIAS_FANO_OUT
+
+
+_NAMES = {int(format_): format_.name for format_ in IdFormat}
+_PROBLEMS = {
+    set_kernels.UNKNOWN: "the format is unknown",
+    set_kernels.SHORT: "the bytes end too early",
+    set_kernels.LONG: "bytes are left over",
+    set_kernels.HEADER: "a number in its header is none",
+    set_kernels.DISORDER: "the ids do not rise",
+    set_kernels.PADDING: "the padding has bits that are not zero",
+    set_kernels.BEYOND: "an id is beyond the largest there can be",
+    set_kernels.COUNT: "there are not so many",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class CodedIds:
+    """Codes of S sections: `area` has their bytes one after the other, `sizes` of them each."""
+
+    formats_S: Ints
+    sizes_S: Ints
+    area: Bytes
+
+
+def encode_ids(starts_S1: Ints, ids_V: Ints) -> CodedIds:
+    """Codes of ids, int64 of any value: section s has those from starts[s] up to starts[s + 1], strictly rising.
+
+    Never longer than 8 bytes an id. Raises ValueError for starts that do not fit and for ids that do not rise."""
+    starts_S1, ids_V = _checked(starts_S1, ids_V)
+    formats_S, sizes_S, widths_S = _columns(starts_S1.size - 1)
+    code_kernels.choose_ids(starts_S1, ids_V, formats_S, sizes_S, widths_S)
+    area = np.zeros(int(sizes_S.sum()), dtype=np.uint8)
+    code_kernels.write_ids(starts_S1, ids_V, formats_S, sizes_S, widths_S, area)
+    return CodedIds(formats_S, sizes_S, area)
+
+
+def decode_ids(formats_S: Ints, rows_S: Ints, sizes_S: Ints, area: Bytes, limit: int) -> Ints:
+    """The ids of all sections (V,), strictly rising in each; V is the sum of `rows`.
+
+    Time is bounded by bytes and rows, memory by rows. Raises CorruptMessage, before memory is taken where V is above
+    `limit` or more than the bytes can hold."""
+    found = code_kernels.check_ids(formats_S, rows_S, sizes_S, area.size, limit)
+    if found == -1:
+        ids_V = np.empty(int(rows_S.sum()), dtype=np.int64)
+        found = code_kernels.read_ids(formats_S, rows_S, sizes_S, area, ids_V)
+    if found != -1:
+        raise CorruptMessage(_told("ids", found, formats_S, rows_S, sizes_S, area.size, limit))
+    return ids_V
+
+
+def encode_subsets(starts_S1: Ints, positions_K: Ints, universe_S: Ints) -> CodedIds:
+    """Codes of positions: section s has those from starts[s] up to starts[s + 1], strictly rising, in [0, universe[s]).
+
+    Never longer than a bit for each of the universe. Raises ValueError for what is not so."""
+    starts_S1, positions_K = _checked(starts_S1, positions_K)
+    formats_S, sizes_S, widths_S = _columns(starts_S1.size - 1)
+    _same_length(universe_S, formats_S)
+    outside = subset_kernels.choose_subsets(starts_S1, positions_K, universe_S, formats_S, sizes_S, widths_S)
+    if outside >= 0:
+        raise ValueError(f"section {outside}: a position is outside of [0, {universe_S[outside]})")
+    area = np.zeros(int(sizes_S.sum()), dtype=np.uint8)
+    subset_kernels.write_subsets(starts_S1, positions_K, universe_S, formats_S, sizes_S, widths_S, area)
+    return CodedIds(formats_S, sizes_S, area)
+
+
+def decode_subsets(formats_S: Ints, rows_S: Ints, sizes_S: Ints, area: Bytes, universe_S: Ints, limit: int) -> Ints:
+    """The positions of all sections (K,), strictly rising in each and in [0, universe[s]); K is the sum of `rows`.
+
+    Bounded and raises as `decode_ids`; ValueError for universes that are not as many as sections."""
+    _same_length(universe_S, formats_S)
+    found = subset_kernels.check_subsets(formats_S, rows_S, sizes_S, universe_S, area.size, limit)
+    if found == -1:
+        positions_K = np.empty(int(rows_S.sum()), dtype=np.int64)
+        found = subset_kernels.read_subsets(formats_S, rows_S, sizes_S, universe_S, area, positions_K)
+    if found != -1:
+        raise CorruptMessage(_told("positions", found, formats_S, rows_S, sizes_S, area.size, limit))
+    return positions_K
+
+
+def bits_bound(room: int, count: int) -> float:
+    """log2 of the number of ways to choose `count` of `room` ids, for each of the `count`: on the average no code of
+    evenly spread ids goes below."""
+    if count == 0:
+        return 0.0
+    i = np.arange(count, dtype=np.float64)
+    return float(np.log2((room - i) / (count - i)).sum()) / count
+
+
+def _same_length(universe_S: Ints, formats_S: Ints) -> None:
+    if universe_S.size != formats_S.size:
+        raise ValueError(f"{universe_S.size} universes for {formats_S.size} sections")
+
+
+def _columns(count: int) -> Ints:
+    return np.empty((3, count), dtype=np.int64)
+
+
+def _checked(starts_S1: Ints, ids_V: Ints) -> tuple[Ints, Ints]:
+    """Both as kernels can take them."""
+    starts_S1, ids_V = np.require(starts_S1, np.int64, ["C", "A"]), np.require(ids_V, np.int64, ["C", "A"])
+    at = code_kernels.misplaced(starts_S1, ids_V)
+    if at == -2:
+        raise ValueError(f"starts do not rise from 0 to the {ids_V.size} ids there are")
+    if at >= 0:
+        raise ValueError(f"id {ids_V[at]} follows {ids_V[at - 1]} in a section; ids must rise")
+    return starts_S1, ids_V
+
+
+def _told(what: str, found: int, formats_S: Ints, rows_S: Ints, sizes_S: Ints, size: int, limit: int) -> str:
+    """What a kernel found wrong, in one line."""
+    if found < 0:
+        return f"{size} bytes of {what}, the sections have {int(sizes_S.sum())}"
+    s, problem = divmod(found, code_kernels.PROBLEMS)
+    tag = int(formats_S[s])
+    name = _NAMES.get(tag, f"format {tag}")
+    text = f"more than {limit} in all" if problem == set_kernels.LIMIT else _PROBLEMS[problem]
+    return f"section {s}, {rows_S[s]} {what} as {name} in {sizes_S[s]} bytes: {text}"

@@ -1,0 +1,132 @@
+"""Kernels of cached rows: copying those that are fresh enough, and taking new ones into slots.
+
+A cached row has one value more, its speed: by what share of its norm it moves in a step, going by its last two
+readings. It falls by half at most from one reading to the next, so that a row that stood still once, or moved by less
+than its number format shows, is trusted a little longer each time.
+"""
+# T = tables, V = rows, D = embedding dim, C = D + 1, S = slots
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkeep.base.compiling.kernels import kernel
+from shardkeep.compression.selection.slot_kernels import (
+    CACHED,
+    CANDIDATES,
+    FLAGS,
+    FREE,
+    HAND,
+    POOL,
+    READ,
+    TOUCHED,
+    UNSENT,
+    Pool,
+    find,
+    heads_of,
+    index_of,
+    occupy,
+)
+
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+Marks = npt.NDArray[np.bool_]
+
+_INTS = "Array(int64, 1, 'C', readonly=True)"
+_ROWS = "Array(float32, 2, 'C', readonly=True)"
+
+
+@kernel(f"int64({POOL}, float32[:,::1], int64, int64, {_INTS}, {_INTS}, float32[:,::1], boolean[::1], float64)")
+def lookup(
+    pool: Pool,
+    rows_SC: Float32,
+    step: int,
+    lease: int,
+    starts_T1: Int64,
+    ids_V: Int64,
+    out_VD: Float32,
+    hit_V: Marks,
+    drift: float,
+) -> int:
+    """Copies the rows that were read at most `lease` steps before `step` and have moved by `drift` at most since, if
+    they go on at their speed; returns how many."""
+    heads_SH, entries = heads_of(pool), index_of(pool)
+    dim, hits = out_VD.shape[1], 0
+    most = np.float32(drift)  # as speeds are: what is good for a step must be good for that step
+    for t in range(starts_T1.size - 1):
+        for v in range(starts_T1[t], starts_T1[t + 1]):
+            slot = find(entries, heads_SH, t, ids_V[v])
+            hit_V[v] = False
+            if slot < 0 or not heads_SH[slot, FLAGS] & CACHED:
+                continue
+            age = step - heads_SH[slot, READ]
+            if not 0 <= age <= lease or age * rows_SC[slot, dim] > most:
+                continue
+            heads_SH[slot, FLAGS] |= TOUCHED
+            hit_V[v] = True
+            hits += 1
+            for d in range(dim):
+                out_VD[v, d] = rows_SC[slot, d]
+    return hits
+
+
+@kernel(f"int64({POOL}, int64)")
+def room_for_row(pool: Pool, step: int) -> int:
+    """A free slot, or under the hand, among CANDIDATES, one without a residual whose row was not used since the hand
+    last passed and was read before `step`; -1 = none."""
+    heads_SH = heads_of(pool)
+    if pool[FREE] >= 0:
+        return pool[FREE]  # type: ignore[no-any-return]
+    size = heads_SH.shape[0]
+    for _ in range(min(CANDIDATES, size)):
+        slot = pool[HAND]
+        pool[HAND] = slot + 1 if slot + 1 < size else 0
+        if heads_SH[slot, FLAGS] & UNSENT or heads_SH[slot, READ] >= step:
+            continue
+        if not heads_SH[slot, FLAGS] & TOUCHED:
+            return slot  # type: ignore[no-any-return]
+        heads_SH[slot, FLAGS] &= ~TOUCHED
+    return -1
+
+
+@kernel(f"float64(float32[::1], {_ROWS}, int64, int64)")
+def speed_of(old_C: Float32, rows_VD: Float32, v: int, age: int) -> float:
+    """The speed of a cached row that was read again after `age` steps."""
+    dim = rows_VD.shape[1]
+    moved, size = 0.0, 0.0
+    for d in range(dim):
+        moved += (rows_VD[v, d] - old_C[d]) ** 2
+        size += rows_VD[v, d] ** 2
+    seen = math.sqrt(moved / size) / age if size > 0.0 else 0.0
+    return max(0.5 * float(old_C[dim]), seen)
+
+
+@kernel(f"int64({POOL}, float32[:,::1], int64, {_INTS}, {_INTS}, {_ROWS}, float64)")
+def store(
+    pool: Pool, rows_SC: Float32, step: int, starts_T1: Int64, ids_V: Int64, rows_VD: Float32, drift: float
+) -> int:
+    """Takes rows read at `step`, those that find room; returns how many. A new one is good for a step."""
+    heads_SH, entries = heads_of(pool), index_of(pool)
+    dim, stored = rows_VD.shape[1], 0
+    for t in range(starts_T1.size - 1):
+        for v in range(starts_T1[t], starts_T1[t + 1]):
+            slot = find(entries, heads_SH, t, ids_V[v])
+            if slot < 0:
+                slot = room_for_row(pool, step)
+                if slot < 0:
+                    continue
+                occupy(pool, slot, t, ids_V[v])
+            age = step - heads_SH[slot, READ]
+            if not heads_SH[slot, FLAGS] & CACHED:
+                rows_SC[slot, dim] = drift
+            elif age > 0:
+                rows_SC[slot, dim] = speed_of(rows_SC[slot], rows_VD, v, age)
+            heads_SH[slot, FLAGS] |= CACHED
+            heads_SH[slot, READ] = step
+            stored += 1
+            for d in range(dim):
+                rows_SC[slot, d] = rows_VD[v, d]
+    return stored

@@ -1,0 +1,327 @@
+"""Kernels of a pool's slots: the index from (table, id) to slots, the list of free ones, and the log to undo changes.
+
+A pool is one array, int64 (`Pool`): its control numbers, then where its arrays lie (the columns below). The callers
+keep these alive and give the log enough room. What a slot's numbers mean is their business.
+"""
+# S = slots, W = values of a slot's residual, H = columns of a head, L = entries of the log
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from numba import carray  # type: ignore[attr-defined]
+
+from shardkeep.base.array_kernels import pointer, prefetch
+from shardkeep.base.compiling.kernels import kernel
+from shardkeep.base.hashing_kernels import GOLDEN, mix
+
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+Float64 = npt.NDArray[np.float64]
+Entries = npt.NDArray[np.uint64]
+Pool = npt.NDArray[np.int64]
+
+# Columns of a head, one cache line. A free slot has no flags, and its ID is the next free slot, -1 = none.
+ID, TABLE, FLAGS, COUNT, READ, STAMP, FIRST = 0, 1, 2, 3, 4, 5, 6
+HEAD = 8
+SQUARES, SCORE = 14, 15  # two float32 in the last column, as columns of the heads' view `stats`
+USED, UNSENT, CACHED, TOUCHED = 1, 2, 4, 8  # flags: in the index; has a residual; has a row; whose row was used
+# Columns of a pool. First the control numbers; a slot whose STAMP is SERIAL is noted in the log that is written now.
+HAND, FREE, NUM_UNSENT, LOST_ROWS, SERIAL, LOGGING, LOGGED = 0, 1, 2, 3, 4, 5, 6
+CONTROL = 7
+CAPACITY, WIDTH, ENTRIES, NUM_SUMS, LOG_ROOM = 7, 8, 9, 10, 11  # sizes
+HEADS_AT, RESTS_AT, INDEX_AT, SUMS_AT, LOG_SLOTS_AT, LOG_HEADS_AT, LOG_RESTS_AT = (
+    12,
+    13,
+    14,
+    15,
+    16,
+    17,
+    18,
+)  # places
+COLUMNS = 19
+
+ROWS_AT_ONCE = 64  # whose index entries and slots are on their way from memory at the same time
+AHEAD = 12  # slots fetched ahead of the one in work
+CANDIDATES = 8  # slots looked at for one to give away
+
+POOL = "int64[::1]"
+INTS2 = "int64[:,::1]"
+FLOATS2 = "float32[:,::1]"
+
+_LOW32 = np.uint64(0xFFFFFFFF)
+_32, _1, _0 = np.uint64(32), np.uint64(1), np.uint64(0)
+
+
+@kernel(f"{INTS2}({POOL})")
+def heads_of(pool: Pool) -> Int64:
+    """heads_SH"""
+    heads_SH: Int64 = carray(pointer(pool[HEADS_AT]), (pool[CAPACITY], HEAD), np.int64)
+    return heads_SH
+
+
+@kernel(f"{FLOATS2}({POOL})")
+def stats_of(pool: Pool) -> Float32:
+    """The heads as float32, for SQUARES and SCORE."""
+    stats_SC: Float32 = carray(pointer(pool[HEADS_AT]), (pool[CAPACITY], 2 * HEAD), np.float32)
+    return stats_SC
+
+
+@kernel(f"{FLOATS2}({POOL})")
+def rests_of(pool: Pool) -> Float32:
+    """rests_SW"""
+    rests_SW: Float32 = carray(pointer(pool[RESTS_AT]), (pool[CAPACITY], pool[WIDTH]), np.float32)
+    return rests_SW
+
+
+@kernel(f"uint64[::1]({POOL})")
+def index_of(pool: Pool) -> Entries:
+    """The entries of the index."""
+    entries: Entries = carray(pointer(pool[INDEX_AT]), (pool[ENTRIES],), np.uint64)
+    return entries
+
+
+@kernel(f"float64[::1]({POOL})")
+def sums_of(pool: Pool) -> Float64:
+    """The totals that go back with the slots."""
+    sums: Float64 = carray(pointer(pool[SUMS_AT]), (pool[NUM_SUMS],), np.float64)
+    return sums
+
+
+@kernel("uint64(int64, int64)")
+def hash_of(table: int, id_: int) -> np.uint64:
+    """32 bits of a hash of both numbers."""
+    return mix(np.uint64(id_) + np.uint64(table + 1) * GOLDEN) >> _32
+
+
+# The index is open addressing with linear probing: a power of two of entries, (32 bits of the hash | slot + 1) or
+# 0 = empty, at most half of them taken. Removing one moves later ones of its chain back, so that no chain has a hole.
+
+
+@kernel(f"int64(uint64[::1], {INTS2}, int64, int64)")
+def find(entries: Entries, heads_SH: Int64, table: int, id_: int) -> int:
+    """The slot of a row, -1 if it has none."""
+    hash_ = hash_of(table, id_)
+    mask = np.uint64(entries.size - 1)
+    at = hash_ & mask
+    while entries[at] != _0:
+        if entries[at] >> _32 == hash_:
+            slot: int = np.int64(entries[at] & _LOW32) - 1  # type: ignore[assignment]
+            if heads_SH[slot, ID] == id_ and heads_SH[slot, TABLE] == table:
+                return slot
+        at = (at + _1) & mask
+    return -1
+
+
+@kernel(f"void({POOL}, int64[::1], int64)")
+def fetch(pool: Pool, slots_V: Int64, v: int) -> None:
+    """Asks for what slot `slots[v]` holds, if there is one: slots lie anywhere, and a loop over them would wait for
+    memory slot by slot."""
+    if v < slots_V.size and slots_V[v] >= 0:
+        prefetch(pool[HEADS_AT] + slots_V[v] * HEAD * 8)
+        start = pool[RESTS_AT] + slots_V[v] * pool[WIDTH] * 4
+        for line in range(start, start + pool[WIDTH] * 4, 64):
+            prefetch(line)
+
+
+@kernel(f"void({POOL}, int64, int64)")
+def fetch_entry(pool: Pool, table: int, id_: int) -> None:
+    """Asks for the index entry at which a row's chain begins."""
+    prefetch(pool[INDEX_AT] + np.int64(hash_of(table, id_) & np.uint64(pool[ENTRIES] - 1)) * 8)
+
+
+@kernel(f"void({POOL}, int64, Array(int64, 1, 'C', readonly=True), int64, int64, int64[::1])")
+def find_rows(pool: Pool, table: int, ids_V: Int64, begin: int, end: int, slots_V: Int64) -> None:
+    """Slots of a table's rows [begin, end), at most ROWS_AT_ONCE, -1 where there is none; what they hold is on its way.
+
+    No step waits for the memory of another row: first all index entries are asked for, then all slots."""
+    entries, heads_SH = index_of(pool), heads_of(pool)
+    mask = np.uint64(entries.size - 1)
+    for v in range(begin, end):
+        hash_ = hash_of(table, ids_V[v])
+        slots_V[v] = np.int64(hash_)
+        prefetch(pool[INDEX_AT] + np.int64(hash_ & mask) * 8)
+    for v in range(begin, end):
+        hash_ = np.uint64(slots_V[v])
+        at = hash_ & mask
+        while entries[at] != _0 and entries[at] >> _32 != hash_:
+            at = (at + _1) & mask
+        slots_V[v] = np.int64(entries[at] & _LOW32) - 1
+        fetch(pool, slots_V, v)
+    for v in range(begin, end):
+        slot = slots_V[v]
+        if slot >= 0 and not (heads_SH[slot, ID] == ids_V[v] and heads_SH[slot, TABLE] == table):
+            slots_V[v] = find(entries, heads_SH, table, ids_V[v])  # another row has the same hash
+
+
+@kernel("void(uint64[::1], int64, int64, int64)")
+def enter(entries: Entries, table: int, id_: int, slot: int) -> None:
+    """Adds a row that is not in the index."""
+    hash_ = hash_of(table, id_)
+    mask = np.uint64(entries.size - 1)
+    at = hash_ & mask
+    while entries[at] != _0:
+        at = (at + _1) & mask
+    entries[at] = (hash_ << _32) | np.uint64(slot + 1)
+
+
+@kernel("void(uint64[::1], int64, int64, int64)")
+def leave(entries: Entries, table: int, id_: int, slot: int) -> None:
+    """Removes a row that is in the index."""
+    hash_ = hash_of(table, id_)
+    mask = np.uint64(entries.size - 1)
+    wanted = (hash_ << _32) | np.uint64(slot + 1)
+    hole = hash_ & mask
+    while entries[hole] != wanted:
+        hole = (hole + _1) & mask
+    at = hole
+    while True:
+        at = (at + _1) & mask
+        if entries[at] == _0:
+            break
+        home = (entries[at] >> _32) & mask
+        if ((at - home) & mask) >= ((at - hole) & mask):  # its chain goes through the hole
+            entries[hole] = entries[at]
+            hole = at
+    entries[hole] = _0
+
+
+@kernel(f"void({POOL}, int64)")
+def note(pool: Pool, slot: int) -> None:
+    """Adds what a slot holds to the log, but for the cached row."""
+    heads_SH, rests_SW, width = heads_of(pool), rests_of(pool), pool[WIDTH]
+    room, at = pool[LOG_ROOM], pool[LOGGED]
+    heads_LH = carray(pointer(pool[LOG_HEADS_AT]), (room, HEAD), np.int64)
+    rests_LW = carray(pointer(pool[LOG_RESTS_AT]), (room, width), np.float32)
+    pool[LOGGED] = at + 1
+    carray(pointer(pool[LOG_SLOTS_AT]), (room,), np.int64)[at] = slot
+    for h in range(HEAD):
+        heads_LH[at, h] = heads_SH[slot, h]
+    if heads_SH[slot, FLAGS] & UNSENT:
+        for w in range(width):
+            rests_LW[at, w] = rests_SW[slot, w]
+
+
+@kernel(f"void({POOL}, int64)")
+def touch(pool: Pool, slot: int) -> None:
+    """Call it before a slot changes: notes what it holds, once for each log."""
+    heads_SH = heads_of(pool)
+    if heads_SH[slot, STAMP] != pool[SERIAL]:
+        if pool[LOGGING]:
+            note(pool, slot)
+        heads_SH[slot, STAMP] = pool[SERIAL]
+
+
+@kernel(f"void({POOL}, int64)")
+def clear_stats(pool: Pool, slot: int) -> None:
+    """No unsent gradient."""
+    heads_SH, stats_SC = heads_of(pool), stats_of(pool)
+    heads_SH[slot, COUNT], heads_SH[slot, FIRST] = 0, -1
+    stats_SC[slot, SQUARES], stats_SC[slot, SCORE] = np.float32(0.0), np.float32(0.0)
+
+
+@kernel(f"void({POOL}, int64, int64, int64)")
+def occupy(pool: Pool, slot: int, table: int, id_: int) -> None:
+    """Gives a slot to a row that has none: the first of the free ones, or one that another row has."""
+    heads_SH, entries = heads_of(pool), index_of(pool)
+    touch(pool, slot)
+    if heads_SH[slot, FLAGS] == 0:
+        pool[FREE] = heads_SH[slot, ID]
+    else:
+        leave(entries, heads_SH[slot, TABLE], heads_SH[slot, ID], slot)
+        if heads_SH[slot, FLAGS] & UNSENT:
+            pool[NUM_UNSENT] -= 1
+    heads_SH[slot, ID], heads_SH[slot, TABLE], heads_SH[slot, FLAGS] = id_, table, USED
+    heads_SH[slot, READ] = -1
+    clear_stats(pool, slot)
+    enter(entries, table, id_, slot)
+
+
+@kernel(f"void({POOL}, int64)")
+def settle(pool: Pool, slot: int) -> None:
+    """A slot whose residual is zero from now on; it becomes free unless it has a cached row."""
+    heads_SH, entries = heads_of(pool), index_of(pool)
+    touch(pool, slot)
+    if heads_SH[slot, FLAGS] & UNSENT:
+        pool[NUM_UNSENT] -= 1
+    heads_SH[slot, FLAGS] &= ~UNSENT
+    clear_stats(pool, slot)
+    if not heads_SH[slot, FLAGS] & CACHED:
+        leave(entries, heads_SH[slot, TABLE], heads_SH[slot, ID], slot)
+        heads_SH[slot, FLAGS], heads_SH[slot, ID] = 0, pool[FREE]
+        pool[FREE] = slot
+
+
+@kernel(f"void({POOL}, int64)")
+def hold_error(pool: Pool, slot: int) -> None:
+    """From now on a slot's residual is a rounding error: it has no age, and its squares have been sent."""
+    heads_SH = heads_of(pool)
+    touch(pool, slot)
+    if not heads_SH[slot, FLAGS] & UNSENT:
+        heads_SH[slot, FLAGS] |= UNSENT
+        pool[NUM_UNSENT] += 1
+    clear_stats(pool, slot)
+
+
+@kernel(f"int64({POOL}, boolean)")
+def give_away(pool: Pool, only_clean: bool) -> int:
+    """A slot to be had: a free one, else the next of CANDIDATES under the hand that has no residual, else (not
+    `only_clean`) the one of them with the least score; -1 = none. Slots of this step's rows are left alone when one
+    with a residual is wanted."""
+    heads_SH, stats_SC = heads_of(pool), stats_of(pool)
+    if pool[FREE] >= 0:
+        return pool[FREE]  # type: ignore[no-any-return]
+    size = heads_SH.shape[0]
+    if only_clean and pool[NUM_UNSENT] == size:
+        return -1
+    best = -1
+    for _ in range(min(CANDIDATES, size)):
+        slot = pool[HAND]
+        pool[HAND] = slot + 1 if slot + 1 < size else 0
+        if not only_clean and heads_SH[slot, STAMP] == pool[SERIAL]:
+            continue
+        if not heads_SH[slot, FLAGS] & UNSENT:
+            return slot  # type: ignore[no-any-return]
+        if not only_clean and (best < 0 or stats_SC[slot, SCORE] < stats_SC[best, SCORE]):
+            best = slot
+    return best
+
+
+@kernel(f"void({POOL})")
+def forget_rows(pool: Pool) -> None:
+    """No slot has a cached row any more; those without a residual become free."""
+    heads_SH = heads_of(pool)
+    for slot in range(heads_SH.shape[0]):
+        flags = heads_SH[slot, FLAGS]
+        if flags & CACHED:
+            touch(pool, slot)
+            heads_SH[slot, FLAGS] = flags & ~(CACHED | TOUCHED)
+            heads_SH[slot, READ] = -1
+            if not flags & UNSENT:
+                settle(pool, slot)
+
+
+@kernel(f"void({POOL}, int64)")
+def undo(pool: Pool, count: int) -> None:
+    """Puts back what the log notes in `count` entries, last first. `rebuild` the index afterwards."""
+    heads_SH, rests_SW, room = heads_of(pool), rests_of(pool), pool[LOG_ROOM]
+    slots_L = carray(pointer(pool[LOG_SLOTS_AT]), (room,), np.int64)
+    heads_LH = carray(pointer(pool[LOG_HEADS_AT]), (room, HEAD), np.int64)
+    rests_LW = carray(pointer(pool[LOG_RESTS_AT]), (room, pool[WIDTH]), np.float32)
+    for at in range(count - 1, -1, -1):
+        slot = slots_L[at]
+        for h in range(HEAD):
+            heads_SH[slot, h] = heads_LH[at, h]
+        if heads_LH[at, FLAGS] & UNSENT:
+            for w in range(rests_SW.shape[1]):
+                rests_SW[slot, w] = rests_LW[at, w]
+
+
+@kernel(f"void({POOL})")
+def rebuild(pool: Pool) -> None:
+    """Makes the index anew from the heads."""
+    heads_SH, entries = heads_of(pool), index_of(pool)
+    entries[:] = _0
+    for slot in range(heads_SH.shape[0]):
+        if heads_SH[slot, FLAGS]:
+            enter(entries, heads_SH[slot, TABLE], heads_SH[slot, ID], slot)

@@ -1,0 +1,100 @@
+"""Kernels of selection: the largest of many magnitudes in O(n), without a sort, and the norms of rows.
+
+A magnitude is the bits of a float32 without its sign, as int32: their order is that of the numbers, above them
+infinity, above it NaN. A negative key stands for a value that is never taken.
+"""
+# N = values, U = rows, D = embedding dim
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkeep.base.compiling.kernels import kernel
+
+Int32 = npt.NDArray[np.int32]
+Int64 = npt.NDArray[np.int64]
+Float32 = npt.NDArray[np.float32]
+Marks = npt.NDArray[np.uint8]
+
+BINS = 2048  # the exponent and 3 bits of the fraction
+SHIFT = 20
+LARGEST = np.float32(3.4028234663852886e38)
+
+_KEYS = "Array(int32, 1, 'C', readonly=True)"
+_ROWS = "Array(float32, 2, 'C', readonly=True)"
+
+
+@kernel("float32(float64)")
+def saturated(value: float) -> np.float32:
+    """As float32; what is beyond its range, or NaN, becomes the largest finite number."""
+    return np.float32(value) if value < LARGEST else LARGEST
+
+
+@kernel("int64(int64[::1], int64)")
+def boundary(counts: Int64, wanted: int) -> int:
+    """The bin that holds the `wanted`-th largest, counted from the top; -1 if there are fewer. Counts become those of
+    the bins above each."""
+    above = 0
+    found = -1
+    for b in range(counts.size - 1, -1, -1):
+        here = counts[b]
+        counts[b] = above
+        above += here
+        if found < 0 and above >= wanted:
+            found = b
+    return found
+
+
+@kernel(f"int64({_KEYS}, int64, uint8[::1])")
+def mark_largest(keys_N: Int32, count: int, marks_N: Marks) -> int:
+    """Sets the marks of the `count` largest keys to 1 and leaves the others; of equal keys the first are taken.
+    Returns how many were marked: fewer than `count` only if fewer are not negative.
+
+    One pass over all for a histogram of exponents, then exact selection among the keys of the boundary bin, by their
+    lower bits, ten at a time; one pass over all to mark."""
+    counts = np.zeros(BINS, dtype=np.int64)
+    eligible = 0
+    for n in range(keys_N.size):
+        if keys_N[n] >= 0:
+            counts[keys_N[n] >> SHIFT] += 1
+            eligible += 1
+    wanted = min(count, eligible)
+    if wanted <= 0:
+        return 0
+    inside = counts.copy()
+    top = boundary(counts, wanted)
+    left = wanted - counts[top]  # to take from the boundary bin
+    members = np.empty(inside[top], dtype=np.int32)
+    m = 0
+    for n in range(keys_N.size):
+        if keys_N[n] >> SHIFT == top:  # a negative key stays negative
+            members[m] = keys_N[n]
+            m += 1
+    cut = np.int64(top)
+    for shift in (10, 0):
+        low = np.zeros(1024, dtype=np.int64)
+        for i in range(members.size):
+            if members[i] >> (shift + 10) == cut:
+                low[(members[i] >> shift) & 1023] += 1
+        digit = boundary(low, left)
+        left -= low[digit]
+        cut = (cut << 10) | digit
+    for n in range(keys_N.size):
+        if keys_N[n] > cut:
+            marks_N[n] = 1
+        elif keys_N[n] == cut and left > 0:
+            marks_N[n] = 1
+            left -= 1
+    return wanted
+
+
+@kernel(f"void({_ROWS}, float32[::1])")
+def row_norms(rows_UD: Float32, norms_U: Float32) -> None:
+    """L2 norms, summed in float64: the square of a float32 above 1.8e19 would be infinite, below 1e-23 zero. That of
+    a row that is not finite is infinite, that of any other finite."""
+    for u in range(rows_UD.shape[0]):
+        total = 0.0
+        for d in range(rows_UD.shape[1]):
+            total += np.float64(rows_UD[u, d]) * np.float64(rows_UD[u, d])
+        norms_U[u] = saturated(np.sqrt(total)) if total < np.inf else np.float32(np.inf)

@@ -1,0 +1,99 @@
+"""Kernels of rounding: keys of rows, the random numbers that they give, and a float32 as an integer or a smaller float.
+
+What works on single numbers has no branches, so that the loops that call it become vector code.
+"""
+# K = rows, P = random numbers of a row
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkeep.base.array_kernels import bits_of, float_of
+from shardkeep.base.compiling.kernels import kernel
+from shardkeep.base.hashing_kernels import GOLDEN, mix
+
+_MAGIC = np.float32(12582912.0)  # 1.5 * 2**23: floats around it are 1 apart, so adding it rounds to the nearest, even
+_MAGIC_BITS = np.int32(0x4B400000)
+_UNIT, _PER_STEP = np.float32(2.0**-24), np.float32(2.0**24)
+_ONE, _31, _32 = np.uint32(1), np.uint32(31), np.uint32(32)
+
+
+@kernel("void(uint64, uint64, int64, Array(int64, 1, 'C', readonly=True), uint64[::1])")
+def row_keys(
+    seed: np.uint64, table_key: np.uint64, step: int, ids_K: npt.NDArray[np.int64], keys_K: npt.NDArray[np.uint64]
+) -> None:
+    """Keys of the rows with these ids: a chain of mixes, each of what was mixed before and the next number."""
+    common = mix(mix(mix(seed + GOLDEN) ^ table_key) + GOLDEN ^ np.uint64(step))
+    for i in range(ids_K.size):
+        keys_K[i] = mix(mix(common + GOLDEN * np.uint64(ids_K[i])) ^ common)
+
+
+@kernel("uint32(uint32, uint32, uint32)")
+def random_bits(low: np.uint32, high: np.uint32, column: np.uint32) -> np.uint32:
+    """32 random bits of one value, from the two halves of its row's key: lowbias32, a mix of 32 bits (Wellons, "Hash
+    function prospector"), of the upper half and of what a first round has made of the lower one and the column."""
+    x = np.uint32(low + np.uint32(column * np.uint32(0x9E3779B9)))
+    x = np.uint32(np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x735A2D97)) + high)
+    x = np.uint32((x ^ (x >> np.uint32(16))) * np.uint32(0x21F0AAAD))
+    x = np.uint32((x ^ (x >> np.uint32(15))) * np.uint32(0xD35A2D97))
+    return np.uint32(x ^ (x >> np.uint32(15)))
+
+
+@kernel("void(Array(uint64, 1, 'C', readonly=True), uint32[:,::1])")
+def fill_random(keys_K: npt.NDArray[np.uint64], random_KP: npt.NDArray[np.uint32]) -> None:
+    """The random bits of all values: a function of the row's key and the column."""
+    halves = keys_K.view(np.uint32)  # of key >> 32 numba makes 64 bits, which vectors would keep, at 3 times the cost
+    for i in range(random_KP.shape[0]):
+        low, high = halves[2 * i], halves[2 * i + 1]
+        for c in range(random_KP.shape[1]):
+            random_KP[i, c] = random_bits(low, high, np.uint32(c))
+
+
+@kernel("float32(uint32)")
+def unit(random: np.uint32) -> np.float32:
+    """A number in [0, 1), a multiple of 2**-24."""
+    return np.float32(np.int32(random >> np.uint32(8))) * _UNIT
+
+
+@kernel("int32(float32)")
+def nearest(value: np.float32) -> np.int32:
+    """The nearest integer, ties to the even one; for |value| below 2**22."""
+    return np.int32(np.int32(bits_of(np.float32(value + _MAGIC))) - _MAGIC_BITS)
+
+
+@kernel("int32(float32, uint32)")
+def stochastic(value: np.float32, random: np.uint32) -> np.int32:
+    """One of the two integers around the value, of at most 127 either way, with it as the mean over all random numbers,
+    but for what the value has beyond 2**-24, which is cut off. An integer stays.
+
+    Value and random number are added in 2**-24ths and rounded down, which fits into 32 bits at 127, too."""
+    fixed = np.int32(np.float32(value * _PER_STEP))
+    return np.int32(np.int32(fixed + np.int32(random >> np.uint32(8))) >> np.int32(24))
+
+
+@kernel("uint32(float32, uint32, uint32, uint32, uint32)")
+def small_float(size: np.float32, shift: np.uint32, rebias: np.uint32, least: np.uint32, magic: np.uint32) -> np.uint32:
+    """Bits, without a sign, of the nearest float of a smaller format, ties to even.
+
+    `size` is from 0 to the largest number of that format, which `float_shape` describes."""
+    bits, shift = np.uint32(bits_of(size)), np.uint32(shift & _31)  # vectors need to know that it is below 32
+    half = np.uint32(np.uint32(np.uint32(_ONE << shift) >> _ONE) - _ONE)
+    odd = np.uint32(np.uint32(bits >> shift) & _ONE)
+    normal = np.uint32(np.uint32(np.uint32(np.uint32(bits + half) + odd) >> shift) - rebias)
+    subnormal = np.uint32(np.uint32(bits_of(np.float32(size + float_of(magic)))) - magic)
+    return subnormal if bits < least else normal
+
+
+@kernel("uint32(float32, uint32, uint32, uint32, uint32, uint32)")
+def small_float_stochastic(
+    size: np.float32, shift: np.uint32, rebias: np.uint32, least: np.uint32, per_unit: np.uint32, random: np.uint32
+) -> np.uint32:
+    """As `small_float`, but one of the two floats around `size`, with it as the mean over all random numbers."""
+    bits, shift = np.uint32(bits_of(size)), np.uint32(shift & _31)
+    noise = np.uint32(random >> np.uint32(np.uint32(_32 - shift) & _31))
+    normal = np.uint32(np.uint32(np.uint32(bits + noise) >> shift) - rebias)
+    small = size if bits < least else np.float32(0.0)
+    fixed = np.uint32(np.int32(np.float32(small * float_of(per_unit))))  # in 2**-21ths of it: at most 2**10 of them
+    subnormal = np.uint32(np.uint32(fixed + np.uint32(random >> np.uint32(11))) >> np.uint32(21))
+    return subnormal if bits < least else normal

@@ -1,0 +1,66 @@
+"""Rows that no server has: a worker computes their initial values, as a server would, instead of being sent them."""
+# S = sections, V = ids asked for, D = embedding dim
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.jagged import Catalog
+from shardkeep.ps.shard.table.initializers import Initial
+from shardkeep.ps.shard.table.row_kernels import gather
+from shardkeep.ps.wire import rows as values
+from shardkeep.ps.wire.message import REFERENCE, Packed
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+_NOWHERE = np.zeros(1, dtype=np.int64)
+
+
+class RowReader:
+    """Reads answers to pulls.
+
+    Args:
+        seed: The job's, which initial values depend on.
+    """
+
+    def __init__(self, tables: Sequence[TableSpec], catalog: Catalog, *, seed: int) -> None:
+        self._initials = [Initial(spec.init, seed=seed, name=spec.name) for spec in tables]
+        self._catalog = catalog
+
+    def read(self, answer: Packed, ids_V: Ints, rows_S: Ints) -> Floats:
+        """All rows that were asked for, flat, from an answer with as many sections. May share memory with it.
+
+        Raises CorruptMessage."""
+        flat = values.decode(answer, self._catalog)[0]
+        if not answer.id_formats_S.size or answer.id_formats_S[0] < REFERENCE:
+            return flat
+        from shardkeep.compression.ids.codes import decode_subsets  # here: only jobs with coded ids load it
+
+        places_K = decode_subsets(
+            answer.id_formats_S, answer.rows_S, answer.id_bytes_S, answer.ids_area, rows_S, int(rows_S.sum())
+        )
+        if places_K.size == ids_V.size:
+            return flat
+        starts_S = np.cumsum(rows_S) - rows_S
+        there_V = np.zeros(ids_V.size, dtype=np.bool_)
+        there_V[places_K + np.repeat(starts_S, answer.rows_S)] = True
+        dims_V = np.repeat(self._catalog.dims_T[answer.tables_S], rows_S)
+        full = np.empty(int(dims_V.sum()), dtype=np.float32)
+        full[np.repeat(there_V, dims_V)] = flat
+        values_S = np.concatenate([[0], np.cumsum(rows_S * self._catalog.dims_T[answer.tables_S])])
+        for s in np.flatnonzero(answer.rows_S < rows_S).tolist():
+            section = slice(int(starts_S[s]), int(starts_S[s] + rows_S[s]))
+            rows_UD = full[values_S[s] : values_S[s + 1]].reshape(int(rows_S[s]), -1)
+            absent = np.flatnonzero(~there_V[section])
+            rows_UD[absent] = self._initial(int(answer.tables_S[s]), ids_V[section][absent], rows_UD.shape[1])
+        return full
+
+    def _initial(self, table: int, ids_U: Ints, dim: int) -> Floats:
+        law, rows_UD = self._initials[table], np.empty((ids_U.size, dim), dtype=np.float32)
+        gather(ids_U, np.full(ids_U.size, -1), _NOWHERE, 0, 0, law.key, law.law, law.scale, rows_UD)
+        return rows_UD

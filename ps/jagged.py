@@ -1,0 +1,152 @@
+"""Slab: the ids or rows of all tables of a step, table after table in one flat array; reads like a dict of arrays.
+
+So that one kernel call serves all tables, and one copy moves them. Knows no server.
+"""
+# T = tables of the job, U = ids of one table, V = ids of all tables, D = embedding dim
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkeep.base.errors import ProtocolError
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.wire.message import Packed
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+
+
+class Catalog:
+    """A job's tables in their order, which every member has alike."""
+
+    def __init__(self, tables: Sequence[TableSpec]) -> None:
+        self.names = tuple(spec.name for spec in tables)
+        self.index = {name: t for t, name in enumerate(self.names)}
+        self.dims_T: Ints = np.array([spec.dim for spec in tables], dtype=np.int64)
+        self.one_dim = int(self.dims_T[0]) if self.dims_T.size and (self.dims_T == self.dims_T[0]).all() else None
+        """The dim of every table; None where they differ."""
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def same(self, other: Catalog) -> bool:
+        """Whether both have the same tables in the same order."""
+        return self is other or (self.names == other.names and bool((self.dims_T == other.dims_T).all()))
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where each table's part of a slab lies. A table without ids has an empty part."""
+
+    catalog: Catalog
+    starts_T1: Ints
+    """Table t has the ids and rows from starts[t] up to starts[t + 1]."""
+    values_T1: Ints
+    """And its rows' values from values[t] up to values[t + 1]."""
+
+    @classmethod
+    def of_starts(cls, catalog: Catalog, starts_T1: Ints) -> Layout:
+        if catalog.one_dim is not None:
+            return cls(catalog, starts_T1, starts_T1 * catalog.one_dim)
+        values_T1 = np.zeros(len(catalog) + 1, dtype=np.int64)
+        np.cumsum(np.diff(starts_T1) * catalog.dims_T, out=values_T1[1:])
+        return cls(catalog, starts_T1, values_T1)
+
+    @classmethod
+    def of_counts(cls, catalog: Catalog, counts_T: Ints) -> Layout:
+        starts_T1 = np.zeros(len(catalog) + 1, dtype=np.int64)
+        np.cumsum(counts_T, out=starts_T1[1:])
+        return cls.of_starts(catalog, starts_T1)
+
+    @property
+    def num_rows(self) -> int:
+        """V."""
+        return int(self.starts_T1[-1])
+
+    @property
+    def num_values(self) -> int:
+        return int(self.values_T1[-1])
+
+    def same(self, other: Layout) -> bool:
+        """Whether rows of one are rows of the other."""
+        if self is other:
+            return True
+        return self.catalog.same(other.catalog) and bool((self.starts_T1 == other.starts_T1).all())
+
+
+class IdSlab(Mapping[str, Ints]):
+    """Ids by table, int64 (U,), each table's sorted and unique. Nobody changes them."""
+
+    def __init__(self, layout: Layout, ids_V: Ints, names: tuple[str, ...] | None = None) -> None:
+        """`names`: the tables that count as asked for; left out = all."""
+        self.layout = layout
+        self.ids_V = ids_V
+        self.names = layout.catalog.names if names is None else names
+
+    @classmethod
+    def of_arrays(cls, catalog: Catalog, ids: Mapping[str, Ints]) -> IdSlab:
+        """Copies arrays into one. Raises ProtocolError for ids of another type or of a table that is not there."""
+        counts_T = np.zeros(len(catalog), dtype=np.int64)
+        for name, ids_U in ids.items():
+            if name not in catalog.index:
+                raise ProtocolError(f"table {name} is unknown; the tables are {', '.join(catalog.names)}")
+            if ids_U.dtype != np.int64 or ids_U.ndim != 1:
+                raise ProtocolError(f"table {name}: ids of {ids_U.dtype} {ids_U.shape}; allowed: int64 (U,)")
+            counts_T[catalog.index[name]] = ids_U.size
+        layout = Layout.of_counts(catalog, counts_T)
+        parts = [ids[name] for name in catalog.names if name in ids]
+        return cls(layout, np.concatenate(parts) if parts else np.empty(0, dtype=np.int64), tuple(ids))
+
+    def __getitem__(self, name: str) -> Ints:
+        if name not in self.names:
+            raise KeyError(name)
+        t = self.layout.catalog.index[name]
+        return self.ids_V[self.layout.starts_T1[t] : self.layout.starts_T1[t + 1]]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+
+class RowSlab(Mapping[str, Floats]):
+    """Rows by table, float32 (U, D): views of one flat array."""
+
+    def __init__(
+        self, layout: Layout, flat: Floats, names: tuple[str, ...] | None = None, message: Packed | None = None
+    ) -> None:
+        """`flat`: all values, (num_values,). `message`: the push whose values they are, if they lie in one."""
+        self.layout = layout
+        self.flat = flat
+        self.names = layout.catalog.names if names is None else names
+        self.message = message
+
+    @classmethod
+    def zeros(cls, ids: IdSlab) -> RowSlab:
+        return cls(ids.layout, np.zeros(ids.layout.num_values, dtype=np.float32), ids.names)
+
+    @classmethod
+    def of_arrays(cls, ids: IdSlab, rows: Mapping[str, Floats]) -> RowSlab:
+        """Copies arrays that fit the ids into one; tables that are left out are zeros."""
+        slab = cls(ids.layout, np.zeros(ids.layout.num_values, dtype=np.float32), tuple(rows))
+        for name in rows:
+            slab[name][...] = rows[name]
+        return slab
+
+    def __getitem__(self, name: str) -> Floats:
+        if name not in self.names:
+            raise KeyError(name)
+        t = self.layout.catalog.index[name]
+        part = self.flat[self.layout.values_T1[t] : self.layout.values_T1[t + 1]]
+        return part.reshape(-1, int(self.layout.catalog.dims_T[t]))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)

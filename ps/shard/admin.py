@@ -1,0 +1,104 @@
+"""Questions: what a server may be asked in JSON: its report, and the parts it has in a checkpoint."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager
+from typing import Any
+
+from shardkeep.base.errors import ProtocolError
+from shardkeep.ps.shard.journal.journal import Journal
+from shardkeep.ps.shard.snapshot.writer import SnapshotWriter
+
+Question = dict[str, Any]
+Answer = dict[str, Any]
+
+
+class Questions:
+    """Answers at once, or by a future where it takes its time.
+
+    Args:
+        journal: Of the server's pushes; None = there is none.
+        boundary: For the time inside, nothing changes and the server is at just this step; raises where it is not.
+        report: What the server tells of itself.
+    """
+
+    def __init__(
+        self,
+        snapshots: SnapshotWriter,
+        journal: Journal | None,
+        *,
+        boundary: Callable[[int], AbstractContextManager[None]],
+        report: Callable[[], Answer],
+    ) -> None:
+        self._snapshots, self._journal, self._boundary = snapshots, journal, boundary
+        self._known: dict[str, Callable[[Question], Answer | Future[Answer]]] = {
+            "report": lambda _: report(),
+            "cpu": lambda _: {"pid": os.getpid(), "cpu_s": time.process_time()},
+            "see": self._see,
+            "mark": self._mark,
+            "snapshot": lambda question: snapshots.write(_step_of(question)),
+            "unmark": self._unmark,
+            "saved": self._saved,
+            "journal": lambda _: {"bytes": 0 if journal is None else journal.size_bytes},
+        }
+
+    def read(self, text: str) -> Question:
+        """The question in a message. Raises ProtocolError when it is none of ours."""
+        try:
+            question = json.loads(text)
+        except (ValueError, RecursionError):  # the second: brackets in brackets
+            question = None
+        if not isinstance(question, dict) or question.get("ask") not in self._known:
+            raise ProtocolError(f'question {text[:80]!r} is unknown; allowed: {{"ask": {"|".join(self._known)}}}')
+        return question
+
+    def answer(self, question: Question) -> Answer | Future[Answer]:
+        """Raises ProtocolError or CheckpointError."""
+        return self._known[question["ask"]](question)
+
+    def _see(self, question: Question) -> Answer:
+        """Whether this server sees the folder that worker 0 writes checkpoints to."""
+        self._snapshots.folder().check_token(str(question.get("token")))
+        return {}
+
+    def _mark(self, question: Question) -> Answer:
+        """Notes the rows of a step boundary for a snapshot: just after it the next pushes may come."""
+        step = _step_of(question)
+        with self._boundary(step):
+            self._snapshots.mark(step, _id_of(question, "base"))
+        if self._journal is not None:
+            self._journal.roll()
+        return {}
+
+    def _unmark(self, _question: Question) -> Answer:
+        """Gives up a mark, and its snapshot if one is being written."""
+        self._snapshots.drop()
+        return {}
+
+    def _saved(self, question: Question) -> Answer:
+        """The checkpoint of a step is complete: the journal need not hold what came before it, nor the next one the
+        rows that do not change from there on."""
+        self._snapshots.saved(_step_of(question), _id_of(question, "id"))
+        if self._journal is not None:
+            self._journal.forget_before(_step_of(question))
+        return {}
+
+
+def _step_of(question: Question) -> int:
+    step = question.get("step")
+    if not isinstance(step, int):
+        raise ProtocolError(f"step {step!r}; allowed: a whole number")
+    return step
+
+
+def _id_of(question: Question, key: str) -> str:
+    """The id of a checkpoint; "" where there is none."""
+    checkpoint = question.get(key, "")
+    if not isinstance(checkpoint, str):
+        raise ProtocolError(f"{key} {checkpoint!r}; allowed: the id of a checkpoint")
+    return checkpoint

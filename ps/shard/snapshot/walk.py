@@ -1,0 +1,95 @@
+"""Walk: a mark's rows part by part, in the order of placement buckets, without holding up pushes for long."""
+# N = rows of a table, K = rows of a part, D = embedding dim, S = optimizer slots of a row, B = buckets
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkeep.base.errors import CheckpointError
+from shardkeep.ps.placement import BUCKETS
+from shardkeep.ps.shard.snapshot.bucket_order import bucket_order
+from shardkeep.ps.shard.snapshot.snapshot import Columns, Mark
+from shardkeep.ps.shard.snapshot.spill import Spill
+from shardkeep.ps.shard.table import pre_image_kernels as at
+from shardkeep.ps.shard.table.pages import SMALL, Pages
+from shardkeep.ps.shard.table.table import Table
+
+ROWS_AT_ONCE = 8192
+"""Rows taken before pushes get their turn: about a millisecond."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Rows of one table whose ids fall into buckets [first, end)."""
+
+    table: int
+    first: int
+    end: int
+    columns: Columns
+
+
+def walk(mark: Mark, spill: Spill, part_bytes: int) -> Generator[Part, None, None]:
+    """All rows of a mark, in parts of about so many bytes that are valid until the next one. A table whose rows are
+    all taken is released. Raises CheckpointError when the mark was dropped, OSError."""
+    for t, rows in enumerate(mark.rows_T):
+        if rows:
+            yield from _walk_table(mark, spill, t, part_bytes)
+        mark.release(t)
+
+
+def _walk_table(mark: Mark, spill: Spill, t: int, part_bytes: int) -> Generator[Part, None, None]:
+    def between() -> None:
+        mark.check()
+        spill.relieve(mark)
+
+    table = mark.tables[t]
+    order, starts_B1 = bucket_order(table.records, mark.rows_T[t], between, chosen=mark.chosen_T[t])
+    if not order.array.size:
+        return
+    ranges = _ranges(starts_B1, max(1, part_bytes // table.row_bytes))
+    room = _Room(table, max(int(starts_B1[end] - starts_B1[first]) for first, end in ranges))
+    for first, end in ranges:
+        order_K = order.array[starts_B1[first] : starts_B1[end]]
+        columns = room.columns.head(order_K.size)
+        k = 0
+        for begin in range(0, order_K.size, ROWS_AT_ONCE):
+            k, held_s = mark.take(t, order_K[begin : begin + ROWS_AT_ONCE], columns, k)
+            time.sleep(held_s)  # locks are not fair: without a rest the walk would keep pushes out
+            spill.relieve(mark)
+        kept, count = mark.kept(t)
+        place = kept.addresses, kept.shift, kept.width
+        k = at.take_kept(*place, count, first, end, columns.ids_K, columns.rows_KD, columns.slots_KS, k)
+        k = spill.take(t, first, end, columns, k)
+        if k != order_K.size:
+            raise CheckpointError(f"table {table.spec.name}: {k} of {order_K.size} rows were found; this is a defect")
+        yield Part(t, first, end, columns)
+
+
+def _ranges(starts_B1: npt.NDArray[np.int64], most: int) -> list[tuple[int, int]]:
+    """Buckets [first, end) with at most so many rows, if one bucket has no more; without those that have none."""
+    found, first = [], 0
+    while first < BUCKETS:
+        end = max(first + 1, int(np.searchsorted(starts_B1, starts_B1[first] + most, side="right")) - 1)
+        if starts_B1[end] > starts_B1[first]:
+            found.append((first, end))
+        first = end
+    return found
+
+
+class _Room:
+    """Memory for a part's rows that goes back to the system with it, whatever the allocator keeps."""
+
+    def __init__(self, table: Table, count: int) -> None:
+        words = count * (2 + table.spec.dim + table.num_slots)
+        flat = Pages(words, np.float32, page_bytes=SMALL).array
+        at_rows, at_slots = 2 * count, (2 + table.spec.dim) * count
+        self.columns = Columns(
+            flat[:at_rows].view(np.int64),
+            flat[at_rows:at_slots].reshape(count, -1),
+            flat[at_slots:].reshape(count, table.num_slots),
+        )

@@ -1,0 +1,101 @@
+"""SnapshotWriter: one server's mark at a step boundary and its snapshot, written by a thread while training goes on."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import Future
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from shardkeep.base.errors import CheckpointError, ProtocolError, TransportError
+from shardkeep.ps.checkpoints import Checkpoints
+from shardkeep.ps.shard.snapshot.files import write_snapshot
+from shardkeep.ps.shard.snapshot.snapshot import Mark
+from shardkeep.ps.shard.tables import Tables
+
+Answer = dict[str, Any]
+
+
+class SnapshotWriter:
+    """At most one mark, and at most one snapshot under way. Thread safe."""
+
+    def __init__(self, tables: Tables, checkpoints: Checkpoints | None, *, shard: int) -> None:
+        self._tables, self._checkpoints, self._shard = tables, checkpoints, shard
+        self._lock = threading.Lock()
+        self._mark: Mark | None = None
+        self._step = -1  # of the last mark, unless its snapshot failed
+        self._answer: Future[Answer] | None = None  # of the snapshot under way
+
+    def folder(self) -> Checkpoints:
+        """Where checkpoints go. Raises CheckpointError when the server was told no folder."""
+        if self._checkpoints is None:
+            raise CheckpointError("this server was told no folder for checkpoints")
+        return self._checkpoints
+
+    def mark(self, step: int, base: str = "") -> None:
+        """Notes the rows as they are now, in a millisecond; nobody may apply a push meanwhile. A mark that nobody
+        asked a snapshot of is dropped. `base`: the id of the checkpoint since which changed rows are enough, if this
+        server knows them. Raises CheckpointError while a snapshot is written."""
+        self.folder()
+        with self._lock:
+            if self._answer is not None:
+                raise CheckpointError(f"the snapshot of step {self._step} is still being written")
+            self._mark, self._step = self._tables.mark(base), step
+
+    def write(self, step: int) -> Future[Answer]:
+        """Starts writing the rows of the mark of `step`; ends with the files' records, and whether they are all rows.
+        Raises ProtocolError when there is no such mark."""
+        with self._lock:
+            if self._mark is None or self._step != step or self._answer is not None:
+                raise ProtocolError(f"a snapshot of step {step} without a mark of that step")
+            answer = self._answer = Future()
+            answer.set_running_or_notify_cancel()
+            partial, mark = self.folder().partial(step), self._mark
+        threading.Thread(target=self._run, args=(answer, mark, partial), name="snapshot", daemon=True).start()
+        return answer
+
+    def saved(self, step: int, checkpoint: str) -> None:
+        """The checkpoint of `step` is complete; its id. Later marks may be of the rows that changed since."""
+        with self._lock:
+            if self._step == step and self._mark is None:
+                self._tables.changed.complete(checkpoint)
+
+    def drop(self) -> None:
+        """Ends a snapshot under way with CheckpointError, and drops the mark. Idempotent."""
+        self._end(CheckpointError(f"the snapshot of step {self._step} was given up"))
+
+    def close(self, reason: str) -> None:
+        """As `drop`, with TransportError. Idempotent."""
+        self._end(TransportError(reason))
+
+    def _end(self, error: CheckpointError | TransportError) -> None:
+        with self._lock:
+            answer, mark, self._answer, self._mark = self._answer, self._mark, None, None
+            self._step = -1
+        if mark is not None:
+            mark.drop(str(error))
+        if answer is not None:
+            answer.set_exception(error)
+
+    def _run(self, answer: Future[Answer], mark: Mark, partial: Path) -> None:
+        found: Answer = {}
+        failed: Exception | None = None
+        try:
+            files = [asdict(file) for file in write_snapshot(mark, partial, shard=self._shard)]
+            found = {"files": files, "full": mark.full}
+        except OSError as error:
+            failed = CheckpointError(f"{error.filename or self.folder().folder}: {error.strerror or error}")
+        except Exception as error:  # its asker must learn of a defect of ours, too
+            failed = error.with_traceback(None)  # its frames hold the walk's memory
+        mark.drop("its snapshot is done")
+        with self._lock:
+            if self._answer is not answer:  # it was given up, and its asker told
+                return
+            self._answer = self._mark = None
+            if failed is not None:
+                self._step = -1
+        if failed is not None:
+            answer.set_exception(failed)
+        else:
+            answer.set_result(found)

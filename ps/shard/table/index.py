@@ -1,0 +1,125 @@
+"""RowIndex: from 64-bit ids to slots of records. Open addressing; grows a little with every call, never all at once."""
+# U = unique ids
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkeep.base.errors import JobError
+from shardkeep.ps.shard.table import index_kernels
+from shardkeep.ps.shard.table.pages import LARGE, SMALL, Pages
+from shardkeep.ps.shard.table.records import Records
+
+Ids = npt.NDArray[np.int64]
+
+MAX_ROWS = 3_000_000_000
+"""An entry has 32 bits for the hash, so that an index has fewer than 2**32 entries."""
+_MOST_WORDS = 1 << 32
+_FULL = 0.7
+_GROWTH = 1.5
+MOVE_AT_LEAST = 4096
+MOVES_PER_ROW = 8
+"""Entries moved for each id that may be added: an outgrown array gets at most 0.7 + 1/8 full, even when all new ids
+go there. Were one full, a search for an absent id would never end."""
+_LARGE_FROM_BYTES = 4 << 20
+_EVERY_HASH = 1 << 32
+
+
+class RowIndex:
+    """Hands out slots 0, 1, 2, ... in the order in which ids are added. Any 64-bit pattern is an id. Not thread safe.
+
+    An entry has 8 bytes; the ids stand in `records`. When 0.7 of the entries are taken, an array half as large again
+    takes over. Each later call moves a share of the entries, front to back, and gives back the memory they leave: no
+    call pays for all, and at no time are there two full arrays.
+    """
+
+    def __init__(self, records: Records | None = None) -> None:
+        self.records = records if records is not None else Records(2)
+        self._entries = _entries(0, 0)
+        self._old: Pages[np.uint64] | None = None
+        self._none = np.array([_EVERY_HASH], dtype=np.uint64)  # for `old`: the bound alone
+        self._moved = 0
+        self._given_back = self._given_back_to = 0
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the entries' pages that have been touched and not given back."""
+        if self._old is None:
+            return self._entries.array.nbytes
+        share = self._moved / (self._old.array.size - 1)
+        reached = int(share * self._entries.array.size) + 512  # chains may end a little further on
+        touched = min(self._entries.up(reached), self._entries.array.nbytes)
+        return touched + self._old.array.nbytes - self._given_back
+
+    @property
+    def entries(self) -> npt.NDArray[np.uint64]:
+        """The entries as kernels take them; another array after `make_room`."""
+        return self._entries.array
+
+    @property
+    def old(self) -> npt.NDArray[np.uint64]:
+        """Entries not yet moved, as kernels take them; another array after `make_room`."""
+        return self._none if self._old is None else self._old.array
+
+    @property
+    def room(self) -> int:
+        """The number of rows up to which nobody has to call `make_room`; 0 while entries move."""
+        return 0 if self._old is not None else min(self.records.capacity, self._limit)
+
+    def added(self, count: int) -> None:
+        """Notes the new number of ids that the kernel `find_or_add` returned to a caller of its own."""
+        self._count = count
+        self.records.wrote(count)
+
+    def make_room(self, extra: int) -> None:
+        """Makes room for `extra` more ids, in the index and the records. Call it before the kernel `find_or_add`.
+
+        Raises JobError when a shard would hold more than MAX_ROWS."""
+        wanted = self._count + extra
+        if wanted > MAX_ROWS:
+            raise JobError(f"a table gets {wanted} rows on one server; allowed: {MAX_ROWS}; use more servers")
+        self.records.reserve(wanted)
+        share = max(MOVE_AT_LEAST, MOVES_PER_ROW * extra)
+        self._move(share)
+        if wanted > self._limit:
+            self._grow(wanted)
+            self._move(share)
+
+    @property
+    def _limit(self) -> int:
+        return int(_FULL * (self._entries.array.size - 1))
+
+    def _grow(self, wanted: int) -> None:
+        while self._old is not None:
+            self._move(self._old.array.size)
+        self._old, self._entries = self._entries, _entries(self._entries.array.size, wanted)
+
+    def _move(self, count: int) -> None:
+        if self._old is None:
+            return
+        old = self._old.array
+        end = min(self._moved + count, old.size - 1)
+        index_kernels.move_entries(self.entries, old, 1 + self._moved, 1 + end)
+        self._moved = end
+        if end == old.size - 1:
+            self._old, self._moved, self._given_back, self._given_back_to = None, 0, 0, 0
+            return
+        # The last chains may go on at the first entry: what they reach stays.
+        begin = max(self._given_back_to, self._old.up(1 + index_kernels.first_empty(old)))
+        size = self._old.give_back(begin, 1 + end)
+        self._given_back_to = begin + size
+        self._given_back += size
+
+
+def _entries(words_before: int, wanted: int) -> Pages[np.uint64]:
+    """An empty array of whole pages, for at least `wanted` ids, with the bound in word 0."""
+    least, usual = int(wanted / _FULL) + 2, int(_GROWTH * words_before)
+    page_bytes = LARGE if 8 * max(least, usual) >= _LARGE_FROM_BYTES else SMALL
+    per_page = page_bytes // 8
+    num_pages = max(-(-least // per_page), round(usual / per_page))
+    return Pages(min(num_pages * per_page, _MOST_WORDS), np.uint64, page_bytes=page_bytes)

@@ -1,0 +1,31 @@
+"""The kernel of Adagrad over rows."""
+# U = unique ids, D = embedding dim
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardkeep.base.compiling.kernels import kernel
+from shardkeep.ps.shard.table.index_kernels import FIRST_WEIGHT, prefetch_record, record
+from shardkeep.ps.shard.table.optimizers.shared_kernels import ONE, SIGNATURE, ZERO, Integers, Rows, share
+
+
+@kernel(SIGNATURE)
+def update(
+    addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, squares_U: Rows, scalars: Rows
+) -> None:
+    """scalars: rate, weight decay, eps. Slots: sums of squares."""
+    rate, decay, eps = scalars[0], scalars[1], scalars[2]
+    dim = grad_UD.shape[1]
+    for i in range(slots_U.size):
+        prefetch_record(addresses, shift, width, slots_U, i)
+        row = record(addresses, shift, width, slots_U[i])
+        weights, sums = row[FIRST_WEIGHT : FIRST_WEIGHT + dim], row[FIRST_WEIGHT + dim :]
+        factor, addend = share(grad_UD[i], squares_U[i]) if squares_U.size else (ONE, ZERO)
+        for d in range(dim):
+            g = grad_UD[i, d] + decay * weights[d]
+            root = factor * grad_UD[i, d] + decay * weights[d]
+            total = sums[d] + root * root + addend
+            divisor = np.sqrt(total) + eps
+            sums[d] = total
+            weights[d] -= rate * g / divisor if divisor > ZERO else ZERO

@@ -1,0 +1,33 @@
+"""The kernel of Adam over rows."""
+# U = unique ids, D = embedding dim
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardkeep.base.compiling.kernels import kernel
+from shardkeep.ps.shard.table.index_kernels import FIRST_WEIGHT, prefetch_record, record
+from shardkeep.ps.shard.table.optimizers.shared_kernels import ONE, SIGNATURE, ZERO, Integers, Rows, share
+
+
+@kernel(SIGNATURE)
+def update(
+    addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, squares_U: Rows, scalars: Rows
+) -> None:
+    """scalars: rate with bias correction, weight decay, eps, 1 - beta1, 1 - beta2. Slots: moments 1, then 2."""
+    rate, decay, eps, blend1, blend2 = scalars[0], scalars[1], scalars[2], scalars[3], scalars[4]
+    dim = grad_UD.shape[1]
+    for i in range(slots_U.size):
+        prefetch_record(addresses, shift, width, slots_U, i)
+        row = record(addresses, shift, width, slots_U[i])
+        weights = row[FIRST_WEIGHT : FIRST_WEIGHT + dim]
+        means, squares = row[FIRST_WEIGHT + dim : FIRST_WEIGHT + 2 * dim], row[FIRST_WEIGHT + 2 * dim :]
+        factor, addend = share(grad_UD[i], squares_U[i]) if squares_U.size else (ONE, ZERO)
+        for d in range(dim):
+            g = grad_UD[i, d] + decay * weights[d]
+            root = factor * grad_UD[i, d] + decay * weights[d]
+            mean = means[d] + (g - means[d]) * blend1
+            square = squares[d] + (root * root + addend - squares[d]) * blend2
+            means[d], squares[d] = mean, square
+            divisor = np.sqrt(square) + eps
+            weights[d] -= rate * (mean / divisor) if divisor > ZERO else ZERO

@@ -1,0 +1,37 @@
+"""The kernel of FTRL over rows."""
+# U = unique ids, D = embedding dim
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardkeep.base.compiling.kernels import kernel
+from shardkeep.ps.shard.table.index_kernels import FIRST_WEIGHT, prefetch_record, record
+from shardkeep.ps.shard.table.optimizers.shared_kernels import ONE, SIGNATURE, ZERO, Integers, Rows, share
+
+
+@kernel(SIGNATURE)
+def update(
+    addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, squares_U: Rows, scalars: Rows
+) -> None:
+    """scalars: 1 / alpha, beta, l1, l2, the schedule's factor. Slots: z, then n.
+
+    The factor scales the gradient's term in z: without l1 and l2 a step is then `w -= factor * alpha * g /
+    (beta + sqrt(n))`. A factor on alpha itself would shrink the weights, for z remembers the old alpha."""
+    inverse, beta, l1, l2, factor = scalars[0], scalars[1], scalars[2], scalars[3], scalars[4]
+    dim = grad_UD.shape[1]
+    for i in range(slots_U.size):
+        prefetch_record(addresses, shift, width, slots_U, i)
+        row = record(addresses, shift, width, slots_U[i])
+        weights = row[FIRST_WEIGHT : FIRST_WEIGHT + dim]
+        zs, ns = row[FIRST_WEIGHT + dim : FIRST_WEIGHT + 2 * dim], row[FIRST_WEIGHT + 2 * dim :]
+        factor_i, addend = share(grad_UD[i], squares_U[i]) if squares_U.size else (ONE, ZERO)
+        for d in range(dim):
+            g = grad_UD[i, d]
+            n = ns[d] + (factor_i * g) * (factor_i * g) + addend
+            root = np.sqrt(n)
+            z = zs[d] + factor * g - (root - np.sqrt(ns[d])) * inverse * weights[d]
+            zs[d], ns[d] = z, n
+            divisor = (beta + root) * inverse + l2
+            excess = z - np.copysign(l1, z)
+            weights[d] = -excess / divisor if abs(z) > l1 and divisor > ZERO else ZERO

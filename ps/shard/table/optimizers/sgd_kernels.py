@@ -1,0 +1,21 @@
+"""The kernel of SGD over rows."""
+# U = unique ids, D = embedding dim
+
+from __future__ import annotations
+
+from shardkeep.base.compiling.kernels import kernel
+from shardkeep.ps.shard.table.index_kernels import FIRST_WEIGHT, record
+from shardkeep.ps.shard.table.optimizers.shared_kernels import SIGNATURE, Integers, Rows
+
+
+@kernel(SIGNATURE)
+def update(
+    addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, squares_U: Rows, scalars: Rows
+) -> None:
+    """scalars: rate, weight decay."""
+    rate, decay = scalars[0], scalars[1]
+    dim = grad_UD.shape[1]
+    for i in range(slots_U.size):
+        weights = record(addresses, shift, width, slots_U[i])[FIRST_WEIGHT:]
+        for d in range(dim):
+            weights[d] -= rate * (grad_UD[i, d] + decay * weights[d])

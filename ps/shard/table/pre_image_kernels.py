@@ -1,0 +1,146 @@
+"""Kernels of a mark: rows kept before they change, rows sorted by placement bucket, rows taken apart for a file.
+
+A table's mark is a row of int64, the columns below. Kept rows are records like the table's, in blocks of the same size.
+"""
+# U = unique ids, K = rows of a part, D = embedding dim, S = optimizer slots of a row, B = buckets, N = rows
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+from numba import carray  # type: ignore[attr-defined]
+
+from shardkeep.base.array_kernels import pointer
+from shardkeep.base.compiling.kernels import kernel
+from shardkeep.ps.placement_kernels import bucket
+from shardkeep.ps.shard.table.index_kernels import AHEAD, FIRST_WEIGHT, fetch, id_of, prefetch_record, record
+
+Ints = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.float32]
+Order = npt.NDArray[np.uint32]
+Bits = npt.NDArray[np.uint8]
+
+ROWS = 0  # rows there were at the mark; 0 = nothing to keep
+BITS, NUM_BITS = 1, 2  # address and bytes of the bits of the rows that are kept or taken
+ADDRESSES, NUM_ADDRESSES = 3, 4  # blocks of kept rows
+COUNT = 5  # kept rows
+COLUMNS = 6
+
+
+@kernel("void(int64[::1], int64[::1], int64, int64, int64[::1])")
+def keep(mark: Ints, addresses: Ints, shift: int, width: int, slots_U: Ints) -> None:
+    """Copies rows that are still as they were at the mark to the kept ones: call it before they change."""
+    bits = carray(pointer(mark[BITS]), (mark[NUM_BITS],), np.uint8)
+    kept = carray(pointer(mark[ADDRESSES]), (mark[NUM_ADDRESSES],), np.int64)
+    rows, count = mark[ROWS], mark[COUNT]
+    for i in range(slots_U.size):
+        prefetch_record(addresses, shift, width, slots_U, i)
+        slot = slots_U[i]
+        if slot < rows and not bits[slot >> 3] & np.uint8(1 << (slot & 7)):
+            bits[slot >> 3] |= np.uint8(1 << (slot & 7))
+            row, to = record(addresses, shift, width, slot), record(kept, shift, width, count)
+            for w in range(width):
+                to[w] = row[w]
+            count += 1
+    mark[COUNT] = count
+
+
+@kernel("void(int64[::1], int64, int64, uint8[::1], int64, int64, int64[::1])")
+def count_buckets(addresses: Ints, shift: int, width: int, chosen: Bits, begin: int, end: int, counts_B: Ints) -> None:
+    """Adds the number of rows in slots [begin, end) that each bucket has. `chosen`: bits of those that count; empty =
+    all."""
+    for slot in range(begin, end):
+        if not chosen.size or chosen[slot >> 3] & np.uint8(1 << (slot & 7)):
+            counts_B[bucket(id_of(addresses, shift, width, slot))] += 1
+
+
+@kernel("void(int64[::1], int64, int64, uint8[::1], int64, int64, int64[::1], uint32[::1])")
+def sort_slots(
+    addresses: Ints, shift: int, width: int, chosen: Bits, begin: int, end: int, next_B: Ints, order_N: Order
+) -> None:
+    """Counting sort of the chosen slots of [begin, end): each goes to its bucket's next place in `order`."""
+    for slot in range(begin, end):
+        if not chosen.size or chosen[slot >> 3] & np.uint8(1 << (slot & 7)):
+            b = bucket(id_of(addresses, shift, width, slot))
+            order_N[next_B[b]] = slot
+            next_B[b] += 1
+
+
+@kernel("int64(int64[::1], int64, int64, uint32[::1], int64)")
+def slot_at(addresses: Ints, shift: int, width: int, order_U: Order, i: int) -> int:
+    """The slot at a place of `order`; one further on is fetched into the cache."""
+    if i + AHEAD < order_U.size:
+        fetch(addresses, shift, width, np.int64(order_U[i + AHEAD]))  # type: ignore[arg-type]
+    slot: int = np.int64(order_U[i])  # type: ignore[assignment]
+    return slot
+
+
+@kernel("void(float32[::1], int64[::1], float32[:,::1], float32[:,::1], int64)")
+def take_apart(row: Rows, ids_K: Ints, rows_KD: Rows, slots_KS: Rows, k: int) -> None:
+    """A record's id, weights and optimizer slots to place `k`."""
+    ids_K[k] = row.view(np.int64)[0]
+    dim = rows_KD.shape[1]
+    for d in range(dim):
+        rows_KD[k, d] = row[FIRST_WEIGHT + d]
+    for s in range(slots_KS.shape[1]):
+        slots_KS[k, s] = row[FIRST_WEIGHT + dim + s]
+
+
+@kernel("int64(int64[::1], int64, int64, uint8[::1], uint32[::1], int64[::1], float32[:,::1], float32[:,::1], int64)")
+def take(
+    addresses: Ints,
+    shift: int,
+    width: int,
+    bits: Bits,
+    order_U: Order,
+    ids_K: Ints,
+    rows_KD: Rows,
+    slots_KS: Rows,
+    k: int,
+) -> int:
+    """Takes apart rows that are neither kept nor taken, from place `k` on; returns the place after them. They may
+    change from now on."""
+    for i in range(order_U.size):
+        slot = slot_at(addresses, shift, width, order_U, i)
+        if not bits[slot >> 3] & np.uint8(1 << (slot & 7)):
+            bits[slot >> 3] |= np.uint8(1 << (slot & 7))
+            take_apart(record(addresses, shift, width, slot), ids_K, rows_KD, slots_KS, k)
+            k += 1
+    return k
+
+
+@kernel("int64(int64[::1], int64, int64, int64, int64, int64, int64[::1], float32[:,::1], float32[:,::1], int64)")
+def take_kept(
+    kept: Ints,
+    shift: int,
+    width: int,
+    count: int,
+    first: int,
+    end: int,
+    ids_K: Ints,
+    rows_KD: Rows,
+    slots_KS: Rows,
+    k: int,
+) -> int:
+    """Takes apart those of `count` kept rows that are of buckets [first, end); returns the place after them."""
+    for i in range(count):
+        if first <= bucket(id_of(kept, shift, width, i)) < end:
+            take_apart(record(kept, shift, width, i), ids_K, rows_KD, slots_KS, k)
+            k += 1
+    return k
+
+
+@kernel("void(float32[:,::1], int64[::1], float32[:,::1], float32[:,::1], int64)")
+def take_all(records_UW: Rows, ids_K: Ints, rows_KD: Rows, slots_KS: Rows, k: int) -> None:
+    """Takes apart records that lie one behind the other."""
+    for i in range(records_UW.shape[0]):
+        take_apart(records_UW[i], ids_K, rows_KD, slots_KS, k + i)
+
+
+@kernel("void(int64[::1], int64, int64, uint32[::1], float32[:,::1])")
+def copy_records(addresses: Ints, shift: int, width: int, order_U: Order, records_UW: Rows) -> None:
+    """Whole records, one behind the other."""
+    for i in range(order_U.size):
+        row = record(addresses, shift, width, slot_at(addresses, shift, width, order_U, i))
+        for w in range(width):
+            records_UW[i, w] = row[w]

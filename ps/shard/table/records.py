@@ -1,0 +1,67 @@
+"""Records: fixed-width rows of float32 words in blocks that never move.
+
+Only storage. What the words mean is the table's business; the first two hold the row's id.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardkeep.ps.shard.table.pages import LARGE, SMALL, Pages
+
+_BLOCK_BYTES = 8 << 20
+_REGION_BYTES = 128 << 20
+"""The most that is asked of the system at once. Only what is touched of it takes memory."""
+
+_LARGE_FROM_BYTES = 8 << 20
+"""From this size on a large page, most of it unused, is a small part of the table."""
+
+
+class Records:
+    """Append-only storage of records of `width` words (even). Not thread safe.
+
+    Growth is one more region: as many blocks as there are, at first of small pages, so that a small table takes little.
+    Whoever writes records says so with `wrote`.
+    """
+
+    def __init__(self, width: int) -> None:
+        if width < 2 or width % 2:
+            raise ValueError(f"width {width}: a record has an even number of words, 2 or more")
+        self.width = width
+        self.shift = max(64, _BLOCK_BYTES // (width * 4)).bit_length() - 1
+        self._regions: list[Pages[np.float32]] = []
+        self.addresses = np.zeros(1, dtype=np.int64)
+        self.capacity = 0
+        self._count = 0
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all pages that hold a record."""
+        words, total = self._count * self.width, self.addresses.nbytes
+        for region in self._regions:
+            touched = min(words, region.array.size)
+            total += region.up(touched)
+            words -= touched
+        return total
+
+    def wrote(self, count: int) -> None:
+        """Notes that the first `count` records hold something."""
+        self._count = max(self._count, count)
+
+    def reserve(self, count: int) -> None:
+        """Makes room for `count` records in all."""
+        block = 1 << self.shift
+        while self.capacity < count:
+            most = max(1, _REGION_BYTES // (block * self.width * 4))
+            self._append(min(max(1, self.capacity // block), most))
+
+    def _append(self, blocks: int) -> None:
+        words = self.width << self.shift
+        large = 4 * self.width * self.capacity >= _LARGE_FROM_BYTES
+        region = Pages(blocks * words, np.float32, page_bytes=LARGE if large else SMALL)
+        at = self.capacity >> self.shift
+        while at + blocks > self.addresses.size:
+            self.addresses = np.concatenate([self.addresses, np.zeros_like(self.addresses)])
+        self.addresses[at : at + blocks] = region.array.ctypes.data + 4 * words * np.arange(blocks)
+        self._regions.append(region)
+        self.capacity += blocks << self.shift

@@ -1,0 +1,170 @@
+"""Kernels of a shard's rows: initial values, gathering, sums, digest. The index has its own (index_kernels.py).
+
+Records and blocks are as index_kernels.py has them.
+"""
+# U = unique ids, D = embedding dim, S = optimizer slots of a row
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkeep.base.compiling.kernels import kernel
+from shardkeep.base.hashing_kernels import GOLDEN, mix
+from shardkeep.ps.shard.table.index_kernels import FIRST_WEIGHT, prefetch_record, record
+
+Ids = npt.NDArray[np.int64]
+Slots = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.float32]
+Addresses = npt.NDArray[np.int64]
+
+_LOW32 = np.uint64(0xFFFFFFFF)
+_32 = np.uint64(32)
+_UNIT24 = np.float32(2.0**-23)
+_UNIT32 = 2.0**-32
+
+
+@kernel("void(uint64, int64, int64, float32, int64, float32[::1])")
+def initial_values(key: np.uint64, id_: int, law: int, scale: np.float32, dim: int, out: Rows) -> None:
+    """Initial weights of a row into out[:dim]: one 64-bit hash of (table key, id, pair) per two columns.
+
+    Law 0: zeros. 1: uniform in [-scale, scale), 24 bits. 2: normal by Box-Muller (Box, Muller 1958)."""
+    if law == 0:
+        for d in range(dim):
+            out[d] = np.float32(0.0)
+        return
+    base = mix(key ^ mix(np.uint64(id_) + GOLDEN))
+    for pair in range((dim + 1) // 2):
+        bits = mix(base + np.uint64(pair + 1) * GOLDEN)
+        if law == 1:
+            first = (np.float32(np.int32(bits >> np.uint64(40))) * _UNIT24 - np.float32(1.0)) * scale
+            second = np.float32(np.int32((bits >> np.uint64(8)) & np.uint64(0xFFFFFF)))
+            second = (second * _UNIT24 - np.float32(1.0)) * scale
+        else:
+            radius = np.sqrt(-2.0 * np.log((np.float64(bits >> _32) + 1.0) * _UNIT32)) * np.float64(scale)
+            angle = 2.0 * np.pi * (np.float64(bits & _LOW32) * _UNIT32)
+            first = np.float32(radius * np.cos(angle))
+            second = np.float32(radius * np.sin(angle))
+        out[2 * pair] = first
+        if 2 * pair + 1 < dim:
+            out[2 * pair + 1] = second
+
+
+@kernel("void(int64[::1], int64[::1], int64[::1], int64, int64, uint64, int64, float32, float32[:,::1])")
+def gather(
+    ids_U: Ids,
+    slots_U: Slots,
+    addresses: Addresses,
+    shift: int,
+    width: int,
+    key: np.uint64,
+    law: int,
+    scale: np.float32,
+    rows_UD: Rows,
+) -> None:
+    """Weights of rows; the initial value where the slot is -1."""
+    dim = rows_UD.shape[1]
+    for i in range(ids_U.size):
+        prefetch_record(addresses, shift, width, slots_U, i)
+        if slots_U[i] < 0:
+            initial_values(key, ids_U[i], law, scale, dim, rows_UD[i])
+        else:
+            row = record(addresses, shift, width, slots_U[i])
+            for d in range(dim):
+                rows_UD[i, d] = row[FIRST_WEIGHT + d]
+
+
+@kernel("void(int64[::1], int64[::1], int64, int64[::1], int64, int64, uint64, int64, float32, int64, float32)")
+def initialise(
+    ids_U: Ids,
+    slots_U: Slots,
+    first_new: int,
+    addresses: Addresses,
+    shift: int,
+    width: int,
+    key: np.uint64,
+    law: int,
+    scale: np.float32,
+    dim: int,
+    slot_value: np.float32,
+) -> None:
+    """Initial weights and slots of the records that were just added (slots from `first_new` on)."""
+    for i in range(ids_U.size):
+        if slots_U[i] >= first_new:
+            row = record(addresses, shift, width, slots_U[i])
+            initial_values(key, ids_U[i], law, scale, dim, row[FIRST_WEIGHT:])
+            for w in range(FIRST_WEIGHT + dim, width):
+                row[w] = slot_value
+
+
+@kernel("void(int64[::1], int64, int64, int64[::1], int64, float32[:,::1])")
+def write_words(addresses: Addresses, shift: int, width: int, slots_U: Slots, first: int, in_UK: Rows) -> None:
+    """`in_UK` into words [first, first + K) of records."""
+    for i in range(slots_U.size):
+        row = record(addresses, shift, width, slots_U[i])
+        for k in range(in_UK.shape[1]):
+            row[first + k] = in_UK[i, k]
+
+
+@kernel("UniTuple(uint64, 2)(int64[::1], int64, int64, int64, int64, uint64)")
+def digest(
+    addresses: Addresses, shift: int, width: int, count: int, used: int, key: np.uint64
+) -> tuple[np.uint64, np.uint64]:
+    """Sum modulo 2**128 (low, high half) of a 128-bit mix of every record's first `used` words.
+
+    The mix of a record: two chains over its words with different keys, closed over each other."""
+    low, high = np.uint64(0), np.uint64(0)
+    for slot in range(count):
+        row = record(addresses, shift, width, slot).view(np.uint32)
+        a, b = mix(key), mix(key ^ GOLDEN)
+        for w in range(used):
+            a = mix((a ^ np.uint64(row[w])) + GOLDEN)
+            b = (b ^ np.uint64(row[w])) * np.uint64(0xD6E8FEB86659FD93)
+            b = b ^ (b >> _32)
+        a, b = mix(a + b), mix(b ^ (a * GOLDEN))
+        low += a
+        high += b + np.uint64(low < a)
+    return low, high
+
+
+@kernel("int64(int64[::1], float32[:,::1], int64[::1], float32[:,::1], int64[::1], float32[:,::1])")
+def merge_sum(ids_A: Ids, grad_AD: Rows, ids_B: Ids, grad_BD: Rows, ids_U: Ids, grad_UD: Rows) -> int:
+    """Merges two sorted lists of unique ids, adding first + second where both have an id. Returns the length."""
+    a = b = count = 0
+    while a < ids_A.size or b < ids_B.size:
+        from_a = a < ids_A.size and (b == ids_B.size or ids_A[a] <= ids_B[b])
+        from_b = b < ids_B.size and (a == ids_A.size or ids_B[b] <= ids_A[a])
+        ids_U[count] = ids_A[a] if from_a else ids_B[b]
+        for d in range(grad_UD.shape[1]):
+            if from_a and from_b:
+                grad_UD[count, d] = grad_AD[a, d] + grad_BD[b, d]
+            elif from_a:
+                grad_UD[count, d] = grad_AD[a, d]
+            else:
+                grad_UD[count, d] = grad_BD[b, d]
+        a += from_a
+        b += from_b
+        count += 1
+    return count
+
+
+@kernel("int64(int64[::1])")
+def first_disorder(ids_U: Ids) -> int:
+    """The first position whose id is not above the one before it; -1 when sorted and unique."""
+    for i in range(1, ids_U.size):
+        if ids_U[i] <= ids_U[i - 1]:
+            return i
+    return -1
+
+
+@kernel("int64(float32[:,::1], boolean[::1])")
+def finite_rows(grad_UD: Rows, finite_U: npt.NDArray[np.bool_]) -> int:
+    """Marks the rows without inf or nan; returns how many there are."""
+    count = 0
+    for i in range(grad_UD.shape[0]):
+        good = True
+        for d in range(grad_UD.shape[1]):
+            good = good & np.isfinite(grad_UD[i, d])
+        finite_U[i] = good
+        count += good
+    return count

@@ -1,0 +1,243 @@
+"""Kernels over several tables at once: pull and apply, one call for all sections of a message.
+
+A table is a row of `places`, int64: where its index and records lie and how its rows start (the columns below).
+The callers keep these arrays alive, have made room for new rows, and hold the tables' locks.
+"""
+# S = sections, P = columns of a place, V = ids of all sections, D = embedding dim
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numba import carray  # type: ignore[attr-defined]
+from numba.core import types
+from numba.extending import intrinsic
+
+from shardkeep.base.array_kernels import pointer
+from shardkeep.base.compiling.kernels import kernel
+from shardkeep.ps.shard.table.index_kernels import find, find_or_add
+from shardkeep.ps.shard.table.pre_image_kernels import ROWS as MARKED_ROWS
+from shardkeep.ps.shard.table.pre_image_kernels import keep
+from shardkeep.ps.shard.table.row_kernels import first_disorder, gather, initialise, merge_sum
+
+Ints = npt.NDArray[np.int64]
+Places = npt.NDArray[np.int64]
+Marks = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.float32]
+
+# Columns of a place.
+ENTRIES, NUM_ENTRIES, OLD, NUM_OLD = 0, 1, 2, 3  # the index: address and number of entries, and of outgrown ones
+ADDRESSES, NUM_ADDRESSES, SHIFT, WIDTH = 4, 5, 6, 7  # the records
+COUNT, ROOM = 8, 9  # rows there are, and rows that fit before the index or the records must grow
+DIM, KEY, LAW = 10, 11, 12
+OPTIMIZER = 13  # address of the machine code of its optimizer's kernel
+CHANGED, NUM_CHANGED = 14, 15  # address and bytes of the bits of changed rows; 0 bytes = changes are not noted
+COLUMNS = 16
+
+
+def _call_optimizer(
+    _typing: Any,
+    _code: Any,
+    _addresses: Any,
+    _shift: Any,
+    _width: Any,
+    _slots_U: Any,
+    _grad_UD: Any,
+    _squares_U: Any,
+    _scalars: Any,
+) -> Any:
+    """Calls the kernel of an optimizer, of which only the address is known: `apply` is compiled without any."""
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        kinds = signature.args[1:]
+        code = builder.inttoptr(args[0], context.call_conv.get_function_type(types.void, kinds).as_pointer())
+        context.call_conv.call_function(builder, code, types.void, kinds, args[1:])  # it raises nothing
+        return context.get_dummy_value()
+
+    floats, ints = types.float32[::1], types.int64[::1]
+    kinds = (ints, types.int64, types.int64, ints, types.float32[:, ::1], floats, floats)
+    return types.void(types.int64, *kinds), codegen
+
+
+call_optimizer: Any = intrinsic(_call_optimizer)
+
+
+@kernel("void(int64[:,::1], float32[:,::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], float32[::1])")
+def pull(
+    places: Places,
+    scales: Rows,
+    tables_S: Ints,
+    starts_S1: Ints,
+    ids_V: Ints,
+    slots_V: Ints,
+    absent_S: Ints,
+    values: Rows,
+) -> None:
+    """Weights of all ids, table after table, into `values`; the slots of the rows, -1 for those that are not there,
+    and how many these are in each section."""
+    at = 0
+    for s in range(tables_S.size):
+        place, scale = places[tables_S[s]], scales[tables_S[s], 0]
+        ids_U, slots_U = ids_V[starts_S1[s] : starts_S1[s + 1]], slots_V[starts_S1[s] : starts_S1[s + 1]]
+        entries = carray(pointer(place[ENTRIES]), (place[NUM_ENTRIES],), np.uint64)
+        old = carray(pointer(place[OLD]), (place[NUM_OLD],), np.uint64)
+        addresses = carray(pointer(place[ADDRESSES]), (place[NUM_ADDRESSES],), np.int64)
+        find(entries, old, ids_U, addresses, place[SHIFT], place[WIDTH], slots_U)
+        end = at + ids_U.size * place[DIM]
+        rows_UD = values[at:end].reshape((ids_U.size, place[DIM]))
+        key = np.uint64(place[KEY])
+        gather(ids_U, slots_U, addresses, place[SHIFT], place[WIDTH], key, place[LAW], scale, rows_UD)
+        absent_S[s] = (slots_U < 0).sum()
+        at = end
+
+
+@kernel("void(int64[::1], float32[::1], int64[::1], int64[::1], boolean)")
+def add_rows(place: Ints, scale: Rows, ids_U: Ints, slots_U: Ints, found: bool) -> None:
+    """Slots of ids; absent ones become rows with their initial values."""
+    entries = carray(pointer(place[ENTRIES]), (place[NUM_ENTRIES],), np.uint64)
+    old = carray(pointer(place[OLD]), (place[NUM_OLD],), np.uint64)
+    addresses = carray(pointer(place[ADDRESSES]), (place[NUM_ADDRESSES],), np.int64)
+    shift, width, before = place[SHIFT], place[WIDTH], place[COUNT]
+    count = before
+    if found:
+        for i in range(ids_U.size):
+            if slots_U[i] < 0:
+                count = find_or_add(entries, old, ids_U[i : i + 1], addresses, shift, width, count, slots_U[i : i + 1])
+    else:
+        count = find_or_add(entries, old, ids_U, addresses, shift, width, count, slots_U)
+    place[COUNT] = count
+    if count > before:
+        key = np.uint64(place[KEY])
+        initialise(ids_U, slots_U, before, addresses, shift, width, key, place[LAW], scale[0], place[DIM], scale[1])
+
+
+@kernel("void(int64[::1], int64[::1])")
+def note_changes(place: Ints, slots_U: Ints) -> None:
+    """Sets the bits of rows that change."""
+    changed = carray(pointer(place[CHANGED]), (place[NUM_CHANGED],), np.uint8)
+    for i in range(slots_U.size):
+        changed[slots_U[i] >> 3] |= np.uint8(1 << (slots_U[i] & 7))
+
+
+@kernel("void(int64[::1], int64[::1], float32[:,::1], float32[::1], float32[::1])")
+def update(place: Ints, slots_U: Ints, grad_UD: Rows, squares_U: Rows, scalars: Rows) -> None:
+    """One update by the table's optimizer; `squares_U` as there. The only way in which a row changes while a server
+    serves."""
+    if place[NUM_CHANGED]:
+        note_changes(place, slots_U)
+    addresses = carray(pointer(place[ADDRESSES]), (place[NUM_ADDRESSES],), np.int64)
+    call_optimizer(place[OPTIMIZER], addresses, place[SHIFT], place[WIDTH], slots_U, grad_UD, squares_U, scalars)
+
+
+@kernel(
+    "void(int64[:,::1], float32[:,::1], int64[:,::1], int64[::1], int64[::1], int64[::1], int64[::1], boolean,"
+    " float32[::1], float32[::1], float32[:,::1])"
+)
+def apply(
+    places: Places,
+    scales: Rows,
+    marks: Marks,
+    tables_S: Ints,
+    starts_S1: Ints,
+    ids_V: Ints,
+    slots_V: Ints,
+    found: bool,
+    values: Rows,
+    squares_V: Rows,
+    scalars_SK: Rows,
+) -> None:
+    """One optimizer update of all ids' rows; absent rows are added first, and rows of a marked table are kept as they
+    were (pre_image_kernels.py; there is room for them). `values`: the gradients, table after table; `squares_V`: each
+    row's mean squared gradient, empty = that of `values`.
+
+    `found`: the slots are those of an earlier `pull`, so that only those that were absent then are looked up."""
+    at = 0
+    for s in range(tables_S.size):
+        place, scale = places[tables_S[s]], scales[tables_S[s]]
+        ids_U, slots_U = ids_V[starts_S1[s] : starts_S1[s + 1]], slots_V[starts_S1[s] : starts_S1[s + 1]]
+        end = at + ids_U.size * place[DIM]
+        grad_UD = values[at:end].reshape((ids_U.size, place[DIM]))
+        add_rows(place, scale, ids_U, slots_U, found)
+        mark = marks[tables_S[s]]
+        if mark[MARKED_ROWS]:
+            addresses = carray(pointer(place[ADDRESSES]), (place[NUM_ADDRESSES],), np.int64)
+            keep(mark, addresses, place[SHIFT], place[WIDTH], slots_U)
+        squares_U = squares_V[starts_S1[s] : starts_S1[s + 1]] if squares_V.size else squares_V
+        update(place, slots_U, grad_UD, squares_U, scalars_SK[s])
+        at = end
+
+
+@kernel("int64(int64[::1], int64[::1])")
+def disorder(starts_S1: Ints, ids_V: Ints) -> int:
+    """The first position whose id is not above the one before it in its section; -1 when all are sorted and unique."""
+    for s in range(starts_S1.size - 1):
+        at = first_disorder(ids_V[starts_S1[s] : starts_S1[s + 1]])
+        if at >= 0:
+            return starts_S1[s] + at  # type: ignore[no-any-return]
+    return -1
+
+
+@kernel(
+    "int64(int64[::1], int64[::1], int64[::1], int64[::1], float32[::1], float32[::1], int64[::1], int64[::1],"
+    " int64[::1], float32[::1], float32[::1], int64[::1], int64[::1], int64[::1], float32[::1], float32[::1])"
+)
+def merge(
+    dims_T: Ints,
+    tables_A: Ints,
+    starts_A1: Ints,
+    ids_A: Ints,
+    values_A: Rows,
+    squares_A: Rows,
+    tables_B: Ints,
+    starts_B1: Ints,
+    ids_B: Ints,
+    values_B: Rows,
+    squares_B: Rows,
+    tables: Ints,
+    starts: Ints,
+    ids: Ints,
+    values: Rows,
+    squares: Rows,
+) -> int:
+    """The sum of two sets of sections, both with rising tables: `merge_sum` table by table, and of their squares where
+    there are any (then both must have them). Returns the number of sections; the outputs have room for both."""
+    a = b = count = at_a = at_b = to = 0
+    starts[0] = 0
+    while a < tables_A.size or b < tables_B.size:
+        from_a = a < tables_A.size and (b == tables_B.size or tables_A[a] <= tables_B[b])
+        from_b = b < tables_B.size and (a == tables_A.size or tables_B[b] <= tables_A[a])
+        table = tables_A[a] if from_a else tables_B[b]
+        dim = dims_T[table]
+        rows_a = starts_A1[a + 1] - starts_A1[a] if from_a else 0
+        rows_b = starts_B1[b + 1] - starts_B1[b] if from_b else 0
+        first_a = starts_A1[a] if from_a else 0
+        first_b = starts_B1[b] if from_b else 0
+        begin = starts[count]
+        rows = merge_sum(
+            ids_A[first_a : first_a + rows_a],
+            values_A[at_a : at_a + rows_a * dim].reshape((rows_a, dim)),
+            ids_B[first_b : first_b + rows_b],
+            values_B[at_b : at_b + rows_b * dim].reshape((rows_b, dim)),
+            ids[begin : begin + rows_a + rows_b],
+            values[to : to + (rows_a + rows_b) * dim].reshape((rows_a + rows_b, dim)),
+        )
+        if squares.size:
+            merge_sum(
+                ids_A[first_a : first_a + rows_a],
+                squares_A[first_a : first_a + rows_a].reshape((rows_a, 1)),
+                ids_B[first_b : first_b + rows_b],
+                squares_B[first_b : first_b + rows_b].reshape((rows_b, 1)),
+                ids[begin : begin + rows_a + rows_b],
+                squares[begin : begin + rows_a + rows_b].reshape((rows_a + rows_b, 1)),
+            )
+        tables[count] = table
+        starts[count + 1] = begin + rows
+        at_a += rows_a * dim
+        at_b += rows_b * dim
+        to += rows * dim
+        a += from_a
+        b += from_b
+        count += 1
+    return count

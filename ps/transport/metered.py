@@ -1,0 +1,156 @@
+"""Counts the bytes of a worker's messages to and from servers as they pass, each byte once.
+
+What the bytes are stands in each message's header and directory, so the client knows nothing of it. Holds no row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from concurrent.futures import Future
+from typing import Protocol
+
+from shardkeep.base.errors import CorruptMessage
+from shardkeep.compression.ledger import Ledger
+from shardkeep.ps.transport import rpc_envelope
+from shardkeep.ps.transport.rpc_group import Transport
+from shardkeep.ps.wire.message import FLUSH, REFERENCE, Bytes, Kind, Packed, read
+from shardkeep.ps.wire.rows import ELEMENTS, RowFormat, elements_of
+
+Parts = Mapping[str, int]
+"""Bytes by part of the ledger."""
+
+_DIRECTIONS = {Kind.PULL: "pull", Kind.READ: "read", Kind.PUSH: "push", Kind.ASK: "control"}
+_STEPPED = ("push", "pull", "tower")
+"""Directions whose bytes belong to a step of training."""
+
+
+class Meter(Protocol):
+    """Where a MeteredTransport books what passes."""
+
+    def book(self, server: int, direction: str, step: int, parts: Parts, *, answer: bool) -> None:
+        """Books one message to a server, or its answer to a call. Any thread."""
+        ...
+
+
+class MeteredTransport:
+    """A transport that books each message, with what torch RPC adds to it.
+
+    A message is booked before `send` returns, an answer before its future is done: totals are exact after `result`."""
+
+    def __init__(self, transport: Transport, meter: Meter) -> None:
+        self.num_servers = transport.num_servers
+        self._transport = transport
+        self._meter = meter
+
+    def send(self, server: int, message: Bytes, then: Bytes | None = None, *, timeout_s: float) -> Future[Bytes]:
+        answer = self._transport.send(server, message, then, timeout_s=timeout_s)
+        last = read(message)  # after the call: the server works meanwhile
+        self._book(server, last, rpc_envelope.call_bytes(server, last.generation, message.size))
+        if then is not None:
+            last = read(then)
+            self._book(server, last, rpc_envelope.next_message_bytes(then.size))
+        return self._booked(server, last, answer)
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def _book(self, server: int, message: Packed, rpc_bytes: int) -> None:
+        parts = _parts(message)
+        if message.kind is Kind.PUSH and message.value == FLUSH:
+            parts = {"flush": message.buffer.size}
+        self._add(server, message, parts | {"rpc": rpc_bytes}, answer=False)
+
+    def _booked(self, server: int, asked: Packed, answer: Future[Bytes]) -> Future[Bytes]:
+        """An answer whose future is done when it is booked."""
+        if answer.done():
+            self._book_answer(server, asked, answer)
+            return answer
+        booked: Future[Bytes] = Future()
+
+        def finish(answer: Future[Bytes]) -> None:
+            try:
+                self._book_answer(server, asked, answer)
+            finally:
+                error = answer.exception()
+                if error is None:
+                    booked.set_result(answer.result())
+                else:
+                    booked.set_exception(error)
+
+        answer.add_done_callback(finish)
+        return booked
+
+    def _book_answer(self, server: int, asked: Packed, answer: Future[Bytes]) -> None:
+        if answer.exception() is not None:
+            return
+        try:
+            message = read(answer.result())
+            parts = _parts(message)
+        except CorruptMessage:  # the caller raises it
+            return
+        self._add(server, asked, parts | {"rpc": rpc_envelope.answer_bytes(message.buffer.size)}, answer=True)
+
+    def _add(self, server: int, asked: Packed, parts: Parts, *, answer: bool) -> None:
+        if asked.kind is Kind.ASK:
+            parts = {"questions": sum(parts.values())}
+        self._meter.book(server, _DIRECTIONS[asked.kind], asked.step, parts, answer=answer)
+
+
+class Traffic:
+    """What one worker sends in its life, over all generations."""
+
+    def __init__(self) -> None:
+        self.ledger = Ledger()
+        self.sent_until = dict.fromkeys(_STEPPED, 0)
+        """By direction, the step after the last one that bytes were sent for."""
+
+
+class LedgerMeter:
+    """Books one generation's bytes in the ledger. Those of a step that an earlier generation sent are retries.
+
+    The step under way is the one after the last push; before the first push, the step of the first pull."""
+
+    def __init__(self, traffic: Traffic) -> None:
+        self._ledger = traffic.ledger
+        self._sent_until = traffic.sent_until
+        self._retries_until = dict(traffic.sent_until)
+        self._step: int | None = None
+
+    def book(self, server: int, direction: str, step: int, parts: Parts, *, answer: bool) -> None:
+        """Books a message between this worker and a server."""
+        if not answer and direction == "push":
+            self._step = step + 1
+        elif not answer and direction == "pull" and self._step is None:
+            self._step = step
+        self._add(direction, step, parts, answer=answer)
+
+    def book_among_workers(self, direction: str, parts: Parts) -> None:
+        """Books what this worker sends the others in the step under way."""
+        self._add(direction, self._step or 0, parts, answer=False)
+
+    def _add(self, direction: str, step: int, parts: Parts, *, answer: bool) -> None:
+        if direction in self._sent_until:
+            if not answer:  # one thread sends; answers come in others
+                self._sent_until[direction] = max(self._sent_until[direction], step + 1)
+            if step < self._retries_until[direction]:
+                parts = {"retries": sum(parts.values())}
+        self._ledger.add_parts(direction, parts, answer=answer)
+
+
+def _parts(message: Packed) -> dict[str, int]:
+    """What the bytes of a message are."""
+    id_bytes, value_bytes = message.id_bytes, message.value_bytes
+    parts = {"ids": id_bytes, "values": value_bytes, "framing": message.buffer.size - id_bytes - value_bytes}
+    if id_bytes and int(message.id_formats_S[0]) >= REFERENCE:  # these sections come first
+        parts["masks"] = int(message.id_bytes_S[message.id_formats_S >= REFERENCE].sum())
+        parts["ids"] -= parts["masks"]
+    if value_bytes and int(message.value_formats_S[0]) == ELEMENTS:
+        parts["indices"] = value_bytes - 4 * elements_of(message)
+        parts["values"] -= parts["indices"]
+    elif value_bytes and int(message.value_formats_S[0]):
+        row_format = RowFormat.of_tag(int(message.value_formats_S[0]))
+        rows = int(message.rows_S.sum())
+        beside = {"scales": rows * row_format.codec.scale_bytes, "moments": rows * row_format.moments}
+        parts |= {part: size for part, size in beside.items() if size}
+        parts["values"] -= sum(beside.values())
+    return parts

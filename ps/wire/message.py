@@ -1,0 +1,254 @@
+"""The one binary form of every data-plane message: a header, a directory of sections, the sections' bytes.
+
+Knows no table, codec or socket. A message is immutable once sent; reading one copies nothing.
+
+    header      40 B  magic, version, kind, generation, rank, step, number of sections, value
+    directory   a few bytes a section: table, rows, id format, value format, bytes of ids, bytes of values
+    ids         every section's, one after the other
+    values      every section's, one after the other
+
+Ids, values and the message's end are at multiples of 8 bytes, with zeros in between. The directory is drawn in
+message_kernels.py.
+
+`Packed` is a message in this form, with the directory as arrays: what the hot path works on. `Message` and its
+`Section`s are the same as objects, for everything that is small or rare.
+"""
+# S = sections of a message
+
+from __future__ import annotations
+
+import enum
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkeep.base.errors import CorruptMessage, ProtocolError
+from shardkeep.ps.wire import message_kernels as at
+
+Bytes = npt.NDArray[np.uint8]
+Ints = npt.NDArray[np.int64]
+
+MAGIC = 0x4B53  # "SK"
+VERSION = 3
+_HEADER = struct.Struct("<HBBIIIqqQ")  # magic, version, kind, generation, rank, sections, step, value, length
+KIND_AT = 3
+"""The byte of a message that says its kind."""
+FLUSH = 1
+"""The value of a push that brings all gradients that earlier pushes held back. Servers do not read it."""
+REFERENCE = 16
+"""From this id format on (compression/ids) a section's ids are places among those that the same step pulled."""
+MOST_SECTIONS = 1 << 16
+"""A few bytes of a directory become some 100 in memory; no job has so many tables."""
+
+
+class Kind(enum.IntEnum):
+    """What a message asks or answers."""
+
+    PULL = 1  # ids; waits for what the consistency mode promises; a pull of no ids is a fence
+    READ = 2  # ids; answered at once (evaluation)
+    ROWS = 3  # the answer to both; value = staleness of the rows in steps
+    PUSH = 4  # ids and gradients; value = FLUSH where those of earlier steps come along
+    ACK = 5  # the answer to a push
+    ASK = 6  # a question in JSON (one section of values)
+    ANSWER = 7  # its answer in JSON
+    ERROR = 8  # the answer to anything that failed; a line of text
+
+
+_WRONG = {
+    at.BROKEN: "the directory ends too early or has a number that is none",
+    at.TOO_LONG: "the sections alone have more",
+    at.PADDING: "the padding is not all zeros",
+}
+_KINDS = {int(kind): kind for kind in Kind}
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One table's part of a message. `ids` and `values` are encoded; `rows` says how many they are."""
+
+    table: int
+    rows: int
+    ids: Bytes
+    values: Bytes
+    id_format: int = 0
+    value_format: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    kind: Kind
+    generation: int
+    rank: int
+    step: int
+    sections: tuple[Section, ...] = ()
+    value: int = 0
+
+
+EMPTY: Bytes = np.empty(0, dtype=np.uint8)
+_NO_SECTIONS: Ints = np.empty(0, dtype=np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A message in its binary form: the header's fields, the directory's columns, and where each part lies."""
+
+    kind: Kind
+    generation: int
+    rank: int
+    step: int
+    value: int
+    buffer: Bytes
+    tables_S: Ints
+    rows_S: Ints
+    id_formats_S: Ints
+    value_formats_S: Ints
+    id_bytes_S: Ints
+    value_bytes_S: Ints
+    ids_at_S1: Ints
+    """Where each section's ids start in the buffer, and where the last one's end."""
+    values_at_S1: Ints
+    """Where each section's values start, and where the last one's end."""
+
+    @property
+    def ids_area(self) -> Bytes:
+        """All sections' ids, a view without gaps."""
+        return self.buffer[self.ids_at_S1[0] : self.ids_at_S1[-1]]
+
+    @property
+    def values_area(self) -> Bytes:
+        """All sections' values, a view without gaps."""
+        return self.buffer[self.values_at_S1[0] : self.values_at_S1[-1]]
+
+    @property
+    def id_bytes(self) -> int:
+        """Of all sections."""
+        return int(self.ids_at_S1[-1] - self.ids_at_S1[0])
+
+    @property
+    def value_bytes(self) -> int:
+        """Of all sections."""
+        return int(self.values_at_S1[-1] - self.values_at_S1[0])
+
+    def section(self, s: int) -> Section:
+        """Section `s` as an object; its bytes are views."""
+        ids_at, values_at = int(self.ids_at_S1[s]), int(self.values_at_S1[s])
+        return Section(
+            table=int(self.tables_S[s]),
+            rows=int(self.rows_S[s]),
+            ids=self.buffer[ids_at : ids_at + int(self.id_bytes_S[s])],
+            values=self.buffer[values_at : values_at + int(self.value_bytes_S[s])],
+            id_format=int(self.id_formats_S[s]),
+            value_format=int(self.value_formats_S[s]),
+        )
+
+
+def allocate(
+    kind: Kind,
+    *,
+    generation: int,
+    rank: int,
+    step: int,
+    value: int = 0,
+    tables_S: Ints = _NO_SECTIONS,
+    rows_S: Ints = _NO_SECTIONS,
+    id_bytes_S: Ints | int = 0,
+    value_bytes_S: Ints | int = 0,
+    id_formats_S: Ints | int = 0,
+    value_formats_S: Ints | int = 0,
+) -> Packed:
+    """A message with its header and directory written and its padding cleared; the caller fills ids and values.
+
+    A number stands for a column of it. Raises ProtocolError for more than MOST_SECTIONS."""
+    count = tables_S.size
+    if count > MOST_SECTIONS:
+        raise ProtocolError(f"a message of {count} sections; allowed: {MOST_SECTIONS}")
+    columns = np.empty((at.NUM_COLUMNS, count + 1), dtype=np.int64)
+    columns[at.TABLES, :count], columns[at.ROWS, :count] = tables_S, rows_S
+    columns[at.ID_FORMATS, :count], columns[at.VALUE_FORMATS, :count] = id_formats_S, value_formats_S
+    columns[at.ID_BYTES, :count], columns[at.VALUE_BYTES, :count] = id_bytes_S, value_bytes_S
+    length = at.place(columns, _HEADER.size)
+    buffer = np.empty(length, dtype=np.uint8)
+    _HEADER.pack_into(buffer.data, 0, MAGIC, VERSION, int(kind), generation, rank, count, step, value, length)
+    at.write_directory(columns, buffer, _HEADER.size)
+    return _packed(kind, generation, rank, step, value, buffer, columns)
+
+
+def pack(message: Message) -> Bytes:
+    """The message as one fresh uint8 array."""
+    sections = message.sections
+    directory = [(s.table, s.rows, s.ids.size, s.values.size, s.id_format, s.value_format) for s in sections]
+    columns = np.array(directory, dtype=np.int64).reshape(-1, 6).T
+    packed = allocate(
+        message.kind,
+        generation=message.generation,
+        rank=message.rank,
+        step=message.step,
+        value=message.value,
+        tables_S=columns[0],
+        rows_S=columns[1],
+        id_bytes_S=columns[2],
+        value_bytes_S=columns[3],
+        id_formats_S=columns[4],
+        value_formats_S=columns[5],
+    )
+    for s, section in enumerate(sections):
+        mine = packed.section(s)
+        mine.ids[:], mine.values[:] = section.ids, section.values
+    return packed.buffer
+
+
+def read(buffer: Bytes) -> Packed:
+    """The message in `buffer`, checked for being one whole message. Copies nothing. Raises CorruptMessage."""
+    plain = buffer.dtype == np.uint8 and buffer.ndim == 1 and buffer.flags.c_contiguous
+    if not plain or buffer.size < _HEADER.size:
+        raise CorruptMessage(f"{buffer.size} bytes are no message; a header has {_HEADER.size}")
+    magic, version, kind, generation, rank, count, step, value, length = _HEADER.unpack_from(buffer.data)
+    if magic != MAGIC or version != VERSION:
+        raise CorruptMessage(f"magic {magic:#x} version {version}, expected {MAGIC:#x} version {VERSION}")
+    if length != buffer.size or count > min(buffer.size - _HEADER.size, MOST_SECTIONS):
+        raise CorruptMessage(f"{buffer.size} bytes received, the header says {length} with {count} sections")
+    columns = np.empty((at.NUM_COLUMNS, count + 1), dtype=np.int64)
+    expected = at.read_directory(buffer, _HEADER.size, columns)
+    if expected != buffer.size:
+        told = _WRONG.get(expected, f"the sections add up to {expected}")
+        raise CorruptMessage(f"{buffer.size} bytes received, {told}")
+    if kind not in _KINDS:
+        raise CorruptMessage(f"unknown kind of message {kind}")
+    return _packed(_KINDS[kind], generation, rank, step, value, buffer, columns)
+
+
+def unpack(buffer: Bytes) -> Message:
+    """The message in `buffer` as objects; its sections are views of it. Raises CorruptMessage."""
+    packed = read(buffer)
+    sections = tuple(packed.section(s) for s in range(packed.tables_S.size))
+    return Message(packed.kind, packed.generation, packed.rank, packed.step, sections, packed.value)
+
+
+def text_message(kind: Kind, text: str, *, generation: int = 0, rank: int = 0) -> Bytes:
+    """A packed ASK, ANSWER or ERROR."""
+    body = np.frombuffer(text.encode("utf-8"), dtype=np.uint8)
+    return pack(Message(kind, generation, rank, 0, (Section(0, 0, EMPTY, body),)))
+
+
+def text_of(message: Message) -> str:
+    """The text of an ASK, ANSWER or ERROR."""
+    if len(message.sections) != 1:
+        raise CorruptMessage(f"{message.kind.name} with {len(message.sections)} sections; allowed: 1")
+    return bytes(message.sections[0].values).decode("utf-8", errors="replace")
+
+
+def _packed(kind: Kind, generation: int, rank: int, step: int, value: int, buffer: Bytes, columns: Ints) -> Packed:
+    count = columns.shape[1] - 1
+    return Packed(
+        kind, generation, rank, step, value, buffer,
+        columns[at.TABLES, :count],
+        columns[at.ROWS, :count],
+        columns[at.ID_FORMATS, :count],
+        columns[at.VALUE_FORMATS, :count],
+        columns[at.ID_BYTES, :count],
+        columns[at.VALUE_BYTES, :count],
+        columns[at.IDS_AT],
+        columns[at.VALUES_AT],
+    )  # fmt: skip

@@ -1,0 +1,229 @@
+"""What a job will need, from its config and a look at its data: memory, bytes and messages, and the pace of the links.
+
+Starts no process. Says nothing about how fast the machines compute.
+"""
+# S = servers, W = workers
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from mmap import PAGESIZE
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shardkeep.base.compiling.kernels import load_kernels
+from shardkeep.base.errors import ConfigError, DataError
+from shardkeep.compression.config import TowerCompressionConfig
+from shardkeep.compression.tower.compressor import DenseCompression
+from shardkeep.compression.tower.exchange import Ranks
+from shardkeep.config import JobConfig
+from shardkeep.estimate.dry_run import Played, play
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
+from shardkeep.roles.assembly import build_dense_model, step_slices, table_specs
+from shardkeep.roles.kernel_needs import needed_kernels
+from shardkeep.workers.collectives import wire_bytes
+from shardkeep.workers.collectives.wire_bytes import goes_direct
+from shardkeep.workers.data.samples import Data, Progress
+from shardkeep.workers.data.sources.registry import open_data
+from shardkeep.workers.embeddings.layer import Embeddings
+
+ID_BYTES, VALUE_BYTES = 8, 4
+INDEX_BYTES = 14
+"""Of a row, on the average: entries of 8 bytes, 0.47 to 0.7 of them taken (ps/shard/table/index.py)."""
+MILLION = 1_000_000
+Part = dict[str, Any]
+Shares = npt.NDArray[np.float64]
+CLASSES = {
+    "pull": "ids to the servers",
+    "pull answer": "rows to the workers",
+    "push": "gradients to the servers",
+    "push answer": "acknowledgements",
+}
+
+
+def estimate(config: JobConfig, *, gbit_per_s: float, progress: Progress | None = None) -> Part:
+    """The job's estimate as JSON types; seconds, and the conversion of files that were never read before.
+
+    Without data (`note` says why) it has the tables alone, at a million rows each.
+
+    Args:
+        config: The job; `data.root` must be resolved.
+        gbit_per_s: Bandwidth of each process's link, each way, in 10^9 bits.
+        progress: Told how far the conversion is.
+
+    Raises:
+        ConfigError: The bandwidth or a setting is wrong.
+    """
+    if not 0.0 < gbit_per_s < float("inf"):
+        raise ConfigError(f"--gbit-per-s {gbit_per_s:g}: allowed: a number above 0")
+    load_kernels(needed_kernels(config, "server", "worker"))
+    try:
+        data = open_data(config.data, seed=config.seed, progress=progress)
+    except DataError as error:
+        tables = [config.table(name) for name in _named_tables(config)]
+        servers = max(config.servers, 1)
+        shares = {table.name: np.full(servers, 1.0 / servers) for table in tables}
+        memory = memory_of(tables, dict.fromkeys(shares, float(MILLION)), shares)
+        return {"job": _job(config), "note": f"{error}", **memory}
+    return _with_data(config, data, gbit_per_s)
+
+
+def _with_data(config: JobConfig, data: Data, gbit_per_s: float) -> Part:
+    tables = table_specs(config, data.train.schema)
+    slices = step_slices(config, num_samples=len(data.train))
+    steps = min(slices.num_steps, config.train.max_steps or slices.num_steps)
+    played = play(config, tables, data.train, slices, steps)
+    tower = tower_of(config, data)
+    traffic = traffic_of(played, tower, workers=config.workers)
+    per_step = sum(row["bytes"] for row in traffic)
+    links = links_of(played, tower, config, gbit_per_s)
+    bound_ms = max((link["bound_ms"] for link in links), default=0.0)
+    return {
+        "job": _job(config) | {"steps": steps, "step_samples": slices.global_batch, "samples": len(data.train)},
+        "drawn": {"steps": played.steps, "samples": played.samples, "rows_counted": played.counted},
+        **memory_of(tables, played.rows, played.shares),
+        "tower": tower,
+        "step": {
+            "ids_per_worker": played.ids,
+            "distinct_per_worker": played.unique,
+            "read_again": played.rereads.again,
+            "changed_by_others": played.rereads.changed,
+            "calls": played.calls,
+            "traffic": traffic,
+        },
+        "bytes_per_step": per_step,
+        "bytes_per_sample": per_step / slices.global_batch,
+        "gbit_per_s": gbit_per_s,
+        "links": links,
+        "bound_ms": bound_ms,
+        "bound_samples_per_s": slices.global_batch / bound_ms * 1e3 if bound_ms else None,
+    }
+
+
+def _job(config: JobConfig) -> Part:
+    keys = {"name": config.name, "servers": config.servers, "workers": config.workers}
+    return keys | {"batch_size": config.train.batch_size, "accumulate": config.train.accumulate}
+
+
+def _named_tables(config: JobConfig) -> list[str]:
+    """The tables that the config itself names; what else there is only the data knows."""
+    named = [c.table or c.column for c in config.data.sparse if "*" not in c.column or c.table]
+    return list(dict.fromkeys(named + [name for name in config.tables if name != "default"])) or ["default"]
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+def memory_of(tables: Sequence[TableSpec], rows: Mapping[str, float], shares: Mapping[str, Shares]) -> Part:
+    """Bytes of each table over all servers, and of each server over all tables; `shares` as `Played` has them."""
+    listed: list[Part] = []
+    num_servers = len(next(iter(shares.values())))
+    servers: list[Part] = [{"index": s, "rows": 0, "bytes": 0} for s in range(num_servers)]
+    for table in tables:
+        ends_S = np.round(np.cumsum(shares[table.name]) * rows[table.name]).astype(int)
+        parts = [table_bytes(table, int(count)) for count in np.diff(ends_S, prepend=0)]
+        for server, part in zip(servers, parts, strict=True):
+            server["rows"] += part["rows"]
+            server["bytes"] += part["bytes"]
+        total = {key: sum(part[key] for part in parts) for key in parts[0]}
+        head = {"name": table.name, "dim": table.dim, "optimizer": table.optimizer.name}
+        listed.append(head | total | {"bytes_per_row": total["bytes"] / max(total["rows"], 1)})
+    return {"tables": listed, "servers": servers}
+
+
+def table_bytes(table: TableSpec, rows: int) -> dict[str, int]:
+    """What `rows` rows of a table take on one server: its parts, and all of the memory's pages."""
+    num_slots = OPTIMIZERS[table.optimizer.name].num_slots(table.dim)
+    words = ID_BYTES // VALUE_BYTES + table.dim + num_slots
+    records, index = rows * (words + words % 2) * VALUE_BYTES, rows * INDEX_BYTES
+    return {
+        "rows": rows,
+        "weights": rows * table.dim * VALUE_BYTES,
+        "slots": rows * num_slots * VALUE_BYTES,
+        "ids": rows * ID_BYTES,
+        "index": index,
+        "bytes": sum(-(-size // PAGESIZE) * PAGESIZE for size in (records, index)),
+    }
+
+
+# ---- traffic ---------------------------------------------------------------------------------------------------------
+
+
+def tower_of(config: JobConfig, data: Data) -> Part:
+    """Parameters of the dense model, and what all workers together send to add up their gradients in a step."""
+    schema = data.train.schema
+    embeddings = Embeddings(schema, {spec.name: spec for spec in table_specs(config, schema)})
+    model = build_dense_model(config, schema, embeddings)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    size = sum(p.nbytes for p in trained)
+    shapes = {name: tuple(p.shape) for name, p in model.named_parameters() if p.requires_grad}
+    ring_bytes = size if config.consistency.mode != "sync" else None
+    reduced = reduce_bytes(config.compression.tower, shapes, config.workers, ring_bytes=ring_bytes)
+    spread = sum(
+        _total(wire_bytes.broadcast(config.workers, buffer.nbytes, source=True))
+        for buffer in model.buffers()
+        if buffer.is_floating_point()
+    )
+    return {
+        "parameters": sum(p.numel() for p in trained),
+        "bytes": size,
+        "reduce_bytes": reduced * config.workers + spread,
+        "reduce_bytes_per_worker": reduced,
+    }
+
+
+def reduce_bytes(
+    wish: TowerCompressionConfig, shapes: Mapping[str, tuple[int, ...]], workers: int, *, ring_bytes: int | None
+) -> int:
+    """Bytes that a worker sends for one sum of the tower's gradients over all workers, headers included, after any
+    warm-up. `ring_bytes`: of all gradients, where an uncompressed sum of more than a few is a ring all-reduce, as
+    outside of `sync`; None = it adds in rank order. The gradients are random: what `lossless` takes of real ones
+    differs."""
+    sent, ranks, random = 0, Ranks(0, workers), torch.Generator().manual_seed(0)
+    if wish.name == "none" and ring_bytes is not None and not goes_direct(ring_bytes * (workers - 1)):
+        sent = _total(wire_bytes.all_reduce(workers, ring_bytes))
+    elif workers > 1:
+        dense = DenseCompression(wish, shapes, torch.device("cpu"))
+        dense.begin(wish.warmup_steps or 0, 1.0)
+        rounds = dense.sum(list(shapes), [torch.randn(shape, generator=random) for shape in shapes.values()], ranks)
+        exchange = next(rounds)
+        with contextlib.suppress(StopIteration):
+            while True:
+                sent += _total(wire_bytes.exchange(workers, exchange))
+                mine = exchange.packets if exchange.packets.ndim == 1 else exchange.packets[0]
+                exchange = rounds.send(torch.stack([mine] * workers))
+    return sent
+
+
+def _total(parts: wire_bytes.Parts) -> int:
+    return sum(parts.values())
+
+
+def traffic_of(played: Played, tower: Mapping[str, Any], *, workers: int) -> list[Part]:
+    """Bytes of a full step over all workers, by class."""
+    rows: list[Part] = []
+    for name, text in CLASSES.items():
+        rows.append({"class": name, "text": text, "bytes": float(played.bytes_S.get(name, np.zeros(1)).sum())})
+    if workers > 1:
+        rows.append({"class": "dense", "text": "gradients of the tower", "bytes": float(tower["reduce_bytes"])})
+    return rows
+
+
+def links_of(played: Played, tower: Mapping[str, Any], config: JobConfig, gbit_per_s: float) -> list[Part]:
+    """What a step brings into and out of the busiest server and a worker, and the time that takes at least."""
+    if not config.servers:
+        return []
+    pull, rows, push, acks = (played.bytes_S.get(name, np.zeros(config.servers)) for name in CLASSES)
+    reduced = tower["reduce_bytes_per_worker"]
+    to_servers, to_workers = float((pull + push).sum()), float((rows + acks).sum())
+    ends = [
+        ("busiest server", float((pull + push).max()), float((rows + acks).max())),
+        ("worker", to_workers / config.workers + reduced, to_servers / config.workers + reduced),
+    ]
+    per_ms = gbit_per_s * 1e9 / 8 / 1e3
+    return [{"process": n, "in_bytes": i, "out_bytes": o, "bound_ms": max(i, o) / per_ms} for n, i, o in ends]

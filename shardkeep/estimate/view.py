@@ -1,0 +1,140 @@
+"""How `shardkeep estimate` shows what it found: a few tables of text. Computes nothing but sums and units."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from shardkeep.run.screen import PIPED_WIDTH, Screen, two_columns
+
+Part = Mapping[str, Any]
+SHOWN_TABLES = 12
+"""The largest tables are shown one by one."""
+PARTS = ("weights", "slots", "ids", "index", "bytes")
+PART_NAMES = {"bytes": "in all"}
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[Screen]:
+    """Shows on stderr what takes long: kernels that are compiled, files that are converted."""
+    screen = Screen(Console(stderr=True))
+    try:
+        yield screen
+    finally:
+        screen.end_bar()
+
+
+def show_estimate(found: Part, console: Console) -> None:
+    """Prints an estimate as `shardkeep.estimate.estimate.estimate` returns it."""
+    console.print(two_columns(list(_job_rows(found))))
+    console.print()
+    console.print(_memory(found, console))
+    if len(found["servers"]) > 1:
+        console.print(_servers_line(found["servers"]))
+    if "note" in found:
+        return
+    console.print()
+    console.print(_traffic(found))
+    console.print(f"in {_count(round(found['step']['calls']), 'call')} to servers")
+    console.print()
+    if found["links"]:
+        console.print(_links(found))
+        console.print(_bound_line(found))
+    else:
+        console.print("servers: 0: nothing travels between processes")
+
+
+def _job_rows(found: Part) -> Iterator[tuple[str, str]]:
+    job = found["job"]
+    accumulated = f" x {job['accumulate']} micro-batches" if job["accumulate"] > 1 else ""
+    batch = f"batches of {job['batch_size']:,}{accumulated} a worker"
+    yield "job", f"{job['name']}: {_count(job['servers'], 'server')}, {_count(job['workers'], 'worker')}, {batch}"
+    if "note" in found:
+        yield "no data", f"{found['note']}; memory for a million rows of each table, no traffic"
+        return
+    drawn, step, tower = found["drawn"], found["step"], found["tower"]
+    yield "steps", f"{job['steps']:,} of {job['step_samples']:,} samples; the data has {job['samples']:,}"
+    yield "looked at", f"{drawn['samples']:,} samples in {_count(drawn['steps'], 'step')}"
+    yield "ids", f"{step['ids_per_worker']:,.0f} a step and worker, {step['distinct_per_worker']:,.0f} of them distinct"
+    again, changed = step["read_again"], step["changed_by_others"]
+    yield "rows", f"{again:.0%} read before by the same worker, {changed:.0%} changed by another one since"
+    yield "tower", f"{tower['parameters']:,} parameters, {_size(tower['bytes'])}"
+
+
+def _memory(found: Part, console: Console) -> Table:
+    """The tables' memory part by part, or as one sum where the terminal has no room for the parts."""
+    whole = _memory_in(found, PARTS)
+    needed = console.measure(whole, options=console.options.update(width=PIPED_WIDTH)).maximum
+    return whole if needed <= console.width else _memory_in(found, PARTS[-1:])
+
+
+def _memory_in(found: Part, parts: Sequence[str]) -> Table:
+    tables = sorted(found["tables"], key=lambda t: -t["bytes"])
+    unit, factor = ("MB", 1e6) if _sum(tables)["bytes"] >= 1e7 else ("kB", 1e3)
+    view = _table(f"in {unit}: table", "dim", "rows", *(PART_NAMES.get(part, part) for part in parts), "bytes\na row")
+    about = "" if found.get("drawn", {}).get("rows_counted", True) else "~"
+    for table in tables[:SHOWN_TABLES]:
+        view.add_row(table["name"], str(table["dim"]), *_sizes(table, about, factor, parts))
+    if rest := tables[SHOWN_TABLES:]:
+        view.add_row(f"{len(rest)} smaller", "", *_sizes(_sum(rest), about, factor, parts))
+    if len(tables) > 1:
+        view.add_row("all", "", *_sizes(_sum(tables), about, factor, parts), style="bold")
+    return view
+
+
+def _sizes(table: Part, about: str, factor: float, keys: Sequence[str]) -> list[str]:
+    parts = [f"{table[key] / factor:,.{2 if table[key] < 10 * factor else 1}f}" for key in keys]
+    return [f"{about}{table['rows']:,}", *parts, f"{table['bytes'] / max(table['rows'], 1):,.0f}"]
+
+
+def _sum(tables: Sequence[Part]) -> Part:
+    return {key: sum(table[key] for table in tables) for key in ("rows", *PARTS)}
+
+
+def _servers_line(servers: Sequence[Part]) -> str:
+    low, high = (_size(pick(server["bytes"] for server in servers)) for pick in (min, max))
+    return f"each server: {low if low == high else f'{low} to {high}'}, without the process itself"
+
+
+def _traffic(found: Part) -> Table:
+    view = _table("a step of all workers", "bytes", "bytes a sample")
+    samples = found["job"]["step_samples"]
+    for row in found["step"]["traffic"]:
+        view.add_row(row["text"], _size(row["bytes"]), f"{row['bytes'] / samples:,.1f}")
+    view.add_row("all", _size(found["bytes_per_step"]), f"{found['bytes_per_sample']:,.1f}", style="bold")
+    return view
+
+
+def _links(found: Part) -> Table:
+    view = _table(f"a link of {found['gbit_per_s']:g} Gbit/s each way", "in", "out", "at least")
+    for link in found["links"]:
+        view.add_row(link["process"], _size(link["in_bytes"]), _size(link["out_bytes"]), f"{link['bound_ms']:,.3f} ms")
+    return view
+
+
+def _bound_line(found: Part) -> str:
+    rate = found["bound_samples_per_s"]
+    return f"no step is shorter than {found['bound_ms']:,.3f} ms: at most {rate:,.0f} samples/s over these links"
+
+
+def _table(first: str, *others: str) -> Table:
+    view = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    view.add_column(first, overflow="fold", max_width=40)  # names of tables may be long
+    for name in others:
+        view.add_column(name, justify="right", no_wrap=True)
+    return view
+
+
+def _size(size: float) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= factor:
+            return f"{size / factor:,.1f} {unit}"
+    return f"{size:,.0f} B"
+
+
+def _count(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,250 @@
+"""Role processes on this machine: started, watched, ended without leftovers.
+
+A child holds the read end of a pipe whose other end only the launcher has: when the launcher dies, however it
+dies, the pipe ends and so does the child (`end_with_parent`). Knows nothing of jobs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Protocol
+
+from shardkeep.affinity import Cores, pin
+from shardkeep.base.deadlines import Deadline
+from shardkeep.base.exit_codes import signal_left_on
+
+_NATIVE_LOG = re.compile(r"\[[IW]\d{4} ")  # information and warnings of torch's C++ side
+SHARDKEEP = (sys.executable, "-P", str(Path(__file__).resolve().parents[1] / "__main__.py"))
+"""This very package's command, wherever it lies, with nothing more on the import path."""
+LAST_SECONDS_S = 5.0
+"""What a child that was interrupted gets to end in order."""
+
+
+@dataclass(frozen=True)
+class Death:
+    """How a child ended."""
+
+    role: str
+    index: int
+    pid: int
+    code: int
+    """Exit code, or minus the signal's number."""
+    last_words: str
+    """The last telling line of its log; may be empty."""
+
+    @property
+    def by_signal(self) -> bool:
+        """Whether a signal ended it, at once or in order: no failure of its own."""
+        return self.code < 0 or signal_left_on(self.code) is not None
+
+    def how(self) -> str:
+        """`killed by SIGKILL`, `left on SIGTERM` or `exit code 1: last line of its log`."""
+        if self.code < 0:
+            return f"killed by {_signal_name(-self.code)}"
+        if (name := signal_left_on(self.code)) is not None:
+            return f"left on {name}"
+        return f"exit code {self.code}" + (f": {self.last_words}" if self.last_words else "")
+
+    def text(self) -> str:
+        """`worker 1 (pid 123) ended: killed by SIGKILL`."""
+        return f"{self.role} {self.index} (pid {self.pid}) ended: {self.how()}"
+
+
+def child_environment(base: Mapping[str, str], *, threads: int) -> dict[str, str]:
+    """The environment of roles: fixed threads, quiet gRPC."""
+    counts = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
+    return {
+        **base,
+        **dict.fromkeys(counts, str(threads)),
+        "GRPC_ENABLE_FORK_SUPPORT": "0",
+        "GRPC_VERBOSITY": "ERROR",
+        "PYTHONUNBUFFERED": "1",
+    }
+
+
+class Process(Protocol):
+    """What a child needs of `subprocess.Popen`."""
+
+    pid: int
+    returncode: int | None
+
+    @property
+    def stdin(self) -> IO[bytes] | None: ...
+    def poll(self) -> int | None: ...
+    def wait(self) -> int: ...
+    def terminate(self) -> None: ...
+
+
+class Child:
+    """One role process, the leader of its own session, so that Ctrl-C reaches the launcher alone."""
+
+    def __init__(self, role: str, index: int, process: Process, *, log: Path) -> None:
+        self.role, self.index, self._process, self._log = role, index, process, log
+        self._swept = False
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def running(self) -> bool:
+        if self._process.poll() is None:
+            return True
+        if not self._swept:  # once and at once: later the number may be another process's
+            self._swept = True
+            self._kill_group()
+        return False
+
+    def death(self) -> Death | None:
+        """How it ended; None while it runs."""
+        if self.running:
+            return None
+        return Death(self.role, self.index, self.pid, self._process.returncode or 0, last_words(self._log))
+
+    def terminate(self) -> None:
+        """Asks it to end."""
+        if self.running:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """Kills it and whatever it started (compile workers); collects its exit code. Closes the pipe."""
+        if self.running:
+            self._swept = True
+            self._kill_group()
+        self._process.wait()
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+
+    def _kill_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it is gone; macOS: EPERM for a zombie
+            os.killpg(self.pid, signal.SIGKILL)
+
+
+class Starter(Protocol):
+    """Starts roles."""
+
+    def load(self, kernels: Sequence[str]) -> None:
+        """The job's kernels are compiled: loads what roles need, these modules of kernels too, beside the caller."""
+
+    def ready(self, wait_s: float) -> bool:
+        """Whether roles start at once; waits up to `wait_s` for it."""
+
+    def start(
+        self,
+        role: str,
+        index: int,
+        arguments: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str],
+        cores: Cores | None = None,
+    ) -> Child:
+        """Starts a role; may block for seconds. `cores`: where it runs, None = where the system puts it."""
+
+
+class Spawn:
+    """Starts each role by exec."""
+
+    def load(self, kernels: Sequence[str]) -> None:
+        pass
+
+    def ready(self, wait_s: float) -> bool:
+        return True
+
+    def start(
+        self,
+        role: str,
+        index: int,
+        arguments: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str],
+        cores: Cores | None = None,
+    ) -> Child:
+        with log.open("ab") as output:
+            process = subprocess.Popen(
+                [*SHARDKEEP, role, *arguments, "--parent-pipe"],
+                stdin=subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=dict(env),
+                start_new_session=True,
+            )
+        if cores is not None:
+            with contextlib.suppress(ProcessLookupError):  # it has ended already: `death` will tell
+                pin(process.pid, cores)  # at once: threads that it starts later inherit this
+        return Child(role, index, process, log=log)
+
+
+def end_all(children: Iterable[Child], *, grace_s: float) -> list[Child]:
+    """Ends every child and its group: SIGTERM, `grace_s` seconds, SIGKILL. Returns those that had to be killed."""
+    children = list(children)
+    for child in children:
+        child.terminate()
+    wait_all(children, Deadline(grace_s))
+    killed = [child for child in children if child.running]
+    for child in children:
+        child.kill()
+    return killed
+
+
+def wait_all(children: Sequence[Child], deadline: Deadline) -> bool:
+    """Waits until all have ended; False when the time ran out first."""
+    while any(child.running for child in children):
+        if deadline.over:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def end_with_parent(*, patience_s: float, last_s: float = LAST_SECONDS_S) -> None:
+    """In a child: starts the thread that ends this process group once the launcher's end of stdin is closed.
+
+    Args:
+        patience_s: Seconds left to the main thread to end by itself before it is interrupted by SIGTERM.
+        last_s: Seconds it gets from then on, before SIGKILL.
+    """
+    arguments = (patience_s, last_s)
+    threading.Thread(target=_outlive_nobody, args=arguments, name="parent-pipe", daemon=True).start()
+
+
+def _outlive_nobody(patience_s: float, last_s: float) -> None:
+    while os.read(0, 1024):
+        pass
+    print("error: the launcher is gone; ending", file=sys.stderr, flush=True)
+    time.sleep(patience_s)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(last_s)
+    if os.getpgrp() == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(1)
+
+
+def last_words(log: Path, *, tail_bytes: int = 16_384) -> str:
+    """The last `error:` line of a log, else its last line; what a person needs to see first."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - tail_bytes))
+            text = file.read().decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not _NATIVE_LOG.match(line)]
+    errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
+    return (errors or lines or [""])[-1][:500]
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"

@@ -1,0 +1,348 @@
+"""The fork server: one process that has imported what roles need, and starts each role by fork. Linux only.
+
+The server only imports: it runs no operator, no RPC and no gRPC, and has one thread. So a forked role equals a role
+that was started by exec. A role is forked twice and becomes a child of the launcher: its exit code reaches the launcher
+directly, and the death of the server loses nothing. A role begins when the launcher knows its number.
+
+Requests and replies are packets of JSON: {"import": [MODULE...]} -> {"threads": N}, and {"main", "arguments", "cores",
+"blas"}, with the log and the read end of the parent pipe as descriptors, -> {"pid": N} or {"error": TEXT}.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from shardkeep.affinity import Cores
+from shardkeep.base.deadlines import Deadline
+from shardkeep.launch.children import SHARDKEEP, Child, Death, Spawn, last_words
+from shardkeep.launch.forked_role import BLAS_THREADS, become
+
+LIBRARIES = ("torch", "torch._dynamo", "numba", "shardkeep.ps.control.grpc.client", "shardkeep.ps.control.grpc.server")
+"""Imported while data and kernels are prepared. No `pyarrow`: importing it starts a thread."""
+ROLES = ("shardkeep.roles.server", "shardkeep.roles.worker")
+"""Imported once the kernels are compiled, because importing them loads the kernels."""
+FORK_S = 10.0
+"""Seconds that the server gets to fork."""
+READY_S = 120.0
+"""Seconds that the server gets to import, on a machine that is busy."""
+_PACKET_BYTES = 1 << 20
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
+
+
+class NoFork(Exception):
+    """The server did not fork; the text says why."""
+
+
+class ForkServer:
+    """The launcher's end. Call it from one thread: the server ends with the thread that started it."""
+
+    def __init__(self, env: Mapping[str, str], *, main: str = "shardkeep.cli.main:main") -> None:
+        """Starts the server.
+
+        Args:
+            env: The environment of all roles that it can start.
+            main: The roles' main, `module:function`; it finds its arguments in `sys.argv`.
+        """
+        self._env, self._main = dict(env), main
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._errors = os.fdopen(os.memfd_create("fork-server"), "w+b")  # needs no disk that has room
+        self._loading, self._imports_due = 0, Deadline(READY_S)
+        number = theirs.fileno()
+        self._process = subprocess.Popen(
+            [*SHARDKEEP, "fork-server", str(number)],
+            stdin=subprocess.DEVNULL,
+            stdout=self._errors,
+            stderr=self._errors,
+            env=self._env | {BLAS_THREADS: "1"},
+            pass_fds=[number],
+            start_new_session=True,
+        )
+        theirs.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def load(self, modules: Sequence[str]) -> None:
+        """Has the server import modules, after those of earlier calls; does not wait."""
+        with contextlib.suppress(OSError):  # `ready` raises
+            self._control.send(json.dumps({"import": modules}).encode())
+        self._loading += 1
+        self._imports_due = Deadline(READY_S)
+
+    def ready(self, wait_s: float = READY_S) -> bool:
+        """Whether all modules are imported; waits up to `wait_s` for them. Raises NoFork."""
+        deadline = Deadline(wait_s)
+        while self._loading:
+            try:
+                self._reply(deadline.remaining_s)
+            except TimeoutError:
+                if self._imports_due.over:
+                    raise NoFork(f"the fork server has not done its imports within {READY_S:g} s") from None
+                return False
+            self._loading -= 1
+        return True
+
+    def fork(
+        self,
+        arguments: Sequence[str],
+        *,
+        log: int,
+        env: Mapping[str, str],
+        cores: Cores | None = None,
+        limit_s: float = FORK_S,
+    ) -> ForkedProcess:
+        """Forks a role. Waits up to `limit_s` for `ready`, then for the fork. Raises NoFork: no process is left, and
+        the server is of no further use.
+
+        Args:
+            arguments: What follows `shardkeep` on its command line.
+            log: Descriptor of its stdout and stderr.
+            env: Its environment.
+            cores: Where it runs, None = where the system puts it.
+        """
+        if (env.keys() ^ self._env.keys()) or any(self._env[key] != value for key, value in env.items()):
+            raise NoFork("the role's environment is not that of the fork server")
+        if not self.ready(limit_s):
+            raise NoFork("the fork server still imports")
+        asked = {"main": self._main, "arguments": list(arguments), "cores": cores, "blas": env.get(BLAS_THREADS)}
+        request = json.dumps(asked).encode()
+        source, target = os.pipe()
+        try:
+            with _adopting():
+                try:
+                    socket.send_fds(self._control, [request], [log, source])
+                except OSError as error:
+                    raise NoFork(self._why(error)) from error
+                try:
+                    pid = int(self._reply(limit_s)["pid"])
+                except TimeoutError:
+                    raise NoFork("the fork server does not answer") from None
+            os.write(target, b"\n")
+        except BaseException:
+            os.close(target)  # a role that was forked ends by it
+            raise
+        finally:
+            os.close(source)
+        return ForkedProcess(pid, target)
+
+    def close(self) -> None:
+        """Ends the server; the roles that it forked stay."""
+        self._control.close()
+        self._process.kill()
+        self._process.wait()
+        self._errors.close()
+
+    def _reply(self, limit_s: float) -> dict[str, Any]:
+        """The next reply. Raises TimeoutError, NoFork."""
+        self._control.settimeout(max(limit_s, 0.001))  # 0 does not mean a limit
+        try:
+            packet = self._control.recv(_PACKET_BYTES)
+        except TimeoutError:
+            raise
+        except OSError as error:
+            raise NoFork(self._why(error)) from error
+        reply: dict[str, Any] = json.loads(packet) if packet else {"error": self._why(None)}
+        if "error" in reply:
+            raise NoFork(reply["error"])
+        return reply
+
+    def _why(self, error: OSError | None) -> str:
+        """Why there is no reply."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self._process.wait(1.0)
+            said = last_words(Path(f"/proc/self/fd/{self._errors.fileno()}"))
+            return Death("fork server", 0, self.pid, code, said).text()
+        return f"the fork server hung up ({error})"
+
+
+class ForkedProcess:
+    """A role that the server forked, a child of this process; the part of `subprocess.Popen` that `Child` needs."""
+
+    def __init__(self, pid: int, pipe: int) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        self.stdin = os.fdopen(pipe, "wb", buffering=0)
+        self._lock = threading.Lock()
+
+    def poll(self) -> int | None:
+        """The exit code, or minus the signal's number; None while it runs."""
+        return self._wait(os.WNOHANG)
+
+    def wait(self) -> int:
+        """The exit code, once it has ended."""
+        return self._wait(0) or 0
+
+    def terminate(self) -> None:
+        with self._lock:
+            if self.returncode is None:
+                os.kill(self.pid, signal.SIGTERM)
+
+    def _wait(self, options: int) -> int | None:
+        with self._lock:
+            if self.returncode is None:
+                try:
+                    pid, status = os.waitpid(self.pid, options)
+                except ChildProcessError:  # this program ignores SIGCHLD, or waits for any child; as Popen does
+                    pid, status = self.pid, 0
+                if pid:
+                    self.returncode = os.waitstatus_to_exitcode(status)
+            return self.returncode
+
+
+@contextlib.contextmanager
+def _adopting() -> Iterator[None]:
+    """Inside, a process whose parent ends becomes a child of this process, if it descends from it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    before = ctypes.c_int()
+    if libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0) or _subreaper(libc, 1):
+        raise NoFork(f"this process cannot adopt roles ({os.strerror(ctypes.get_errno())})")
+    try:
+        yield
+    finally:
+        _subreaper(libc, before.value)
+
+
+def _subreaper(libc: ctypes.CDLL, on: int) -> int:
+    return int(libc.prctl(_PR_SET_CHILD_SUBREAPER, ctypes.c_ulong(on), 0, 0, 0))
+
+
+class ForkOrSpawn:
+    """Starts roles from the fork server, and by exec once it has failed."""
+
+    def __init__(self, server: ForkServer, say: Callable[[str], None]) -> None:
+        """`say`: shows why the server is not used any more."""
+        self._server: ForkServer | None = server
+        self._say = say
+
+    def load(self, kernels: Sequence[str]) -> None:
+        """As `Starter`."""
+        if self._server is not None:
+            self._server.load([*ROLES, *kernels])
+
+    def ready(self, wait_s: float) -> bool:
+        """As `Starter`."""
+        if self._server is not None:
+            try:
+                return self._server.ready(wait_s)
+            except NoFork as error:
+                self._give_up(error)
+        return True
+
+    def start(
+        self,
+        role: str,
+        index: int,
+        arguments: Sequence[str],
+        *,
+        log: Path,
+        env: Mapping[str, str],
+        cores: Cores | None = None,
+    ) -> Child:
+        """As `Starter`."""
+        if self._server is not None:
+            try:
+                with log.open("ab") as output:
+                    given = [role, *arguments, "--parent-pipe"]
+                    process = self._server.fork(given, log=output.fileno(), env=env, cores=cores)
+                return Child(role, index, process, log=log)
+            except NoFork as error:
+                self._give_up(error)
+        return Spawn().start(role, index, arguments, log=log, env=env, cores=cores)
+
+    def close(self) -> None:
+        """Ends the server."""
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+
+    def _give_up(self, why: NoFork) -> None:
+        self.close()
+        self._say(f"{why}; roles are started by exec from now on")
+
+
+def serve(control: socket.socket) -> None:
+    """The server: answers requests until the launcher hangs up."""
+    _end_with_launcher()
+    gc.disable()  # imports last; a collection would copy the pages that roles share
+    while True:
+        packet, descriptors, _, _ = socket.recv_fds(control, _PACKET_BYTES, 2)
+        if not packet:
+            return
+        request = json.loads(packet)
+        if "import" in request:
+            reply: dict[str, Any] = {"threads": _import(request["import"], control)}
+        else:
+            reply = _fork(request, descriptors, control)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        with contextlib.suppress(BrokenPipeError):
+            control.send(json.dumps(reply).encode())
+
+
+def _end_with_launcher() -> None:
+    """The system kills this process when the launcher ends: inside an import it looks at no socket. A role that it
+    forks does not inherit this."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
+
+
+def _import(modules: Sequence[str], control: socket.socket) -> int:
+    """Imports modules, unless the launcher hangs up; the number of threads afterwards."""
+    for module in modules:
+        if _hung_up(control):
+            break
+        importlib.import_module(module)
+    gc.freeze()
+    return _threads()
+
+
+def _hung_up(control: socket.socket) -> bool:
+    with contextlib.suppress(BlockingIOError):
+        return not control.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    return False
+
+
+def _threads() -> int:
+    return sum(1 for _ in Path("/proc/self/task").iterdir())
+
+
+def _fork(request: Mapping[str, Any], descriptors: Sequence[int], control: socket.socket) -> dict[str, Any]:
+    """Forks a role by way of a process that ends at once, so that the launcher adopts the role."""
+    if (threads := _threads()) != 1:
+        return {"error": f"the fork server has {threads} threads; only a process with one can be forked"}
+    log, parent_pipe = descriptors
+    source, target = os.pipe()
+    try:
+        between = os.fork()
+        if not between:
+            _in_between(lambda: become(request, log, parent_pipe, target, inherited=[source, control.detach()]))
+    except OSError as error:
+        os.close(target)
+        os.close(source)
+        return {"error": f"the fork server cannot fork ({error.strerror})"}
+    os.close(target)
+    pid = os.read(source, 32)
+    os.close(source)
+    os.waitpid(between, 0)
+    return {"pid": int(pid)} if pid else {"error": "the fork server cannot fork twice"}
+
+
+def _in_between(role: Callable[[], NoReturn]) -> NoReturn:
+    """The process between server and role."""
+    try:
+        if not os.fork():
+            role()
+    finally:
+        os._exit(0)

@@ -1,0 +1,91 @@
+"""A role that the fork server has forked: it takes what exec would have given it, then runs its main."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import os
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from shardkeep.affinity import pin
+from shardkeep.base.machine.process_title import show_command
+from shardkeep.launch.children import SHARDKEEP
+
+BLAS_THREADS = "OPENBLAS_NUM_THREADS"
+"""The fork server has loaded numpy's OpenBLAS with one thread."""
+
+
+def become(
+    request: Mapping[str, Any], log: int, parent_pipe: int, started: int, *, inherited: Sequence[int]
+) -> NoReturn:
+    """Makes the forked process the role that the request asks for; ends with it.
+
+    Args:
+        request: As in `fork_server`.
+        log, parent_pipe: Descriptors of its output and its input.
+        started: Where it writes its number, once it leads its own session.
+        inherited: Descriptors of the server.
+    """
+    code = 1
+    try:
+        os.setsid()
+        os.write(started, str(os.getpid()).encode())
+        for number, descriptor in ((0, parent_pipe), (1, log), (2, log)):
+            os.dup2(descriptor, number)
+        for descriptor in (log, parent_pipe, started, *inherited):
+            os.close(descriptor)
+        if not os.read(0, 1):
+            os._exit(1)  # the launcher does not know this process
+        command = [*SHARDKEEP, *request["arguments"]]
+        show_command(command)
+        _settle(request)
+        sys.argv = command[2:]
+        module, _, function = request["main"].partition(":")
+        getattr(importlib.import_module(module), function)()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except KeyboardInterrupt:  # as Python ends
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        os.kill(os.getpid(), signal.SIGINT)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+    finally:
+        with contextlib.suppress(Exception):
+            sys.stderr.flush()
+            sys.stdout.flush()
+        os._exit(code)
+
+
+def _settle(request: Mapping[str, Any]) -> None:
+    """Cores, threads and random states. Python and numba seed theirs after each fork; torch starts from the same seed
+    in every process."""
+    if request["cores"] is not None:
+        pin(0, tuple(request["cores"]))  # threads that it starts later inherit this
+    if request["blas"] is None:
+        del os.environ[BLAS_THREADS]
+    else:
+        os.environ[BLAS_THREADS] = request["blas"]
+        _set_blas_threads(int(request["blas"]))
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()
+    gc.enable()
+
+
+def _set_blas_threads(count: int) -> None:
+    """What OPENBLAS_NUM_THREADS does at import."""
+    count = min(count, len(os.sched_getaffinity(0)))  # as OpenBLAS does
+    if count == 1:
+        return
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace")
+    for path in sorted({line.split(None, 5)[5] for line in maps.splitlines() if "openblas" in line}):
+        library = ctypes.CDLL(path)
+        for name in ("scipy_openblas_set_num_threads64_", "scipy_openblas_set_num_threads", "openblas_set_num_threads"):
+            if (setter := getattr(library, name, None)) is not None:
+                setter(count)

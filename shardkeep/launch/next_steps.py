@@ -1,0 +1,100 @@
+"""The commands that a person can paste to go on with a run: resume it, or take over from its dead coordinator.
+
+Paths in them are absolute and quoted. Starts nothing."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from shardkeep.base.errors import ShardkeepError, UserError
+from shardkeep.config import JobConfig, load_config
+from shardkeep.launch.resume import await_leftovers, newest, other_owner
+from shardkeep.roles.membership import checkpoints_of
+from shardkeep.run.folder import RunFolder
+from shardkeep.run.processes import launcher_there
+
+_TAKE_OVER = "--take-over"
+
+
+def take_over_arguments(
+    run: Path, address: str, *, token_file: Path | None, tls: Path | None, insecure: bool
+) -> list[str]:
+    """The command of a coordinator that takes over from the one that listens at `address`."""
+    command = ["shardkeep", "coordinator", str(run / "config.yaml"), _TAKE_OVER, "--run-dir", str(run)]
+    command += ["--listen", address]
+    command += [] if token_file is None else ["--token-file", str(token_file.absolute())]
+    command += [] if tls is None else ["--tls", str(tls.absolute())]
+    return command + (["--insecure-data-plane"] if insecure else [])
+
+
+def take_over_command(run: RunFolder) -> str | None:
+    """What takes over from a coordinator that was started by hand; None = nobody can, or a launcher does."""
+    command = run.coordinator_command()
+    return shlex.join(command) if command is not None and run.has_standing else None
+
+
+def resume_line(path: Path) -> str:
+    """How to go on with a run whose processes are gone, or why that cannot be: one line."""
+    run = path.absolute()
+    try:
+        config = load_config(run / "config.yaml")
+        if not (checkpoints := checkpoints_of(config, run)).complete():
+            return f"nothing to resume from: no complete checkpoint in {checkpoints.folder}"
+        step = newest(config, run).step
+    except (ShardkeepError, OSError) as error:
+        return f"nothing to resume from: {error}"
+    by_hand = RunFolder(run).coordinator_command()
+    return f"to resume at step {step}: {shlex.join(_resume(run, by_hand, step))}"
+
+
+def longer_line(config: JobConfig, path: Path) -> str:
+    """How a completed job of `shardkeep train` trains twice as long."""
+    train = config.train
+    more = [f"train.epochs={2 * train.epochs}"] + (
+        [f"train.max_steps={2 * train.max_steps}"] if train.max_steps else []
+    )
+    command = _resume(path.absolute(), None, 0) + [part for change in more for part in ("--set", change)]
+    return f"to train longer: {shlex.join(command)}"
+
+
+def _resume(run: Path, by_hand: Sequence[str] | None, step: int) -> list[str]:
+    if by_hand is None:
+        return ["shardkeep", "train", "--resume", str(run)]
+    where = by_hand.index(_TAKE_OVER)
+    return [*by_hand[:where], "--start-step", str(step), *by_hand[where + 1 :]]
+
+
+def member_command(coordinator: str, role: str, index: int, host: str) -> str:
+    """What starts a member; options that only its user knows are left out."""
+    command = ["shardkeep", role, "--coordinator", coordinator, "--index", str(index)]
+    return shlex.join(command + (["--advertise", host] if host not in ("", "127.0.0.1") else []))
+
+
+def check_start(config: JobConfig, path: Path, step: int) -> int:
+    """Whether a coordinator may start at a step's checkpoint, in a folder that it would change; the samples trained by
+    then, 0 where only members see the checkpoint. Raises UserError: the job runs, or there is no such checkpoint.
+    CheckpointError: it is damaged."""
+    if (path / "config.yaml").is_file():
+        if launcher_there(path):
+            raise UserError(f"--run-dir {path}: `shardkeep train` runs a job there")
+        await_leftovers(RunFolder(path), option="--run-dir")
+    checkpoints = checkpoints_of(config, path)
+    if config.checkpoint.dir is not None and not checkpoints.folder.is_dir():
+        return 0  # it is on the members' machines alone
+    steps = [found for found, _ in checkpoints.complete()]
+    if step not in steps:
+        there = f"there are: {', '.join(map(str, steps))}" if steps else "there is none"
+        raise UserError(f"--start-step {step}: no complete checkpoint of that step in {checkpoints.folder}; {there}")
+    checkpoint = checkpoints.load(step)
+    checkpoint.check_sizes()
+    return int(checkpoint.facts.get("samples", 0))
+
+
+def origin_line(config: JobConfig, path: Path) -> str | None:
+    """What a job that starts at a checkpoint says when another run wrote last to its folder; None = no other did. If
+    that run still writes, the worker that leads refuses the folder."""
+    if (other := other_owner(config, path)) is None:
+        return None
+    return f"the checkpoints in {checkpoints_of(config, path).folder} are those of another run, {other}"

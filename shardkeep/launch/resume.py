@@ -1,0 +1,114 @@
+"""`shardkeep train --resume RUN`: which settings may change, where the job goes on, the run folder made ready again."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardkeep.base.deadlines import Deadline
+from shardkeep.base.errors import UserError
+from shardkeep.config import JobConfig, load_config
+from shardkeep.ps.checkpoint_owner import last_owner
+from shardkeep.ps.checkpoints import Checkpoint
+from shardkeep.roles.membership import checkpoints_of
+from shardkeep.run.folder import RunFolder, check_ours
+from shardkeep.run.processes import living
+
+MAY_CHANGE = (
+    "servers", "workers", "threads", "affinity", "processes", "transport", "liveness", "recovery", "profile",
+    "checkpoint", "eval", "train.epochs", "train.max_steps", "train.report_every_s", "train.max_bad_steps",
+    "tower.compile", "tower.device", "data.root", "data.cache", "data.accept",
+)  # fmt: skip
+"""Settings, or groups of them, that `--set` may change; the others would make it another job."""
+
+LEFTOVERS_S = 20.0
+"""Seconds that processes of a run whose launcher was killed get to end: they notice by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """A run that goes on."""
+
+    config: JobConfig
+    checkpoint: Checkpoint
+    changed: tuple[str, ...]
+    """Settings that were changed, `a.b=value`."""
+
+    def text(self) -> str:
+        """One line for the user."""
+        changed = f"; changed: {', '.join(self.changed)}" if self.changed else ""
+        return f"at step {self.checkpoint.step} from {self.checkpoint.folder.name}{changed}"
+
+
+def plan_resume(run: Path, overrides: Sequence[str] = ()) -> Resumed:
+    """Reads a run's config and its newest complete checkpoint. Raises UserError (no such run, nothing to go on from, a
+    setting that may not change), ConfigError and CheckpointError."""
+    try:
+        if not (run / "config.yaml").is_file():
+            raise UserError(f"--resume {run}: is no run folder; it has no config.yaml")
+        check_ours(run, what="--resume")
+        summary = RunFolder(run).summary() or {}
+    except OSError as error:
+        raise UserError(f"--resume {run}: cannot be used ({error.strerror or error})") from error
+    before, config = load_config(run / "config.yaml"), load_config(run / "config.yaml", overrides)
+    changed = dict(_differences(before.model_dump(mode="json"), config.model_dump(mode="json")))
+    for key in changed:
+        if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in MAY_CHANGE):
+            raise UserError(f"--set {key}: may not change when a job goes on; allowed: {', '.join(MAY_CHANGE)}")
+    checkpoint = newest(config, run)
+    done = summary.get("status") == "completed" and checkpoint.step == summary.get("steps")
+    if done and not changed.keys() & {"train.epochs", "train.max_steps"}:
+        raise UserError(
+            f"--resume {run}: the job is done at step {checkpoint.step}; raise train.epochs or train.max_steps to go on"
+        )
+    return Resumed(config, checkpoint, tuple(f"{key}={value}" for key, value in changed.items()))
+
+
+def newest(config: JobConfig, run: Path) -> Checkpoint:
+    """The newest complete checkpoint of a run, with all its files there. Raises UserError and CheckpointError."""
+    checkpoints = checkpoints_of(config, run)
+    check_owner(config, run)
+    checkpoint = checkpoints.latest()
+    if checkpoint is None:
+        raise UserError(f"--resume {run}: there is no complete checkpoint in {checkpoints.folder}; start the job anew")
+    checkpoint.check_sizes()
+    return checkpoint
+
+
+def check_owner(config: JobConfig, run: Path) -> None:
+    """Raises UserError when another run, which is there still, wrote last to the folder that the config names."""
+    if (other := other_owner(config, run)) is not None:
+        folder = checkpoints_of(config, run).folder
+        raise UserError(f"{run}: the checkpoints in {folder} are those of another run, {other}; resume that one")
+
+
+def other_owner(config: JobConfig, run: Path) -> str | None:
+    """The run folder of another run, which is there still and wrote last to the folder that the config names."""
+    if config.checkpoint.dir is None:
+        return None
+    owner = last_owner(checkpoints_of(config, run).folder)
+    if owner is None or Path(owner.run).resolve() == run.resolve() or not (Path(owner.run) / "config.yaml").is_file():
+        return None
+    return owner.run
+
+
+def await_leftovers(run: RunFolder, limit_s: float = LEFTOVERS_S, *, option: str = "--resume") -> None:
+    """Waits until no process of the run's last start is left on this machine. Raises UserError when one stays."""
+    deadline = Deadline(limit_s)
+    while left := living(run):
+        if deadline.over:
+            raise UserError(f"{option} {run.path}: process {left[0]['pid']} of this run is still there; end it first")
+        time.sleep(0.1)
+
+
+def _differences(a: Mapping[str, Any], b: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys whose values differ, with the new value."""
+    for key in {**a, **b}:
+        one, other, path = a.get(key), b.get(key), f"{above}{key}"
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from _differences(one, other, f"{path}.")
+        elif one != other:
+            yield path, other

@@ -1,0 +1,235 @@
+"""The processes of one job on this machine: started, watched, stopped, none left behind."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from shardkeep.affinity import Pins
+from shardkeep.base.deadlines import Deadline
+from shardkeep.base.errors import JobError, UserError
+from shardkeep.config import JobConfig
+from shardkeep.launch.children import Child, Death, Spawn, Starter, end_all
+from shardkeep.launch.coordinator_line import CoordinatorLine
+from shardkeep.launch.ending import Ending
+from shardkeep.launch.interrupts import Interrupts
+from shardkeep.launch.restarts import Restarts, Vacancy
+from shardkeep.launch.role_starts import RoleStarts
+from shardkeep.run.folder import MetricsTail, RunFolder
+from shardkeep.run.screen import Screen
+
+POLL_S = 0.05
+STOP_S, SAVING_STOP_S = 6.0, 600.0
+"""Seconds a job gets to stop in order; the second where it writes a checkpoint at its end."""
+VERDICT_S = 4.0
+"""Seconds the coordinator gets, after a member's death, to say why the job failed."""
+CLOSE_S = 15.0
+"""Seconds the roles get to end once the job is over."""
+FAILED_S = 1.0
+"""Seconds they get once it has failed: the peers of a dead process may be blocked."""
+TERMINATE_S = 1.0
+LAST_S = 2.0
+"""Seconds of `liveness.grace_s` that are left to end the processes, and to say so."""
+
+
+class Supervisor:
+    """The processes of one job, from start to end."""
+
+    def __init__(
+        self,
+        config: JobConfig,
+        folder: RunFolder,
+        screen: Screen,
+        interrupts: Interrupts,
+        code_folder: Path | None,
+        pins: Pins,
+        start_step: int = 0,
+        starter: Starter | None = None,
+    ) -> None:
+        self._config, self._folder, self._screen, self._interrupts = config, folder, screen, interrupts
+        self._roles = RoleStarts(
+            config, folder, starter or Spawn(), pins, code_folder=code_folder, start_step=start_step
+        )
+        self._tail = MetricsTail(folder.metrics_path, from_end=start_step > 0)
+        self._children: list[Child] = []
+        self._restarts = Restarts(config.liveness.restarts)
+        self._line = CoordinatorLine(folder)
+        self._ending = Ending(config, folder, step=start_step or None)
+
+    def run(self) -> dict[str, Any]:
+        """Starts all roles and waits for the end; whatever happens, no process is left behind."""
+        from shardkeep.launch import scale
+
+        self._interrupts.tolerated = 1_000_000
+        scale.taken(self._folder.path)  # what was asked of an earlier start
+        try:
+            if self._config.liveness.restarts:
+                self._line.watch(self._running_coordinator, lease_s=self._config.liveness.lease_s)
+            self._start()
+            self._watch()
+            self._close()
+        except OSError as error:  # it was removed, or nobody may write there any more
+            why = error.strerror or error
+            raise JobError(f"{self._folder.path}: the run folder cannot be used any more ({why})") from error
+        finally:
+            self._line.close()
+            deaths = self._deaths()  # before the children that hang are killed from here
+            end_all(self._children, grace_s=TERMINATE_S)
+            self._folder.forget_token()
+            self._folder.forget_recovery()
+        summary = self._ending.conclude(deaths, interrupted=bool(self._interrupts.count), heard=self._line.heard)
+        if (asked := scale.taken(self._folder.path)) is not None:
+            self._screen.phase("scale", f"not with {', '.join(asked)}: all steps were trained by then")
+        return summary
+
+    def _start(self) -> None:
+        began = time.monotonic()
+        while not self._roles.ready(POLL_S):
+            if self._interrupts.count:
+                return
+        self._children.append(self._roles.coordinator())
+        # The others find the coordinator's address in the run folder: their imports take longer than its start.
+        for role, count in (("worker", self._config.workers), ("server", self._config.servers)):
+            for index in range(count):
+                self._children.append(self._roles.member(role, index))
+        import shardkeep.ps.control.grpc.client  # noqa: F401 - now, while the roles start; needed fast when one dies
+
+        while not self._folder.member_list() and not self._ends:
+            self._replace_dead()
+            if not self._alive:
+                return
+            self._line.find()
+            time.sleep(POLL_S)
+        self._line.find()
+        if self._folder.member_list():
+            members = f"{_plural(self._config.servers, 'server')}, {_plural(self._config.workers, 'worker')}"
+            self._screen.phase("start", f"coordinator, {members}; formed in {time.monotonic() - began:.1f} s")
+
+    @property
+    def _ends(self) -> bool:
+        """Somebody wants the job to stop, it is over, or a child has ended before its time."""
+        return bool(self._interrupts.count or self._fatal() or self._folder.summary() is not None)
+
+    @property
+    def _alive(self) -> bool:
+        """Whether a role runs, or another one is to be started."""
+        ends = [child.death() for child in self._children]
+        return bool(self._restarts.vacancies) or any(end is None or not self._restarts.fatal(end) for end in ends)
+
+    def _running_coordinator(self) -> Child | None:
+        return next((child for child in self._children if child.role == "coordinator" and child.running), None)
+
+    def _watch(self) -> None:
+        """Until the job is over or cannot go on: shows records, passes on deaths and Ctrl-C."""
+        limit: Deadline | None = None
+        stopping = hurried = False
+        while self._alive:
+            self._show_records()
+            if limit is None or stopping:
+                self._replace_dead()
+            self._tell_deaths()
+            if self._folder.summary() is not None or self._interrupts.at_once:
+                return
+            if limit is not None and stopping and self._interrupts.terminated and not hurried:
+                grace_s = self._config.liveness.grace_s - LAST_S
+                limit, hurried = Deadline(min(limit.remaining_s, grace_s)), True
+            if limit is not None and limit.over:
+                self._ending.out_of_grace = stopping and self._interrupts.terminated
+                self._ending.given_up = not stopping
+                return
+            if limit is None and self._interrupts.count:
+                saves = bool(self._config.checkpoint.every_steps)
+                limit, stopping = Deadline(SAVING_STOP_S if saves else STOP_S), True
+                what = "stopping, with a checkpoint" if saves else "stopping in order"
+                self._screen.phase("stop", f"{what}; once more Ctrl-C ends it at once")
+                self._line.request_stop()
+            elif not stopping and (deaths := self._fatal()) and (limit is None or self._line.outlived(deaths)):
+                alone = any(death.role == "coordinator" for death in deaths) or self._line.outlived(deaths)
+                limit = Deadline(0.0 if alone else VERDICT_S)
+            time.sleep(POLL_S)
+
+    def _close(self) -> None:
+        """The job is over: gives the roles the time to end by themselves."""
+        summary = self._folder.summary()
+        if summary is not None and not self._interrupts.at_once:
+            deadline = Deadline(CLOSE_S if summary["status"] == "completed" else FAILED_S)
+            while any(child.running for child in self._children) and not deadline.over and not self._interrupts.at_once:
+                self._tell_deaths()
+                time.sleep(POLL_S)
+        self._show_records()
+
+    def _replace_dead(self) -> None:
+        """Starts another process for each member that was killed, as soon as the coordinator knows of the death and
+        its time has come: the first time at once, then later and later. In a job that stops, the coordinator alone."""
+        if self._folder.summary() is not None:  # it is over, whoever dies
+            return
+        if self._line.stop_heard:
+            self._restarts.only_coordinator()
+        for child in list(self._children):
+            death = child.death()
+            if death is not None and not self._restarts.fatal(death):
+                self._replace(child, death)
+        for vacancy in self._restarts.take_due(self._may_start):
+            if vacancy.role == "coordinator":
+                self._children.append(self._roles.coordinator())
+            else:
+                self._children.append(self._roles.member(vacancy.role, vacancy.index))
+
+    def _replace(self, child: Child, death: Death) -> None:
+        """Opens the vacancy of a child that was killed, unless the job stops or does not outlive the death."""
+        stops = self._line.stop_heard and death.role != "coordinator"
+        if stops or not self._restarts.counts(death, self._ending.step) or not self._may_take_over(death):
+            self._restarts.refuse(death)
+            return
+        self._children.remove(child)
+        child.kill()  # closes its pipe
+        self._restarts.replace(death)
+        self._screen.phase("restart", f"{death.text()}; starting another")
+        if death.role != "coordinator":
+            self._line.report_until_heard(death)
+
+    def _may_start(self, vacancy: Vacancy) -> bool:
+        """Whether the coordinator knows of the death, or there is none to know."""
+        return vacancy.role == "coordinator" or self._line.settled(vacancy.pid)
+
+    def _may_take_over(self, death: Death) -> bool:
+        """Whether another coordinator can go on: one that has never listened is begun again."""
+        if death.role == "coordinator" and self._folder.address() is not None:
+            try:
+                self._folder.take_over()
+            except UserError as error:
+                self._ending.no_take_over = (
+                    f"; {error}; `shardkeep train --resume {self._folder.path}` goes on from the last checkpoint"
+                )
+                return False
+        return True
+
+    def _tell_deaths(self) -> None:
+        """Reports each dead member to the coordinator."""
+        for death in self._deaths():
+            if death.role != "coordinator":
+                self._line.report(death)
+
+    def _deaths(self) -> list[Death]:
+        """Children that ended badly, the likely cause first: ended by a signal, wrong input, then others."""
+        ended = [death for child in self._children if (death := child.death()) is not None and death.code != 0]
+        return sorted(ended, key=lambda death: (not death.by_signal, death.code != UserError.exit_code))
+
+    def _fatal(self) -> list[Death]:
+        """Those of `_deaths` that nobody is started for."""
+        return [death for death in self._deaths() if self._restarts.fatal(death)]
+
+    def _show_records(self) -> None:
+        for record in self._tail:
+            if record.get("kind") == "progress":
+                self._ending.step = record.get("step", self._ending.step)
+            elif "lost_pid" in record:  # taken for dead by its lease: it must not wake up beside its replacement
+                for child in self._children:
+                    if child.pid == record["lost_pid"] and child.running:
+                        child.kill()
+            self._screen.record(record)
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

@@ -1,0 +1,97 @@
+"""The modules of kernels that a role needs: those that it always imports, and those that its config names.
+
+Each registry says which kernels its entries import. A module that is not named here is compiled when it is imported.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
+
+from shardkeep.base.compiling.kernels import compile_kernels
+from shardkeep.base.compiling.sources import with_imports
+from shardkeep.compression.config import CompressionConfig
+from shardkeep.compression.selection.registry import selector
+from shardkeep.compression.values.registry import FORMATS
+from shardkeep.config import JobConfig
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
+from shardkeep.workers.data.sources.registry import kernels_of_source
+
+Role = Literal["server", "worker", "client"]
+"""A client is a worker with the user's own loop: it has neither our data nor our model."""
+
+_CLIENT = (
+    "shardkeep.ps.wire.message_kernels",
+    "shardkeep.ps.placement_kernels",
+    "shardkeep.ps.shard.table.row_kernels",
+)
+_ALWAYS: dict[Role, tuple[str, ...]] = {
+    "server": ("shardkeep.ps.wire.message_kernels", "shardkeep.ps.shard.table.table_kernels"),
+    "client": _CLIENT,
+    "worker": (*_CLIENT, "shardkeep.workers.embeddings.kernels", "shardkeep.workers.data.sampling_kernels"),
+}
+_IDS = ("shardkeep.compression.ids.code_kernels", "shardkeep.compression.ids.subset_kernels")
+_ROW_POOL = ("shardkeep.compression.selection.row_pool_kernels", "shardkeep.compression.selection.row_cache_kernels")
+_ELEMENT_POOL = ("shardkeep.compression.selection.element_pool_kernels",)
+
+
+def needed_kernels(config: JobConfig | None, *roles: Role, tables: Sequence[TableSpec] = ()) -> list[str]:
+    """All modules of kernels that these roles import, each after those that it imports.
+
+    Args:
+        config: None = as long as a role does not know its job's config.
+        tables: Tables that are not in the config.
+    """
+    names = [name for role in roles for name in _ALWAYS[role]]
+    if config is not None:
+        names += _of_both_ends(config.compression)
+        if "server" in roles:
+            names += _of_tables([*tables, *(config.table(name) for name in (*config.tables, "default"))])
+        if "worker" in roles or "client" in roles:
+            names += _of_sender(config.compression)
+        if "worker" in roles:
+            names += (*kernels_of_source(config.data.source), *config.model.kernels)
+    return with_imports(names)
+
+
+def compile_of_job(config: JobConfig, say: Callable[[str], None]) -> list[str]:
+    """Compiles the kernels that a job's servers and workers import; returns their modules. `say` shows what takes so
+    long. Raises as `compile_kernels`."""
+    began, names = time.monotonic(), needed_kernels(config, "server", "worker")
+
+    def begin(count: int) -> None:
+        say(f"compiling {count} of {len(names)} modules, once for this installation; about {count} s on two cores")
+
+    if compile_kernels(names, begin):
+        say(f"ready in {time.monotonic() - began:.1f} s")
+    return names
+
+
+def _of_both_ends(compression: CompressionConfig) -> Iterator[str]:
+    """Kernels that write and read messages."""
+    for values in (compression.push.values, compression.pull.values):
+        yield from FORMATS[values].kernels
+    if compression.ids == "coded":
+        yield from _IDS
+
+
+def _of_sender(compression: CompressionConfig) -> Iterator[str]:
+    """Kernels that choose, keep and round what a worker sends, and that keep what it has read."""
+    push = compression.push
+    if push.rounding == "stochastic":
+        yield from FORMATS[push.values].rounding_kernels
+    if push.pool_rows or compression.pull.cache_rows:
+        yield from _ROW_POOL
+    if push.keep_values is not None:
+        yield from _ELEMENT_POOL
+    chosen = selector(push.select)
+    if push.keep_rows < 1.0 and not (push.pool_rows and chosen.pool_chooses):
+        yield from chosen.kernels
+
+
+def _of_tables(tables: Sequence[TableSpec]) -> Iterator[str]:
+    """Kernels that change rows."""
+    for table in tables:
+        yield OPTIMIZERS[table.optimizer.name].kernels

@@ -1,0 +1,435 @@
+"""The run folder: what a job leaves behind for people and programs to read. Written by the coordinator's process.
+
+config.yaml       the resolved config
+code.json         where the user's own modules are
+coordinator.json  the coordinator's address, pid and what that is a number in
+standing.json     what another coordinator process needs to take over; for this user only (standing-copy.json: a copy)
+starts.json       when the job was started and resumed, at which steps (starts.py)
+members.json      every member of the current generation
+metrics.jsonl     one JSON object per record: progress, eval, phase, event
+summary.json      how the job ended; summary-STEPS.json of starts before it was resumed
+checkpoints/      step-N/, where `checkpoint` is on (ps/checkpoints.py); written by worker 0 and the servers
+recovery/         JOB/ROLE-INDEX/, what replaces a process that died, while the job runs; written by servers and workers
+logs/             ROLE-INDEX.log
+profile/          ROLE-INDEX.pt.trace.json, where `profile` is on; each written by its process
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import json
+import math
+import shlex
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from shardkeep.base.errors import ConfigError, UserError
+from shardkeep.base.files import atomic_write, make_folder
+from shardkeep.base.machine.descriptors import when_free
+from shardkeep.base.machine.owners import check_unshared
+from shardkeep.base.machine.pids import pid_space
+from shardkeep.base.machine.versions import commit, machine, peak_rss_bytes, versions
+from shardkeep.config import JobConfig
+from shardkeep.ps.control.grpc.endpoint import Endpoint, read_token
+from shardkeep.run.starts import Starts
+from shardkeep.run.state_files import NAMES as STANDING_NAMES
+from shardkeep.run.state_files import StandingFiles
+from shardkeep.trust.tokens import token_of, token_path
+
+Record = Mapping[str, Any]
+
+NO_SUMMARY: Record = {
+    "steps": 0,
+    "samples": 0,
+    "wall_s": 0.0,
+    "samples_per_s": 0.0,
+    "step_ms": {},
+    "cpu_ms": {},
+    "eval": None,
+    "bytes": {
+        "push": {},
+        "pull": {},
+        "tower": {},
+        "read": {},
+        "control": 0,
+        "to_servers": 0,
+        "from_servers": 0,
+        "between_workers": 0,
+        "total": 0,
+        "per_sample": 0.0,
+    },
+    "sockets": {},
+    "staleness": {},
+    "recoveries": [],
+    "warnings": [],
+    "tables": [],
+    "processes": [],
+    "state_digest": None,
+}
+"""The keys of every summary.json, for a job that ended before it could fill them."""
+
+
+class RunFolder:
+    """Writes the files of one run; what the coordinator calls when something is to be kept. Thread safe."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).absolute()
+        make_folder(self.logs)
+        self._standing = StandingFiles(self.path)
+        self._lock = threading.Lock()
+        self._start = time.monotonic()
+        self._starts = Starts(self.path)
+        self._coordinates = False
+
+    @classmethod
+    def create(cls, path: str | Path, config: JobConfig, *, code_folder: Path | None = None) -> RunFolder:
+        """A new run folder with its config.yaml. Raises UserError where another run lives already.
+
+        `code_folder`: where the user's own modules are; a run that goes on needs to know."""
+        cls.refuse_taken(path)
+        try:
+            folder = cls(path)
+            atomic_write(folder.config_path, config.to_yaml())
+            folder.forget_token()  # of a job that was killed, if its folder's place and inode are this one's now
+            folder._starts.begin()
+            if code_folder is not None:
+                atomic_write(folder.path / "code.json", _json({"folder": str(code_folder)}) + "\n")
+        except OSError as error:
+            raise UserError(f"--run-dir {path}: cannot be written ({error.strerror or error})") from error
+        return folder
+
+    @classmethod
+    def reopen(cls, path: str | Path, config: JobConfig, *, step: int = 0, samples: int = 0) -> RunFolder:
+        """The folder of a run that goes on, with its config as it is now. What told of its last start is gone, for
+        members look there for the coordinator; its summary is summary-STEPS.json now. Raises UserError.
+
+        `step`, `samples`: where the job goes on."""
+        try:
+            folder = cls(path)
+            folder._settle_killed()
+            folder._starts.begin(step=step, samples=samples, summary=folder.summary())
+            if (summary := folder.summary()) is not None:
+                (folder.path / "summary.json").replace(folder.path / f"summary-{summary['steps']}.json")
+            for name in ("coordinator.json", "members.json", *STANDING_NAMES):
+                (folder.path / name).unlink(missing_ok=True)
+            folder.forget_token()
+            folder.forget_recovery()  # of a start whose launcher was killed
+            atomic_write(folder.config_path, config.to_yaml())
+        except OSError as error:
+            raise UserError(f"--resume {path}: cannot be written ({error.strerror or error})") from error
+        return folder
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps other launchers out of the folder. Raises UserError when one is in it."""
+        try:
+            lock = (self.path / ".lock").open("ab")
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be written ({error.strerror or error})") from error
+        with lock as file:
+            try:
+                fcntl.flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise UserError(f"{self.path}: a job is running in this folder") from None
+            yield
+
+    @staticmethod
+    def refuse_taken(path: str | Path) -> None:
+        """Raises UserError if `path` is a file or holds a run, or if others could change what is made there."""
+        path = Path(path)
+        try:
+            if (path / "config.yaml").exists() or (path.exists() and not path.is_dir()):
+                raise UserError(f"--run-dir {path}: {_taken(path)}")
+        except (OSError, ValueError) as error:
+            raise UserError(
+                f"--run-dir {path}: cannot be read ({getattr(error, 'strerror', None) or error})"
+            ) from error
+        check_unshared(path, what="--run-dir")
+
+    @property
+    def code_folder(self) -> Path | None:
+        """Where the user's own modules are."""
+        found = _read(self.path / "code.json")
+        return None if found is None else Path(str(found["folder"]))
+
+    @property
+    def logs(self) -> Path:
+        return self.path / "logs"
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def token_path(self) -> Path:
+        """What every call to the coordinator must carry lies elsewhere (tokens.py)."""
+        return token_path(self.path)
+
+    def forget_token(self) -> None:
+        """For a job that is over."""
+        with contextlib.suppress(OSError, ConfigError):
+            self.token_path.unlink(missing_ok=True)
+            self.token_path.with_suffix(".run").unlink(missing_ok=True)
+
+    def forget_recovery(self) -> None:
+        """Deletes what members kept for their replacements, once there is nobody left to replace."""
+        shutil.rmtree(self.path / "recovery", ignore_errors=True)
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    def log_path(self, role: str, index: int) -> Path:
+        return self.logs / f"{role}-{index}.log"
+
+    def coordinator(self, address: str, *, pid: int, command: Sequence[str] = ()) -> None:
+        """Keeps where the coordinator listens; the launcher and `shardkeep status` wait for this file.
+
+        `command`: what a person types to take over, once it has died; empty = a launcher does it."""
+        facts = {
+            "address": address,
+            "pid": pid,
+            "pid_space": pid_space(),
+            **({"take_over": list(command)} if command else {}),
+        }
+        atomic_write(self.path / "coordinator.json", _json(facts) + "\n")
+        self._coordinates = True
+        if before := self.member_list():  # another coordinator takes over
+            rows = [{**m, "pid": pid} if m["role"] == "coordinator" else m for m in before]
+            generation = before[0]["generation"]
+            atomic_write(
+                self.path / "members.json", _json({"generation": generation, "members": rows}, indent=2) + "\n"
+            )
+
+    def members(self, generation: int, members: Sequence[Any]) -> None:
+        """Rewrites members.json: the coordinator and all members (dataclasses with role, index, host, pid).
+
+        `port` is where a member listens for others to dial, null where the transport chooses one itself.
+        """
+        rows = [{**dataclasses.asdict(m), "generation": generation} for m in members]
+        first = _read(self.path / "coordinator.json")
+        if first is not None:
+            host, _, port = str(first["address"]).rpartition(":")
+            place = {"host": host, "pid": first["pid"], "port": int(port)}
+            rows.insert(0, {"role": "coordinator", "index": 0, **place, "generation": generation})
+        rows = [row if "port" in row else {**row, "port": None} for row in rows]
+        text = _json({"generation": generation, "members": rows}, indent=2)
+        with self._lock:
+            atomic_write(self.path / "members.json", text + "\n")
+
+    def standing(self, record: Record) -> None:
+        """Keeps what another coordinator process needs to go on with the job."""
+        with self._lock:
+            self._standing.write(_json(record))
+
+    def left_standing(self) -> dict[str, Any] | None:
+        """What a coordinator that died has kept; None = nothing, or the job is over. Raises UserError when damaged."""
+        return self._standing.read()
+
+    @property
+    def has_standing(self) -> bool:
+        """Whether a coordinator has kept anything, damaged or not."""
+        return any((self.path / name).exists() for name in STANDING_NAMES)
+
+    def take_over(self) -> dict[str, Any]:
+        """`left_standing` of a job whose coordinator has listened. Raises UserError where no other can take over."""
+        try:
+            if (kept := self.left_standing()) is not None:
+                return kept
+            lacks = f"{' and '.join(STANDING_NAMES)} are gone from {self.path}"
+        except UserError as error:
+            lacks = str(error)
+        raise UserError(f"no coordinator can take over, for its members are known to nobody: {lacks}")
+
+    def progress(self, record: Record) -> None:
+        """Appends a record of kind progress (step, total_steps, epoch, samples, loss, samples_per_s) or eval."""
+        self._append({"kind": "progress", **record})
+
+    def event(self, record: Record) -> None:
+        """Appends a record of kind phase or event."""
+        self._append({"kind": "event", **record})
+
+    def finished(self, status: str, message: str, summary: Record | None) -> None:
+        """Writes summary.json; keys the job could not fill are there, empty. A later call replaces it."""
+        wall_s = self._starts.wall_s()
+        elapsed = {"wall_s": time.monotonic() - self._start if wall_s is None else wall_s}
+        known = {**NO_SUMMARY, **self._starts.reached(), **elapsed, **(summary or {}), "status": status}
+        if self._coordinates:
+            own = {"role": "coordinator", "index": 0, "peak_rss_bytes": peak_rss_bytes()}
+            known |= {"processes": [own, *known["processes"]]}
+        known |= {"recoveries": [*self._earlier_recoveries(), *known["recoveries"]]}
+        known |= self._starts.totals(known)
+        known |= {"versions": {**versions(), **known.get("versions", {})}}
+        known |= {"machine": {**machine(), **known.get("machine", {})}, "commit": commit()}
+        head = {"status": status, **({"message": message} if message else {})}
+        text = _json({**head, **{k: v for k, v in known.items() if k not in ("status", "message")}}, indent=2)
+        with self._lock:
+            atomic_write(self.path / "summary.json", text + "\n")
+            self._standing.delete()
+
+    def _settle_killed(self) -> None:
+        """Writes the summary of a start that was killed before it could write one, from what it left."""
+        facts = None if self.summary() is not None else self._starts.killed()
+        if facts is not None:
+            standing: Record = {}
+            with contextlib.suppress(UserError):  # it is damaged
+                standing = self.left_standing() or {}
+            recoveries = (standing.get("recoveries") or {}).get("done", [])
+            self.finished("killed", "its processes were killed", {**facts, "recoveries": list(recoveries)})
+
+    def _earlier_recoveries(self) -> list[Any]:
+        """Those of the starts before the job was resumed, which the last one's summary lists."""
+        ended = sorted(self.path.glob("summary-*.json"), key=lambda path: path.stat().st_mtime_ns)
+        before = _read(ended[-1]) if ended else None
+        return list((before or {}).get("recoveries", ()))
+
+    def summary(self) -> dict[str, Any] | None:
+        """What summary.json holds, or None while the job runs."""
+        return _read(self.path / "summary.json")
+
+    def address(self) -> str | None:
+        """The coordinator's address, or None before it listens."""
+        return coordinator_in(self.path)
+
+    def endpoint(self, token_file: Path | None = None) -> Endpoint | None:
+        """The coordinator, without TLS; None before it listens and after the job.
+
+        `token_file`: None = this user's own for the folder; then others must not be able to change the folder. Raises
+        ConfigError: they are, or there is no token for us."""
+        address = self.address()
+        if address is None or self.summary() is not None:
+            return None
+        if token_file is None:
+            check_ours(self.path)
+        return Endpoint(address, token_of(self.path) if token_file is None else read_token(token_file))
+
+    def coordinator_command(self) -> list[str] | None:
+        """What takes over from the coordinator, as arguments; None = it was not started by hand."""
+        found = (_read(self.path / "coordinator.json") or {}).get("take_over")
+        return None if found is None else [str(part) for part in found]
+
+    def coordinator_pids(self) -> set[int]:
+        """The coordinator's process, where one has listened."""
+        found = _read(self.path / "coordinator.json")
+        return set() if found is None else {int(found["pid"])}
+
+    def coordinator_pid_space(self) -> str:
+        """The `pid_space` of the coordinator; "" = none has listened, or one of an earlier version."""
+        return str((_read(self.path / "coordinator.json") or {}).get("pid_space", ""))
+
+    def member_list(self) -> list[dict[str, Any]]:
+        """The members of the current generation; empty before the first."""
+        return list((_read(self.path / "members.json") or {}).get("members", ()))
+
+    def _append(self, record: Record) -> None:
+        line = _json({"time": datetime.now().isoformat(timespec="milliseconds"), **record}) + "\n"
+        with self._lock, when_free(lambda: self.metrics_path.open("a", encoding="utf-8")) as file:
+            file.write(line)
+
+
+class MetricsTail:
+    """Reads what was added to a metrics.jsonl since the last look; a half-written line waits for its end."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        """`from_end`: what is there already has been read."""
+        self._path = path
+        self._position = path.stat().st_size if from_end and path.exists() else 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._position)
+                added = file.read()
+        except FileNotFoundError:
+            return
+        whole = added[: added.rfind(b"\n") + 1]
+        self._position += len(whole)
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError):  # a coordinator was killed while it wrote the line
+                yield json.loads(line)
+
+
+def default_run_dir(name: str) -> Path:
+    """runs/NAME-YYYYmmdd-HHMMSS under the current folder; a number is added where that exists."""
+    base = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
+    path, number = base, 1
+    while path.exists():
+        number += 1
+        path = base.with_name(f"{base.name}-{number}")
+    return path
+
+
+def check_ours(run: Path, *, what: str = "run folder") -> None:
+    """Raises ConfigError where others could have put something into a run folder that is acted upon: an address, a
+    config, the folder of modules. Also where nobody may look. `what`: how the message begins."""
+    for path in (run, *(run / name for name in ("config.yaml", "code.json", "coordinator.json", *STANDING_NAMES))):
+        try:
+            there = path == run or path.exists()
+        except OSError as error:
+            raise ConfigError(f"{what} {run}: cannot be read ({error.strerror or error})") from error
+        if there:
+            check_unshared(path, what=what)
+
+
+def coordinator_in(run: Path) -> str | None:
+    """The address of the coordinator of a run folder, or None before it listens."""
+    found = _read(run / "coordinator.json")
+    return None if found is None else str(found["address"])
+
+
+def latest_run(root: Path = Path("runs")) -> Path | None:
+    """The run folder under `root` that was started last, or None."""
+    found = [p.parent for p in root.glob("*/config.yaml")]
+    return max(found, key=lambda p: (p / "config.yaml").stat().st_mtime, default=None)
+
+
+def _taken(path: Path) -> str:
+    """Why a new run cannot begin in a folder or file, and what goes on with the one that is there."""
+    if not (path / "config.yaml").exists():
+        return "is a file; choose a folder"
+    run = shlex.quote(str(path.absolute()))
+    over = (path / "summary.json").exists()
+    command = None if over else (_read(path / "coordinator.json") or {}).get("take_over")
+    if command is not None:
+        died = f"if its coordinator died, take over by {shlex.join(map(str, command))}"
+        return f"holds a job that has not ended; see `shardkeep status {run}`; {died}"
+    go_on = f"or resume the run there by `shardkeep train --resume {run}`"
+    return f"holds a run already; choose another folder, {go_on}"
+
+
+def _read(path: Path) -> dict[str, Any] | None:
+    """The mapping that a JSON file of the folder holds, or None where there is no file. Raises UserError."""
+    try:
+        found = json.loads(when_free(lambda: path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: is damaged: it does not hold a JSON object; restore the file, or move it away")
+    return found
+
+
+def _json(value: Any, *, indent: int | None = None) -> str:
+    return json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    """`value` as JSON knows it: NaN and infinities, which JSON has not, become null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if value is None or isinstance(value, (str, bool, int)):
+        return value
+    item = getattr(value, "item", None)  # a numpy scalar
+    return _plain(item()) if callable(item) else str(value)

@@ -1,0 +1,76 @@
+"""Which processes of a run are still there, on this machine. Ends none."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import socket
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from shardkeep.base.machine.pids import pid_space
+from shardkeep.run.folder import RunFolder
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def launcher_there(run: Path) -> bool | None:
+    """Whether a launcher is in the folder (`RunFolder.held`); None = there never was one: its roles run by hand."""
+    try:
+        with (run / ".lock").open("rb") as file:
+            fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except FileNotFoundError:
+        return None
+    except OSError:
+        return False
+    return False
+
+
+def living(run: RunFolder) -> list[dict[str, Any]]:
+    """The members of the last generation, and the coordinator, whose processes are on this machine. This process and
+    those above it are none: in a container, every role is process 1. Raises OSError, ValueError (a file of the folder
+    is damaged)."""
+    known = [member for member in run.member_list() if member.get("pid") and member["role"] != "coordinator"]
+    here = numbers_mean_the_same(run)
+    found = [member for member in known if lives_here(member, here=here)]
+    leading = [pid for pid in run.coordinator_pids() if here and _is_another(pid)]
+    return found + [{"role": "coordinator", "index": 0, "pid": pid} for pid in leading]
+
+
+def numbers_mean_the_same(run: RunFolder) -> bool:
+    """Whether the numbers of the coordinator's machine or container are those of this process's, or may be."""
+    return run.coordinator_pid_space() in ("", pid_space())
+
+
+def lives_here(member: dict[str, Any], *, here: bool) -> bool:
+    """Whether a member's process is on this machine. `here`: the members at a loopback address would be."""
+    return _is_another(int(member["pid"])) and (here if member["host"] in LOOPBACK else _is_local(str(member["host"])))
+
+
+def _is_another(pid: int) -> bool:
+    """Whether it is one of shardkeep's, neither this process nor one above it."""
+    return is_ours(pid) and pid not in {os.getpid(), *(above.pid for above in psutil.Process().parents())}
+
+
+def _is_local(host: str) -> bool:
+    """Whether an address is one of this machine's."""
+    with contextlib.suppress(OSError, UnicodeError):
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_DGRAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind, protocol) as trial:
+                trial.bind(address)
+                return True
+    return False
+
+
+def is_ours(pid: int) -> bool:
+    """Whether the process is one of shardkeep's; its number may be another's by now."""
+    try:
+        process = psutil.Process(pid)
+        return process.status() != psutil.STATUS_ZOMBIE and any("shardkeep" in part for part in process.cmdline())
+    except psutil.Error:
+        return False

@@ -1,0 +1,232 @@
+"""From input files to samples by way of the cache: converts files once, then maps the result.
+
+The training files and the evaluation files have an entry each. So jobs that differ in one of them share the other.
+Every process of a machine shares an entry.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from shardkeep.base.errors import DataError
+from shardkeep.workers.config import DataConfig
+from shardkeep.workers.data.cache.entry import Content, Entry, FileSet, read_entry, write_entry
+from shardkeep.workers.data.cache.folders import (
+    cache_folders,
+    entry_paths,
+    locked,
+    place_for,
+    remove_abandoned,
+    temporary_folder,
+    trusted,
+)
+from shardkeep.workers.data.columnar import ColumnarWriter
+from shardkeep.workers.data.conversion.conversion import Converter, Fitted, Layout, left_out
+from shardkeep.workers.data.conversion.decoding import Chunk
+from shardkeep.workers.data.conversion.scaling import to_json
+from shardkeep.workers.data.fingerprint import content_fingerprint
+from shardkeep.workers.data.input_files import State, changed_since, find_files, snapshot
+from shardkeep.workers.data.samples import Data, Progress
+
+TRAIN, EVAL = "train.arrow", "eval.arrow"
+FORM = 1  # of the conversion itself: a new number where equal files and settings give other samples
+LARGE_BYTES = 1 << 28  # an entry of this size is worth a word
+TRIES = 3  # to read files that change while they are read
+
+Read = Callable[[Path, Sequence[str], Callable[[float], None]], Iterable[Chunk]]
+"""Reads the named columns of one file; calls back with the share of the file that is read, in [0, 1]."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """How files are converted. `read` must depend on nothing but `reading`."""
+
+    config: DataConfig
+    layout: Layout
+    read: Read
+    reading: dict[str, Any]
+    seed: int
+
+    def training(self, paths: Sequence[Path]) -> FileSet:
+        """The entry of the training files, with the rows that `eval_fraction` holds out."""
+        split = [self.config.eval_fraction, self.seed] if self.config.eval_fraction else []
+        return FileSet(paths, self._settings() | {"split": split})
+
+    def evaluation(self, paths: Sequence[Path], fitted: Fitted) -> FileSet:
+        """The entry of the evaluation files. Their scaling is not part of it, but for the origins of stored numbers."""
+        known = {"lists": sorted(fitted.lists), "kinds": dict(fitted.kinds), "origins": fitted.origins}
+        return FileSet(paths, self._settings() | known)
+
+    def _settings(self) -> dict[str, Any]:
+        layout = self.layout
+        return {
+            "form": FORM,
+            "reading": self.reading,
+            "label": layout.label.model_dump(),
+            "dense": [c.model_dump() for c in layout.dense],
+            "sparse": [c.model_dump(exclude={"table", "pooling"}) for c in layout.sparse],
+            "scale": layout.scale,
+            "missing": layout.missing,
+        }
+
+
+def open_cached(
+    config: DataConfig, layout: Layout, read: Read, *, reading: dict[str, Any], seed: int, progress: Progress | None
+) -> Data:
+    """The samples of input files, converted if the cache does not hold them yet.
+
+    Blocks while this or another process converts. Raises DataError for what is wrong with the input.
+    """
+    train, held = _input_files(config)
+    job = Job(config, layout, read, reading, seed)
+    entries = [_obtain(job, job.training(train), None, progress)]
+    if held:
+        fitted = entries[0].fitted
+        entries.append(_obtain(job, job.evaluation(held, fitted), fitted, progress))
+    parts = {name: part for entry in entries for name, part in entry.parts.items()}
+    checksums = {name: checksum for entry in entries for name, checksum in entry.checksums.items()}
+    mark = content_fingerprint(
+        layout.schema,
+        [checksums[name] for name in (TRAIN, EVAL) if name in parts],
+        to_json(entries[0].fitted.transform),
+    )
+    return Data(parts[TRAIN], parts.get(EVAL), None, _described(entries), mark)
+
+
+def first_file(config: DataConfig) -> Path:
+    """The first training file: the one that says which columns there are."""
+    return _input_files(config)[0][0]
+
+
+def _input_files(config: DataConfig) -> tuple[list[Path], list[Path]]:
+    root = Path(config.root)
+    if config.eval and config.eval_fraction:
+        raise DataError("data.eval_fraction: has no effect with data.eval; leave one of the two out")
+    kind = config.source
+    train = find_files(root, config.train, key="data.train", kind=kind)
+    return train, find_files(root, config.eval, key="data.eval", kind=kind) if config.eval else []
+
+
+def _described(entries: Sequence[Entry]) -> str:
+    """Where the samples lie, how large that is, and how many rows have been left out."""
+    size = sum(entry.size_bytes for entry in entries)
+    held = f" ({_megabytes(size)}; `shardkeep cache` shows and cleans it)" if size >= LARGE_BYTES else ""
+    first, *more = [entry.folder for entry in entries]
+    beside = [folder.name if folder.parent == first.parent else str(folder) for folder in more]
+    text = f"cached in {' and '.join([str(first), *beside])}{held}"
+    return text + left_out(sum(entry.skipped for entry in entries))
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
+
+
+def _obtain(job: Job, files: FileSet, fitted: Fitted | None, progress: Progress | None) -> Entry:
+    """The entry of `files`; made where there is none. `fitted`: of evaluation files, what the training rows decided."""
+    name, schema = files.name, job.layout.schema
+    folders = cache_folders(job.config, files.paths[0])
+    for folder in folders:  # root's may be read where nothing can be written
+        for path in entry_paths(folder, name) if trusted(folder) else ():
+            if (entry := read_entry(path, files, schema, fitted)) is not None:
+                return entry
+    path = place_for(folders, name)
+    told = progress or (lambda _text, _share: None)
+    remove_abandoned(path.parent)
+    with locked(path, told):
+        entry = read_entry(path, files, schema, fitted)
+        if entry is None:
+            _make(path, job, files, fitted, told)
+            entry = read_entry(path, files, schema, fitted)
+    if entry is None:
+        raise DataError(f"{path}: the cache cannot be read back; delete the folder, or set data.cache")
+    return entry
+
+
+def _make(path: Path, job: Job, files: FileSet, fitted: Fitted | None, progress: Progress) -> None:
+    """Converts the files; again where one changed meanwhile. Raises DataError where that does not end."""
+    for attempt in range(TRIES):
+        before = snapshot(files.paths)
+        try:
+            if _converted(path, job, files, fitted, progress, before):
+                return
+        except DataError:
+            if attempt == TRIES - 1 or changed_since(before) is None:
+                raise
+    changed = changed_since(before) or files.paths[0]
+    raise DataError(f"{changed}: changed while it was read, {TRIES} times; wait until it is written")
+
+
+def _converted(
+    path: Path, job: Job, files: FileSet, fitted: Fitted | None, progress: Progress, before: Sequence[State]
+) -> bool:
+    """Writes the entry beside its place and renames it, so that it is there entirely or not at all.
+
+    False, and nothing is there, where a file is another one than `before`.
+    """
+    fresh: Path | None = None
+    try:
+        fresh = temporary_folder(path)
+        content = _write_parts(fresh, job, files, fitted, progress)
+        if changed_since(before) is not None:
+            return False
+        write_entry(fresh, files, [state.identity for state in before], content)
+        shutil.rmtree(path, ignore_errors=True)  # processes that mapped the old files keep them
+        fresh.rename(path)
+    except OSError as error:
+        if isinstance(error, DataError):
+            raise
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise DataError(f"{path}: the cache cannot be written ({reason}); set data.cache to another folder") from error
+    finally:
+        if fresh is not None:
+            shutil.rmtree(fresh, ignore_errors=True)
+    return True
+
+
+def _write_parts(folder: Path, job: Job, files: FileSet, fitted: Fitted | None, progress: Progress) -> Content:
+    """Converts all files of an entry."""
+    share = job.config.eval_fraction
+    names = (TRAIN, EVAL if share else None) if fitted is None else (None, EVAL)
+    sinks = [pa.OSFile(str(folder / name), "wb") if name else None for name in names]
+    writers = [ColumnarWriter(sink) if sink else None for sink in sinks]
+    converter = Converter(job.layout, fitted)
+    try:
+        chunks = _read_all(job, files.paths, progress)
+        origin = _named(files.paths)
+        converter.convert(chunks, writers[0], writers[1], share=share, seed=job.seed, origin=origin)
+        for writer in writers:
+            if writer is not None:
+                writer.close()
+    finally:
+        for sink in sinks:
+            if sink is not None:
+                sink.close()
+    checksums = {name: w.checksum() for name, w in zip(names, writers, strict=True) if name and w}
+    return Content(checksums, converter.fitted(), converter.skipped)
+
+
+def _named(paths: Sequence[Path]) -> str:
+    return str(paths[0]) if len(paths) == 1 else f"{paths[0]} and {len(paths) - 1} more"
+
+
+def _read_all(job: Job, paths: Sequence[Path], progress: Progress) -> Iterable[Chunk]:
+    total = sum(path.stat().st_size for path in paths) or 1
+    done = 0
+    columns = job.layout.raw_columns()
+    of = f" of {_megabytes(total)}" if total >= LARGE_BYTES else ""
+    for path in paths:
+        size = path.stat().st_size
+
+        def told(share: float, path: Path = path, size: int = size, before: int = done) -> None:
+            progress(f"reading {path.name}{of}", min(1.0, (before + share * size) / total))
+
+        yield from job.read(path, columns, told)
+        done += size
+        told(1.0)

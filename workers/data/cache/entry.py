@@ -1,0 +1,129 @@
+"""One cache entry on disk: columnar files and meta.json, which is written last. Both ends of its form.
+
+An entry is made from one file set: the training files, or the evaluation files. It says from which files, of which
+size, time and content, and with which settings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import stat
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa  # type: ignore[import-untyped]
+import xxhash
+
+from shardkeep.base.files import atomic_write
+from shardkeep.workers.data.cache.folders import trusted
+from shardkeep.workers.data.columnar import ColumnarDataset
+from shardkeep.workers.data.conversion.conversion import Fitted
+from shardkeep.workers.data.conversion.scaling import from_json, to_json
+from shardkeep.workers.data.input_files import Identity, identity
+from shardkeep.workers.data.schema import Schema
+
+FORMAT = 5  # a new number makes every older entry a stranger
+META = "meta.json"
+
+
+@dataclass(frozen=True)
+class FileSet:
+    """What an entry is made from. `settings`: all that its bytes depend on, but the files' content."""
+
+    paths: Sequence[Path]
+    settings: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The same for the same files and settings, so that changed files replace their old entry."""
+        text = json.dumps([self.settings, [str(p.resolve()) for p in self.paths]], sort_keys=True)
+        return f"{self.paths[0].name.split('.')[0]}-{xxhash.xxh3_64_hexdigest(text.encode())}"
+
+    def identities(self) -> list[Identity]:
+        """What the files are now. Raises OSError."""
+        return [identity(path, of=len(self.paths)) for path in self.paths]
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a conversion has written, by file name, and what the training rows have decided."""
+
+    checksums: Mapping[str, str]
+    fitted: Fitted
+    skipped: int
+    """Rows left out because their label is missing."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry whose files are all there, at their length."""
+
+    folder: Path
+    fitted: Fitted
+    parts: Mapping[str, ColumnarDataset]
+    checksums: Mapping[str, str]
+    size_bytes: int
+    skipped: int
+
+
+def write_entry(folder: Path, files: FileSet, inputs: Sequence[Identity], content: Content) -> None:
+    """Completes an entry whose columnar files lie in `folder`: nobody but us can change it. Raises OSError."""
+    meta = {
+        "format": FORMAT,
+        "settings": files.settings,
+        "inputs": inputs,
+        "sizes": {name: (folder / name).stat().st_size for name in content.checksums},
+        "checksums": content.checksums,
+        "lists": sorted(content.fitted.lists),
+        "kinds": dict(content.fitted.kinds),
+        "origins": content.fitted.origins,
+        "transform": to_json(content.fitted.transform),
+        "skipped": content.skipped,
+        "made": time.time(),
+    }
+    atomic_write(folder / META, json.dumps(meta, indent=1))
+    for path in folder.iterdir():
+        path.chmod(stat.S_IMODE(path.stat().st_mode) & ~0o022)
+    folder.chmod(folder.parent.stat().st_mode & 0o755)  # mkdtemp's is for one user only
+
+
+def read_entry(folder: Path, files: FileSet, schema: Schema, fitted: Fitted | None) -> Entry | None:
+    """The entry of these files; None where it is absent, of other inputs, damaged, or maybe made by somebody else.
+
+    `fitted` replaces the entry's own scaling. Its time of last use becomes now.
+    """
+    try:
+        meta = read_meta(folder)
+        if meta["settings"] != json.loads(json.dumps(files.settings)) or meta["inputs"] != files.identities():
+            return None
+        own = Fitted(frozenset(meta["lists"]), meta["kinds"], tuple(meta["origins"]), from_json(meta["transform"]))
+        scaling = fitted or own
+        parts: dict[str, ColumnarDataset] = {}
+        for name, size in meta["sizes"].items():
+            if not trusted(folder / name):
+                return None
+            content = pa.memory_map(str(folder / name)).read_buffer()
+            if content.size != size:
+                return None
+            parts[name] = ColumnarDataset(content, schema=schema, lists=scaling.lists, transform=scaling.transform)
+        entry = Entry(folder, scaling, parts, meta["checksums"], sum(meta["sizes"].values()), meta["skipped"])
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # pa.ArrowInvalid is a ValueError
+    with contextlib.suppress(OSError):
+        os.utime(folder / META)
+    return entry
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """What an entry says of itself. Raises OSError and ValueError: there is none, or it is not ours or root's."""
+    if not (trusted(folder) and trusted(folder / META)):
+        raise PermissionError(f"{folder}: belongs to another user, or others can write it")
+    meta = json.loads((folder / META).read_text(encoding="utf-8"))
+    if not isinstance(meta, dict) or meta.get("format") != FORMAT:
+        raise ValueError(f"{folder}: is of another version")
+    return meta

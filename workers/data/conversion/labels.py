@@ -1,0 +1,130 @@
+"""Labels: raw columns to 0 and 1, missing ones, and the check that both classes are there.
+
+N = rows of a chunk
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from shardkeep.base.errors import DataError
+from shardkeep.workers.config import LabelColumn
+from shardkeep.workers.data.conversion.decoding import (
+    Chunk,
+    Column,
+    clean_texts,
+    decode_numbers,
+    is_number,
+    is_text,
+    numbers_of,
+)
+
+
+@dataclass(frozen=True)
+class Labels:
+    """value_N: uint8, 0 and 1; missing_N: bool, where there is no label, and the value means nothing."""
+
+    value_N: NDArray[np.uint8]
+    missing_N: NDArray[np.bool_]
+
+
+def decode_labels(column: Column, positive: Sequence[str] | None, missing: Sequence[str]) -> Labels:
+    """The labels; a value of `missing` that `positive` lists too is no missing one.
+
+    Raises DataError, naming the row, where one is neither 0 nor 1.
+    """
+    if positive is not None:
+        return _positives(column, positive, missing)
+    try:
+        numbers_N = decode_numbers(column, missing)
+    except DataError as error:
+        raise DataError(f"{error} (label; name the texts that mean 1 in data.label.positive)") from error
+    missing_N = np.isnan(numbers_N)
+    wrong_N = ~((numbers_N == 0.0) | (numbers_N == 1.0) | missing_N)
+    if wrong_N.any():
+        index = int(wrong_N.argmax())
+        raise column.error(index, f"the label is {numbers_N[index]:g}; allowed: 0 and 1, or data.label.positive")
+    return Labels((numbers_N == 1.0).astype(np.uint8), missing_N)
+
+
+def _positives(column: Column, positive: Sequence[str], missing: Sequence[str]) -> Labels:
+    positive = [text.strip() for text in positive]
+    missing = [text for text in missing if text not in positive]
+    if is_number(column.values.type) and len(numbers := numbers_of(positive)) == len(positive):
+        found_N = decode_numbers(column, missing)
+        missing_N, positive_N = np.isnan(found_N), np.isin(found_N, numbers)
+    else:
+        texts = label_texts(column, missing)
+        missing_N = np.array(texts.is_null())
+        positive_N = np.array(pc.is_in(texts, value_set=pa.array(positive, texts.type)))
+    return Labels(positive_N.astype(np.uint8), missing_N)
+
+
+def label_texts(column: Column, missing: Sequence[str]) -> pa.Array:
+    """The labels as stripped texts, the form in which `positive` is compared; missing ones are null."""
+    values = column.values
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    kind = values.type
+    if not (is_text(kind) or is_number(kind) or pa.types.is_temporal(kind) or pa.types.is_null(kind)):
+        raise column.wrong_type("numbers, truth values or texts")
+    return clean_texts(values if is_text(kind) else values.cast(pa.string()), ["", *missing])
+
+
+@dataclass
+class PartCheck:
+    """Counts rows and labels of one part, so that an empty or one-sided part is refused."""
+
+    name: str
+    num_rows: int = 0
+    num_positive: int = 0
+    seen: dict[str, None] = field(default_factory=dict)
+
+    def add(self, labels_N: NDArray[np.uint8], chunk: Chunk, label: LabelColumn) -> None:
+        """Counts a chunk's labels and remembers the first few texts for the error message."""
+        self.num_rows += len(labels_N)
+        self.num_positive += int(labels_N.sum())
+        if len(self.seen) < 10:
+            texts = pc.unique(label_texts(chunk.column(label.column), ()).slice(0, 10_000))
+            self.seen |= dict.fromkeys(str(t) for t in texts.to_pylist())
+
+    def finish(self, label: LabelColumn, advice: str = "") -> None:
+        """Raises DataError where the part has no rows or one class."""
+        if not self.num_rows:
+            raise DataError(f"the {self.name} data has no rows{advice}")
+        if self.num_positive in (0, self.num_rows):
+            value = 1 if self.num_positive else 0
+            held = ", ".join(repr(t) for t in list(self.seen)[:10])
+            hint = "; check data.label.positive" if label.positive is not None else ""
+            raise DataError(
+                f"label column {label.column}: all {self.num_rows} rows of the {self.name} data are class {value} "
+                f"(the column holds {held}); both classes are needed{hint}{advice}"
+            )
+
+
+@dataclass
+class Unlabelled:
+    """Counts the rows whose label is missing, which are an error or left out."""
+
+    label: LabelColumn
+    count: int = 0
+    first: DataError | None = None
+
+    def add(self, chunk: Chunk, missing_N: NDArray[np.bool_]) -> bool:
+        """Takes in a chunk; whether the missing labels so far are an error."""
+        self.count += int(missing_N.sum())
+        if self.first is None and missing_N.any():
+            self.first = chunk.column(self.label.column).error(int(missing_N.argmax()), "the label is missing")
+        return self.first is not None and self.label.missing == "error"
+
+    def finish(self, num_rows: int) -> None:
+        """Raises DataError where missing labels are an error, and where no row has a label."""
+        if self.first is not None and (self.label.missing == "error" or self.count == num_rows):
+            known = "; data.label.missing: skip leaves such rows out" if self.label.missing == "error" else ""
+            raise DataError(f"{self.first} ({self.count:,} of {num_rows:,} rows){known}")

@@ -1,0 +1,38 @@
+"""The source `criteo`: click logs as Criteo published them, Kaggle's train.txt and the days of the 1 TB set.
+
+Tab-separated without a header: label, 13 integer columns I1..I13, 26 columns of hexadecimal texts C1..C26.
+"""
+
+from __future__ import annotations
+
+from shardkeep.base.errors import ConfigError
+from shardkeep.workers.config import DataConfig, DenseColumn, LabelColumn, SparseColumn
+from shardkeep.workers.data.cache.cache import open_cached
+from shardkeep.workers.data.conversion.conversion import layout_of, refuse
+from shardkeep.workers.data.samples import Data, Progress
+from shardkeep.workers.data.sources.csv_files import CsvForm
+
+DENSE = tuple(f"I{i}" for i in range(1, 14))
+SPARSE = tuple(f"C{i}" for i in range(1, 27))
+COLUMNS = ("label", *DENSE, *SPARSE)
+
+
+def open_criteo(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
+    """The source `criteo`: files or folders of days, plain or gz. `dense` and `sparse` may name fewer columns.
+
+    Dense columns are scaled by log unless told otherwise; a missing one is 0.
+    """
+    refuse(config, ("synthetic", "options", "columns", "delimiter", "decimal", "label"))
+    named = [c.column for c in config.dense] + [c.column for c in config.sparse]
+    if wrong := [name for name in named if name not in COLUMNS]:
+        raise ConfigError(f"data: criteo has no column {wrong[0]}; it has I1..I13 and C1..C26")
+    filled = config.model_copy(
+        update={
+            "label": LabelColumn(column="label"),
+            "dense": config.dense or [DenseColumn(column=name, fill=0.0) for name in DENSE],
+            "sparse": config.sparse or [SparseColumn(column=name) for name in SPARSE],
+        }
+    )
+    form = CsvForm("\t", COLUMNS, quoted=False)
+    layout = layout_of(filled, scale="log")
+    return open_cached(config, layout, form.read, reading=form.reading(), seed=seed, progress=progress)

@@ -1,0 +1,262 @@
+"""The source `csv`: delimited text, plain or compressed, streamed in blocks. Columns come out as bytes, unparsed."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.csv as pacsv  # type: ignore[import-untyped]
+
+from shardkeep.base.errors import DataError
+from shardkeep.workers.config import DataConfig
+from shardkeep.workers.data.cache.cache import first_file, open_cached
+from shardkeep.workers.data.conversion.conversion import layout_of, refuse
+from shardkeep.workers.data.conversion.decoding import Chunk, missing_column
+from shardkeep.workers.data.samples import Data, Progress
+from shardkeep.workers.data.sources.column_patterns import named_columns
+
+BLOCK_BYTES = 1 << 24  # a row must fit; also what one read holds in memory
+WRONG_ROW = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)", re.DOTALL)
+UNIT = b"\x1f"  # ASCII's unit separator stands for a delimiter of several characters
+COMPRESSIONS = {
+    ".gz": ("gzip", b"\x1f\x8b"),
+    ".bz2": ("bz2", b"BZh"),
+    ".zst": ("zstd", b"\x28\xb5\x2f\xfd"),
+    ".lz4": ("lz4", b"\x04\x22\x4d\x18"),
+}
+
+
+def open_csv(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
+    """The source `csv`. Raises DataError for what is wrong with the files, ConfigError for the settings."""
+    refuse(config, ("synthetic", "options"))
+    form = CsvForm(
+        config.delimiter,
+        tuple(config.columns) if config.columns else None,
+        quoted=len(config.delimiter) == 1,
+        decimal=config.decimal,
+    )
+    config = named_columns(config, lambda: form.names(first_file(config)))
+    return open_cached(config, layout_of(config), form.read, reading=form.reading(), seed=seed, progress=progress)
+
+
+@dataclass(frozen=True)
+class CsvForm:
+    """What the files look like. `columns`: names of all columns; None = the first line has them."""
+
+    delimiter: str
+    columns: tuple[str, ...] | None
+    quoted: bool = True
+    decimal: str = "."
+
+    def reading(self) -> dict[str, Any]:
+        """What the cache is keyed by."""
+        form = {"delimiter": self.delimiter, "columns": self.columns, "quoted": self.quoted, "decimal": self.decimal}
+        return {"form": "csv", **form}
+
+    def names(self, path: Path) -> list[str]:
+        """Names of all columns of a file."""
+        return self._header(path, _first_bytes(path, _compression(path)))[0]
+
+    def read(self, path: Path, columns: Sequence[str], progress: Callable[[float], None]) -> Iterator[Chunk]:
+        """Yields the file's rows, the named columns only, as bytes; blank lines are no rows."""
+        compression = _compression(path)
+        names, lines = self._header(path, _first_bytes(path, compression))
+        for column in columns:
+            if column not in names:
+                raise DataError(f"{missing_column(str(path), column, names)}{self._delimiter_hint(names)}")
+            if (times := names.count(column)) > 1:
+                raise DataError(f"{path}: {times} columns are called {column}; give all columns names in data.columns")
+        size, done, bad = path.stat().st_size, 0, BadRow(lines)
+        with path.open("rb") as raw:
+            try:
+                stream = pa.input_stream(raw, compression=compression)
+                for batch in _quietly(self._batches, bad, stream, columns, names, lines):
+                    rows_N = np.arange(done + 1, done + 1 + len(batch), dtype=np.int64)
+                    done += len(batch)
+                    progress(min(1.0, raw.tell() / max(1, size)))
+                    yield Chunk(
+                        str(path), rows_N, dict(zip(batch.schema.names, batch.columns, strict=True)), None, self.decimal
+                    )
+            except (pa.ArrowInvalid, OSError) as error:
+                if str(error).startswith(("Empty CSV", "Could not skip initial")):  # nothing after the header
+                    return
+                raise DataError(bad.problem(path, error, done)) from error
+
+    def _batches(self, bad: BadRow, stream: Any, columns: Sequence[str], names: list[str], lines: int) -> Any:
+        unique = [name if names.count(name) == 1 else f"{name}#{i}" for i, name in enumerate(names)]
+        delimiter = self.delimiter
+        if len(delimiter) > 1:
+            stream, delimiter = OneByteDelimiter(stream, delimiter.encode()), UNIT.decode()
+        return pacsv.open_csv(
+            stream,
+            read_options=pacsv.ReadOptions(
+                use_threads=False, block_size=BLOCK_BYTES, column_names=unique, skip_rows=lines
+            ),
+            parse_options=pacsv.ParseOptions(
+                delimiter=delimiter,
+                quote_char='"' if self.quoted else False,
+                newlines_in_values=self.quoted,
+                invalid_row_handler=bad,
+            ),
+            convert_options=pacsv.ConvertOptions(
+                column_types=dict.fromkeys(columns, pa.binary()),
+                include_columns=list(columns),
+                strings_can_be_null=False,
+            ),
+        )
+
+    def _header(self, path: Path, start: bytes) -> tuple[list[str], int]:
+        """The names of all columns, and how many lines at the top are no data."""
+        if not start.strip():
+            raise DataError(f"{path}: is empty")
+        start = start.removeprefix(b"\xef\xbb\xbf")
+        single = self.delimiter if len(self.delimiter) == 1 else UNIT.decode()
+        text = start.replace(self.delimiter.encode(), single.encode()).decode("latin-1")  # one character a byte
+        lines = io.StringIO(text, newline="")
+        reader = csv.reader(lines, delimiter=single, quoting=csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE)
+        try:
+            first = next(([_name(f) for f in row] for row in reader if any(f.strip() for f in row)), [])
+        except csv.Error as error:
+            raise DataError(f"{path}: the first line cannot be read ({error})") from error
+        if self.columns is None or list(self.columns) == first:
+            return first, reader.line_num
+        if len(first) != len(self.columns):
+            held = f"has {len(first)} fields with delimiter {self.delimiter!r}, expected {len(self.columns)}"
+            raise DataError(f"{path}, row 1: {held}{self._delimiter_hint(first)}")
+        return list(self.columns), 0
+
+    def _delimiter_hint(self, names: list[str]) -> str:
+        near = [c for c in (",", ";", "\t", "|") if c != self.delimiter and c in "".join(names)]
+        return f"; is data.delimiter {near[0]!r}, not {self.delimiter!r}?" if near and len(names) == 1 else ""
+
+
+class OneByteDelimiter:
+    """A stream of text whose delimiter of several characters is replaced by one byte as it is read."""
+
+    closed = False
+
+    def __init__(self, stream: Any, delimiter: bytes) -> None:
+        self._stream, self._delimiter = stream, delimiter
+        self._cut = b""  # what may be the first part of a delimiter
+
+    def read(self, size: int) -> bytes:
+        """At most `size` bytes, which must be no fewer than the delimiter has; none at the end only."""
+        while True:
+            fresh = bytes(self._stream.read(max(1, size - len(self._cut))))
+            text = (self._cut + fresh).replace(self._delimiter, UNIT)
+            held = range(len(self._delimiter) - 1, 0, -1) if fresh else ()
+            kept = next((n for n in held if text.endswith(self._delimiter[:n])), 0)
+            text, self._cut = text[: len(text) - kept], text[len(text) - kept :]
+            if text or not fresh:
+                return text
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@dataclass
+class BadRow:
+    """Skips rows of spaces only, and remembers the first row with too many or too few fields."""
+
+    skipped: int  # lines of the header, and blank ones since
+    found: Any = None
+
+    def __call__(self, row: Any) -> str:
+        if not row.text.strip():
+            self.skipped += 1
+            return "skip"
+        self.found = self.found or row
+        return "error"
+
+    def problem(self, path: Path, error: Exception, done: int) -> str:
+        """One line for what stopped the reading after `done` rows."""
+        if self.found is not None:
+            row, text = self.found, self.found.text[:60].replace(UNIT.decode(), " ")
+            if "\n" in row.text and row.text.count('"') % 2:
+                return f"{path}, row {row.number - self.skipped}: a quote is opened and never closed ({text!r})"
+            fields = f"has {row.actual_columns} fields, expected {row.expected_columns}"
+            return f"{path}, row {row.number - self.skipped}: {fields} ({text!r})"
+        if no_text := WRONG_ROW.search(str(error)):
+            number, expected, actual, text = no_text.groups()
+            fields = f"has {actual} fields, expected {expected}"
+            return f"{path}, row {int(number) - self.skipped}: {fields} ({text[:60]!r})"
+        if "straddling" in str(error):
+            size = f"{BLOCK_BYTES >> 20} MB"
+            return f"{path}, after row {done}: a row is longer than {size}, or a quote is opened and never closed"
+        return f"{path}, after row {done}: {_reason(error)}"
+
+
+def _quietly(open_batches: Callable[..., Any], bad: BadRow, *args: Any) -> Iterator[pa.RecordBatch]:
+    """The batches. pyarrow hands a wrong row over as text; where it is no UTF-8, Python prints a traceback and pyarrow
+    goes on to the error, so nothing is lost by leaving that out."""
+
+    def hook(unraisable: Any) -> None:
+        if unraisable.object is not bad:
+            before(unraisable)
+
+    batches: Any = None
+    while True:
+        before, sys.unraisablehook = sys.unraisablehook, hook
+        try:
+            batches = batches if batches is not None else iter(open_batches(bad, *args))
+            batch = next(batches, None)
+        finally:
+            sys.unraisablehook = before
+        if batch is None:
+            return
+        yield batch
+
+
+def _name(field: str) -> str:
+    """A header's field from its bytes: UTF-8, or else Latin-1."""
+    try:
+        return field.encode("latin-1").decode("utf-8").strip()
+    except UnicodeDecodeError:
+        return field.strip()
+
+
+def _reason(error: Exception) -> str:
+    text = str(error)
+    if any(word in text for word in ("runcated", "inflate", "EOF", "decompress")):
+        return f"the compressed file is truncated or damaged ({text})"
+    return f"cannot be read ({text})"
+
+
+def _compression(path: Path) -> str | None:
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read ({error.strerror or error})") from error
+    for suffix, (name, magic) in COMPRESSIONS.items():
+        if start.startswith(magic):
+            return name
+        if path.suffix == suffix and start:
+            raise DataError(f"{path}: ends in {suffix} but does not hold {name} data")
+    return None
+
+
+def _first_bytes(path: Path, compression: str | None) -> bytes:
+    """The first MB of the text, unpacked. Raises DataError where it is not text."""
+    try:
+        with path.open("rb") as raw:
+            start = bytes(pa.input_stream(raw, compression=compression).read(1 << 20))
+    except OSError as error:
+        raise DataError(f"{path}: {_reason(error)}") from error
+    if start[:4] == b"PAR1":
+        raise DataError(f"{path}: is a parquet file; use data.source: parquet")
+    if start[:4] == b"PK\x03\x04":
+        raise DataError(f"{path}: is a zip archive or a spreadsheet; unpack it, or save it as csv")
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise DataError(f"{path}: is text in UTF-16; save it as UTF-8 (iconv -f UTF-16 -t UTF-8)")
+    if b"\0" in start:
+        raise DataError(f"{path}: is binary, not delimited text (byte {start.index(0)} is 0)")
+    return start

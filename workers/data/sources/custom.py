@@ -1,0 +1,143 @@
+"""The source `module:function`: samples from the user's own code, by a contract that docs/data.md states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from shardkeep.base.errors import ConfigError, DataError
+from shardkeep.base.modules import load_named
+from shardkeep.workers.config import DataConfig, DenseColumn, LabelColumn, SparseColumn
+from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter
+from shardkeep.workers.data.conversion.conversion import Converter, Layout, layout_of, left_out, refuse
+from shardkeep.workers.data.conversion.decoding import Chunk
+from shardkeep.workers.data.conversion.scaling import to_json
+from shardkeep.workers.data.fingerprint import content_fingerprint, fingerprint
+from shardkeep.workers.data.gather_kernels import CHUNK_ROWS
+from shardkeep.workers.data.samples import Data, Dataset, Progress
+
+
+def open_custom(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
+    """Calls the user's function for "train" and "eval" (None or no rows = no evaluation data).
+
+    Arrays are held in memory, in every worker; an object with `schema`, `__len__` and `gather` is used as it is.
+    Raises ConfigError where the function cannot be found, DataError for what it returns.
+    """
+    refuse(config, ("synthetic", "train", "eval", "columns", "delimiter", "decimal", "cache"))
+    function = load_named(config.source, setting="data.source", folder=Path(config.root))
+    parts = [_call(function, config, split) for split in ("train", "eval")]
+    if isinstance(parts[0], Dataset):
+        return _own(config, parts)
+    if parts[1] is not None and config.eval_fraction:
+        raise ConfigError(f"data.eval_fraction: has no effect, {config.source} returns evaluation data of its own")
+    arrays = [_arrays(config.source, part) for part in parts if part is not None]
+    return _convert(config, arrays, seed)
+
+
+def _call(function: Any, config: DataConfig, split: str) -> Any:
+    try:
+        return function(split=split, **config.options)
+    except TypeError as error:
+        if error.__traceback__ is not None and error.__traceback__.tb_next is None:  # raised by the call itself
+            raise ConfigError(f"data.options: {config.source}: {error}") from error
+        raise
+
+
+def _own(config: DataConfig, parts: list[Any]) -> Data:
+    refuse(config, ("label", "dense", "sparse", "scale", "missing", "eval_fraction"))
+    train, held = parts
+    if held is not None and not isinstance(held, Dataset):
+        raise DataError(f"{config.source}: returned a dataset for train and {type(held).__name__} for eval")
+    for split, part in (("train", train), ("eval", held)):
+        if part is not None and not len(part):
+            raise DataError(f"{config.source}: the {split} data has no rows")
+    marks = [_stated(config, part) for part in parts if part is not None]
+    return Data(train, held, None, config.source, fingerprint(marks[0], marks[1] if len(marks) == 2 else None))
+
+
+def _stated(config: DataConfig, part: Dataset) -> dict[str, Any]:
+    """What is known of a dataset of the user's own: its `fingerprint` if it has one, else its length and columns."""
+    own = getattr(part, "fingerprint", None)
+    own = own() if callable(own) else own
+    if own is not None:
+        if not isinstance(own, str | int):
+            raise ConfigError(
+                f"{config.source}: fingerprint is a {type(own).__name__}; allowed: a text or whole number"
+            )
+        return {"own": own}
+    columns = [*part.schema.dense, *(f.name for f in part.schema.features)]
+    return {"source": config.source, "options": config.options, "columns": columns, "rows": len(part)}
+
+
+def _arrays(source: str, part: Any) -> Mapping[str, Any]:
+    if not isinstance(part, Mapping) or "label" not in part:
+        shown = sorted(part) if isinstance(part, Mapping) else type(part).__name__
+        raise DataError(
+            f"{source}: returned {shown}; allowed: a dict of label, dense and sparse, or an object with schema, "
+            "__len__ and gather"
+        )
+    if extra := sorted(set(part) - {"label", "dense", "sparse"}):
+        raise DataError(f"{source}: returned an unknown key {extra[0]}; allowed: label, dense, sparse")
+    return part
+
+
+def _convert(config: DataConfig, parts: list[Mapping[str, Any]], seed: int) -> Data:
+    layout = _layout(config, parts[0])
+    converter = Converter(layout)
+    share = config.eval_fraction
+    sinks = [pa.BufferOutputStream() for _ in range(2 if share else len(parts))]
+    writers = [ColumnarWriter(sink) for sink in sinks]
+    converter.convert(
+        _chunks(config.source, parts[0]), writers[0], writers[1] if share else None, share=share, seed=seed
+    )
+    if len(parts) == 2:
+        converter.convert(_chunks(config.source, parts[1]), None, writers[1])
+    for writer in writers:
+        writer.close()
+    lists, transform = converter.lists or frozenset(), converter.scaler.transform()
+    datasets = [
+        ColumnarDataset(sink.getvalue(), schema=layout.schema, lists=lists, transform=transform) for sink in sinks
+    ]
+    source = f"{config.source}{left_out(converter.skipped)}"
+    mark = content_fingerprint(layout.schema, [writer.checksum() for writer in writers], to_json(transform))
+    return Data(datasets[0], datasets[1] if len(datasets) == 2 else None, None, source, mark)
+
+
+def _layout(config: DataConfig, part: Mapping[str, Any]) -> Layout:
+    """The config's columns where it names some, else all that the function returned."""
+    label = config.label or LabelColumn(column="label")
+    if label.column != "label":
+        raise ConfigError(f"data.label.column: {label.column} is not allowed with {config.source}; allowed: label")
+    dense = config.dense or [DenseColumn(column=name) for name in part.get("dense", {})]
+    sparse = config.sparse or [SparseColumn(column=name) for name in part.get("sparse", {})]
+    return layout_of(config.model_copy(update={"label": label, "dense": dense, "sparse": sparse}))
+
+
+def _chunks(source: str, part: Mapping[str, Any]) -> Iterator[Chunk]:
+    label = _array(source, "label", part["label"])
+    dense = {name: _array(source, name, values) for name, values in part.get("dense", {}).items()}
+    sparse = {name: _array(source, name, values) for name, values in part.get("sparse", {}).items()}
+    for name, values in (*dense.items(), *sparse.items()):
+        if len(values) != len(label):
+            raise DataError(f"{source}: column {name} has {len(values)} rows, label has {len(label)}")
+    rows_N = np.arange(1, len(label) + 1, dtype=np.int64)
+    whole = Chunk(source, rows_N, {**sparse, "label": label}, dense)
+    for start in range(0, len(label), CHUNK_ROWS):
+        yield whole.slice(start, min(start + CHUNK_ROWS, len(label)))
+
+
+def _array(source: str, name: str, values: Any) -> Any:
+    if isinstance(values, pa.ChunkedArray):
+        return values.combine_chunks()
+    if isinstance(values, pa.Array):
+        return values
+    if isinstance(values, np.ndarray) and values.ndim == 2:
+        values = list(values)
+    try:
+        return pa.array(values, from_pandas=True)
+    except (pa.ArrowInvalid, pa.ArrowTypeError, ValueError, TypeError) as error:
+        raise DataError(f"{source}: column {name} cannot be read as an array ({error})") from error

@@ -1,0 +1,150 @@
+"""The synthetic stream in Criteo's shape: Zipf ids, bell-shaped dense columns, and a planted teacher.
+
+Every sample is a function of (seed, part, row); nothing is stored, so any worker can make any row.
+B = rows asked for, I = dense columns, F = features
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from shardkeep.base.errors import ConfigError
+from shardkeep.workers.config import DataConfig, SyntheticConfig
+from shardkeep.workers.data.batch import Batch, Ragged
+from shardkeep.workers.data.fingerprint import fingerprint
+from shardkeep.workers.data.samples import Data, Progress
+from shardkeep.workers.data.schema import Feature, Schema
+
+# The teacher. Few, frequent ids carry most of the signal, because nobody can learn the effect of an id seen twice; the
+# features with the smallest tables interact. Chosen so that on the default stream a logistic regression stays 0.02
+# AUC and more behind, and a DLRM is within 0.02 after 1.3 M samples; test_synthetic.py measures both.
+BIAS = -1.0
+DENSE_STRENGTH = 1.44  # standard deviation of the dense term
+ID_STRENGTH = 1.02  # of the id effects' sum, were all ids the most popular ones
+FACTOR_STRENGTH = 0.75  # of each of an id's two factors, in the features that interact
+NUM_INTERACTING = 6
+ID_HALF_RANK = 10.0  # the effect of the id with this rank is half that of the most popular one
+FACTOR_HALF_RANK = 5.0
+
+# Criteo's mixture: some tables of a hundred ids, some of a million.
+DEFAULT_SIZES = tuple(round(100 * 10 ** (4 * f / 25)) for f in range(26))
+
+
+FORMAT = 1  # a new number where equal settings give other samples
+
+
+class SyntheticDataset:
+    """`part` ("train" or "eval") of the stream: `num_samples` rows; the same teacher in every part."""
+
+    def __init__(self, config: SyntheticConfig, *, seed: int, part: str, num_samples: int) -> None:
+        sizes = tuple(config.table_sizes) or DEFAULT_SIZES
+        self._num_samples = num_samples
+        self._sizes_F = np.array(sizes, np.int64)
+        self._zipf = config.zipf
+        self._numbered = config.ids == "numbered"
+        self._teacher_key = _key("teacher", seed)
+        self._sample_key = _key(part, seed)
+        self._strength = np.array(
+            [
+                BIAS,
+                DENSE_STRENGTH / math.sqrt(max(1, config.num_dense)),
+                ID_STRENGTH / math.sqrt(len(sizes)),
+                ID_HALF_RANK,
+                FACTOR_HALF_RANK,
+            ]
+        )
+        self._factor_F = np.zeros(len(sizes))
+        self._factor_F[np.argsort(self._sizes_F, kind="stable")[:NUM_INTERACTING]] = FACTOR_STRENGTH
+        features = tuple(Feature(f"C{f + 1}", f"C{f + 1}") for f in range(len(sizes)))
+        self._schema = Schema(tuple(f"I{i + 1}" for i in range(config.num_dense)), features)
+
+    @property
+    def schema(self) -> Schema:
+        return self._schema
+
+    def __len__(self) -> int:
+        return self._num_samples
+
+    def gather(self, rows_B: NDArray[np.int64]) -> Batch:
+        return self._make(rows_B)[0]
+
+    def teacher_logits(self, rows_B: NDArray[np.int64]) -> NDArray[np.float64]:
+        """The logits that the labels of `rows_B` were drawn from: float64."""
+        return self._make(rows_B)[1]
+
+    def best_auc(self, num_samples: int) -> float:
+        """The AUC of the teacher's own probabilities on the first `num_samples` rows; nan with one class only."""
+        count = min(num_samples, self._num_samples)
+        parts = [
+            self._make(np.arange(start, min(start + 65_536, count), dtype=np.int64))
+            for start in range(0, count, 65_536)
+        ]
+        labels = np.concatenate([batch.label_BT[:, 0] for batch, _ in parts])
+        logits = np.concatenate([logit_B for _, logit_B in parts])
+        return _auc(logits, labels)
+
+    def _make(self, rows_B: NDArray[np.int64]) -> tuple[Batch, NDArray[np.float64]]:
+        from shardkeep.workers.data.sources.synthetic_kernels import make_samples  # here: the launcher makes no samples
+
+        rows_B = np.ascontiguousarray(rows_B, np.int64)
+        if len(rows_B) and not 0 <= rows_B.min() <= rows_B.max() < self._num_samples:
+            raise IndexError(f"a row is outside [0, {self._num_samples})")
+        dense_BI = np.empty((len(rows_B), self._schema.num_dense), np.float32)
+        ids_FB = np.empty((len(self._sizes_F), len(rows_B)), np.int64)
+        label_B = np.empty(len(rows_B), np.float32)
+        logit_B = np.empty(len(rows_B), np.float64)
+        make_samples(
+            self._teacher_key,
+            self._sample_key,
+            rows_B,
+            self._sizes_F,
+            self._zipf,
+            self._numbered,
+            self._strength,
+            self._factor_F,
+            dense_BI,
+            ids_FB,
+            label_B,
+            logit_B,
+        )
+        ids = {feature.name: Ragged(ids_FB[f]) for f, feature in enumerate(self._schema.features)}
+        return Batch(dense_BI, ids, label_B[:, None]), logit_B
+
+
+def open_synthetic(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
+    """The source `synthetic`. Raises ConfigError for settings that it could only ignore."""
+    _refuse_unused(config)
+    stream = config.synthetic
+    train = SyntheticDataset(stream, seed=seed, part="train", num_samples=stream.train_samples)
+    held = SyntheticDataset(stream, seed=seed, part="eval", num_samples=stream.eval_samples)
+    settings = stream.model_dump(exclude={"train_samples", "eval_samples"}) | {"synthetic": FORMAT, "seed": seed}
+    settings["table_sizes"] = stream.table_sizes or DEFAULT_SIZES
+    mark = fingerprint(settings | {"rows": len(train)}, settings | {"rows": len(held)})
+    return Data(train, held, held.best_auc, "made on the fly", mark)
+
+
+def _refuse_unused(config: DataConfig) -> None:
+    plain = DataConfig()
+    used = {"source", "root", "synthetic"}
+    wrong = [k for k in DataConfig.model_fields if k not in used and getattr(config, k) != getattr(plain, k)]
+    if wrong:
+        raise ConfigError(f"data.{wrong[0]}: has no effect with source: synthetic; allowed: data.synthetic.*")
+
+
+def _key(name: str, seed: int) -> np.uint64:
+    return np.uint64(xxhash.xxh3_64_intdigest(f"synthetic/{name}".encode(), seed=seed))
+
+
+def _auc(scores_N: NDArray[np.float64], labels_N: NDArray[np.float32]) -> float:
+    """The Mann-Whitney statistic; scores are float64 hashes, so ties do not matter."""
+    positive_N = labels_N[np.argsort(scores_N)] > 0.5
+    num_positive = int(positive_N.sum())
+    num_negative = len(positive_N) - num_positive
+    if not num_positive or not num_negative:
+        return math.nan
+    rank_sum = float((np.flatnonzero(positive_N) + 1).sum())
+    return (rank_sum - num_positive * (num_positive + 1) / 2) / (num_positive * num_negative)

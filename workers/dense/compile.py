@@ -1,0 +1,181 @@
+"""torch.compile for the tower. `auto` is a rule by device: on CPUs compiling gains too little (docs/log.md).
+
+Ranks compile outside the reduction, wait for each other and agree. Only batches of the full size are compiled; a ragged
+last batch runs eager, so nothing is ever recompiled.
+"""
+
+# B = batch, I = dense columns, T = outputs, W = ranks
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import sysconfig
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardkeep.base.errors import JobError, UserError
+from shardkeep.workers.collectives.collective import Collective
+from shardkeep.workers.config import TowerConfig
+
+COMPILE_TIMEOUT_S = 900.0
+"""How long ranks wait for each other's compilation."""
+
+
+def why_no_compiler(device: torch.device) -> str | None:
+    """What torch.compile lacks here, as one clause; None when it can run. Compiles nothing."""
+    if device.type == "cuda" and importlib.util.find_spec("triton") is None:
+        return "the package triton is not installed"
+    compiler = os.environ.get("CXX") or ("clang++" if sys.platform == "darwin" else "g++")
+    if shutil.which(compiler) is None:
+        return f"there is no C++ compiler ({compiler})"
+    if not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
+        return "Python's headers are missing (Python.h, from python3-dev)"
+    return None
+
+
+class Switch(nn.Module):
+    """The model, run compiled or eager by the size of the batch and by `enabled`."""
+
+    def __init__(self, model: nn.Module, batch_size: int) -> None:
+        super().__init__()
+        self.model = model
+        self.batch_size = batch_size
+        self.enabled = False
+        self._compiled: Callable[..., torch.Tensor] | None = None
+
+    def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+        run = self._compiled if self.enabled and len(dense_BI) == self.batch_size else self.model
+        assert run is not None
+        logits_BT: torch.Tensor = run(dense_BI, embeddings)
+        return logits_BT
+
+    def compile_for(
+        self, dims: dict[str, int], num_dense: int, *, mode: str, context: Callable[[], AbstractContextManager[Any]]
+    ) -> str | None:
+        """Compiles forward and backward for the full batch; a problem comes back as text. Minutes at worst.
+
+        Runs on zeros: no gradient is left in the parameters, buffers and random numbers stay as they were.
+        """
+        # DDP wraps this module, and towers are smaller than a bucket: dynamo need not split graphs at buckets.
+        import torch._dynamo
+        import torch._inductor.config
+
+        torch._dynamo.config.optimize_ddp = False
+        model = self.model
+
+        def run(dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+            logits_BT: torch.Tensor = model(dense_BI, embeddings)
+            return logits_BT
+
+        try:
+            self._compiled = torch.compile(run, mode=None if mode == "default" else mode, dynamic=False)
+            # One compile thread: a pool of processes would outlive its use.
+            with torch._inductor.config.patch(compile_threads=1), context():
+                self._dry_run(dims, num_dense)
+        except Exception as error:
+            self._compiled = None
+            lines = str(error).strip().splitlines()
+            return f"{type(error).__name__}: {lines[0] if lines else 'no text'}"
+        return None
+
+    def _dry_run(self, dims: dict[str, int], num_dense: int) -> None:
+        assert self._compiled is not None
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        device = parameters[0].device
+        kept = [b.clone() for b in self.model.buffers()]
+        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+            for _ in range(2):  # reduce-overhead records its CUDA graph in the second run
+                dense_BI = torch.zeros(self.batch_size, num_dense, device=device)
+                leaves = {
+                    name: torch.zeros(self.batch_size, dim, device=device, requires_grad=True)
+                    for name, dim in dims.items()
+                }
+                logits_BT = self._compiled(dense_BI, leaves)
+                torch.autograd.grad(logits_BT.float().sum(), [*parameters, *leaves.values()], allow_unused=True)
+        with torch.no_grad():
+            for buffer, before in zip(self.model.buffers(), kept, strict=True):
+                buffer.copy_(before)
+
+
+def choose(config: TowerConfig, device: torch.device, *, sync: bool) -> tuple[bool, str]:
+    """Whether the tower is to run compiled, with the reason. Raises UserError: `compile: on` where it cannot."""
+    if config.compile == "on" and (lacking := why_no_compiler(device)):
+        raise UserError(f"tower.compile: on is not possible here: {lacking}; allowed: auto or off")
+    if config.compile != "auto":
+        return config.compile == "on", f"{config.compile}: as configured"
+    if device.type == "cpu":
+        return False, "off: auto compiles on GPUs only"
+    if sync:
+        return False, "off: torch.compile may select GPU kernels by time, and nothing in sync may depend on time"
+    return True, "on: the tower is on a GPU"
+
+
+class Compilation:
+    """Turns `switch` on where the job runs compiled. Every rank makes the same calls.
+
+    Args:
+        context: what the model is compiled in (autocast).
+        say: receives one line: whether the tower runs compiled, and why.
+
+    Attributes:
+        due: whether `run` must come before the next batch; in each generation once.
+        compile_s: seconds that this rank has spent compiling.
+
+    Raises:
+        UserError: `compile: on` where torch.compile cannot run.
+    """
+
+    def __init__(
+        self,
+        switch: Switch,
+        config: TowerConfig,
+        device: torch.device,
+        *,
+        sync: bool,
+        context: Callable[[], AbstractContextManager[Any]],
+        say: Callable[[str], None],
+    ) -> None:
+        self.switch = switch
+        self.compile_s = 0.0
+        self._config = config
+        self._device = device
+        self._context = context
+        self._say = say
+        self._tried = False
+        self._problem: str | None = None
+        self._wanted, reason = choose(config, device, sync=sync)
+        self.due = self._wanted
+        say(reason)
+
+    def regroup(self) -> None:
+        """Other ranks may have joined: all meet again before the next batch, and only new ranks compile."""
+        self.due, self.switch.enabled = self._wanted, False
+
+    def run(self, collective: Collective, num_dense: int, dims: dict[str, int]) -> None:
+        """Compiles once in the process's life, and agrees with the other ranks. Raises JobError where `on` failed."""
+        self.due = False
+        if not self._tried:
+            started = time.perf_counter()
+            self._problem = why_no_compiler(self._device) or self.switch.compile_for(
+                dims, num_dense, mode=self._config.mode, context=self._context
+            )
+            self._tried = True
+            self.compile_s = time.perf_counter() - started
+        collective.barrier(timeout_s=COMPILE_TIMEOUT_S, purpose="agreements")
+        failed_W = collective.all_gather(torch.tensor([int(self._problem is not None)]), purpose="agreements").view(-1)
+        self.switch.enabled = not failed_W.any()
+        if self.switch.enabled:
+            return
+        problem = self._problem or f"worker {int(failed_W.argmax())} could not compile; its log says why"
+        if self._config.compile == "on":
+            raise JobError(f"tower.compile: on failed: {problem}; tower.compile: off trains without it")
+        self._say(f"off: compiling failed: {problem}")

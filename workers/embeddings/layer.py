@@ -1,0 +1,172 @@
+"""The embedding layer of a worker: which rows a batch needs, those rows pooled into the model's inputs, and
+the gradients of these inputs summed back to rows. Outside autograd and outside DDP; holds no row itself.
+
+A step goes `plan` (any thread, no torch) -> pull -> `lookup` -> forward, backward -> `collect` -> push.
+"""
+# B = samples, N = ids of one table or feature, U = unique ids of one table, D = embedding dim
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shardkeep.base.array_kernels import all_finite
+from shardkeep.base.errors import ConfigError, ProtocolError
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.jagged import Catalog, RowSlab
+from shardkeep.workers.data.batch import Batch
+from shardkeep.workers.data.schema import Schema
+from shardkeep.workers.embeddings import device_rows, kernels
+from shardkeep.workers.embeddings.plan import Plan, Planner
+from shardkeep.workers.embeddings.pooling import add_max_on_host
+
+__all__ = ["Embeddings", "Plan", "all_finite_rows", "non_finite_rows", "scale_rows"]
+
+Rows = npt.NDArray[np.float32]
+_CPU = torch.device("cpu")
+
+
+class Embeddings:
+    """Plans, looks up and collects for one schema. Stateless between calls, so any thread may call."""
+
+    def __init__(self, schema: Schema, tables: Mapping[str, TableSpec]) -> None:
+        """Raises ConfigError when a feature names a table that is not there."""
+        for feature in schema.features:
+            if feature.table not in tables:
+                raise ConfigError(
+                    f"feature {feature.name} names table {feature.table}; known: {', '.join(sorted(tables))}"
+                )
+        self._table_of = {feature.name: feature.table for feature in schema.features}
+        self._catalog = Catalog(list(tables.values()))
+        self._planner = Planner(schema.features, self._catalog)
+        self.table_dims = {table: tables[table].dim for table in schema.tables()}
+        """Values per row of each table, in the order of first use."""
+        self.feature_dims = {name: self.table_dims[table] for name, table in self._table_of.items()}
+        """Values per sample that the model gets for each feature."""
+        self._dims_F = list(self.feature_dims.values())
+        self._max_features = frozenset(feature.name for feature in schema.features if feature.pooling == "max")
+
+    def plan(self, batch: Batch) -> Plan:
+        """Deduplicates the batch's ids per table. CPU only and without the GIL in its loops: meant for a
+        prefetching thread. Raises DataError when a feature's arrays do not fit each other or the batch."""
+        return self._planner.plan(batch)
+
+    def lookup(
+        self,
+        plan: Plan,
+        rows: Mapping[str, Rows],
+        part: slice | None = None,
+        device: torch.device = _CPU,
+    ) -> dict[str, torch.Tensor]:
+        """The model's inputs: per feature a fresh leaf, float32 (B, D), that requires grad.
+
+        Args:
+            rows: per table the values of the plan's unique ids, float32 (U, D), C-contiguous; only read.
+            part: range of samples of a micro-batch; None = all.
+            device: where the leaves live; not the CPU = rows travel there once per table and call.
+
+        Raises ProtocolError when rows are missing or have another shape."""
+        if not (isinstance(rows, RowSlab) and rows.layout.same(plan.unique.layout)):
+            for table, dim in self.table_dims.items():
+                _check_rows(table, rows.get(table), (plan.unique[table].size, dim))
+            rows = RowSlab.of_arrays(plan.unique, {table: rows[table] for table in self.table_dims})
+        if device.type == "cpu":
+            pooled = self._pool(plan, rows, *plan.range_of(part))
+        else:
+            pooled = device_rows.pool_features(plan, rows, part, device)
+        return {name: leaf.requires_grad_() for name, leaf in zip(self._table_of, pooled, strict=True)}
+
+    def _pool(self, plan: Plan, rows: RowSlab, start: int, stop: int) -> list[torch.Tensor]:
+        """The pooled rows (B, D) of each feature: views of one fresh array."""
+        num_samples = stop - start
+        flat = np.empty(num_samples * sum(self._dims_F), dtype=np.float32)
+        kernels.pool_features(
+            plan.features_FK, plan.inverse_N, plan.offsets, plan.weights, plan.unique.layout.values_T1,
+            self._catalog.dims_T, rows.flat, start, stop, flat,
+        )  # fmt: skip
+        pooled = torch.from_numpy(flat)
+        if len(set(self._dims_F)) == 1:
+            return list(pooled.view(len(self._dims_F), num_samples, self._dims_F[0]).unbind())
+        parts = torch.split(pooled, [num_samples * dim for dim in self._dims_F])
+        return [part.view(num_samples, dim) for part, dim in zip(parts, self._dims_F, strict=True)]
+
+    def collect(
+        self,
+        plan: Plan,
+        leaves: Mapping[str, torch.Tensor],
+        grads: RowSlab,
+        part: slice | None = None,
+        rows: Mapping[str, Rows] | None = None,
+    ) -> None:
+        """Adds the gradients of the leaves of `lookup` (same `part`) to the rows' accumulators `grads`.
+
+        Features in the schema's order, those with `pooling: max` last, samples in theirs, whatever the device: equal
+        inputs give equal bits. A leaf that got no gradient adds nothing. Blocks until a device has sent its sums.
+        `rows`: those of `lookup`; needed for features with `pooling: max`.
+
+        Raises ProtocolError when a gradient or an accumulator has another shape than it must."""
+        if not grads.layout.same(plan.unique.layout):
+            raise ProtocolError("the accumulators are of another plan, not RowSlab.zeros(plan.unique)")
+        start, stop = plan.range_of(part)
+        here: list[torch.Tensor] = []  # keeps alive what the addresses point to
+        addresses_F = np.zeros(len(self._dims_F), dtype=np.int64)
+        on_device: dict[str, torch.Tensor] = {}
+        maxima: dict[str, torch.Tensor] = {}
+        for f, (name, dim) in enumerate(self.feature_dims.items()):
+            grad = leaves[name].grad
+            if grad is None:
+                continue
+            if grad.shape != (stop - start, dim) or grad.dtype is not torch.float32:
+                told = f"{grad.dtype} gradient {tuple(grad.shape)}"
+                raise ProtocolError(f"feature {name}: {told}; the part is torch.float32 {(stop - start, dim)}")
+            if grad.is_cpu and name in self._max_features and plan.features_FK[f, kernels.OFFSETS_AT] >= 0:
+                maxima[name] = grad
+            elif grad.is_cpu:
+                here.append(grad.contiguous())
+                addresses_F[f] = here[-1].data_ptr()
+            else:
+                on_device[name] = grad.detach()
+        if here:
+            kernels.add_features(
+                plan.features_FK, plan.inverse_N, plan.offsets, plan.weights, plan.unique.layout.values_T1,
+                self._catalog.dims_T, addresses_F, start, stop, grads.flat,
+            )  # fmt: skip
+        for name, grad in maxima.items():
+            feature = plan.feature(name, part)
+            add_max_on_host(feature, _given(rows)[feature.table], grad, grads[feature.table])
+        if on_device:
+            device_rows.add_features(plan, on_device, part, grads, _given(rows) if self._max_features else {})
+
+
+def non_finite_rows(grad_UD: Rows) -> npt.NDArray[np.bool_]:
+    """Whether each row, of C-contiguous float32 (U, D), holds an infinity or a NaN: bool (U,)."""
+    bad_U = np.empty(len(grad_UD), dtype=np.bool_)
+    kernels.find_non_finite(grad_UD.view(np.uint32), bad_U)
+    return bad_U
+
+
+def scale_rows(grads: RowSlab, factor: float) -> None:
+    """Multiplies gradients in place, in float32; a factor of 1 costs nothing."""
+    if factor != 1.0:
+        grads.flat *= np.float32(factor)
+
+
+def all_finite_rows(grads: RowSlab) -> bool:
+    """Whether no row holds an infinity or a NaN."""
+    return bool(all_finite(grads.flat.view(np.uint32)))
+
+
+def _given(rows: Mapping[str, Rows] | None) -> Mapping[str, Rows]:
+    if rows is None:
+        raise ProtocolError("collect: a feature has pooling: max, so the rows of lookup must be given")
+    return rows
+
+
+def _check_rows(table: str, rows_UD: Rows | None, shape: tuple[int, int]) -> None:
+    if rows_UD is None:
+        raise ProtocolError(f"table {table}: no rows for {shape[0]} ids")
+    if rows_UD.shape != shape or rows_UD.dtype != np.float32 or not rows_UD.flags.c_contiguous:
+        raise ProtocolError(f"table {table}: {rows_UD.dtype} rows {rows_UD.shape}; expected contiguous float32 {shape}")

@@ -1,0 +1,139 @@
+"""Lookup: rows of any ids as leaves of autograd, and their gradients summed back per row. For loops of the user's
+own; batches of a job go through layer.py. Holds rows of one step only, knows no server.
+"""
+# N = ids of one table in one lookup, U = unique ids, D = embedding dim
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shardkeep.base.errors import DataError, UserError
+from shardkeep.ps.client.row_client import Ids, Rows
+from shardkeep.workers.embeddings import kernels
+from shardkeep.workers.embeddings.layer import non_finite_rows
+from shardkeep.workers.embeddings.plan import FeaturePlan, dedupe
+from shardkeep.workers.embeddings.pooling import add_on_host, add_with_torch, gather_on_host, pool_with_torch, to_device
+
+_NO_WEIGHTS: npt.NDArray[np.float32] = np.empty(0, dtype=np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Ids of one table in the shape the user gave them, and the unique ones among them."""
+
+    shape: tuple[int, ...]
+    device: torch.device
+    unique_U: Ids
+    """Ascending."""
+    feature: FeaturePlan
+    """Where each id's row is among the unique ones."""
+
+    def gather(self, rows_UD: Rows) -> torch.Tensor:
+        """The rows, a fresh float32 tensor (*shape, D) on the ids' device."""
+        if self.device.type == "cpu":
+            rows_ND = gather_on_host(self.feature, rows_UD)
+        else:
+            rows_ND = pool_with_torch(self.feature, to_device(rows_UD, self.device))
+        return rows_ND.view(*self.shape, rows_UD.shape[1])
+
+    def sum_per_row(self, grad: torch.Tensor) -> Rows:
+        """The gradient (*shape, D) summed per unique row, float32 (U, D), in the order of the ids."""
+        grad_ND = grad.detach().reshape(-1, grad.shape[-1])
+        if grad.device.type == "cpu":
+            grad_UD = np.zeros((self.unique_U.size, grad_ND.shape[1]), dtype=np.float32)
+            add_on_host(self.feature, grad_ND, grad_UD)
+            return grad_UD
+        on_device = grad_ND.new_zeros((self.unique_U.size, grad_ND.shape[1]))
+        add_with_torch(self.feature, grad_ND, on_device)
+        return on_device.cpu().numpy()
+
+
+class Lookup(Mapping[str, torch.Tensor]):
+    """What `EmbeddingClient.lookup` returns: per table a leaf, float32 (*shape of the ids, D), that requires grad.
+
+    Read it like a dict. Good for one `apply`, in the step it was made in.
+    """
+
+    def __init__(self, owner: object, step: int, wanted: Mapping[str, Wanted], rows: Mapping[str, Rows]) -> None:
+        self.owner, self.step = owner, step
+        self._wanted = wanted
+        self._leaves = {table: w.gather(rows[table]).requires_grad_() for table, w in wanted.items()}
+
+    def __getitem__(self, table: str) -> torch.Tensor:
+        try:
+            return self._leaves[table]
+        except KeyError:
+            raise KeyError(f"no rows of table {table!r} in this lookup; it has {', '.join(self) or 'none'}") from None
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._leaves)
+
+    def __len__(self) -> int:
+        return len(self._leaves)
+
+    def __repr__(self) -> str:
+        shapes = ", ".join(f"{table}: {tuple(leaf.shape)}" for table, leaf in self._leaves.items())
+        return f"Lookup(step {self.step}; {shapes})"
+
+    def gradients(self) -> dict[str, tuple[Ids, Rows]]:
+        """Per table that the loss depends on: its ids, sorted and unique, and their summed gradients (U, D).
+
+        Raises UserError when `backward` has reached none of the rows."""
+        found = {
+            table: (wanted.unique_U, wanted.sum_per_row(grad))
+            for table, wanted in self._wanted.items()
+            if (grad := self._leaves[table].grad) is not None
+        }
+        if not found and any(leaf.numel() for leaf in self._leaves.values()):
+            raise UserError(
+                f"apply: the rows of {', '.join(self)} have no gradients; call loss.backward() first, on a loss that "
+                "is computed from them"
+            )
+        return found
+
+
+def read_ids(table: str, ids: object) -> Wanted:
+    """Checks and deduplicates ids of any shape; a tensor or a numpy array of whole numbers. Any 64-bit pattern is an
+    id, the negative ones too. Raises DataError."""
+    if not isinstance(ids, torch.Tensor | np.ndarray):
+        raise DataError(
+            f"table {table}: ids are a {type(ids).__name__}; allowed: a tensor or numpy array of whole numbers"
+        )
+    device = ids.device if isinstance(ids, torch.Tensor) else torch.device("cpu")
+    array: npt.NDArray[Any] = ids.detach().cpu().numpy() if isinstance(ids, torch.Tensor) else ids
+    if array.dtype.kind not in "iu":
+        raise DataError(f"table {table}: ids are {array.dtype}; allowed: whole numbers (int64)")
+    if array.size >= 2**31:
+        raise DataError(f"table {table}: {array.size} ids in one lookup; allowed: fewer than 2**31")
+    flat_N = np.ascontiguousarray(array.reshape(-1)).astype(np.int64, copy=False)  # uint64 keeps its bits
+    unique_U, inverse_N = dedupe(flat_N)
+    return Wanted(tuple(array.shape), device, unique_U, FeaturePlan(table, kernels.SUM, inverse_N, None, _NO_WEIGHTS))
+
+
+def summed(parts: Sequence[Mapping[str, tuple[Ids, Rows]]]) -> dict[str, tuple[Ids, Rows]]:
+    """The gradients of several lookups as those of one: per table the sorted unique ids and the summed rows, added
+    in the order of the parts."""
+    total: dict[str, tuple[Ids, Rows]] = {}
+    for table in dict.fromkeys(table for part in parts for table in part):
+        found = [part[table] for part in parts if table in part]
+        total[table] = found[0] if len(found) == 1 else _merged(found)
+    return total
+
+
+def _merged(found: Sequence[tuple[Ids, Rows]]) -> tuple[Ids, Rows]:
+    ids_U, inverse_N = dedupe(np.concatenate([ids for ids, _ in found]))
+    grad_UD = np.zeros((ids_U.size, found[0][1].shape[1]), dtype=np.float32)
+    kernels.add_gathered(np.concatenate([grads for _, grads in found]), inverse_N, grad_UD)
+    return ids_U, grad_UD
+
+
+def finite_only(ids_U: Ids, grad_UD: Rows) -> tuple[Ids, Rows]:
+    """Without the rows whose gradient holds an infinity or a NaN; the inputs themselves when there are none."""
+    bad_U = non_finite_rows(grad_UD)
+    return (ids_U[~bad_U], np.ascontiguousarray(grad_UD[~bad_U])) if bad_U.any() else (ids_U, grad_UD)

@@ -1,0 +1,213 @@
+"""The plan of a batch: which rows of each table it needs, and where every feature finds its rows among them.
+
+Arrays only: no torch, no rows, no network. Made in a prefetching thread, then only read.
+"""
+# B = samples, N = ids of one table or feature, U = unique ids of one table
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkeep.base.errors import DataError
+from shardkeep.ps.jagged import Catalog, IdSlab, Layout
+from shardkeep.workers.data.batch import Batch, Ragged
+from shardkeep.workers.data.schema import Feature
+from shardkeep.workers.embeddings import kernels
+
+_POOLINGS = {"sum": kernels.SUM, "weighted": kernels.SUM, "mean": kernels.MEAN, "max": kernels.MAX}
+_NO_WEIGHTS: npt.NDArray[np.float32] = np.empty(0, dtype=np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class FeaturePlan:
+    """Where one feature's rows are among its table's unique rows. Nobody changes the arrays."""
+
+    table: str
+    pooling: int
+    """kernels.SUM (with or without weights), MEAN or MAX."""
+    inverse_N: npt.NDArray[np.int32]
+    """Position of each id in the table's sorted unique ids."""
+    offsets_B1: npt.NDArray[np.int32] | None
+    """Sample b has the ids from offsets[b] up to offsets[b + 1]; None = exactly one id each, unweighted."""
+    weights_N: npt.NDArray[np.float32]
+    """Weight of each id; empty = all 1."""
+
+    @property
+    def num_samples(self) -> int:
+        """B; may be 0."""
+        return self.inverse_N.size if self.offsets_B1 is None else self.offsets_B1.size - 1
+
+    @property
+    def takes_max(self) -> bool:
+        """Whether its gradient depends on the rows; not so with one id per sample."""
+        return self.pooling == kernels.MAX and self.offsets_B1 is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a batch needs: unique ids per table, and how every feature is made of their rows. The features' arrays
+    stand one after the other, as kernels take them."""
+
+    num_samples: int
+    unique: IdSlab
+    """Per table the ids to pull, ascending."""
+    names: tuple[str, ...]
+    features_FK: npt.NDArray[np.int64]
+    """A row per feature: the columns of workers/embeddings/kernels.py."""
+    inverse_N: npt.NDArray[np.int32]
+    """Position of each id in its table's sorted unique ids."""
+    offsets: npt.NDArray[np.int32]
+    weights: npt.NDArray[np.float32]
+
+    def range_of(self, part: slice | None) -> tuple[int, int]:
+        """Start and stop of a range of samples; None = all."""
+        start, stop, step = (part or slice(None)).indices(self.num_samples)
+        if step != 1:
+            raise ValueError(f"part {part}; allowed: a range of samples, step 1")
+        return start, max(start, stop)
+
+    def feature(self, name: str, part: slice | None = None) -> FeaturePlan:
+        """One feature of a range of samples, by views."""
+        table, ids_at, num_ids, offsets_at, weights_at, pooling = self.features_FK[self.names.index(name)].tolist()
+        start, stop = self.range_of(part)
+        inverse_N = self.inverse_N[ids_at : ids_at + num_ids]
+        weights_N = self.weights[weights_at : weights_at + num_ids] if weights_at >= 0 else _NO_WEIGHTS
+        if offsets_at < 0:
+            return FeaturePlan(self.unique.layout.catalog.names[table], pooling, inverse_N[start:stop], None, weights_N)
+        offsets_B1 = self.offsets[offsets_at + start : offsets_at + stop + 1]
+        first, end = int(offsets_B1[0]), int(offsets_B1[-1])
+        return FeaturePlan(
+            self.unique.layout.catalog.names[table],
+            pooling,
+            inverse_N[first:end],
+            offsets_B1 - first,
+            weights_N[first:end] if weights_N.size else weights_N,
+        )
+
+
+class Planner:
+    """Makes plans for one schema. Stateless between calls, so any thread may call."""
+
+    def __init__(self, features: Sequence[Feature], catalog: Catalog) -> None:
+        self._features = tuple(features)
+        self._names = tuple(feature.name for feature in features)
+        self._catalog = catalog
+        tables_F = np.array([catalog.index[feature.table] for feature in features], dtype=np.int64)
+        self._by_table: npt.NDArray[np.int64] = np.argsort(tables_F, kind="stable")
+        """The features in the order in which a table's lists of ids must follow each other."""
+        self._tables_G = tables_F[self._by_table]
+        self._columns = np.zeros((len(features), kernels.FEATURE_COLUMNS), dtype=np.int64)
+        self._columns[:, kernels.TABLE] = tables_F
+        self._columns[:, kernels.OFFSETS_AT] = self._columns[:, kernels.WEIGHTS_AT] = -1
+        self._columns[:, kernels.POOLING] = [_POOLINGS[feature.pooling] for feature in features]
+
+    def plan(self, batch: Batch) -> Plan:
+        """Deduplicates the batch's ids, table by table. Raises DataError when a feature's arrays do not fit each other
+        or the batch."""
+        bags = [_checked(feature, batch.ids.get(feature.name), len(batch)) for feature in self._features]
+        lists = [bags[f].values_N for f in self._by_table.tolist()]
+        starts_T1, unique_V, inverse_N, starts_G = _deduped(lists, self._tables_G, len(self._catalog))
+        columns = self._columns.copy()
+        columns[self._by_table, kernels.IDS_AT] = starts_G[:-1]
+        columns[self._by_table, kernels.NUM_IDS] = np.diff(starts_G)
+        offsets, weights = _bags(bags, columns)
+        unique = IdSlab(Layout.of_starts(self._catalog, starts_T1), unique_V)
+        return Plan(len(batch), unique, self._names, columns, inverse_N, offsets, weights)
+
+
+def dedupe(ids_N: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
+    """`numpy.unique(ids, return_inverse=True)` with an int32 inverse, by hashing: the unique ids ascending
+    (U,), and each id's position among them (N,). O(N + U); 2-4 times as fast on skewed ids."""
+    _, unique_U, inverse_N, _ = _deduped([np.ascontiguousarray(ids_N)], np.zeros(1, dtype=np.int64), 1)
+    return unique_U, inverse_N
+
+
+def _deduped(
+    lists: Sequence[npt.NDArray[np.int64]], tables_G: npt.NDArray[np.int64], num_tables: int
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int32], npt.NDArray[np.int64]]:
+    """Where each table's distinct ids start, these ids, each id's position among its table's, and where each list's
+    positions start. The lists of a table follow each other."""
+    ids_N = lists[0] if len(lists) == 1 else np.concatenate(lists) if lists else np.empty(0, dtype=np.int64)
+    starts_G = np.zeros(len(lists) + 1, dtype=np.int64)
+    np.cumsum([ids.size for ids in lists], out=starts_G[1:])
+    starts_T1 = np.empty(num_tables + 1, dtype=np.int64)
+    unique_V = np.empty(int(starts_G[-1]), dtype=np.int64)
+    inverse_N = np.empty(int(starts_G[-1]), dtype=np.int32)
+    bounds_T1 = starts_G[np.searchsorted(tables_G, np.arange(num_tables + 1))]
+    kernels.dedupe(ids_N, bounds_T1, starts_T1, unique_V, inverse_N)
+    return starts_T1, unique_V[: int(starts_T1[-1])], inverse_N, starts_G
+
+
+def _bags(
+    bags: Sequence[Ragged], columns: npt.NDArray[np.int64]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.float32]]:
+    """All features' offsets and weights, and in `columns` where each one's begin. A feature of one unweighted id per
+    sample has none."""
+    offsets: list[npt.NDArray[np.int32]] = []
+    weights: list[npt.NDArray[np.float32]] = []
+    offsets_at = weights_at = 0
+    for f, bag in enumerate(bags):
+        if bag.lengths_B is None and bag.weights_N is None:
+            continue
+        lengths_B, weighted = bag.lengths_B, bag.weights_N is not None and bag.weights_N.size > 0
+        if lengths_B is not None and (weighted or not (lengths_B == 1).all()):
+            offsets_B1 = np.zeros(lengths_B.size + 1, dtype=np.int32)
+            np.cumsum(lengths_B, out=offsets_B1[1:])
+        elif weighted:
+            offsets_B1 = np.arange(bag.values_N.size + 1, dtype=np.int32)
+        else:
+            continue
+        columns[f, kernels.OFFSETS_AT] = offsets_at
+        offsets.append(offsets_B1)
+        offsets_at += offsets_B1.size
+        if weighted and bag.weights_N is not None:
+            columns[f, kernels.WEIGHTS_AT] = weights_at
+            weights.append(bag.weights_N)
+            weights_at += bag.weights_N.size
+    return (
+        np.concatenate(offsets) if offsets else np.empty(0, dtype=np.int32),
+        np.concatenate(weights) if weights else _NO_WEIGHTS,
+    )
+
+
+def _checked(feature: Feature, bag: Ragged | None, num_samples: int) -> Ragged:
+    """The bag, safe for kernels that check nothing. A dataset of the user's own can be wrong in any way."""
+    if bag is None:
+        raise DataError(f"the batch has no ids for feature {feature.name}")
+    if bag.lengths_B is None and bag.weights_N is None and feature.pooling != "weighted":
+        values_N = bag.values_N  # by far the most frequent kind
+        if values_N.size == num_samples and values_N.dtype == np.int64 and values_N.flags.c_contiguous:
+            return bag
+    if bag.values_N.dtype.kind not in "iu":
+        raise DataError(f"feature {feature.name}: ids of {bag.values_N.dtype}; allowed: int64")
+    num_ids = bag.values_N.size
+    if bag.lengths_B is None:
+        fits, told = num_ids == num_samples, f"{num_ids} ids without lengths"
+    else:
+        fits = bag.lengths_B.size == num_samples and int(bag.lengths_B.sum(dtype=np.int64)) == num_ids
+        fits = fits and (num_samples == 0 or int(bag.lengths_B.min()) >= 0)
+        told = f"{num_ids} ids with {bag.lengths_B.size} lengths that sum to {bag.lengths_B.sum(dtype=np.int64)}"
+    if not fits or num_ids >= 2**31:
+        raise DataError(f"feature {feature.name}: {told}, for a batch of {num_samples} samples")
+    if (feature.pooling == "weighted") != (bag.weights_N is not None):
+        raise DataError(
+            f"feature {feature.name}: pooling: {feature.pooling} "
+            f"{'with' if bag.weights_N is not None else 'without'} weights; "
+            "weights and pooling: weighted go together"
+        )
+    if bag.weights_N is not None and bag.weights_N.size != num_ids:
+        raise DataError(f"feature {feature.name}: {bag.weights_N.size} weights for {num_ids} ids")
+    return _as_kernels_want(bag)
+
+
+def _as_kernels_want(bag: Ragged) -> Ragged:
+    """Flat, contiguous and of the contract's types; copies nothing that already is."""
+    return Ragged(
+        np.ascontiguousarray(bag.values_N, dtype=np.int64),
+        None if bag.lengths_B is None else np.ascontiguousarray(bag.lengths_B, dtype=np.int32),
+        None if bag.weights_N is None else np.ascontiguousarray(bag.weights_N, dtype=np.float32),
+    )

@@ -1,0 +1,89 @@
+"""Pooling: the rows of a feature's ids made into one row per sample, and its transpose. Outside autograd.
+
+Two forms of each: kernels on the host (for all features of a step: layer.py), torch operators where the rows are
+on a device (for all tables of a step: device_rows.py). Checks nothing.
+"""
+# B = samples, N = ids of one feature, U = unique ids of its table, D = embedding dim
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+import torch.nn.functional as F
+
+from shardkeep.workers.embeddings import kernels
+from shardkeep.workers.embeddings.plan import FeaturePlan
+
+Rows = npt.NDArray[np.float32]
+_MODES = {kernels.SUM: "sum", kernels.MEAN: "mean", kernels.MAX: "max"}
+_TORCH_MAX = 2  # its number in aten
+
+
+def gather_on_host(feature: FeaturePlan, rows_UD: Rows) -> torch.Tensor:
+    """The rows of a feature with one id per sample, fresh float32 (B, D)."""
+    gathered_BD = np.empty((feature.num_samples, rows_UD.shape[1]), dtype=np.float32)
+    kernels.gather_rows(rows_UD, feature.inverse_N, gathered_BD)
+    return torch.from_numpy(gathered_BD)
+
+
+def add_on_host(feature: FeaturePlan, grad: torch.Tensor, grad_UD: Rows) -> None:
+    """Adds the gradient (B, D) of what `gather_on_host` gave to that of the rows, in the order of samples."""
+    kernels.add_gathered(grad.contiguous().numpy(), feature.inverse_N, grad_UD)
+
+
+def add_max_on_host(feature: FeaturePlan, rows_UD: Rows, grad: torch.Tensor, grad_UD: Rows) -> None:
+    """Adds the gradient (B, D) of bags with `pooling: max` to that of the rows, in the order of samples."""
+    assert feature.offsets_B1 is not None
+    kernels.add_max(rows_UD, grad.contiguous().numpy(), feature.inverse_N, feature.offsets_B1, grad_UD)
+
+
+def to_device(array: npt.NDArray[np.float32 | np.int32], device: torch.device) -> torch.Tensor:
+    """A copy of the array on the device."""
+    writeable = array if array.flags.writeable else array.copy()  # torch warns about read-only arrays
+    return torch.from_numpy(writeable).to(device, copy=True)
+
+
+def pool_with_torch(feature: FeaturePlan, rows_UD: torch.Tensor) -> torch.Tensor:
+    """The pooled rows, float32 (B, D), computed where the rows are."""
+    inverse_N = to_device(feature.inverse_N, rows_UD.device)
+    if feature.offsets_B1 is None:
+        return rows_UD.index_select(0, inverse_N)
+    return F.embedding_bag(
+        inverse_N,
+        rows_UD,
+        to_device(feature.offsets_B1, rows_UD.device),
+        mode=_MODES[feature.pooling],
+        per_sample_weights=to_device(feature.weights_N, rows_UD.device) if feature.weights_N.size else None,
+        include_last_offset=True,
+    )
+
+
+def add_with_torch(feature: FeaturePlan, grad_BD: torch.Tensor, grad_UD: torch.Tensor) -> None:
+    """Adds the gradient of the pooled rows to that of the rows, where both are.
+
+    By `index_put_(accumulate=True)`: on CUDA it sorts the positions first and so adds in a fixed order,
+    where `index_add_` uses atomics in any order."""
+    grad_ND = grad_BD
+    if feature.offsets_B1 is not None:
+        lengths_B = to_device(np.diff(feature.offsets_B1), grad_BD.device)
+        if feature.pooling == kernels.MEAN:
+            grad_BD = grad_BD / lengths_B.unsqueeze(1)  # an empty bag divides by 0 and is repeated 0 times
+        grad_ND = torch.repeat_interleave(grad_BD, lengths_B, dim=0, output_size=feature.inverse_N.size)
+    if feature.weights_N.size:
+        grad_ND = grad_ND * to_device(feature.weights_N, grad_BD.device).unsqueeze(1)
+    inverse_N = to_device(feature.inverse_N, grad_BD.device).long()
+    grad_UD.index_put_((inverse_N,), grad_ND, accumulate=True)
+
+
+def add_max_with_torch(
+    feature: FeaturePlan, rows_UD: torch.Tensor, grad_BD: torch.Tensor, grad_UD: torch.Tensor
+) -> None:
+    """As `add_max_on_host`, where all are."""
+    assert feature.offsets_B1 is not None
+    inverse_N, offsets_B1 = (to_device(array, rows_UD.device) for array in (feature.inverse_N, feature.offsets_B1))
+    row_BD = torch.embedding_bag(rows_UD, inverse_N, offsets_B1, False, _TORCH_MAX, False, None, True)[3]
+    filled_B = offsets_B1.diff() > 0
+    row_BD = row_BD[filled_B].long()
+    column_BD = torch.arange(row_BD.shape[1], device=row_BD.device).expand_as(row_BD)
+    grad_UD.index_put_((row_BD, column_BD), grad_BD[filled_B], accumulate=True)
