@@ -80,7 +80,9 @@ def test_the_example_of_the_documents_works_as_it_stands(
     tmp_path: Path, heading: str, registry: str, check: str
 ) -> None:
     module, line = blocks(heading)
-    (tmp_path / module.splitlines()[0].removeprefix("# compression/")).write_text(module)
+    own = tmp_path / module.splitlines()[0].removeprefix("# compression/")
+    own.parent.mkdir()
+    own.write_text(module)
     at, entry = line.splitlines()
     file = at.removeprefix("# compression/").removesuffix(f", in {registry}")
     before, after = (ROOT / "compression" / file).read_text().split(f"\n{registry}: ")

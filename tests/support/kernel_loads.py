@@ -46,7 +46,7 @@ def read(folder: Path, name: str, errors: str) -> Loads:
 
 def load_role(role: str) -> list[str]:
     """Imports the module of a role; nothing is compiled in steps, because there are none."""
-    importlib.import_module(f"shardkeep.{role}_role")
+    importlib.import_module(f"shardkeep.roles.{role}")
     return []
 
 

@@ -73,7 +73,7 @@ def test_the_module_of_a_role_imports_the_kernels_that_every_such_role_needs(
 def test_the_module_of_a_role_imports_no_library_that_it_does_not_need(
     role: Role, suspects: tuple[str, ...], loads: dict[str, Loads]
 ) -> None:
-    assert f"shardkeep.{role}_role" in loads[role].modules
+    assert f"shardkeep.roles.{role}" in loads[role].modules
     assert loads[role].loaded(*suspects) == []
 
 

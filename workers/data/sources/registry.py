@@ -39,7 +39,7 @@ def kernels_of_source(name: str) -> tuple[str, ...]:
 def source_named(name: str) -> Source:
     """The function that opens a built-in source, or the user's own for module:function."""
     module, _, function = SOURCES.get(name, "custom:open_custom").partition(":")
-    return cast(Source, getattr(importlib.import_module(f"shardkeep.workers.data.{module}"), function))
+    return cast(Source, getattr(importlib.import_module(f"shardkeep.workers.data.sources.{module}"), function))
 
 
 def check_present(config: DataConfig) -> None:
