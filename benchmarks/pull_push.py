@@ -94,10 +94,10 @@ def _specs(dim: int) -> list[Any]:
 
 
 def _join(port: int, role: str, handler: Any = None) -> Any:
-    from shardkeep.ps.transport.rpc_group import RpcTransport, connect_store
+    from shardkeep.ps.rpc.group import RpcGroup, connect_store
 
     store = connect_store("127.0.0.1", port, timeout_s=60)
-    return RpcTransport(
+    return RpcGroup.form(
         store, generation=0, role=role, index=0, num_servers=1, num_workers=1, host="127.0.0.1", timeout_s=60,
         handler=handler,
     )  # fmt: skip

@@ -58,7 +58,7 @@ class Server:
         from shardkeep.ps.client.row_client import RowClient
         from shardkeep.ps.config import ConsistencyConfig, InitConfig, RowwiseAdagradConfig, TableSpec
         from shardkeep.ps.shard.service import ShardService
-        from shardkeep.ps.transport.rpc_group import LocalTransport
+        from shardkeep.ps.transport.local import LocalTransport
 
         spec = TableSpec(name="t", dim=DIM, optimizer=RowwiseAdagradConfig(lr=0.01), init=InitConfig(scale=0.05))
         mode = ConsistencyConfig(mode="bounded", staleness=2)

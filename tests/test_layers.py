@@ -21,7 +21,7 @@ BELOW = {  # what a room may import besides itself
     "workers": {"base", "compression", "ps"},
 }
 ONLY_IN = {  # a foreign module -> the only places that may import it
-    "torch.distributed.rpc": ("ps/transport",),
+    "torch.distributed.rpc": ("ps/rpc/",),
     "google.protobuf": ("proto/", "ps/control/"),
     "grpc": ("proto/", "ps/control/"),
     "shardkeep.proto": ("proto/", "ps/control/"),
@@ -44,7 +44,6 @@ PRIVATE = {
     "tests/ps/test_client.py: _unacknowledged",
     "tests/ps/test_compressed.py: _journal",
     "tests/ps/test_compressed.py: _pulled",
-    "tests/ps/test_transport.py: _serve",
     "tests/top/test_roles.py: _device",
     "tests/workers/test_checkpoint.py: _checkpoints",
     "tests/workers/test_collective.py: _ddp",

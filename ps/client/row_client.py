@@ -26,7 +26,7 @@ from shardkeep.ps.client.row_memory import RowMemory
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.jagged import Catalog, IdSlab, RowSlab
 from shardkeep.ps.placement import split
-from shardkeep.ps.transport.rpc_group import Transport, wait
+from shardkeep.ps.transport.transport import Transport, wait
 from shardkeep.ps.wire.ids import write_ids
 from shardkeep.ps.wire.message import FLUSH, Bytes, Kind, Packed, allocate, read, text_message, text_of, unpack
 

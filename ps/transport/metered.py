@@ -12,7 +12,7 @@ from typing import Protocol
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.ledger import Ledger
 from shardkeep.ps.transport import rpc_envelope
-from shardkeep.ps.transport.rpc_group import Transport
+from shardkeep.ps.transport.transport import Transport
 from shardkeep.ps.wire.message import FLUSH, REFERENCE, Bytes, Kind, Packed, read
 from shardkeep.ps.wire.rows import ELEMENTS, RowFormat, elements_of
 

@@ -18,7 +18,7 @@ _TENSOR = 88
 
 def call_bytes(server: int, generation: int, *sizes: int) -> int:
     """Of a call that carries messages of these sizes to a server."""
-    name = f"server{server}-g{generation}-01234567"  # RpcTransport.server_name; the digits are the group's own
+    name = f"server{server}-g{generation}-01234567"  # RpcGroup.server_name; the digits are the group's own
     return _CALL + len(name) + sum(_TENSOR + _number_bytes(size) for size in sizes)
 
 

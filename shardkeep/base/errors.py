@@ -86,3 +86,8 @@ class ProtocolError(ShardkeepError):
 
 class CorruptMessage(ShardkeepError):
     pass
+
+
+def first_line(error: BaseException) -> str:
+    """Returns the first line of an error's text, or the name of its class if it has no text."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

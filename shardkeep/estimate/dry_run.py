@@ -22,8 +22,8 @@ from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import RowSlab
 from shardkeep.ps.placement import server_of
+from shardkeep.ps.transport.local import LocalTransport
 from shardkeep.ps.transport.metered import MeteredTransport, Parts
-from shardkeep.ps.transport.rpc_group import LocalTransport
 from shardkeep.roles.server import build_service
 from shardkeep.workers.data.samples import Dataset
 from shardkeep.workers.data.sampling import StepSlices

@@ -25,8 +25,9 @@ from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, LivenessConfig, TableSpec
 from shardkeep.ps.control.grpc.addresses import check_exposed
 from shardkeep.ps.control.grpc.client import ControlClient
+from shardkeep.ps.transport.local import LocalTransport
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
-from shardkeep.ps.transport.rpc_group import LocalTransport, Transport
+from shardkeep.ps.transport.transport import Transport
 from shardkeep.roles.access import endpoint_of
 from shardkeep.roles.kernel_needs import needed_kernels
 from shardkeep.roles.membership import Membership, join_group

@@ -20,7 +20,7 @@ from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
-from shardkeep.ps.transport.rpc_group import Transport
+from shardkeep.ps.transport.transport import Transport
 from shardkeep.roles.checkpoint_facts import check_facts, checkpoint_facts
 from shardkeep.workers.checkpoint import CheckpointWriter, load_tower
 from shardkeep.workers.collectives.collective import Collective, Solo

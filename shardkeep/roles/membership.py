@@ -45,7 +45,7 @@ from shardkeep.run.storage import folder_before, folder_to_keep_in
 if TYPE_CHECKING:
     from torch.distributed import Store  # type: ignore[attr-defined]
 
-    from shardkeep.ps.transport.rpc_group import RpcTransport
+    from shardkeep.ps.rpc.group import RpcGroup
     from shardkeep.roles.kernel_needs import Role
 
 _log = EventLog("roles")
@@ -320,7 +320,7 @@ def _kill_owner(path: Path) -> bool:
 def join_store(config: JobConfig, formation: Formation, lost: Callable[[int], bool]) -> Store:
     """The store through which a generation meets. Raises TransportError when it cannot be reached in time, or when the
     generation is `lost`: its store is closed then."""
-    from shardkeep.ps.transport.rpc_group import connect_store
+    from shardkeep.ps.rpc.group import connect_store
 
     deadline = Deadline(_form_limit_s(config, formation))
     while True:
@@ -345,12 +345,12 @@ def join_group(
     handler: Any,
     *,
     lost: Callable[[int], bool] = lambda _generation: False,
-) -> RpcTransport:
+) -> RpcGroup:
     """Blocks until all members of the generation have joined its RPC group. Raises TransportError when they have not in
     time, or when the generation is `lost`."""
-    from shardkeep.ps.transport.rpc_group import RpcTransport
+    from shardkeep.ps.rpc.group import RpcGroup
 
-    return RpcTransport(
+    return RpcGroup.form(
         join_store(config, formation, lost),
         generation=formation.generation,
         role=role,

@@ -19,10 +19,10 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.grpc.endpoint import Endpoint
 from shardkeep.ps.control.records import ANY_STEP, Formation, Span
+from shardkeep.ps.rpc.group import RpcGroup  # noqa: F401 - loads torch RPC while the other roles start
 from shardkeep.ps.shard.journal.journal import Journal
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.shard.snapshot.files import load_snapshots
-from shardkeep.ps.transport.rpc_group import RpcTransport  # noqa: F401 - loads torch RPC while the other roles start
 from shardkeep.ps.wire.message import Bytes
 from shardkeep.roles.departure import Departure
 from shardkeep.roles.membership import (

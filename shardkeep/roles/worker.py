@@ -21,7 +21,8 @@ from shardkeep.ps.checkpoints import Checkpoint
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.grpc.endpoint import Endpoint
 from shardkeep.ps.control.records import Formation, JobSink, Span
-from shardkeep.ps.transport.rpc_group import LocalTransport, RpcTransport
+from shardkeep.ps.rpc.group import RpcGroup
+from shardkeep.ps.transport.local import LocalTransport
 from shardkeep.roles.assembly import Again, Worker, build_worker, kept_steps, table_specs
 from shardkeep.roles.departure import Departure
 from shardkeep.roles.membership import (
@@ -197,7 +198,7 @@ class _Life:
             with tried_while_leaving():
                 self._rewind.to_disk()
 
-    def _watch_sockets(self, formation: Formation, transport: RpcTransport, collective: Collective) -> None:
+    def _watch_sockets(self, formation: Formation, transport: RpcGroup, collective: Collective) -> None:
         """Says which of this process's connections are whose."""
         self._sockets.belong("store", ports=[formation.store_port])
         self._sockets.belong("servers", ports=transport.server_ports)
@@ -214,7 +215,7 @@ class _Life:
             self._worker.trainer.settle(self._control)
 
     def _joined(
-        self, formation: Formation, transport: RpcTransport, collective: Collective, device: torch.device
+        self, formation: Formation, transport: RpcGroup, collective: Collective, device: torch.device
     ) -> Worker:
         """The worker of a generation, made of the one before where that goes on."""
         again = None

@@ -16,7 +16,7 @@ import pytest
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.shard.consistency import BoundedGate, Gate, Work
 from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.transport.rpc_group import LocalTransport
+from shardkeep.ps.transport.local import LocalTransport
 from shardkeep.ps.wire.message import Bytes, Kind, unpack
 from tests.support import local_job
 from tests.support.faults import UnreliableTransport

@@ -21,8 +21,9 @@ from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.placement import server_of
 from shardkeep.ps.shard.service import ShardService
+from shardkeep.ps.transport.local import LocalTransport
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
-from shardkeep.ps.transport.rpc_group import Handler, LocalTransport
+from shardkeep.ps.transport.transport import Handler
 from shardkeep.ps.wire.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message, unpack
 from tests.support.examples import examples
 from tests.support.one_table import OneTable, exported, pulled

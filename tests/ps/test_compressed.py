@@ -18,8 +18,9 @@ from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.jagged import Catalog, IdSlab, RowSlab
 from shardkeep.ps.shard.journal.journal import Journal
 from shardkeep.ps.shard.service import ShardService
+from shardkeep.ps.transport.local import LocalTransport
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
-from shardkeep.ps.transport.rpc_group import Handler, LocalTransport
+from shardkeep.ps.transport.transport import Handler
 from shardkeep.ps.wire.message import REFERENCE, Bytes, Kind, read
 from tests.support.one_table import exported
 

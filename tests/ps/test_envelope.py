@@ -14,9 +14,10 @@ from shardkeep.base.machine.sockets import Counters, connections
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.control.grpc.store import StoreHost
+from shardkeep.ps.rpc.group import RpcGroup, connect_store
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
 from shardkeep.ps.transport.rpc_envelope import answer_bytes, call_bytes
-from shardkeep.ps.transport.rpc_group import RpcTransport, connect_store, wait
+from shardkeep.ps.transport.transport import wait
 from shardkeep.ps.wire.message import Bytes, Kind, Message, Section, pack
 from tests.support.rpc_peer import Peer
 
@@ -37,10 +38,10 @@ SERVICE: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def transport(store_host: StoreHost) -> Iterator[RpcTransport]:
+def transport(store_host: StoreHost) -> Iterator[RpcGroup]:
     peer = Peer(store_host.open(0)[1], service=SERVICE)
     peer.tell("form", generation=GENERATION)
-    transport = RpcTransport(
+    transport = RpcGroup.form(
         connect_store(*store_host.open(0), timeout_s=LIMIT_S), generation=GENERATION, role="worker", index=0,
         num_servers=1, num_workers=1, host="127.0.0.1", timeout_s=LIMIT_S, same_host="sockets",
     )  # fmt: skip
@@ -56,7 +57,7 @@ def message(kind: Kind, step: int, num_ids: int) -> Bytes:
     return pack(Message(kind, GENERATION, 0, step, (Section(0, num_ids, ids.view(np.uint8), grad.view(np.uint8)),)))
 
 
-def counted(transport: RpcTransport) -> Counters:
+def counted(transport: RpcGroup) -> Counters:
     """On this process's connections to the server, once nothing moves any more."""
     before = None
     while True:
@@ -69,7 +70,7 @@ def counted(transport: RpcTransport) -> Counters:
 
 
 @pytest.mark.parametrize("num_ids", [1, 4, 11, 12, 23, 24, 4000, 4092, 8200, 100_000])
-def test_a_call_and_its_answer_take_just_the_bytes_that_are_computed(transport: RpcTransport, num_ids: int) -> None:
+def test_a_call_and_its_answer_take_just_the_bytes_that_are_computed(transport: RpcGroup, num_ids: int) -> None:
     question = message(Kind.READ, 0, num_ids)
     before = counted(transport)
     for _ in range(CALLS):
@@ -79,7 +80,7 @@ def test_a_call_and_its_answer_take_just_the_bytes_that_are_computed(transport: 
     assert (after.received - before.received) / CALLS == answer.size + answer_bytes(answer.size)
 
 
-def test_two_messages_share_a_call(transport: RpcTransport) -> None:
+def test_two_messages_share_a_call(transport: RpcGroup) -> None:
     before, sent = counted(transport), 0
     for step, num_ids in enumerate((1, 12, 5000, 50_000)):
         parts = message(Kind.PUSH, step, num_ids), message(Kind.PULL, step + 1, num_ids)
@@ -89,7 +90,7 @@ def test_two_messages_share_a_call(transport: RpcTransport) -> None:
 
 
 @pytest.mark.parametrize("num_ids", [10, 4000])
-def test_the_ledger_of_a_client_holds_just_the_bytes_of_its_connections(transport: RpcTransport, num_ids: int) -> None:
+def test_the_ledger_of_a_client_holds_just_the_bytes_of_its_connections(transport: RpcGroup, num_ids: int) -> None:
     table, mode = TableSpec(**SERVICE["tables"][0]), ConsistencyConfig(**SERVICE["consistency"])
     traffic = Traffic()
     metered = MeteredTransport(transport, LedgerMeter(traffic))

@@ -9,7 +9,7 @@ from shardkeep.base.errors import RemoteError
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.transport.rpc_group import LocalTransport
+from shardkeep.ps.transport.local import LocalTransport
 from shardkeep.ps.wire.message import Kind, Message, pack, unpack
 from tests.support.one_table import pulled
 

@@ -14,7 +14,8 @@ import pytest
 
 from shardkeep.base.errors import TransportError
 from shardkeep.ps.control.grpc.store import StoreHost
-from shardkeep.ps.transport.rpc_group import RpcTransport, connect_store, wait
+from shardkeep.ps.rpc.group import RpcGroup, connect_store
+from shardkeep.ps.transport.transport import wait
 from shardkeep.ps.wire.message import EMPTY, Bytes, Kind, Message, Section, pack, unpack
 from tests.support.rpc_peer import Peer
 
@@ -38,10 +39,10 @@ def peer(store_host: StoreHost) -> Iterator[Peer]:
     peer.close()
 
 
-def join(peer: Peer, host: StoreHost, generation: int, same_host: Literal["memory", "sockets"]) -> RpcTransport:
+def join(peer: Peer, host: StoreHost, generation: int, same_host: Literal["memory", "sockets"]) -> RpcGroup:
     store = connect_store(*host.open(0), timeout_s=LIMIT_S)
     peer.tell("form", generation=generation)
-    transport = RpcTransport(
+    transport = RpcGroup.form(
         store, generation=generation, role="worker", index=0, num_servers=1, num_workers=1, host="127.0.0.1",
         timeout_s=LIMIT_S, same_host=same_host,
     )  # fmt: skip

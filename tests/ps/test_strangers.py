@@ -15,7 +15,7 @@ import torch
 from torch.distributed import rpc
 
 from shardkeep.ps.control.grpc.store import StoreHost
-from shardkeep.ps.transport.rpc_group import connect_store
+from shardkeep.ps.rpc.group import connect_store
 from shardkeep.ps.wire.message import Kind, text_of
 from tests.support.cluster import listening_ports
 from tests.support.rpc_groups import LIMIT_S, Group, answer, pull, push, question, service_settings

@@ -24,17 +24,12 @@ from torch.distributed.rpc import internal as rpc_internal
 from shardkeep.base.errors import DeadlineExceeded, TransportError
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.control.grpc.store import StoreHost
+from shardkeep.ps.rpc.calls import handle
+from shardkeep.ps.rpc.group import RPC_THREADS, connect_store, interface_of
+from shardkeep.ps.rpc.unpickler import RestrictedUnpickler
 from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.transport import rpc_group as transport_module
-from shardkeep.ps.transport.rpc_group import (
-    RPC_THREADS,
-    LocalTransport,
-    RestrictedUnpickler,
-    Transport,
-    connect_store,
-    interface_of,
-    wait,
-)
+from shardkeep.ps.transport.local import LocalTransport
+from shardkeep.ps.transport.transport import Transport, wait
 from shardkeep.ps.wire.message import EMPTY, Kind, Message, Section, pack, text_message, text_of, unpack
 from tests.support.rpc_groups import (
     IDS,
@@ -216,10 +211,10 @@ class Foreign:
     ("function", "arguments", "text"),
     [
         (os.mkdir, ("{made}",), "shardkeep refuses posix.mkdir in an RPC"),
-        (transport_module._serve, (Foreign(os.mkdir, "{made}"), EMPTY), "shardkeep refuses posix.mkdir in an RPC"),
-        (transport_module._serve, (Foreign(getattr, "text", "upper"), EMPTY), "shardkeep refuses upper of 'text'"),
-        (transport_module._serve, (Foreign(set, 5), EMPTY), "cannot be read: 'int' object is not iterable"),
-        (transport_module._serve, ("server9-g1", EMPTY), "server9-g1 serves nothing in this process"),
+        (handle, (Foreign(os.mkdir, "{made}"), EMPTY), "shardkeep refuses posix.mkdir in an RPC"),
+        (handle, (Foreign(getattr, "text", "upper"), EMPTY), "shardkeep refuses upper of 'text'"),
+        (handle, (Foreign(set, 5), EMPTY), "cannot be read: 'int' object is not iterable"),
+        (handle, ("server9-g1", EMPTY), "server9-g1 serves nothing in this process"),
     ],
     ids=["a foreign function", "a foreign argument", "an attribute", "what cannot be read", "an unknown target"],
 )
@@ -232,7 +227,7 @@ def test_a_foreign_call_is_refused_in_one_line_and_the_server_lives_on(
             argument.call = (argument.call[0], (made,))
     filled = tuple(made if a == "{made}" else a for a in arguments if not isinstance(a, np.ndarray))
     target = group.transport.server_name(0)
-    if function is transport_module._serve:
+    if function is handle:
         filled = (*filled, torch.zeros(4, dtype=torch.uint8))
     with pytest.raises(RuntimeError, match=text):
         rpc.rpc_sync(target, function, args=filled, timeout=LIMIT_S)
@@ -274,7 +269,7 @@ def test_a_message_that_would_break_later_calls_is_refused_in_one_line_and_break
         rpc.api._use_rpc_pickler(Raw(b"\x80\x04" + opcodes + b".")),
         pytest.raises(RuntimeError, match="shardkeep refuses the opcode BUILD in an RPC"),
     ):
-        rpc.rpc_sync(target, transport_module._serve, args=(target,), timeout=LIMIT_S)
+        rpc.rpc_sync(target, handle, args=(target,), timeout=LIMIT_S)
     assert answer(group.transport, question(group.generation)).kind is Kind.ANSWER
     assert "Traceback" not in group.peer.stderr()
 
@@ -411,7 +406,7 @@ def test_the_unpickler_admits_no_name_beyond_its_list() -> None:
 @pytest.mark.parametrize("given", [{"made": 1}, (None, {"made": 1})], ids=["as a dict", "as slots"])
 @pytest.mark.parametrize(
     "admitted",
-    [transport_module._serve, rpc.api._gather_to_leader, rpc_internal.PythonUDF, rpc_internal._InternalRPCPickler],
+    [handle, rpc.api._gather_to_leader, rpc_internal.PythonUDF, rpc_internal._InternalRPCPickler],
     ids=lambda admitted: admitted.__qualname__,
 )
 def test_no_message_sets_attributes_of_what_is_admitted(admitted: Any, given: object) -> None:

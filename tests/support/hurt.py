@@ -69,8 +69,8 @@ def _entry(name: str) -> Filter:
 
 
 _SEND, _RPC = (
-    "shardkeep.ps.transport.rpc_group:RpcTransport.send",
-    "shardkeep.ps.transport.rpc_group:RpcTransport.__init__",
+    "shardkeep.ps.rpc.group:RpcGroup.send",
+    "shardkeep.ps.rpc.group:RpcGroup.form",
 )
 _SERVICE, _APPEND = "shardkeep.ps.shard.service:ShardService", "shardkeep.ps.shard.journal.journal:Journal.append"
 _COORDINATOR, _FILES = "shardkeep.ps.control.coordinator:Coordinator", "shardkeep.ps.checkpoints:Checkpoints"
@@ -230,18 +230,18 @@ def _tearing(write_all: Callable[..., int], hurt: Hurt, folder: Path) -> Callabl
 
 
 def _lead_astray(astray: Astray, folder: Path) -> None:
-    from shardkeep.ps.transport.rpc_group import RpcTransport
+    from shardkeep.ps.rpc.group import RpcGroup
     from tests.support.faults import Unreliable
 
     unreliable = Unreliable(seed=astray.worker, late_s=astray.late_s, lost=astray.lost)
-    send = RpcTransport.send
+    send = RpcGroup.send
 
-    def send_astray(self: RpcTransport, server: int, message: Any, then: Any = None, *, timeout_s: float) -> Any:
+    def send_astray(self: RpcGroup, server: int, message: Any, then: Any = None, *, timeout_s: float) -> Any:
         if unreliable.counts["sent"] % 100 == 99:
             (folder / f"astray-{astray.worker}-{os.getpid()}").write_text(json.dumps(unreliable.counts))
         return unreliable.send(functools.partial(send, self), server, message, then, timeout_s)
 
-    RpcTransport.send = send_astray  # type: ignore[method-assign]
+    RpcGroup.send = send_astray  # type: ignore[method-assign]
 
 
 def _replace(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:

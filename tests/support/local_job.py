@@ -12,7 +12,7 @@ import torch
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.transport.rpc_group import LocalTransport
+from shardkeep.ps.transport.local import LocalTransport
 from shardkeep.roles.assembly import Worker, build_worker, table_specs
 from shardkeep.roles.server import build_service
 from shardkeep.workers.collectives.collective import Solo, ThreadCollective

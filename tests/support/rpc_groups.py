@@ -7,11 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from shardkeep.ps.transport.rpc_group import (
-    RpcTransport,
-    Transport,
-    wait,
-)
+from shardkeep.ps.rpc.group import RpcGroup
+from shardkeep.ps.transport.transport import Transport, wait
 from shardkeep.ps.wire.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message, unpack
 from tests.support.rpc_peer import Peer
 
@@ -48,8 +45,8 @@ def answer(transport: Transport, message: Bytes) -> Message:
     return unpack(wait(transport.send(0, message, timeout_s=LIMIT_S), peer="server 0", timeout_s=LIMIT_S))
 
 
-def join(store: Any, generation: int) -> RpcTransport:
-    return RpcTransport(
+def join(store: Any, generation: int) -> RpcGroup:
+    return RpcGroup.form(
         store,
         generation=generation,
         role="worker",

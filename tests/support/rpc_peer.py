@@ -99,14 +99,14 @@ def main() -> None:
     """The peer's life: one JSON command a line on stdin, one JSON result a line on stdout."""
     from shardkeep.base.errors import ShardkeepError
     from shardkeep.ps.config import ConsistencyConfig, TableSpec
+    from shardkeep.ps.rpc.group import RpcGroup, connect_store
     from shardkeep.ps.shard.service import ShardService
-    from shardkeep.ps.transport.rpc_group import RpcTransport, connect_store
 
     settings = json.loads(sys.argv[1])
     given = settings["service"]
     store = connect_store("127.0.0.1", settings["store_port"], timeout_s=LIMIT_S)
     service: ShardService | None = None
-    transport: RpcTransport | None = None
+    transport: RpcGroup | None = None
 
     def form(generation: int, timeout_s: float = LIMIT_S) -> str:
         nonlocal service, transport
@@ -120,7 +120,7 @@ def main() -> None:
             generation=generation,
         )
         try:
-            transport = RpcTransport(
+            transport = RpcGroup.form(
                 store,
                 generation=generation,
                 role="server",

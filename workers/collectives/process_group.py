@@ -32,8 +32,8 @@ from torch.distributed.distributed_c10d import _world
 from shardkeep.base.errors import DeadlineExceeded, JobError, MemberLost
 from shardkeep.base.machine.sockets import connections
 from shardkeep.compression.tower.exchange import Exchange
-from shardkeep.ps.transport.listen_filter import listening_ports, refuse_newcomers
-from shardkeep.ps.transport.rpc_group import interface_of
+from shardkeep.ps.rpc.group import interface_of
+from shardkeep.ps.rpc.listen_filter import listening_ports, refuse_newcomers
 from shardkeep.workers.collectives.collective import Purpose
 from shardkeep.workers.collectives.wire_bytes import goes_direct
 

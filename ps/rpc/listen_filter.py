@@ -1,7 +1,7 @@
-"""Closes a listening socket to newcomers, once all who were expected are connected. Knows no RPC.
+"""Refuses new connections to a listening socket once every expected member is connected. Knows no RPC.
 
-A socket filter drops every packet that opens a connection; what is connected stays, and the socket's owner, a library
-that knows nothing of this, sees no change. Linux only: elsewhere a door stays open.
+A socket filter drops each packet that opens a connection. Open connections stay. The library that owns the socket sees
+no change. Linux only: elsewhere the socket keeps accepting.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _DROP_ALL = struct.pack("=HBBI", 0x06, 0, 0, 0)
 _SO_ATTACH_FILTER = 26
 
 
-class Door:
-    """Of one listening socket; closes itself when `awaited` members have come and the port is known. Thread safe."""
+class ListenFilter:
+    """Filters one listening socket once `awaited` members have connected and the port is known. Thread safe."""
 
     def __init__(self, *, awaited: int) -> None:
         self._awaited = awaited
@@ -36,18 +36,18 @@ class Door:
         self._lock = threading.Lock()
 
     def guard(self, port: int) -> None:
-        """The socket is the one that listens on this port of this process."""
+        """Names the socket: the one that listens on this port of this process."""
         with self._lock:
             self._port = port
-            self._close_if_complete()
+            self._filter_if_complete()
 
     def arrived(self, member: int) -> None:
-        """A member is connected, by its number; one that comes again counts once."""
+        """Records that a member, by its number, is connected. A member that connects again counts once."""
         with self._lock:
             self._here.add(member)
-            self._close_if_complete()
+            self._filter_if_complete()
 
-    def _close_if_complete(self) -> None:
+    def _filter_if_complete(self) -> None:
         if self._port is not None and len(self._here) >= self._awaited:
             if not refuse_newcomers(self._port) and sys.platform == "linux":  # a sandbox without socket filters
                 _log.warning("the port stays open to newcomers", once="open", port=self._port)
@@ -55,8 +55,9 @@ class Door:
 
 
 def refuse_newcomers(port: int) -> bool:
-    """Drops all that wants to connect to the TCP port on which this process listens. False where that cannot be done:
-    it does not listen there, or the system has no socket filters."""
+    """Drops new connections to a TCP port on which this process listens.
+
+    Returns False if the process does not listen there or the system has no socket filters."""
     if sys.platform != "linux":
         return False
     program = ctypes.create_string_buffer(_DROP_ALL, len(_DROP_ALL))
@@ -71,7 +72,7 @@ def refuse_newcomers(port: int) -> bool:
 
 
 def listening_ports() -> set[int]:
-    """The TCP ports on which this process listens; none where that cannot be told."""
+    """Returns the TCP ports on which this process listens; an empty set where /proc cannot be read."""
     ports = set()
     for found in _sockets():
         with contextlib.suppress(OSError):
@@ -81,8 +82,9 @@ def listening_ports() -> set[int]:
 
 
 def _sockets() -> Iterator[socket.socket]:
-    """This process's sockets, each open through a descriptor of its own until the next one is asked for. None where
-    there is no /proc, or no descriptor left to read it."""
+    """Yields this process's sockets, each through a duplicate descriptor that is closed before the next one.
+
+    Yields none where there is no /proc, or no free descriptor to read it."""
     with contextlib.suppress(OSError):
         for path in list(Path("/proc/self/fd").iterdir()):
             try:

@@ -1,4 +1,4 @@
-"""Doors: a listening socket that lets nobody in any more, once all who were expected have come."""
+"""Listen filters: a listening socket refuses connections once every expected member is connected."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from shardkeep.ps.transport.listen_filter import Door, listening_ports, refuse_newcomers
+from shardkeep.ps.rpc.listen_filter import ListenFilter, listening_ports, refuse_newcomers
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="socket filters are Linux's")
 LIMIT_S = 10.0
@@ -32,25 +32,25 @@ def lets_in(listener: socket.socket) -> bool:
     return True
 
 
-def test_a_door_closes_when_the_last_has_come_and_whoever_is_in_stays(listener: socket.socket) -> None:
+def test_a_filter_starts_with_the_last_member_and_keeps_connections(listener: socket.socket) -> None:
     port = listener.getsockname()[1]
-    door = Door(awaited=2)
+    listen_filter = ListenFilter(awaited=2)
     with socket.create_connection(listener.getsockname()[:2], timeout=LIMIT_S) as inside:
         other, _ = listener.accept()
-        door.arrived(0)
-        door.guard(port)
-        door.arrived(0)
+        listen_filter.arrived(0)
+        listen_filter.guard(port)
+        listen_filter.arrived(0)
         assert lets_in(listener)
-        door.arrived(1)
+        listen_filter.arrived(1)
         assert not lets_in(listener)
         with other:
             inside.sendall(b"still here")
             assert other.recv(100) == b"still here"
 
 
-def test_a_door_that_waits_for_nobody_closes_at_once_and_no_other_with_it(listener: socket.socket) -> None:
+def test_a_filter_that_awaits_nobody_starts_at_once_and_on_its_own_port_only(listener: socket.socket) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        Door(awaited=0).guard(listener.getsockname()[1])
+        ListenFilter(awaited=0).guard(listener.getsockname()[1])
         assert not lets_in(listener)
         assert lets_in(other)
 

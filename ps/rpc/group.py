@@ -1,0 +1,282 @@
+"""One torch RPC group per generation. With `calls.py` and `unpickler.py`, the only user of torch.distributed.rpc.
+
+Uses private names of torch. Knows no message's content.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime
+import os
+import secrets
+import socket
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Literal, Self
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore, rpc  # type: ignore[attr-defined]
+
+from shardkeep.base.errors import DeadlineExceeded, ShardkeepError, TransportError, first_line
+from shardkeep.ps.rpc import unpickler
+from shardkeep.ps.rpc.calls import arrive, handle, handlers, in_flight, listen_filters
+from shardkeep.ps.rpc.listen_filter import ListenFilter
+from shardkeep.ps.transport.transport import Bytes, Handler
+
+RPC_THREADS = 4
+"""Threads that run calls. More pulls than threads can wait: a waiting pull holds a Future, not a thread."""
+ARRIVAL_LIMIT_S = 30.0
+"""Limit of a worker's first call to a server. All members are in the group by then."""
+
+_installed = threading.Lock()
+_process_is_set_up = False
+
+
+class RpcGroup:
+    """One member's part in the RPC group of one generation. A Transport for workers.
+
+    Servers have the RPC ranks 0..num_servers-1, workers the following. After `close`, the same process may join
+    another generation.
+    """
+
+    def __init__(self, name: str, suffix: str, num_servers: int) -> None:
+        self.num_servers = num_servers
+        self.server_ports: frozenset[int] = frozenset()
+        """The ports on which the group's servers listen."""
+        self._name = name
+        self._suffix = suffix
+        self._open = True
+
+    @classmethod
+    def form(
+        cls,
+        store: Store,
+        *,
+        generation: int,
+        role: str,
+        index: int,
+        num_servers: int,
+        num_workers: int,
+        host: str,
+        timeout_s: float,
+        handler: Handler | None = None,
+        same_host: Literal["memory", "sockets"] = "memory",
+    ) -> Self:
+        """Joins the generation's group. Blocks until every member has joined; servers pass a handler.
+
+        Raises TransportError, which names the members that did not join within `timeout_s` seconds."""
+        _set_up_process(interface_of(host))
+        started = time.monotonic()
+        keys = PrefixStore(f"rpc/{generation}", store)
+        suffix = _suffix(keys, generation)
+        group = cls(f"{role}{index}{suffix}", suffix, num_servers)
+        listen_filter = ListenFilter(awaited=num_workers if role == "server" else 0)
+        listen_filters[group._name] = listen_filter
+        if handler is not None:
+            handlers[group._name] = handler
+        rank = index if role == "server" else num_servers + index
+        try:
+            keys.set(f"{role} {index}", "is here")
+            _start_agent(keys, group._name, rank, num_servers + num_workers, timeout_s, same_host)
+            if role == "worker":
+                group._arrive_at_all(index, min(timeout_s, ARRIVAL_LIMIT_S))
+            if (port := _port_in(keys, group._name)) is not None:
+                listen_filter.guard(port)
+            ports = [_port_in(keys, group.server_name(server)) for server in range(num_servers)]
+            group.server_ports = frozenset(port for port in ports if port is not None)
+        except RuntimeError as error:
+            group.close()
+            elapsed_s = time.monotonic() - started
+            missing = _missing(keys, [("server", num_servers), ("worker", num_workers)])
+            raise TransportError(
+                f"the group of generation {generation} was not formed within {elapsed_s:.1f} s"
+                f"{missing or ': ' + _hinted(_reason(error))}"
+            ) from error
+        return group
+
+    def server_name(self, server: int) -> str:
+        """Returns the name of the server in this group, which is the target of calls to it."""
+        return f"server{server}{self._suffix}"
+
+    def send(self, server: int, message: Bytes, then: Bytes | None = None, *, timeout_s: float) -> Future[Bytes]:
+        target = self.server_name(server)
+        reply: Future[Bytes] = Future()
+        started = time.monotonic()
+
+        def finish(done: torch.futures.Future[torch.Tensor]) -> None:
+            try:
+                value = done.value()
+                if isinstance(value, Exception):  # torch returns a server's `set_exception` as a value
+                    raise TransportError(f"server {server}: {first_line(value)}")
+                reply.set_result(value.numpy())
+            except Exception as error:
+                reply.set_exception(_mapped(error, f"server {server}", time.monotonic() - started))
+
+        try:
+            parts = [part for part in (message, then) if part is not None]
+            for part in parts:
+                in_flight.add(part)
+            tensors = [torch.from_numpy(part) for part in parts]
+            call = rpc.rpc_async(target, handle, args=(target, *tensors), timeout=timeout_s)
+            call.add_done_callback(finish)
+        except Exception as error:
+            reply.set_exception(_mapped(error, f"server {server}", time.monotonic() - started))
+        return reply
+
+    def _arrive_at_all(self, rank: int, timeout_s: float) -> None:
+        """Connects to every server before its port refuses new connections. A tensor travels both ways, because torch
+        opens separate connections for tensors."""
+        probe = torch.zeros(1, dtype=torch.uint8)
+        names = [self.server_name(server) for server in range(self.num_servers)]
+        for call in [rpc.rpc_async(name, arrive, args=(name, rank, probe), timeout=timeout_s) for name in names]:
+            call.wait()
+
+    def close(self) -> None:
+        """Leaves the group without waiting for other members. Calls in flight raise TransportError. Idempotent."""
+        handlers.pop(self._name, None)
+        listen_filters.pop(self._name, None)
+        if self._open and rpc._is_current_rpc_agent_set():  # type: ignore[attr-defined]
+            with in_flight.retained(), _without_native_warnings():
+                rpc.shutdown(graceful=False)
+        self._open = False  # the process may have joined another generation, whose agent must live on
+
+
+def interface_of(host: str) -> str:
+    """Returns the network interface that has the address `host`; loopback's for 127.0.0.1.
+
+    Raises TransportError when no interface of this machine has the address."""
+    try:
+        address = socket.gethostbyname(host)
+    except OSError as error:
+        raise TransportError(f"--advertise {host}: this name has no address ({error.strerror or error})") from error
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(a.address == address for a in addresses):
+            return name
+    if address.startswith("127."):
+        return "lo0" if sys.platform == "darwin" else "lo"
+    raise TransportError(f"--advertise {host}: no network interface of this machine has the address {address}")
+
+
+def connect_store(host: str, port: int, *, timeout_s: float) -> Store:
+    """Connects to the coordinator's TCPStore. Raises TransportError."""
+    try:
+        return TCPStore(host, port, is_master=False, timeout=datetime.timedelta(seconds=timeout_s))
+    except (RuntimeError, ValueError) as error:
+        raise TransportError(
+            f"the coordinator's store at {host}:{port} cannot be reached: {first_line(error)}"
+        ) from error
+
+
+def _set_up_process(interface: str) -> None:
+    """Sets the network interface and, in the first call, the unpickler and the autograd container."""
+    global _process_is_set_up
+    with _installed:
+        # TensorPipe and gloo take the interface from the environment only.
+        os.environ["TP_SOCKET_IFNAME"] = interface
+        os.environ["GLOO_SOCKET_IFNAME"] = interface
+        if not _process_is_set_up:
+            unpickler.install()
+            dist.autograd._init(0)  # type: ignore[attr-defined]  # a second call with another number would raise
+            _process_is_set_up = True
+
+
+def _start_agent(
+    keys: Store, name: str, rank: int, world_size: int, timeout_s: float, same_host: Literal["memory", "sockets"]
+) -> None:
+    """Starts torch's RPC agent of this process. Returns when all members have started theirs."""
+    options = rpc.TensorPipeRpcBackendOptions(
+        num_worker_threads=RPC_THREADS,
+        rpc_timeout=timeout_s,
+        # TensorPipe's shared-memory transport polls: an idle connection uses part of a core. Its "cma" channel does not
+        # poll: calls go through sockets, and the receiver copies tensors out of the sender's memory, one copy instead
+        # of two. TensorPipe takes "basic" where it detects that it cannot read the peer's memory (another host,
+        # container or user, seccomp, Yama). It does not detect a security module that forbids it: the call fails.
+        _transports=["uv"],
+        _channels=["cma", "basic"] if same_host == "memory" and sys.platform == "linux" else ["basic"],
+    )
+    # torch waits 24 days for a missing member (pytorch/torch/distributed/rpc/constants.py).
+    rpc.constants.DEFAULT_PROCESS_GROUP_TIMEOUT = datetime.timedelta(seconds=timeout_s)
+    with warnings.catch_warnings():  # torch uses a deprecated type of its own, in each process of a job
+        warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
+        rpc._init_rpc_backend(  # type: ignore[no-untyped-call]
+            rpc.backend_registry.BackendType.TENSORPIPE,  # type: ignore[attr-defined]
+            keys,
+            name,
+            rank,
+            world_size,
+            options,
+        )
+
+
+@contextlib.contextmanager
+def _without_native_warnings() -> Iterator[None]:
+    """Suppresses torch's C++ warning about a connection that this process closes (`respond` in tensorpipe_agent.cpp).
+
+    Does nothing where torch does not export its log level."""
+    folder = Path(torch.__file__).parent / "lib"
+    try:
+        library = ctypes.CDLL(str(folder / ("libc10.dylib" if sys.platform == "darwin" else "libc10.so")))
+        level = ctypes.c_int.in_dll(library, "FLAGS_caffe2_log_level")
+    except (OSError, ValueError):
+        yield
+        return
+    before, level.value = level.value, max(level.value, 2)  # 2 = errors
+    try:
+        yield
+    finally:
+        level.value = before
+
+
+def _suffix(keys: Store, generation: int) -> str:
+    """Returns a suffix for the names of one group, which no other group of this process has.
+
+    torch counts all-gathers per set of names, and a process that joins two jobs in turn is in generation 1 twice."""
+    try:
+        return f"-g{generation}-{keys.compare_set('incarnation', '', secrets.token_hex(4)).decode()}"
+    except RuntimeError as error:
+        raise TransportError(f"the coordinator's store was lost: {first_line(error)}") from error
+
+
+def _port_in(keys: Store, name: str) -> int | None:
+    """Returns the port on which a member of the group listens, or None if torch stores it elsewhere.
+
+    torch stores uv://HOST:PORT (`nameToAddressStore_` in tensorpipe_agent.cpp)."""
+    addresses = PrefixStore("addrs", keys)
+    port = addresses.get(name).decode().rpartition(":")[2] if addresses.check([name]) else ""
+    return int(port) if port.isdecimal() else None
+
+
+def _missing(keys: Store, roles: Sequence[tuple[str, int]]) -> str:
+    """Returns text that names the members that did not join; empty if all did, or if the store was lost."""
+    members = [f"{role} {index}" for role, count in roles for index in range(count)]
+    try:
+        missing = [member for member in members if not keys.check([member])]
+    except RuntimeError:
+        return ""
+    return f"; did not come: {', '.join(missing)}" if missing else ""
+
+
+def _mapped(error: Exception, peer: str, elapsed_s: float) -> ShardkeepError:
+    if isinstance(error, ShardkeepError):
+        return error
+    text = _reason(error)
+    if "timeout" in text:
+        return DeadlineExceeded(f"{peer} did not answer within {elapsed_s:.1f} s (liveness.step_timeout_s)")
+    return TransportError(f"{peer} was lost after {elapsed_s:.1f} s: {_hinted(text)}")
+
+
+def _hinted(text: str) -> str:
+    refused = "process_vm_readv" in text and "not permitted" in text
+    return f"{text}; this system needs transport.same_host: sockets" if refused else text
+
+
+def _reason(error: BaseException) -> str:
+    return first_line(error).partition(" (this error originated at")[0]
