@@ -90,32 +90,12 @@ class ElementPool:
         num_kept(1, keep)
         self._check_closed()
         self._slots.begin(step)
-        self._slots.reserve(ids_V.size)
-        slots_V = np.empty(ids_V.size, dtype=np.int64)
-        values_VD, extra_ED = np.empty_like(grad_VD), np.empty_like(grad_VD)
-        extra_E2 = np.empty((ids_V.size, 2), dtype=np.int64)
-        dgc = self._dgc
-        num_extra = kernels.accumulate(
-            self._slots.pool,
-            step,
-            starts_T1,
-            ids_V,
-            grad_VD,
-            np.float32(self._clip_factor(grad_VD)),
-            np.float32(dgc.momentum),
-            dgc.nesterov,
-            slots_V,
-            values_VD,
-            extra_E2,
-            extra_ED,
-        )
+        slots_V, values_VD, extra_E2, extra_ED = self._accumulate(step, starts_T1, ids_V, grad_VD)
         mask_VD = self._mask(starts_T1, values_VD, keep)
         whole_V = slots_V == kernels.NONE
         mask_VD[whole_V] = values_VD[whole_V] != 0.0
         tables_V = np.repeat(np.arange(self.num_tables), np.diff(starts_T1))
         sent = np.flatnonzero(mask_VD.any(axis=1))
-        extra = np.flatnonzero(extra_ED[:num_extra].any(axis=1))
-        extra_E2, extra_ED = extra_E2[extra], extra_ED[extra]
         held = np.setdiff1d(self._slots.unsent(), slots_V) if flush else np.empty(0, dtype=np.int64)
         held = held[self._slots.rests_SW[held, : self.dim].any(axis=1)]
         heads, rests = self._slots.heads_SH[held], self._slots.rests_SW[held, : self.dim]
@@ -124,8 +104,8 @@ class ElementPool:
             np.concatenate([ids_V[sent], extra_E2[:, 1], heads[:, ID]]),
             np.concatenate([values_VD[sent], extra_ED, rests]),
             np.concatenate([mask_VD[sent], extra_ED != 0.0, rests != 0.0]),
-            np.concatenate([slots_V[sent], np.full(extra.size, -1), held]),
-            num_overflow=extra.size + int(np.count_nonzero(mask_VD[whole_V].any(axis=1))),
+            np.concatenate([slots_V[sent], np.full(len(extra_E2), -1), held]),
+            num_overflow=len(extra_E2) + int(np.count_nonzero(mask_VD[whole_V].any(axis=1))),
             num_bad=int(np.count_nonzero(slots_V == kernels.BAD)),
         )
 
@@ -197,6 +177,34 @@ class ElementPool:
             mask_VD[part].reshape(-1)[largest(values, num_kept(values.size, keep))] = True
         mask_VD &= values_VD != 0.0
         return mask_VD
+
+    def _accumulate(
+        self, step: int, starts_T1: Ints, ids_V: Ints, grad_VD: Floats
+    ) -> tuple[Ints, Floats, Ints, Floats]:
+        """Adds a step's gradients to the residuals.
+
+        Returns the slot of each row, int64 (V,), v of each row, float32 (V, D), and the table, id and v of each row
+        that lost its slot with a v that is not zero, int64 (E, 2) and float32 (E, D)."""
+        self._slots.reserve(ids_V.size)
+        slots_V = np.empty(ids_V.size, dtype=np.int64)
+        values_VD, extra_ED = np.empty_like(grad_VD), np.empty_like(grad_VD)
+        extra_E2 = np.empty((ids_V.size, 2), dtype=np.int64)
+        num_extra = kernels.accumulate(
+            self._slots.pool,
+            step,
+            starts_T1,
+            ids_V,
+            grad_VD,
+            np.float32(self._clip_factor(grad_VD)),
+            np.float32(self._dgc.momentum),
+            self._dgc.nesterov,
+            slots_V,
+            values_VD,
+            extra_E2,
+            extra_ED,
+        )
+        extra = np.flatnonzero(extra_ED[:num_extra].any(axis=1))
+        return slots_V, values_VD, extra_E2[extra], extra_ED[extra]
 
     def _clip_factor(self, grad_VD: Floats) -> float:
         if self._dgc.clip_norm <= 0.0:

@@ -246,13 +246,21 @@ class RowPool:
             *self._extras.arrays,
             counts,
         )
+        selected = self._gathered(step, starts_T1, ids_V, grad_VD, rows, counts)
+        self._open = selected
+        return selected
+
+    def _gathered(
+        self, step: int, starts_T1: Ints, ids_V: Ints, grad_VD: Floats, rows: StepRows, counts: Ints
+    ) -> Selected:
+        """Copies the rows that `kernels.select` chose, each table's sorted by id."""
         num_extra = int(counts[kernels.NUM_EXTRA])
         heads = self._extras.heads[:num_extra]
         order_E = np.lexsort((heads[:, kernels.EXTRA_ID], heads[:, kernels.EXTRA_TABLE]))
         size = num_extra + int(np.count_nonzero(rows.fates_V == kernels.SENT))
-        sent_T1, ids_K, slots_K, ages_K = (np.empty(n, dtype=np.int64) for n in (starts_T1.size, size, size, size))
-        rows_KD = np.empty((size, self.dim), dtype=np.float32)
-        squares_K, scores_K = np.empty(size, dtype=np.float32), np.empty(size, dtype=np.float32)
+        selected = Selected.empty(
+            starts_T1.size, size, self.dim, int(counts[kernels.NUM_OVERFLOW]), int(counts[kernels.NUM_BAD])
+        )
         kernels.gather(
             self._slots.pool,
             step,
@@ -262,26 +270,15 @@ class RowPool:
             *rows.arrays,
             *self._extras.arrays,
             order_E,
-            sent_T1,
-            ids_K,
-            rows_KD,
-            squares_K,
-            scores_K,
-            slots_K,
-            ages_K,
+            selected.starts_T1,
+            selected.ids_K,
+            selected.rows_KD,
+            selected.squares_K,
+            selected.scores_K,
+            selected.slots_K,
+            selected.ages_K,
         )
-        self._open = Selected(
-            sent_T1,
-            ids_K,
-            rows_KD,
-            squares_K,
-            ages_K,
-            scores_K,
-            slots_K,
-            num_overflow=int(counts[kernels.NUM_OVERFLOW]),
-            num_bad=int(counts[kernels.NUM_BAD]),
-        )
-        return self._open
+        return selected
 
     def _check_closed(self) -> None:
         if self._open is not None:

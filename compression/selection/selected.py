@@ -37,6 +37,28 @@ class Selected:
     num_bad: int = 0
     """Rows of the step left out because they are, or with their residual would be, not finite."""
 
+    @classmethod
+    def empty(cls, num_starts: int, num_rows: int, dim: int, num_overflow: int, num_bad: int) -> Selected:
+        """Allocates arrays that `row_pool_kernels.gather` fills."""
+
+        def ints(size: int) -> Ints:
+            return np.empty(size, dtype=np.int64)
+
+        def floats(*shape: int) -> Floats:
+            return np.empty(shape, dtype=np.float32)
+
+        return cls(
+            starts_T1=ints(num_starts),
+            ids_K=ints(num_rows),
+            rows_KD=floats(num_rows, dim),
+            squares_K=floats(num_rows),
+            ages_K=ints(num_rows),
+            scores_K=floats(num_rows),
+            slots_K=ints(num_rows),
+            num_overflow=num_overflow,
+            num_bad=num_bad,
+        )
+
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
 class StepRows:

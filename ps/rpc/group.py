@@ -88,18 +88,13 @@ class RpcGroup:
             _start_agent(keys, group._name, rank, num_servers + num_workers, timeout_s, same_host)
             if role == "worker":
                 group._arrive_at_all(index, min(timeout_s, ARRIVAL_LIMIT_S))
-            if (port := _port_in(keys, group._name)) is not None:
-                listen_filter.guard(port)
-            ports = [_port_in(keys, group.server_name(server)) for server in range(num_servers)]
-            group.server_ports = frozenset(port for port in ports if port is not None)
+            group._find_ports(keys, listen_filter)
         except RuntimeError as error:
             group.close()
+            why = _missing(keys, [("server", num_servers), ("worker", num_workers)]) or f": {_hinted(_reason(error))}"
             elapsed_s = time.monotonic() - started
-            missing = _missing(keys, [("server", num_servers), ("worker", num_workers)])
-            raise TransportError(
-                f"the group of generation {generation} was not formed within {elapsed_s:.1f} s"
-                f"{missing or ': ' + _hinted(_reason(error))}"
-            ) from error
+            formed = f"the group of generation {generation} was not formed"
+            raise TransportError(f"{formed} within {elapsed_s:.1f} s{why}") from error
         return group
 
     def server_name(self, server: int) -> str:
@@ -138,6 +133,12 @@ class RpcGroup:
         names = [self.server_name(server) for server in range(self.num_servers)]
         for call in [rpc.rpc_async(name, arrive, args=(name, rank, probe), timeout=timeout_s) for name in names]:
             call.wait()
+
+    def _find_ports(self, keys: Store, listen_filter: ListenFilter) -> None:
+        if (port := _port_in(keys, self._name)) is not None:
+            listen_filter.guard(port)
+        ports = [_port_in(keys, self.server_name(server)) for server in range(self.num_servers)]
+        self.server_ports = frozenset(port for port in ports if port is not None)
 
     def close(self) -> None:
         """Leaves the group without waiting for other members. Calls in flight raise TransportError. Idempotent."""

@@ -102,17 +102,6 @@ class _Authority:
             end = min(end, self._certificate.not_valid_after_utc)
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, subject[:64])])
         issuer = name if authority else self._certificate.subject
-        usage = {
-            "digital_signature": not authority,
-            "key_cert_sign": authority,
-            "crl_sign": authority,
-            "content_commitment": False,
-            "key_encipherment": False,
-            "data_encipherment": False,
-            "key_agreement": False,
-            "encipher_only": False,
-            "decipher_only": False,
-        }
         signers = self._key.public_key()
         builder = (
             x509.CertificateBuilder()
@@ -123,7 +112,7 @@ class _Authority:
             .not_valid_before(now - _CLOCKS)
             .not_valid_after(end)
             .add_extension(x509.BasicConstraints(ca=authority, path_length=0 if authority else None), critical=True)
-            .add_extension(x509.KeyUsage(**usage), critical=True)
+            .add_extension(_key_usage(authority), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signers), critical=False)
         )
@@ -132,6 +121,23 @@ class _Authority:
             builder = builder.add_extension(x509.ExtendedKeyUsage(both), critical=False)
             builder = builder.add_extension(x509.SubjectAlternativeName(map(_general, names)), critical=False)
         return builder.sign(self._key, hashes.SHA256())
+
+
+def _key_usage(authority: bool) -> x509.KeyUsage:
+    """Returns the usage of an authority's key (signs certificates) or of a host's key (signs handshakes)."""
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=not authority,
+        key_cert_sign=authority,
+        crl_sign=authority,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def _names(host: str) -> list[str]:

@@ -103,40 +103,34 @@ class Embeddings:
     ) -> None:
         """Adds the gradients of the leaves of `lookup` (same `part`) to the rows' accumulators `grads`.
 
-        Features in the schema's order, those with `pooling: max` last, samples in theirs, whatever the device: equal
-        inputs give equal bits. A leaf that got no gradient adds nothing. Blocks until a device has sent its sums.
-        `rows`: those of `lookup`; needed for features with `pooling: max`.
+        Adds in the schema's order, `pooling: max` last, and samples in their order, on every device: equal inputs give
+        equal bits. A leaf without a gradient adds nothing. `pooling: max` needs the `rows` of `lookup`. Blocks until a
+        device has sent its sums.
 
-        Raises ProtocolError when a gradient or an accumulator has another shape than it must."""
+        Raises ProtocolError for a gradient or an accumulator of the wrong shape."""
         if not grads.layout.same(plan.unique.layout):
             raise ProtocolError("the accumulators are of another plan, not RowSlab.zeros(plan.unique)")
         start, stop = plan.range_of(part)
-        here: list[torch.Tensor] = []  # keeps alive what the addresses point to
+        on_host: list[torch.Tensor] = []  # keeps the memory that the addresses point to
         addresses_F = np.zeros(len(self._dims_F), dtype=np.int64)
-        on_device: dict[str, torch.Tensor] = {}
-        maxima: dict[str, torch.Tensor] = {}
+        on_device, maxima = dict[str, torch.Tensor](), dict[str, torch.Tensor]()
         for f, (name, dim) in enumerate(self.feature_dims.items()):
-            grad = leaves[name].grad
-            if grad is None:
+            if (grad := leaves[name].grad) is None:
                 continue
-            if grad.shape != (stop - start, dim) or grad.dtype is not torch.float32:
-                told = f"{grad.dtype} gradient {tuple(grad.shape)}"
-                raise ProtocolError(f"feature {name}: {told}; the part is torch.float32 {(stop - start, dim)}")
+            _check_gradient(name, grad, (stop - start, dim))
             if grad.is_cpu and name in self._max_features and plan.features_FK[f, kernels.OFFSETS_AT] >= 0:
                 maxima[name] = grad
             elif grad.is_cpu:
-                here.append(grad.contiguous())
-                addresses_F[f] = here[-1].data_ptr()
+                on_host.append(grad.contiguous())
+                addresses_F[f] = on_host[-1].data_ptr()
             else:
                 on_device[name] = grad.detach()
-        if here:
+        if on_host:
             kernels.add_features(
                 plan.features_FK, plan.inverse_N, plan.offsets, plan.weights, plan.unique.layout.values_T1,
                 self._catalog.dims_T, addresses_F, start, stop, grads.flat,
             )  # fmt: skip
-        for name, grad in maxima.items():
-            feature = plan.feature(name, part)
-            add_max_on_host(feature, _given(rows)[feature.table], grad, grads[feature.table])
+        _add_maxima(plan, maxima, part, grads, rows)
         if on_device:
             device_rows.add_features(plan, on_device, part, grads, _given(rows) if self._max_features else {})
 
@@ -159,10 +153,28 @@ def all_finite_rows(grads: RowSlab) -> bool:
     return bool(all_finite(grads.flat.view(np.uint32)))
 
 
+def _add_maxima(
+    plan: Plan,
+    maxima: Mapping[str, torch.Tensor],
+    part: slice | None,
+    grads: RowSlab,
+    rows: Mapping[str, Rows] | None,
+) -> None:
+    for name, grad in maxima.items():
+        feature = plan.feature(name, part)
+        add_max_on_host(feature, _given(rows)[feature.table], grad, grads[feature.table])
+
+
 def _given(rows: Mapping[str, Rows] | None) -> Mapping[str, Rows]:
     if rows is None:
         raise ProtocolError("collect: a feature has pooling: max, so the rows of lookup must be given")
     return rows
+
+
+def _check_gradient(feature: str, grad: torch.Tensor, shape: tuple[int, int]) -> None:
+    if grad.shape != shape or grad.dtype is not torch.float32:
+        found = f"{grad.dtype} gradient {tuple(grad.shape)}"
+        raise ProtocolError(f"feature {feature}: {found}; the part is torch.float32 {shape}")
 
 
 def _check_rows(table: str, rows_UD: Rows | None, shape: tuple[int, int]) -> None:
