@@ -22,9 +22,7 @@ import contextlib
 import json
 import os
 import re
-import secrets
 import shutil
-import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,8 +39,6 @@ FORMAT, CHAINED = 3, 4
 _UNCHECKED = {1: FORMAT, 2: CHAINED}
 """The formats of earlier versions, whose manifests have no checksum of their own, and what they are else."""
 _MANIFEST = "manifest.json"
-_PROBE = ".shared-folder-probe"
-_TOKEN = re.compile("[0-9a-f]{16}")
 _NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 
 
@@ -128,47 +124,6 @@ class Checkpoints:
         """Whether other jobs are kept out, or were until `release`."""
         return self._hold is not None
 
-    def sign(self, *, again: bool = False) -> str:
-        """Leaves a number in the folder, by which other processes show that they see the same one. No secret.
-
-        `again`: keeps the number that is there, which others may have got. Raises CheckpointError when the folder
-        cannot be written."""
-        token = (self._signed() if again else "") or secrets.token_hex(8)
-        try:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            atomic_write(self.folder / _PROBE, token)
-        except OSError as error:
-            raise CheckpointError(f"{self.folder}: cannot be written ({error.strerror or error})") from error
-        return token
-
-    def _signed(self) -> str:
-        """The number in the folder; "" = there is none, or it is damaged."""
-        with contextlib.suppress(OSError, ValueError):
-            token = (self.folder / _PROBE).read_text(encoding="ascii")
-            return token if _TOKEN.fullmatch(token) else ""
-        return ""
-
-    def check_token(self, token: str) -> None:
-        """Raises CheckpointError when the folder, as this process sees it, does not hold the token."""
-        with contextlib.suppress(OSError):
-            if (self.folder / _PROBE).read_text(encoding="utf-8") == token:
-                return
-        raise CheckpointError(
-            f"{self.folder} is not the folder that worker 0 writes checkpoints to; "
-            "checkpoint.dir must be storage that all members share"
-        )
-
-    def check_shared(self, token: str, *, writes: bool) -> None:
-        """Raises CheckpointError when this process does not see the folder with the token, or cannot write there."""
-        try:
-            if (self.folder / _PROBE).read_text(encoding="utf-8") != token:
-                raise CheckpointError(f"{self.folder} is another folder")
-            if writes:
-                with tempfile.NamedTemporaryFile(dir=self.folder, prefix=".written-"):
-                    pass
-        except OSError as error:
-            raise CheckpointError(f"{self.folder}: {(error.strerror or str(error)).lower()}") from error
-
     def begin(self, step: int) -> Path:
         """An empty folder for a new checkpoint; what an earlier attempt left is deleted. Raises CheckpointError when
         another job has taken the folder."""
@@ -202,7 +157,7 @@ class Checkpoints:
         Raises CheckpointError when a file is not there, of this one or of what it builds on, or when another job has
         taken the folder, OSError when the disk fails."""
         self._check_hold()
-        partial, final = self.partial(step), self._free(step)
+        partial, final = self.partial(step), _free(self.folder, step)
         known = sorted(files, key=lambda file: file.path)
         for file in known:
             if not (partial / file.path).is_file() or (partial / file.path).stat().st_size != file.size:
@@ -241,27 +196,13 @@ class Checkpoints:
         """As `complete`, each with the step of its base."""
         ids: dict[int, str] = {}
         found = []
-        for step, path in self._newest().items():
+        for step, path in _newest(self.folder).items():
             with contextlib.suppress(OSError):  # it is being deleted
                 link = _link_in(path / _MANIFEST)
                 if link is None or ids.get(link[0]) == link[1]:
                     ids[step] = checksum(path / _MANIFEST)
                     found.append((step, path, None if link is None else link[0]))
         return found
-
-    def _newest(self) -> dict[int, Path]:
-        """The folder that counts for each step, oldest step first."""
-        return {step: path for step, _, path in self._named() if (path / _MANIFEST).is_file()}
-
-    def _named(self) -> list[tuple[int, int, Path]]:
-        """Step, which of that step's, and folder of all that bear the name of a complete checkpoint, oldest first."""
-        named = [(_NAME.fullmatch(path.name), path) for path in self.folder.glob("step-*")]
-        return sorted((int(m[1]), int(m[2] or 1), path) for m, path in named if m is not None)
-
-    def _free(self, step: int) -> Path:
-        """The folder of a new checkpoint: after those of the same step, which a job that went back left."""
-        last = max((number for other, number, _ in self._named() if other == step), default=0)
-        return self.folder / (f"{_name(step)}.{last + 1}" if last else _name(step))
 
     def latest(self) -> Checkpoint | None:
         """The newest complete checkpoint, None when there is none. Raises CheckpointError when it is damaged."""
@@ -271,7 +212,7 @@ class Checkpoints:
     def load(self, step: int) -> Checkpoint:
         """The manifests of a checkpoint and what it builds on; files are checked when they are read. Raises
         CheckpointError."""
-        folder = self._newest().get(step, self.folder / _name(step))
+        folder = _newest(self.folder).get(step, self.folder / _name(step))
         try:
             manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
             if manifest["format"] not in (FORMAT, CHAINED, *_UNCHECKED):
@@ -315,7 +256,7 @@ class Checkpoints:
             while link is not None and known[link][0] not in needed:
                 folder, link = known[link]
                 needed.add(folder)
-        for step, _, folder in self._named():
+        for step, _, folder in _named(self.folder):
             if folder in needed or step > complete[-1][0] or not (folder / _MANIFEST).is_file():
                 continue
             doomed = folder.with_name(f".{folder.name}")
@@ -325,6 +266,23 @@ class Checkpoints:
 
 def _name(step: int) -> str:
     return f"step-{step:08d}"
+
+
+def _named(folder: Path) -> list[tuple[int, int, Path]]:
+    """Returns step, number among those of the step, and path of every folder with a checkpoint's name, oldest first."""
+    named = [(_NAME.fullmatch(path.name), path) for path in folder.glob("step-*")]
+    return sorted((int(m[1]), int(m[2] or 1), path) for m, path in named if m is not None)
+
+
+def _newest(folder: Path) -> dict[int, Path]:
+    """Returns the folder that counts for each step, oldest step first."""
+    return {step: path for step, _, path in _named(folder) if (path / _MANIFEST).is_file()}
+
+
+def _free(folder: Path, step: int) -> Path:
+    """Returns the path of a new checkpoint. A job that rewound may have left others of the same step."""
+    last = max((number for other, number, _ in _named(folder) if other == step), default=0)
+    return folder / (f"{_name(step)}.{last + 1}" if last else _name(step))
 
 
 def _seal(manifest: dict[str, Any]) -> str:

@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from shardkeep.base.errors import CheckpointError, ConfigError, ShardkeepError
 from shardkeep.base.files import atomic_write
+from shardkeep.ps.checkpoint_probe import check_token, write_token
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints, FileRecord
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.workers.collectives.collective import Collective
@@ -82,7 +83,7 @@ class CheckpointWriter:
         token = "" if self._collective.rank else self._sign(start_step)
         token = str(self._collective.broadcast_object(token, purpose="agreements"))
         if self._collective.rank:
-            self._checkpoints.check_token(token)  # it reads its state there
+            check_token(self._checkpoints.folder, token)  # it reads its state there
         else:
             self._base = self._newest()
 
@@ -94,7 +95,7 @@ class CheckpointWriter:
                 f"checkpoint.dir: {self._checkpoints.folder} holds step {newest} of another run, and this one starts "
                 f"at step {start_step}; allowed: another folder, or --resume of that run"
             )
-        token = self._checkpoints.sign()
+        token = write_token(self._checkpoints.folder)
         self._client.ask({"ask": "see", "token": token})
         return token
 

@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from shardkeep.base.errors import ProtocolError
+from shardkeep.ps.checkpoint_probe import check_token
 from shardkeep.ps.shard.journal.journal import Journal
 from shardkeep.ps.shard.snapshot.writer import SnapshotWriter
 
@@ -63,7 +64,7 @@ class Questions:
 
     def _see(self, question: Question) -> Answer:
         """Whether this server sees the folder that worker 0 writes checkpoints to."""
-        self._snapshots.folder().check_token(str(question.get("token")))
+        check_token(self._snapshots.folder().folder, str(question.get("token")))
         return {}
 
     def _mark(self, question: Question) -> Answer:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from shardkeep.base.errors import CheckpointError, PlaceRefused
 from shardkeep.config import JobConfig
+from shardkeep.ps.checkpoint_probe import check_shared, write_token
 from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.losses import Losses
@@ -42,7 +43,7 @@ def shared_folder(
     needed_by = f"--start-step {start_step}" if start_step else ""
     if every != "auto":
         needed_by = needed_by or f"checkpoint.every_steps: {every}"
-    return Shared(str(checkpoints.folder), checkpoints.sign(again=standing is not None), needed_by)
+    return Shared(str(checkpoints.folder), write_token(checkpoints.folder, again=standing is not None), needed_by)
 
 
 def why_unseen(shared: Shared | None, *, writes: bool) -> str:
@@ -50,7 +51,7 @@ def why_unseen(shared: Shared | None, *, writes: bool) -> str:
     if shared is None:
         return ""
     try:
-        Checkpoints(shared.folder).check_shared(shared.token, writes=writes)
+        check_shared(Path(shared.folder), shared.token, writes=writes)
     except CheckpointError as error:
         return f"on {socket.gethostname()} {error}"
     return ""

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from shardkeep.base.errors import CheckpointError
+from shardkeep.ps.checkpoint_probe import check_token, write_token
 from shardkeep.ps.checkpoints import Checkpoints, FileRecord
 
 
@@ -255,17 +256,17 @@ def test_a_manifest_of_another_format_is_named(checkpoints: Checkpoints) -> None
 
 
 def test_a_process_that_does_not_see_the_folder_is_told(checkpoints: Checkpoints, tmp_path: Path) -> None:
-    token = checkpoints.sign()
-    Checkpoints(checkpoints.folder).check_token(token)
-    for other in (Checkpoints(tmp_path / "elsewhere"), checkpoints):
+    token = write_token(checkpoints.folder)
+    check_token(checkpoints.folder, token)
+    for folder, wrong in ((tmp_path / "elsewhere", token), (checkpoints.folder, "0123")):
         with pytest.raises(CheckpointError, match="must be storage that all members share"):
-            other.check_token("0123" if other is checkpoints else token)
+            check_token(folder, wrong)
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointError, match=r"file/below: cannot be written \(Not a directory\)"):
-        Checkpoints(tmp_path / "file" / "below").sign()
+        write_token(tmp_path / "file" / "below")
 
 
 # ---- increments ----
