@@ -44,7 +44,7 @@ def cores_of_threads(process: psutil.Process) -> set[int]:
     return set().union(*(os.sched_getaffinity(thread.id) for thread in process.threads()))
 
 
-@pytest.mark.slow  # with stand-ins: tests/top/test_supervised_stops.py
+@pytest.mark.slow  # with stand-ins: tests/launch/test_supervised_stops.py
 def test_each_process_of_a_job_runs_on_the_cores_it_was_given(cluster: Cluster) -> None:
     first, second = CORES[:2]
     asked = f"affinity={{workers: [[{first}]], servers: [[{second}], [{second}, {first}]]}}"

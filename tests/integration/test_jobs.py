@@ -136,7 +136,7 @@ def test_roles_started_by_hand_train_an_async_job(cluster: Cluster) -> None:
         pytest.param("server 0", marks=pytest.mark.slow),
         "worker 1",
     ],
-)  # of the others tests/top/test_supervised_jobs.py says the same with stand-ins
+)  # of the others tests/launch/test_supervised_jobs.py says the same with stand-ins
 def test_a_killed_process_ends_the_job_within_seconds_and_one_line_names_it(cluster: Cluster, victim: str) -> None:
     job, folder = cluster.job(ENDLESS)
     members = cluster.training(folder)
@@ -166,7 +166,7 @@ def test_ctrl_c_stops_a_job_in_order(cluster: Cluster) -> None:
     assert not gone(members.values(), limit_s=0)
 
 
-@pytest.mark.slow  # with stand-ins: tests/top/test_supervised_stops.py
+@pytest.mark.slow  # with stand-ins: tests/launch/test_supervised_stops.py
 def test_two_jobs_side_by_side_end_alone_one_by_ctrl_c_one_with_its_launcher(cluster: Cluster) -> None:
     (first, folder), (second, other) = (cluster.job(ENDLESS, name=name) for name in ("first", "second"))
     members, others = cluster.training(folder), cluster.training(other)
@@ -184,7 +184,7 @@ def test_two_jobs_side_by_side_end_alone_one_by_ctrl_c_one_with_its_launcher(clu
     assert (other.summary() or {})["status"] == "stopped"
 
 
-@pytest.mark.slow  # with stand-ins: tests/top/test_supervised_jobs.py
+@pytest.mark.slow  # with stand-ins: tests/launch/test_supervised_jobs.py
 def test_a_stalled_worker_is_named_when_its_lease_ends_and_all_listen_on_loopback_only(cluster: Cluster) -> None:
     job, folder = cluster.job({**ENDLESS, "liveness": {"lease_s": 3.0, "restarts": 0}})
     members = cluster.training(folder)
@@ -201,7 +201,7 @@ def test_a_stalled_worker_is_named_when_its_lease_ends_and_all_listen_on_loopbac
     assert not gone(members.values(), limit_s=0)
 
 
-@pytest.mark.slow  # with stand-ins: tests/top/test_supervised_jobs.py
+@pytest.mark.slow  # with stand-ins: tests/launch/test_supervised_jobs.py
 def test_a_mistake_that_only_a_worker_sees_ends_with_code_2_and_one_line(cluster: Cluster) -> None:
     config = {**TINY, "servers": 1, "workers": 1, "model": {"name": "dlrm", "cross_layers": 2}}
     job, folder = cluster.job(config)

@@ -30,7 +30,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.mark.slow  # with stand-ins: tests/top/test_supervised_stops.py
+@pytest.mark.slow  # with stand-ins: tests/launch/test_supervised_stops.py
 def test_ctrl_c_is_heard_by_the_coordinator_that_is_started_for_a_killed_one(cluster: Cluster) -> None:
     job, folder = cluster.job(LASTING)
     members = cluster.training(folder)
@@ -68,7 +68,7 @@ def test_a_job_that_cannot_stop_in_its_grace_ends_anyway_and_names_the_last_chec
     assert not gone(members.values(), limit_s=0)
 
 
-@pytest.mark.slow  # with stand-ins: tests/top/test_supervised_stops.py
+@pytest.mark.slow  # with stand-ins: tests/launch/test_supervised_stops.py
 def test_ctrl_c_before_the_coordinator_listens_is_heard_once_it_does(cluster: Cluster) -> None:
     job, folder = cluster.job(LASTING)
     within(60, folder.log_path("coordinator", 0).exists, "no coordinator", lambda: job.running)
@@ -106,7 +106,7 @@ def test_roles_by_hand_that_are_asked_to_leave_are_replaced_by_hand(cluster: Clu
     assert list((tmp_path / "checkpoints").glob("step-*"))
 
 
-@pytest.mark.slow  # who asks is refused in tests/top/test_scale.py
+@pytest.mark.slow  # who asks is refused in tests/launch/test_scale.py
 def test_roles_by_hand_are_not_scaled_and_train_on(cluster: Cluster, tmp_path: Path) -> None:
     config = {**TINY, "servers": 1, "workers": 1, "train": {**TINY["train"], "epochs": 100}}
     config["checkpoint"] = {"every_steps": 1_000_000, "dir": str(tmp_path / "checkpoints")}
@@ -130,7 +130,7 @@ def test_roles_by_hand_are_not_scaled_and_train_on(cluster: Cluster, tmp_path: P
     assert (folder.summary() or {})["status"] == "stopped"
 
 
-@pytest.mark.slow  # with stand-ins: tests/top/test_supervised_stops.py
+@pytest.mark.slow  # with stand-ins: tests/launch/test_supervised_stops.py
 def test_a_run_folder_that_is_removed_while_a_role_is_replaced_ends_the_job_with_one_line(cluster: Cluster) -> None:
     job, folder = cluster.job(LASTING)
     members = cluster.training(folder)
@@ -146,7 +146,7 @@ def test_a_run_folder_that_is_removed_while_a_role_is_replaced_ends_the_job_with
 @pytest.mark.parametrize(
     "servers",
     [pytest.param(1, id="in processes", marks=pytest.mark.slow), pytest.param(0, id="in this process")],
-)  # in processes with stand-ins: tests/top/test_supervised_stops.py
+)  # in processes with stand-ins: tests/launch/test_supervised_stops.py
 def test_ctrl_c_after_the_last_step_leaves_a_completed_job(cluster: Cluster, servers: int) -> None:
     data = {"synthetic": {**TINY["data"]["synthetic"], "eval_samples": EVALUATED}}
     config = {**TINY, "servers": servers, "workers": max(servers, 1), "data": data, "checkpoint": {"every_steps": 1000}}

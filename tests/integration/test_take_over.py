@@ -27,7 +27,7 @@ def last_step(folder: RunFolder) -> int:
     return max(r["step"] for r in records(folder) if r["kind"] == "progress")
 
 
-@pytest.mark.slow  # with stand-ins: tests/top/test_supervised_jobs.py
+@pytest.mark.slow  # with stand-ins: tests/launch/test_supervised_jobs.py
 def test_a_job_outlives_its_coordinator_and_one_damaged_file_but_not_both(cluster: Cluster) -> None:
     job, folder = cluster.job(LASTING)
     first = cluster.training(folder)["coordinator 0"]

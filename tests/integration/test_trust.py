@@ -1,6 +1,6 @@
 """Whole jobs against strangers: garbage on every port, no token, a wrong one, no certificate; and none is told.
 
-What a stranger can try without real roles: tests/ps/control/test_auth.py, test_tls.py; tests/ps/test_strangers.py,
+What a stranger can try without real roles: tests/ps/control/test_auth.py, test_tls.py; tests/ps/rpc/test_strangers.py,
 test_transport.py (foreign functions); the test_fuzz.py of both planes.
 """
 
@@ -42,7 +42,7 @@ def last_step(folder: RunFolder) -> int:
     return max(record["step"] for record in records(folder) if record["kind"] == "progress")
 
 
-@pytest.mark.slow  # test_supervised_jobs.py has the coordinator's ports, tests/ps/test_strangers.py those of members
+@pytest.mark.slow  # test_supervised_jobs.py has the coordinator's ports, tests/ps/rpc/test_strangers.py the members'
 @pytest.mark.skipif(sys.platform != "linux", reason="without socket filters garbage kills torch RPC")
 def test_a_job_outlives_garbage_on_every_port_and_shows_its_token_to_nobody(cluster: Cluster) -> None:
     job, folder = cluster.job(ENDLESS)

@@ -1,6 +1,6 @@
 """Configs that users and attackers wrote, and that once ended in a traceback, a hang, or pydantic's words.
 
-Add a case here when another is found: tests/top/test_bad_configs.py runs the list.
+Add a case here when another is found: tests/config/test_bad_configs.py runs the list.
 """
 
 from __future__ import annotations

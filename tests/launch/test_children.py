@@ -48,7 +48,7 @@ def test_killed_children_are_named_by_their_signal_and_leave_nothing(tmp_path: P
 LAUNCHER = """
 import sys, time
 from pathlib import Path
-from tests.top.test_children import start
+from tests.launch.test_children import start
 folder = Path(sys.argv[1])
 (folder / "job.yaml").write_text("seed: 1")
 child = start("coordinator", [str(folder / "job.yaml"), "--run-dir", str(folder / "run")], folder)

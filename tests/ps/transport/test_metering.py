@@ -1,4 +1,4 @@
-"""MeteredTransport: when and where it books what passes; tests/ps/test_client.py has the bytes."""
+"""MeteredTransport: when and where it books what passes; tests/ps/client/test_client.py has the bytes."""
 
 from __future__ import annotations
 

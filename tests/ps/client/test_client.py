@@ -358,7 +358,7 @@ def test_reads_are_counted_as_pulled_bytes() -> None:
 
 def test_what_rpc_adds_is_counted_for_each_call_and_each_answer() -> None:
     """503 bytes around 128 and 506 around 288 to the server, 419 around 208 and 418 around 40 back. The kernel counts
-    the same around messages of these sizes: tests/ps/test_envelope.py."""
+    the same around messages of these sizes: tests/ps/rpc/test_envelope.py."""
     recorded = Recorded(services()[0])
     traffic = Traffic()
     client = connect([recorded], traffic=traffic)

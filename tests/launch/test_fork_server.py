@@ -278,7 +278,7 @@ def test_a_machine_that_cannot_fork_roles_spawns_them_or_says_why(
 LAUNCHER = """
 import sys, time
 from pathlib import Path
-from tests.top.test_fork_server import fork_server, forked
+from tests.launch.test_fork_server import fork_server, forked
 server = fork_server()
 server.ready()
 child = forked(server, Path(sys.argv[1]), "wait")
@@ -290,7 +290,7 @@ time.sleep(600)
 IMPORTING = """
 import sys, time
 from pathlib import Path
-from tests.top.test_fork_server import fork_server
+from tests.launch.test_fork_server import fork_server
 server = fork_server()
 server.load(["tests.support.endless_import"])
 while not Path(sys.argv[1]).exists():
