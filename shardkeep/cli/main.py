@@ -173,12 +173,12 @@ def coordinator(
     """Run a job's coordinator; prints one line of JSON with its address."""
 
     def run() -> int:
-        from shardkeep.launch.leftovers import clean, note_run
-        from shardkeep.launch.next_steps import check_start, origin_line, resume_line, take_over_arguments
         from shardkeep.ps.control.grpc.addresses import check_exposed, split_address
         from shardkeep.ps.control.grpc.endpoint import read_token
         from shardkeep.ps.control.grpc.tls import read_tls
         from shardkeep.run.folder import RunFolder, check_ours, default_run_dir
+        from shardkeep.run.leftovers import clean, note_run
+        from shardkeep.run.next_steps import check_start, origin_line, resume_line, take_over_arguments
         from shardkeep.trust.tokens import keep_token, put_token, token_of
 
         _, job = _load(config, set_)

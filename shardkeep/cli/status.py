@@ -10,12 +10,12 @@ from rich.table import Table
 
 from shardkeep.base.errors import TransportError, UserError
 from shardkeep.cli.vacancies import awaited, show_killed, show_unled
-from shardkeep.launch.next_steps import resume_line
 from shardkeep.ps.control.grpc.client import fetch_status
 from shardkeep.ps.control.grpc.endpoint import Endpoint
 from shardkeep.ps.control.grpc.tls import Tls
 from shardkeep.ps.control.records import Status
 from shardkeep.run.folder import RunFolder, latest_run
+from shardkeep.run.next_steps import resume_line
 from shardkeep.run.processes import launcher_there, living
 from shardkeep.run.screen import closing_rows, quality, two_columns
 from shardkeep.run.starts import Starts

@@ -8,9 +8,9 @@ from typing import Any
 from rich.console import Console
 
 from shardkeep.config import load_config
-from shardkeep.launch.next_steps import member_command, resume_line, take_over_command
 from shardkeep.ps.control.records import Status
 from shardkeep.run.folder import MetricsTail, RunFolder
+from shardkeep.run.next_steps import member_command, resume_line, take_over_command
 from shardkeep.run.processes import LOOPBACK, lives_here, numbers_mean_the_same
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from shardkeep.base.errors import JobError, JobStopped, UserError
 from shardkeep.config import JobConfig
 from shardkeep.launch.children import Death
-from shardkeep.roles.membership import out_of_grace
+from shardkeep.run.checkpoints import out_of_grace
 from shardkeep.run.folder import RunFolder
 
 

@@ -23,7 +23,7 @@ from shardkeep.run.folder import Record, RunFolder, default_run_dir
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from shardkeep.launch.resume import Resumed
+    from shardkeep.run.resume import Resumed
     from shardkeep.run.screen import Screen
 
 
@@ -84,7 +84,7 @@ def _run_phases(
     starter: Starter,
 ) -> dict[str, Any]:
     from shardkeep.launch import scale
-    from shardkeep.launch.resume import plan_resume
+    from shardkeep.run.resume import plan_resume
     from shardkeep.workers.data.sources.registry import check_present
 
     check_present(config.data)  # before anything is compiled
@@ -122,7 +122,7 @@ def _run_phases(
                 finally:
                     screen.end_bar()
     if config.checkpoint.every_steps:
-        from shardkeep.launch.next_steps import longer_line
+        from shardkeep.run.next_steps import longer_line
 
         screen.phase("resume", longer_line(config, folder.path))
     screen.closing(summary, run_dir)
@@ -135,7 +135,7 @@ def _says_how_to_resume(folder: RunFolder, screen: Screen) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        from shardkeep.launch.next_steps import resume_line
+        from shardkeep.run.next_steps import resume_line
 
         screen.end_bar()
         screen.phase("run", str(folder.path))
@@ -167,7 +167,7 @@ def _run(
 
 def _reopen(folder: RunFolder, config: JobConfig, resumed: Resumed, screen: Screen) -> Resumed:
     """Makes the folder of an earlier run this one's; where the job goes on, now that nobody else writes there."""
-    from shardkeep.launch.resume import await_leftovers, newest
+    from shardkeep.run.resume import await_leftovers, newest
 
     await_leftovers(folder)
     resumed = replace(resumed, checkpoint=newest(config, folder.path))
@@ -221,8 +221,8 @@ def _in_process(
     config: JobConfig, folder: RunFolder, screen: Screen, interrupts: Interrupts, start_step: int
 ) -> dict[str, Any]:
     """`servers: 0`: the job in this process. Ctrl-C ends it after the running step, a second one at once."""
-    from shardkeep.roles.membership import out_of_grace
     from shardkeep.roles.worker import run_in_process
+    from shardkeep.run.checkpoints import out_of_grace
 
     sink = ShownFolder(folder, screen)
     sink.step = start_step
@@ -289,7 +289,7 @@ def _absolute(path: str) -> str:
 
 def resume(run: Path, *, overrides: Sequence[str], console: Console) -> dict[str, Any]:
     """Goes on with a run from its newest complete checkpoint; as `run_job`."""
-    from shardkeep.launch.resume import plan_resume
+    from shardkeep.run.resume import plan_resume
 
     resumed = plan_resume(run, overrides)
     code_folder = RunFolder(run).code_folder

@@ -32,8 +32,6 @@ from shardkeep.base.machine.owners import check_unshared
 from shardkeep.base.machine.sockets import Counters, Watched
 from shardkeep.base.machine.versions import peak_rss_bytes
 from shardkeep.config import JobConfig, parse_config
-from shardkeep.ps.checkpoint_owner import Hold, owner_here
-from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.config import LivenessConfig
 from shardkeep.ps.control.grpc.addresses import is_address, split_address
 from shardkeep.ps.control.grpc.client import ControlClient
@@ -212,33 +210,6 @@ def end_when_the_job_failed(control: ControlClient, grace_s: float = FAILED_GRAC
         os._exit(control.state.exit_code or 1)
 
     threading.Thread(target=watch, name="job-failed", daemon=True).start()
-
-
-def checkpoints_of(config: JobConfig, run_dir: Path) -> Checkpoints:
-    """The folder of the job's checkpoints, as this process reaches it."""
-    given = config.checkpoint.dir
-    return Checkpoints(run_dir / "checkpoints" if given is None else Path(given).expanduser().resolve())
-
-
-def owned(checkpoints: Checkpoints, config: JobConfig, run_dir: Path, job: str) -> Checkpoints:
-    """The same folder for the process that leads the writing: keeps other jobs out until `release`. Changes nothing
-    where it is owned already, or where the config wants no checkpoints. Raises ConfigError when another job has it,
-    CheckpointError when it cannot be written."""
-    if checkpoints.owned or not config.checkpoint.every_steps:
-        return checkpoints
-    return Checkpoints(checkpoints.folder, hold=Hold(checkpoints.folder, owner_here(job, str(run_dir))))
-
-
-def out_of_grace(config: JobConfig, run_dir: Path) -> str:
-    """For a person: a job got SIGTERM and did not end in time, and where it can be resumed."""
-    complete = checkpoints_of(config, run_dir).complete()
-    where = f"the last checkpoint is that of step {complete[-1][0]}" if complete else "there is no checkpoint"
-    return f"it did not end within {config.liveness.grace_s:g} s of SIGTERM (liveness.grace_s); {where}"
-
-
-def resumed_from(checkpoints: Checkpoints, start_step: int) -> Checkpoint | None:
-    """The checkpoint that a job which starts at this step goes on from. Raises CheckpointError."""
-    return checkpoints.load(start_step) if start_step else None
 
 
 def kept_for_recovery(run_dir: Path, job: str, role: str, index: int) -> Path:

@@ -27,7 +27,6 @@ from shardkeep.ps.wire.message import Bytes
 from shardkeep.roles.departure import Departure
 from shardkeep.roles.membership import (
     Membership,
-    checkpoints_of,
     control_bytes,
     end_when_the_job_failed,
     join_group,
@@ -36,10 +35,10 @@ from shardkeep.roles.membership import (
     loaded_kernels,
     process_facts,
     replaced_folder,
-    resumed_from,
     tried_while_leaving,
     watched_sockets,
 )
+from shardkeep.run.checkpoints import checkpoints_of, resumed_from
 from shardkeep.run.storage import kept_at, missed, why_unseen, with_checkpoints
 
 if TYPE_CHECKING:

@@ -27,7 +27,6 @@ from shardkeep.roles.assembly import Again, Worker, build_worker, kept_steps, ta
 from shardkeep.roles.departure import Departure
 from shardkeep.roles.membership import (
     Membership,
-    checkpoints_of,
     control_bytes,
     end_when_the_job_failed,
     join_group,
@@ -35,13 +34,12 @@ from shardkeep.roles.membership import (
     kept_while_useful,
     leave_if_due,
     loaded_kernels,
-    owned,
     process_facts,
     replaced_folder,
-    resumed_from,
     tried_while_leaving,
     watched_sockets,
 )
+from shardkeep.run.checkpoints import checkpoints_of, owned, resumed_from
 from shardkeep.run.storage import kept_at, missed, why_unseen, with_checkpoints
 from shardkeep.workers.collectives.collective import Collective, Solo
 from shardkeep.workers.collectives.process_group import ProcessCollective

@@ -20,11 +20,11 @@ from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import CheckpointError, ConfigError, MemberLost, UserError
 from shardkeep.cli.main import app
 from shardkeep.config import JobConfig, parse_config
-from shardkeep.launch.resume import newest, plan_resume
 from shardkeep.ps.checkpoint_owner import Hold, owner_here
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.shard.snapshot import writer as snapshot_writer
 from shardkeep.run.folder import RunFolder
+from shardkeep.run.resume import newest, plan_resume
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.samples import Data
 from tests.support.cluster import Cluster, gone, records, within

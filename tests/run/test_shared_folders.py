@@ -13,11 +13,11 @@ from shardkeep.base.errors import ConfigError
 from shardkeep.base.files import atomic_write
 from shardkeep.config import parse_config
 from shardkeep.launch import scale
-from shardkeep.launch.resume import plan_resume
 from shardkeep.ps.control.grpc.endpoint import make_token
 from shardkeep.roles.access import endpoint_of
 from shardkeep.roles.membership import kept_for_recovery
 from shardkeep.run.folder import RunFolder
+from shardkeep.run.resume import plan_resume
 from shardkeep.sweep.sweep import SweepFolder
 from shardkeep.trust.tokens import keep_token
 from tests.support.owners import make_foreign

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from shardkeep.base.errors import ShardkeepError, UserError
 from shardkeep.config import JobConfig, load_config
-from shardkeep.launch.resume import await_leftovers, newest, other_owner
-from shardkeep.roles.membership import checkpoints_of
+from shardkeep.run.checkpoints import checkpoints_of
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.processes import launcher_there
+from shardkeep.run.resume import await_leftovers, newest, other_owner
 
 _TAKE_OVER = "--take-over"
 

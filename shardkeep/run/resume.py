@@ -13,7 +13,7 @@ from shardkeep.base.errors import UserError
 from shardkeep.config import JobConfig, load_config
 from shardkeep.ps.checkpoint_owner import last_owner
 from shardkeep.ps.checkpoints import Checkpoint
-from shardkeep.roles.membership import checkpoints_of
+from shardkeep.run.checkpoints import checkpoints_of
 from shardkeep.run.folder import RunFolder, check_ours
 from shardkeep.run.processes import living
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from shardkeep.config import JobConfig
-from shardkeep.launch.leftovers import GONE_S, clean, note_run
 from shardkeep.roles.membership import kept_for_recovery
 from shardkeep.run.folder import RunFolder
+from shardkeep.run.leftovers import GONE_S, clean, note_run
 from shardkeep.trust.tokens import keep_token
 
 NOBODY = 2**22 + 1

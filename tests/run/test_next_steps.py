@@ -15,11 +15,11 @@ from shardkeep.base.errors import UserError
 from shardkeep.cli.main import app
 from shardkeep.cli.status import show_run
 from shardkeep.config import JobConfig, parse_config
-from shardkeep.launch.next_steps import check_start, origin_line, resume_line, take_over_arguments
 from shardkeep.ps.checkpoint_owner import Hold, owner_here
 from shardkeep.ps.checkpoints import Checkpoints, FileRecord
 from shardkeep.ps.control.records import Member
 from shardkeep.run.folder import RunFolder
+from shardkeep.run.next_steps import check_start, origin_line, resume_line, take_over_arguments
 from shardkeep.trust.tokens import keep_token
 
 NOBODY = 2**22 + 1

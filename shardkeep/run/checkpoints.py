@@ -1,0 +1,37 @@
+"""The checkpoints of a run: where they are, who may write them, which one a job resumes from."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shardkeep.config import JobConfig
+from shardkeep.ps.checkpoint_owner import Hold, owner_here
+from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
+
+
+def checkpoints_of(config: JobConfig, run_dir: Path) -> Checkpoints:
+    """Returns the checkpoints of the job: in `checkpoint.dir`, or in the run folder."""
+    given = config.checkpoint.dir
+    return Checkpoints(run_dir / "checkpoints" if given is None else Path(given).expanduser().resolve())
+
+
+def owned(checkpoints: Checkpoints, config: JobConfig, run_dir: Path, job: str) -> Checkpoints:
+    """Returns the checkpoints for the process that commits them: locks the folder against other jobs until `release`.
+
+    Returns them unchanged if they are locked already or the config wants no checkpoints. Raises ConfigError if another
+    job holds the folder, CheckpointError if it cannot be written."""
+    if checkpoints.owned or not config.checkpoint.every_steps:
+        return checkpoints
+    return Checkpoints(checkpoints.folder, hold=Hold(checkpoints.folder, owner_here(job, str(run_dir))))
+
+
+def out_of_grace(config: JobConfig, run_dir: Path) -> str:
+    """Returns the message for a job that did not end in time after SIGTERM, with the step of its last checkpoint."""
+    complete = checkpoints_of(config, run_dir).complete()
+    where = f"the last checkpoint is that of step {complete[-1][0]}" if complete else "there is no checkpoint"
+    return f"it did not end within {config.liveness.grace_s:g} s of SIGTERM (liveness.grace_s); {where}"
+
+
+def resumed_from(checkpoints: Checkpoints, start_step: int) -> Checkpoint | None:
+    """Returns the checkpoint that a job with this start step resumes from. Raises CheckpointError."""
+    return checkpoints.load(start_step) if start_step else None
