@@ -1,0 +1,122 @@
+"""Commands for whole jobs on this machine: train, status, scale."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardkeep.base.errors import UserError
+from shardkeep.cli.exits import run_command
+from shardkeep.cli.options import (
+    Code,
+    Debug,
+    ParentPipe,
+    Run,
+    RunDir,
+    Set,
+    TlsFolder,
+    TokenFile,
+    address_or_path,
+    load,
+    path,
+)
+
+ORPHAN_STOP_S = 15.0
+"""Seconds a job gets to stop after the sweep that started it has ended."""
+
+
+def train(
+    config: Annotated[
+        Path | None,
+        typer.Argument(parser=path, metavar="[CONFIG]", help="YAML file of the job; `demo` is the built-in one."),
+    ] = None,
+    set_: Set = None,
+    run_dir: RunDir = None,
+    resume: Annotated[
+        Path | None,
+        typer.Option(
+            parser=path, metavar="RUN", help="Go on with this run from its newest checkpoint, without CONFIG."
+        ),
+    ] = None,
+    code: Code = None,
+    parent_pipe: ParentPipe = False,
+    debug: Debug = False,
+) -> None:
+    """Run a whole job on this machine, or go on with one."""
+
+    def run() -> int:
+        from shardkeep.run.screen import console
+
+        if parent_pipe:  # a sweep's: stops in order when the sweep is gone
+            from shardkeep.launch.children import end_with_parent
+
+            end_with_parent(patience_s=0.0, last_s=ORPHAN_STOP_S)
+        if (config is None) == (resume is None):
+            raise UserError("shardkeep train takes a CONFIG or --resume RUN, one of the two")
+        screen = console()
+        if config is None:
+            from shardkeep.launch.job import resume as go_on
+
+            if run_dir is not None:
+                raise UserError(f"--run-dir {run_dir}: has no effect with --resume, which goes on in RUN")
+            go_on(resume or Path(), overrides=set_ or [], console=screen)
+            return 0
+        from shardkeep.launch.job import run_job
+        from shardkeep.run.folder import default_run_dir
+
+        path, job = load(config, set_)
+        folder = run_dir or default_run_dir(job.name)
+        run_job(job, run_dir=folder, console=screen, code_folder=code or path.resolve().parent)
+        return 0
+
+    run_command(run, debug)
+
+
+def status(
+    run: Run = None,
+    coordinator: Annotated[
+        str | None, typer.Option(parser=address_or_path, metavar="HOST:PORT", help="Ask this coordinator.")
+    ] = None,
+    token_file: TokenFile = None,
+    tls: TlsFolder = None,
+    debug: Debug = False,
+) -> None:
+    """Show how far a job is."""
+
+    def show() -> int:
+        from shardkeep.cli.status import show_job, show_run
+        from shardkeep.ps.control.grpc.addresses import is_address
+        from shardkeep.ps.control.grpc.tls import read_tls
+        from shardkeep.roles.access import endpoint_of
+        from shardkeep.run.screen import console
+
+        screen = console()
+        if coordinator is not None and is_address(coordinator):
+            return show_job(endpoint_of(coordinator, token_file=token_file, tls=tls), screen)
+        path = run if coordinator is None else Path(coordinator)
+        return show_run(path, screen, token_file=token_file, tls=None if tls is None else read_tls(tls))
+
+    run_command(show, debug)
+
+
+def scale(
+    run: Run = None,
+    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes from now on.")] = None,
+    servers: Annotated[int | None, typer.Option(min=1, help="Server processes from now on.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Go on with other numbers of workers or servers while a job of `shardkeep train` runs."""
+
+    def ask() -> int:
+        from shardkeep.launch.scale import ask
+        from shardkeep.run.folder import latest_run
+
+        path = run or latest_run()
+        if path is None:
+            raise UserError("no run folder in runs/; name one")
+        print(ask(path, workers=workers, servers=servers), flush=True)
+        return 0
+
+    run_command(ask, debug)

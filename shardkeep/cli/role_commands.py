@@ -1,0 +1,176 @@
+"""Commands for single processes of a job: coordinator, server, worker, and the launcher's fork server."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from shardkeep.cli.exits import run_command, say
+from shardkeep.cli.options import (
+    Advertise,
+    Code,
+    Config,
+    Coordinator,
+    Debug,
+    Index,
+    Insecure,
+    Keeps,
+    ParentPipe,
+    RunDir,
+    Set,
+    TlsFolder,
+    TokenFile,
+    load,
+)
+from shardkeep.roles.departure import Departure
+
+
+def coordinator(
+    config: Config,
+    set_: Set = None,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Port 0 = any free one.")] = "127.0.0.1:0",
+    run_dir: RunDir = None,
+    start_step: Annotated[
+        int, typer.Option(min=0, help="Go on from the checkpoint of this step; 0 = from the start.")
+    ] = 0,
+    take_over: Annotated[
+        bool, typer.Option("--take-over", help="Go on in --run-dir for a coordinator that died; at the same --listen.")
+    ] = False,
+    token_file: TokenFile = None,
+    tls: TlsFolder = None,
+    insecure_data_plane: Insecure = False,
+    parent_pipe: ParentPipe = False,
+    debug: Debug = False,
+) -> None:
+    """Run a job's coordinator; prints one line of JSON with its address."""
+
+    def run() -> int:
+        from shardkeep.roles.coordinator import CoordinatorOptions, run_coordinator
+
+        _, job = load(config, set_)
+        options = CoordinatorOptions(
+            listen, run_dir, start_step, take_over, token_file, tls, insecure_data_plane, parent_pipe
+        )
+        return run_coordinator(job, options)
+
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until it serves
+    _begin("coordinator", 0, parent_pipe)
+    run_command(run, debug)
+
+
+def server(
+    coordinator: Coordinator,
+    index: Index,
+    advertise: Advertise = "127.0.0.1",
+    run_dir: Keeps = Path(),
+    token_file: TokenFile = None,
+    tls: TlsFolder = None,
+    insecure_data_plane: Insecure = False,
+    parent_pipe: ParentPipe = False,
+    debug: Debug = False,
+) -> None:
+    """Run one embedding server of a job."""
+
+    def run() -> int:
+        from shardkeep.ps.control.grpc.addresses import check_exposed
+        from shardkeep.roles.access import check_coordinator, endpoint_of
+        from shardkeep.roles.membership import lasting_imports
+
+        check_exposed("--advertise", advertise, accepted=insecure_data_plane)
+        if not parent_pipe and (lacks := check_coordinator(coordinator, token_file=token_file)) is not None:
+            say(lacks)
+        with lasting_imports("server") as kernels_s:
+            from shardkeep.roles.server import run_server
+
+        found = endpoint_of(coordinator, token_file=token_file, tls=tls, launched=parent_pipe)
+        folder = run_dir.absolute()
+        return run_server(
+            found, index=index, advertise=advertise, folder=folder, kernels_s=kernels_s, departure=departure
+        )
+
+    departure = _begin_member("server", index, parent_pipe)
+    run_command(run, debug)
+
+
+def worker(
+    coordinator: Coordinator,
+    index: Index,
+    advertise: Advertise = "127.0.0.1",
+    run_dir: Keeps = Path(),
+    token_file: TokenFile = None,
+    tls: TlsFolder = None,
+    insecure_data_plane: Insecure = False,
+    code: Code = None,
+    parent_pipe: ParentPipe = False,
+    debug: Debug = False,
+) -> None:
+    """Run one worker of a job."""
+
+    def run() -> int:
+        from shardkeep.base.modules import search_last
+        from shardkeep.ps.control.grpc.addresses import check_exposed
+        from shardkeep.roles.access import check_coordinator, endpoint_of
+        from shardkeep.roles.membership import lasting_imports
+
+        check_exposed("--advertise", advertise, accepted=insecure_data_plane)
+        if not parent_pipe and (lacks := check_coordinator(coordinator, token_file=token_file)) is not None:
+            say(lacks)
+        with lasting_imports("worker") as kernels_s:
+            from shardkeep.roles.worker import run_worker
+        if code is not None:
+            search_last(code)
+
+        found = endpoint_of(coordinator, token_file=token_file, tls=tls, launched=parent_pipe)
+        folder = run_dir.absolute()
+        return run_worker(
+            found, index=index, advertise=advertise, folder=folder, kernels_s=kernels_s, departure=departure
+        )
+
+    departure = _begin_member("worker", index, parent_pipe)
+    run_command(run, debug)
+
+
+def fork_server(control: Annotated[int, typer.Argument(help="Descriptor of a socket.")]) -> None:
+    """Import what roles need, and fork them for a launcher."""
+    import socket
+
+    from shardkeep.launch.fork_server import serve
+
+    _quiet_torch()
+    serve(socket.socket(fileno=control))
+
+
+def _begin(role: str, index: int, parent_pipe: bool) -> None:
+    """Prepares a process of a role: descriptors, log, and its end when the launcher ends."""
+    from shardkeep.base.log import configure
+    from shardkeep.base.machine.descriptors import keep_free, raise_limit
+
+    raise_limit()
+    keep_free()
+    configure(role, index)
+    _quiet_torch()
+    if parent_pipe:
+        from shardkeep.launch.children import end_with_parent
+
+        # The coordinator stops the job in order and outlives the others, who see it or, if not, follow.
+        if role == "coordinator":
+            end_with_parent(patience_s=0.0, last_s=12.0)
+        else:
+            end_with_parent(patience_s=4.0)
+
+
+def _quiet_torch() -> None:
+    """Silences torch's warnings about peers that leave: shardkeep reports losses. Call it before importing torch."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
+def _begin_member(role: str, index: int, parent_pipe: bool) -> Departure:
+    """Prepares a process of a server or worker. Returns how it leaves on SIGTERM and SIGINT."""
+    departure = Departure()
+    departure.watch()
+    _begin(role, index, parent_pipe)
+    return departure

@@ -1,0 +1,180 @@
+"""The main of a coordinator: prepares the run folder, the token and the checkpoints, then serves the job.
+
+Loads no torch: members register while they still import it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardkeep.base.errors import ConfigError, ShardkeepError, UserError
+from shardkeep.config import JobConfig
+from shardkeep.ps.control.grpc.addresses import check_exposed, split_address
+from shardkeep.ps.control.grpc.endpoint import read_token
+from shardkeep.ps.control.grpc.server import serve_job
+from shardkeep.ps.control.grpc.tls import read_tls
+from shardkeep.run.folder import RunFolder, check_ours, default_run_dir
+from shardkeep.run.leftovers import clean, note_run
+from shardkeep.run.next_steps import check_start, origin_line, resume_line, take_over_arguments
+from shardkeep.run.storage import losses_of, shared_folder
+from shardkeep.trust.tokens import keep_token, put_token, token_of
+
+
+@dataclass(frozen=True, slots=True)
+class CoordinatorOptions:
+    """The options of `shardkeep coordinator`."""
+
+    listen: str = "127.0.0.1:0"
+    run_dir: Path | None = None
+    start_step: int = 0
+    """The step of the checkpoint to resume from; 0 = from the start."""
+    take_over: bool = False
+    """Replace a coordinator that died in `run_dir`."""
+    token_file: Path | None = None
+    tls: Path | None = None
+    insecure_data_plane: bool = False
+    launched: bool = False
+    """A launcher started this process and made the run folder."""
+
+
+def run_coordinator(job: JobConfig, options: CoordinatorOptions) -> int:
+    """Serves a job until it ends; returns 0 if it was completed. Prints one line of JSON with the address.
+
+    Raises UserError, ConfigError, or the error that ended the job."""
+    check_exposed("--listen", split_address(options.listen, lowest_port=0)[0], accepted=options.insecure_data_plane)
+    token = None if options.token_file is None else read_token(options.token_file)
+    tls = None if options.tls is None else read_tls(options.tls)
+    if job.affinity.wanted and not options.launched:
+        raise ConfigError(
+            "affinity: only `shardkeep train` pins processes; allowed here: none (roles by hand: taskset)"
+        )
+    folder = _run_folder(job, options)
+    standing = _standing(folder, by_hand=not options.launched) if options.take_over else None
+    stop, terminate = _stop_events()
+    token = _job_token(folder, token, options)
+    note_run(folder.path)
+    clean(folder.token_path.parent)
+    with _closing_lines(folder, options):
+        by_hand = not options.launched
+        start_step = options.start_step
+        shared = shared_folder(job, folder.path, start_step=start_step, standing=standing) if by_hand else None
+        serve_job(
+            config_yaml=job.to_yaml(),
+            num_servers=job.servers,
+            num_workers=job.workers,
+            liveness=job.liveness,
+            listen=options.listen,
+            token=token,
+            tls=tls,
+            sink=folder,
+            ready=lambda address: _ready(address, folder, options),
+            stop=stop,
+            terminate=terminate,
+            start_step=start_step,
+            standing=standing,
+            losses=losses_of(job),
+            shared=shared,
+            run_dir=str(folder.path),
+        )
+    return 0
+
+
+def _run_folder(job: JobConfig, options: CoordinatorOptions) -> RunFolder:
+    """Makes the run folder, or opens the one of the launcher, of the coordinator that died, or of the checkpoint."""
+    path = options.run_dir or default_run_dir(job.name)
+    check_ours(path, what="--run-dir")
+    if options.launched:
+        return RunFolder(path)
+    if options.take_over:
+        given = options.run_dir
+        if given is None or not (given / "coordinator.json").is_file() or (given / "summary.json").is_file():
+            raise UserError(f"--take-over: no job was running in --run-dir {given or '(left out)'}")
+        return RunFolder(path)
+    if options.start_step:
+        samples = check_start(job, path, options.start_step)
+        if (another := origin_line(job, path)) is not None:
+            _say(another)
+        return RunFolder.reopen(path, job, step=options.start_step, samples=samples)
+    return RunFolder.create(path, job)
+
+
+def _standing(folder: RunFolder, *, by_hand: bool) -> dict[str, Any]:
+    """Returns the persisted state of the coordinator that died. Raises UserError, which says what to do."""
+    try:
+        return folder.take_over()
+    except UserError as error:
+        if not by_hand:  # its launcher says what to do
+            raise
+        raise UserError(
+            f"--take-over: {error}; end the job's roles, and start all of them again, the coordinator with "
+            "--start-step N, N being the step of the newest checkpoint"
+        ) from None
+
+
+def _job_token(folder: RunFolder, given: str | None, options: CoordinatorOptions) -> str:
+    """Returns the given token, that of the coordinator that died, or a new one."""
+    if given is not None:
+        with contextlib.suppress(UserError):  # members that have the token's file need no copy of it
+            put_token(folder.path, given)
+        return given
+    if options.take_over and not options.launched:
+        return token_of(folder.path)  # the members of the job know no other token
+    return keep_token(folder.path)
+
+
+@contextlib.contextmanager
+def _closing_lines(folder: RunFolder, options: CoordinatorOptions) -> Iterator[None]:
+    """Says after an error how to resume, and deletes the token once nobody needs it. A launcher does both itself."""
+    if options.launched:
+        yield
+        return
+    try:
+        yield
+    except ShardkeepError:
+        _say(f"run folder: {folder.path}")
+        _say(resume_line(folder.path))
+        raise
+    finally:
+        if folder.summary() is not None or not folder.has_standing:
+            folder.forget_token()
+
+
+def _ready(address: str, folder: RunFolder, options: CoordinatorOptions) -> None:
+    """Prints the address and writes it to the run folder, with the command that takes over from this process."""
+    command = take_over_arguments(
+        folder.path,
+        address,
+        token_file=options.token_file,
+        tls=options.tls,
+        insecure=options.insecure_data_plane,
+    )
+    folder.coordinator(address, pid=os.getpid(), command=[] if options.launched else command)
+    token_file = str(options.token_file or folder.token_path)
+    print(json.dumps({"coordinator": address, "run_dir": str(folder.path), "token_file": token_file}), flush=True)
+
+
+def _stop_events() -> tuple[threading.Event, threading.Event]:
+    """Returns events that the first SIGINT and the first SIGTERM set; a second signal of one kind interrupts."""
+    events = {signal.SIGINT: threading.Event(), signal.SIGTERM: threading.Event()}
+
+    def caught(number: int, _frame: object) -> None:
+        signal.signal(number, signal.default_int_handler)
+        events[signal.Signals(number)].set()
+
+    for number in events:
+        signal.signal(number, caught)
+    return events[signal.SIGINT], events[signal.SIGTERM]
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # stderr is full: the exit code still tells
+        print(text, file=sys.stderr, flush=True)
