@@ -111,7 +111,7 @@ def scale(
 
     def ask() -> int:
         from shardkeep.launch.scale import ask
-        from shardkeep.run.folder import latest_run
+        from shardkeep.run.reader import latest_run
 
         path = run or latest_run()
         if path is None:

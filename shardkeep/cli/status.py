@@ -14,9 +14,9 @@ from shardkeep.ps.control.grpc.client import fetch_status
 from shardkeep.ps.control.grpc.endpoint import Endpoint
 from shardkeep.ps.control.grpc.tls import Tls
 from shardkeep.ps.control.records import Status
-from shardkeep.run.folder import RunFolder, latest_run
 from shardkeep.run.next_steps import resume_line
 from shardkeep.run.processes import launcher_there, living
+from shardkeep.run.reader import RunReader, latest_run
 from shardkeep.run.screen import closing_rows, quality, two_columns
 from shardkeep.run.starts import Starts
 
@@ -33,14 +33,14 @@ def show_run(run: Path | None, console: Console, *, token_file: Path | None = No
         if not (path / "config.yaml").exists():
             missing = "is no run folder (it has no config.yaml)" if path.is_dir() else "there is no such folder"
             raise UserError(f"{path}: {missing}")
-        return _show_folder(RunFolder(path), console, token_file=token_file, tls=tls)
+        return _show_folder(RunReader(path), console, token_file=token_file, tls=tls)
     except OSError as error:
         raise UserError(f"{path}: cannot be read ({error.strerror or error})") from error
     except ValueError as error:
         raise UserError(f"{path}: a file of this run is damaged ({error})") from error
 
 
-def _show_folder(folder: RunFolder, console: Console, *, token_file: Path | None, tls: Tls | None) -> int:
+def _show_folder(folder: RunReader, console: Console, *, token_file: Path | None, tls: Tls | None) -> int:
     path, summary = folder.path, folder.summary()
     if summary is None:
         launcher = launcher_there(path)

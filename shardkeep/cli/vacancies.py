@@ -9,9 +9,9 @@ from rich.console import Console
 
 from shardkeep.config import load_config
 from shardkeep.ps.control.records import Status
-from shardkeep.run.folder import MetricsTail, RunFolder
 from shardkeep.run.next_steps import member_command, resume_line, take_over_command
 from shardkeep.run.processes import LOOPBACK, lives_here, numbers_mean_the_same
+from shardkeep.run.reader import MetricsTail, RunReader
 
 
 def awaited(status: Status, *, where: str, launched: bool | None) -> Iterator[str]:
@@ -37,7 +37,7 @@ def awaited(status: Status, *, where: str, launched: bool | None) -> Iterator[st
         )
 
 
-def show_unled(folder: RunFolder, console: Console, *, launched: bool) -> int:
+def show_unled(folder: RunReader, console: Console, *, launched: bool) -> int:
     """A job whose coordinator does not answer, or has not listened yet; returns 1."""
     address = folder.address()
     if launched:
@@ -62,7 +62,7 @@ def show_unled(folder: RunFolder, console: Console, *, launched: bool) -> int:
     return 1
 
 
-def show_killed(folder: RunFolder, console: Console) -> int:
+def show_killed(folder: RunReader, console: Console) -> int:
     """A job of `shardkeep train` whose processes are gone without a summary; returns 1."""
     _print(console, "killed: all processes of this job are gone", *_last(folder))
     _print(console, resume_line(folder.path), f"logs: {folder.logs}")
@@ -74,7 +74,7 @@ def _print(console: Console, *lines: str) -> None:
         console.print(line, markup=False, soft_wrap=True)
 
 
-def _last(folder: RunFolder) -> Iterator[str]:
+def _last(folder: RunReader) -> Iterator[str]:
     """How far the job was."""
     last: dict[str, Any] = {}
     for record in MetricsTail(folder.metrics_path):
@@ -83,7 +83,7 @@ def _last(folder: RunFolder) -> Iterator[str]:
         yield f"last known step: {last.get('step', 0):,}/{last.get('total_steps') or 0:,} at {last.get('time')}"
 
 
-def _whereabouts(folder: RunFolder) -> Iterator[str]:
+def _whereabouts(folder: RunReader) -> Iterator[str]:
     """Each member of the last generation: whether its process is there, as far as this machine can tell."""
     here = numbers_mean_the_same(folder)
     for member in folder.member_list():
@@ -98,7 +98,7 @@ def _state(member: dict[str, Any], *, here: bool) -> str:
     return "is gone" if here and member["host"] in LOOPBACK else "may live"
 
 
-def _any_lives(folder: RunFolder) -> bool:
+def _any_lives(folder: RunReader) -> bool:
     members = [member for member in folder.member_list() if member["role"] != "coordinator"]
     here = numbers_mean_the_same(folder)
     return any(_state(member, here=here) != "is gone" for member in members)

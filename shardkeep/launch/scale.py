@@ -14,8 +14,9 @@ from shardkeep.config import load_config
 from shardkeep.ps.control.grpc.client import request_stop
 from shardkeep.ps.control.grpc.endpoint import Endpoint
 from shardkeep.ps.control.records import JobState
-from shardkeep.run.folder import RunFolder, check_ours
+from shardkeep.run.folder import RunFolder
 from shardkeep.run.processes import launcher_there
+from shardkeep.run.reader import check_ours
 
 ASK_S = 20.0
 """Seconds in which a coordinator must be there to hear of it: another may just be started for one that died."""

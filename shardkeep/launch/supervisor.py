@@ -16,7 +16,8 @@ from shardkeep.launch.ending import Ending
 from shardkeep.launch.interrupts import Interrupts
 from shardkeep.launch.restarts import Restarts, Vacancy
 from shardkeep.launch.role_starts import RoleStarts
-from shardkeep.run.folder import MetricsTail, RunFolder
+from shardkeep.run.folder import RunFolder
+from shardkeep.run.reader import MetricsTail
 from shardkeep.run.screen import Screen
 
 POLL_S = 0.05

@@ -9,7 +9,7 @@ from shardkeep.ps.control.grpc.addresses import is_address
 from shardkeep.ps.control.grpc.endpoint import Endpoint, read_token
 from shardkeep.ps.control.grpc.tls import read_tls
 from shardkeep.roles.membership import LISTEN_S, coordinator_address
-from shardkeep.run.folder import check_ours
+from shardkeep.run.reader import check_ours
 from shardkeep.trust.tokens import token_of
 
 

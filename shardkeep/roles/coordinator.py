@@ -22,9 +22,10 @@ from shardkeep.ps.control.grpc.addresses import check_exposed, split_address
 from shardkeep.ps.control.grpc.endpoint import read_token
 from shardkeep.ps.control.grpc.server import serve_job
 from shardkeep.ps.control.grpc.tls import read_tls
-from shardkeep.run.folder import RunFolder, check_ours, default_run_dir
+from shardkeep.run.folder import RunFolder, default_run_dir
 from shardkeep.run.leftovers import clean, note_run
 from shardkeep.run.next_steps import check_start, origin_line, resume_line, take_over_arguments
+from shardkeep.run.reader import check_ours
 from shardkeep.run.storage import losses_of, shared_folder
 from shardkeep.trust.tokens import keep_token, put_token, token_of
 

@@ -37,7 +37,7 @@ from shardkeep.ps.control.grpc.addresses import is_address, split_address
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.records import Formation
 from shardkeep.roles.departure import Departure, Leaving
-from shardkeep.run.folder import coordinator_in
+from shardkeep.run.reader import coordinator_in
 from shardkeep.run.storage import folder_before, folder_to_keep_in
 
 if TYPE_CHECKING:

@@ -19,8 +19,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import json
-import math
 import shlex
 import shutil
 import threading
@@ -37,11 +35,11 @@ from shardkeep.base.machine.owners import check_unshared
 from shardkeep.base.machine.pids import pid_space
 from shardkeep.base.machine.versions import commit, machine, peak_rss_bytes, versions
 from shardkeep.config import JobConfig
-from shardkeep.ps.control.grpc.endpoint import Endpoint, read_token
+from shardkeep.run.json_files import read_json, to_json
+from shardkeep.run.reader import RunReader
 from shardkeep.run.starts import Starts
 from shardkeep.run.state_files import NAMES as STANDING_NAMES
 from shardkeep.run.state_files import StandingFiles
-from shardkeep.trust.tokens import token_of, token_path
 
 Record = Mapping[str, Any]
 
@@ -76,11 +74,11 @@ NO_SUMMARY: Record = {
 """The keys of every summary.json, for a job that ended before it could fill them."""
 
 
-class RunFolder:
-    """Writes the files of one run; what the coordinator calls when something is to be kept. Thread safe."""
+class RunFolder(RunReader):
+    """Writes the files of one run: the coordinator's sink of records. Thread safe."""
 
     def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).absolute()
+        super().__init__(path)
         make_folder(self.logs)
         self._standing = StandingFiles(self.path)
         self._lock = threading.Lock()
@@ -100,7 +98,7 @@ class RunFolder:
             folder.forget_token()  # of a job that was killed, if its folder's place and inode are this one's now
             folder._starts.begin()
             if code_folder is not None:
-                atomic_write(folder.path / "code.json", _json({"folder": str(code_folder)}) + "\n")
+                atomic_write(folder.path / "code.json", to_json({"folder": str(code_folder)}) + "\n")
         except OSError as error:
             raise UserError(f"--run-dir {path}: cannot be written ({error.strerror or error})") from error
         return folder
@@ -153,25 +151,6 @@ class RunFolder:
             ) from error
         check_unshared(path, what="--run-dir")
 
-    @property
-    def code_folder(self) -> Path | None:
-        """Where the user's own modules are."""
-        found = _read(self.path / "code.json")
-        return None if found is None else Path(str(found["folder"]))
-
-    @property
-    def logs(self) -> Path:
-        return self.path / "logs"
-
-    @property
-    def config_path(self) -> Path:
-        return self.path / "config.yaml"
-
-    @property
-    def token_path(self) -> Path:
-        """What every call to the coordinator must carry lies elsewhere (tokens.py)."""
-        return token_path(self.path)
-
     def forget_token(self) -> None:
         """For a job that is over."""
         with contextlib.suppress(OSError, ConfigError):
@@ -181,13 +160,6 @@ class RunFolder:
     def forget_recovery(self) -> None:
         """Deletes what members kept for their replacements, once there is nobody left to replace."""
         shutil.rmtree(self.path / "recovery", ignore_errors=True)
-
-    @property
-    def metrics_path(self) -> Path:
-        return self.path / "metrics.jsonl"
-
-    def log_path(self, role: str, index: int) -> Path:
-        return self.logs / f"{role}-{index}.log"
 
     def coordinator(self, address: str, *, pid: int, command: Sequence[str] = ()) -> None:
         """Keeps where the coordinator listens; the launcher and `shardkeep status` wait for this file.
@@ -199,13 +171,13 @@ class RunFolder:
             "pid_space": pid_space(),
             **({"take_over": list(command)} if command else {}),
         }
-        atomic_write(self.path / "coordinator.json", _json(facts) + "\n")
+        atomic_write(self.path / "coordinator.json", to_json(facts) + "\n")
         self._coordinates = True
         if before := self.member_list():  # another coordinator takes over
             rows = [{**m, "pid": pid} if m["role"] == "coordinator" else m for m in before]
             generation = before[0]["generation"]
             atomic_write(
-                self.path / "members.json", _json({"generation": generation, "members": rows}, indent=2) + "\n"
+                self.path / "members.json", to_json({"generation": generation, "members": rows}, indent=2) + "\n"
             )
 
     def members(self, generation: int, members: Sequence[Any]) -> None:
@@ -214,39 +186,20 @@ class RunFolder:
         `port` is where a member listens for others to dial, null where the transport chooses one itself.
         """
         rows = [{**dataclasses.asdict(m), "generation": generation} for m in members]
-        first = _read(self.path / "coordinator.json")
+        first = read_json(self.path / "coordinator.json")
         if first is not None:
             host, _, port = str(first["address"]).rpartition(":")
             place = {"host": host, "pid": first["pid"], "port": int(port)}
             rows.insert(0, {"role": "coordinator", "index": 0, **place, "generation": generation})
         rows = [row if "port" in row else {**row, "port": None} for row in rows]
-        text = _json({"generation": generation, "members": rows}, indent=2)
+        text = to_json({"generation": generation, "members": rows}, indent=2)
         with self._lock:
             atomic_write(self.path / "members.json", text + "\n")
 
     def standing(self, record: Record) -> None:
         """Keeps what another coordinator process needs to go on with the job."""
         with self._lock:
-            self._standing.write(_json(record))
-
-    def left_standing(self) -> dict[str, Any] | None:
-        """What a coordinator that died has kept; None = nothing, or the job is over. Raises UserError when damaged."""
-        return self._standing.read()
-
-    @property
-    def has_standing(self) -> bool:
-        """Whether a coordinator has kept anything, damaged or not."""
-        return any((self.path / name).exists() for name in STANDING_NAMES)
-
-    def take_over(self) -> dict[str, Any]:
-        """`left_standing` of a job whose coordinator has listened. Raises UserError where no other can take over."""
-        try:
-            if (kept := self.left_standing()) is not None:
-                return kept
-            lacks = f"{' and '.join(STANDING_NAMES)} are gone from {self.path}"
-        except UserError as error:
-            lacks = str(error)
-        raise UserError(f"no coordinator can take over, for its members are known to nobody: {lacks}")
+            self._standing.write(to_json(record))
 
     def progress(self, record: Record) -> None:
         """Appends a record of kind progress (step, total_steps, epoch, samples, loss, samples_per_s) or eval."""
@@ -269,7 +222,7 @@ class RunFolder:
         known |= {"versions": {**versions(), **known.get("versions", {})}}
         known |= {"machine": {**machine(), **known.get("machine", {})}, "commit": commit()}
         head = {"status": status, **({"message": message} if message else {})}
-        text = _json({**head, **{k: v for k, v in known.items() if k not in ("status", "message")}}, indent=2)
+        text = to_json({**head, **{k: v for k, v in known.items() if k not in ("status", "message")}}, indent=2)
         with self._lock:
             atomic_write(self.path / "summary.json", text + "\n")
             self._standing.delete()
@@ -280,80 +233,20 @@ class RunFolder:
         if facts is not None:
             standing: Record = {}
             with contextlib.suppress(UserError):  # it is damaged
-                standing = self.left_standing() or {}
+                standing = self._standing.read() or {}
             recoveries = (standing.get("recoveries") or {}).get("done", [])
             self.finished("killed", "its processes were killed", {**facts, "recoveries": list(recoveries)})
 
     def _earlier_recoveries(self) -> list[Any]:
         """Those of the starts before the job was resumed, which the last one's summary lists."""
         ended = sorted(self.path.glob("summary-*.json"), key=lambda path: path.stat().st_mtime_ns)
-        before = _read(ended[-1]) if ended else None
+        before = read_json(ended[-1]) if ended else None
         return list((before or {}).get("recoveries", ()))
 
-    def summary(self) -> dict[str, Any] | None:
-        """What summary.json holds, or None while the job runs."""
-        return _read(self.path / "summary.json")
-
-    def address(self) -> str | None:
-        """The coordinator's address, or None before it listens."""
-        return coordinator_in(self.path)
-
-    def endpoint(self, token_file: Path | None = None) -> Endpoint | None:
-        """The coordinator, without TLS; None before it listens and after the job.
-
-        `token_file`: None = this user's own for the folder; then others must not be able to change the folder. Raises
-        ConfigError: they are, or there is no token for us."""
-        address = self.address()
-        if address is None or self.summary() is not None:
-            return None
-        if token_file is None:
-            check_ours(self.path)
-        return Endpoint(address, token_of(self.path) if token_file is None else read_token(token_file))
-
-    def coordinator_command(self) -> list[str] | None:
-        """What takes over from the coordinator, as arguments; None = it was not started by hand."""
-        found = (_read(self.path / "coordinator.json") or {}).get("take_over")
-        return None if found is None else [str(part) for part in found]
-
-    def coordinator_pids(self) -> set[int]:
-        """The coordinator's process, where one has listened."""
-        found = _read(self.path / "coordinator.json")
-        return set() if found is None else {int(found["pid"])}
-
-    def coordinator_pid_space(self) -> str:
-        """The `pid_space` of the coordinator; "" = none has listened, or one of an earlier version."""
-        return str((_read(self.path / "coordinator.json") or {}).get("pid_space", ""))
-
-    def member_list(self) -> list[dict[str, Any]]:
-        """The members of the current generation; empty before the first."""
-        return list((_read(self.path / "members.json") or {}).get("members", ()))
-
     def _append(self, record: Record) -> None:
-        line = _json({"time": datetime.now().isoformat(timespec="milliseconds"), **record}) + "\n"
+        line = to_json({"time": datetime.now().isoformat(timespec="milliseconds"), **record}) + "\n"
         with self._lock, when_free(lambda: self.metrics_path.open("a", encoding="utf-8")) as file:
             file.write(line)
-
-
-class MetricsTail:
-    """Reads what was added to a metrics.jsonl since the last look; a half-written line waits for its end."""
-
-    def __init__(self, path: Path, *, from_end: bool = False) -> None:
-        """`from_end`: what is there already has been read."""
-        self._path = path
-        self._position = path.stat().st_size if from_end and path.exists() else 0
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._position)
-                added = file.read()
-        except FileNotFoundError:
-            return
-        whole = added[: added.rfind(b"\n") + 1]
-        self._position += len(whole)
-        for line in whole.splitlines():
-            with contextlib.suppress(ValueError):  # a coordinator was killed while it wrote the line
-                yield json.loads(line)
 
 
 def default_run_dir(name: str) -> Path:
@@ -366,70 +259,15 @@ def default_run_dir(name: str) -> Path:
     return path
 
 
-def check_ours(run: Path, *, what: str = "run folder") -> None:
-    """Raises ConfigError where others could have put something into a run folder that is acted upon: an address, a
-    config, the folder of modules. Also where nobody may look. `what`: how the message begins."""
-    for path in (run, *(run / name for name in ("config.yaml", "code.json", "coordinator.json", *STANDING_NAMES))):
-        try:
-            there = path == run or path.exists()
-        except OSError as error:
-            raise ConfigError(f"{what} {run}: cannot be read ({error.strerror or error})") from error
-        if there:
-            check_unshared(path, what=what)
-
-
-def coordinator_in(run: Path) -> str | None:
-    """The address of the coordinator of a run folder, or None before it listens."""
-    found = _read(run / "coordinator.json")
-    return None if found is None else str(found["address"])
-
-
-def latest_run(root: Path = Path("runs")) -> Path | None:
-    """The run folder under `root` that was started last, or None."""
-    found = [p.parent for p in root.glob("*/config.yaml")]
-    return max(found, key=lambda p: (p / "config.yaml").stat().st_mtime, default=None)
-
-
 def _taken(path: Path) -> str:
     """Why a new run cannot begin in a folder or file, and what goes on with the one that is there."""
     if not (path / "config.yaml").exists():
         return "is a file; choose a folder"
     run = shlex.quote(str(path.absolute()))
     over = (path / "summary.json").exists()
-    command = None if over else (_read(path / "coordinator.json") or {}).get("take_over")
+    command = None if over else (read_json(path / "coordinator.json") or {}).get("take_over")
     if command is not None:
         died = f"if its coordinator died, take over by {shlex.join(map(str, command))}"
         return f"holds a job that has not ended; see `shardkeep status {run}`; {died}"
     go_on = f"or resume the run there by `shardkeep train --resume {run}`"
     return f"holds a run already; choose another folder, {go_on}"
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    """The mapping that a JSON file of the folder holds, or None where there is no file. Raises UserError."""
-    try:
-        found = json.loads(when_free(lambda: path.read_text(encoding="utf-8")))
-    except FileNotFoundError:
-        return None
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: is damaged: it does not hold a JSON object; restore the file, or move it away")
-    return found
-
-
-def _json(value: Any, *, indent: int | None = None) -> str:
-    return json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
-
-
-def _plain(value: Any) -> Any:
-    """`value` as JSON knows it: NaN and infinities, which JSON has not, become null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(k): _plain(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(v) for v in value]
-    if value is None or isinstance(value, (str, bool, int)):
-        return value
-    item = getattr(value, "item", None)  # a numpy scalar
-    return _plain(item()) if callable(item) else str(value)

@@ -11,8 +11,8 @@ from pathlib import Path
 from shardkeep.base.errors import ShardkeepError, UserError
 from shardkeep.config import JobConfig, load_config
 from shardkeep.run.checkpoints import checkpoints_of
-from shardkeep.run.folder import RunFolder
 from shardkeep.run.processes import launcher_there
+from shardkeep.run.reader import RunReader
 from shardkeep.run.resume import await_leftovers, newest, other_owner
 
 _TAKE_OVER = "--take-over"
@@ -29,7 +29,7 @@ def take_over_arguments(
     return command + (["--insecure-data-plane"] if insecure else [])
 
 
-def take_over_command(run: RunFolder) -> str | None:
+def take_over_command(run: RunReader) -> str | None:
     """What takes over from a coordinator that was started by hand; None = nobody can, or a launcher does."""
     command = run.coordinator_command()
     return shlex.join(command) if command is not None and run.has_standing else None
@@ -45,7 +45,7 @@ def resume_line(path: Path) -> str:
         step = newest(config, run).step
     except (ShardkeepError, OSError) as error:
         return f"nothing to resume from: {error}"
-    by_hand = RunFolder(run).coordinator_command()
+    by_hand = RunReader(run).coordinator_command()
     return f"to resume at step {step}: {shlex.join(_resume(run, by_hand, step))}"
 
 
@@ -79,7 +79,7 @@ def check_start(config: JobConfig, path: Path, step: int) -> int:
     if (path / "config.yaml").is_file():
         if launcher_there(path):
             raise UserError(f"--run-dir {path}: `shardkeep train` runs a job there")
-        await_leftovers(RunFolder(path), option="--run-dir")
+        await_leftovers(RunReader(path), option="--run-dir")
     checkpoints = checkpoints_of(config, path)
     if config.checkpoint.dir is not None and not checkpoints.folder.is_dir():
         return 0  # it is on the members' machines alone

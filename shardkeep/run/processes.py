@@ -12,13 +12,13 @@ from typing import Any
 import psutil
 
 from shardkeep.base.machine.pids import pid_space
-from shardkeep.run.folder import RunFolder
+from shardkeep.run.reader import RunReader
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def launcher_there(run: Path) -> bool | None:
-    """Whether a launcher is in the folder (`RunFolder.held`); None = there never was one: its roles run by hand."""
+    """Whether a launcher is in the folder (`RunReader.held`); None = there never was one: its roles run by hand."""
     try:
         with (run / ".lock").open("rb") as file:
             fcntl.flock(file.fileno(), fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -31,7 +31,7 @@ def launcher_there(run: Path) -> bool | None:
     return False
 
 
-def living(run: RunFolder) -> list[dict[str, Any]]:
+def living(run: RunReader) -> list[dict[str, Any]]:
     """The members of the last generation, and the coordinator, whose processes are on this machine. This process and
     those above it are none: in a container, every role is process 1. Raises OSError, ValueError (a file of the folder
     is damaged)."""
@@ -42,7 +42,7 @@ def living(run: RunFolder) -> list[dict[str, Any]]:
     return found + [{"role": "coordinator", "index": 0, "pid": pid} for pid in leading]
 
 
-def numbers_mean_the_same(run: RunFolder) -> bool:
+def numbers_mean_the_same(run: RunReader) -> bool:
     """Whether the numbers of the coordinator's machine or container are those of this process's, or may be."""
     return run.coordinator_pid_space() in ("", pid_space())
 

@@ -14,8 +14,8 @@ from shardkeep.config import JobConfig, load_config
 from shardkeep.ps.checkpoint_owner import last_owner
 from shardkeep.ps.checkpoints import Checkpoint
 from shardkeep.run.checkpoints import checkpoints_of
-from shardkeep.run.folder import RunFolder, check_ours
 from shardkeep.run.processes import living
+from shardkeep.run.reader import RunReader, check_ours
 
 MAY_CHANGE = (
     "servers", "workers", "threads", "affinity", "processes", "transport", "liveness", "recovery", "profile",
@@ -50,7 +50,7 @@ def plan_resume(run: Path, overrides: Sequence[str] = ()) -> Resumed:
         if not (run / "config.yaml").is_file():
             raise UserError(f"--resume {run}: is no run folder; it has no config.yaml")
         check_ours(run, what="--resume")
-        summary = RunFolder(run).summary() or {}
+        summary = RunReader(run).summary() or {}
     except OSError as error:
         raise UserError(f"--resume {run}: cannot be used ({error.strerror or error})") from error
     before, config = load_config(run / "config.yaml"), load_config(run / "config.yaml", overrides)
@@ -95,7 +95,7 @@ def other_owner(config: JobConfig, run: Path) -> str | None:
     return owner.run
 
 
-def await_leftovers(run: RunFolder, limit_s: float = LEFTOVERS_S, *, option: str = "--resume") -> None:
+def await_leftovers(run: RunReader, limit_s: float = LEFTOVERS_S, *, option: str = "--resume") -> None:
     """Waits until no process of the run's last start is left on this machine. Raises UserError when one stays."""
     deadline = Deadline(limit_s)
     while left := living(run):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkeep.compression.recipes import BASELINES
-from shardkeep.run.folder import MetricsTail
+from shardkeep.run.reader import MetricsTail
 from shardkeep.sweep.plan import PlannedRun, SweepPlan, Variant
 from shardkeep.sweep.student import Estimate, estimate
 

@@ -29,7 +29,7 @@ from shardkeep.base.machine.owners import check_unshared
 from shardkeep.config import JobConfig, load_config
 from shardkeep.launch.children import SHARDKEEP, child_environment, last_words
 from shardkeep.launch.interrupts import Interrupts
-from shardkeep.run.folder import MetricsTail
+from shardkeep.run.reader import MetricsTail
 from shardkeep.sweep.plan import PlannedRun, SweepPlan, flat
 from shardkeep.sweep.record import write_results
 from shardkeep.sweep.report import write_report

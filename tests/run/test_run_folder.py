@@ -11,7 +11,8 @@ import pytest
 from shardkeep.base.errors import UserError
 from shardkeep.config import JobConfig, load_config
 from shardkeep.ps.control.records import Member
-from shardkeep.run.folder import NO_SUMMARY, MetricsTail, RunFolder, check_ours, default_run_dir, latest_run
+from shardkeep.run.folder import NO_SUMMARY, RunFolder, default_run_dir
+from shardkeep.run.reader import MetricsTail, check_ours, latest_run
 
 
 def test_a_new_folder_holds_the_config_and_a_second_run_is_refused(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from shardkeep.base.errors import UserError
 from shardkeep.run.folder import RunFolder
-from shardkeep.run.state_files import NAMES
+from shardkeep.run.state_files import NAMES, StandingFiles
 
 RECORD = {"job": "j\u00f6b", "seats": [{"token": "t", "step": 3, "seconds": 0.1}], "summary": None}
 
@@ -68,4 +68,4 @@ def test_the_files_are_private_and_go_when_the_job_is_over(folder: RunFolder) ->
     assert [stat.S_IMODE((folder.path / name).stat().st_mode) for name in NAMES] == [0o600, 0o600]
     assert folder.has_standing
     folder.finished("completed", "", None)
-    assert (folder.has_standing, folder.left_standing()) == (False, None)
+    assert (folder.has_standing, StandingFiles(folder.path).read()) == (False, None)

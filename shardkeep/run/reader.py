@@ -1,0 +1,140 @@
+"""Reads the run folder, for people's commands and for processes that look for the coordinator. Writes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from shardkeep.base.errors import ConfigError, UserError
+from shardkeep.base.machine.owners import check_unshared
+from shardkeep.ps.control.grpc.endpoint import Endpoint, read_token
+from shardkeep.run.json_files import read_json
+from shardkeep.run.state_files import NAMES as STANDING_NAMES
+from shardkeep.run.state_files import StandingFiles
+from shardkeep.trust.tokens import token_of, token_path
+
+
+class RunReader:
+    """Reads the files of one run. `shardkeep/run/folder.py` lists them."""
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).absolute()
+        self.logs = self.path / "logs"
+        self.config_path = self.path / "config.yaml"
+        self.metrics_path = self.path / "metrics.jsonl"
+
+    def log_path(self, role: str, index: int) -> Path:
+        return self.logs / f"{role}-{index}.log"
+
+    @property
+    def code_folder(self) -> Path | None:
+        """Where the user's own modules are."""
+        found = read_json(self.path / "code.json")
+        return None if found is None else Path(str(found["folder"]))
+
+    @property
+    def token_path(self) -> Path:
+        """What every call to the coordinator must carry lies elsewhere (tokens.py)."""
+        return token_path(self.path)
+
+    @property
+    def has_standing(self) -> bool:
+        """Whether a coordinator has kept anything, damaged or not."""
+        return any((self.path / name).exists() for name in STANDING_NAMES)
+
+    def take_over(self) -> dict[str, Any]:
+        """Returns the persisted state of a coordinator that died. Raises UserError if no other process can take over."""
+        try:
+            if (kept := StandingFiles(self.path).read()) is not None:
+                return kept
+            lacks = f"{' and '.join(STANDING_NAMES)} are gone from {self.path}"
+        except UserError as error:
+            lacks = str(error)
+        raise UserError(f"no coordinator can take over, for its members are known to nobody: {lacks}")
+
+    def summary(self) -> dict[str, Any] | None:
+        """What summary.json holds, or None while the job runs."""
+        return read_json(self.path / "summary.json")
+
+    def address(self) -> str | None:
+        """The coordinator's address, or None before it listens."""
+        return coordinator_in(self.path)
+
+    def endpoint(self, token_file: Path | None = None) -> Endpoint | None:
+        """The coordinator, without TLS; None before it listens and after the job.
+
+        `token_file`: None = this user's own for the folder; then others must not be able to change the folder. Raises
+        ConfigError: they are, or there is no token for us."""
+        address = self.address()
+        if address is None or self.summary() is not None:
+            return None
+        if token_file is None:
+            check_ours(self.path)
+        return Endpoint(address, token_of(self.path) if token_file is None else read_token(token_file))
+
+    def coordinator_command(self) -> list[str] | None:
+        """What takes over from the coordinator, as arguments; None = it was not started by hand."""
+        found = (read_json(self.path / "coordinator.json") or {}).get("take_over")
+        return None if found is None else [str(part) for part in found]
+
+    def coordinator_pids(self) -> set[int]:
+        """The coordinator's process, where one has listened."""
+        found = read_json(self.path / "coordinator.json")
+        return set() if found is None else {int(found["pid"])}
+
+    def coordinator_pid_space(self) -> str:
+        """The `pid_space` of the coordinator; "" = none has listened, or one of an earlier version."""
+        return str((read_json(self.path / "coordinator.json") or {}).get("pid_space", ""))
+
+    def member_list(self) -> list[dict[str, Any]]:
+        """The members of the current generation; empty before the first."""
+        return list((read_json(self.path / "members.json") or {}).get("members", ()))
+
+
+class MetricsTail:
+    """Reads what was added to a metrics.jsonl since the last look; a half-written line waits for its end."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        """`from_end`: what is there already has been read."""
+        self._path = path
+        self._position = path.stat().st_size if from_end and path.exists() else 0
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._position)
+                added = file.read()
+        except FileNotFoundError:
+            return
+        whole = added[: added.rfind(b"\n") + 1]
+        self._position += len(whole)
+        for line in whole.splitlines():
+            with contextlib.suppress(ValueError):  # a coordinator was killed while it wrote the line
+                yield json.loads(line)
+
+
+def check_ours(run: Path, *, what: str = "run folder") -> None:
+    """Raises ConfigError where others could have put something into a run folder that is acted upon: an address, a
+    config, the folder of modules. Also where nobody may look. `what`: how the message begins."""
+    for path in (run, *(run / name for name in ("config.yaml", "code.json", "coordinator.json", *STANDING_NAMES))):
+        try:
+            there = path == run or path.exists()
+        except OSError as error:
+            raise ConfigError(f"{what} {run}: cannot be read ({error.strerror or error})") from error
+        if there:
+            check_unshared(path, what=what)
+
+
+def coordinator_in(run: Path) -> str | None:
+    """The address of the coordinator of a run folder, or None before it listens."""
+    found = read_json(run / "coordinator.json")
+    return None if found is None else str(found["address"])
+
+
+def latest_run(root: Path = Path("runs")) -> Path | None:
+    """The run folder under `root` that was started last, or None."""
+    found = [p.parent for p in root.glob("*/config.yaml")]
+    return max(found, key=lambda p: (p / "config.yaml").stat().st_mtime, default=None)
