@@ -34,8 +34,6 @@ PRIVATE = {
     "tests/integration/test_equality.py: _step",
     "tests/integration/test_resume.py: _marks",
     "tests/integration/test_resume.py: _snapshots",
-    "tests/ps/control/test_recovery.py: _recoveries",
-    "tests/ps/control/test_take_over.py: _recoveries",
     "tests/ps/shard/table/test_index.py: _given_back",
     "tests/ps/shard/table/test_index.py: _moved",
     "tests/ps/shard/snapshot/test_marks.py: _marked",

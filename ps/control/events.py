@@ -1,17 +1,18 @@
-"""What members reported, in memory: latest progress, evaluation and summary, and the last events in order.
+"""The events of a job: the latest progress, evaluation and summary, and the last events in order.
 
-Passes each record on to the sink (the run folder). Knows no state of the job. Not thread safe.
+Collects the records that a call adds, for the job to write. Knows no state of the job. Not thread safe.
 """
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 from shardkeep.base.errors import ProtocolError
 from shardkeep.base.log import EventLog
-from shardkeep.ps.control.records import REPORT_KINDS, Formation, JobSink, Member, Record
+from shardkeep.ps.control.records import REPORT_KINDS, Formation, Member, Record
 
 EVENTS_KEPT = 500
 
@@ -23,28 +24,31 @@ def time_of_day() -> str:
     return datetime.now().isoformat(timespec="milliseconds")
 
 
-class Chronicle:
-    """Keeps what Status shows; the full history is the sink's."""
+class Events:
+    """Holds what Status shows. The sink has the full history."""
 
-    def __init__(self, sink: JobSink) -> None:
+    def __init__(self) -> None:
         self.progress: Record = {}
         self.evaluation: Record = {}
         self.summary: Record | None = None
         self.warnings: list[str] = []
-        self.figures: Record = {}  # of the summary of a job that is stopped
-        self._sink = sink
+        self.figures: Record = {}
+        """For the summary of a job that is stopped."""
+        self.closing: Record | None = None
+        """The summary of a job in which no worker reported one."""
+        self._unwritten: list[tuple[str, Record]] = []
         self._events: deque[Record] = deque(maxlen=EVENTS_KEPT)
         self._formed: Record | None = None
         self._sequence = 0
 
     @property
     def events(self) -> tuple[Record, ...]:
-        """The last ones, and before them the last formation, where later events have displaced it."""
+        """The last events, and before them the last formation, if later events displaced it."""
         kept, formed = tuple(self._events), self._formed
         return kept if formed is None or formed["seq"] >= kept[0]["seq"] else (formed, *kept)
 
     def report(self, member: Member, kind: str, record: Record) -> None:
-        """Takes one record of a member. Raises ProtocolError (unknown kind), or the sink's OSError."""
+        """Takes one record of a member. Raises ProtocolError for an unknown kind."""
         if kind not in REPORT_KINDS:
             raise ProtocolError(f"{member} reported a {kind!r}; allowed: {', '.join(REPORT_KINDS)}")
         leads = member.role == "worker" and member.index == 0
@@ -56,45 +60,53 @@ class Chronicle:
         full = {**record, "kind": kind, "role": member.role, "index": member.index}
         if kind == "progress":
             self.progress = full if leads or not self.progress else self.progress
-            self._sink.progress(full)
+            self._unwritten.append((kind, full))
             return
         if kind == "eval":
             self.evaluation = full
         if kind == "event" and leads:
             self.figures = record.get("figures", self.figures)
-        self._remember(full)
-        self._sink.event(full)
+        self._add(full)
 
     def note(self, text: str, **facts: Any) -> None:
-        """An event of the coordinator itself: one line in its log too."""
+        """Adds an event of the coordinator itself and logs it."""
         _log.info(text)
         self._tell({"kind": "event", "text": text, **facts})
 
     def warn(self, text: str) -> None:
-        """What the user should know, and change perhaps: in the log, among the events and in the summary."""
+        """Adds a warning to the events, the log and the summary."""
         _log.warning(text)
         self.warnings.append(text)
         self._tell({"kind": "event", "text": f"warning: {text}"})
 
     def formed(self, formation: Formation, text: str) -> None:
-        """The event of a formation, which tells the tables, too."""
+        """Adds the event of a formation, with the tables."""
         tables = [{"name": t.name, "dim": t.dim, "optimizer": t.optimizer.name} for t in formation.tables]
         self.note(text, tables=tables)
         self._formed = self._events[-1]
 
     def tell(self, phase: str, record: Record) -> None:
-        """A phase of the job, which the launcher shows."""
+        """Adds a phase of the job, which the launcher shows."""
         _log.info(str(record["text"]))
         self._tell({"kind": "phase", "phase": phase, **record})
 
-    def recall(self, phase: str, record: Record) -> None:
-        """A phase that another coordinator has told: for Status alone."""
-        self._remember({"kind": "phase", "phase": phase, **record, "role": "coordinator", "index": 0})
+    def restore(self, summary: Record | None, warnings: Sequence[str], recoveries: Sequence[Record]) -> None:
+        """Takes over what a coordinator that died has written: for Status only."""
+        self.summary, self.warnings = summary, list(warnings)
+        for record in recoveries:
+            self._remember({"kind": "phase", "phase": "recovery", **record, "role": "coordinator", "index": 0})
+
+    def unwritten(self) -> list[tuple[str, Record]]:
+        """Returns kind and record of each record added since the last call, in order."""
+        found, self._unwritten = self._unwritten, []
+        return found
 
     def _tell(self, record: Record) -> None:
-        record = {**record, "role": "coordinator", "index": 0}
+        self._add({**record, "role": "coordinator", "index": 0})
+
+    def _add(self, record: Record) -> None:
         self._remember(record)
-        self._sink.event(record)
+        self._unwritten.append(("event", record))
 
     def _remember(self, record: Record) -> None:
         self._sequence += 1

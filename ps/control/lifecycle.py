@@ -1,4 +1,4 @@
-"""The state of a job and its legal changes. Knows no members, no clock, no sink.
+"""The state of a job and its legal changes. Knows no members, no sink.
 
            ┌─> recovering ─┐
 forming ───┴─> training <──┴──> completed
@@ -19,9 +19,16 @@ FORMING = JobState()
 class Lifecycle:
     """One job's state. The first failure stays, unless it was only a symptom and its cause shows later."""
 
-    def __init__(self, now: JobState = FORMING) -> None:
+    def __init__(self, now: JobState = FORMING, *, since: float = 0.0) -> None:
         self.now = now
+        self.since = since
+        """The time, by the job's clock, since which the group forms."""
         self._symptom = False
+
+    @property
+    def forms(self) -> bool:
+        """Whether members must still join."""
+        return self.now.state in ("forming", "recovering")
 
     @property
     def running(self) -> bool:
@@ -31,8 +38,9 @@ class Lifecycle:
     def formed(self, generation: int) -> None:
         self._become("training", generation=generation, message="")
 
-    def recovering(self, message: str) -> None:
-        """The generation is over, and another is to be formed."""
+    def recovering(self, message: str, *, since: float) -> None:
+        """Ends the generation; the members form another one."""
+        self.since = since
         self._become("recovering", message=message)
 
     def complete(self) -> None:

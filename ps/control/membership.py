@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from shardkeep.base.errors import ConfigError, ProtocolError, UserError
-from shardkeep.ps.config import TableSpec
-from shardkeep.ps.control.records import ANYWHERE, NOTHING_KEPT, ROLES, Kept, Member, MemberStatus, Role, Span
+from shardkeep.ps.control.records import NOTHING_KEPT, ROLES, Kept, Member, MemberStatus, Offer, Role
+
+NO_OFFER = Offer()
 
 
 @dataclass(slots=True)
@@ -21,14 +22,16 @@ class Seat:
     phase: str = ""
     unsent_rows: int = 0
     joined: bool = False
-    tables: tuple[TableSpec, ...] | None = None
-    data: str = ""
-    span: Span = ANYWHERE
+    offer: Offer = NO_OFFER
     left_code: int | None = None
     lost: bool = False
     last_sequence: int = 0
     kept: Kept = NOTHING_KEPT
-    unseen: str = ""
+
+    def join(self, offer: Offer) -> None:
+        """Takes note that the member is ready to form. A reason once given stays."""
+        self.joined = True
+        self.offer = replace(offer, unseen=offer.unseen or self.offer.unseen)
 
     @property
     def gone(self) -> bool:

@@ -1,4 +1,4 @@
-"""Standing: what of a job outlives the coordinator's process, as JSON types. Knows no files."""
+"""The state of a job that outlives the coordinator's process, as JSON types. Knows no files."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 from shardkeep.base.errors import UserError
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.membership import Seat
-from shardkeep.ps.control.records import Formation, JobState, Kept, Member, Record, Span
-from shardkeep.ps.control.recovery import Recoveries
+from shardkeep.ps.control.records import Formation, JobState, Kept, Member, Offer, Record, Span
+from shardkeep.ps.control.recoveries import Recoveries
 
 _NOT_ASKED = "its coordinator was of an earlier version, which offered no folder"
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PersistedState:
     """`seats` hold the members' tokens: nobody else may read this."""
 
     job: str
@@ -36,16 +36,16 @@ class Standing:
                 "member": asdict(seat.member),
                 "token": seat.token,
                 "joined": seat.joined,
-                "tables": None if seat.tables is None else [table.model_dump(mode="json") for table in seat.tables],
-                "data": seat.data,
-                "span": asdict(seat.span),
+                "tables": None if seat.offer.tables is None else [t.model_dump(mode="json") for t in seat.offer.tables],
+                "data": seat.offer.data,
+                "span": asdict(seat.offer.span),
                 "left_code": seat.left_code,
                 "lost": seat.lost,
                 "sequence": seat.last_sequence,
                 "step": seat.step,
                 "unsent_rows": seat.unsent_rows,
                 "kept": asdict(seat.kept),
-                "unseen": seat.unseen,
+                "unseen": seat.offer.unseen,
             }
             for seat in self.seats
         ]
@@ -61,7 +61,7 @@ class Standing:
         }
 
     @classmethod
-    def from_record(cls, record: Record, now: float) -> Standing:
+    def from_record(cls, record: Record, now: float) -> PersistedState:
         """The inverse; every lease begins `now`. Keys that earlier versions did not write have defaults. Raises
         UserError when the record is not one."""
         try:
@@ -94,14 +94,16 @@ def _seat(record: dict[str, Any], now: float) -> Seat:
         record["token"],
         now,
         joined=record["joined"],
-        tables=None if tables is None else tuple(TableSpec(**table) for table in tables),
-        data=str(record.get("data", "")),
-        span=Span(**record["span"]),
+        offer=Offer(
+            None if tables is None else tuple(TableSpec(**table) for table in tables),
+            str(record.get("data", "")),
+            Span(**record["span"]),
+            str(record.get("unseen", _NOT_ASKED)),
+        ),
         left_code=record["left_code"],
         lost=record["lost"],
         last_sequence=record["sequence"],
         step=int(record["step"]),
         unsent_rows=int(record["unsent_rows"]),
         kept=Kept(**record.get("kept", {})),
-        unseen=str(record.get("unseen", _NOT_ASKED)),
     )

@@ -95,6 +95,19 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True)
+class Offer:
+    """What a member brings when it joins."""
+
+    tables: tuple[TableSpec, ...] | None = None
+    """The tables that a worker derived from config and data; None for servers."""
+    data: str = ""
+    """The fingerprint of the data that a worker has opened; "" = not known."""
+    span: Span = ANYWHERE
+    unseen: str = ""
+    """Why it cannot use the shared folder; "" = it can."""
+
+
+@dataclass(frozen=True, slots=True)
 class Admission:
     """The answer to a Hello. `formation`, `kept`: of the member that this one replaces."""
 

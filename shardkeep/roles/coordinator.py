@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import sys
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,8 +19,9 @@ from shardkeep.base.errors import ConfigError, ShardkeepError, UserError
 from shardkeep.config import JobConfig
 from shardkeep.ps.control.grpc.addresses import check_exposed, split_address
 from shardkeep.ps.control.grpc.endpoint import read_token
-from shardkeep.ps.control.grpc.server import serve_job
+from shardkeep.ps.control.grpc.server import Stopping, serve_job
 from shardkeep.ps.control.grpc.tls import read_tls
+from shardkeep.ps.control.job import JobSpec
 from shardkeep.run.folder import RunFolder, default_run_dir
 from shardkeep.run.leftovers import clean, note_run
 from shardkeep.run.next_steps import check_start, origin_line, resume_line, take_over_arguments
@@ -60,7 +60,7 @@ def run_coordinator(job: JobConfig, options: CoordinatorOptions) -> int:
         )
     folder = _run_folder(job, options)
     standing = _standing(folder, by_hand=not options.launched) if options.take_over else None
-    stop, terminate = _stop_events()
+    stopping = _stop_on_signals(job.liveness.grace_s)
     token = _job_token(folder, token, options)
     note_run(folder.path)
     clean(folder.token_path.parent)
@@ -68,23 +68,28 @@ def run_coordinator(job: JobConfig, options: CoordinatorOptions) -> int:
         by_hand = not options.launched
         start_step = options.start_step
         shared = shared_folder(job, folder.path, start_step=start_step, standing=standing) if by_hand else None
-        serve_job(
+        liveness = job.liveness
+        spec = JobSpec(
             config_yaml=job.to_yaml(),
             num_servers=job.servers,
             num_workers=job.workers,
-            liveness=job.liveness,
+            lease_s=liveness.lease_s,
+            form_timeout_s=liveness.form_timeout_s,
+            restarts=liveness.restarts,
+            start_step=start_step,
+            losses=losses_of(job),
+            shared=shared,
+            run_dir=str(folder.path),
+        )
+        serve_job(
+            spec,
             listen=options.listen,
             token=token,
             tls=tls,
             sink=folder,
             ready=lambda address: _ready(address, folder, options),
-            stop=stop,
-            terminate=terminate,
-            start_step=start_step,
-            standing=standing,
-            losses=losses_of(job),
-            shared=shared,
-            run_dir=str(folder.path),
+            stopping=stopping,
+            before=standing,
         )
     return 0
 
@@ -163,9 +168,10 @@ def _ready(address: str, folder: RunFolder, options: CoordinatorOptions) -> None
     print(json.dumps({"coordinator": address, "run_dir": str(folder.path), "token_file": token_file}), flush=True)
 
 
-def _stop_events() -> tuple[threading.Event, threading.Event]:
-    """Returns events that the first SIGINT and the first SIGTERM set; a second signal of one kind interrupts."""
-    events = {signal.SIGINT: threading.Event(), signal.SIGTERM: threading.Event()}
+def _stop_on_signals(grace_s: float) -> Stopping:
+    """Lets the first SIGINT and the first SIGTERM stop the job; a second signal of one kind interrupts."""
+    stopping = Stopping(grace_s=grace_s)
+    events = {signal.SIGINT: stopping.stop, signal.SIGTERM: stopping.terminate}
 
     def caught(number: int, _frame: object) -> None:
         signal.signal(number, signal.default_int_handler)
@@ -173,7 +179,7 @@ def _stop_events() -> tuple[threading.Event, threading.Event]:
 
     for number in events:
         signal.signal(number, caught)
-    return events[signal.SIGINT], events[signal.SIGTERM]
+    return stopping
 
 
 def _say(text: str) -> None:

@@ -46,7 +46,7 @@ class RunReader:
         return any((self.path / name).exists() for name in STANDING_NAMES)
 
     def take_over(self) -> dict[str, Any]:
-        """Returns the persisted state of a coordinator that died. Raises UserError if no other process can take over."""
+        """Returns the persisted state of a coordinator that died. Raises UserError if there is none."""
         try:
             if (kept := StandingFiles(self.path).read()) is not None:
                 return kept

@@ -7,7 +7,8 @@ from typing import Any
 
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.coordinator import Coordinator
-from shardkeep.ps.control.records import PROTOCOL_VERSION, Formation, Hello, JobState, Member, Record, Role
+from shardkeep.ps.control.job import JobSpec
+from shardkeep.ps.control.records import PROTOCOL_VERSION, Formation, Hello, JobState, Member, Offer, Record, Role
 
 VERSIONS = {"shardkeep": "1.0", "torch": "2.13.0"}
 TABLES = (TableSpec(name="user", dim=8), TableSpec(name="item", dim=16))
@@ -49,11 +50,7 @@ class Job:
         self.sink = sink or ListSink()
         self.opened: list[int] = []
         self.coordinator = Coordinator(
-            config_yaml="name: job\n",
-            num_servers=servers,
-            num_workers=workers,
-            lease_s=15.0,
-            form_timeout_s=120.0,
+            JobSpec("name: job\n", servers, workers, lease_s=15.0, form_timeout_s=120.0),
             open_store=self._open_store,
             sink=self.sink,
             clock=lambda: self.now,
@@ -78,7 +75,8 @@ class Job:
     def join(
         self, role: Role, index: int, tables: Sequence[TableSpec] | None = TABLES
     ) -> tuple[JobState, Formation | None]:
-        return self.coordinator.join(f"{role}-{index}-100", tables if role == "worker" else None, data=self.data)
+        offer = Offer(None if role == "server" or tables is None else tuple(tables), self.data)
+        return self.coordinator.join(f"{role}-{index}-100", offer)
 
     def form(self) -> Formation:
         for role, index in self.names:

@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 from shardkeep.ps.control.coordinator import Coordinator
+from shardkeep.ps.control.job import JobSpec
 from shardkeep.ps.control.losses import Losses
-from shardkeep.ps.control.records import Formation, Shared, Span
+from shardkeep.ps.control.records import Formation, Offer, Record, Shared, Span
 from tests.support.control_job import TABLES, VERSIONS, Job
 
 
@@ -38,22 +39,30 @@ class Recovering(Job):
         self.coordinator = self.another()
 
     def another(self, standing: dict[str, object] | None = None) -> Coordinator:
-        return Coordinator(
+        spec = JobSpec(
             config_yaml="name: job\n",
             num_servers=sum(role == "server" for role, _ in self.names),
             num_workers=sum(role == "worker" for role, _ in self.names),
             lease_s=15.0,
             form_timeout_s=self.form_timeout_s,
+            restarts=self.restarts,
+            losses=self.losses or Losses(),
+            shared=self.shared,
+        )
+        return Coordinator(
+            spec,
             open_store=self._open_store,
+            close_store=self._close_store,
             sink=self.sink,
             clock=lambda: self.now,
-            restarts=self.restarts,
-            close_store=self._close_store,
-            standing=standing,
-            losses=self.losses,
-            shared=self.shared,
+            before=standing,
             versions=VERSIONS,
         )
+
+    def recoveries(self) -> Record:
+        """The deaths and recoveries, as another coordinator would find them."""
+        self.coordinator.save()
+        return dict((self.sink.kept or {})["recoveries"])
 
     def _close_store(self) -> None:
         self.closed += 1
@@ -65,7 +74,7 @@ class Recovering(Job):
         self, role: str, index: int, span: Span = THREE_OR_FOUR, *, after: int = 1, pid: int = 100, why: str = "EOF"
     ) -> Formation | None:
         token, tables = f"{role}-{index}-{pid}", TABLES if role == "worker" else None
-        return self.coordinator.join(token, tables, data=self.data, span=span, after=after, why=why)[1]
+        return self.coordinator.join(token, Offer(tables, self.data, span), after=after, why=why)[1]
 
     def recover(self, *, killed: tuple[str, int] = ("server", 0), pid: int = 200, after: int = 1) -> Formation:
         """One death, one replacement; the new formation."""

@@ -14,7 +14,7 @@ import torch
 
 from shardkeep.base.errors import CheckpointError
 from shardkeep.ps.control.records import Span
-from shardkeep.ps.control.recovery import Start, agreed_start
+from shardkeep.ps.control.recoveries import Start, agreed_start
 from shardkeep.workers.collectives.collective import ThreadCollective
 from shardkeep.workers.dense.state_tree import joined, split
 from shardkeep.workers.dense.tower import Tower

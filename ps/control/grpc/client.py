@@ -27,6 +27,7 @@ from shardkeep.ps.control.records import (
     JobState,
     Kept,
     Member,
+    Offer,
     Record,
     Role,
     Shared,
@@ -200,18 +201,10 @@ class ControlClient:
             UserError, MemberLost, JobError, JobStopped: The job ended meanwhile; the text is its message.
             DeadlineExceeded: The coordinator fell silent.
         """
-        request = pb.JoinRequest(
-            token=self._token,
-            has_tables=tables is not None,
-            tables=[wire.table_to_pb(table) for table in tables or ()],
-            wait_s=JOIN_WAIT_S,
-            span=wire.span_to_pb(span),
-            after=after,
-            why=why,
-            data=data,
-            kept=None if kept is None else wire.kept_to_pb(kept),
-            unseen=unseen,
-        )
+        request = wire.offer_to_pb(Offer(None if tables is None else tuple(tables), data, span, unseen))
+        request.MergeFrom(pb.JoinRequest(token=self._token, wait_s=JOIN_WAIT_S, after=after, why=why))
+        if kept is not None:
+            request.kept.CopyFrom(wire.kept_to_pb(kept))
         while True:
             limit_s = JOIN_WAIT_S + max(self.timeout_s, self._patience_s)
             reply = self._channel.insist("Join", request, pb.JoinReply, timeout_s=limit_s)

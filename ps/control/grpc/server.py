@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.machine.descriptors import limit
-from shardkeep.ps.config import LivenessConfig
 from shardkeep.ps.control.coordinator import Coordinator
 from shardkeep.ps.control.grpc.addresses import join_address, split_address
 from shardkeep.ps.control.grpc.auth import TokenCheck, open_port
@@ -18,8 +18,8 @@ from shardkeep.ps.control.grpc.quiet_grpc import control_pb2_grpc, grpc
 from shardkeep.ps.control.grpc.servicer import ControlServicer
 from shardkeep.ps.control.grpc.store import StoreHost
 from shardkeep.ps.control.grpc.tls import Tls
-from shardkeep.ps.control.losses import Losses
-from shardkeep.ps.control.records import JobSink, Record, Shared
+from shardkeep.ps.control.job import JobSpec
+from shardkeep.ps.control.records import JobSink, Record
 
 TICK_S = 0.5
 STOP_POLL_S = 0.2
@@ -56,10 +56,13 @@ class ControlServer:
         self.coordinator = coordinator
         host, port = split_address(listen, lowest_port=0)
         # every member may park a heartbeat and a join; the rest is for reports, leaves and people
-        threads = 2 * coordinator.num_members + 16
+        threads = 2 * coordinator.spec.num_members + 16
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="control")
         token = make_token() if token is None else token
-        options = [*_OPTIONS, ("grpc.max_allowed_incoming_connections", _most_connections(coordinator.num_members))]
+        options = [
+            *_OPTIONS,
+            ("grpc.max_allowed_incoming_connections", _most_connections(coordinator.spec.num_members)),
+        ]
         self._server = grpc.server(self._pool, options=options, interceptors=[TokenCheck(token)])
         control_pb2_grpc.add_ControlServicer_to_server(ControlServicer(coordinator), self._server)  # type: ignore[no-untyped-call]
         self._ended = threading.Event()
@@ -99,7 +102,7 @@ class ControlServer:
         return bound
 
     def _tick(self) -> None:
-        interval_s = min(TICK_S, self.coordinator.lease_s / 4)
+        interval_s = min(TICK_S, self.coordinator.spec.lease_s / 4)
         while not self._ended.wait(interval_s):
             self.coordinator.tick()
 
@@ -109,79 +112,65 @@ def _most_connections(num_members: int) -> int:
     return max(min(128 + 4 * num_members, limit() // 2), 2 * num_members)
 
 
+@dataclass(frozen=True, slots=True)
+class Stopping:
+    """How a coordinator's process is asked to end its job. A signal handler sets the events."""
+
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Ends the job in order."""
+    terminate: threading.Event = field(default_factory=threading.Event)
+    """The same, within `grace_s` seconds."""
+    grace_s: float = 25.0
+
+
 def serve_job(
+    spec: JobSpec,
     *,
-    config_yaml: str,
-    num_servers: int,
-    num_workers: int,
-    liveness: LivenessConfig,
     listen: str,
     token: str,
     tls: Tls | None = None,
     sink: JobSink,
     ready: Callable[[str], None],
-    stop: threading.Event,
-    terminate: threading.Event | None = None,
-    start_step: int = 0,
-    standing: Record | None = None,
-    losses: Losses | None = None,
-    shared: Shared | None = None,
-    run_dir: str = "",
+    stopping: Stopping,
+    before: Record | None = None,
 ) -> None:
-    """The coordinator's life: serves one job until it is completed. Blocks.
+    """Serves one job until it is over. Blocks.
 
     Args:
-        config_yaml: The resolved config, handed to every member.
-        num_servers: Server processes.
-        num_workers: Worker processes.
-        liveness: Leases and deadlines.
+        spec: The job.
         listen: HOST:PORT; the store listens on the same host. Raises ConfigError when it cannot.
-        token: What every call must carry.
-        tls: Given: only TLS, and only peers with a certificate of the same authority.
-        sink: Who keeps the records.
-        ready: Called once with the address to give to members.
-        stop: Set it (from a signal handler) to end the job in order.
-        terminate: The same, within `liveness.grace_s`.
-        start_step: First step to train; above 0 = members load the checkpoint of that step.
-        standing: What the coordinator before this one kept, where it died while the job ran.
-        losses: How far the job may go back.
-        shared: The folder where checkpoints go if all members see it.
-        run_dir: The job's run folder.
+        token: The token that every call must prove.
+        tls: If given, only TLS, and only peers with a certificate of the same authority.
+        sink: Keeps the records.
+        ready: Called once with the address for members.
+        stopping: Ends the job on request.
+        before: The persisted state of a coordinator of this job that died.
 
     Raises:
         UserError, JobError: The job failed (JobStopped: was stopped); the text is the job's message.
     """
     store = StoreHost(bind=split_address(listen, lowest_port=0)[0])
-    coordinator = Coordinator(
-        config_yaml=config_yaml,
-        num_servers=num_servers,
-        num_workers=num_workers,
-        lease_s=liveness.lease_s,
-        form_timeout_s=liveness.form_timeout_s,
-        open_store=store.open,
-        sink=sink,
-        start_step=start_step,
-        restarts=liveness.restarts,
-        close_store=store.close,
-        standing=standing,
-        losses=losses,
-        shared=shared,
-        run_dir=run_dir,
-    )
+    coordinator = Coordinator(spec, open_store=store.open, close_store=store.close, sink=sink, before=before)
     with ControlServer(coordinator, listen, token=token, tls=tls) as server:
-        coordinator.keep_standing()
+        coordinator.save()
         ready(server.address)
         store.prepare()  # while members start
-        grace: Deadline | None = None
-        while not coordinator.wait_over(STOP_POLL_S):
-            if terminate is not None and terminate.is_set():
-                if grace is None:
-                    grace = Deadline(max(liveness.grace_s - LAST_S, 0.0))
-                    coordinator.stop(ASKED, limit_s=grace.timeout_s)
-            elif stop.is_set():
-                coordinator.stop(ASKED)
-        drain_s = liveness.lease_s if grace is None else min(liveness.lease_s, grace.remaining_s + LAST_S / 2)
+        grace = _wait_until_over(coordinator, stopping)
+        drain_s = spec.lease_s if grace is None else min(spec.lease_s, grace.remaining_s + LAST_S / 2)
         coordinator.wait_drained(drain_s)  # members still have to hear of it
     store.close()
     if coordinator.state.state != "completed" and (error := coordinator.state.error()) is not None:
         raise error
+
+
+def _wait_until_over(coordinator: Coordinator, stopping: Stopping) -> Deadline | None:
+    """Blocks until the job is over; stops it on request. Returns the deadline of a terminated job."""
+    grace: Deadline | None = None
+    while not coordinator.wait_over(STOP_POLL_S):
+        if stopping.terminate.is_set():
+            if grace is None:
+                grace = Deadline(max(stopping.grace_s - LAST_S, 0.0))
+                coordinator.stop(ASKED, limit_s=grace.timeout_s)
+        elif stopping.stop.is_set():
+            coordinator.stop(ASKED)
+    return grace

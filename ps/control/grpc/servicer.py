@@ -29,22 +29,18 @@ class ControlServicer:
     def Register(self, request: pb.RegisterRequest, context: grpc.ServicerContext) -> pb.RegisterReply:  # noqa: N802
         def reply() -> pb.RegisterReply:
             admission = self._coordinator.register(wire.hello_from_pb(request))
-            return wire.admission_to_pb(admission, self._coordinator.job)
+            return wire.admission_to_pb(admission, self._coordinator.id)
 
         return _answer(context, reply)
 
     def Join(self, request: pb.JoinRequest, context: grpc.ServicerContext) -> pb.JoinReply:  # noqa: N802
         def reply() -> pb.JoinReply:
-            tables = [wire.table_from_pb(table) for table in request.tables] if request.has_tables else None
             job, formation = self._coordinator.join(
                 request.token,
-                tables,
-                data=request.data,
-                span=wire.span_from_pb(request.span),
+                wire.offer_from_pb(request),
                 after=request.after,
                 why=request.why,
                 kept=wire.kept_from_pb(request.kept),
-                unseen=request.unseen,
                 wait_s=_wait(request.wait_s),
             )
             told = None if formation is None else wire.formation_to_pb(formation)
@@ -60,7 +56,7 @@ class ControlServicer:
                 phase=request.phase,
                 unsent_rows=request.unsent_rows,
                 seen=request.seen,
-                wait_s=min(_wait(request.wait_s), self._coordinator.lease_s / 4),
+                wait_s=min(_wait(request.wait_s), self._coordinator.spec.lease_s / 4),
             )
             return wire.job_to_pb(job)
 

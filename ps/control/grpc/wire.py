@@ -18,6 +18,7 @@ from shardkeep.ps.control.records import (
     Kept,
     Member,
     MemberStatus,
+    Offer,
     Record,
     Role,
     Shared,
@@ -125,6 +126,22 @@ def span_to_pb(span: Span) -> pb.Span:
 def span_from_pb(message: pb.Span) -> Span:
     lost_from = message.lost_from if message.HasField("lost_from") else None
     return Span(message.first, message.last, message.holds, message.saved, lost_from, message.why)
+
+
+def offer_to_pb(offer: Offer) -> pb.JoinRequest:
+    """A request to join with the offer alone."""
+    return pb.JoinRequest(
+        has_tables=offer.tables is not None,
+        tables=[table_to_pb(table) for table in offer.tables or ()],
+        data=offer.data,
+        span=span_to_pb(offer.span),
+        unseen=offer.unseen,
+    )
+
+
+def offer_from_pb(message: pb.JoinRequest) -> Offer:
+    tables = tuple(table_from_pb(table) for table in message.tables) if message.has_tables else None
+    return Offer(tables, message.data, span_from_pb(message.span), message.unseen)
 
 
 def kept_to_pb(kept: Kept) -> pb.Kept:

@@ -22,12 +22,13 @@ from shardkeep.base.errors import (
     TransportError,
     UserError,
 )
-from shardkeep.ps.config import LivenessConfig, TableSpec
+from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.coordinator import Coordinator
 from shardkeep.ps.control.grpc.client import ControlClient, fetch_status, report_death, request_stop
 from shardkeep.ps.control.grpc.endpoint import Endpoint
 from shardkeep.ps.control.grpc.proof import Call
-from shardkeep.ps.control.grpc.server import ControlServer, serve_job
+from shardkeep.ps.control.grpc.server import ControlServer, Stopping, serve_job
+from shardkeep.ps.control.job import JobSpec
 from shardkeep.ps.control.records import Formation, Role
 from tests.support.control_job import TABLES, ListSink
 
@@ -43,11 +44,7 @@ class Cluster:
         self._stack = stack
         self.sink = ListSink()
         self.coordinator = Coordinator(
-            config_yaml="name: job\n",
-            num_servers=servers,
-            num_workers=workers,
-            lease_s=lease_s,
-            form_timeout_s=60.0,
+            JobSpec("name: job\n", servers, workers, lease_s=lease_s, form_timeout_s=60.0),
             open_store=lambda generation: ("0.0.0.0", 4000),
             sink=self.sink,
         )
@@ -210,11 +207,7 @@ def test_registration_waits_for_a_coordinator_to_appear() -> None:
             fetch_status(_at(port), timeout_s=0.2)
         sink = ListSink()
         late = Coordinator(
-            config_yaml="name: late\n",
-            num_servers=0,
-            num_workers=1,
-            lease_s=15.0,
-            form_timeout_s=60.0,
+            JobSpec("name: late\n", 0, 1, lease_s=15.0, form_timeout_s=60.0),
             open_store=lambda generation: ("127.0.0.1", 1),
             sink=sink,
         )
@@ -386,15 +379,12 @@ def test_a_whole_coordinator_serves_one_job_with_a_real_store() -> None:
     with ThreadPoolExecutor(3) as pool:
         serving = pool.submit(
             serve_job,
-            config_yaml="name: job\n",
-            num_servers=0,
-            num_workers=1,
-            liveness=LivenessConfig(),
+            JobSpec("name: job\n", 0, 1, lease_s=15.0, form_timeout_s=60.0),
             listen="127.0.0.1:0",
             token=TOKEN,
             sink=sink,
             ready=address.set_result,
-            stop=stop,
+            stopping=Stopping(stop),
         )
         with ControlClient(Endpoint(address.result(LIMIT_S), TOKEN), role="worker", index=0) as worker:
             worker.register()

@@ -8,7 +8,7 @@ import pytest
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.ps.control.losses import Losses
-from shardkeep.ps.control.records import PROTOCOL_VERSION, Admission, Hello, Kept, Member, Shared, Span
+from shardkeep.ps.control.records import PROTOCOL_VERSION, Admission, Hello, Kept, Member, Offer, Shared, Span
 from tests.support.control_job import TABLES, VERSIONS
 from tests.support.recovering import Recovering, checkpoint, held, take_over, told
 
@@ -143,7 +143,7 @@ def test_a_replacement_hears_where_the_one_before_kept_its_state(taken_over: boo
     job = Recovering()
     kept = Kept("one", "/a/recovery/J/server-0")
     job.register("server", 0)
-    job.coordinator.join("server-0-100", None, kept=kept)
+    job.coordinator.join("server-0-100", Offer(), kept=kept)
     for index in (0, 1):
         job.register("worker", index)
         job.join("worker", index)
@@ -179,7 +179,8 @@ def joined(job: Recovering, **unseen: str) -> None:
     for role, index in job.names:
         assert admission(job, role, index, 100).shared == job.shared
         tables = TABLES if role == "worker" else None
-        job.coordinator.join(f"{role}-{index}-100", tables, unseen=unseen.get(f"{role}_{index}", ""))
+        offer = Offer(tables, unseen=unseen.get(f"{role}_{index}", ""))
+        job.coordinator.join(f"{role}-{index}-100", offer)
 
 
 def test_checkpoints_go_to_the_coordinators_folder_when_all_members_see_it_and_stay_there() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from shardkeep.base.errors import JobError, ProtocolError, UserError
 from shardkeep.ps.control.records import ANY_STEP, Role, Span
-from shardkeep.ps.control.recovery import Recoveries, Start, agreed_start
+from shardkeep.ps.control.recoveries import Recoveries, Start, agreed_start
 from tests.support.control_job import ListSink
 from tests.support.recovering import Recovering, checkpoint, held, report_lost, take_over, told
 
@@ -171,7 +171,7 @@ def test_lost_updates_that_are_told_late_are_in_the_summary_too() -> None:
     assert job.state.state == "training"
     report_lost(job, "server-1-200", 20)
     take_over(job)
-    record = job.coordinator._recoveries.done[0]
+    record = job.recoveries()["done"][0]
     assert record["lost_steps"] == 11
     assert [(d["role"], d["index"], d["lost_from"]) for d in record["died"]] == [("server", 1, 20), ("worker", 1, None)]
 

@@ -84,7 +84,7 @@ def test_a_coordinators_restart_is_recorded_at_the_step_that_it_is_told() -> Non
     job.coordinator.heartbeat("worker-1-100", step=57)
     take_over(job)
     job.coordinator.heartbeat("worker-1-100", step=80)
-    assert [record["step"] for record in job.coordinator._recoveries.done] == [57, 80]
+    assert [record["step"] for record in job.recoveries()["done"]] == [57, 80]
 
 
 def test_a_step_that_was_told_to_the_coordinator_before_is_none_of_after_going_back() -> None:
@@ -98,9 +98,9 @@ def test_a_step_that_was_told_to_the_coordinator_before_is_none_of_after_going_b
     assert job.come_back("server", 0, held(20, 20), after=0, pid=200) is not None
     take_over(job)
     job.coordinator.heartbeat("worker-0-100", step=31)
-    assert job.coordinator._recoveries.reached == 20
+    assert job.recoveries()["reached"] == 20
     job.coordinator.heartbeat("worker-0-100", step=22)
-    assert (job.coordinator._recoveries.reached, job.coordinator.status().members[1].step) == (22, 22)
+    assert (job.recoveries()["reached"], job.coordinator.status().members[1].step) == (22, 22)
 
 
 def test_another_coordinator_takes_over_with_all_places_and_the_summary() -> None:
@@ -109,9 +109,9 @@ def test_another_coordinator_takes_over_with_all_places_and_the_summary() -> Non
     job.coordinator.heartbeat("worker-0-100", step=12)
     job.kill("server", 0)
     job.recover()
-    name, version = job.coordinator.job, job.state.version
+    name, version = job.coordinator.id, job.state.version
     job.coordinator = job.another(json.loads(json.dumps(job.sink.kept)))
-    assert (job.state.state, job.state.generation, job.coordinator.job) == ("training", 2, name)
+    assert (job.state.state, job.state.generation, job.coordinator.id) == ("training", 2, name)
     assert job.state.version > version  # so that every member hears of it at once
     assert job.coordinator.heartbeat("worker-1-100").state == "training"
     job.kill("worker", 1)
@@ -120,7 +120,7 @@ def test_another_coordinator_takes_over_with_all_places_and_the_summary() -> Non
     job.register("worker", 1, pid=300)
     formation = job.come_back("worker", 1, after=0, pid=300)
     assert formation is not None and formation.generation == 3
-    assert [r["cause"].split(" (")[0] for r in job.coordinator._recoveries.done] == [
+    assert [r["cause"].split(" (")[0] for r in job.recoveries()["done"]] == [
         "server 0",
         "the coordinator was restarted",
         "worker 1",
