@@ -10,10 +10,13 @@ from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from typing import Any
 
-from shardkeep.base.errors import ProtocolError
+from shardkeep.base.errors import ProtocolError, TransportError
 from shardkeep.ps.checkpoint_probe import check_token
+from shardkeep.ps.shard.futures import done, promised
 from shardkeep.ps.shard.journal.journal import Journal
+from shardkeep.ps.shard.serving import Serving
 from shardkeep.ps.shard.snapshot.writer import SnapshotWriter
+from shardkeep.ps.wire.message import Bytes, Kind, Packed, text_of, unpack
 
 Question = dict[str, Any]
 Answer = dict[str, Any]
@@ -24,19 +27,20 @@ class Questions:
 
     Args:
         journal: Of the server's pushes; None = there is none.
-        boundary: For the time inside, nothing changes and the server is at just this step; raises where it is not.
-        report: What the server tells of itself.
+        frozen: Inside, no push is applied and all steps before a step are; raises where the server is not there.
+        report: The facts that a server reports about itself.
     """
 
     def __init__(
         self,
+        serving: Serving,
         snapshots: SnapshotWriter,
         journal: Journal | None,
         *,
-        boundary: Callable[[int], AbstractContextManager[None]],
+        frozen: Callable[[int], AbstractContextManager[None]],
         report: Callable[[], Answer],
     ) -> None:
-        self._snapshots, self._journal, self._boundary = snapshots, journal, boundary
+        self._serving, self._snapshots, self._journal, self._frozen = serving, snapshots, journal, frozen
         self._known: dict[str, Callable[[Question], Answer | Future[Answer]]] = {
             "report": lambda _: report(),
             "cpu": lambda _: {"pid": os.getpid(), "cpu_s": time.process_time()},
@@ -58,6 +62,35 @@ class Questions:
             raise ProtocolError(f'question {text[:80]!r} is unknown; allowed: {{"ask": {"|".join(self._known)}}}')
         return question
 
+    def handle(self, message: Packed) -> Future[Bytes]:
+        """The ANSWER to an ASK. Raises ProtocolError, CheckpointError or TransportError."""
+        question = self.read(text_of(unpack(message.buffer)))
+        with self._serving.lock:
+            self._serving.check_open(message.generation)
+        found = self.answer(question)
+        if isinstance(found, Future):
+            return self._later(found, message.rank)
+        return done(self._packed(found, message.rank))
+
+    def _packed(self, answer: Answer, rank: int) -> Bytes:
+        return self._serving.text(Kind.ANSWER, json.dumps(answer), rank)
+
+    def _later(self, found: Future[Answer], rank: int) -> Future[Bytes]:
+        """The message of an answer that takes its time."""
+        message = promised()
+
+        def finish(found: Future[Answer]) -> None:
+            error = found.exception()
+            if isinstance(error, TransportError):
+                message.set_exception(error)
+            elif isinstance(error, Exception):
+                message.set_result(self._serving.error(error))
+            else:
+                message.set_result(self._packed(found.result(), rank))
+
+        found.add_done_callback(finish)
+        return message
+
     def answer(self, question: Question) -> Answer | Future[Answer]:
         """Raises ProtocolError or CheckpointError."""
         return self._known[question["ask"]](question)
@@ -70,7 +103,7 @@ class Questions:
     def _mark(self, question: Question) -> Answer:
         """Notes the rows of a step boundary for a snapshot: just after it the next pushes may come."""
         step = _step_of(question)
-        with self._boundary(step):
+        with self._frozen(step):
             self._snapshots.mark(step, _id_of(question, "base"))
         if self._journal is not None:
             self._journal.roll()

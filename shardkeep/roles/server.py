@@ -127,9 +127,9 @@ class _Life:
         one that lost all of them has them begin anew."""
         if self._service is None:
             return Span()
-        first, last = self._service.span
+        first, last = self._service.life.span
         lost_from = None
-        if self._bereft and not self._service.gate.stages:
+        if self._bereft and not self._service.applier.gate.stages:
             first, last, lost_from = 0, ANY_STEP, self._lost_from
         saved = self._checkpoints.last_step() if self._looks else -1
         return Span(first, last, holds=True, saved=saved, lost_from=lost_from, why=self._why_lost)
@@ -145,7 +145,7 @@ class _Life:
             self._service = self._build(formation.tables, resumed_from(self._checkpoints, formation.start_step))
         self._bereft, self._why_lost = False, ""
         service = self._service
-        service.begin(formation.generation, formation.start_step)
+        service.life.begin(formation.generation, formation.start_step)
         try:
             handle = self._handle if self._profile is None else self._profile.led(self._handle)
             transport = join_group(
@@ -154,7 +154,7 @@ class _Life:
         except TransportError as error:
             if not self._config.liveness.restarts:
                 raise
-            service.suspend(str(error))
+            service.life.suspend(str(error))
             return str(error)
         self._control.update(step=formation.start_step, phase="serving")
         _log.info("serving", generation=formation.generation, tables=len(formation.tables))
@@ -164,7 +164,7 @@ class _Life:
                 self._wait(formation.generation)
             why = self._control.state.message or "the job is over"
         finally:
-            service.suspend(why)
+            service.life.suspend(why)
             transport.close()
             self._to_disk()
         return None if self._control.state.over else self._control.state.message
@@ -205,8 +205,8 @@ class _Life:
             self._journal.build_on(self._lost_from)
         records = [] if self._journal is None else self._journal.replay()
         self._bereft = bool(self._why_lost) and resumed is not None
-        pushes = service.replay(records)
-        _log.info("revived", checkpoint=self._lost_from, pushes=pushes, step=service.span[1])
+        pushes = service.life.replay(records)
+        _log.info("revived", checkpoint=self._lost_from, pushes=pushes, step=service.life.span[1])
         if self._why_lost:
             text = f"server {self._index} lost its updates since step {self._lost_from}: {self._why_lost}"
             self._control.report("event", {"text": text, "lost_from": self._lost_from})

@@ -92,19 +92,19 @@ class Watched:
 def pushes_held_until_a_pull_starves(services: list[ShardService]) -> Iterator[list[Watched]]:
     """Each server acknowledges pushes and applies none, until one of its pulls has to wait: the longest delay that
     does not end a job."""
-    gates = [Watched(service.gate) for service in services]
+    gates = [Watched(service.applier.gate) for service in services]
     over = threading.Event()
 
     def feed(service: ShardService, gate: Watched) -> None:
         while gate.starved.wait(LIMIT_S) and not over.is_set():
             gate.starved.clear()
-            service.release_pushes()
-            service.hold_pushes()
+            service.applier.release()
+            service.applier.hold()
 
     threads = []
     for service, gate in zip(services, gates, strict=True):
-        service.gate = gate
-        service.hold_pushes()
+        service.applier.gate = gate
+        service.applier.hold()
         threads.append(threading.Thread(target=feed, args=(service, gate), daemon=True))
         threads[-1].start()
     try:
@@ -114,7 +114,7 @@ def pushes_held_until_a_pull_starves(services: list[ShardService]) -> Iterator[l
         for service, gate, thread in zip(services, gates, threads, strict=True):
             gate.starved.set()
             thread.join(LIMIT_S)
-            service.release_pushes()
+            service.applier.release()
 
 
 def histogram(job: LocalJob) -> dict[int, int]:
@@ -145,7 +145,7 @@ def test_with_the_gate_switched_off_the_same_delay_exceeds_the_bound() -> None:
     """The test above can fail: this is the check, turned off."""
     job = make_job(job_config("bounded", 2))
     for service in job.services:
-        service.gate = BoundedGate(num_workers=2, start_step=0, bound=None)
+        service.applier.gate = BoundedGate(num_workers=2, start_step=0, bound=None)
     with pushes_held_until_a_pull_starves(job.services):
         seen = histogram(job)
     assert max(seen) == STEPS - 1
@@ -172,8 +172,8 @@ def test_sync_sees_every_push_of_earlier_steps_and_none_of_its_own() -> None:
     job = make_job(job_config("sync"))
     gates = []
     for service in job.services:
-        gates.append(Watched(service.gate))
-        service.gate = gates[-1]
+        gates.append(Watched(service.applier.gate))
+        service.applier.gate = gates[-1]
     assert set(histogram(job)) == {0}
     for gate in gates:
         assert [step for what, step, _ in gate.log if what == "applied"] == list(range(STEPS))

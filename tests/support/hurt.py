@@ -72,7 +72,8 @@ _SEND, _RPC = (
     "shardkeep.ps.rpc.group:RpcGroup.send",
     "shardkeep.ps.rpc.group:RpcGroup.form",
 )
-_SERVICE, _APPEND = "shardkeep.ps.shard.service:ShardService", "shardkeep.ps.shard.journal.journal:Journal.append"
+_SERVICE, _APPLIER = "shardkeep.ps.shard.service:ShardService", "shardkeep.ps.shard.applier:Applier"
+_APPEND = "shardkeep.ps.shard.journal.journal:Journal.append"
 _COORDINATOR, _FILES = "shardkeep.ps.control.coordinator:Coordinator", "shardkeep.ps.checkpoints:Checkpoints"
 POINTS: Mapping[str, Point] = {
     # any member
@@ -91,13 +92,13 @@ POINTS: Mapping[str, Point] = {
     "closed": Point("shardkeep.workers.trainer:Trainer.settle", after=True),
     # servers
     "pull received": Point(f"{_SERVICE}._pull"),
-    "rows ready": Point(f"{_SERVICE}._rows", after=True),
-    "push received": Point(f"{_SERVICE}._push"),
+    "rows ready": Point("shardkeep.ps.shard.pulls:Pulls.rows", after=True),
+    "push received": Point(f"{_APPLIER}.push"),
     "push journaled": Point(_APPEND, after=True, counts=_entry("PUSH")),
-    "push staged": Point(f"{_SERVICE}._push", after=True),
-    "applied": Point(f"{_SERVICE}._apply", after=True),
+    "push staged": Point(f"{_APPLIER}.push", after=True),
+    "applied": Point(f"{_APPLIER}._apply", after=True),
     "snapshotting": Point("shardkeep.ps.shard.snapshot.array_file:ArrayFile.finish"),
-    "read received": Point(f"{_SERVICE}._read"),
+    "read received": Point("shardkeep.ps.shard.pulls:Pulls.read"),
     "leaving": Point("shardkeep.ps.control.grpc.client:ControlClient.leave"),
     # the coordinator
     "hello": Point(f"{_COORDINATOR}.register"),

@@ -251,7 +251,7 @@ def test_acknowledged_pushes_are_forgotten() -> None:
 def test_the_histogram_counts_each_pull_that_asked_for_rows_once() -> None:
     shard = services()[0]
     client = connect([shard.handle])
-    shard.hold_pushes()
+    shard.applier.hold()
     request = client.request({"item": ids_of(1)})
     for step in range(3):
         client.pull(step, request).result()
@@ -259,7 +259,7 @@ def test_the_histogram_counts_each_pull_that_asked_for_rows_once() -> None:
     client.pull(3, client.request({}))
     client.read(request).result()
     assert client.staleness_seen == {0: 1, 1: 1, 2: 1}
-    shard.release_pushes()
+    shard.applier.release()
 
 
 # ---- compression ----

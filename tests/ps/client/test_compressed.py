@@ -177,7 +177,7 @@ def test_a_reference_to_an_unknown_pull_is_refused_and_changes_nothing() -> None
     job.client.fence(1)
     before = job.digest()
     job.client.pull(1, job.client.request(ids_of(1))).result()
-    job.services[0]._pulled.clear()
+    job.services[0].pulls.forget_all()
     job.client.push(1, job.client.request(ids_of(1)), grads_of(1, ids_of(1)))
     with pytest.raises(RemoteError, match="by reference to a pull that is not known"):
         job.client.wait_acknowledged()
@@ -301,11 +301,11 @@ def test_a_journal_of_compressed_pushes_needs_no_pull(tmp_path: Path) -> None:
     push = POOLS["int4 rows"] | {"second_moment": True}
     job, again = Job(ids="coded", push=push), Job(ids="coded", push=push)
     with contextlib.closing(Journal(tmp_path, sync=False)) as journal:
-        job.services[0]._journal = journal
-        job.services[0].begin(0, 0)
+        job.services[0].applier.journal = journal
+        job.services[0].life.begin(0, 0)
         job.run()
     with contextlib.closing(Journal(tmp_path, sync=False)) as journal:
-        assert again.services[0].replay(journal.replay()) == STEPS
+        assert again.services[0].life.replay(journal.replay()) == STEPS
     assert again.digest() == job.digest()
 
 

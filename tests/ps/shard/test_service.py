@@ -159,7 +159,7 @@ def test_many_more_pulls_than_threads_are_parked_and_none_blocks() -> None:
 
 def stale_pulls(service: ShardService) -> list[Future[Bytes]]:
     """Ten pulls by a worker whose pushes are acknowledged but not applied."""
-    service.hold_pushes()
+    service.applier.hold()
     futures = []
     for step in range(10):
         futures.append(pull(service, step, wanted(0)))
@@ -172,7 +172,7 @@ def test_bounded_holds_its_bound_while_the_application_of_pushes_is_delayed(boun
     service = make_service(staleness=bound)
     futures = stale_pulls(service)
     assert [future.done() for future in futures] == [step <= bound for step in range(10)]
-    service.release_pushes()
+    service.applier.release()
     assert all(answer(future).value <= bound for future in futures)
     seen = report(service)["staleness"]
     assert sum(seen.values()) == 10 and max(int(s) for s in seen) <= bound
@@ -180,7 +180,7 @@ def test_bounded_holds_its_bound_while_the_application_of_pushes_is_delayed(boun
 
 def test_without_the_gate_the_same_delay_exceeds_the_bound() -> None:
     service = make_service(staleness=2)
-    service.gate = BoundedGate(num_workers=1, start_step=0, bound=None)
+    service.applier.gate = BoundedGate(num_workers=1, start_step=0, bound=None)
     futures = stale_pulls(service)
     assert max(answer(future).value for future in futures) == 9
 

@@ -36,7 +36,7 @@ class Server:
 
     def begin(self, step: int, generation: int = 1) -> Server:
         self.generation = generation
-        self.service.begin(generation, step)
+        self.service.life.begin(generation, step)
         return self
 
     def send(self, kind: Kind, step: int, rank: int, *sections: Any) -> Future[Bytes]:
@@ -61,7 +61,7 @@ class Server:
     def replaced(self) -> Server:
         self.journal.close()  # as a kill does
         other = Server(self.folder, self.mode, segment_bytes=self.segment_bytes)
-        other.service.replay(other.journal.replay())
+        other.service.life.replay(other.journal.replay())
         return other
 
     @property
@@ -80,7 +80,7 @@ def undisturbed(tmp_path: Path, mode: str, steps: int) -> dict[str, str]:
 
 def test_a_replacement_has_all_that_was_acknowledged_and_goes_on_to_the_same_rows(tmp_path: Path, mode: str) -> None:
     other = Server(tmp_path / "killed", mode).begin(0).train(0, 4).replaced()
-    assert other.service.span[1] == 5
+    assert other.service.life.span[1] == 5
     other.begin(5, generation=2).train(5, 9)
     assert other.digest == undisturbed(tmp_path, mode, 10)
 
@@ -98,9 +98,9 @@ def test_segments_that_roll_in_the_middle_of_a_step_change_nothing(
 def test_pushes_of_a_step_that_is_done_again_count_once(tmp_path: Path) -> None:
     server = Server(tmp_path / "killed", "bounded").begin(0).train(0, 3)
     server.push(4, 0)  # worker 1 died before it pushed step 4
-    assert server.service.span == (0, 4)
+    assert server.service.life.span == (0, 4)
     other = server.replaced()
-    assert other.service.span == (0, 4)
+    assert other.service.life.span == (0, 4)
     other.begin(4, generation=2).train(4, 9)
     assert other.service.report()["duplicates"] == 1
     assert other.digest == undisturbed(tmp_path, "bounded", 10)
@@ -109,8 +109,8 @@ def test_pushes_of_a_step_that_is_done_again_count_once(tmp_path: Path) -> None:
 def test_in_sync_staged_pushes_are_forgotten_and_come_again(tmp_path: Path) -> None:
     server = Server(tmp_path / "killed", "sync").begin(0).train(0, 3)
     server.push(4, 0, value=7.0)
-    assert server.service.span == (4, 4)
-    server.service.suspend("generation 1 is over")
+    assert server.service.life.span == (4, 4)
+    server.service.life.suspend("generation 1 is over")
     server.begin(4, generation=2)
     assert server.replaced().begin(4, generation=3).train(4, 9).digest == undisturbed(tmp_path, "sync", 10)
 
@@ -119,9 +119,9 @@ def test_in_sync_a_step_that_all_have_pushed_may_be_applied_by_the_next_generati
     server = Server(tmp_path / "killed", "sync").begin(0).train(0, 3)
     for rank in range(RANKS):
         server.push(4, rank)
-    assert server.service.span == (4, 5)
+    assert server.service.life.span == (4, 5)
     other = server.replaced()
-    assert other.service.span == (4, 5)
+    assert other.service.life.span == (4, 5)
     assert other.begin(5, generation=2).train(5, 9).replaced().digest == undisturbed(tmp_path, "sync", 10)
 
 
@@ -142,13 +142,13 @@ def test_a_journal_with_a_gap_is_refused(tmp_path: Path) -> None:
         path.unlink()
     other = Server(tmp_path / "killed", "sync")
     with pytest.raises(ProtocolError, match=r"cannot begin: there are no pushes of|while step"):
-        other.service.replay(other.journal.replay())
+        other.service.life.replay(other.journal.replay())
 
 
 def test_a_suspended_service_answers_nobody_until_the_next_generation(tmp_path: Path, mode: str) -> None:
     server = Server(tmp_path / "one", mode).begin(0).train(0, 1)
     waiting = server.pull(9, 0) if mode == "bounded" else None
-    server.service.suspend("generation 1 is over")
+    server.service.life.suspend("generation 1 is over")
     for future in [server.send(Kind.PUSH, 2, 0, gradient(0)), server.pull(2, 0), *([waiting] if waiting else [])]:
         with pytest.raises(TransportError, match="generation 1 is over"):
             future.result(timeout=5)
@@ -171,7 +171,7 @@ def test_a_push_that_the_journal_cannot_take_is_refused_and_may_come_again(
         patched.setattr(journal_module.Journal, "append", full)
         found = answer(server.send(Kind.PUSH, 2, 0, gradient(0)))
         assert found.kind is Kind.ERROR and "No space left on device" in text_of(found)
-    assert server.service.span[1] == 2
+    assert server.service.life.span[1] == 2
     assert server.train(2, 9).replaced().digest == undisturbed(tmp_path, mode, 10)
 
 
@@ -184,7 +184,7 @@ def test_what_a_checkpoint_holds_is_not_done_again(tmp_path: Path, mode: str) ->
     base = make_service(mode, num_workers=RANKS, journal=other.journal, start_step=5)  # the checkpoint of step 5
     for table, (ids, weights, slots) in zip(base.tables, rows, strict=True):
         table.load(ids, weights, slots)
-    assert base.replay(other.journal.replay()) == 2 * RANKS
+    assert base.life.replay(other.journal.replay()) == 2 * RANKS
     other.service = base
     assert other.begin(7, generation=2).train(7, 9).digest == undisturbed(tmp_path, mode, 10)
 
@@ -203,7 +203,7 @@ def test_a_replacement_knows_what_changed_since_the_increment_that_it_began_with
     other = Server(tmp_path / "killed", mode, checkpoints=checkpoints, start_step=5)
     load_snapshots(other.service.tables, increment, shard=0, num_shards=1)
     other.service.tables.changed.follow(increment.id)
-    assert other.service.replay(other.journal.replay()) == 2 * RANKS  # the increment cut the journal
+    assert other.service.life.replay(other.journal.replay()) == 2 * RANKS  # the increment cut the journal
     assert held < other.journal.size_bytes
     other.begin(7, generation=1)
     again = saved(other.service, checkpoints, 7, increment)

@@ -167,8 +167,8 @@ def test_an_increment_after_one_that_failed_has_the_changes_of_both(
     if how in ("unmark", "another server"):
         told(ask(service, ask="unmark"))
     elif how == "close":
-        service.suspend("a worker died")
-        service.begin(0, 3)
+        service.life.suspend("a worker died")
+        service.life.begin(0, 3)
     told(ask(service, ask="saved", step=2, id="never complete"))
     increment = saved(service, checkpoints, 3, base)
     assert loaded(increment).digests() == service.tables.digests()

@@ -1,0 +1,146 @@
+"""Applier: the path of a push through gate, journal, tables and acknowledgement. Knows no other generation."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import Future
+
+from shardkeep.base.errors import TransportError
+from shardkeep.ps.shard.consistency import Gate, Work
+from shardkeep.ps.shard.futures import promised
+from shardkeep.ps.shard.journal.journal import Entry, Journal
+from shardkeep.ps.shard.pulls import Pulls
+from shardkeep.ps.shard.requests import Decoder, refers
+from shardkeep.ps.shard.serving import Serving, one_line
+from shardkeep.ps.shard.tables import NO_GRADIENTS, Gradients, Tables
+from shardkeep.ps.wire.message import Bytes, Packed
+
+
+class Applier:
+    """Applies the pushes of one server in the order of its gate. Thread safe."""
+
+    def __init__(
+        self,
+        serving: Serving,
+        gate: Gate[Gradients],
+        tables: Tables,
+        pulls: Pulls,
+        decoder: Decoder,
+        journal: Journal | None,
+        *,
+        on_doubt: Callable[[str], None],
+    ) -> None:
+        """`journal`: where pushes are kept until a checkpoint holds them, None = nowhere. `on_doubt`: closes the
+        service when a table could not be updated."""
+        self.gate = gate
+        self.journal = journal
+        self.counts: Counter[str] = Counter()
+        """Pushes and duplicates; read it under the lock."""
+        self._serving = serving
+        self._tables = tables
+        self._pulls = pulls
+        self._decoder = decoder
+        self._on_doubt = on_doubt
+        self._idle = threading.Condition(serving.lock)
+        self._applying = 0  # pieces of work that the gate handed out and that are not done
+        self._acks: dict[tuple[int, int], Future[Bytes]] = {}  # of pushes that are being applied, by (rank, step)
+        self._in_doubt = ""
+        self._held = False
+
+    def push(self, message: Packed) -> Future[Bytes]:
+        """The acknowledgement: when the push is staged (`sync`) or applied (other modes). A duplicate is acknowledged
+        together with the first push."""
+        key = (message.rank, message.step)
+        ack: Future[Bytes] = promised()
+        with self._serving.lock:
+            self._serving.check_open(message.generation)
+            pulled = self._pulls.remembered(*key)
+            new = self.gate.expects(*key)
+        forgotten = not new and refers(message)  # a push drops the slots of its pull, so a duplicate cannot refer to it
+        gradients = NO_GRADIENTS if forgotten else self._decoder.gradients(message, pulled)
+        if new and self.journal is not None:
+            body = self._decoder.self_contained(message, gradients)
+            self.journal.append(Entry.PUSH, rank=message.rank, step=message.step, body=body)
+        with self._serving.lock:  # a push in the journal counts, even if the service was closed meanwhile
+            new = self.gate.push(*key, gradients)
+            self._pulls.forget(*key)
+            self.counts["pushes" if new else "duplicates"] += 1
+            at_once = self.gate.stages or self._held or (not new and key not in self._acks)
+            if not at_once:
+                ack = self._acks.setdefault(key, ack)
+        if at_once:
+            ack.set_result(self._serving.acknowledgement(*key))
+        self.advance()
+        return ack
+
+    def advance(self) -> None:
+        """Applies due pushes, then answers admitted pulls. Any thread may run it; one thread does each piece."""
+        while True:
+            with self._serving.lock:
+                work = None if self._held else self.gate.take()
+                ready = [] if work else self._pulls.admitted(self.gate)
+                self._applying += work is not None
+            if work is None:
+                break
+            self._finish(work)
+        for parked, staleness in ready:
+            self._pulls.answer(parked, staleness)
+
+    def _finish(self, work: Work[Gradients]) -> None:
+        """Applies a piece of work and acknowledges its pushes. Closes the service and raises if it cannot be applied:
+        nobody may use these tables then."""
+        try:
+            self._apply(work)
+        except Exception as error:
+            self._in_doubt = f"server {self._serving.shard} could not apply step {work.step}: {one_line(error)}"
+            self._on_doubt(self._in_doubt)
+            with self._idle:
+                self._applying -= 1
+                self._idle.notify_all()
+            raise
+        with self._idle:
+            self.gate.done(work)
+            self._applying -= 1
+            self._idle.notify_all()
+            acks = [(rank, self._acks.pop((rank, work.step), None)) for rank in work.ranks]
+        for rank, ack in acks:
+            if ack is not None:
+                ack.set_result(self._serving.acknowledgement(rank, work.step))
+
+    def _apply(self, work: Work[Gradients]) -> None:
+        if self.gate.stages and self.journal is not None:
+            self.journal.append(Entry.APPLIED, rank=0, step=work.step)
+        self._tables.apply(work.pushes, step=work.step)
+
+    def complete(self, step: int) -> None:
+        """Applies the staged pushes of all steps before `step`. Raises ProtocolError if some are missing."""
+        with self._serving.lock:
+            self.gate.complete(step)
+        self.advance()
+
+    def settle(self) -> None:
+        """Blocks until no thread changes a table. Raises TransportError if the tables are in doubt."""
+        self.advance()
+        with self._idle:
+            self._idle.wait_for(lambda: not self._applying)
+        if self._in_doubt:
+            raise TransportError(self._in_doubt)
+
+    def abandon(self) -> list[Future[Bytes]]:
+        """Takes the futures of all pending acknowledgements; the caller fails them. Under the lock."""
+        waiting = list(self._acks.values())
+        self._acks = {}
+        return waiting
+
+    def hold(self) -> None:
+        """For tests: acknowledges pushes but applies none until `release`."""
+        with self._serving.lock:
+            self._held = True
+
+    def release(self) -> None:
+        """Applies the pushes that were held, in the order of arrival, and answers the pulls that waited for them."""
+        with self._serving.lock:
+            self._held = False
+        self.advance()

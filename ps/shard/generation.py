@@ -1,0 +1,108 @@
+"""GenerationLife: how one server begins, freezes, rewinds and leaves a generation. Handles no message."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable, Iterator
+
+from shardkeep.base.errors import ProtocolError, TransportError
+from shardkeep.ps.shard.applier import Applier
+from shardkeep.ps.shard.journal.journal import Entry, Record
+from shardkeep.ps.shard.pulls import Pulls
+from shardkeep.ps.shard.requests import Decoder
+from shardkeep.ps.shard.serving import Serving
+from shardkeep.ps.shard.snapshot.writer import SnapshotWriter
+from shardkeep.ps.wire.message import read
+
+
+class GenerationLife:
+    """One server over its generations. Thread safe."""
+
+    def __init__(
+        self, serving: Serving, applier: Applier, pulls: Pulls, decoder: Decoder, snapshots: SnapshotWriter
+    ) -> None:
+        self._serving = serving
+        self._applier = applier
+        self._pulls = pulls
+        self._decoder = decoder
+        self._snapshots = snapshots
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """The first and the last step at which all workers could begin another generation."""
+        with self._serving.lock:
+            return self._applier.gate.span()
+
+    def begin(self, generation: int, step: int) -> None:
+        """Serves another generation, whose workers begin at `step`.
+
+        Staged pushes of earlier steps are applied. In `sync`, staged pushes of `step` are dropped, because workers
+        send them again. Raises JournalError."""
+        journal = self._applier.journal
+        if journal is not None:
+            journal.begin(generation, step=step, facts={"generation": generation, "shard": self._serving.shard})
+        self._rewind(step)
+        with self._serving.lock:
+            self._serving.generation, self._serving.closed = generation, None
+
+    def _rewind(self, step: int) -> None:
+        self._applier.complete(step)
+        with self._serving.lock:
+            self._applier.gate.begin(step)
+            self._pulls.forget_all()
+
+    @contextlib.contextmanager
+    def frozen(self, step: int) -> Iterator[None]:
+        """Inside, no push is applied, and all steps before `step` are. Raises ProtocolError or TransportError."""
+        with self._serving.lock:
+            if self._serving.closed is not None:
+                raise TransportError(self._serving.closed)
+            if not self._applier.gate.is_at(step):
+                raise ProtocolError(f"a mark of step {step} while pushes of other steps are here")
+            yield
+
+    def suspend(self, reason: str) -> None:
+        """Closes the service until `begin`, and blocks until no thread changes a table.
+
+        Raises TransportError when applying has failed: then the tables are in doubt."""
+        self.close(reason)
+        self._applier.settle()
+
+    def close(self, reason: str) -> None:
+        """Fails every parked future, and every later message, with TransportError(reason). Idempotent."""
+        with self._serving.lock:
+            self._serving.closed = self._serving.closed or reason
+            waiting = self._pulls.abandon() + self._applier.abandon()
+        for future in waiting:
+            future.set_exception(TransportError(reason))
+        self._snapshots.close(reason)
+
+    def replay(self, records: Iterable[Record]) -> int:
+        """Applies the records of a journal; the number of pushes. The tables must be those of the checkpoint before.
+
+        Raises CorruptMessage or ProtocolError when a record is not of this job, or one is missing."""
+        journal, self._applier.journal = self._applier.journal, None
+        count, generation = 0, -1
+        for record in records:
+            first = self.span[0]
+            if record.entry is Entry.GENERATION:
+                begun = int(json.loads(record.body.tobytes())["generation"])
+                if begun != generation and record.step >= first:  # each segment of a generation begins with it
+                    self._rewind(record.step)
+                generation = begun
+            elif record.entry is Entry.APPLIED and record.step >= first:
+                self._applier.complete(record.step + 1)
+            elif record.entry is Entry.PUSH:
+                count += self._replay_push(record)
+        self._applier.journal = journal
+        return count
+
+    def _replay_push(self, record: Record) -> bool:
+        """Whether the push was new."""
+        gradients = self._decoder.gradients(read(record.body), None)
+        with self._serving.lock:
+            new = self._applier.gate.expects(record.rank, record.step)
+            self._applier.gate.push(record.rank, record.step, gradients)
+        self._applier.advance()
+        return new

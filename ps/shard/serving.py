@@ -1,0 +1,54 @@
+"""Serving: the generation that a server serves, and the lock of everything that its threads share. Knows no table."""
+
+from __future__ import annotations
+
+import threading
+
+from shardkeep.base.errors import ProtocolError, ShardkeepError, TransportError
+from shardkeep.ps.wire.message import Bytes, Kind, allocate, text_message
+
+
+class Serving:
+    """The generation of one server, and why it is closed.
+
+    `lock` guards the gate, the parked pulls, the counts and this object's fields. Nobody holds it while tables work.
+    """
+
+    def __init__(self, *, shard: int, generation: int) -> None:
+        self.shard = shard
+        self.generation = generation
+        self.closed: str | None = None
+        """Why the service refuses messages; None = it is open."""
+        self.lock = threading.Lock()
+
+    def check_generation(self, generation: int) -> None:
+        """Raises ProtocolError for a message of another generation."""
+        if generation != self.generation:
+            raise ProtocolError(
+                f"server {self.shard} is in generation {self.generation}, the message is of generation {generation}"
+            )
+
+    def check_open(self, generation: int) -> None:
+        """Checks again, under the lock: another generation may have begun since `check_generation`.
+
+        Raises TransportError."""
+        if self.closed is not None or generation != self.generation:
+            raise TransportError(self.closed or f"server {self.shard} is in generation {self.generation} now")
+
+    def acknowledgement(self, rank: int, step: int) -> Bytes:
+        """The ACK of a push."""
+        return allocate(Kind.ACK, generation=self.generation, rank=rank, step=step).buffer
+
+    def text(self, kind: Kind, text: str, rank: int = 0) -> Bytes:
+        """A message of this generation that carries text."""
+        return text_message(kind, text, generation=self.generation, rank=rank)
+
+    def error(self, error: Exception) -> Bytes:
+        """The ERROR message of an exception."""
+        return self.text(Kind.ERROR, one_line(error))
+
+
+def one_line(error: Exception) -> str:
+    """The text of an error; a defect of ours also names its type."""
+    text = " ".join(str(error).split())
+    return text if isinstance(error, ShardkeepError) else f"{type(error).__name__}: {text}"
