@@ -13,6 +13,7 @@ these rows written.
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import json
 import multiprocessing as mp
@@ -147,17 +148,17 @@ def one_snapshot(server: Server, load: Load | Idle, base: str = "") -> harness.F
     peak = Peak()
     peak.start()
     started = time.perf_counter()
-    server.client.ask({"ask": "mark", "step": step, "base": base})
+    server.client.admin.take_snapshot(step, base)
     pause_s = time.perf_counter() - started
-    answers: list[dict[str, Any]] = []
-    question = {"ask": "snapshot", "step": step}
-    asking = threading.Thread(target=lambda: answers.extend(server.client.ask(question, timeout_s=LIMIT_S)))
+    answers: list[Any] = []
+    write = functools.partial(server.client.admin.write_snapshot, step, timeout_s=LIMIT_S)
+    asking = threading.Thread(target=lambda: answers.extend(write()))
     asking.start()
     figures = load.run("during", lambda _: not asking.is_alive())
     wall_s = time.perf_counter() - started
     extra = peak.end()
-    size = sum(file["size"] for file in answers[0]["files"])
-    server.client.ask({"ask": "saved", "step": step, "id": FULL})
+    size = sum(file["size"] for file in answers[0].files)
+    server.client.admin.checkpoint_saved(step, FULL)
     checkpoints.abandon(step)
     return figures | {
         "mark_ms": pause_s * 1e3,

@@ -96,7 +96,7 @@ class CheckpointWriter:
                 f"at step {start_step}; allowed: another folder, or --resume of that run"
             )
         token = write_token(self._checkpoints.folder)
-        self._client.ask({"ask": "see", "token": token})
+        self._client.admin.check_folder(token)
         return token
 
     def open_again(self, start_step: int, before: CheckpointWriter | None) -> bool:
@@ -138,7 +138,7 @@ class CheckpointWriter:
             self._journals = self._journal_bytes()
 
     def _journal_bytes(self) -> list[int]:
-        return [int(answer["bytes"]) for answer in self._client.ask({"ask": "journal"})]
+        return [journal.bytes for journal in self._client.admin.journal_size()]
 
     def due(self, step: int) -> bool:
         """Whether a checkpoint is taken when `step` steps are done. Every rank asks it for every step; may block."""
@@ -201,7 +201,7 @@ class CheckpointWriter:
         try:
             facts, tower = self._facts(step), tower_state(self._tower)
             base = self._base_at(step)
-            self._client.ask({"ask": "mark", "step": step, "base": "" if base is None else base.id})
+            self._client.admin.take_snapshot(step, "" if base is None else base.id)
         except Exception as error:  # whatever a model's state does: the job is worth more than a checkpoint
             self._give_up(step, error)
             return
@@ -227,17 +227,17 @@ class CheckpointWriter:
     ) -> Checkpoint:
         """Writes all parts, then the manifest. `base`: what servers were asked for the changes since."""
         partial = self._checkpoints.begin(step)
-        answers = self._client.ask({"ask": "snapshot", "step": step}, timeout_s=TIMEOUT_S)
-        files = [FileRecord(**file) for answer in answers for file in answer["files"]]
+        snapshots = self._client.admin.write_snapshot(step, timeout_s=TIMEOUT_S)
+        files = [FileRecord(**file) for snapshot in snapshots for file in snapshot.files]
         files += save_tower(tower, partial)  # last: servers keep rows until they write them
         files += save_rank_states(ranks, partial)
-        if all(answer["full"] for answer in answers):  # no server knew
+        if all(snapshot.full for snapshot in snapshots):  # no server knew
             base = None
         done = self._checkpoints.commit(step, files, facts, base=base)
         if self._config.full_every > 1:
             self._base = done
         with contextlib.suppress(ShardkeepError):  # then journals, and the next one, have more than they need
-            self._client.ask({"ask": "saved", "step": step, "id": done.id})
+            self._client.admin.checkpoint_saved(step, done.id)
         with contextlib.suppress(OSError):  # the next one tries again
             self._checkpoints.prune(self._config.keep)
         return done
@@ -247,7 +247,7 @@ class CheckpointWriter:
         if self._left:
             return
         with contextlib.suppress(ShardkeepError):  # a server that is gone has no mark
-            self._client.ask({"ask": "unmark"})
+            self._client.admin.drop_snapshot()
         self._checkpoints.abandon(step)
         why = " ".join(str(error).split()) or type(error).__name__
         self._written.append({"step": step, "text": f"no checkpoint at step {step}: {why}; training goes on"})

@@ -56,7 +56,7 @@ def summarize(
     workers = gather_records(collective, mine)
     if collective.rank != 0:
         return None
-    servers = client.ask({"ask": "report"})
+    servers = client.admin.report()
     of_servers = Ledger()
     of_servers.add("control", "calls", sum(one.get("control_bytes", 0) for one in server_processes(servers)))
     byte_totals = merge_totals([w["bytes"] for w in workers] + [of_servers.totals()])

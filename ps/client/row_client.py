@@ -7,7 +7,6 @@ Does not deduplicate, pool or know batches (workers/embeddings/layer.py), and kn
 from __future__ import annotations
 
 import concurrent.futures
-import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ import numpy.typing as npt
 
 from shardkeep.base.errors import CorruptMessage, ProtocolError, RemoteError
 from shardkeep.compression.config import CompressionConfig
+from shardkeep.ps.client.admin import AdminClient
 from shardkeep.ps.client.compressor import Outbox
 from shardkeep.ps.client.initial_rows import RowReader
 from shardkeep.ps.client.push import PushWriter
@@ -73,7 +73,7 @@ class _Unacknowledged:
 class RowClient:
     """One worker's access to all embedding servers.
 
-    Not thread safe, but for `request` and `ask`. Steps count from the job's start; each rank pushes once per step, to
+    Not thread safe, but for `request` and `admin`. Steps count from the job's start; each rank pushes once per step, to
     every server (an empty message where it has no rows), and pulls a step before it pushes it.
     """
 
@@ -99,6 +99,7 @@ class RowClient:
         self.allowance_s = 0.0
         """Seconds more that a pull, push or question may take for now."""
         self.staleness_seen: dict[int, int] = {}
+        self.admin = AdminClient(self._admin_replies)
         self._catalog = Catalog(tables)
         self._transport = transport
         self._generation = generation
@@ -390,18 +391,15 @@ class RowClient:
 
     # ---- questions ----
 
-    def ask(self, question: Mapping[str, Any], *, timeout_s: float | None = None) -> list[dict[str, Any]]:
-        """Asks every server a question in JSON; their answers in order of the servers. `timeout_s` replaces the
-        deadline for this one call.
-
-        Raises DeadlineExceeded, TransportError, or RemoteError when a server refuses or fails."""
+    def _admin_replies(self, text: str, timeout_s: float | None) -> list[str]:
+        """Sends the text of an admin call to every server; their replies in order of the servers. `timeout_s` replaces
+        the deadline for this one call."""
         limit_s = self._limit_s if timeout_s is None else timeout_s
-        text = json.dumps(dict(question))
         packed = text_message(Kind.ASK, text, generation=self._generation, rank=self.rank)
         futures = [self._transport.send(s, packed, timeout_s=limit_s) for s in range(self.num_servers)]
         concurrent.futures.wait(futures, timeout=limit_s + 1.0)  # all, also where one has failed: none works on unseen
         answers = [self._answer(s, f, Kind.ANSWER, limit_s) for s, f in enumerate(futures)]
-        return [json.loads(text_of(unpack(answer.buffer))) for answer in answers]
+        return [text_of(unpack(answer.buffer)) for answer in answers]
 
     def _answer(self, server: int, future: Future[Bytes], expected: Kind, limit_s: float | None = None) -> Packed:
         packed = wait(future, peer=f"server {server}", timeout_s=(self._limit_s if limit_s is None else limit_s) + 1.0)

@@ -15,7 +15,7 @@ from shardkeep.compression.config import CompressionConfig
 from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.jagged import Catalog
-from shardkeep.ps.shard.admin import Questions
+from shardkeep.ps.shard.admin import AdminServer
 from shardkeep.ps.shard.applier import Applier
 from shardkeep.ps.shard.consistency import open_gate
 from shardkeep.ps.shard.futures import done, failed, pass_on, promised
@@ -75,14 +75,14 @@ class ShardService:
         )
         self.snapshots = SnapshotWriter(self.tables, checkpoints, shard=shard)
         self.life = GenerationLife(self._serving, self.applier, self.pulls, decoder, self.snapshots)
-        self._questions = Questions(
+        self._admin = AdminServer(
             self._serving, self.snapshots, journal, frozen=self.life.frozen, report=lambda: self.report()
         )
         self._handlers: dict[Kind, Callable[[Packed], Future[Bytes]]] = {
             Kind.PULL: self._pull,
             Kind.READ: self.pulls.read,
             Kind.PUSH: self.applier.push,
-            Kind.ASK: self._questions.handle,
+            Kind.ASK: self._admin.handle,
         }
 
     def handle(self, buffer: Bytes, then: Bytes | None = None) -> Future[Bytes]:

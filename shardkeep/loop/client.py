@@ -183,7 +183,7 @@ class EmbeddingClient:
         self._check_open("summary")
         with self._verdict():
             self._rows.fence(self.step)
-            servers = self._rows.ask({"ask": "report"})
+            servers = self._rows.admin.report()
         return {
             "steps": self.step,
             "tables": table_totals(servers),

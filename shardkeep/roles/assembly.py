@@ -271,7 +271,7 @@ def build_worker(
 
 def _server_cpu_s(client: RowClient) -> list[float]:
     """CPU seconds so far of each server that is a process of its own."""
-    return [answer["cpu_s"] for answer in client.ask({"ask": "cpu"}) if answer["pid"] != os.getpid()]
+    return [server.cpu_s for server in client.admin.cpu_time() if server.pid != os.getpid()]
 
 
 def _go_on(tower: Tower, collective: Collective, rewind: Rewind | None, again: Again) -> None:

@@ -6,15 +6,13 @@ import threading
 from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from shardkeep.base.errors import CheckpointError, ProtocolError, TransportError
 from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.ps.shard.snapshot.files import write_snapshot
 from shardkeep.ps.shard.snapshot.snapshot import Mark
 from shardkeep.ps.shard.tables import Tables
-
-Answer = dict[str, Any]
+from shardkeep.ps.wire.admin import SnapshotFiles
 
 
 class SnapshotWriter:
@@ -25,7 +23,7 @@ class SnapshotWriter:
         self._lock = threading.Lock()
         self._mark: Mark | None = None
         self._step = -1  # of the last mark, unless its snapshot failed
-        self._answer: Future[Answer] | None = None  # of the snapshot under way
+        self._answer: Future[SnapshotFiles] | None = None  # of the snapshot under way
 
     def folder(self) -> Checkpoints:
         """Where checkpoints go. Raises CheckpointError when the server was told no folder."""
@@ -43,7 +41,7 @@ class SnapshotWriter:
                 raise CheckpointError(f"the snapshot of step {self._step} is still being written")
             self._mark, self._step = self._tables.mark(base), step
 
-    def write(self, step: int) -> Future[Answer]:
+    def write(self, step: int) -> Future[SnapshotFiles]:
         """Starts writing the rows of the mark of `step`; ends with the files' records, and whether they are all rows.
         Raises ProtocolError when there is no such mark."""
         with self._lock:
@@ -78,12 +76,12 @@ class SnapshotWriter:
         if answer is not None:
             answer.set_exception(error)
 
-    def _run(self, answer: Future[Answer], mark: Mark, partial: Path) -> None:
-        found: Answer = {}
+    def _run(self, answer: Future[SnapshotFiles], mark: Mark, partial: Path) -> None:
+        written = SnapshotFiles([], full=True)
         failed: Exception | None = None
         try:
             files = [asdict(file) for file in write_snapshot(mark, partial, shard=self._shard)]
-            found = {"files": files, "full": mark.full}
+            written = SnapshotFiles(files, mark.full)
         except OSError as error:
             failed = CheckpointError(f"{error.filename or self.folder().folder}: {error.strerror or error}")
         except Exception as error:  # its asker must learn of a defect of ours, too
@@ -98,4 +96,4 @@ class SnapshotWriter:
         if failed is not None:
             answer.set_exception(failed)
         else:
-            answer.set_result(found)
+            answer.set_result(written)

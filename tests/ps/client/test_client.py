@@ -172,7 +172,7 @@ def test_tables_without_ids_and_steps_without_tables_are_fine(mode: str) -> None
         }
         client.push(step, request, {name: np.ones_like(row) for name, row in rows.items()})
     client.fence(len(asked))
-    assert [report["pushes"] for report in client.ask({"ask": "report"})] == [4, 4]
+    assert [report["pushes"] for report in client.admin.report()] == [4, 4]
     assert (client.read(client.request({"item": ids_of(7)})).result()["item"] == -1.0).all()
 
 
@@ -394,7 +394,7 @@ def test_steps_trained_again_are_counted_as_retries_and_questions_as_control() -
     for direction in ("pull", "push"):
         assert totals[direction]["retries"] == sum(once[direction].values()) / 2
         assert totals[direction]["values"] == once[direction]["values"] / 2 * 3
-    client.ask({"ask": "report"})
+    client.admin.report()
     assert traffic.ledger.totals()["control"] > recorded.num_bytes(Kind.ASK) > 0
 
 
