@@ -47,7 +47,6 @@ class Applier:
         self._applying = 0  # pieces of work that the gate handed out and that are not done
         self._acks: dict[tuple[int, int], Future[Bytes]] = {}  # of pushes that are being applied, by (rank, step)
         self._in_doubt = ""
-        self._held = False
 
     def push(self, message: Packed) -> Future[Bytes]:
         """The acknowledgement: when the push is staged (`sync`) or applied (other modes). A duplicate is acknowledged
@@ -67,7 +66,7 @@ class Applier:
             new = self.gate.push(*key, gradients)
             self._pulls.forget(*key)
             self.counts["pushes" if new else "duplicates"] += 1
-            at_once = self.gate.stages or self._held or (not new and key not in self._acks)
+            at_once = self.gate.stages or (not new and key not in self._acks)
             if not at_once:
                 ack = self._acks.setdefault(key, ack)
         if at_once:
@@ -79,7 +78,7 @@ class Applier:
         """Applies due pushes, then answers admitted pulls. Any thread may run it; one thread does each piece."""
         while True:
             with self._serving.lock:
-                work = None if self._held else self.gate.take()
+                work = self.gate.take()
                 ready = [] if work else self._pulls.admitted(self.gate)
                 self._applying += work is not None
             if work is None:
@@ -133,14 +132,3 @@ class Applier:
         waiting = list(self._acks.values())
         self._acks = {}
         return waiting
-
-    def hold(self) -> None:
-        """For tests: acknowledges pushes but applies none until `release`."""
-        with self._serving.lock:
-            self._held = True
-
-    def release(self) -> None:
-        """Applies the pushes that were held, in the order of arrival, and answers the pulls that waited for them."""
-        with self._serving.lock:
-            self._held = False
-        self.advance()

@@ -20,6 +20,7 @@ from shardkeep.ps.transport.local import LocalTransport
 from shardkeep.ps.wire.message import Bytes, Kind, unpack
 from tests.support import local_job
 from tests.support.faults import UnreliableTransport
+from tests.support.held_gate import HeldGate
 from tests.support.local_job import LocalJob
 from tests.support.samples import as_data, draw
 
@@ -95,26 +96,26 @@ def pushes_held_until_a_pull_starves(services: list[ShardService]) -> Iterator[l
     gates = [Watched(service.applier.gate) for service in services]
     over = threading.Event()
 
-    def feed(service: ShardService, gate: Watched) -> None:
+    def feed(held: HeldGate, gate: Watched) -> None:
         while gate.starved.wait(LIMIT_S) and not over.is_set():
             gate.starved.clear()
-            service.applier.release()
-            service.applier.hold()
+            held.release()
+            held.held = True
 
-    threads = []
+    threads: list[threading.Thread] = []
+    held: list[HeldGate] = []
     for service, gate in zip(services, gates, strict=True):
-        service.applier.gate = gate
-        service.applier.hold()
-        threads.append(threading.Thread(target=feed, args=(service, gate), daemon=True))
+        held.append(HeldGate(service, gate))
+        threads.append(threading.Thread(target=feed, args=(held[-1], gate), daemon=True))
         threads[-1].start()
     try:
         yield gates
     finally:
         over.set()
-        for service, gate, thread in zip(services, gates, threads, strict=True):
+        for holding, gate, thread in zip(held, gates, threads, strict=True):
             gate.starved.set()
             thread.join(LIMIT_S)
-            service.applier.release()
+            holding.release()
 
 
 def histogram(job: LocalJob) -> dict[int, int]:

@@ -26,6 +26,7 @@ from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffi
 from shardkeep.ps.transport.transport import Handler
 from shardkeep.ps.wire.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message, unpack
 from tests.support.examples import examples
+from tests.support.held_gate import HeldGate
 from tests.support.one_table import OneTable, exported, pulled
 
 TABLES = (
@@ -251,7 +252,7 @@ def test_acknowledged_pushes_are_forgotten() -> None:
 def test_the_histogram_counts_each_pull_that_asked_for_rows_once() -> None:
     shard = services()[0]
     client = connect([shard.handle])
-    shard.applier.hold()
+    held = HeldGate(shard)
     request = client.request({"item": ids_of(1)})
     for step in range(3):
         client.pull(step, request).result()
@@ -259,7 +260,7 @@ def test_the_histogram_counts_each_pull_that_asked_for_rows_once() -> None:
     client.pull(3, client.request({}))
     client.read(request).result()
     assert client.staleness_seen == {0: 1, 1: 1, 2: 1}
-    shard.applier.release()
+    held.release()
 
 
 # ---- compression ----

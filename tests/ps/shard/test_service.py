@@ -17,6 +17,7 @@ from shardkeep.ps.shard.consistency import BoundedGate
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.shard.tables import Tables
 from shardkeep.ps.wire.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message, text_of
+from tests.support.held_gate import HeldGate
 from tests.support.one_table import OneTable, pulled
 from tests.support.services import IDS, LIMIT_S, TABLES, answer, gradient, make_service, pull, push, raw, wanted
 from tests.support.tables import of_one_table
@@ -159,7 +160,7 @@ def test_many_more_pulls_than_threads_are_parked_and_none_blocks() -> None:
 
 def stale_pulls(service: ShardService) -> list[Future[Bytes]]:
     """Ten pulls by a worker whose pushes are acknowledged but not applied."""
-    service.applier.hold()
+    HeldGate(service)
     futures = []
     for step in range(10):
         futures.append(pull(service, step, wanted(0)))
@@ -171,8 +172,10 @@ def stale_pulls(service: ShardService) -> list[Future[Bytes]]:
 def test_bounded_holds_its_bound_while_the_application_of_pushes_is_delayed(bound: int) -> None:
     service = make_service(staleness=bound)
     futures = stale_pulls(service)
+    held = service.applier.gate
     assert [future.done() for future in futures] == [step <= bound for step in range(10)]
-    service.applier.release()
+    assert isinstance(held, HeldGate)
+    held.release()
     assert all(answer(future).value <= bound for future in futures)
     seen = report(service)["staleness"]
     assert sum(seen.values()) == 10 and max(int(s) for s in seen) <= bound
