@@ -140,6 +140,11 @@ class Tables(Sequence[Table]):
         self._mark = Mark(self._tables, self._marks, locks, self.changed.hand_over(base))
         return self._mark
 
+    @property
+    def pre_imaged(self) -> npt.NDArray[np.bool_]:
+        """Whether pushes keep the pre-images of a table's rows for a snapshot."""
+        return np.asarray(self._marks.any(axis=1))
+
     def _apply(self, gradients: Gradients, step: int) -> None:
         sections, pulled, squares_V = gradients.sections, gradients.pulled, gradients.squares_V
         found = pulled is not None

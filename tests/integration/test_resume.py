@@ -296,7 +296,7 @@ def test_a_mark_that_a_server_refuses_leaves_none_on_the_others(
 
     monkeypatch.setattr(job.services[1].snapshots, "mark", refused)
     marked: list[bool] = []
-    job.run(lambda step: bool(step == 11 and marked.append(job.services[0].tables._marks.any())))
+    job.run(lambda step: bool(step == 11 and marked.append(job.services[0].tables.pre_imaged.any())))
     texts = [record["text"] for kind, record in job.records if kind == "phase" and record["phase"] == "checkpoint"]
     assert texts[1] == "no checkpoint at step 10: server 1: no room for a mark; training goes on"
     assert [step for step, _ in Checkpoints(tmp_path).complete()] == [5, 14]

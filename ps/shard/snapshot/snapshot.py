@@ -141,6 +141,11 @@ class Mark:
             self.release(t)
         self.over = True
 
+    @property
+    def released(self) -> bool:
+        """Whether the memory of every table has been given back."""
+        return not any(self._marked)
+
     def check(self) -> None:
         """Raises CheckpointError when the mark was dropped."""
         if self._dropped is not None:

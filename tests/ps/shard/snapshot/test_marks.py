@@ -144,7 +144,7 @@ def test_a_snapshot_that_fails_gives_its_memory_back(tmp_path: Path, monkeypatch
     assert mark.kept_bytes().sum() > 0
     with pytest.raises(OSError, match="No space left"):
         read_back(tables, mark, tmp_path)
-    assert not tables._marks.any() and mark._marked == [None] * len(SPECS)
+    assert not tables.pre_imaged.any() and mark.released
     tables.apply([gradients(random_push(rng))], step=1)
     assert mark.kept_bytes().sum() == 0
 
@@ -153,7 +153,7 @@ def test_nothing_is_kept_of_a_table_that_is_written(tmp_path: Path) -> None:
     tables, rng = filled(), np.random.default_rng(5)
     mark = tables.mark()
     with contextlib.closing(Spill(tmp_path)) as held:
-        released = [part.table for part in walk.walk(mark, held, 1 << 20) if not tables._marks[: part.table].any()]
+        released = [part.table for part in walk.walk(mark, held, 1 << 20) if not tables.pre_imaged[: part.table].any()]
     assert released == [0, 1, 2, 3, 4, 5, ONE_ROW]
     tables.apply([gradients(random_push(rng))], step=1)
     assert mark.kept_bytes().sum() == 0

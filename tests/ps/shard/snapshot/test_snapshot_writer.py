@@ -118,7 +118,7 @@ def test_what_is_given_up_ends_at_once_and_leaves_room_for_the_next(
     assert held.reached.wait(LIMIT_S)
     assert told(ask(service, ask="unmark")) == (Kind.ANSWER, "{}")
     assert told(snapshot) == (Kind.ERROR, "the snapshot of step 1 was given up")
-    assert not service.tables._marks.any()
+    assert not service.tables.pre_imaged.any()
     checkpoints.begin(1)
     told(ask(service, ask="mark", step=1))
     held.go_on.set()
@@ -133,7 +133,7 @@ def test_closing_ends_a_snapshot_in_the_middle(service: ShardService, held: Held
     service.close("again")
     with pytest.raises(TransportError, match="the job is over"):
         snapshot.result(timeout=LIMIT_S)
-    assert not service.tables._marks.any()
+    assert not service.tables.pre_imaged.any()
 
 
 def test_a_folder_that_cannot_be_written_is_told_and_the_mark_given_back(
@@ -143,7 +143,7 @@ def test_a_folder_that_cannot_be_written_is_told_and_the_mark_given_back(
     told(ask(service, ask="mark", step=1))
     expected = f"{checkpoints.partial(1) / 'server-0'}: No such file or directory"
     assert told(ask(service, ask="snapshot", step=1)) == (Kind.ERROR, expected)
-    assert not service.tables._marks.any()
+    assert not service.tables.pre_imaged.any()
     assert answer(push(service, 1, gradient(0))).kind is Kind.ACK
 
 
