@@ -86,7 +86,7 @@ class AdminServer:
 
     def _take_snapshot(self, call: TakeSnapshot) -> None:
         with self._frozen(call.step):
-            self._snapshots.mark(call.step, call.base)
+            self._snapshots.take(call.step, call.base)
         if self._journal is not None:
             self._journal.roll()
 

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from shardkeep.base.array_kernels import all_finite
 from shardkeep.base.machine.versions import usable_cores
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.shard.snapshot.snapshot import Mark
+from shardkeep.ps.shard.snapshot.snapshot import Snapshot
 from shardkeep.ps.shard.table import pre_image_kernels
 from shardkeep.ps.shard.table import table_kernels as at
 from shardkeep.ps.shard.table.changed_rows import ChangedRows
@@ -92,11 +92,11 @@ class Tables(Sequence[Table]):
         count = min(MOST_LOCKS, usable_cores(), max(len(specs), 1))
         self._locks = [threading.Lock() for _ in range(count)]
         self._changes = [threading.Lock() for _ in range(count)]
-        """Held beside a lock by who changes rows, alone by who takes rows of a mark: pulls do not wait for it."""
+        """Held beside a lock by who changes rows, alone by who takes rows of a snapshot: pulls do not wait for it."""
         self._bounds = np.array([len(specs) * lock // count for lock in range(count + 1)])
         self.changed = ChangedRows(self._tables)
         self._marks = np.zeros((len(specs), pre_image_kernels.COLUMNS), dtype=np.int64)
-        self._mark: Mark | None = None
+        self._snapshot: Snapshot | None = None
 
     def __getitem__(self, t: int) -> Table:  # type: ignore[override]
         return self._tables[t]
@@ -129,16 +129,17 @@ class Tables(Sequence[Table]):
             gradients = self._finite(gradients)
         self._apply(gradients, step)
 
-    def mark(self, base: str = "") -> Mark:
-        """Notes what the rows are now: from here on they are kept when they change, until they are taken or the mark
-        is dropped. An earlier mark is. Nobody may call `apply` meanwhile; pulls may go on.
+    def snapshot(self, base: str = "") -> Snapshot:
+        """Fixes the rows as they are now: pushes keep pre-images of rows until these are taken or dropped.
 
-        `base`: a checkpoint's id; the mark is then of the rows that changed since, if that is known (`changed`)."""
-        if self._mark is not None:
-            self._mark.drop("another mark came")
+        Drops any earlier snapshot. Nobody may call `apply` meanwhile; pulls may continue.
+
+        `base`: a checkpoint's id; the snapshot is then of the rows that changed since, if that is known (`changed`)."""
+        if self._snapshot is not None:
+            self._snapshot.drop("another mark came")
         locks = [self._changes[self._lock_of(t)] for t in range(len(self))]
-        self._mark = Mark(self._tables, self._marks, locks, self.changed.hand_over(base))
-        return self._mark
+        self._snapshot = Snapshot(self._tables, self._marks, locks, self.changed.hand_over(base))
+        return self._snapshot
 
     @property
     def pre_imaged(self) -> npt.NDArray[np.bool_]:
@@ -157,8 +158,8 @@ class Tables(Sequence[Table]):
             tables_S = sections.tables_S[part]
             starts_S1 = sections.starts_S1[part.start : part.stop + 1] - ids.start
             self._make_room(tables_S, new_S[part])
-            if self._mark is not None and not self._mark.over:
-                self._mark.make_room(tables_S, np.diff(starts_S1))
+            if self._snapshot is not None and not self._snapshot.over:
+                self._snapshot.make_room(tables_S, np.diff(starts_S1))
             before_S = self._places[tables_S, at.COUNT]
             at.apply(
                 self._places, self._scales, self._marks, tables_S, starts_S1, sections.ids_V[ids], slots_V[ids], found,

@@ -287,14 +287,14 @@ def test_a_mark_that_a_server_refuses_leaves_none_on_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = LocalJob(job_config(2, 2, checkpoint__every_steps=5), drawn_data(), checkpoints=Checkpoints(tmp_path))
-    mark = job.services[1].snapshots.mark
+    mark = job.services[1].snapshots.take
 
     def refused(step: int, base: str) -> None:
         if step == 10:
             raise CheckpointError("no room for a mark")
         mark(step, base)
 
-    monkeypatch.setattr(job.services[1].snapshots, "mark", refused)
+    monkeypatch.setattr(job.services[1].snapshots, "take", refused)
     marked: list[bool] = []
     job.run(lambda step: bool(step == 11 and marked.append(job.services[0].tables.pre_imaged.any())))
     texts = [record["text"] for kind, record in job.records if kind == "phase" and record["phase"] == "checkpoint"]

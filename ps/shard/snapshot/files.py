@@ -27,7 +27,7 @@ from shardkeep.ps.checkpoints import Checkpoint, FileRecord
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import BUCKETS, server_of
 from shardkeep.ps.shard.snapshot.array_file import ArrayFile
-from shardkeep.ps.shard.snapshot.snapshot import Mark
+from shardkeep.ps.shard.snapshot.snapshot import Snapshot
 from shardkeep.ps.shard.snapshot.spill import Spill
 from shardkeep.ps.shard.snapshot.walk import walk
 from shardkeep.ps.shard.table.table import Table
@@ -53,26 +53,28 @@ class _Part:
     rows: int
 
 
-def write_snapshot(mark: Mark, checkpoint: Path, *, shard: int) -> list[FileRecord]:
-    """Writes the rows and slots of a mark below `checkpoint`/server-SHARD, then drops it; the files' records.
+def write_snapshot(snapshot: Snapshot, checkpoint: Path, *, shard: int) -> list[FileRecord]:
+    """Writes the rows and slots of a snapshot below `checkpoint`/server-SHARD, then drops it; the files' records.
 
-    Pulls and pushes may go on meanwhile. Raises OSError, and CheckpointError when the mark is dropped before."""
+    Pulls and pushes may go on meanwhile. Raises OSError, and CheckpointError when the snapshot is dropped before."""
     folder = checkpoint / f"server-{shard}"
     try:
         folder.mkdir()
         with ThreadPoolExecutor(1, thread_name_prefix="snapshot-sync") as syncing:  # the walk need not wait for a disk
             try:
-                parts, records = _write_rows(mark, folder, lambda path: syncing.submit(FileRecord.of, checkpoint, path))
+                parts, records = _write_rows(
+                    snapshot, folder, lambda path: syncing.submit(FileRecord.of, checkpoint, path)
+                )
             except BaseException:
                 syncing.shutdown(wait=False, cancel_futures=True)
                 raise
             written = [record.result() for record in records]
     finally:
-        mark.drop("its snapshot is done")
+        snapshot.drop("its snapshot is done")
     index = {
         "tables": [
             {"spec": table.spec.model_dump(mode="json"), "skipped_rows": skipped}
-            for table, skipped in zip(mark.tables, mark.skipped_rows_T, strict=True)
+            for table, skipped in zip(snapshot.tables, snapshot.skipped_rows_T, strict=True)
         ],
         "parts": [[p.table, p.file, p.first, p.end, p.rows] for p in parts],
     }
@@ -81,7 +83,7 @@ def write_snapshot(mark: Mark, checkpoint: Path, *, shard: int) -> list[FileReco
 
 
 def _write_rows(
-    mark: Mark, folder: Path, done: Callable[[Path], Future[FileRecord]]
+    snapshot: Snapshot, folder: Path, done: Callable[[Path], Future[FileRecord]]
 ) -> tuple[list[_Part], list[Future[FileRecord]]]:
     """The files of rows, each handed to `done`; which part is where."""
     parts: list[_Part] = []
@@ -89,9 +91,9 @@ def _write_rows(
     file: ArrayFile | None = None
     with contextlib.ExitStack() as opened:
         spill = opened.enter_context(contextlib.closing(Spill(folder)))
-        for part in opened.enter_context(contextlib.closing(walk(mark, spill, min(PART_BYTES, FILE_BYTES)))):
+        for part in opened.enter_context(contextlib.closing(walk(snapshot, spill, min(PART_BYTES, FILE_BYTES)))):
             if file is None:
-                mark.check()  # one that was given up must not touch files that another may be writing
+                snapshot.check()  # one that was given up must not touch files that another may be writing
                 file = opened.enter_context(contextlib.closing(ArrayFile(folder / _file_name(len(records)))))
             columns = part.columns
             for what, array in (("ids", columns.ids_K), ("rows", columns.rows_KD), ("slots", columns.slots_KS)):

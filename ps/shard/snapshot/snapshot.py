@@ -1,7 +1,8 @@
-"""Mark: a server's rows as they were at one instant, while pushes go on changing them. Knows no file and no order.
+"""Snapshot: a server's rows as they were at one instant, while pushes go on changing them. Knows no file and no order.
 
-A push that comes after the mark first copies those of its rows that nobody has taken yet: row by row, for popular rows
-lie everywhere, and by 64 KB segments a few pushes would copy whole tables. A bit a row says which are copied or taken.
+A push after the snapshot first copies those of its rows that nobody has taken yet. These copies are the pre-images. It
+copies single rows, because popular rows lie everywhere: by 64 KB segments a few pushes would copy whole tables. One bit
+per row says whether the row is copied or taken.
 """
 # U = unique rows, K = rows of a part, D = embedding dim, S = optimizer slots of a row
 
@@ -39,17 +40,17 @@ class Columns:
         return Columns(self.ids_K[:count], self.rows_KD[:count], self.slots_KS[:count])
 
 
-class _Marked:
-    """What one table's mark owns: the bits and the kept rows."""
+class _PreImages:
+    """What one table's snapshot owns: the bits and the pre-images."""
 
     def __init__(self, table: Table, changed: Bits) -> None:
-        """`changed`: bits of the rows that the mark is of; the others count as taken."""
+        """`changed`: bits of the rows that the snapshot is of; the others count as taken."""
         size = -(-table.num_rows // 8)
         self.bits = ~changed[:size] if changed.size else np.zeros(size, dtype=np.uint8)
-        self.kept = Records(table.records.width)
+        self.pre_images = Records(table.records.width)
 
 
-class Mark:
+class Snapshot:
     """The rows of all tables, or those that changed since a checkpoint, as they were when this was made, each to be
     taken once.
 
@@ -69,9 +70,9 @@ class Mark:
         changes. `changed`: the bits of each table's rows that count, which nobody changes; None = all rows."""
         self.tables = tables
         self.full = changed is None
-        """Whether the mark is of all rows."""
+        """Whether the snapshot is of all rows."""
         self.chosen_T: Sequence[Bits] = [ALL] * len(tables) if changed is None else changed
-        """Bits of each table's rows that the mark is of, or ALL."""
+        """Bits of each table's rows that the snapshot is of, or ALL."""
         self.rows_T = [table.num_rows for table in tables]
         self.skipped_rows_T = [table.skipped_rows for table in tables]
         self.over = False
@@ -79,27 +80,27 @@ class Mark:
         self._dropped: str | None = None
         self._marks, self._locks = marks, locks
         self._record_bytes_T = np.array([4 * table.records.width for table in tables], dtype=np.int64)
-        self._marked: list[_Marked | None] = [
-            _Marked(table, chosen) if table.num_rows else None
+        self._pre_images: list[_PreImages | None] = [
+            _PreImages(table, chosen) if table.num_rows else None
             for table, chosen in zip(tables, self.chosen_T, strict=True)
         ]
-        for t, marked in enumerate(self._marked):
-            if marked is not None:
-                self._note_kept(t, marked)
-                marks[t, at.BITS], marks[t, at.NUM_BITS] = marked.bits.ctypes.data, marked.bits.size
+        for t, images in enumerate(self._pre_images):
+            if images is not None:
+                self._note_pre_images(t, images)
+                marks[t, at.BITS], marks[t, at.NUM_BITS] = images.bits.ctypes.data, images.bits.size
                 marks[t, at.ROWS] = self.rows_T[t]
 
     def make_room(self, tables_S: Ints, rows_S: Ints) -> None:
         """Makes room for the rows of a push."""
         for t, rows in zip(tables_S.tolist(), rows_S.tolist(), strict=True):
-            marked = self._marked[t]
-            if marked is not None and self._marks[t, at.COUNT] + rows > marked.kept.capacity:
-                marked.kept.reserve(int(self._marks[t, at.COUNT]) + rows)
-                self._note_kept(t, marked)
+            images = self._pre_images[t]
+            if images is not None and self._marks[t, at.COUNT] + rows > images.pre_images.capacity:
+                images.pre_images.reserve(int(self._marks[t, at.COUNT]) + rows)
+                self._note_pre_images(t, images)
 
     def take(self, t: int, order_U: Order, to: Columns, k: int) -> tuple[int, float]:
         """Takes those of the rows in slots `order` that are not kept, to place `k` on; returns the place after them,
-        and the seconds for which it held up pushes. Raises CheckpointError when the mark was dropped."""
+        and the seconds for which it held up pushes. Raises CheckpointError when the snapshot was dropped."""
         records = self.tables[t].records
         with self._locks[t]:
             started = time.perf_counter()
@@ -108,34 +109,34 @@ class Mark:
             k = at.take(*place, bits, order_U, to.ids_K, to.rows_KD, to.slots_KS, k)
             return k, time.perf_counter() - started
 
-    def kept(self, t: int) -> tuple[Records, int]:
-        """The kept rows; the first so many do not change any more. Raises CheckpointError when the mark was dropped."""
+    def pre_images(self, t: int) -> tuple[Records, int]:
+        """The pre-images; the first so many do not change any more. Raises CheckpointError after a drop."""
         with self._locks[t]:
-            return self._held(t).kept, int(self._marks[t, at.COUNT])
+            return self._held(t).pre_images, int(self._marks[t, at.COUNT])
 
     def take_over(self, t: int) -> tuple[Records, int]:
         """As `kept`, and further ones go elsewhere."""
         with self._locks[t]:
-            marked = self._held(t)
-            kept, count = marked.kept, int(self._marks[t, at.COUNT])
-            marked.kept = Records(kept.width)
+            images = self._held(t)
+            pre_images, count = images.pre_images, int(self._marks[t, at.COUNT])
+            images.pre_images = Records(pre_images.width)
             self._marks[t, at.COUNT] = 0
-            self._note_kept(t, marked)
-            return kept, count
+            self._note_pre_images(t, images)
+            return pre_images, count
 
-    def kept_bytes(self) -> Ints:
-        """Bytes of the kept rows of each table, about."""
+    def pre_image_bytes(self) -> Ints:
+        """Bytes of the pre-images of each table, about."""
         return self._record_bytes_T * self._marks[:, at.COUNT]
 
     def release(self, t: int) -> None:
         """Nothing of a table is kept any more, and its memory is given back."""
         with self._locks[t]:
-            if self._marked[t] is not None:  # else it may be a later mark's
+            if self._pre_images[t] is not None:  # else it may be a later snapshot's
                 self._marks[t] = 0
-                self._marked[t] = None
+                self._pre_images[t] = None
 
     def drop(self, reason: str) -> None:
-        """Ends the mark: all memory is given back, and who still takes rows is told why. Idempotent."""
+        """Ends the snapshot: all memory is given back, and who still takes rows is told why. Idempotent."""
         self._dropped = self._dropped or reason
         for t in range(len(self.tables)):
             self.release(t)
@@ -144,19 +145,19 @@ class Mark:
     @property
     def released(self) -> bool:
         """Whether the memory of every table has been given back."""
-        return not any(self._marked)
+        return not any(self._pre_images)
 
     def check(self) -> None:
-        """Raises CheckpointError when the mark was dropped."""
+        """Raises CheckpointError when the snapshot was dropped."""
         if self._dropped is not None:
             raise CheckpointError(self._dropped)
 
-    def _held(self, t: int) -> _Marked:
+    def _held(self, t: int) -> _PreImages:
         self.check()
-        marked = self._marked[t]
-        assert marked is not None  # taken before its release, and only where there are rows
-        return marked
+        images = self._pre_images[t]
+        assert images is not None  # taken before its release, and only where there are rows
+        return images
 
-    def _note_kept(self, t: int, marked: _Marked) -> None:
-        addresses = marked.kept.addresses
+    def _note_pre_images(self, t: int, images: _PreImages) -> None:
+        addresses = images.pre_images.addresses
         self._marks[t, at.ADDRESSES], self._marks[t, at.NUM_ADDRESSES] = addresses.ctypes.data, addresses.size

@@ -1,4 +1,4 @@
-"""Spill: kept rows of a mark that memory has no room for, in a file that has no name, sorted by placement bucket."""
+"""Spill: pre-images that memory has no room for, in a file without a name, sorted by placement bucket."""
 # U = rows written at once, K = rows of a part, W = words of a record, B = buckets that have rows
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from shardkeep.ps.placement import BUCKETS
 from shardkeep.ps.shard.snapshot.bucket_order import bucket_order
-from shardkeep.ps.shard.snapshot.snapshot import Columns, Mark
+from shardkeep.ps.shard.snapshot.snapshot import Columns, Snapshot
 from shardkeep.ps.shard.table import pre_image_kernels as at
 from shardkeep.ps.shard.table.records import Records
 
 LIMIT_BYTES = 24 << 20
-"""Bytes of kept rows from which on they are written away."""
+"""Bytes of pre-images from which on they are written away."""
 _ROWS_AT_ONCE = 16384
 
 
@@ -37,7 +37,7 @@ class _Run:
 
 
 class Spill:
-    """Where a walk over a mark's rows leaves kept ones until their bucket's turn. Not thread safe."""
+    """Where a walk over a snapshot's rows leaves kept ones until their bucket's turn. Not thread safe."""
 
     def __init__(self, folder: Path) -> None:
         """Raises OSError."""
@@ -48,14 +48,14 @@ class Spill:
     def close(self) -> None:
         self._file.close()
 
-    def relieve(self, mark: Mark) -> None:
-        """Writes away the largest tables' kept rows if all together are too many. Raises OSError, CheckpointError."""
-        bytes_T = mark.kept_bytes()
+    def relieve(self, snapshot: Snapshot) -> None:
+        """Writes away the largest tables' pre-images if all together are too many. Raises OSError, CheckpointError."""
+        bytes_T = snapshot.pre_image_bytes()
         if bytes_T.sum() <= LIMIT_BYTES:
             return
         while bytes_T.sum() > LIMIT_BYTES // 2:
             t = int(bytes_T.argmax())
-            self._append(t, *mark.take_over(t))
+            self._append(t, *snapshot.take_over(t))
             bytes_T[t] = 0
 
     def take(self, t: int, first: int, end: int, to: Columns, k: int) -> int:

@@ -1,4 +1,4 @@
-"""Walk: a mark's rows part by part, in the order of placement buckets, without holding up pushes for long."""
+"""Walk: a snapshot's rows part by part, in the order of placement buckets, without holding up pushes for long."""
 # N = rows of a table, K = rows of a part, D = embedding dim, S = optimizer slots of a row, B = buckets
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from shardkeep.base.errors import CheckpointError
 from shardkeep.ps.placement import BUCKETS
 from shardkeep.ps.shard.snapshot.bucket_order import bucket_order
-from shardkeep.ps.shard.snapshot.snapshot import Columns, Mark
+from shardkeep.ps.shard.snapshot.snapshot import Columns, Snapshot
 from shardkeep.ps.shard.snapshot.spill import Spill
 from shardkeep.ps.shard.table import pre_image_kernels as at
 from shardkeep.ps.shard.table.pages import SMALL, Pages
@@ -33,22 +33,22 @@ class Part:
     columns: Columns
 
 
-def walk(mark: Mark, spill: Spill, part_bytes: int) -> Generator[Part, None, None]:
-    """All rows of a mark, in parts of about so many bytes that are valid until the next one. A table whose rows are
-    all taken is released. Raises CheckpointError when the mark was dropped, OSError."""
-    for t, rows in enumerate(mark.rows_T):
+def walk(snapshot: Snapshot, spill: Spill, part_bytes: int) -> Generator[Part, None, None]:
+    """All rows of a snapshot, in parts of about so many bytes that are valid until the next one. A table whose rows are
+    all taken is released. Raises CheckpointError when the snapshot was dropped, OSError."""
+    for t, rows in enumerate(snapshot.rows_T):
         if rows:
-            yield from _walk_table(mark, spill, t, part_bytes)
-        mark.release(t)
+            yield from _walk_table(snapshot, spill, t, part_bytes)
+        snapshot.release(t)
 
 
-def _walk_table(mark: Mark, spill: Spill, t: int, part_bytes: int) -> Generator[Part, None, None]:
+def _walk_table(snapshot: Snapshot, spill: Spill, t: int, part_bytes: int) -> Generator[Part, None, None]:
     def between() -> None:
-        mark.check()
-        spill.relieve(mark)
+        snapshot.check()
+        spill.relieve(snapshot)
 
-    table = mark.tables[t]
-    order, starts_B1 = bucket_order(table.records, mark.rows_T[t], between, chosen=mark.chosen_T[t])
+    table = snapshot.tables[t]
+    order, starts_B1 = bucket_order(table.records, snapshot.rows_T[t], between, chosen=snapshot.chosen_T[t])
     if not order.array.size:
         return
     ranges = _ranges(starts_B1, max(1, part_bytes // table.row_bytes))
@@ -58,10 +58,10 @@ def _walk_table(mark: Mark, spill: Spill, t: int, part_bytes: int) -> Generator[
         columns = room.columns.head(order_K.size)
         k = 0
         for begin in range(0, order_K.size, ROWS_AT_ONCE):
-            k, held_s = mark.take(t, order_K[begin : begin + ROWS_AT_ONCE], columns, k)
+            k, held_s = snapshot.take(t, order_K[begin : begin + ROWS_AT_ONCE], columns, k)
             time.sleep(held_s)  # locks are not fair: without a rest the walk would keep pushes out
-            spill.relieve(mark)
-        kept, count = mark.kept(t)
+            spill.relieve(snapshot)
+        kept, count = snapshot.pre_images(t)
         place = kept.addresses, kept.shift, kept.width
         k = at.take_kept(*place, count, first, end, columns.ids_K, columns.rows_KD, columns.slots_KS, k)
         k = spill.take(t, first, end, columns, k)

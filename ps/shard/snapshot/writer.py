@@ -1,4 +1,4 @@
-"""SnapshotWriter: one server's mark at a step boundary and its snapshot, written by a thread while training goes on."""
+"""SnapshotWriter: takes one server's snapshot at a step boundary and writes it in a thread while training continues."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 from shardkeep.base.errors import CheckpointError, ProtocolError, TransportError
 from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.ps.shard.snapshot.files import write_snapshot
-from shardkeep.ps.shard.snapshot.snapshot import Mark
+from shardkeep.ps.shard.snapshot.snapshot import Snapshot
 from shardkeep.ps.shard.tables import Tables
 from shardkeep.ps.wire.admin import SnapshotFiles
 
 
 class SnapshotWriter:
-    """At most one mark, and at most one snapshot under way. Thread safe."""
+    """At most one snapshot, and at most one snapshot under way. Thread safe."""
 
     def __init__(self, tables: Tables, checkpoints: Checkpoints | None, *, shard: int) -> None:
         self._tables, self._checkpoints, self._shard = tables, checkpoints, shard
         self._lock = threading.Lock()
-        self._mark: Mark | None = None
-        self._step = -1  # of the last mark, unless its snapshot failed
+        self._snapshot: Snapshot | None = None
+        self._step = -1  # of the last snapshot, unless writing it failed
         self._answer: Future[SnapshotFiles] | None = None  # of the snapshot under way
 
     def folder(self) -> Checkpoints:
@@ -31,36 +31,38 @@ class SnapshotWriter:
             raise CheckpointError("this server was told no folder for checkpoints")
         return self._checkpoints
 
-    def mark(self, step: int, base: str = "") -> None:
-        """Notes the rows as they are now, in a millisecond; nobody may apply a push meanwhile. A mark that nobody
-        asked a snapshot of is dropped. `base`: the id of the checkpoint since which changed rows are enough, if this
-        server knows them. Raises CheckpointError while a snapshot is written."""
+    def take(self, step: int, base: str = "") -> None:
+        """Fixes the rows as they are now, in a millisecond; nobody may apply a push meanwhile.
+
+        Drops an earlier snapshot that is not being written. `base`: the id of the checkpoint since which changed rows
+        are enough, if this server knows them. Raises CheckpointError while a snapshot is written."""
         self.folder()
         with self._lock:
             if self._answer is not None:
                 raise CheckpointError(f"the snapshot of step {self._step} is still being written")
-            self._mark, self._step = self._tables.mark(base), step
+            self._snapshot, self._step = self._tables.snapshot(base), step
 
     def write(self, step: int) -> Future[SnapshotFiles]:
-        """Starts writing the rows of the mark of `step`; ends with the files' records, and whether they are all rows.
-        Raises ProtocolError when there is no such mark."""
+        """Starts writing the snapshot of `step`; ends with the files' records, and whether they hold all rows.
+
+        Raises ProtocolError when there is no such snapshot."""
         with self._lock:
-            if self._mark is None or self._step != step or self._answer is not None:
+            if self._snapshot is None or self._step != step or self._answer is not None:
                 raise ProtocolError(f"a snapshot of step {step} without a mark of that step")
             answer = self._answer = Future()
             answer.set_running_or_notify_cancel()
-            partial, mark = self.folder().partial(step), self._mark
-        threading.Thread(target=self._run, args=(answer, mark, partial), name="snapshot", daemon=True).start()
+            partial, snapshot = self.folder().partial(step), self._snapshot
+        threading.Thread(target=self._run, args=(answer, snapshot, partial), name="snapshot", daemon=True).start()
         return answer
 
     def saved(self, step: int, checkpoint: str) -> None:
-        """The checkpoint of `step` is complete; its id. Later marks may be of the rows that changed since."""
+        """The checkpoint of `step` is complete; its id. Later snapshots may hold only the rows that changed since."""
         with self._lock:
-            if self._step == step and self._mark is None:
+            if self._step == step and self._snapshot is None:
                 self._tables.changed.complete(checkpoint)
 
     def drop(self) -> None:
-        """Ends a snapshot under way with CheckpointError, and drops the mark. Idempotent."""
+        """Ends a snapshot under way with CheckpointError, and drops the snapshot. Idempotent."""
         self._end(CheckpointError(f"the snapshot of step {self._step} was given up"))
 
     def close(self, reason: str) -> None:
@@ -69,28 +71,28 @@ class SnapshotWriter:
 
     def _end(self, error: CheckpointError | TransportError) -> None:
         with self._lock:
-            answer, mark, self._answer, self._mark = self._answer, self._mark, None, None
+            answer, snapshot, self._answer, self._snapshot = self._answer, self._snapshot, None, None
             self._step = -1
-        if mark is not None:
-            mark.drop(str(error))
+        if snapshot is not None:
+            snapshot.drop(str(error))
         if answer is not None:
             answer.set_exception(error)
 
-    def _run(self, answer: Future[SnapshotFiles], mark: Mark, partial: Path) -> None:
+    def _run(self, answer: Future[SnapshotFiles], snapshot: Snapshot, partial: Path) -> None:
         written = SnapshotFiles([], full=True)
         failed: Exception | None = None
         try:
-            files = [asdict(file) for file in write_snapshot(mark, partial, shard=self._shard)]
-            written = SnapshotFiles(files, mark.full)
+            files = [asdict(file) for file in write_snapshot(snapshot, partial, shard=self._shard)]
+            written = SnapshotFiles(files, snapshot.full)
         except OSError as error:
             failed = CheckpointError(f"{error.filename or self.folder().folder}: {error.strerror or error}")
         except Exception as error:  # its asker must learn of a defect of ours, too
             failed = error.with_traceback(None)  # its frames hold the walk's memory
-        mark.drop("its snapshot is done")
+        snapshot.drop("its snapshot is done")
         with self._lock:
             if self._answer is not answer:  # it was given up, and its asker told
                 return
-            self._answer = self._mark = None
+            self._answer = self._snapshot = None
             if failed is not None:
                 self._step = -1
         if failed is not None:

@@ -13,7 +13,7 @@ from shardkeep.ps.placement import server_of
 from shardkeep.ps.shard.snapshot import files as snapshot
 from shardkeep.ps.shard.snapshot import spill, walk
 from shardkeep.ps.shard.snapshot.files import load_snapshots, write_snapshot
-from shardkeep.ps.shard.snapshot.snapshot import Mark
+from shardkeep.ps.shard.snapshot.snapshot import Snapshot
 from shardkeep.ps.shard.tables import Tables
 from tests.support.marked_tables import IDS, SPECS, Between, filled, random_push, same, state
 from tests.support.one_table import OneTable, ids_in
@@ -22,7 +22,7 @@ from tests.support.tables import ByTable, gradients
 Noted = list[set[int]]
 
 
-def noted(mark: Mark) -> Noted:
+def noted(mark: Snapshot) -> Noted:
     """Ids of the rows that a mark is of, table by table."""
     found = []
     for table, chosen in zip(mark.tables, mark.chosen_T, strict=True):
@@ -57,7 +57,7 @@ def test_the_rows_of_every_push_are_noted_and_no_others() -> None:
     pushes = pushed(tables, 1)
     bad = (np.array([2, 4]), np.full((2, SPECS[0].dim), np.nan, np.float32))
     tables.apply([gradients({0: bad})], step=1)
-    mark = tables.mark("base")
+    mark = tables.snapshot("base")
     assert not mark.full
     assert noted(mark) == ids_of(*pushes)
 
@@ -79,25 +79,25 @@ def test_bits_stay_when_a_table_grows() -> None:
 def test_what_was_handed_over_comes_back_unless_its_checkpoint_is_complete() -> None:
     tables = followed()
     first = pushed(tables, 1)
-    tables.mark("base")
+    tables.snapshot("base")
     second = pushed(tables, 2)
-    assert noted(tables.mark("base")) == ids_of(*first, *second)  # nobody said that the one before is complete
+    assert noted(tables.snapshot("base")) == ids_of(*first, *second)  # nobody said that the one before is complete
     third = pushed(tables, 3)
-    assert noted(tables.mark("base")) == ids_of(*first, *second, *third)
+    assert noted(tables.snapshot("base")) == ids_of(*first, *second, *third)
     tables.changed.complete("next")
     fourth = pushed(tables, 4)
-    assert tables.mark("base").full
-    assert noted(tables.mark("next")) == ids_of(*fourth)
+    assert tables.snapshot("base").full
+    assert noted(tables.snapshot("next")) == ids_of(*fourth)
 
 
 @pytest.mark.parametrize("base", ["", "another"])
 def test_a_mark_since_a_checkpoint_that_the_tables_do_not_know_is_of_all_rows(base: str) -> None:
     tables, never = followed(""), filled()
     for each in (tables, never):
-        mark = each.mark(base)
+        mark = each.snapshot(base)
         assert mark.full and all(not chosen.size for chosen in mark.chosen_T)
     never.changed.complete("base")
-    assert never.mark("base").full
+    assert never.snapshot("base").full
 
 
 # ---- increments ----
@@ -118,7 +118,7 @@ class Job:
         step = 1 if base is None else base.step + 1
         partial = self.checkpoints.begin(step)
         asked = ["" if base is None or s in full else base.id for s in range(len(self.shards))]
-        marks = [tables.mark(id) for tables, id in zip(self.shards, asked, strict=True)]
+        marks = [tables.snapshot(id) for tables, id in zip(self.shards, asked, strict=True)]
         files = [file for s, mark in enumerate(marks) for file in write_snapshot(mark, partial, shard=s)]
         self.last = self.checkpoints.commit(step, files, {}, base=base)
         for tables in self.shards:
@@ -208,9 +208,9 @@ def test_rows_that_did_not_change_before_the_mark_are_not_kept_after_it(tmp_path
     tables = followed()
     ids, dim = np.arange(0, 20, 2), SPECS[0].dim
     tables.apply([gradients({0: (ids, np.ones((10, dim), np.float32))})], step=1)
-    mark = tables.mark("base")
+    mark = tables.snapshot("base")
     tables.apply([gradients({0: (np.arange(10, 40, 2), np.ones((15, dim), np.float32))})], step=1)
-    assert mark.kept(0)[1] == 5
+    assert mark.pre_images(0)[1] == 5
 
 
 @pytest.mark.parametrize("damaged", ["full", "increment"])

@@ -18,7 +18,7 @@ from shardkeep.ps.shard.snapshot import files as snapshot
 from shardkeep.ps.shard.snapshot import spill, walk
 from shardkeep.ps.shard.snapshot.bucket_order import bucket_order
 from shardkeep.ps.shard.snapshot.files import load_snapshots, write_snapshot
-from shardkeep.ps.shard.snapshot.snapshot import Mark
+from shardkeep.ps.shard.snapshot.snapshot import Snapshot
 from shardkeep.ps.shard.snapshot.spill import Spill
 from shardkeep.ps.shard.table.records import Records
 from shardkeep.ps.shard.table.row_kernels import write_words
@@ -28,7 +28,7 @@ from tests.support.one_table import applied
 from tests.support.tables import gradients, sections
 
 
-def read_back(tables: Tables, mark: Mark, folder: Path) -> Tables:
+def read_back(tables: Tables, mark: Snapshot, folder: Path) -> Tables:
     """What a snapshot of `mark`, written now, fills empty tables with."""
     checkpoints = Checkpoints(folder)
     files = write_snapshot(mark, checkpoints.begin(1), shard=0)
@@ -58,7 +58,7 @@ def test_a_snapshot_is_the_state_at_the_mark_whatever_is_pushed_between_any_two_
     monkeypatch.setattr(spill, "LIMIT_BYTES", kept_bytes)
     monkeypatch.setattr(walk, "ROWS_AT_ONCE", 100)
     monkeypatch.setattr(walk, "time", Between(pushed))
-    mark = tables.mark()
+    mark = tables.snapshot()
     pushed()
     read = read_back(tables, mark, tmp_path)
     assert same(state(read), before)
@@ -75,7 +75,7 @@ def test_a_snapshot_is_the_state_at_the_mark_while_threads_push(
     monkeypatch.setattr(snapshot, "FILE_BYTES", 50_000)
     monkeypatch.setattr(spill, "LIMIT_BYTES", 50_000)
     monkeypatch.setattr(walk, "ROWS_AT_ONCE", 64)
-    mark, over, counts = tables.mark(), threading.Event(), [0, 0, 0]
+    mark, over, counts = tables.snapshot(), threading.Event(), [0, 0, 0]
 
     def push(i: int) -> None:
         rng = np.random.default_rng(i)
@@ -103,7 +103,7 @@ def test_a_row_is_kept_though_the_pull_of_its_push_did_not_find_it(tmp_path: Pat
     pulled = tables.pull(wanted, np.empty(SPECS[0].dim, np.float32))  # before another worker's push makes the row
     ones = np.ones(SPECS[0].dim, np.float32)
     tables.apply([Gradients(wanted, ones)], step=0)
-    before, mark = state(tables), tables.mark()
+    before, mark = state(tables), tables.snapshot()
     tables.apply([Gradients(wanted, ones, pulled)], step=0)
     assert same(state(read_back(tables, mark, tmp_path)), before)
 
@@ -111,16 +111,16 @@ def test_a_row_is_kept_though_the_pull_of_its_push_did_not_find_it(tmp_path: Pat
 def test_each_of_two_marks_in_a_row_has_its_own_instant(tmp_path: Path) -> None:
     tables, rng = filled(), np.random.default_rng(2)
     for number in range(2):
-        before, mark = state(tables), tables.mark()
+        before, mark = state(tables), tables.snapshot()
         tables.apply([gradients(random_push(rng))], step=1)
         assert same(state(read_back(tables, mark, tmp_path / str(number))), before)
 
 
 def test_a_mark_drops_the_one_before_it(tmp_path: Path) -> None:
     tables, rng = filled(), np.random.default_rng(3)
-    first = tables.mark()
+    first = tables.snapshot()
     tables.apply([gradients(random_push(rng))], step=1)
-    before, second = state(tables), tables.mark()
+    before, second = state(tables), tables.snapshot()
     tables.apply([gradients(random_push(rng))], step=1)
     with pytest.raises(CheckpointError, match="another mark came"):
         read_back(tables, first, tmp_path / "first")
@@ -139,24 +139,24 @@ def test_a_snapshot_that_fails_gives_its_memory_back(tmp_path: Path, monkeypatch
         add(self, name, array)
 
     monkeypatch.setattr(snapshot.ArrayFile, "add", full)
-    mark = tables.mark()
+    mark = tables.snapshot()
     tables.apply([gradients(random_push(rng))], step=1)
-    assert mark.kept_bytes().sum() > 0
+    assert mark.pre_image_bytes().sum() > 0
     with pytest.raises(OSError, match="No space left"):
         read_back(tables, mark, tmp_path)
     assert not tables.pre_imaged.any() and mark.released
     tables.apply([gradients(random_push(rng))], step=1)
-    assert mark.kept_bytes().sum() == 0
+    assert mark.pre_image_bytes().sum() == 0
 
 
 def test_nothing_is_kept_of_a_table_that_is_written(tmp_path: Path) -> None:
     tables, rng = filled(), np.random.default_rng(5)
-    mark = tables.mark()
+    mark = tables.snapshot()
     with contextlib.closing(Spill(tmp_path)) as held:
         released = [part.table for part in walk.walk(mark, held, 1 << 20) if not tables.pre_imaged[: part.table].any()]
     assert released == [0, 1, 2, 3, 4, 5, ONE_ROW]
     tables.apply([gradients(random_push(rng))], step=1)
-    assert mark.kept_bytes().sum() == 0
+    assert mark.pre_image_bytes().sum() == 0
 
 
 def test_slots_are_ordered_by_bucket() -> None:
@@ -175,7 +175,7 @@ def test_many_small_tables_take_several_files(tmp_path: Path) -> None:
     tables, checkpoints = Tables(specs, seed=7), Checkpoints(tmp_path)
     for t in range(200):
         applied(tables[t], np.array([t]), np.ones((1, 1), np.float32), step=0)
-    files = write_snapshot(tables.mark(), checkpoints.begin(1), shard=0)
+    files = write_snapshot(tables.snapshot(), checkpoints.begin(1), shard=0)
     assert [file.path for file in files] == [f"server-0/rows-{i:05d}.safetensors" for i in range(5)] + [
         "server-0/snapshot.json"
     ]

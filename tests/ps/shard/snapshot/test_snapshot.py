@@ -44,7 +44,7 @@ def saved(folder: Path, num_shards: int, *, rows: int) -> Checkpoint:
     checkpoints = Checkpoints(folder)
     partial = checkpoints.begin(2)
     shards = [tables_of(shard, num_shards, rows=rows) for shard in range(num_shards)]
-    files = [file for s, tables in enumerate(shards) for file in write_snapshot(tables.mark(), partial, shard=s)]
+    files = [file for s, tables in enumerate(shards) for file in write_snapshot(tables.snapshot(), partial, shard=s)]
     return checkpoints.commit(2, files, {})
 
 
