@@ -13,7 +13,7 @@ from shardkeep.ps.control.lifecycle import Lifecycle
 from shardkeep.ps.control.losses import Losses
 from shardkeep.ps.control.membership import Membership
 from shardkeep.ps.control.persisted_state import PersistedState
-from shardkeep.ps.control.records import Formation, JobSink, Shared
+from shardkeep.ps.control.records import Formation, JobSink, JobState, Shared
 from shardkeep.ps.control.recoveries import Recoveries
 
 Write = Callable[[], None]
@@ -81,16 +81,16 @@ class Job:
         full), the job fails, not the call."""
         with self._changed:
             scope = Transaction()
-            before = self.life.now.version
+            before = self.life.now
             try:
                 yield scope
             finally:
-                self._write_events()
-                save = scope.save or self.life.now.version != before
+                self._write_events(before)
+                save = scope.save or self.life.now.version != before.version
                 if save and not self.life.now.over:
                     self._write(lambda: self._sink.standing(self._state().to_record()))
                 self._finish()
-                if save or self.life.now.version != before:  # writing may have failed the job
+                if save or self.life.now.version != before.version:  # writing may have failed the job
                     self._changed.notify_all()
 
     @contextlib.contextmanager
@@ -139,10 +139,15 @@ class Job:
             warnings=tuple(self.events.warnings),
         )
 
-    def _write_events(self) -> None:
-        for kind, record in self.events.unwritten():
-            write = self._sink.progress if kind == "progress" else self._sink.event
-            self._write(lambda write=write, record=record: write(record))  # type: ignore[misc]
+    def _write_events(self, before: JobState) -> None:
+        """Writes what the transaction added. If that fails, the job fails, even if the transaction completed it."""
+        try:
+            for kind, record in self.events.unwritten():
+                write = self._sink.progress if kind == "progress" else self._sink.event
+                write(record)
+        except OSError as error:
+            if not before.over:
+                self.life.fail_unwritten(_unwritable(error))
 
     def _finish(self) -> None:
         """Writes the summary of a job that is over; again if a better message follows."""
@@ -161,4 +166,8 @@ class Job:
         try:
             write()
         except OSError as error:
-            self.life.fail(f"the run folder cannot be written: {error}")
+            self.life.fail(_unwritable(error))
+
+
+def _unwritable(error: OSError) -> str:
+    return f"the run folder cannot be written: {error}"

@@ -61,5 +61,10 @@ class Lifecycle:
         self._become("failed", message=message, exit_code=exit_code, lost=lost)
         return True
 
+    def fail_unwritten(self, message: str) -> None:
+        """Fails a job whose last change cannot be written, in place of that change."""
+        self._symptom = False
+        self._become("failed", message=message, exit_code=1, lost=False)
+
     def _become(self, state: str, **changes: object) -> None:
         self.now = replace(self.now, state=state, version=self.now.version + 1, **changes)  # type: ignore[arg-type]
