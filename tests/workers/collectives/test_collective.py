@@ -231,7 +231,9 @@ def bytes_on_the_wire(rank: Rank) -> tuple[int, int]:
     collective.gather_arrays(np.ones(1000 * rank.number), purpose="metrics")
     collective.barrier(purpose="agreements")
     time.sleep(0.2)  # nobody sends any more
-    return traffic.ledger.totals()["total"], kernel_sent() - at_first
+    found = traffic.ledger.totals()["total"], kernel_sent() - at_first
+    formed.barrier()  # the connections of a rank that leaves are gone
+    return found
 
 
 def listening_addresses(rank: Rank) -> set[str]:
