@@ -28,6 +28,24 @@ ONLY_IN = {  # a foreign module -> the only places that may import it
 }
 
 
+FOLDERS = (  # of the package, lowest first
+    "base/machine", "base/compiling", "base",
+    "proto",
+    "compression/ids", "compression/values", "compression/selection", "compression", "compression/tower",
+    "ps", "ps/wire", "ps/transport", "ps/rpc", "ps/control", "ps/control/grpc",
+    "ps/shard/journal", "ps/shard/table/optimizers", "ps/shard/table", "ps/shard/snapshot", "ps/shard", "ps/client",
+    "workers/collectives", "workers/timing", "workers/dense/cpu", "workers/dense", "workers/metrics", "workers/models",
+    "workers/data", "workers/data/conversion", "workers/data/cache", "workers/data/sources", "workers/embeddings",
+    "workers",
+    "config_files", "",
+    "trust", "run", "roles", "launch", "loop", "estimate", "sweep", "cli",
+)  # fmt: skip
+"""A module imports from folders that stand before its own, from its own, and from folders above or below its own. "" is
+`shardkeep/` itself."""
+TOPMOST = ("__init__.py", "__main__.py")
+"""Modules of `shardkeep/` that import from any folder."""
+
+
 PRIVATE = {
     "tests/integration/test_consistency.py: _transport",
     "tests/integration/test_equality.py: _slices",
@@ -68,6 +86,18 @@ def imported(nodes: Sequence[ast.AST]) -> Iterator[str]:
             yield from (f"{module}.{name.name}" for name in node.names)
 
 
+def imported_at_runtime(nodes: Sequence[ast.AST]) -> Iterator[str]:
+    """As `imported`, without the imports that only type checkers read."""
+    of_types = {
+        id(below)
+        for node in nodes
+        if isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING"
+        for statement in node.body
+        for below in ast.walk(statement)
+    }
+    return imported([node for node in nodes if id(node) not in of_types])
+
+
 def faults(path: str, names: Iterable[str]) -> list[str]:
     """What is wrong with the imports of the file at `path`, relative to the repository's root."""
     room = path.removeprefix("shardkeep/").split("/")[0]
@@ -88,6 +118,44 @@ def _fault(path: str, room: str, name: str) -> str | None:
     return None
 
 
+def folder_of(path: str) -> str:
+    """The folder of a file of the library, below the package."""
+    return path.removeprefix("shardkeep/").rpartition("/")[0]
+
+
+def imports_between_files(names: Mapping[str, Mapping[str, set[str]]], kind: str = "imports") -> dict[str, set[str]]:
+    """For every file of the library, the files of the library that it imports."""
+    library = [path for path in names if path.startswith(("shardkeep/", *(f"{room}/" for room in ROOMS)))]
+    modules = {
+        f"shardkeep.{path.removeprefix('shardkeep/').removesuffix('.py').replace('/', '.')}": path for path in library
+    }
+    return {path: {modules[name] for name in names[path][kind] if name in modules} - {path} for path in library}
+
+
+def upward(path: str, others: Iterable[str]) -> list[str]:
+    """The imports of a file from folders that stand after its own."""
+    folder = folder_of(path)
+    allowed = {*FOLDERS[: FOLDERS.index(folder) + 1]}
+    return [
+        f"{path} imports {other}"
+        for other in sorted(others)
+        if (there := folder_of(other)) not in allowed
+        and not f"{there}/".startswith(f"{folder}/")
+        and not f"{folder}/".startswith(f"{there}/")
+    ]
+
+
+def cycle_in(graph: Mapping[str, set[str]]) -> list[str]:
+    """The files of import cycles, and those between two cycles; empty if there is none."""
+    left = {path: set(others) for path, others in graph.items()}
+    while True:
+        imported_ones = set().union(*left.values())
+        free = {path for path, others in left.items() if not others or path not in imported_ones}
+        if not free:
+            return sorted(left)
+        left = {path: others - free for path, others in left.items() if path not in free}
+
+
 def nodes_of(source: str) -> list[ast.AST]:
     return list(ast.walk(ast.parse(source)))
 
@@ -106,7 +174,9 @@ def names_in_files() -> Mapping[str, Mapping[str, set[str]]]:
     for path in sorted({p.resolve() for p in found}):
         nodes = nodes_of(path.read_text(encoding="utf-8"))
         file = path.relative_to(ROOT).as_posix()
-        kinds = {"imports": imported} | (OF_TESTS if file.startswith("tests/") else {})
+        kinds = {"imports": imported, "runtime imports": imported_at_runtime} | (
+            OF_TESTS if file.startswith("tests/") else {}
+        )
         names[file] = {kind: set(take(nodes)) for kind, take in kinds.items()}
     return names
 
@@ -114,6 +184,33 @@ def names_in_files() -> Mapping[str, Mapping[str, set[str]]]:
 def test_every_import_goes_down_and_is_absolute() -> None:
     found = [fault for path, names in names_in_files().items() for fault in faults(path, sorted(names["imports"]))]
     assert not found, "\n".join(found)
+
+
+def test_every_folder_of_the_library_has_its_place_in_the_order() -> None:
+    folders = {folder_of(path) for path in imports_between_files(names_in_files())}
+    assert folders - set(FOLDERS) == set(), "add them to FOLDERS, after all that they import"
+    assert set(FOLDERS) - folders == set(), "gone; take them off FOLDERS"
+
+
+def test_no_module_imports_from_a_higher_folder() -> None:
+    graph = imports_between_files(names_in_files())
+    found = [
+        fault for path, others in graph.items() if Path(path).name not in TOPMOST for fault in upward(path, others)
+    ]
+    assert not found, "\n".join(found)
+
+
+def test_no_modules_import_each_other() -> None:
+    assert not cycle_in(imports_between_files(names_in_files(), "runtime imports"))
+
+
+def test_an_upward_import_and_a_cycle_are_found() -> None:
+    assert upward(
+        "shardkeep/roles/worker.py", ["shardkeep/launch/job.py", "ps/wire/ids.py", "shardkeep/config.py"]
+    ) == ["shardkeep/roles/worker.py imports shardkeep/launch/job.py"]
+    assert not upward("ps/wire/ids.py", ["ps/placement.py"]) and upward("ps/wire/ids.py", ["ps/rpc/group.py"])
+    assert cycle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}, "d": {"a"}}) == ["b", "c"]
+    assert cycle_in({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
 @pytest.mark.parametrize(

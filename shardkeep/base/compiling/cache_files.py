@@ -14,7 +14,7 @@ from typing import Any
 import xxhash
 from numba.core import caching
 
-from shardkeep.base.compiling.kernels import not_kept
+from shardkeep.base.compiling.errors import unwritable_cache
 
 _END_BYTES = 8
 
@@ -35,7 +35,7 @@ class CheckedFiles(caching.IndexDataCacheFile):
         try:
             super().save(key, data)  # type: ignore[no-untyped-call]
         except OSError as error:
-            raise not_kept(Path(self._cache_path), error) from error
+            raise unwritable_cache(Path(self._cache_path), error) from error
 
     def _load_index(self) -> Any:
         if not is_whole(Path(self._index_path)):

@@ -25,8 +25,8 @@ from typing import Any, TypeVar, cast
 import llvmlite.binding  # type: ignore[import-untyped]
 
 from shardkeep.base.compiling.builders import build_all
+from shardkeep.base.compiling.errors import unwritable_cache
 from shardkeep.base.compiling.sources import fingerprint, kernel_modules, with_imports
-from shardkeep.base.errors import UserError
 from shardkeep.base.files import atomic_write
 from shardkeep.base.machine.versions import usable_cores
 
@@ -35,7 +35,7 @@ try:
 except ImportError:  # a platform without POSIX locks: compiling twice is slow, not wrong
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["build", "cache_folder", "compile_kernels", "kernel", "kernel_modules", "load_kernels", "not_kept"]
+__all__ = ["build", "cache_folder", "compile_kernels", "kernel", "kernel_modules", "load_kernels"]
 
 _MARK = "compiled.json"
 _OPTIONS: dict[str, Any] = {"nogil": True, "error_model": "numpy"}
@@ -164,15 +164,7 @@ def _one_line(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise not_kept(path.parent, error) from error
-
-
-def not_kept(folder: Path, error: OSError) -> UserError:
-    """What a user reads when compiled kernels cannot be written."""
-    return UserError(
-        f"{folder}: compiled kernels cannot be kept ({error.strerror or error}); "
-        "free space there, or set XDG_CACHE_HOME to another folder"
-    )
+        raise unwritable_cache(path.parent, error) from error
 
 
 def _environment() -> str:
