@@ -48,8 +48,6 @@ TOPMOST = ("__init__.py", "__main__.py")
 
 PRIVATE = {
     "tests/integration/test_consistency.py: _transport",
-    "tests/integration/test_equality.py: _slices",
-    "tests/integration/test_equality.py: _step",
     "tests/ps/shard/table/test_index.py: _given_back",
     "tests/ps/shard/table/test_index.py: _moved",
     "tests/ps/client/test_client.py: _unacknowledged",

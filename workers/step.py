@@ -6,37 +6,18 @@ Reads top to bottom as the life of a step (ARCHITECTURE.md, Life of a step). Own
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from shardkeep.ps.client.request import Request
-from shardkeep.ps.client.row_client import Pull, RowClient, Rows
+from shardkeep.ps.client.row_client import Pull, RowClient
 from shardkeep.ps.jagged import RowSlab
-from shardkeep.workers.collectives.collective import Collective
-from shardkeep.workers.data.batch import Batch, Float32s, Ragged
-from shardkeep.workers.data.samples import Dataset
-from shardkeep.workers.data.sampling import StepSlices
+from shardkeep.workers.data.batch import Float32s
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings, all_finite_rows, non_finite_rows, scale_rows
-from shardkeep.workers.embeddings.plan import Plan
+from shardkeep.workers.pipeline import Pipeline, Prepared
 from shardkeep.workers.rewind import Rewind
-
-
-@dataclass(frozen=True, slots=True)
-class Prepared:
-    """A step's samples of this rank, read, deduplicated and placed: all that needs no rows."""
-
-    step: int
-    batch: Batch
-    plan: Plan
-    request: Request
-    rank_samples: int
-    """Samples of this rank; 0 = `batch` holds one dummy sample without ids, which weighs nothing."""
-    step_samples: int
-    """Samples of all ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,74 +31,52 @@ class StepResult:
     staleness: int
 
 
-Ahead = tuple[Prepared, Pull]
-"""A step to come, whose rows are on their way."""
-
-
 class Step:
-    """Runs steps: `prepare` ahead of time in another thread, `run` when its pull is on the way."""
+    """Trains one step after another.
+
+    Args:
+        client: Makes the accumulators of gradients.
+        pipeline: Pushes.
+        embeddings: Rows to leaves, leaves to gradients.
+        tower: The dense model.
+        micro_batch: Samples of a forward and backward pass.
+        device: Where the tower is.
+        rewind: Keeps the tower's state at the start of each step; None = nothing does.
+    """
 
     def __init__(
         self,
         *,
-        dataset: Dataset,
-        slices: StepSlices,
         client: RowClient,
+        pipeline: Pipeline,
         embeddings: Embeddings,
         tower: Tower,
-        collective: Collective,
         micro_batch: int,
         device: torch.device,
         rewind: Rewind | None = None,
     ) -> None:
-        """`rewind`: where the tower's state at the start of each step is kept; None = nowhere."""
-        self._dataset = dataset
-        self._slices = slices
         self._client = client
+        self._pipeline = pipeline
         self._embeddings = embeddings
         self._tower = tower
-        self._collective = collective
         self._micro_batch = micro_batch
         self._device = device
         self._rewind = rewind
         self._watch = tower.watch
-
-    def prepare(self, step: int) -> Prepared:
-        """Reads, deduplicates and places a step's samples. Touches neither servers nor tower."""
-        rows_B = self._slices.rows(step, self._collective.rank)
-        batch = self._dataset.gather(rows_B) if rows_B.size else self._dummy()
-        plan = self._embeddings.plan(batch)
-        request = self._client.request(plan.unique)
-        return Prepared(step, batch, plan, request, int(rows_B.size), self._slices.samples(step))
 
     @property
     def choices(self) -> dict[str, str]:
         """What the tower chose where the config leaves it open, and why."""
         return self._tower.chosen
 
-    def run(
-        self,
-        prepared: Prepared,
-        pull: Pull,
-        following: Callable[[], Prepared | None] = lambda: None,
-        *,
-        last: bool = False,
-    ) -> tuple[StepResult, Ahead | None]:
-        """Waits for the rows, trains on them, updates the tower, pushes the rows' gradients; in the job's `last` step
-        all that was left for later, too.
-
-        `following` is asked just before the push: the step whose pull goes with it, None = the push goes alone. That
-        step and its pull are returned."""
+    def run(self, prepared: Prepared, pull: Pull, *, last: bool = False) -> StepResult:
+        """Waits for the rows, trains on them, updates the tower, pushes the rows' gradients. The job's `last` step
+        pushes the residuals too."""
         self._watch.enter("pull_wait")
         rows = pull.result()
         self._watch.enter("lookup")
         grads = self._client.gradients(prepared.step, prepared.request)
-        weight = 1.0 / prepared.step_samples if prepared.rank_samples else 0.0
-        loss_sum = 0.0
-        starts = range(0, len(prepared.batch), self._micro_batch)
-        for start in starts:
-            part = slice(start, min(start + self._micro_batch, len(prepared.batch)))
-            loss_sum += self._micro_step(prepared, rows, grads, part, weight, last=start == starts[-1])
+        loss = self._micro_steps(prepared, rows, grads)
         grads, request, dropped = self._finite(grads, prepared.request)
         update = self._tower.update(prepared.step, rows_finite=not dropped)
         if self._rewind is not None:  # before anybody can know that this step is done
@@ -125,19 +84,20 @@ class Step:
             self._rewind.keep(self._tower)
         self._watch.enter("push")
         scale_rows(grads, update.row_scale)
-        overflow = self._tower.scaling and not update.applied  # of the loss scale: no rank keeps this step's rows
-        ahead = self._push(prepared.step, request, {} if overflow else grads, following(), last)
+        overflow = self._tower.scaling and not update.applied  # of the loss scale: every rank drops this step's rows
+        self._pipeline.push(prepared.step, request, {} if overflow else grads, last=last)
         self._watch.enter("other")
-        mean = loss_sum * prepared.step_samples / prepared.rank_samples if prepared.rank_samples else 0.0
-        return StepResult(mean, update.applied, dropped, pull.staleness), ahead
+        return StepResult(loss, update.applied, dropped, pull.staleness)
 
-    def _push(
-        self, step: int, request: Request, grads: Mapping[str, Rows], following: Prepared | None, last: bool
-    ) -> Ahead | None:
-        if following is None:
-            self._client.push(step, request, grads, last=last)
-            return None
-        return following, self._client.exchange(step, request, grads, following.step, following.request)
+    def _micro_steps(self, prepared: Prepared, rows: RowSlab, grads: RowSlab) -> float:
+        """Runs forward and backward on all samples, part by part. Returns the mean loss of this rank's samples."""
+        weight = 1.0 / prepared.step_samples if prepared.rank_samples else 0.0
+        loss_sum = 0.0
+        starts = range(0, len(prepared.batch), self._micro_batch)
+        for start in starts:
+            part = slice(start, min(start + self._micro_batch, len(prepared.batch)))
+            loss_sum += self._micro_step(prepared, rows, grads, part, weight, last=start == starts[-1])
+        return loss_sum * prepared.step_samples / prepared.rank_samples if prepared.rank_samples else 0.0
 
     def _micro_step(
         self,
@@ -170,11 +130,3 @@ class Step:
 
     def _on_device(self, array: Float32s) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)
-
-    def _dummy(self) -> Batch:
-        """One sample without ids for a rank that has none in this step: the reduction needs every rank."""
-        schema = self._dataset.schema
-        empty = Ragged(np.empty(0, np.int64), np.zeros(1, np.int32))
-        weighted = Ragged(np.empty(0, np.int64), np.zeros(1, np.int32), np.empty(0, np.float32))
-        ids = {f.name: weighted if f.pooling == "weighted" else empty for f in schema.features}
-        return Batch(np.zeros((1, schema.num_dense), np.float32), ids, np.zeros((1, 1), np.float32))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections import deque
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 
@@ -16,10 +15,9 @@ from shardkeep.workers.checkpoint import CheckpointWriter
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.collectives.stop_vote import StopVote
 from shardkeep.workers.config import EvalConfig, TrainConfig
-from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.evaluate import Evaluation
-from shardkeep.workers.prefetch import Prefetch
-from shardkeep.workers.step import Ahead, Prepared, Step, StepResult
+from shardkeep.workers.pipeline import Pipeline
+from shardkeep.workers.step import Step, StepResult
 from shardkeep.workers.telemetry import Telemetry
 
 TRAIN_DIRECTIONS = ("push", "pull", "tower")
@@ -40,14 +38,13 @@ class Trainer:
         self,
         *,
         step: Step,
+        pipeline: Pipeline,
         evaluation: Evaluation | None,
         checkpoints: CheckpointWriter | None,
         client: RowClient,
         collective: Collective,
-        slices: StepSlices,
         train: TrainConfig,
         evaluate: EvalConfig,
-        window: int,
         telemetry: Telemetry,
         ledger: Ledger,
         compile_allowance_s: float = 0.0,
@@ -56,15 +53,14 @@ class Trainer:
     ) -> None:
         """`compile_allowance_s`: seconds more that a pull or push may take until all ranks have compiled; `again`:
         another generation was lost while it trained; `before`: this process's trainer then, None = it is new."""
-        self._step = step
+        self.step = step
+        self.pipeline = pipeline
         self._evaluation = evaluation
         self._checkpoints = checkpoints
         self._client = client
         self._collective = collective
-        self._slices = slices
         self._train = train
         self._eval = evaluate
-        self._window = window
         self._telemetry = telemetry
         self._ledger = ledger
         self._watch = telemetry.watch
@@ -74,6 +70,7 @@ class Trainer:
         self._again = again
         self._former = None if before is None else before._checkpoints
         self._choices_told: bool = before is not None and before._choices_told
+        self._slices = slices = pipeline.slices
         self.total_steps = min(slices.num_steps, train.max_steps or slices.num_steps)
         self.last_eval: dict[str, Any] | None = None if before is None else before.last_eval
 
@@ -86,9 +83,27 @@ class Trainer:
     ) -> int:
         """Runs to the end; returns the number of steps done.
 
-        `should_stop(step)` is asked before each step; when one rank's says so all stop soon, with a checkpoint where
-        there are any; each rank calls `stopping` then. Raises JobStopped, Diverged, and what pulls and pushes raise."""
+        Before each step it asks `should_stop(step)`. Once one rank's returns True, all ranks stop soon, save a
+        checkpoint if there are any, and call `stopping`. Raises JobStopped, Diverged, and what pulls and pushes raise.
+        """
         vote = StopVote(self._collective, start_step)
+        self._open(start_step, progress)
+        with contextlib.ExitStack() as ends:
+            ends.callback(self._watch.end)
+            ends.enter_context(self.pipeline.running(start_step, self.total_steps))
+            if self._checkpoints is not None:
+                ends.callback(self._checkpoints.leave)
+            for step in range(start_step, self.total_steps):
+                self._watch.begin(step)
+                if vote.all_stop(step, should_stop(step)):
+                    self._stop(step, progress, stopping, trained=step > start_step)
+                self._train_step(step, progress)
+            vote.end()
+            self._cpu.stop(self.total_steps)
+            return self.total_steps
+
+    def _open(self, start_step: int, progress: Progress) -> None:
+        """Opens the checkpoints. After a lost generation, repeats what may not have followed its last step."""
         self._cpu.drop()
         self._client.allowance_s = self._compile_allowance_s
         saved = False
@@ -97,56 +112,29 @@ class Trainer:
         elif self._checkpoints is not None:
             saved = self._checkpoints.open_again(start_step, self._former)
             self._former = None
-        if self._again and start_step:  # what followed the last step may have been cut off
+        if self._again and start_step:
             self._evaluate_after(start_step - 1, progress)
             if not saved:
                 self._save_after(start_step - 1, progress)
-        ahead = Prefetch(self._prepare, start=start_step, stop=self.total_steps, depth=self._window + 1)
-        under_way: deque[Ahead] = deque()
-        requested = start_step
 
-        def following() -> Prepared | None:
-            """The next step to pull, if there is room for one and it is ready: waiting for data would hold up the
-            push, and with it other workers."""
-            if requested == self.total_steps or len(under_way) >= self._window or not ahead.ready():
-                return None
-            return ahead.next()
+    def _train_step(self, step: int, progress: Progress) -> None:
+        following = self.pipeline.next()
+        self._watch.enter("other")
+        self._tell_phase(progress, step, "training")
+        result = self.step.run(*following, last=step == self.total_steps - 1)
+        self._check(step, result, progress)
+        if self._telemetry.steady and not self._cpu.running:
+            self._cpu.start(step + 1)
+        self._evaluate_after(step, progress)
+        self._save_after(step, progress)
 
-        try:
-            for step in range(start_step, self.total_steps):
-                self._watch.begin(step)
-                if vote.all_stop(step, should_stop(step)):
-                    if step > start_step:  # else nothing is new
-                        self._save_before_stop(step, progress)
-                    with contextlib.suppress(ShardkeepError):  # a rank that is lost now hinders nobody
-                        stopping(step)
-                    raise JobStopped(f"stopped at step {step}")
-                while requested < self.total_steps and len(under_way) < self._window:
-                    self._watch.enter("data")
-                    prepared = ahead.next()
-                    self._watch.enter("pull_wait")
-                    under_way.append((prepared, self._client.pull(prepared.step, prepared.request)))
-                    requested += 1
-                self._watch.enter("other")
-                self._tell_phase(progress, step, "training")
-                last = step == self.total_steps - 1
-                result, sent_ahead = self._step.run(*under_way.popleft(), following, last=last)
-                if sent_ahead is not None:
-                    under_way.append(sent_ahead)
-                    requested += 1
-                self._check(step, result, progress)
-                if self._telemetry.steady and not self._cpu.running:
-                    self._cpu.start(step + 1)
-                self._evaluate_after(step, progress)
-                self._save_after(step, progress)
-            vote.end()
-            self._cpu.stop(self.total_steps)
-            return self.total_steps
-        finally:
-            if self._checkpoints is not None:
-                self._checkpoints.leave()
-            ahead.close()
-            self._watch.end()
+    def _stop(self, step: int, progress: Progress, stopping: Callable[[int], None], *, trained: bool) -> NoReturn:
+        """Saves a checkpoint if this start `trained` a step, and raises JobStopped."""
+        if trained:
+            self._save_before_stop(step, progress)
+        with contextlib.suppress(ShardkeepError):  # the loss of a rank does not matter any more
+            stopping(step)
+        raise JobStopped(f"stopped at step {step}")
 
     def _tell_phase(self, progress: Progress, step: int, phase: str) -> None:
         progress.update(step=step, phase=phase, unsent_rows=self._client.memory.num_unsent)
@@ -159,10 +147,6 @@ class Trainer:
             self._checkpoints.begin(step)
             self._checkpoints.finish()
         self._tell_checkpoints(progress)
-
-    def _prepare(self, step: int) -> Prepared:
-        with self._watch.drawn("prepare"):
-            return self._step.prepare(step)
 
     def _check(self, step: int, result: StepResult, progress: Progress) -> None:
         """Counts, reports, and ends a job that has diverged."""
@@ -186,7 +170,7 @@ class Trainer:
         """Once: what the tower chose, as a line for the user."""
         if not self._choices_told and self._client.rank == 0:
             self._choices_told = True
-            text = "; ".join(f"{what} {choice}" for what, choice in sorted(self._step.choices.items()))
+            text = "; ".join(f"{what} {choice}" for what, choice in sorted(self.step.choices.items()))
             progress.report("phase", {"phase": "tower", "text": text})
 
     def _evaluate_after(self, step: int, progress: Progress) -> None:

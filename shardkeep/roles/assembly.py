@@ -33,6 +33,7 @@ from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.evaluate import Evaluation
 from shardkeep.workers.models.registry import build_model
+from shardkeep.workers.pipeline import Pipeline
 from shardkeep.workers.rank_state import load_rank_state
 from shardkeep.workers.rewind import Rewind
 from shardkeep.workers.step import Step
@@ -209,13 +210,20 @@ def build_worker(
     client.regroup(transport, generation, tower.step)
     if rewind is not None:
         rewind.keep(tower)
-    step = Step(
+    pipeline = Pipeline(
         dataset=data.train,
         slices=slices,
         client=client,
         embeddings=embeddings,
+        rank=collective.rank,
+        clock=tower.watch,
+        window=config.consistency.window,
+    )
+    step = Step(
+        client=client,
+        pipeline=pipeline,
+        embeddings=embeddings,
         tower=tower,
-        collective=collective,
         micro_batch=config.train.batch_size,
         device=device,
         rewind=rewind,
@@ -252,14 +260,13 @@ def build_worker(
         )
     trainer = Trainer(
         step=step,
+        pipeline=pipeline,
         evaluation=evaluation,
         checkpoints=writer,
         client=client,
         collective=collective,
-        slices=slices,
         train=config.train,
         evaluate=config.eval,
-        window=config.consistency.window,
         telemetry=telemetry,
         ledger=traffic.ledger,
         compile_allowance_s=COMPILE_ALLOWANCE_S if tower.compiles else 0.0,
