@@ -128,7 +128,7 @@ class Server:
 
         spec = TableSpec(name="t", dim=DIM, optimizer=RowwiseAdagradConfig(lr=0.01), init=InitConfig(scale=0.05))
         mode = ConsistencyConfig(mode="bounded", staleness=2)
-        service = ShardService(shard=0, num_shards=1, tables=[spec], consistency=mode, num_workers=1, seed=1)
+        service = ShardService(shard=0, tables=[spec], consistency=mode, num_workers=1, seed=1)
         self._client = RowClient(LocalTransport([service.handle]), tables=[spec], consistency=mode)
         self._grad_UD = np.random.default_rng(1).normal(size=(ROWS_A_STEP, DIM)).astype(np.float32) * 1e-3
         self._step = 0

@@ -111,8 +111,7 @@ def server_process(port: int, dim: int, conn: Any) -> None:
     from shardkeep.ps.config import ConsistencyConfig
     from shardkeep.ps.shard.service import ShardService
 
-    service = ShardService(
-        shard=0, num_shards=1, tables=_specs(dim), consistency=ConsistencyConfig(mode="bounded", staleness=2),
+    service = ShardService(shard=0, tables=_specs(dim), consistency=ConsistencyConfig(mode="bounded", staleness=2),
         num_workers=1, seed=1,
     )  # fmt: skip
     transport = _join(port, "server", service.handle)

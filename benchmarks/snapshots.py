@@ -65,7 +65,7 @@ class Server:
         mode = ConsistencyConfig(mode="bounded", staleness=2)
         self.checkpoints = Checkpoints(folder)
         settings: dict[str, Any] = {"tables": [spec], "consistency": mode, "num_workers": 1, "seed": 1}
-        service = ShardService(shard=0, num_shards=1, checkpoints=self.checkpoints, **settings)
+        service = ShardService(shard=0, checkpoints=self.checkpoints, **settings)
         self.client = RowClient(LocalTransport([service.handle]), tables=[spec], consistency=mode)
         self.table = service.tables[0]
         service.tables.changed.follow("")

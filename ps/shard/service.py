@@ -41,7 +41,6 @@ class ShardService:
         self,
         *,
         shard: int,
-        num_shards: int,
         tables: Sequence[TableSpec],
         consistency: ConsistencyConfig,
         num_workers: int,
@@ -52,16 +51,13 @@ class ShardService:
         checkpoints: Checkpoints | None = None,
         journal: Journal | None = None,
     ) -> None:
-        """`compression`: of pulled rows; `journal`: where pushes are kept until a checkpoint holds them, None =
-        nowhere."""
-        self.num_shards = num_shards
+        """`compression`: of pulled rows. `journal`: keeps pushes until a checkpoint holds them; None = nothing does."""
         self.process: Callable[[], dict[str, Any]] = dict
         """The facts about the process in `report`; whoever runs one sets it."""
         self.tables = Tables(tables, seed=seed)
         self._num_workers = num_workers
         self._serving = Serving(shard=shard, generation=generation)
-        catalog = Catalog(tables)
-        decoder = Decoder(catalog)
+        decoder = Decoder(catalog := Catalog(tables))
         answers = Answers(self.tables, catalog, compression or CompressionConfig())
         self.pulls = Pulls(self._serving, decoder, answers, window=consistency.window)
         self.applier = Applier(
@@ -71,13 +67,12 @@ class ShardService:
             self.pulls,
             decoder,
             journal,
-            on_doubt=lambda reason: self.close(reason),
+            on_doubt=self.close,
         )
         self.snapshots = SnapshotWriter(self.tables, checkpoints, shard=shard)
         self.life = GenerationLife(self._serving, self.applier, self.pulls, decoder, self.snapshots)
-        self._admin = AdminServer(
-            self._serving, self.snapshots, journal, frozen=self.life.frozen, report=lambda: self.report()
-        )
+        frozen, report = self.life.frozen, self.report
+        self._admin = AdminServer(self._serving, self.snapshots, journal, frozen=frozen, report=report)
         self._handlers: dict[Kind, Callable[[Packed], Future[Bytes]]] = {
             Kind.PULL: self._pull,
             Kind.READ: self.pulls.read,

@@ -49,10 +49,8 @@ def train(
     def run() -> int:
         from shardkeep.run.screen import console
 
-        if parent_pipe:  # a sweep's: stops in order when the sweep is gone
-            from shardkeep.launch.children import end_with_parent
-
-            end_with_parent(patience_s=0.0, last_s=ORPHAN_STOP_S)
+        if parent_pipe:
+            _end_with_sweep()
         if (config is None) == (resume is None):
             raise UserError("shardkeep train takes a CONFIG or --resume RUN, one of the two")
         screen = console()
@@ -120,3 +118,10 @@ def scale(
         return 0
 
     run_command(ask, debug)
+
+
+def _end_with_sweep() -> None:
+    """Stops the job in order when the sweep that started it has ended."""
+    from shardkeep.launch.children import end_with_parent
+
+    end_with_parent(patience_s=0.0, last_s=ORPHAN_STOP_S)

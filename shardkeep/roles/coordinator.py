@@ -22,6 +22,7 @@ from shardkeep.ps.control.grpc.endpoint import read_token
 from shardkeep.ps.control.grpc.server import Stopping, serve_job
 from shardkeep.ps.control.grpc.tls import read_tls
 from shardkeep.ps.control.job import JobSpec
+from shardkeep.ps.control.records import Shared
 from shardkeep.run.folder import RunFolder, default_run_dir
 from shardkeep.run.leftovers import clean, note_run
 from shardkeep.run.next_steps import check_start, origin_line, resume_line, take_over_arguments
@@ -68,21 +69,8 @@ def run_coordinator(job: JobConfig, options: CoordinatorOptions) -> int:
         by_hand = not options.launched
         start_step = options.start_step
         shared = shared_folder(job, folder.path, start_step=start_step, standing=standing) if by_hand else None
-        liveness = job.liveness
-        spec = JobSpec(
-            config_yaml=job.to_yaml(),
-            num_servers=job.servers,
-            num_workers=job.workers,
-            lease_s=liveness.lease_s,
-            form_timeout_s=liveness.form_timeout_s,
-            restarts=liveness.restarts,
-            start_step=start_step,
-            losses=losses_of(job),
-            shared=shared,
-            run_dir=str(folder.path),
-        )
         serve_job(
-            spec,
+            _spec(job, start_step, shared, folder),
             listen=options.listen,
             token=token,
             tls=tls,
@@ -92,6 +80,22 @@ def run_coordinator(job: JobConfig, options: CoordinatorOptions) -> int:
             before=standing,
         )
     return 0
+
+
+def _spec(job: JobConfig, start_step: int, shared: Shared | None, folder: RunFolder) -> JobSpec:
+    liveness = job.liveness
+    return JobSpec(
+        config_yaml=job.to_yaml(),
+        num_servers=job.servers,
+        num_workers=job.workers,
+        lease_s=liveness.lease_s,
+        form_timeout_s=liveness.form_timeout_s,
+        restarts=liveness.restarts,
+        start_step=start_step,
+        losses=losses_of(job),
+        shared=shared,
+        run_dir=str(folder.path),
+    )
 
 
 def _run_folder(job: JobConfig, options: CoordinatorOptions) -> RunFolder:

@@ -261,7 +261,6 @@ def build_service(
     value_codec(push.values, push.scale)  # loads what decodes it now, not while the first push waits
     service = ShardService(
         shard=shard,
-        num_shards=max(config.servers, 1),
         tables=tables,
         consistency=config.consistency,
         num_workers=config.workers,

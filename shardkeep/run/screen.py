@@ -125,16 +125,9 @@ def quality(scores: Mapping[str, Any]) -> str:
 def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]:
     """The closing table's names and values."""
     samples = int(summary.get("samples") or 0) - int((summary.get("resumed_at") or {}).get("samples", 0))
-    job, of_last = summary.get("job") or {}, ""
-    if job.get("starts", 1) > 1:
-        of_last = ", last start"
-        all_starts = f"{_work(job)} over {job['starts']} starts, start-up and evaluations included"
-        rows = [("steps", f"{job['steps']:,} ({all_starts})")]
-        first = summary["starts"][-1]["from_step"]
-        rows += [("last start", f"steps {first:,} to {int(summary.get('steps') or 0):,} ({_work(summary, samples)})")]
-    else:
-        steps = f"{int(summary.get('steps') or 0):,}"
-        rows = [("steps", f"{steps} ({_work(summary, samples)}, start-up and evaluations included)")]
+    job = summary.get("job") or {}
+    of_last = ", last start" if job.get("starts", 1) > 1 else ""
+    rows = _step_rows(summary, job, samples)
     if summary.get("samples_per_s"):
         mean = f" ({_number(job['samples_per_s'], ',.0f')} over all starts)" if of_last else ""
         rows += [(f"speed{of_last}", f"{_number(summary['samples_per_s'], ',.0f')} samples/s{mean}")]
@@ -169,6 +162,19 @@ def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]
     if (run / "profile").is_dir():
         rows += [("profile", str(run / "profile"))]
     return [*rows, ("run folder", str(run))]
+
+
+def _step_rows(summary: Mapping[str, Any], job: Mapping[str, Any], samples: int) -> list[tuple[str, str]]:
+    """Returns the rows of steps: of the job over all starts, and of the last one."""
+    steps = int(summary.get("steps") or 0)
+    if job.get("starts", 1) == 1:
+        return [("steps", f"{steps:,} ({_work(summary, samples)}, start-up and evaluations included)")]
+    all_starts = f"{_work(job)} over {job['starts']} starts, start-up and evaluations included"
+    first = summary["starts"][-1]["from_step"]
+    return [
+        ("steps", f"{job['steps']:,} ({all_starts})"),
+        ("last start", f"steps {first:,} to {steps:,} ({_work(summary, samples)})"),
+    ]
 
 
 def _alone(summary: Mapping[str, Any]) -> bool:

@@ -112,7 +112,6 @@ def main() -> None:
         nonlocal service, transport
         service = ShardService(
             shard=settings["index"],
-            num_shards=settings["num_servers"],
             tables=[TableSpec(**table) for table in given["tables"]],
             consistency=ConsistencyConfig(**given["consistency"]),
             num_workers=given["num_workers"],

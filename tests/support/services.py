@@ -19,9 +19,7 @@ LIMIT_S = 20.0
 
 def make_service(mode: str = "bounded", *, num_workers: int = 1, staleness: int = 2, **settings: Any) -> ShardService:
     consistency = ConsistencyConfig(mode=mode) if mode == "sync" else ConsistencyConfig(mode=mode, staleness=staleness)
-    return ShardService(
-        shard=0, num_shards=1, tables=TABLES, consistency=consistency, num_workers=num_workers, seed=1, **settings
-    )
+    return ShardService(shard=0, tables=TABLES, consistency=consistency, num_workers=num_workers, seed=1, **settings)
 
 
 def raw(array: np.ndarray) -> Bytes:

@@ -46,7 +46,6 @@ def services(
     return [
         ShardService(
             shard=shard,
-            num_shards=count,
             tables=TABLES,
             consistency=consistency(mode),
             num_workers=workers,

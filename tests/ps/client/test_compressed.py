@@ -41,8 +41,7 @@ class Job:
         self.compression = CompressionConfig(**compression)
         consistency = ConsistencyConfig(mode=mode)
         self.services = [
-            ShardService(
-                shard=s, num_shards=servers, tables=TABLES, consistency=consistency, num_workers=1, seed=3,
+            ShardService(shard=s, tables=TABLES, consistency=consistency, num_workers=1, seed=3,
                 compression=self.compression,
             )
             for s in range(servers)

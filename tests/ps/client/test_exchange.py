@@ -20,8 +20,7 @@ IDS = np.array([1, 5, 9], np.int64)
 def make(mode: str = "bounded", num_servers: int = 1, generation: int = 0) -> tuple[RowClient, list[ShardService]]:
     consistency = ConsistencyConfig(mode=mode)
     services = [
-        ShardService(shard=s, num_shards=num_servers, tables=[SPEC], consistency=consistency, num_workers=1, seed=1)
-        for s in range(num_servers)
+        ShardService(shard=s, tables=[SPEC], consistency=consistency, num_workers=1, seed=1) for s in range(num_servers)
     ]
     transport = LocalTransport([service.handle for service in services])
     return RowClient(transport, tables=[SPEC], consistency=consistency, generation=generation), services

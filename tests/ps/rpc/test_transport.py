@@ -76,7 +76,6 @@ def local_twin(generation: int) -> LocalTransport:
     tables = [TableSpec(**table) for table in settings["tables"]]
     service = ShardService(
         shard=0,
-        num_shards=1,
         tables=tables,
         consistency=ConsistencyConfig(**settings["consistency"]),
         num_workers=WORKERS,
