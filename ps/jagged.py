@@ -1,4 +1,4 @@
-"""Slab: the ids or rows of all tables of a step, table after table in one flat array; reads like a dict of arrays.
+"""Jagged ids and rows: those of all tables of a step, table after table in one flat array; reads like a dict of arrays.
 
 So that one kernel call serves all tables, and one copy moves them. Knows no server.
 """
@@ -40,7 +40,7 @@ class Catalog:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Where each table's part of a slab lies. A table without ids has an empty part."""
+    """Where each table's part of jagged ids or rows lies. A table without ids has an empty part."""
 
     catalog: Catalog
     starts_T1: Ints
@@ -78,7 +78,7 @@ class Layout:
         return self.catalog.same(other.catalog) and bool((self.starts_T1 == other.starts_T1).all())
 
 
-class IdSlab(Mapping[str, Ints]):
+class JaggedIds(Mapping[str, Ints]):
     """Ids by table, int64 (U,), each table's sorted and unique. Nobody changes them."""
 
     def __init__(self, layout: Layout, ids_V: Ints, names: tuple[str, ...] | None = None) -> None:
@@ -88,7 +88,7 @@ class IdSlab(Mapping[str, Ints]):
         self.names = layout.catalog.names if names is None else names
 
     @classmethod
-    def of_arrays(cls, catalog: Catalog, ids: Mapping[str, Ints]) -> IdSlab:
+    def of_arrays(cls, catalog: Catalog, ids: Mapping[str, Ints]) -> JaggedIds:
         """Copies arrays into one. Raises ProtocolError for ids of another type or of a table that is not there."""
         counts_T = np.zeros(len(catalog), dtype=np.int64)
         for name, ids_U in ids.items():
@@ -114,7 +114,7 @@ class IdSlab(Mapping[str, Ints]):
         return len(self.names)
 
 
-class RowSlab(Mapping[str, Floats]):
+class JaggedRows(Mapping[str, Floats]):
     """Rows by table, float32 (U, D): views of one flat array."""
 
     def __init__(
@@ -127,16 +127,16 @@ class RowSlab(Mapping[str, Floats]):
         self.message = message
 
     @classmethod
-    def zeros(cls, ids: IdSlab) -> RowSlab:
+    def zeros(cls, ids: JaggedIds) -> JaggedRows:
         return cls(ids.layout, np.zeros(ids.layout.num_values, dtype=np.float32), ids.names)
 
     @classmethod
-    def of_arrays(cls, ids: IdSlab, rows: Mapping[str, Floats]) -> RowSlab:
+    def of_arrays(cls, ids: JaggedIds, rows: Mapping[str, Floats]) -> JaggedRows:
         """Copies arrays that fit the ids into one; tables that are left out are zeros."""
-        slab = cls(ids.layout, np.zeros(ids.layout.num_values, dtype=np.float32), tuple(rows))
+        jagged = cls(ids.layout, np.zeros(ids.layout.num_values, dtype=np.float32), tuple(rows))
         for name in rows:
-            slab[name][...] = rows[name]
-        return slab
+            jagged[name][...] = rows[name]
+        return jagged
 
     def __getitem__(self, name: str) -> Floats:
         if name not in self.names:

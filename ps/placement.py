@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.ps import placement_kernels
-from shardkeep.ps.jagged import IdSlab, Layout
+from shardkeep.ps.jagged import JaggedIds, Layout
 
 Bytes = npt.NDArray[np.uint8]
 Ids = npt.NDArray[np.int64]
@@ -27,7 +27,7 @@ BUCKETS = 1 << BUCKET_BITS
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """The ids of a slab, split among servers: server s holds positions `order[starts[s]:starts[s + 1]]`."""
+    """Jagged ids, split among servers: server s holds positions `order[starts[s]:starts[s + 1]]`."""
 
     order_V: Ids | None
     """Positions grouped by server, in each group ascending; None = all on one server, as they are."""
@@ -36,7 +36,7 @@ class Split:
     """How many ids of each table a server holds."""
 
     def positions(self, server: int) -> Ids | None:
-        """The positions of one server's ids in the slab; None = all."""
+        """The positions of one server's ids among the jagged ids; None = all."""
         return None if self.order_V is None else self.order_V[self.starts[server] : self.starts[server + 1]]
 
     def count(self, server: int) -> int:
@@ -79,8 +79,8 @@ def server_of(ids_U: Ids, num_servers: int) -> Ids:
     return bucket_of(ids_U) * num_servers >> BUCKET_BITS
 
 
-def split(ids: IdSlab, num_servers: int) -> Split:
-    """Splits a slab's ids among servers; keeps their order within each server."""
+def split(ids: JaggedIds, num_servers: int) -> Split:
+    """Splits ids among servers; keeps their order within each server."""
     ids_V, starts_T1 = ids.ids_V, ids.layout.starts_T1
     if num_servers == 1:
         return Split(None, (0, ids_V.size), np.diff(starts_T1).reshape(1, -1))

@@ -107,7 +107,7 @@ def find_sorted(starts_T1: Integers, ids_V: Integers, among_T1: Integers, among_
 def copy_rows(
     rows: Rows, starts_T1: Integers, from_K: Integers, out: Rows, to_T1: Integers, to_K: Integers, dims_T: Integers
 ) -> None:
-    """Row `from_K[k]` of one slab to place `to_K[k]` of another, both ascending; a row stays in its table."""
+    """Row `from_K[k]` of one layout to place `to_K[k]` of another, both ascending; a row stays in its table."""
     k = table_at = table_to = 0
     for t in range(dims_T.size):
         dim = dims_T[t]

@@ -12,7 +12,7 @@ import torch
 
 from shardkeep.ps.client.request import Request
 from shardkeep.ps.client.row_client import Pull, RowClient
-from shardkeep.ps.jagged import RowSlab
+from shardkeep.ps.jagged import JaggedRows
 from shardkeep.workers.data.batch import Float32s
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings, all_finite_rows, non_finite_rows, scale_rows
@@ -89,7 +89,7 @@ class Step:
         self._watch.enter("other")
         return StepResult(loss, update.applied, dropped, pull.staleness)
 
-    def _micro_steps(self, prepared: Prepared, rows: RowSlab, grads: RowSlab) -> float:
+    def _micro_steps(self, prepared: Prepared, rows: JaggedRows, grads: JaggedRows) -> float:
         """Runs forward and backward on all samples, part by part. Returns the mean loss of this rank's samples."""
         weight = 1.0 / prepared.step_samples if prepared.rank_samples else 0.0
         loss_sum = 0.0
@@ -102,8 +102,8 @@ class Step:
     def _micro_step(
         self,
         prepared: Prepared,
-        rows: RowSlab,
-        grads: RowSlab,
+        rows: JaggedRows,
+        grads: JaggedRows,
         part: slice,
         weight: float,
         *,
@@ -119,14 +119,18 @@ class Step:
         self._embeddings.collect(prepared.plan, leaves, grads, part=part, rows=rows)
         return float(loss)
 
-    def _finite(self, grads: RowSlab, request: Request) -> tuple[RowSlab, Request, int]:
+    def _finite(self, grads: JaggedRows, request: Request) -> tuple[JaggedRows, Request, int]:
         """Leaves out the rows whose gradient is not finite: (gradients, request, rows left out)."""
         if all_finite_rows(grads):
             return grads, request, 0
         kept = {name: ~non_finite_rows(grad_UD) for name, grad_UD in grads.items()}
         dropped = sum(int(mask.size - mask.sum()) for mask in kept.values())
         finite = self._client.request({name: request.ids[name][mask] for name, mask in kept.items()})
-        return RowSlab.of_arrays(finite.ids, {name: grads[name][mask] for name, mask in kept.items()}), finite, dropped
+        return (
+            JaggedRows.of_arrays(finite.ids, {name: grads[name][mask] for name, mask in kept.items()}),
+            finite,
+            dropped,
+        )
 
     def _on_device(self, array: Float32s) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)

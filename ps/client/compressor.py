@@ -1,4 +1,4 @@
-"""Outbox: from a step's gradients to the encoded rows that are sent: selection, what is left for later, number format.
+"""Compressor: from a step's gradients to the encoded rows that are sent: selection, residuals, number format.
 
 Acts on a worker's sorted unique rows, before they are split among servers, so that the result does not depend on how
 many there are. Knows no message and no server.
@@ -18,7 +18,7 @@ from shardkeep.compression.selection.shares import keep_at, nth_key
 from shardkeep.compression.values.codec import value_codec
 from shardkeep.compression.values.rounding import WorkerKeys
 from shardkeep.ps.client.row_memory import RowMemory
-from shardkeep.ps.jagged import Catalog, IdSlab, Layout, RowSlab
+from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows, Layout
 from shardkeep.ps.wire import rows as values
 from shardkeep.ps.wire.message import Bytes
 
@@ -27,16 +27,16 @@ Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
-class Parcel:
+class EncodedRows:
     """The rows that a step sends, encoded one after the other, table after table."""
 
-    ids: IdSlab
+    ids: JaggedIds
     encoded: Bytes
     positions_K: Ints | None
     """Where each id stands among those of the step, -1 = it is not one of them; None = they are the same ids."""
 
 
-class Outbox:
+class Compressor:
     """Packs one worker's gradients, step by step."""
 
     def __init__(self, catalog: Catalog, config: PushConfig, memory: RowMemory, *, seed: int, rank: int) -> None:
@@ -58,26 +58,26 @@ class Outbox:
         """Whether gradients are sent just as they are."""
         return not self._memory.sends_later and self._config.keep == 1.0 and self.format.plain
 
-    def pack(self, step: int, ids: IdSlab, grads: RowSlab, *, last: bool = False) -> Parcel:
+    def pack(self, step: int, ids: JaggedIds, grads: JaggedRows, *, last: bool = False) -> EncodedRows:
         """What of the gradients of `ids` is sent in `step`; `last` = with all gradients left for later."""
         keep = 1.0 if last else keep_at(step, self._config.keep, self._config.warmup_steps)
         choose, key = None if keep == 1.0 else self._choose, self._key + step
         if self._memory.sends_later:
             return self._remembering(step, ids, grads, keep, choose, key, last)
         if choose is None:
-            return Parcel(ids, self._encode(step, ids.layout, ids.ids_V, grads.flat, None), None)
+            return EncodedRows(ids, self._encode(step, ids.layout, ids.ids_V, grads.flat, None), None)
         tables = self._catalog.index
         kept = {name: choose(grad_UD, keep, nth_key(key, tables[name])) for name, grad_UD in grads.items()}
-        chosen = IdSlab.of_arrays(self._catalog, {name: ids[name][kept_K] for name, kept_K in kept.items()})
-        rows = RowSlab.of_arrays(chosen, {name: grads[name][kept_K] for name, kept_K in kept.items()})
+        chosen = JaggedIds.of_arrays(self._catalog, {name: ids[name][kept_K] for name, kept_K in kept.items()})
+        rows = JaggedRows.of_arrays(chosen, {name: grads[name][kept_K] for name, kept_K in kept.items()})
         starts_T1, names = ids.layout.starts_T1, [name for name in self._catalog.names if name in kept]
         positions = [starts_T1[self._catalog.index[name]] + kept[name] for name in names]
         encoded = self._encode(step, chosen.layout, chosen.ids_V, rows.flat, None)
-        return Parcel(chosen, encoded, np.concatenate(positions) if positions else np.empty(0, np.int64))
+        return EncodedRows(chosen, encoded, np.concatenate(positions) if positions else np.empty(0, np.int64))
 
     def _remembering(
-        self, step: int, ids: IdSlab, grads: RowSlab, keep: float, choose: Choose | None, key: int, last: bool
-    ) -> Parcel:
+        self, step: int, ids: JaggedIds, grads: JaggedRows, keep: float, choose: Choose | None, key: int, last: bool
+    ) -> EncodedRows:
         encoded = np.empty(0, dtype=np.uint8)
 
         def encode(layout: Layout, ids_K: Ints, flat: Floats, squares_K: Floats) -> Floats:
@@ -86,7 +86,7 @@ class Outbox:
             return self.format.decode(encoded, np.diff(layout.starts_T1), None, self._catalog)[0]
 
         out = self._memory.select(step, ids, grads.flat, keep=keep, choose=choose, key=key, last=last, encode=encode)
-        return Parcel(IdSlab(out.layout, out.ids_K), encoded, out.positions_K)
+        return EncodedRows(JaggedIds(out.layout, out.ids_K), encoded, out.positions_K)
 
     def _encode(self, step: int, layout: Layout, ids_K: Ints, flat: Floats, squares_K: Floats | None) -> Bytes:
         counts_T = np.diff(layout.starts_T1)

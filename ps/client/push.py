@@ -1,4 +1,4 @@
-"""Push messages: a step's packed rows, one message per server, with ids, coded ids, or references to the step's pull.
+"""Push messages: a step's encoded rows, one message per server, with ids, coded ids, or references to the step's pull.
 
 Knows no transport and no codec.
 """
@@ -11,8 +11,8 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
-from shardkeep.ps.client.compressor import Parcel
-from shardkeep.ps.client.request import Asked, Request, find
+from shardkeep.ps.client.compressor import EncodedRows
+from shardkeep.ps.client.request import Fetch, Request, find
 from shardkeep.ps.jagged import Catalog
 from shardkeep.ps.placement import Split, split
 from shardkeep.ps.placement_kernels import take_rows
@@ -29,7 +29,7 @@ class PushWriter:
     """Writes the pushes of one worker.
 
     Args:
-        row_format: Of the rows in parcels.
+        row_format: Of the encoded rows.
         coded: Refer to the rows that the step's pull asked the server for, and code the ids of all others.
         elements: Rows are float32, and only their values that are not zero are sent.
     """
@@ -44,42 +44,42 @@ class PushWriter:
         self._coded = coded
         self._elements = elements
 
-    def write(self, parcel: Parcel, request: Request, asked: Asked | None, allocate: Allocate) -> list[Packed]:
-        """A message for each server. `request`: whose gradients the parcel was packed from; `asked`: what the step's
-        pull asked for, None = there was none."""
+    def write(self, rows: EncodedRows, request: Request, fetch: Fetch | None, allocate: Allocate) -> list[Packed]:
+        """A message for each server. `request`: whose gradients they are; `fetch`: of the step's
+        pull, None = there was none."""
         servers = range(self._num_servers)
-        parts = request.split if parcel.positions_K is None else split(parcel.ids, self._num_servers)
+        parts = request.split if rows.positions_K is None else split(rows.ids, self._num_servers)
         if not self._coded:
-            return [self._with_ids(parcel, parts, server, allocate) for server in servers]
-        places_K, pulled_ST = np.full(parcel.ids.ids_V.size, -1, dtype=np.int64), np.zeros_like(parts.counts_ST)
-        if asked is not None:
-            places_K, pulled_ST = _places(parcel, request, asked), asked.wanted.split.counts_ST
-        return [self._referring(parcel, parts, server, places_K, pulled_ST[server], allocate) for server in servers]
+            return [self._with_ids(rows, parts, server, allocate) for server in servers]
+        places_K, pulled_ST = np.full(rows.ids.ids_V.size, -1, dtype=np.int64), np.zeros_like(parts.counts_ST)
+        if fetch is not None:
+            places_K, pulled_ST = _places(rows, request, fetch), fetch.missing.split.counts_ST
+        return [self._referring(rows, parts, server, places_K, pulled_ST[server], allocate) for server in servers]
 
-    def _with_ids(self, parcel: Parcel, parts: Split, server: int, allocate: Allocate) -> Packed:
-        ids = write_ids(parts.counts_ST[server], parts.ids_of(server, parcel.ids.ids_V), coded=False)
+    def _with_ids(self, rows: EncodedRows, parts: Split, server: int, allocate: Allocate) -> Packed:
+        ids = write_ids(parts.counts_ST[server], parts.ids_of(server, rows.ids.ids_V), coded=False)
 
         def fill(out: Bytes) -> None:
-            parts.take_rows(server, parcel.ids.layout, parcel.encoded, self._widths_T, out)
+            parts.take_rows(server, rows.ids.layout, rows.encoded, self._widths_T, out)
 
         return self._message(ids, fill, allocate)
 
     def _referring(
-        self, parcel: Parcel, parts: Split, server: int, places_K: Ints, pulled_T: Ints, allocate: Allocate
+        self, rows: EncodedRows, parts: Split, server: int, places_K: Ints, pulled_T: Ints, allocate: Allocate
     ) -> Packed:
-        layout, counts_T = parcel.ids.layout, parts.counts_ST[server]
+        layout, counts_T = rows.ids.layout, parts.counts_ST[server]
         mine = parts.positions(server)
-        positions = np.arange(parcel.ids.ids_V.size) if mine is None else mine
+        positions = np.arange(rows.ids.ids_V.size) if mine is None else mine
         known = places_K[positions] >= 0
         known_T = np.bincount(np.repeat(np.arange(counts_T.size), counts_T)[known], minlength=counts_T.size)
         known_K, other_K = positions[known], positions[~known]
         references = write_references(known_T, places_K[known_K], pulled_T)
-        others = write_ids(counts_T - known_T, parcel.ids.ids_V[other_K], coded=True)
+        others = write_ids(counts_T - known_T, rows.ids.ids_V[other_K], coded=True)
         at = int((references.rows_S * self._widths_T[references.tables_S]).sum())
 
         def fill(out: Bytes) -> None:
-            take_rows(parcel.encoded, known_K, known_T, layout.starts_T1, self._widths_T, out[:at])
-            take_rows(parcel.encoded, other_K, counts_T - known_T, layout.starts_T1, self._widths_T, out[at:])
+            take_rows(rows.encoded, known_K, known_T, layout.starts_T1, self._widths_T, out[:at])
+            take_rows(rows.encoded, other_K, counts_T - known_T, layout.starts_T1, self._widths_T, out[at:])
 
         return self._message(joined(references, others), fill, allocate)
 
@@ -102,12 +102,12 @@ class PushWriter:
         return message
 
 
-def _places(parcel: Parcel, request: Request, asked: Asked) -> Ints:
-    """Where each row of a parcel stands among those of its table that its server was asked for, -1 = it was not."""
-    places_V = places(asked.wanted.split, asked.wanted.ids.ids_V.size)
-    if request is not asked.wanted:
-        places_V = _or_none(places_V, find(request.ids, asked.wanted.ids))
-    return places_V if parcel.positions_K is None else _or_none(places_V, parcel.positions_K)
+def _places(rows: EncodedRows, request: Request, fetch: Fetch) -> Ints:
+    """Where each row to send stands among those of its table that its server was asked for, -1 = it was not."""
+    places_V = places(fetch.missing.split, fetch.missing.ids.ids_V.size)
+    if request is not fetch.missing:
+        places_V = _or_none(places_V, find(request.ids, fetch.missing.ids))
+    return places_V if rows.positions_K is None else _or_none(places_V, rows.positions_K)
 
 
 def _or_none(places_V: Ints, at_K: Ints) -> Ints:

@@ -18,13 +18,13 @@ import numpy.typing as npt
 from shardkeep.base.errors import CorruptMessage, ProtocolError, RemoteError
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.ps.client.admin import AdminClient
-from shardkeep.ps.client.compressor import Outbox
+from shardkeep.ps.client.compressor import Compressor
 from shardkeep.ps.client.initial_rows import RowReader
 from shardkeep.ps.client.push import PushWriter
-from shardkeep.ps.client.request import Asked, Cache, Request
+from shardkeep.ps.client.request import Cache, Fetch, Request
 from shardkeep.ps.client.row_memory import RowMemory
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.jagged import Catalog, IdSlab, RowSlab
+from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
 from shardkeep.ps.placement import split
 from shardkeep.ps.transport.transport import Transport, wait
 from shardkeep.ps.wire.ids import write_ids
@@ -39,7 +39,7 @@ class Pull:
     """Rows on their way. `result` blocks until they are here."""
 
     request: Request
-    asked: Asked
+    fetch: Fetch
     """What of the request was asked for."""
     kind: Kind
     _client: RowClient
@@ -49,7 +49,7 @@ class Pull:
     staleness: int = 0
     """Steps that the rows lag behind, the largest of all servers; valid after `result`."""
 
-    def result(self) -> RowSlab:
+    def result(self) -> JaggedRows:
         """Rows (U, D) per table, in the order of the request's ids.
 
         Raises DeadlineExceeded, TransportError or RemoteError."""
@@ -109,10 +109,10 @@ class RowClient:
         self._reader = RowReader(tables, self._catalog, seed=seed)
         self.memory = RowMemory(self._catalog, compression, history=history, num_workers=num_workers)
         """Unsent gradients, and rows read before."""
-        self._outbox = Outbox(self._catalog, compression.push, self.memory, seed=seed, rank=rank)
+        self._compressor = Compressor(self._catalog, compression.push, self.memory, seed=seed, rank=rank)
         self._writer = PushWriter(
             self._catalog,
-            self._outbox.format,
+            self._compressor.format,
             num_servers=transport.num_servers,
             coded=self._coded,
             elements=compression.push.keep_values is not None,
@@ -126,7 +126,7 @@ class RowClient:
                 window=self._consistency.window,
                 num_servers=transport.num_servers,
             )
-        self._asked: dict[int, Asked] = {}  # by step, until it is pushed
+        self._fetches: dict[int, Fetch] = {}  # by step, until it is pushed
         self._unacknowledged: dict[int, _Unacknowledged] = {}
         self.next_push = 0
         """The step after the last one whose push was handed over to be sent."""
@@ -137,7 +137,7 @@ class RowClient:
         forgotten: whoever calls this pushes all steps from `step` on anew, and servers tell what they have already."""
         self._transport, self._generation = transport, generation
         self._unacknowledged.clear()
-        self._asked.clear()
+        self._fetches.clear()
         self.memory.rewind(step)
         if self.cache is not None:
             self.cache.forget()
@@ -154,7 +154,7 @@ class RowClient:
     @property
     def saturated_values(self) -> int:
         """Gradient values sent as the largest number of a 16-bit push format, because they were beyond its range."""
-        return self._outbox.saturated_values
+        return self._compressor.saturated_values
 
     def held_back(self) -> dict[str, float]:
         """What compression has kept from the wire, in numbers; {} = it keeps nothing."""
@@ -166,7 +166,7 @@ class RowClient:
     @property
     def push_format(self) -> str:
         """The number format of pushed gradients, as the config names it."""
-        return self._outbox.format.codec.name
+        return self._compressor.format.codec.name
 
     # ---- pull ----
 
@@ -174,8 +174,8 @@ class RowClient:
         """Places each table's ids (int64, sorted, unique) on servers. Pure; may run in another thread.
 
         Raises ProtocolError for ids of another type or of a table that is not there."""
-        if not (isinstance(ids, IdSlab) and ids.layout.catalog.same(self._catalog)):
-            ids = IdSlab.of_arrays(self._catalog, ids)
+        if not (isinstance(ids, JaggedIds) and ids.layout.catalog.same(self._catalog)):
+            ids = JaggedIds.of_arrays(self._catalog, ids)
         return Request(ids, split(ids, self.num_servers))
 
     def pull(self, step: int, request: Request) -> Pull:
@@ -197,19 +197,19 @@ class RowClient:
             self._ask_rows(Kind.PULL, step, self.request({})).result()
 
     def _ask_rows(self, kind: Kind, step: int, request: Request) -> Pull:
-        asked = self._ask(kind, step, request)
+        fetch = self._ask(kind, step, request)
         send = self._transport.send
-        messages = self._pull_messages(kind, step, asked.wanted)
+        messages = self._pull_messages(kind, step, fetch.missing)
         futures = [(server, send(server, message, timeout_s=self._limit_s)) for server, message in messages.items()]
-        return Pull(request, asked, kind, self, futures)
+        return Pull(request, fetch, kind, self, futures)
 
-    def _ask(self, kind: Kind, step: int, request: Request) -> Asked:
+    def _ask(self, kind: Kind, step: int, request: Request) -> Fetch:
         """What of a request goes to the servers."""
         if kind is not Kind.PULL or not request.ids:
-            return Asked(step, request, request)
-        asked = Asked(step, request, request) if self.cache is None else self.cache.ask(step, request)
-        self._asked[step] = asked
-        return asked
+            return Fetch(step, request, request)
+        fetch = Fetch(step, request, request) if self.cache is None else self.cache.ask(step, request)
+        self._fetches[step] = fetch
+        return fetch
 
     def _pull_messages(self, kind: Kind, step: int, request: Request) -> dict[int, Bytes]:
         """One message to each server that holds an id of the request; in `sync` a pull goes to every server."""
@@ -227,8 +227,8 @@ class RowClient:
     def _allocate(self, kind: Kind, step: int, **directory: Any) -> Packed:
         return allocate(kind, generation=self._generation, rank=self.rank, step=step, **directory)
 
-    def _receive(self, pull: Pull) -> RowSlab:
-        request, layout = pull.asked.wanted, pull.asked.wanted.ids.layout
+    def _receive(self, pull: Pull) -> JaggedRows:
+        request, layout = pull.fetch.missing, pull.fetch.missing.ids.layout
         flat: Rows | None = None
         seen = 0
         for server, future in pull._futures:
@@ -244,9 +244,9 @@ class RowClient:
         if pull.kind is Kind.PULL and request.ids:
             self.staleness_seen[seen] = self.staleness_seen.get(seen, 0) + 1
         flat = np.empty(0, dtype=np.float32) if flat is None else flat
-        if pull.asked.flat is not None and self.cache is not None:
-            flat = self.cache.fill(pull.asked, flat)
-        return RowSlab(pull.request.ids.layout, flat, pull.request.ids.names)
+        if pull.fetch.flat is not None and self.cache is not None:
+            flat = self.cache.fill(pull.fetch, flat)
+        return JaggedRows(pull.request.ids.layout, flat, pull.request.ids.names)
 
     def _decode(self, server: int, answer: Packed, request: Request) -> Rows:
         """The rows of one answer, flat; checked to be those that were asked for."""
@@ -263,23 +263,23 @@ class RowClient:
 
     # ---- push ----
 
-    def gradients(self, step: int, request: Request) -> RowSlab:
+    def gradients(self, step: int, request: Request) -> JaggedRows:
         """Zeros to add a step's gradients to, for the push of just this step and request. Where the push needs no other
         form, they already lie in its message: nobody may change them after the push."""
-        if self.num_servers > 1 or self._coded or not self._outbox.plain:
-            return RowSlab.zeros(request.ids)
+        if self.num_servers > 1 or self._coded or not self._compressor.plain:
+            return JaggedRows.zeros(request.ids)
         ids = write_ids(request.split.counts_ST[0], request.ids.ids_V, coded=False)
         message = self._allocate(
             Kind.PUSH,
             step,
             **ids.directory,
-            value_formats_S=self._outbox.format.tag,
+            value_formats_S=self._compressor.format.tag,
             value_bytes_S=4 * ids.rows_S * self._catalog.dims_T[ids.tables_S],
         )
         message.ids_area[:] = ids.area
         flat = message.values_area.view(np.float32)
         flat[:] = 0.0
-        return RowSlab(request.ids.layout, flat, request.ids.names, message)
+        return JaggedRows(request.ids.layout, flat, request.ids.names, message)
 
     def exchange(
         self, step: int, request: Request, grads: Mapping[str, Rows], next_step: int, next_request: Request
@@ -292,9 +292,9 @@ class RowClient:
         messages = self._messages(step, request, grads)
         if self._consistency.mode == "sync":
             self.wait_acknowledged()
-        asked = self._ask(Kind.PULL, next_step, next_request)
-        pulls = self._pull_messages(Kind.PULL, next_step, asked.wanted)
-        return self._send(step, messages, pulls, asked)
+        fetch = self._ask(Kind.PULL, next_step, next_request)
+        pulls = self._pull_messages(Kind.PULL, next_step, fetch.missing)
+        return self._send(step, messages, pulls, fetch)
 
     def push(self, step: int, request: Request, grads: Mapping[str, Rows], *, last: bool = False) -> None:
         """Sends the gradients (U, D) of the request's rows; returns without waiting for the acknowledgement,
@@ -306,7 +306,7 @@ class RowClient:
         Raises ProtocolError when gradients do not fit the request or the step was pushed before; and what
         `Pull.result` raises, for an earlier push that failed."""
         self._send(
-            step, self._messages(step, request, grads, last=last), {}, Asked(step, self._no_request, self._no_request)
+            step, self._messages(step, request, grads, last=last), {}, Fetch(step, self._no_request, self._no_request)
         )
 
     def _messages(
@@ -315,13 +315,13 @@ class RowClient:
         """A step's pushes by server, as soon as the window of unacknowledged steps has room for them."""
         if step in self._unacknowledged:
             raise ProtocolError(f"step {step} was pushed before and is not acknowledged yet; a step is pushed once")
-        request, slab = self._fitted(request, grads)
+        request, jagged = self._fitted(request, grads)
         self._wait_for_window(step)
-        return self._encode(step, request, slab, last)
+        return self._encode(step, request, jagged, last)
 
-    def _send(self, step: int, pushes: dict[int, Bytes], pulls: dict[int, Bytes], asked: Asked) -> Pull:
+    def _send(self, step: int, pushes: dict[int, Bytes], pulls: dict[int, Bytes], fetch: Fetch) -> Pull:
         """Sends pushes, each with the pull to the same server behind it, whose answer then acknowledges both."""
-        pull = Pull(asked.request, asked, Kind.PULL, self, [])
+        pull = Pull(fetch.request, fetch, Kind.PULL, self, [])
         pending = self._unacknowledged[step] = _Unacknowledged(pushes, pull)
         self.next_push = step + 1
         for server, message in pushes.items():
@@ -330,9 +330,9 @@ class RowClient:
             (pending.futures if then is None else pull._futures).append((server, future))
         return pull
 
-    def _fitted(self, request: Request, grads: Mapping[str, Rows]) -> tuple[Request, RowSlab]:
-        """The gradients as a slab, and the request of just the tables they are of."""
-        if isinstance(grads, RowSlab) and grads.layout.same(request.ids.layout) and len(grads) == len(request.ids):
+    def _fitted(self, request: Request, grads: Mapping[str, Rows]) -> tuple[Request, JaggedRows]:
+        """The gradients as jagged rows, and the request of just the tables they are of."""
+        if isinstance(grads, JaggedRows) and grads.layout.same(request.ids.layout) and len(grads) == len(request.ids):
             return request, grads
         for name, grad_UD in grads.items():
             if name not in request.ids:
@@ -344,24 +344,24 @@ class RowClient:
                 )
         if set(grads) != set(request.ids):
             request = self.request({name: request.ids[name] for name in grads})
-        return request, RowSlab.of_arrays(request.ids, grads)
+        return request, JaggedRows.of_arrays(request.ids, grads)
 
-    def _encode(self, step: int, request: Request, grads: RowSlab, last: bool) -> dict[int, Bytes]:
+    def _encode(self, step: int, request: Request, grads: JaggedRows, last: bool) -> dict[int, Bytes]:
         """One packed push per server."""
-        asked, message = self._asked.pop(step, None), grads.message
+        fetch, message = self._fetches.pop(step, None), grads.message
         if (
             message is not None
             and message.step == step
             and np.array_equal(message.ids_area.view(np.int64), request.ids.ids_V)  # not of another request
         ):
             return {0: message.buffer}
-        parcel = self._outbox.pack(step, request.ids, grads, last=last)
+        packed = self._compressor.pack(step, request.ids, grads, last=last)
         value = FLUSH if last and self.memory.sends_later else 0
 
         def allocate(**directory: Any) -> Packed:
             return self._allocate(Kind.PUSH, step, value=value, **directory)
 
-        messages = self._writer.write(parcel, request, asked, allocate)
+        messages = self._writer.write(packed, request, fetch, allocate)
         return {server: packed.buffer for server, packed in enumerate(messages)}
 
     def wait_acknowledged(self) -> None:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.selection.registry import Choose
 from shardkeep.compression.selection.shares import nth_key
-from shardkeep.ps.jagged import Catalog, IdSlab, Layout
+from shardkeep.ps.jagged import Catalog, JaggedIds, Layout
 from shardkeep.ps.placement_kernels import find_sorted
 
 if TYPE_CHECKING:  # most jobs have no pool: only those that have load the pools and their kernels
@@ -118,7 +118,7 @@ class RowMemory:
     def select(
         self,
         step: int,
-        ids: IdSlab,
+        ids: JaggedIds,
         grads: Floats,
         *,
         keep: float,
@@ -150,7 +150,7 @@ class RowMemory:
             group.unsent.commit(selected, mine_KD)  # type: ignore[arg-type]
         return out
 
-    def _joined(self, ids: IdSlab, chosen: Sequence[Selected | SelectedElements]) -> Outgoing:
+    def _joined(self, ids: JaggedIds, chosen: Sequence[Selected | SelectedElements]) -> Outgoing:
         """The groups' rows, table after table."""
         counts_T = np.zeros(len(self._catalog), dtype=np.int64)
         for group, selected in zip(self._groups, chosen, strict=True):
@@ -172,7 +172,7 @@ class RowMemory:
 
     # ---- rows read before ----
 
-    def lookup(self, step: int, ids: IdSlab, flat: Floats) -> Marks:
+    def lookup(self, step: int, ids: JaggedIds, flat: Floats) -> Marks:
         """Copies the rows that are still good to their places in `flat`; which these are, bool (V,)."""
         hit_V = np.zeros(ids.ids_V.size, dtype=np.bool_)
         for group in self._groups:
@@ -184,7 +184,7 @@ class RowMemory:
                     flat[ids.layout.values_T1[t] : ids.layout.values_T1[t + 1]] = rows.reshape(-1)
         return hit_V
 
-    def store(self, step: int, ids: IdSlab, flat: Floats) -> None:
+    def store(self, step: int, ids: JaggedIds, flat: Floats) -> None:
         """Remembers rows that were read for `step`."""
         for group in self._groups:
             group.pool.store(step, *_part(ids.layout, group, ids.ids_V, flat), self._drift)

@@ -20,7 +20,7 @@ from shardkeep.estimate.rereads import Rereads, rereads
 from shardkeep.ps.client.request import Request
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.jagged import RowSlab
+from shardkeep.ps.jagged import JaggedRows
 from shardkeep.ps.placement import server_of
 from shardkeep.ps.transport.local import LocalTransport
 from shardkeep.ps.transport.metered import MeteredTransport, Parts
@@ -168,7 +168,7 @@ class Cast:
             client.wait_acknowledged()
         return self._tally
 
-    def _gradients(self, client: RowClient, request: Request) -> RowSlab:
+    def _gradients(self, client: RowClient, request: Request) -> JaggedRows:
         """Any finite ones: a push's size depends on how many rows it has, not on what they are."""
         grads = client.gradients(self._step, request)
         self._random.standard_normal(out=grads.flat, dtype=np.float32)

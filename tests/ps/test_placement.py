@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.jagged import Catalog, IdSlab
+from shardkeep.ps.jagged import Catalog, JaggedIds
 from shardkeep.ps.placement import BUCKETS, bucket_of, server_of, split
 from tests.support.examples import examples
 
@@ -20,14 +20,14 @@ ids_lists = hnp.arrays(np.int64, st.integers(0, 200), elements=st.integers(INT64
 servers = st.integers(1, 40)
 
 
-def slab(ids_U: np.ndarray) -> IdSlab:
-    return IdSlab.of_arrays(Catalog([TableSpec(name="t")]), {"t": ids_U})
+def jagged(ids_U: np.ndarray) -> JaggedIds:
+    return JaggedIds.of_arrays(Catalog([TableSpec(name="t")]), {"t": ids_U})
 
 
 @examples()
 @given(ids_lists, servers)
 def test_a_split_is_a_partition_that_keeps_the_order(ids_U: np.ndarray, num_servers: int) -> None:
-    parts = split(slab(ids_U), num_servers)
+    parts = split(jagged(ids_U), num_servers)
     whole = np.arange(ids_U.size)
     positions = [whole if num_servers == 1 else parts.positions(server) for server in range(num_servers)]
     assert [part.size for part in positions] == [parts.count(server) for server in range(num_servers)]
@@ -79,7 +79,7 @@ def test_servers_get_alike_many_ids(ids: np.ndarray, num_servers: int) -> None:
 
 def test_one_server_splits_without_a_copy() -> None:
     ids_U = np.arange(10, dtype=np.int64)
-    assert np.shares_memory(split(slab(ids_U), 1).ids_of(0, ids_U), ids_U)
+    assert np.shares_memory(split(jagged(ids_U), 1).ids_of(0, ids_U), ids_U)
 
 
 @examples()
@@ -90,7 +90,7 @@ def test_rows_taken_for_the_servers_and_put_back_are_the_same_rows(
     rng = np.random.default_rng(seed)
     catalog = Catalog([TableSpec(name=f"t{t}", dim=dim) for t, dim in enumerate(dims)])
     by_table = {f"t{t}": np.unique(rng.integers(INT64.min, INT64.max, rng.integers(0, 40))) for t in range(len(dims))}
-    ids = IdSlab.of_arrays(catalog, by_table)
+    ids = JaggedIds.of_arrays(catalog, by_table)
     values = rng.normal(size=ids.layout.num_values).astype(np.float32)
     parts = split(ids, num_servers)
     back = np.full_like(values, np.nan)

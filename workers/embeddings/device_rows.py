@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shardkeep.ps.jagged import RowSlab
+from shardkeep.ps.jagged import JaggedRows
 from shardkeep.workers.embeddings.plan import FeaturePlan, Plan
 from shardkeep.workers.embeddings.pooling import add_max_with_torch, add_with_torch, pool_with_torch
 
@@ -26,7 +26,7 @@ def send(array: npt.NDArray[np.float32 | np.int32], device: torch.device) -> tor
     return tensor.to(device, copy=True)
 
 
-def pool_features(plan: Plan, rows: RowSlab, part: slice | None, device: torch.device) -> list[torch.Tensor]:
+def pool_features(plan: Plan, rows: JaggedRows, part: slice | None, device: torch.device) -> list[torch.Tensor]:
     """The pooled rows (B, D) of each feature, computed on the device."""
     views = _views(rows, send(rows.flat, device))
     return [pool_with_torch(feature, views[feature.table]) for feature in _features(plan, part)]
@@ -36,7 +36,7 @@ def add_features(
     plan: Plan,
     grads: Mapping[str, torch.Tensor],
     part: slice | None,
-    sums: RowSlab,
+    sums: JaggedRows,
     rows: Mapping[str, npt.NDArray[np.float32]],
 ) -> None:
     """Adds gradients of pooled rows (B, D), by feature and on one device, to the rows' on the host. Blocks. `rows`: on
@@ -59,9 +59,9 @@ def _features(plan: Plan, part: slice | None) -> list[FeaturePlan]:
     return [plan.feature(name, part) for name in plan.names]
 
 
-def _views(slab: RowSlab, flat: torch.Tensor) -> dict[str, torch.Tensor]:
-    """A slab's tables (U, D) in a flat tensor of its values."""
-    layout = slab.layout
+def _views(rows: JaggedRows, flat: torch.Tensor) -> dict[str, torch.Tensor]:
+    """The tables (U, D) in a flat tensor of its values."""
+    layout = rows.layout
     parts = torch.split(flat, np.diff(layout.values_T1).tolist())
     dims = layout.catalog.dims_T.tolist()
     return {name: part.view(-1, dim) for name, part, dim in zip(layout.catalog.names, parts, dims, strict=True)}

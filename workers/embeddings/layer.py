@@ -16,7 +16,7 @@ import torch
 from shardkeep.base.array_kernels import all_finite
 from shardkeep.base.errors import ConfigError, ProtocolError
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.jagged import Catalog, RowSlab
+from shardkeep.ps.jagged import Catalog, JaggedRows
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.embeddings import device_rows, kernels
@@ -69,17 +69,17 @@ class Embeddings:
             device: where the leaves live; not the CPU = rows travel there once per table and call.
 
         Raises ProtocolError when rows are missing or have another shape."""
-        if not (isinstance(rows, RowSlab) and rows.layout.same(plan.unique.layout)):
+        if not (isinstance(rows, JaggedRows) and rows.layout.same(plan.unique.layout)):
             for table, dim in self.table_dims.items():
                 _check_rows(table, rows.get(table), (plan.unique[table].size, dim))
-            rows = RowSlab.of_arrays(plan.unique, {table: rows[table] for table in self.table_dims})
+            rows = JaggedRows.of_arrays(plan.unique, {table: rows[table] for table in self.table_dims})
         if device.type == "cpu":
             pooled = self._pool(plan, rows, *plan.range_of(part))
         else:
             pooled = device_rows.pool_features(plan, rows, part, device)
         return {name: leaf.requires_grad_() for name, leaf in zip(self._table_of, pooled, strict=True)}
 
-    def _pool(self, plan: Plan, rows: RowSlab, start: int, stop: int) -> list[torch.Tensor]:
+    def _pool(self, plan: Plan, rows: JaggedRows, start: int, stop: int) -> list[torch.Tensor]:
         """The pooled rows (B, D) of each feature: views of one fresh array."""
         num_samples = stop - start
         flat = np.empty(num_samples * sum(self._dims_F), dtype=np.float32)
@@ -97,7 +97,7 @@ class Embeddings:
         self,
         plan: Plan,
         leaves: Mapping[str, torch.Tensor],
-        grads: RowSlab,
+        grads: JaggedRows,
         part: slice | None = None,
         rows: Mapping[str, Rows] | None = None,
     ) -> None:
@@ -109,7 +109,7 @@ class Embeddings:
 
         Raises ProtocolError for a gradient or an accumulator of the wrong shape."""
         if not grads.layout.same(plan.unique.layout):
-            raise ProtocolError("the accumulators are of another plan, not RowSlab.zeros(plan.unique)")
+            raise ProtocolError("the accumulators are of another plan, not JaggedRows.zeros(plan.unique)")
         start, stop = plan.range_of(part)
         on_host: list[torch.Tensor] = []  # keeps the memory that the addresses point to
         addresses_F = np.zeros(len(self._dims_F), dtype=np.int64)
@@ -142,13 +142,13 @@ def non_finite_rows(grad_UD: Rows) -> npt.NDArray[np.bool_]:
     return bad_U
 
 
-def scale_rows(grads: RowSlab, factor: float) -> None:
+def scale_rows(grads: JaggedRows, factor: float) -> None:
     """Multiplies gradients in place, in float32; a factor of 1 costs nothing."""
     if factor != 1.0:
         grads.flat *= np.float32(factor)
 
 
-def all_finite_rows(grads: RowSlab) -> bool:
+def all_finite_rows(grads: JaggedRows) -> bool:
     """Whether no row holds an infinity or a NaN."""
     return bool(all_finite(grads.flat.view(np.uint32)))
 
@@ -157,7 +157,7 @@ def _add_maxima(
     plan: Plan,
     maxima: Mapping[str, torch.Tensor],
     part: slice | None,
-    grads: RowSlab,
+    grads: JaggedRows,
     rows: Mapping[str, Rows] | None,
 ) -> None:
     for name, grad in maxima.items():

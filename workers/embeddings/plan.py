@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.base.errors import DataError
-from shardkeep.ps.jagged import Catalog, IdSlab, Layout
+from shardkeep.ps.jagged import Catalog, JaggedIds, Layout
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Feature
 from shardkeep.workers.embeddings import kernels
@@ -53,7 +53,7 @@ class Plan:
     stand one after the other, as kernels take them."""
 
     num_samples: int
-    unique: IdSlab
+    unique: JaggedIds
     """Per table the ids to pull, ascending."""
     names: tuple[str, ...]
     features_FK: npt.NDArray[np.int64]
@@ -115,7 +115,7 @@ class Planner:
         columns[self._by_table, kernels.IDS_AT] = starts_G[:-1]
         columns[self._by_table, kernels.NUM_IDS] = np.diff(starts_G)
         offsets, weights = _bags(bags, columns)
-        unique = IdSlab(Layout.of_starts(self._catalog, starts_T1), unique_V)
+        unique = JaggedIds(Layout.of_starts(self._catalog, starts_T1), unique_V)
         return Plan(len(batch), unique, self._names, columns, inverse_N, offsets, weights)
 
 

@@ -11,11 +11,11 @@ import pytest
 
 from shardkeep.base.errors import RemoteError
 from shardkeep.compression.config import CompressionConfig
-from shardkeep.ps.client.compressor import Outbox
+from shardkeep.ps.client.compressor import Compressor
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.client.row_memory import RowMemory
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.jagged import Catalog, IdSlab, RowSlab
+from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
 from shardkeep.ps.shard.journal.journal import Journal
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.transport.local import LocalTransport
@@ -248,16 +248,16 @@ def test_random_rows_are_as_many_as_said_and_others_in_each_step_and_on_each_wor
     compression = CompressionConfig(push={"keep_rows": 0.25, "select": "random"})  # type: ignore[arg-type]
     catalog = Catalog(TABLES)
     wanted = {"a": np.arange(300), "c": np.arange(7, 107)}
-    ids = IdSlab.of_arrays(catalog, wanted)
-    grads = RowSlab.of_arrays(ids, grads_of(0, wanted))
+    ids = JaggedIds.of_arrays(catalog, wanted)
+    grads = JaggedRows.of_arrays(ids, grads_of(0, wanted))
     sent = []
     for rank, step in ((0, 0), (0, 1), (1, 0), (0, 0)):
         memory = RowMemory(catalog, compression, history=1)
-        parcel = Outbox(catalog, compression.push, memory, seed=5, rank=rank).pack(step, ids, grads)
-        assert parcel.positions_K is not None and parcel.positions_K.size == 100 == np.unique(parcel.positions_K).size
-        assert parcel.ids.ids_V.tolist() == ids.ids_V[parcel.positions_K].tolist()
-        assert parcel.ids["a"].size == 75  # of each table as many as of its largest rows
-        sent.append(parcel.positions_K)
+        packed = Compressor(catalog, compression.push, memory, seed=5, rank=rank).pack(step, ids, grads)
+        assert packed.positions_K is not None and packed.positions_K.size == 100 == np.unique(packed.positions_K).size
+        assert packed.ids.ids_V.tolist() == ids.ids_V[packed.positions_K].tolist()
+        assert packed.ids["a"].size == 75  # of each table as many as of its largest rows
+        sent.append(packed.positions_K)
     assert sent[0].tolist() == sent[3].tolist()
     assert all(np.intersect1d(sent[0], other).size < 50 for other in sent[1:3])  # 25 by chance
 

@@ -14,10 +14,10 @@ import pytest
 
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.values.registry import FORMATS
-from shardkeep.ps.client.compressor import Outbox
+from shardkeep.ps.client.compressor import Compressor
 from shardkeep.ps.client.row_memory import RowMemory
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.jagged import Catalog, IdSlab, RowSlab
+from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
 
 CATALOG = Catalog([TableSpec(name="a", dim=8), TableSpec(name="b", dim=8), TableSpec(name="c", dim=3)])
 GROUPS = {8: ("a", "b"), 3: ("c",)}  # the tables of one dim share a pool
@@ -50,7 +50,7 @@ def combinations() -> Iterator[Any]:
 def test_what_is_sent_waits_or_is_given_up_makes_up_the_sum_of_all_gradients(push: dict[str, Any]) -> None:
     compression = CompressionConfig(push=push)  # type: ignore[arg-type]
     memory = RowMemory(CATALOG, compression, history=2)
-    outbox = Outbox(CATALOG, compression.push, memory, seed=5, rank=1)
+    compressor = Compressor(CATALOG, compression.push, memory, seed=5, rank=1)
     made: Sums = {}
     sent: Sums = {}
     waited = False
@@ -58,10 +58,10 @@ def test_what_is_sent_waits_or_is_given_up_makes_up_the_sum_of_all_gradients(pus
         last = step == STEPS - 1
         ids, grads = drawn(step)
         add(made, {(name, int(i)): grads[name][k] for name in ids for k, i in enumerate(ids[name])})
-        parcel = outbox.pack(step, ids, grads, last=last)
-        rows, _ = outbox.format.decode(parcel.encoded, np.diff(parcel.ids.layout.starts_T1), None, CATALOG)
-        arrived = RowSlab(parcel.ids.layout, rows)
-        add(sent, {(name, int(i)): arrived[name][k] for name in parcel.ids for k, i in enumerate(parcel.ids[name])})
+        packed = compressor.pack(step, ids, grads, last=last)
+        rows, _ = compressor.format.decode(packed.encoded, np.diff(packed.ids.layout.starts_T1), None, CATALOG)
+        arrived = JaggedRows(packed.ids.layout, rows)
+        add(sent, {(name, int(i)): arrived[name][k] for name in packed.ids for k, i in enumerate(packed.ids[name])})
         owed = waiting(memory)
         waited |= bool(owed)
         missing = np.concatenate([made[key] - sent.get(key, 0) - owed.get(key, 0) for key in sorted(made)])
@@ -72,7 +72,7 @@ def test_what_is_sent_waits_or_is_given_up_makes_up_the_sum_of_all_gradients(pus
     assert waited == (push["values"] != "fp32" or "keep_rows" in push or "keep_values" in push)
 
 
-def drawn(step: int) -> tuple[IdSlab, RowSlab]:
+def drawn(step: int) -> tuple[JaggedIds, JaggedRows]:
     """Ids that come back, of three tables, and gradients of very different sizes."""
     rng = np.random.default_rng(step)
     wanted = {
@@ -80,11 +80,11 @@ def drawn(step: int) -> tuple[IdSlab, RowSlab]:
         "b": rng.permutation(50)[:9],
         "c": np.unique(rng.integers(0, 90, 20)),
     }
-    ids = IdSlab.of_arrays(CATALOG, {name: np.sort(part).astype(np.int64) for name, part in wanted.items()})
+    ids = JaggedIds.of_arrays(CATALOG, {name: np.sort(part).astype(np.int64) for name, part in wanted.items()})
     sizes = {name: np.exp(rng.normal(size=(ids[name].size, 1)) * 2 - 3) for name in ids}
     dims = dict(zip(CATALOG.names, CATALOG.dims_T.tolist(), strict=True))
     grads = {name: rng.normal(size=(ids[name].size, dims[name])) * sizes[name] for name in ids}
-    return ids, RowSlab.of_arrays(ids, {name: part.astype(np.float32) for name, part in grads.items()})
+    return ids, JaggedRows.of_arrays(ids, {name: part.astype(np.float32) for name, part in grads.items()})
 
 
 def add(total: Sums, rows: dict[tuple[str, int], np.ndarray]) -> None:

@@ -14,10 +14,10 @@ from shardkeep.base.compiling.sources import with_imports
 from shardkeep.base.errors import ConfigError
 from shardkeep.compression.config import CompressionConfig, PushConfig
 from shardkeep.compression.selection.registry import SELECTORS, Selector, SelectorName
-from shardkeep.ps.client.compressor import Outbox
+from shardkeep.ps.client.compressor import Compressor
 from shardkeep.ps.client.row_memory import RowMemory
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.jagged import Catalog, IdSlab, RowSlab
+from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
 
 CATALOG = Catalog([TableSpec(name="a", dim=8)])
 IDS = np.arange(40)
@@ -34,11 +34,11 @@ def positions(select: str, pool_rows: int) -> list[int]:
     """Where the rows stand that a step sends, of 40 whose gradients fall, under a config that was checked by nobody."""
     push = PushConfig.model_construct(select=select, keep_rows=0.25, pool_rows=pool_rows)
     memory = RowMemory(CATALOG, CompressionConfig.model_construct(push=push), history=1)
-    outbox = Outbox(CATALOG, push, memory, seed=5, rank=0)
-    ids = IdSlab.of_arrays(CATALOG, {"a": IDS})
+    compressor = Compressor(CATALOG, push, memory, seed=5, rank=0)
+    ids = JaggedIds.of_arrays(CATALOG, {"a": IDS})
     falling = np.linspace(2.0, 1.0, 40, dtype=np.float32)[:, None] * np.ones((1, 8), np.float32)
-    parcel = outbox.pack(0, ids, RowSlab.of_arrays(ids, {"a": falling}))
-    return parcel.ids["a"].tolist()
+    packed = compressor.pack(0, ids, JaggedRows.of_arrays(ids, {"a": falling}))
+    return packed.ids["a"].tolist()
 
 
 def test_the_config_takes_the_names_of_the_registry() -> None:

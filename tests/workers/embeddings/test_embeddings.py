@@ -15,7 +15,7 @@ from hypothesis.extra.numpy import arrays
 
 from shardkeep.base.errors import ConfigError, DataError, ProtocolError
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.jagged import Catalog, Layout, RowSlab
+from shardkeep.ps.jagged import Catalog, JaggedRows, Layout
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Feature, Schema
 from shardkeep.workers.embeddings import device_rows
@@ -167,7 +167,7 @@ def test_pooling_and_its_gradient_equal_embedding_bag(num_samples: int, seed: in
     targets = random_targets(num_samples, seed=seed)
     backward(expected, targets)
     backward(leaves, targets)
-    grads = RowSlab.zeros(plan.unique)
+    grads = JaggedRows.zeros(plan.unique)
     EMBEDDINGS.collect(plan, leaves, grads)
     for table, grad_UD in grads.items():
         expected_UD = weights[table].grad
@@ -198,7 +198,7 @@ def test_a_single_weighted_id_needs_no_lengths() -> None:
     leaves = embeddings.lookup(plan, rows)
     assert leaves["scored"].tolist() == [[2, 4, 6], [-0.5, -1, -1.5]]
     leaves["scored"].sum().backward()
-    grads = RowSlab.zeros(plan.unique)
+    grads = JaggedRows.zeros(plan.unique)
     embeddings.collect(plan, leaves, grads)
     assert grads["users"].tolist() == [[1.5, 1.5, 1.5]]
 
@@ -226,7 +226,7 @@ def test_the_largest_values_and_their_gradients_equal_embedding_bag(
     plan = PEAKS.plan(batch)
     rng = np.random.default_rng(seed)
     rows_UD = rng.integers(-2, 3, (plan.unique["items"].size, 5)).astype(np.float32)  # many ties
-    rows = RowSlab.of_arrays(plan.unique, {"items": rows_UD, "users": np.empty((0, DIM), np.float32)})
+    rows = JaggedRows.of_arrays(plan.unique, {"items": rows_UD, "users": np.empty((0, DIM), np.float32)})
     bags = [
         torch.nn.EmbeddingBag.from_pretrained(torch.from_numpy(rows_UD), freeze=False, mode=m) for m in ("max", "sum")
     ]
@@ -238,7 +238,7 @@ def test_the_largest_values_and_their_gradients_equal_embedding_bag(
         expected[name] = bag(torch.from_numpy(at_N), torch.from_numpy(np.cumsum(lengths_B) - lengths_B))
         targets[name] = torch.from_numpy(rng.integers(-9, 10, (num_samples, 5)).astype(np.float32))  # sums are exact
     sum((expected[name] * targets[name]).sum() for name in expected).backward()
-    grads, on_device = RowSlab.zeros(plan.unique), RowSlab.zeros(plan.unique)
+    grads, on_device = JaggedRows.zeros(plan.unique), JaggedRows.zeros(plan.unique)
     for part in (slice(0, cut), slice(cut, num_samples)):
         leaves = PEAKS.lookup(plan, rows, part)
         backward(leaves, {name: target[part] for name, target in targets.items()})
@@ -256,7 +256,7 @@ def test_a_largest_value_that_is_not_a_number_is_passed_on() -> None:
     plan = PEAKS.plan(batch_of({name: Ragged(ids(1, 2), np.array([2], np.int32)) for name in ("peak", "bag")}, 1))
     for values in ([[np.nan, 1.0], [1.0, np.nan]], [[1.0, np.nan], [np.nan, 1.0]]):
         rows_UD = np.repeat(np.array(values, np.float32), [1, 4], axis=1)
-        rows = RowSlab.of_arrays(plan.unique, {"items": rows_UD, "users": np.empty((0, DIM), np.float32)})
+        rows = JaggedRows.of_arrays(plan.unique, {"items": rows_UD, "users": np.empty((0, DIM), np.float32)})
         assert torch.isnan(PEAKS.lookup(plan, rows)["peak"]).all()
 
 
@@ -268,7 +268,7 @@ def test_micro_batches_add_up_to_the_batch(cuts: list[int]) -> None:
     targets = random_targets(7)
     whole = EMBEDDINGS.lookup(plan, rows)
     backward(whole, targets)
-    expected, grads = RowSlab.zeros(plan.unique), RowSlab.zeros(plan.unique)
+    expected, grads = JaggedRows.zeros(plan.unique), JaggedRows.zeros(plan.unique)
     EMBEDDINGS.collect(plan, whole, expected)
     for start, stop in itertools.pairwise(cuts):
         part = slice(start, stop)
@@ -297,12 +297,12 @@ def test_a_part_of_a_batch_is_the_plan_of_those_samples_alone() -> None:
 def test_the_form_for_devices_gives_the_same_values_and_gradients(seed: int) -> None:
     batch = random_batch(8, seed=seed)
     plan = EMBEDDINGS.plan(batch)
-    rows = RowSlab.of_arrays(plan.unique, random_rows(plan))
+    rows = JaggedRows.of_arrays(plan.unique, random_rows(plan))
     for part in (None, slice(2, 7)):
         leaves = EMBEDDINGS.lookup(plan, rows, part)
         targets = {name: target[part or slice(None)] for name, target in random_targets(8).items()}
         backward(leaves, targets)
-        expected, found = RowSlab.zeros(plan.unique), RowSlab.zeros(plan.unique)
+        expected, found = JaggedRows.zeros(plan.unique), JaggedRows.zeros(plan.unique)
         EMBEDDINGS.collect(plan, leaves, expected, part)
         pooled = device_rows.pool_features(plan, rows, part, torch.device("cpu"))
         for leaf, pooled_BD in zip(leaves.values(), pooled, strict=True):
@@ -323,7 +323,7 @@ def test_a_cuda_device_gives_the_same_and_the_same_bits_twice() -> None:
         leaves = EMBEDDINGS.lookup(plan, rows, None, device)
         assert all(leaf.device.type == device.type for leaf in leaves.values())
         backward(leaves, {name: target.to(device) for name, target in targets.items()})
-        results.append(RowSlab.zeros(plan.unique))
+        results.append(JaggedRows.zeros(plan.unique))
         EMBEDDINGS.collect(plan, leaves, results[-1])
     for table in TABLES:
         np.testing.assert_allclose(results[1][table], results[0][table], rtol=1e-4, atol=1e-4)
@@ -334,7 +334,7 @@ def test_collecting_twice_gives_equal_bits() -> None:
     plan = EMBEDDINGS.plan(random_batch(500, seed=2))
     leaves = EMBEDDINGS.lookup(plan, random_rows(plan))
     backward(leaves, random_targets(500))
-    first, second = RowSlab.zeros(plan.unique), RowSlab.zeros(plan.unique)
+    first, second = JaggedRows.zeros(plan.unique), JaggedRows.zeros(plan.unique)
     EMBEDDINGS.collect(plan, leaves, first)
     EMBEDDINGS.collect(plan, leaves, second)
     assert all(np.array_equal(first[t], second[t]) for t in first)
@@ -363,7 +363,7 @@ def test_a_leaf_that_the_model_did_not_use_adds_nothing() -> None:
     plan = EMBEDDINGS.plan(random_batch(6, seed=3))
     leaves = EMBEDDINGS.lookup(plan, random_rows(plan))
     leaves["single"].sum().backward()
-    grads = RowSlab.zeros(plan.unique)
+    grads = JaggedRows.zeros(plan.unique)
     EMBEDDINGS.collect(plan, leaves, grads)
     assert grads["users"].any()
     assert not grads["items"].any()
@@ -374,7 +374,7 @@ def test_a_batch_without_samples_needs_no_rows() -> None:
     assert all(u.size == 0 for u in plan.unique.values())
     leaves = EMBEDDINGS.lookup(plan, random_rows(plan))
     assert leaves["bag"].shape == (0, 5)
-    EMBEDDINGS.collect(plan, leaves, RowSlab.zeros(plan.unique))
+    EMBEDDINGS.collect(plan, leaves, JaggedRows.zeros(plan.unique))
 
 
 def test_non_finite_rows_are_found_wherever_the_value_is() -> None:
@@ -387,7 +387,7 @@ def test_non_finite_rows_are_found_wherever_the_value_is() -> None:
 
 def test_rows_are_scaled_in_place() -> None:
     layout = Layout.of_counts(Catalog([TableSpec(name="users", dim=2)]), np.array([1]))
-    grads = RowSlab(layout, np.array([2.0, -4.0], np.float32))
+    grads = JaggedRows(layout, np.array([2.0, -4.0], np.float32))
     same = grads["users"]
     scale_rows(grads, 1.0)
     scale_rows(grads, 0.25)
@@ -440,4 +440,4 @@ def test_rows_and_gradients_of_another_shape_are_refused() -> None:
     with pytest.raises(
         ProtocolError, match=r"feature single: torch.float32 gradient \(4, 3\); the part is torch.float32 \(2, 3\)"
     ):
-        EMBEDDINGS.collect(plan, leaves, RowSlab.zeros(plan.unique), slice(0, 2))
+        EMBEDDINGS.collect(plan, leaves, JaggedRows.zeros(plan.unique), slice(0, 2))
