@@ -3,29 +3,40 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from shardkeep.compression.ledger import Ledger, merge_totals
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.dense.tower import Tower
-from shardkeep.workers.telemetry import Telemetry, gather_records, merged_histogram
+from shardkeep.workers.telemetry import Telemetry
 from shardkeep.workers.timing.clock import PARTS
 
 
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """The parts of a worker that count what it does."""
+
+    client: RowClient
+    tower: Tower
+    collective: Collective
+    telemetry: Telemetry
+    ledger: Ledger
+
+
 def summarize(
+    counted: Counted,
     *,
-    client: RowClient,
-    tower: Tower,
-    collective: Collective,
-    telemetry: Telemetry,
-    ledger: Ledger,
-    control_bytes: int,
     steps: int,
     evaluation: Mapping[str, Any] | None,
+    control_bytes: int,
     process: Mapping[str, Any],
     sockets: Callable[[], Mapping[str, Any]],
 ) -> dict[str, Any] | None:
@@ -36,43 +47,21 @@ def summarize(
         sockets: Asked for what the kernel has counted on its connections, by group.
 
     `wall_s`, `versions`, `machine`, `status` and the coordinator's process are added by who keeps the run folder."""
-    client.fence(steps)
-    collective.barrier(purpose="agreements")
-    ledger.add("control", "calls", control_bytes)
-    mine = {
-        "bytes": ledger.totals(),
-        "sockets": sockets(),
-        "staleness": {str(k): n for k, n in client.staleness_seen.items()},
-        "dropped_rows": telemetry.dropped_rows,
-        "saturated_values": client.saturated_values,
-        "held_back": client.held_back(),
-        "tower_unsent": tower.unsent,
-        "delivered_by_age": client.memory.delivered_by_age(),
-        "skipped_steps": telemetry.skipped_steps,
-        "step_ms": telemetry.step_ms(),
-        "cpu_ms": telemetry.cpu.mean_ms(),
-        "process": {"role": "worker", "index": collective.rank, **process, "compile_s": tower.compile_s},
-    }
-    workers = gather_records(collective, mine)
-    if collective.rank != 0:
+    counted.client.fence(steps)
+    counted.collective.barrier(purpose="agreements")
+    counted.ledger.add("control", "calls", control_bytes)
+    workers = gather_records(counted.collective, _worker_record(counted, process, sockets()))
+    if counted.collective.rank != 0:
         return None
-    servers = client.admin.report()
-    of_servers = Ledger()
-    of_servers.add("control", "calls", sum(one.get("control_bytes", 0) for one in server_processes(servers)))
-    byte_totals = merge_totals([w["bytes"] for w in workers] + [of_servers.totals()])
+    servers = counted.client.admin.report()
+    telemetry, tower = counted.telemetry, counted.tower
     return {
         "steps": steps,
-        **_counted(telemetry),
-        "step_ms": mean_step_ms([w["step_ms"] for w in workers]),
-        "cpu_ms": mean_cpu_ms([w["cpu_ms"] for w in workers]),
+        **_position(telemetry),
+        **_of_workers(workers),
         "eval": dict(evaluation or {}),
-        "bytes": _per_sample(byte_totals, telemetry.trained),
-        "sockets": _summed(w["sockets"] for w in workers),
-        "staleness": merged_histogram([w["staleness"] for w in workers]),
-        "dropped_rows": sum(w["dropped_rows"] for w in workers),
-        **_saturated(client.push_format, workers),
-        **_held_back([w["held_back"] for w in workers]),
-        **_delivered_by_age([w["delivered_by_age"] for w in workers]),
+        "bytes": _per_sample(merge_totals([*(w["bytes"] for w in workers), _control_of(servers)]), telemetry.trained),
+        **_saturated(counted.client.push_format, workers),
         "skipped_steps": workers[0]["skipped_steps"],
         "recoveries": [],
         "tables": table_totals(servers),
@@ -83,19 +72,57 @@ def summarize(
     }
 
 
-def stopped_figures(
-    *, collective: Collective, telemetry: Telemetry, ledger: Ledger, control_bytes: int, steps: int
-) -> dict[str, Any] | None:
+def _worker_record(counted: Counted, process: Mapping[str, Any], sockets: Mapping[str, Any]) -> dict[str, Any]:
+    """What this rank tells rank 0, as JSON types."""
+    client, tower, telemetry = counted.client, counted.tower, counted.telemetry
+    return {
+        "bytes": counted.ledger.totals(),
+        "sockets": sockets,
+        "staleness": {str(k): n for k, n in client.staleness_seen.items()},
+        "dropped_rows": telemetry.dropped_rows,
+        "saturated_values": client.saturated_values,
+        "held_back": client.held_back(),
+        "tower_unsent": tower.unsent,
+        "delivered_by_age": client.memory.delivered_by_age(),
+        "skipped_steps": telemetry.skipped_steps,
+        "step_ms": telemetry.step_ms(),
+        "cpu_ms": telemetry.cpu.mean_ms(),
+        "process": {"role": "worker", "index": counted.collective.rank, **process, "compile_s": tower.compile_s},
+    }
+
+
+def _of_workers(workers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Means and sums of the workers' records."""
+    return {
+        "step_ms": mean_step_ms([w["step_ms"] for w in workers]),
+        "cpu_ms": mean_cpu_ms([w["cpu_ms"] for w in workers]),
+        "sockets": _summed(w["sockets"] for w in workers),
+        "staleness": merged_histogram([w["staleness"] for w in workers]),
+        "dropped_rows": sum(w["dropped_rows"] for w in workers),
+        **_held_back([w["held_back"] for w in workers]),
+        **_delivered_by_age([w["delivered_by_age"] for w in workers]),
+    }
+
+
+def _control_of(servers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The bytes of the servers' control calls, as totals of a ledger."""
+    ledger = Ledger()
+    ledger.add("control", "calls", sum(one.get("control_bytes", 0) for one in server_processes(servers)))
+    return ledger.totals()
+
+
+def stopped_figures(counted: Counted, *, control_bytes: int, steps: int) -> dict[str, Any] | None:
     """What the summary of a stopped job says of this start, on rank 0; None elsewhere. Asks no server: its bytes of
     control calls are not in it. Blocks until every rank has called it."""
-    ledger.add("control", "calls", control_bytes)
-    mine = {"bytes": ledger.totals(), "step_ms": telemetry.step_ms(), "dropped_rows": telemetry.dropped_rows}
-    workers = gather_records(collective, mine)
-    if collective.rank != 0:
+    telemetry = counted.telemetry
+    counted.ledger.add("control", "calls", control_bytes)
+    mine = {"bytes": counted.ledger.totals(), "step_ms": telemetry.step_ms(), "dropped_rows": telemetry.dropped_rows}
+    workers = gather_records(counted.collective, mine)
+    if counted.collective.rank != 0:
         return None
     return {
         "steps": steps,
-        **_counted(telemetry),
+        **_position(telemetry),
         "step_ms": mean_step_ms([w["step_ms"] for w in workers]),
         "bytes": _per_sample(merge_totals(w["bytes"] for w in workers), telemetry.trained),
         "dropped_rows": sum(w["dropped_rows"] for w in workers),
@@ -103,7 +130,23 @@ def stopped_figures(
     }
 
 
-def _counted(telemetry: Telemetry) -> dict[str, Any]:
+def gather_records(collective: Collective, record: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every rank's record, on every rank, in order of the ranks."""
+    body = np.frombuffer(json.dumps(record).encode("utf-8"), dtype=np.uint8).copy()
+    parts = collective.gather_arrays(body, purpose="agreements")
+    return [json.loads(bytes(part).decode("utf-8")) for part in parts]
+
+
+def merged_histogram(parts: Sequence[dict[str, int]]) -> dict[str, int]:
+    """The sum of histograms with integer keys, sorted by key."""
+    total: dict[int, int] = {}
+    for part in parts:
+        for key, count in part.items():
+            total[int(key)] = total.get(int(key), 0) + count
+    return {str(key): total[key] for key in sorted(total)}
+
+
+def _position(telemetry: Telemetry) -> dict[str, Any]:
     """Samples of the job, those before this start where there are any, and this start's rate."""
     before = {"resumed_at": {"samples": telemetry.samples - telemetry.trained}} if telemetry.resumed else {}
     return {"samples": telemetry.samples, **before, "samples_per_s": telemetry.samples_per_s()}

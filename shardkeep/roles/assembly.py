@@ -37,7 +37,7 @@ from shardkeep.workers.pipeline import Pipeline
 from shardkeep.workers.rank_state import load_rank_state
 from shardkeep.workers.rewind import Rewind
 from shardkeep.workers.step import Step
-from shardkeep.workers.summary import stopped_figures, summarize
+from shardkeep.workers.summary import Counted, stopped_figures, summarize
 from shardkeep.workers.telemetry import Telemetry
 from shardkeep.workers.timing.cpu_time import CpuTime
 from shardkeep.workers.trainer import Progress, Trainer
@@ -106,28 +106,20 @@ class Worker:
                 _log.info("doubtful weights", why=text)
                 progress.report("phase", {"phase": "data", "text": f"warning: {text}"})
 
+        counted = Counted(self.client, self.tower, self.collective, self.telemetry, self.traffic.ledger)
+
         def stopping(step: int) -> None:
-            counted = stopped_figures(
-                collective=self.collective,
-                telemetry=self.telemetry,
-                ledger=self.traffic.ledger,
-                control_bytes=control_bytes(),
-                steps=step,
-            )
-            if counted is not None:
-                progress.report("event", {"text": f"stopped at step {step}", "figures": counted})
+            figures = stopped_figures(counted, control_bytes=control_bytes(), steps=step)
+            if figures is not None:
+                progress.report("event", {"text": f"stopped at step {step}", "figures": figures})
 
         steps = self.trainer.run(progress, should_stop, self.tower.step, stopping)
         progress.update(step=steps, phase="closing")
         return summarize(
-            client=self.client,
-            tower=self.tower,
-            collective=self.collective,
-            telemetry=self.telemetry,
-            ledger=self.traffic.ledger,
-            control_bytes=control_bytes(),
+            counted,
             steps=steps,
             evaluation=self.trainer.last_eval,
+            control_bytes=control_bytes(),
             process=process(),
             sockets=sockets,
         )

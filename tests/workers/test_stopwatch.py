@@ -9,8 +9,9 @@ import time
 import pytest
 
 from shardkeep.workers.step import StepResult
-from shardkeep.workers.telemetry import WARM_UP_STEPS, Telemetry
+from shardkeep.workers.telemetry import Telemetry
 from shardkeep.workers.timing.clock import PARTS, Part, Stopwatch
+from shardkeep.workers.timing.pace import WARM_UP_STEPS
 
 RESULT = StepResult(loss=0.5, applied=True, dropped_rows=0, staleness=0)
 
