@@ -14,7 +14,6 @@ import numpy.typing as npt
 
 from shardkeep.base.errors import ProtocolError
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.wire.message import Packed
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -117,14 +116,11 @@ class JaggedIds(Mapping[str, Ints]):
 class JaggedRows(Mapping[str, Floats]):
     """Rows by table, float32 (U, D): views of one flat array."""
 
-    def __init__(
-        self, layout: Layout, flat: Floats, names: tuple[str, ...] | None = None, message: Packed | None = None
-    ) -> None:
-        """`flat`: all values, (num_values,). `message`: the push whose values they are, if they lie in one."""
+    def __init__(self, layout: Layout, flat: Floats, names: tuple[str, ...] | None = None) -> None:
+        """`flat`: all values, (num_values,)."""
         self.layout = layout
         self.flat = flat
         self.names = layout.catalog.names if names is None else names
-        self.message = message
 
     @classmethod
     def zeros(cls, ids: JaggedIds) -> JaggedRows:

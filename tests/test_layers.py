@@ -50,7 +50,6 @@ PRIVATE = {
     "tests/integration/test_consistency.py: _transport",
     "tests/ps/shard/table/test_index.py: _given_back",
     "tests/ps/shard/table/test_index.py: _moved",
-    "tests/ps/client/test_client.py: _unacknowledged",
     "tests/roles/test_roles.py: _device",
     "tests/workers/test_checkpoint.py: _checkpoints",
     "tests/workers/collectives/test_collective.py: _ddp",

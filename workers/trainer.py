@@ -105,7 +105,7 @@ class Trainer:
     def _open(self, start_step: int, progress: Progress) -> None:
         """Opens the checkpoints. After a lost generation, repeats what may not have followed its last step."""
         self._cpu.drop()
-        self._client.allowance_s = self._compile_allowance_s
+        self._client.calls.extend_deadlines(self._compile_allowance_s)
         saved = False
         if self._checkpoints is not None and not self._again:
             self._checkpoints.open(start_step)
@@ -150,7 +150,7 @@ class Trainer:
 
     def _check(self, step: int, result: StepResult, progress: Progress) -> None:
         """Counts, reports, and ends a job that has diverged."""
-        self._client.allowance_s = 0.0
+        self._client.calls.extend_deadlines(0.0)
         self._telemetry.step_done(self._slices.samples(step), result)
         self._tell_choices(progress)
         self._bad_steps = self._bad_steps + 1 if result.dropped_rows or not result.applied else 0

@@ -54,11 +54,16 @@ class Compressor:
         self._keys = WorkerKeys(seed, rank, catalog.names) if stochastic else None
 
     @property
+    def sends_later(self) -> bool:
+        """Whether gradients that are not sent are kept for later steps."""
+        return self._memory.sends_later
+
+    @property
     def plain(self) -> bool:
         """Whether gradients are sent just as they are."""
         return not self._memory.sends_later and self._config.keep == 1.0 and self.format.plain
 
-    def pack(self, step: int, ids: JaggedIds, grads: JaggedRows, *, last: bool = False) -> EncodedRows:
+    def compress(self, step: int, ids: JaggedIds, grads: JaggedRows, *, last: bool = False) -> EncodedRows:
         """What of the gradients of `ids` is sent in `step`; `last` = with all gradients left for later."""
         keep = 1.0 if last else keep_at(step, self._config.keep, self._config.warmup_steps)
         choose, key = None if keep == 1.0 else self._choose, self._key + step

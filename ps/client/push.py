@@ -1,115 +1,175 @@
-"""Push messages: a step's encoded rows, one message per server, with ids, coded ids, or references to the step's pull.
+"""Pushes of one worker: a step's gradients out, one message per server, until each is acknowledged.
 
-Knows no transport and no codec.
+Selection, residuals and number formats are the compressor's; a push without any of them enters no file of theirs.
 """
-# V = ids asked for, K = rows sent, T = tables
+# U = unique ids of a table in a step, D = embedding dim
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import concurrent.futures
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from shardkeep.ps.client.compressor import EncodedRows
-from shardkeep.ps.client.request import Fetch, Request, find
-from shardkeep.ps.jagged import Catalog
-from shardkeep.ps.placement import Split, split
-from shardkeep.ps.placement_kernels import take_rows
-from shardkeep.ps.wire.ids import WrittenIds, joined, places, write_ids, write_references
-from shardkeep.ps.wire.message import Bytes, Packed
-from shardkeep.ps.wire.rows import ELEMENTS, RowFormat, encode_elements
+from shardkeep.base.errors import ProtocolError
+from shardkeep.ps.client.calls import ServerCalls
+from shardkeep.ps.client.compressor import Compressor, EncodedRows
+from shardkeep.ps.client.pull import Pull, Puller
+from shardkeep.ps.client.push_messages import PushWriter
+from shardkeep.ps.client.request import Request
+from shardkeep.ps.jagged import JaggedIds, JaggedRows, Layout
+from shardkeep.ps.placement import split
+from shardkeep.ps.wire.ids import write_ids
+from shardkeep.ps.wire.message import FLUSH, Bytes, Kind, Packed
 
-Ints = npt.NDArray[np.int64]
-Allocate = Callable[..., Packed]
-"""`message.allocate`, but for the directory's columns."""
+Rows = npt.NDArray[np.float32]
 
 
-class PushWriter:
-    """Writes the pushes of one worker.
+class PushBuffer(JaggedRows):
+    """Gradients that already lie in the message of their push: nobody may change them after the push."""
 
-    Args:
-        row_format: Of the encoded rows.
-        coded: Refer to the rows that the step's pull asked the server for, and code the ids of all others.
-        elements: Rows are float32, and only their values that are not zero are sent.
-    """
+    def __init__(self, layout: Layout, names: tuple[str, ...], message: Packed) -> None:
+        super().__init__(layout, message.values_area.view(np.float32), names)
+        self.message = message
+
+    def is_of(self, step: int, request: Request) -> bool:
+        """Whether the message is the push of just this step and these ids."""
+        return self.message.step == step and np.array_equal(self.message.ids_area.view(np.int64), request.ids.ids_V)
+
+
+@dataclass(slots=True)
+class _Unacknowledged:
+    """A step's pushes that went alone, and the pull that went with the others: its rows acknowledge them."""
+
+    pull: Pull
+    futures: list[tuple[int, Future[Bytes]]] = field(default_factory=list)
+
+    def all(self) -> list[Future[Bytes]]:
+        return [future for _, future in [*self.futures, *self.pull.futures]]
+
+
+class Pusher:
+    """Sends one worker's pushes and waits for their acknowledgements. Not thread safe."""
 
     def __init__(
-        self, catalog: Catalog, row_format: RowFormat, *, num_servers: int, coded: bool, elements: bool
+        self, calls: ServerCalls, pulls: Puller, writer: PushWriter, compressor: Compressor, *, window: int
     ) -> None:
-        self._catalog = catalog
-        self._format = row_format
-        self._widths_T = row_format.widths(catalog)
-        self._num_servers = num_servers
-        self._coded = coded
-        self._elements = elements
+        """`pulls`: of the same worker; a push with coded ids refers to the pull of its step. `window`: steps that may
+        be unacknowledged."""
+        self.next_step = 0
+        """The step after the last one whose push was handed over to be sent."""
+        self._calls = calls
+        self._pulls = pulls
+        self._writer = writer
+        self._compressor = None if compressor.plain else compressor
+        self._window = window
+        self._unacknowledged: dict[int, _Unacknowledged] = {}
 
-    def write(self, rows: EncodedRows, request: Request, fetch: Fetch | None, allocate: Allocate) -> list[Packed]:
-        """A message for each server. `request`: whose gradients they are; `fetch`: of the step's
-        pull, None = there was none."""
-        servers = range(self._num_servers)
-        parts = request.split if rows.positions_K is None else split(rows.ids, self._num_servers)
-        if not self._coded:
-            return [self._with_ids(rows, parts, server, allocate) for server in servers]
-        places_K, pulled_ST = np.full(rows.ids.ids_V.size, -1, dtype=np.int64), np.zeros_like(parts.counts_ST)
-        if fetch is not None:
-            places_K, pulled_ST = _places(rows, request, fetch), fetch.missing.split.counts_ST
-        return [self._referring(rows, parts, server, places_K, pulled_ST[server], allocate) for server in servers]
+    def restart(self, step: int) -> None:
+        """Forgets what was not acknowledged: all steps from `step` on are pushed again."""
+        self._unacknowledged.clear()
+        self.next_step = step
 
-    def _with_ids(self, rows: EncodedRows, parts: Split, server: int, allocate: Allocate) -> Packed:
-        ids = write_ids(parts.counts_ST[server], parts.ids_of(server, rows.ids.ids_V), coded=False)
+    @property
+    def num_unacknowledged(self) -> int:
+        """Steps."""
+        return len(self._unacknowledged)
 
-        def fill(out: Bytes) -> None:
-            parts.take_rows(server, rows.ids.layout, rows.encoded, self._widths_T, out)
-
-        return self._message(ids, fill, allocate)
-
-    def _referring(
-        self, rows: EncodedRows, parts: Split, server: int, places_K: Ints, pulled_T: Ints, allocate: Allocate
-    ) -> Packed:
-        layout, counts_T = rows.ids.layout, parts.counts_ST[server]
-        mine = parts.positions(server)
-        positions = np.arange(rows.ids.ids_V.size) if mine is None else mine
-        known = places_K[positions] >= 0
-        known_T = np.bincount(np.repeat(np.arange(counts_T.size), counts_T)[known], minlength=counts_T.size)
-        known_K, other_K = positions[known], positions[~known]
-        references = write_references(known_T, places_K[known_K], pulled_T)
-        others = write_ids(counts_T - known_T, rows.ids.ids_V[other_K], coded=True)
-        at = int((references.rows_S * self._widths_T[references.tables_S]).sum())
-
-        def fill(out: Bytes) -> None:
-            take_rows(rows.encoded, known_K, known_T, layout.starts_T1, self._widths_T, out[:at])
-            take_rows(rows.encoded, other_K, counts_T - known_T, layout.starts_T1, self._widths_T, out[at:])
-
-        return self._message(joined(references, others), fill, allocate)
-
-    def _message(self, ids: WrittenIds, fill: Callable[[Bytes], None], allocate: Allocate) -> Packed:
-        """A message with these ids, and the rows that `fill` writes in their order."""
-        widths_S = self._widths_T[ids.tables_S]
-        if self._elements:
-            rows = np.empty(int((ids.rows_S * widths_S).sum()), dtype=np.uint8)
-            fill(rows)
-            packets = encode_elements(
-                rows.view(np.float32), ids.rows_S, ids.tables_S, self._catalog, self._format.codec
-            )
-            sizes_S = np.array([packet.size for packet in packets], dtype=np.int64)
-            message = allocate(**ids.directory, value_bytes_S=sizes_S, value_formats_S=ELEMENTS)
-            message.values_area[:] = np.concatenate(packets) if packets else 0
-        else:
-            message = allocate(**ids.directory, value_bytes_S=ids.rows_S * widths_S, value_formats_S=self._format.tag)
-            fill(message.values_area)
+    def buffer(self, step: int, request: Request) -> JaggedRows:
+        """Zeros to add a step's gradients to. Where the push needs no other form, they lie in its message."""
+        if self._calls.num_servers > 1 or self._writer.coded or self._compressor is not None:
+            return JaggedRows.zeros(request.ids)
+        layout = request.ids.layout
+        ids = write_ids(request.split.counts_ST[0], request.ids.ids_V, coded=False)
+        message = self._calls.allocate(
+            Kind.PUSH,
+            step,
+            **ids.directory,
+            value_bytes_S=4 * ids.rows_S * layout.catalog.dims_T[ids.tables_S],
+        )
         message.ids_area[:] = ids.area
-        return message
+        message.values_area[:] = 0
+        return PushBuffer(layout, request.ids.names, message)
 
+    def messages(
+        self, step: int, request: Request, grads: Mapping[str, Rows], *, last: bool = False
+    ) -> dict[int, Bytes]:
+        """A step's pushes by server, as soon as the window of unacknowledged steps has room for them.
 
-def _places(rows: EncodedRows, request: Request, fetch: Fetch) -> Ints:
-    """Where each row to send stands among those of its table that its server was asked for, -1 = it was not."""
-    places_V = places(fetch.missing.split, fetch.missing.ids.ids_V.size)
-    if request is not fetch.missing:
-        places_V = _or_none(places_V, find(request.ids, fetch.missing.ids))
-    return places_V if rows.positions_K is None else _or_none(places_V, rows.positions_K)
+        Raises as `RowClient.push`."""
+        if step in self._unacknowledged:
+            raise ProtocolError(f"step {step} was pushed before and is not acknowledged yet; a step is pushed once")
+        request, rows = self._fitted(request, grads)
+        self._wait_for_window(step)
+        fetch = self._pulls.pushed(step)
+        if isinstance(rows, PushBuffer) and rows.is_of(step, request):
+            return {0: rows.message.buffer}
+        flush = 0
+        if self._compressor is None:
+            encoded = EncodedRows(request.ids, rows.flat.view(np.uint8), None)
+        else:
+            encoded = self._compressor.compress(step, request.ids, rows, last=last)
+            flush = FLUSH if last and self._compressor.sends_later else 0
 
+        def allocate(**directory: Any) -> Packed:
+            return self._calls.allocate(Kind.PUSH, step, value=flush, **directory)
 
-def _or_none(places_V: Ints, at_K: Ints) -> Ints:
-    """The places at some positions; -1 where the position is -1."""
-    return np.where(at_K < 0, -1, places_V[at_K]) if places_V.size else np.full(at_K.size, -1, dtype=np.int64)
+        messages = self._writer.write(encoded, request, fetch, allocate)
+        return {server: packed.buffer for server, packed in enumerate(messages)}
+
+    def _fitted(self, request: Request, grads: Mapping[str, Rows]) -> tuple[Request, JaggedRows]:
+        """The gradients as jagged rows, and the request of just the tables they are of."""
+        ids = request.ids
+        if isinstance(grads, JaggedRows) and grads.layout.same(ids.layout) and len(grads) == len(ids):
+            return request, grads
+        catalog = ids.layout.catalog
+        for name, grad_UD in grads.items():
+            if name not in ids:
+                raise ProtocolError(f"gradients of table {name}, which the request has no ids of")
+            expected = (ids[name].size, int(catalog.dims_T[catalog.index[name]]))
+            if grad_UD.shape != expected or grad_UD.dtype != np.float32 or not grad_UD.flags.c_contiguous:
+                raise ProtocolError(
+                    f"table {name}: {grad_UD.dtype} gradients {grad_UD.shape}; expected contiguous float32 {expected}"
+                )
+        if set(grads) != set(ids):
+            ids = JaggedIds.of_arrays(catalog, {name: ids[name] for name in grads})
+            request = Request(ids, split(ids, self._calls.num_servers))
+        return request, JaggedRows.of_arrays(ids, grads)
+
+    def send(self, step: int, pushes: dict[int, Bytes], pulls: Mapping[int, Bytes], pull: Pull) -> None:
+        """Sends pushes, each with the pull to the same server behind it, whose reply then acknowledges both. The
+        replies of pulls are added to `pull`."""
+        pending = self._unacknowledged[step] = _Unacknowledged(pull)
+        self.next_step = step + 1
+        for server, message in pushes.items():
+            then = pulls.get(server)
+            future = self._calls.send(server, message, then)
+            (pending.futures if then is None else pull.futures).append((server, future))
+
+    def wait_acknowledged(self) -> None:
+        """Blocks until every push is acknowledged. Raises what `Pull.result` raises."""
+        for step in sorted(self._unacknowledged):
+            self._finish(step)
+
+    def acknowledged_within(self, limit_s: float) -> bool:
+        """Whether every push is acknowledged; blocks up to `limit_s` seconds."""
+        futures = [future for pending in self._unacknowledged.values() for future in pending.all()]
+        return not concurrent.futures.wait(futures, timeout=limit_s).not_done
+
+    def _wait_for_window(self, step: int) -> None:
+        for earlier in sorted(self._unacknowledged):
+            if earlier <= step - self._window or all(f.done() for f in self._unacknowledged[earlier].all()):
+                self._finish(earlier)
+
+    def _finish(self, step: int) -> None:
+        pending = self._unacknowledged[step]
+        for server, future in pending.futures:
+            self._calls.reply(server, future, Kind.ACK)
+        if not pending.pull.received:
+            for server, future in pending.pull.futures:
+                self._calls.reply(server, future, Kind.ROWS)
+        del self._unacknowledged[step]

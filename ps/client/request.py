@@ -59,7 +59,7 @@ class Cache:
         self.hits = self.misses = 0
         """Rows that were not asked for, and those that were."""
 
-    def ask(self, step: int, request: Request) -> Fetch:
+    def fetch(self, step: int, request: Request) -> Fetch:
         """Finds what of a request must be asked for."""
         ids, layout = request.ids, request.ids.layout
         flat = np.empty(layout.num_values, dtype=np.float32)

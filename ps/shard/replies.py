@@ -13,10 +13,7 @@ from shardkeep.compression.values.codec import value_codec
 from shardkeep.ps.jagged import Catalog
 from shardkeep.ps.shard.tables import Pulled, Sections, Tables
 from shardkeep.ps.wire.message import Bytes, Kind, Packed, allocate
-from shardkeep.ps.wire.rows import RowFormat
-
-PLAIN = RowFormat(value_codec("fp32"))
-"""How evaluation reads: as the rows are."""
+from shardkeep.ps.wire.rows import PLAIN, RowFormat
 
 
 class Answers:
@@ -31,7 +28,7 @@ class Answers:
     def rows(self, message: Packed, wanted: Sections, *, staleness: int) -> tuple[Bytes, Pulled]:
         """The rows of a PULL or READ, and what was found of them."""
         rows_S, reads = np.diff(wanted.starts_S1), message.kind is Kind.READ
-        row_format = PLAIN if reads else self._format
+        row_format = PLAIN if reads else self._format  # evaluation reads the rows as they are
         if row_format.plain and (reads or not self._names_absent):
             answer = self._allocate(message, wanted, rows_S, row_format, staleness)
             return answer.buffer, self._tables.pull(wanted, answer.values_area.view(np.float32))

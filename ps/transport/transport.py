@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-
-from shardkeep.base.errors import DeadlineExceeded
 
 Bytes = npt.NDArray[np.uint8]
 Handler = Callable[..., "Future[Bytes]"]
@@ -30,13 +27,3 @@ class Transport(Protocol):
         ...
 
     def close(self) -> None: ...
-
-
-def wait(future: Future[Bytes], *, peer: str, timeout_s: float) -> Bytes:
-    """Returns the reply. Raises DeadlineExceeded, which names the peer and the elapsed time, or TransportError."""
-    started = time.monotonic()
-    try:
-        return future.result(timeout=timeout_s)
-    except TimeoutError:
-        elapsed = time.monotonic() - started
-        raise DeadlineExceeded(f"{peer} did not answer within {elapsed:.1f} s (liveness.step_timeout_s)") from None

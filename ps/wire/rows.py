@@ -42,7 +42,7 @@ class RowFormat:
     @classmethod
     def of_tag(cls, tag: int) -> RowFormat:
         """Raises CorruptMessage for a tag that no codec has."""
-        return cls(value_codec(tag & ~_MOMENTS), bool(tag & _MOMENTS))
+        return PLAIN if tag == PLAIN.tag else cls(value_codec(tag & ~_MOMENTS), bool(tag & _MOMENTS))
 
     @property
     def tag(self) -> int:
@@ -56,7 +56,7 @@ class RowFormat:
 
     def row_bytes(self, dim: int) -> int:
         """Bytes of a row of `dim` values."""
-        return self.codec.row_bytes(dim) + self.moments
+        return 4 * dim if self.plain else self.codec.row_bytes(dim) + self.moments
 
     def widths(self, catalog: Catalog) -> Ints:
         """Bytes of one row per table."""
@@ -74,6 +74,8 @@ class RowFormat:
     ) -> Bytes:
         """The rows of all sections, flat uint8; `tables_S` None = a section of every table. May share memory with
         `flat`. `squares_K`: what the moments are made of; `keys_K`: of stochastic rounding, None = to the nearest."""
+        if self.plain:
+            return flat.view(np.uint8)
         parts, at, row = [], 0, 0
         for rows, dim in _runs(rows_S, tables_S, catalog):
             keys = None if keys_K is None else keys_K[row : row + rows]
@@ -100,6 +102,8 @@ class RowFormat:
     def decode(self, encoded: Bytes, rows_S: Ints, tables_S: Ints | None, catalog: Catalog) -> tuple[Floats, Floats]:
         """The rows of all sections, flat float32, and their second moments (K,), none where there are none. May share
         memory with the input. Raises CorruptMessage when the bytes are not those of so many rows."""
+        if self.plain:
+            return _float32(encoded), _NO_SQUARES
         parts, squares, at = [], [], 0
         for rows, dim in _runs(rows_S, tables_S, catalog):
             size = rows * self.row_bytes(dim)
@@ -113,6 +117,11 @@ class RowFormat:
                 part = np.ascontiguousarray(part_KB[:, :-1])
             parts.append(self.codec.decode(part, dim).reshape(-1))
         return _joined(parts, np.float32), _joined(squares, np.float32)
+
+
+PLAIN = RowFormat(value_codec("fp32"))
+"""The float32 rows themselves."""
+_NO_SQUARES: Floats = np.empty(0, dtype=np.float32)
 
 
 def decode(packed: Packed, catalog: Catalog) -> tuple[Floats, Floats]:
@@ -164,6 +173,15 @@ def _decode_elements(packed: Packed, catalog: Catalog) -> Floats:
         rows_KD, _ = elements.decode(section.values, rows, int(catalog.dims_T[section.table]), value_codec("fp32"))
         parts.append(rows_KD.reshape(-1))
     return _joined(parts, np.float32)
+
+
+def _float32(encoded: Bytes) -> Floats:
+    """The bytes as values, as writeable as they are; a copy only where they are not aligned.
+
+    Raises CorruptMessage when they are no whole number of values."""
+    if encoded.size % 4:
+        raise CorruptMessage(f"{encoded.size} bytes are no float32 values")
+    return encoded.view(np.float32) if encoded.ctypes.data % 4 == 0 else encoded.copy().view(np.float32)
 
 
 def _runs(rows_S: Ints, tables_S: Ints | None, catalog: Catalog) -> list[tuple[int, int]]:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
 
 from shardkeep.base.errors import DeadlineExceeded
+
+T = TypeVar("T")
 
 
 class Deadline:
@@ -33,3 +37,13 @@ class Deadline:
         """Raises DeadlineExceeded, naming what was waited for and for how long, once the time is over."""
         if self.over:
             raise DeadlineExceeded(f"waited {self.elapsed_s:.1f} s for {waited_for} (limit {self.timeout_s:g} s)")
+
+
+def wait_for_reply(future: Future[T], *, peer: str, timeout_s: float) -> T:
+    """The reply of a peer. Raises DeadlineExceeded, which names peer and elapsed time, or the call's own error."""
+    started = time.monotonic()
+    try:
+        return future.result(timeout=timeout_s)
+    except TimeoutError:
+        elapsed = time.monotonic() - started
+        raise DeadlineExceeded(f"{peer} did not answer within {elapsed:.1f} s (liveness.step_timeout_s)") from None

@@ -168,9 +168,11 @@ class EmbeddingClient:
             raise UserError("apply: the same lookup twice")
         grads = {t: self._finite(*found) for t, found in summed([one.gradients() for one in lookups]).items()}
         request = self._rows.request({table: ids_U for table, (ids_U, _) in grads.items()})
-        factor = np.float32(scale)
+        scaled = self._rows.gradients(self.step, request)
+        for table, (_, grad_UD) in grads.items():
+            np.multiply(grad_UD, np.float32(scale), out=scaled[table])
         with self._verdict():
-            self._rows.push(self.step, request, {t: g if scale == 1.0 else g * factor for t, (_, g) in grads.items()})
+            self._rows.push(self.step, request, scaled)
         self._applied = lookups
         self.step += 1
         if self._control is not None:

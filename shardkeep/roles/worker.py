@@ -118,7 +118,7 @@ class _Life:
         saved = self._checkpoints.last_step() if self._looks else -1
         if kept is None:
             return Span(saved=saved, why=missed(self._control, "its tower states") if self._control.before else "")
-        last = kept[1] if self._worker is None else min(kept[1], self._worker.client.next_push)
+        last = kept[1] if self._worker is None else min(kept[1], self._worker.client.pushes.next_step)
         return Span(kept[0], last, holds=last >= kept[0], saved=saved)
 
     def _settle_place(self, formation: Formation) -> None:
@@ -191,7 +191,7 @@ class _Life:
     def _to_disk(self) -> None:
         """What another worker goes on with: the pushes of the steps that are done, and the tower's states."""
         if self._worker is not None:
-            self._worker.client.acknowledged_within(ACKNOWLEDGED_S)
+            self._worker.client.pushes.acknowledged_within(ACKNOWLEDGED_S)
         if self._rewind is not None:
             with tried_while_leaving():
                 self._rewind.to_disk()

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from shardkeep.base.deadlines import wait_for_reply
 from shardkeep.ps.rpc.group import RpcGroup
-from shardkeep.ps.transport.transport import Transport, wait
+from shardkeep.ps.transport.transport import Transport
 from shardkeep.ps.wire.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message, unpack
 from tests.support.rpc_peer import Peer
 
@@ -42,7 +43,7 @@ def question(generation: int = 0) -> Bytes:
 
 
 def answer(transport: Transport, message: Bytes) -> Message:
-    return unpack(wait(transport.send(0, message, timeout_s=LIMIT_S), peer="server 0", timeout_s=LIMIT_S))
+    return unpack(wait_for_reply(transport.send(0, message, timeout_s=LIMIT_S), peer="server 0", timeout_s=LIMIT_S))
 
 
 def join(store: Any, generation: int) -> RpcGroup:

@@ -245,7 +245,7 @@ def test_acknowledged_pushes_are_forgotten() -> None:
     request = client.request({"item": ids_of(1)})
     for step in range(50):
         client.push(step, request, {"item": ones(ids_of(1), 1)})
-    assert len(client._unacknowledged) <= 1
+    assert client.pushes.num_unacknowledged <= 1
 
 
 def test_the_histogram_counts_each_pull_that_asked_for_rows_once() -> None:
@@ -334,7 +334,7 @@ def test_every_scaled_format_carries_rows_both_ways(name: str, scale: Any, round
     totals = traffic.ledger.totals()
     values = sum(totals[direction].get(part, 0) for direction in ("push", "pull") for part in ("values", "scales"))
     assert values == 5 * (40 * codec.row_bytes(3) + 14 * codec.row_bytes(4))
-    assert client.saturated_values == 0
+    assert client.compressor.saturated_values == 0
 
 
 def test_what_two_workers_add_to_one_row_is_rounded_apart() -> None:
@@ -408,7 +408,7 @@ def test_values_beyond_a_16_bit_range_are_counted(values: str, saturated: int, m
     grad = np.array([[1e6, 1.0, 0.0], [-7e5, 60000.0, -1e-3]], np.float32)
     for step in range(2):
         client.push(step, request, {"item": grad})
-    assert client.saturated_values == 2 * saturated
+    assert client.compressor.saturated_values == 2 * saturated
     client.wait_acknowledged()
     assert np.isfinite(pulled(shard.tables[1], ids_of(1, 2))).all()
 

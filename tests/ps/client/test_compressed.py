@@ -253,7 +253,7 @@ def test_random_rows_are_as_many_as_said_and_others_in_each_step_and_on_each_wor
     sent = []
     for rank, step in ((0, 0), (0, 1), (1, 0), (0, 0)):
         memory = RowMemory(catalog, compression, history=1)
-        packed = Compressor(catalog, compression.push, memory, seed=5, rank=rank).pack(step, ids, grads)
+        packed = Compressor(catalog, compression.push, memory, seed=5, rank=rank).compress(step, ids, grads)
         assert packed.positions_K is not None and packed.positions_K.size == 100 == np.unique(packed.positions_K).size
         assert packed.ids.ids_V.tolist() == ids.ids_V[packed.positions_K].tolist()
         assert packed.ids["a"].size == 75  # of each table as many as of its largest rows

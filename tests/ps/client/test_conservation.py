@@ -58,7 +58,7 @@ def test_what_is_sent_waits_or_is_given_up_makes_up_the_sum_of_all_gradients(pus
         last = step == STEPS - 1
         ids, grads = drawn(step)
         add(made, {(name, int(i)): grads[name][k] for name in ids for k, i in enumerate(ids[name])})
-        packed = compressor.pack(step, ids, grads, last=last)
+        packed = compressor.compress(step, ids, grads, last=last)
         rows, _ = compressor.format.decode(packed.encoded, np.diff(packed.ids.layout.starts_T1), None, CATALOG)
         arrived = JaggedRows(packed.ids.layout, rows)
         add(sent, {(name, int(i)): arrived[name][k] for name in packed.ids for k, i in enumerate(packed.ids[name])})

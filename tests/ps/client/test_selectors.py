@@ -37,7 +37,7 @@ def positions(select: str, pool_rows: int) -> list[int]:
     compressor = Compressor(CATALOG, push, memory, seed=5, rank=0)
     ids = JaggedIds.of_arrays(CATALOG, {"a": IDS})
     falling = np.linspace(2.0, 1.0, 40, dtype=np.float32)[:, None] * np.ones((1, 8), np.float32)
-    packed = compressor.pack(0, ids, JaggedRows.of_arrays(ids, {"a": falling}))
+    packed = compressor.compress(0, ids, JaggedRows.of_arrays(ids, {"a": falling}))
     return packed.ids["a"].tolist()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardkeep.base.deadlines import wait_for_reply
 from shardkeep.base.machine.sockets import Counters, connections
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
@@ -17,7 +18,6 @@ from shardkeep.ps.control.grpc.store import StoreHost
 from shardkeep.ps.rpc.group import RpcGroup, connect_store
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
 from shardkeep.ps.transport.rpc_envelope import answer_bytes, call_bytes
-from shardkeep.ps.transport.transport import wait
 from shardkeep.ps.wire.message import Bytes, Kind, Message, Section, pack
 from tests.support.rpc_peer import Peer
 
@@ -74,7 +74,7 @@ def test_a_call_and_its_answer_take_just_the_bytes_that_are_computed(transport: 
     question = message(Kind.READ, 0, num_ids)
     before = counted(transport)
     for _ in range(CALLS):
-        answer = wait(transport.send(0, question, timeout_s=LIMIT_S), peer="server 0", timeout_s=LIMIT_S)
+        answer = wait_for_reply(transport.send(0, question, timeout_s=LIMIT_S), peer="server 0", timeout_s=LIMIT_S)
     after = counted(transport)
     assert (after.sent - before.sent) / CALLS == question.size + call_bytes(0, GENERATION, question.size)
     assert (after.received - before.received) / CALLS == answer.size + answer_bytes(answer.size)
@@ -84,7 +84,7 @@ def test_two_messages_share_a_call(transport: RpcGroup) -> None:
     before, sent = counted(transport), 0
     for step, num_ids in enumerate((1, 12, 5000, 50_000)):
         parts = message(Kind.PUSH, step, num_ids), message(Kind.PULL, step + 1, num_ids)
-        wait(transport.send(0, *parts, timeout_s=LIMIT_S), peer="server 0", timeout_s=LIMIT_S)
+        wait_for_reply(transport.send(0, *parts, timeout_s=LIMIT_S), peer="server 0", timeout_s=LIMIT_S)
         sent += sum(part.size for part in parts) + call_bytes(0, GENERATION, *(part.size for part in parts))
     assert counted(transport).sent - before.sent == sent
 

@@ -12,10 +12,10 @@ import numpy as np
 import psutil
 import pytest
 
+from shardkeep.base.deadlines import wait_for_reply
 from shardkeep.base.errors import TransportError
 from shardkeep.ps.control.grpc.store import StoreHost
 from shardkeep.ps.rpc.group import RpcGroup, connect_store
-from shardkeep.ps.transport.transport import wait
 from shardkeep.ps.wire.message import EMPTY, Bytes, Kind, Message, Section, pack, unpack
 from tests.support.rpc_peer import Peer
 
@@ -71,7 +71,9 @@ def test_memory_spares_the_sockets_the_bytes_and_brings_the_same(peer: Peer, sto
     for generation, same_host in ((1, "memory"), (2, "sockets")):
         transport = join(peer, store_host, generation, same_host)
         before = loopback_bytes()
-        answers.append(wait(transport.send(0, question(generation), timeout_s=LIMIT_S), peer="it", timeout_s=LIMIT_S))
+        answers.append(
+            wait_for_reply(transport.send(0, question(generation), timeout_s=LIMIT_S), peer="it", timeout_s=LIMIT_S)
+        )
         moved.append(loopback_bytes() - before)
         transport.close()
         peer.ask("leave")

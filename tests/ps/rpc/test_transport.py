@@ -21,6 +21,7 @@ import torch
 from torch.distributed import rpc
 from torch.distributed.rpc import internal as rpc_internal
 
+from shardkeep.base.deadlines import wait_for_reply
 from shardkeep.base.errors import DeadlineExceeded, TransportError
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.control.grpc.store import StoreHost
@@ -29,7 +30,7 @@ from shardkeep.ps.rpc.group import RPC_THREADS, connect_store, interface_of
 from shardkeep.ps.rpc.unpickler import RestrictedUnpickler
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.transport.local import LocalTransport
-from shardkeep.ps.transport.transport import Transport, wait
+from shardkeep.ps.transport.transport import Transport
 from shardkeep.ps.wire.message import EMPTY, Kind, Message, Section, pack, text_message, text_of, unpack
 from tests.support.rpc_groups import (
     IDS,
@@ -117,8 +118,8 @@ def test_the_twin_and_rpc_give_the_same_bytes_for_the_same_messages(group: Group
         for message in talk:
             futures.append(transport.send(0, message, timeout_s=LIMIT_S))
             if message is not parked:
-                wait(futures[-1], peer="server 0", timeout_s=LIMIT_S)
-        both.append([bytes(wait(future, peer="server 0", timeout_s=LIMIT_S)) for future in futures])
+                wait_for_reply(futures[-1], peer="server 0", timeout_s=LIMIT_S)
+        both.append([bytes(wait_for_reply(future, peer="server 0", timeout_s=LIMIT_S)) for future in futures])
     kinds = [unpack(np.frombuffer(part, np.uint8)).kind for part in both[0]]
     assert both[0] == both[1]
     assert {Kind.ROWS, Kind.ACK, Kind.ANSWER, Kind.ERROR} <= set(kinds)
@@ -341,7 +342,7 @@ def test_a_closed_local_transport_says_so() -> None:
 
 def test_waiting_in_process_has_a_deadline_that_names_the_peer() -> None:
     with pytest.raises(DeadlineExceeded, match=r"server 3 did not answer within 0\.\d s"):
-        wait(Future(), peer="server 3", timeout_s=0.05)
+        wait_for_reply(Future(), peer="server 3", timeout_s=0.05)
 
 
 def test_a_store_that_nobody_hosts_is_one_line() -> None:

@@ -12,7 +12,6 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import Catalog
 from shardkeep.ps.shard.table.initializers import Initial
 from shardkeep.ps.shard.table.row_kernels import gather
-from shardkeep.ps.wire import rows as values
 from shardkeep.ps.wire.message import REFERENCE, Packed
 
 Ints = npt.NDArray[np.int64]
@@ -21,8 +20,8 @@ Floats = npt.NDArray[np.float32]
 _NOWHERE = np.zeros(1, dtype=np.int64)
 
 
-class RowReader:
-    """Reads answers to pulls.
+class AbsentRows:
+    """Puts initial rows into the replies of servers that only name the rows they do not have.
 
     Args:
         seed: The job's, which initial values depend on.
@@ -32,11 +31,9 @@ class RowReader:
         self._initials = [Initial(spec.init, seed=seed, name=spec.name) for spec in tables]
         self._catalog = catalog
 
-    def read(self, answer: Packed, ids_V: Ints, rows_S: Ints) -> Floats:
-        """All rows that were asked for, flat, from an answer with as many sections. May share memory with it.
-
-        Raises CorruptMessage."""
-        flat = values.decode(answer, self._catalog)[0]
+    def filled_in(self, answer: Packed, flat: Floats, ids_V: Ints, rows_S: Ints) -> Floats:
+        """All rows that were asked for, flat: those of the reply, `flat`, and the absent ones. `flat` itself where none
+        is absent. Raises CorruptMessage."""
         if not answer.id_formats_S.size or answer.id_formats_S[0] < REFERENCE:
             return flat
         from shardkeep.compression.ids.codes import decode_subsets  # here: only jobs with coded ids load it

@@ -1,0 +1,78 @@
+"""ServerCalls: one worker's messages to the servers of its generation, each with a deadline; checks what a reply is.
+
+Knows no ids and no rows.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+from concurrent.futures import Future
+from typing import Any
+
+from shardkeep.base.deadlines import wait_for_reply
+from shardkeep.base.errors import CorruptMessage, ProtocolError, RemoteError
+from shardkeep.ps.transport.transport import Transport
+from shardkeep.ps.wire.message import Bytes, Kind, Packed, allocate, read, text_message, text_of, unpack
+
+
+class ServerCalls:
+    """Calls of one worker. Thread safe, but for `regroup` and `extend_deadlines`."""
+
+    def __init__(self, transport: Transport, *, rank: int, generation: int, timeout_s: float) -> None:
+        self.rank = rank
+        self._transport = transport
+        self._generation = generation
+        self._timeout_s = timeout_s
+        self._extra_s = 0.0
+
+    def regroup(self, transport: Transport, generation: int) -> None:
+        """Goes on over another generation's transport."""
+        self._transport, self._generation = transport, generation
+
+    def extend_deadlines(self, extra_s: float) -> None:
+        """From now on a call may take this many seconds more than its limit; 0 = no more."""
+        self._extra_s = extra_s
+
+    @property
+    def num_servers(self) -> int:
+        return self._transport.num_servers
+
+    @property
+    def limit_s(self) -> float:
+        """Seconds that a call may take."""
+        return self._timeout_s + self._extra_s
+
+    def allocate(self, kind: Kind, step: int, **directory: Any) -> Packed:
+        """A message of this worker and generation; `directory` as `message.allocate` takes it."""
+        return allocate(kind, generation=self._generation, rank=self.rank, step=step, **directory)
+
+    def send(self, server: int, message: Bytes, then: Bytes | None = None) -> Future[Bytes]:
+        """As `Transport.send`."""
+        return self._transport.send(server, message, then, timeout_s=self.limit_s)
+
+    def reply(self, server: int, future: Future[Bytes], expected: Kind, limit_s: float | None = None) -> Packed:
+        """The reply of a server, once it is here.
+
+        Raises DeadlineExceeded, TransportError, RemoteError for an ERROR, CorruptMessage, and ProtocolError for a
+        reply of another kind."""
+        timeout_s = (self.limit_s if limit_s is None else limit_s) + 1.0
+        packed = wait_for_reply(future, peer=f"server {server}", timeout_s=timeout_s)
+        try:
+            reply = read(packed)
+        except CorruptMessage as error:
+            raise CorruptMessage(f"server {server} answered {error}") from error
+        if reply.kind is Kind.ERROR:
+            raise RemoteError(f"server {server}: {text_of(unpack(packed))}")
+        if reply.kind is not expected:
+            raise ProtocolError(f"server {server} answered {reply.kind.name}, expected {expected.name}")
+        return reply
+
+    def admin_replies(self, text: str, timeout_s: float | None) -> list[str]:
+        """Sends the text of an admin call to every server; their replies in order of the servers. `timeout_s` replaces
+        the deadline for this one call."""
+        limit_s = self.limit_s if timeout_s is None else timeout_s
+        packed = text_message(Kind.ASK, text, generation=self._generation, rank=self.rank)
+        futures = [self._transport.send(s, packed, timeout_s=limit_s) for s in range(self.num_servers)]
+        concurrent.futures.wait(futures, timeout=limit_s + 1.0)  # all, also where one has failed: none works on unseen
+        replies = [self.reply(s, f, Kind.ANSWER, limit_s) for s, f in enumerate(futures)]
+        return [text_of(unpack(reply.buffer)) for reply in replies]

@@ -1,0 +1,163 @@
+"""Pulls of one worker: a step's ids in, messages to the servers, their replies made into rows in the ids' order.
+
+Asks for every row, or, with a cache, for those that it lacks. Sends no gradients.
+"""
+# S = sections, V = ids asked for, D = embedding dim
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from shardkeep.base.errors import CorruptMessage
+from shardkeep.ps.client.absent_rows import AbsentRows
+from shardkeep.ps.client.calls import ServerCalls
+from shardkeep.ps.client.request import Cache, Fetch, Request
+from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
+from shardkeep.ps.placement import split
+from shardkeep.ps.wire.ids import write_ids
+from shardkeep.ps.wire.message import Bytes, Kind, Packed
+from shardkeep.ps.wire.rows import decode
+
+Ids = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.float32]
+
+
+@dataclass(slots=True)
+class Pull:
+    """Rows on their way. `result` blocks until they are here."""
+
+    fetch: Fetch
+    kind: Kind
+    _puller: Puller
+    futures: list[tuple[int, Future[Bytes]]] = field(default_factory=list)
+    """The replies, by server."""
+    received: bool = False
+    """Whether `result` has returned them."""
+    staleness: int = 0
+    """Steps that the rows lag behind, the largest of all servers; valid after `result`."""
+
+    @property
+    def request(self) -> Request:
+        return self.fetch.request
+
+    def result(self) -> JaggedRows:
+        """Rows (U, D) per table, in the order of the request's ids.
+
+        Raises DeadlineExceeded, TransportError or RemoteError."""
+        return self._puller.receive(self)
+
+
+class Puller:
+    """Sends one worker's pulls and reads, and receives their rows. Not thread safe."""
+
+    def __init__(
+        self, calls: ServerCalls, catalog: Catalog, *, sync: bool, cache: Cache | None, absent: AbsentRows | None
+    ) -> None:
+        """`sync`: a pull goes to every server. `absent`: makes the rows that no server has, where ids are coded; None
+        = ids are sent as they are, and servers send all rows."""
+        self.cache = cache
+        self.staleness_seen: dict[int, int] = {}
+        """Pulls by the staleness of their rows."""
+        self._calls = calls
+        self._catalog = catalog
+        self._sync = sync
+        self._absent = absent
+        self._fetches: dict[int, Fetch] = {}  # by step, until it is pushed
+        ids = JaggedIds.of_arrays(catalog, {})
+        self._empty = Request(ids, split(ids, calls.num_servers))
+
+    def forget(self) -> None:
+        """Forgets what is under way: it will not come."""
+        self._fetches.clear()
+        if self.cache is not None:
+            self.cache.forget()
+
+    def send(self, kind: Kind, step: int, request: Request) -> Pull:
+        """Asks for the rows of a request; returns at once."""
+        pull = self.prepared(kind, step, request)
+        messages = self.messages(pull, step)
+        pull.futures = [(server, self._calls.send(server, message)) for server, message in messages.items()]
+        return pull
+
+    def prepared(self, kind: Kind, step: int, request: Request) -> Pull:
+        """A pull whose messages are not sent yet."""
+        if kind is not Kind.PULL or not request.ids:
+            return Pull(Fetch(step, request, request), kind, self)
+        fetch = Fetch(step, request, request) if self.cache is None else self.cache.fetch(step, request)
+        self._fetches[step] = fetch
+        return Pull(fetch, kind, self)
+
+    def messages(self, pull: Pull, step: int) -> dict[int, Bytes]:
+        """One message to each server that holds an id of the pull; in `sync` a pull goes to every server."""
+        messages: dict[int, Bytes] = {}
+        missing = pull.fetch.missing
+        for server in range(self._calls.num_servers):
+            if not missing.split.count(server) and not (pull.kind is Kind.PULL and self._sync):
+                continue
+            ids_V = missing.split.ids_of(server, missing.ids.ids_V)
+            ids = write_ids(missing.split.counts_ST[server], ids_V, coded=self._absent is not None)
+            message = self._calls.allocate(pull.kind, step, **ids.directory)
+            message.ids_area[:] = ids.area
+            messages[server] = message.buffer
+        return messages
+
+    def pushed(self, step: int) -> Fetch | None:
+        """Forgets the pull of a step that is pushed; returns what it asked for, None = there was no pull."""
+        return self._fetches.pop(step, None)
+
+    def nothing(self) -> Pull:
+        """A pull of no rows, which no server sees."""
+        return Pull(Fetch(0, self._empty, self._empty), Kind.PULL, self)
+
+    def receive(self, pull: Pull) -> JaggedRows:
+        """As `Pull.result`."""
+        missing, layout = pull.fetch.missing, pull.fetch.missing.ids.layout
+        flat: Rows | None = None
+        stalest = 0
+        for server, future in pull.futures:
+            reply = self._calls.reply(server, future, Kind.ROWS)
+            part = self._decode(server, reply, missing)
+            if part.size == layout.num_values and part.flags.writeable:
+                flat = part  # all of it: no copy
+            else:
+                flat = np.empty(layout.num_values, dtype=np.float32) if flat is None else flat
+                missing.split.put_rows(server, layout, part, flat)
+            stalest = max(stalest, reply.value)
+        pull.staleness, pull.received = stalest, True
+        if pull.kind is Kind.PULL and missing.ids:
+            self.staleness_seen[stalest] = self.staleness_seen.get(stalest, 0) + 1
+        flat = np.empty(0, dtype=np.float32) if flat is None else flat
+        if pull.fetch.flat is not None and self.cache is not None:
+            flat = self.cache.fill(pull.fetch, flat)
+        return JaggedRows(pull.request.ids.layout, flat, pull.request.ids.names)
+
+    def _decode(self, server: int, reply: Packed, request: Request) -> Rows:
+        """The rows of one reply, flat; checked to be those that were asked for."""
+        counts_T = request.split.counts_ST[server]
+        tables_S = np.flatnonzero(counts_T)
+        rows_S = counts_T[tables_S]
+        rows, absent = reply.rows_S, self._absent
+        partly = absent is not None and rows.size == rows_S.size
+        if not (
+            np.array_equal(reply.tables_S, tables_S)
+            and ((rows <= rows_S).all() if partly else np.array_equal(rows, rows_S))
+        ):
+            raise CorruptMessage(
+                f"server {server} answered {_shown(reply.tables_S, reply.rows_S)}, asked for {_shown(tables_S, rows_S)}"
+            )
+        flat = decode(reply, self._catalog)[0]
+        if absent is None:
+            return flat
+        return absent.filled_in(reply, flat, request.split.ids_of(server, request.ids.ids_V), rows_S)
+
+
+def _shown(tables_S: Ids, rows_S: Ids) -> str:
+    """Rows of tables, in words; the first few."""
+    shown: Sequence[str] = [f"{rows} of table {table}" for table, rows in zip(tables_S[:4], rows_S[:4], strict=True)]
+    more = ", ..." if tables_S.size > 4 else ""
+    return f"rows of {tables_S.size} tables" + (f" ({', '.join(shown)}{more})" if shown else "")
