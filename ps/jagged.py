@@ -2,7 +2,7 @@
 
 So that one kernel call serves all tables, and one copy moves them. Knows no server.
 """
-# T = tables of the job, U = ids of one table, V = ids of all tables, D = embedding dim
+# T = tables of the job, S = those that a message has, U = ids of one table, V = ids of all tables, D = embedding dim
 
 from __future__ import annotations
 
@@ -111,6 +111,26 @@ class JaggedIds(Mapping[str, Ints]):
 
     def __len__(self) -> int:
         return len(self.names)
+
+
+@dataclass(frozen=True, slots=True)
+class SectionIds:
+    """Ids of some tables as a message has them: tables rise, ids rise within each. The arrays suit kernels."""
+
+    tables_S: Ints
+    starts_S1: Ints
+    """Section s has the ids from starts[s] up to starts[s + 1]."""
+    ids_V: Ints
+
+    def __bool__(self) -> bool:
+        return self.ids_V.size > 0
+
+    def same(self, other: SectionIds) -> bool:
+        return (
+            np.array_equal(self.tables_S, other.tables_S)
+            and np.array_equal(self.starts_S1, other.starts_S1)
+            and np.array_equal(self.ids_V, other.ids_V)
+        )
 
 
 class JaggedRows(Mapping[str, Floats]):

@@ -8,18 +8,17 @@ buckets, so another number of servers moves whole buckets. Tables share the rule
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from shardkeep.base.arrays import for_kernels
 from shardkeep.ps import placement_kernels
 from shardkeep.ps.jagged import JaggedIds, Layout
 
 Bytes = npt.NDArray[np.uint8]
 Ids = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
-T = TypeVar("T", bound=np.generic)
 
 BUCKET_BITS = placement_kernels.BUCKET_BITS
 BUCKETS = 1 << BUCKET_BITS
@@ -70,7 +69,7 @@ class Split:
 def bucket_of(ids_U: Ids) -> Ids:
     """The placement bucket of each id, in [0, BUCKETS): the top bits of the id's splitmix64 finalizer."""
     buckets_U = np.empty(ids_U.size, dtype=np.int64)
-    placement_kernels.find_buckets(_plain(ids_U), buckets_U)
+    placement_kernels.find_buckets(for_kernels(ids_U, np.int64), buckets_U)
     return buckets_U
 
 
@@ -86,10 +85,5 @@ def split(ids: JaggedIds, num_servers: int) -> Split:
         return Split(None, (0, ids_V.size), np.diff(starts_T1).reshape(1, -1))
     order_V, starts = np.empty(ids_V.size, dtype=np.int64), np.zeros(num_servers + 1, dtype=np.int64)
     counts_ST = np.zeros((num_servers, starts_T1.size - 1), dtype=np.int64)
-    placement_kernels.group(_plain(ids_V), starts_T1, num_servers, order_V, starts, counts_ST)
+    placement_kernels.group(for_kernels(ids_V, np.int64), starts_T1, num_servers, order_V, starts, counts_ST)
     return Split(order_V, tuple(starts.tolist()), counts_ST)
-
-
-def _plain(array: npt.NDArray[T]) -> npt.NDArray[T]:
-    """The array itself where kernels can take it, else a copy: contiguous, aligned, writable."""
-    return array if array.flags.carray else array.copy()

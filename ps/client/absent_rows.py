@@ -12,7 +12,8 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import Catalog
 from shardkeep.ps.shard.table.initializers import Initial
 from shardkeep.ps.shard.table.row_kernels import gather
-from shardkeep.ps.wire.message import REFERENCE, Packed
+from shardkeep.ps.wire.ids import read_present
+from shardkeep.ps.wire.message import Packed
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -31,30 +32,22 @@ class AbsentRows:
         self._initials = [Initial(spec.init, seed=seed, name=spec.name) for spec in tables]
         self._catalog = catalog
 
-    def filled_in(self, answer: Packed, flat: Floats, ids_V: Ints, rows_S: Ints) -> Floats:
+    def filled_in(self, reply: Packed, flat: Floats, ids_V: Ints, rows_S: Ints) -> Floats:
         """All rows that were asked for, flat: those of the reply, `flat`, and the absent ones. `flat` itself where none
         is absent. Raises CorruptMessage."""
-        if not answer.id_formats_S.size or answer.id_formats_S[0] < REFERENCE:
-            return flat
-        from shardkeep.compression.ids.codes import decode_subsets  # here: only jobs with coded ids load it
-
-        places_K = decode_subsets(
-            answer.id_formats_S, answer.rows_S, answer.id_bytes_S, answer.ids_area, rows_S, int(rows_S.sum())
-        )
-        if places_K.size == ids_V.size:
+        there_V = read_present(reply, rows_S)
+        if there_V is None:
             return flat
         starts_S = np.cumsum(rows_S) - rows_S
-        there_V = np.zeros(ids_V.size, dtype=np.bool_)
-        there_V[places_K + np.repeat(starts_S, answer.rows_S)] = True
-        dims_V = np.repeat(self._catalog.dims_T[answer.tables_S], rows_S)
+        dims_V = np.repeat(self._catalog.dims_T[reply.tables_S], rows_S)
         full = np.empty(int(dims_V.sum()), dtype=np.float32)
         full[np.repeat(there_V, dims_V)] = flat
-        values_S = np.concatenate([[0], np.cumsum(rows_S * self._catalog.dims_T[answer.tables_S])])
-        for s in np.flatnonzero(answer.rows_S < rows_S).tolist():
+        values_S = np.concatenate([[0], np.cumsum(rows_S * self._catalog.dims_T[reply.tables_S])])
+        for s in np.flatnonzero(reply.rows_S < rows_S).tolist():
             section = slice(int(starts_S[s]), int(starts_S[s] + rows_S[s]))
             rows_UD = full[values_S[s] : values_S[s + 1]].reshape(int(rows_S[s]), -1)
             absent = np.flatnonzero(~there_V[section])
-            rows_UD[absent] = self._initial(int(answer.tables_S[s]), ids_V[section][absent], rows_UD.shape[1])
+            rows_UD[absent] = self._initial(int(reply.tables_S[s]), ids_V[section][absent], rows_UD.shape[1])
         return full
 
     def _initial(self, table: int, ids_U: Ints, dim: int) -> Floats:

@@ -16,7 +16,7 @@ from shardkeep.ps.client.request import Fetch, Request, find
 from shardkeep.ps.jagged import Catalog
 from shardkeep.ps.placement import Split, split
 from shardkeep.ps.placement_kernels import take_rows
-from shardkeep.ps.wire.ids import WrittenIds, joined, places, write_ids, write_references
+from shardkeep.ps.wire.ids import EncodedIds, joined, places, write_ids, write_references
 from shardkeep.ps.wire.message import Bytes, Packed
 from shardkeep.ps.wire.rows import ELEMENTS, RowFormat, encode_elements
 
@@ -84,7 +84,7 @@ class PushWriter:
 
         return self._message(joined(references, others), fill, allocate)
 
-    def _message(self, ids: WrittenIds, fill: Callable[[Bytes], None], allocate: Allocate) -> Packed:
+    def _message(self, ids: EncodedIds, fill: Callable[[Bytes], None], allocate: Allocate) -> Packed:
         """A message with these ids, and the rows that `fill` writes in their order."""
         widths_S = self._widths_T[ids.tables_S]
         if self._elements:

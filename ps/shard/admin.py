@@ -10,9 +10,8 @@ from contextlib import AbstractContextManager
 
 from shardkeep.base.errors import TransportError
 from shardkeep.ps.checkpoint_probe import check_token
-from shardkeep.ps.shard.futures import done, promised
 from shardkeep.ps.shard.journal.journal import Journal
-from shardkeep.ps.shard.serving import Serving
+from shardkeep.ps.shard.serving import Serving, done, promised
 from shardkeep.ps.shard.snapshot.writer import SnapshotWriter
 from shardkeep.ps.wire.admin import (
     Call,

@@ -9,12 +9,12 @@ from concurrent.futures import Future
 
 from shardkeep.base.errors import TransportError
 from shardkeep.ps.shard.consistency import Gate, Work
-from shardkeep.ps.shard.futures import promised
 from shardkeep.ps.shard.journal.journal import Entry, Journal
 from shardkeep.ps.shard.pulls import Pulls
-from shardkeep.ps.shard.requests import Decoder, refers
-from shardkeep.ps.shard.serving import Serving, one_line
+from shardkeep.ps.shard.pushes import PushReader
+from shardkeep.ps.shard.serving import Serving, one_line, promised
 from shardkeep.ps.shard.tables import NO_GRADIENTS, Gradients, Tables
+from shardkeep.ps.wire.ids import num_references
 from shardkeep.ps.wire.message import Bytes, Packed
 
 
@@ -27,7 +27,7 @@ class Applier:
         gate: Gate[Gradients],
         tables: Tables,
         pulls: Pulls,
-        decoder: Decoder,
+        reader: PushReader,
         journal: Journal | None,
         *,
         on_doubt: Callable[[str], None],
@@ -41,7 +41,7 @@ class Applier:
         self._serving = serving
         self._tables = tables
         self._pulls = pulls
-        self._decoder = decoder
+        self._reader = reader
         self._on_doubt = on_doubt
         self._idle = threading.Condition(serving.lock)
         self._applying = 0  # pieces of work that the gate handed out and that are not done
@@ -57,10 +57,11 @@ class Applier:
             self._serving.check_open(message.generation)
             pulled = self._pulls.remembered(*key)
             new = self.gate.expects(*key)
-        forgotten = not new and refers(message)  # a push drops the slots of its pull, so a duplicate cannot refer to it
-        gradients = NO_GRADIENTS if forgotten else self._decoder.gradients(message, pulled)
+        # A push drops the slots of its pull, so a duplicate cannot refer to it.
+        forgotten = not new and num_references(message) > 0
+        gradients = NO_GRADIENTS if forgotten else self._reader.gradients(message, pulled)
         if new and self.journal is not None:
-            body = self._decoder.self_contained(message, gradients)
+            body = self._reader.self_contained(message, gradients)
             self.journal.append(Entry.PUSH, rank=message.rank, step=message.step, body=body)
         with self._serving.lock:  # a push in the journal counts, even if the service was closed meanwhile
             new = self.gate.push(*key, gradients)

@@ -10,7 +10,7 @@ from shardkeep.base.errors import ProtocolError, TransportError
 from shardkeep.ps.shard.applier import Applier
 from shardkeep.ps.shard.journal.journal import Entry, Record
 from shardkeep.ps.shard.pulls import Pulls
-from shardkeep.ps.shard.requests import Decoder
+from shardkeep.ps.shard.pushes import PushReader
 from shardkeep.ps.shard.serving import Serving
 from shardkeep.ps.shard.snapshot.writer import SnapshotWriter
 from shardkeep.ps.wire.message import read
@@ -20,12 +20,12 @@ class GenerationLife:
     """One server over its generations. Thread safe."""
 
     def __init__(
-        self, serving: Serving, applier: Applier, pulls: Pulls, decoder: Decoder, snapshots: SnapshotWriter
+        self, serving: Serving, applier: Applier, pulls: Pulls, reader: PushReader, snapshots: SnapshotWriter
     ) -> None:
         self._serving = serving
         self._applier = applier
         self._pulls = pulls
-        self._decoder = decoder
+        self._reader = reader
         self._snapshots = snapshots
 
     @property
@@ -100,7 +100,7 @@ class GenerationLife:
 
     def _replay_push(self, record: Record) -> bool:
         """Whether the push was new."""
-        gradients = self._decoder.gradients(read(record.body), None)
+        gradients = self._reader.gradients(read(record.body), None)
         with self._serving.lock:
             new = self._applier.gate.expects(record.rank, record.step)
             self._applier.gate.push(record.rank, record.step, gradients)

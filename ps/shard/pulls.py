@@ -1,4 +1,5 @@
-"""Pulls: pulls that wait for the gate, the rows they receive, and the slots that the push of the same step reuses."""
+"""Pulls that wait for the gate, the replies with their rows, and the slots that the push of the same step reuses."""
+# S = sections, V = ids of all sections
 
 from __future__ import annotations
 
@@ -6,13 +7,21 @@ from collections import Counter
 from concurrent.futures import Future
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
+from shardkeep.base.errors import CorruptMessage
+from shardkeep.compression.config import CompressionConfig
+from shardkeep.compression.values.codec import value_codec
+from shardkeep.ps.jagged import Catalog, SectionIds
 from shardkeep.ps.shard.consistency import Gate
-from shardkeep.ps.shard.futures import done, promised
-from shardkeep.ps.shard.replies import Answers
-from shardkeep.ps.shard.requests import Decoder
-from shardkeep.ps.shard.serving import Serving
-from shardkeep.ps.shard.tables import Gradients, Pulled, Sections
-from shardkeep.ps.wire.message import Bytes, Kind, Packed
+from shardkeep.ps.shard.serving import Serving, done, promised
+from shardkeep.ps.shard.tables import Gradients, Pulled, Tables
+from shardkeep.ps.wire.ids import read_ids, write_present
+from shardkeep.ps.wire.message import Bytes, Kind, Packed, allocate
+from shardkeep.ps.wire.rows import PLAIN, RowFormat
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,17 +30,17 @@ class Parked:
 
     future: Future[Bytes]
     message: Packed
-    wanted: Sections
+    wanted: SectionIds
 
 
 class Pulls:
     """The pulls and reads of one server. Thread safe; a method that says so runs under the lock of `serving`."""
 
-    def __init__(self, serving: Serving, decoder: Decoder, answers: Answers, *, window: int) -> None:
+    def __init__(self, serving: Serving, catalog: Catalog, replies: Replies, *, window: int) -> None:
         """`window`: steps of a rank whose slots are remembered."""
         self._serving = serving
-        self._decoder = decoder
-        self._answers = answers
+        self._catalog = catalog
+        self._replies = replies
         self._window = window
         self._parked: list[Parked] = []
         self._remembered: dict[int, dict[int, Pulled]] = {}  # by rank and step, until the push of the step comes
@@ -42,7 +51,7 @@ class Pulls:
 
     def park(self, message: Packed, gate: Gate[Gradients]) -> Future[Bytes]:
         """Lets a pull wait for `gate`. Raises ProtocolError, CorruptMessage or TransportError."""
-        parked = Parked(promised(), message, self._decoder.wanted(message))
+        parked = Parked(promised(), message, self._wanted(message))
         with self._serving.lock:
             self._serving.check_open(message.generation)
             gate.arrive(message.rank, message.step)
@@ -51,11 +60,17 @@ class Pulls:
 
     def read(self, message: Packed) -> Future[Bytes]:
         """The rows as they are now. Raises ProtocolError, CorruptMessage or TransportError."""
-        wanted = self._decoder.wanted(message)
+        wanted = self._wanted(message)
         with self._serving.lock:
             self._serving.check_open(message.generation)
             self.counts["reads"] += 1
         return done(self.rows(message, wanted, staleness=0))
+
+    def _wanted(self, message: Packed) -> SectionIds:
+        """The ids of a PULL or READ."""
+        if message.value_bytes_S.any():
+            raise CorruptMessage(f"{message.kind.name} with {int(message.value_bytes_S.sum())} bytes of values")
+        return read_ids(message, self._catalog)
 
     def admitted(self, gate: Gate[Gradients]) -> list[tuple[Parked, int]]:
         """Takes the parked pulls that the gate admits, with their staleness. Under the lock."""
@@ -78,9 +93,9 @@ class Pulls:
             answer = self._serving.error(error)
         parked.future.set_result(answer)
 
-    def rows(self, message: Packed, wanted: Sections, *, staleness: int) -> Bytes:
+    def rows(self, message: Packed, wanted: SectionIds, *, staleness: int) -> Bytes:
         """The ROWS message of a pull or read."""
-        answer, pulled = self._answers.rows(message, wanted, staleness=staleness)
+        answer, pulled = self._replies.rows(message, wanted, staleness=staleness)
         if message.kind is Kind.PULL and wanted:
             self._remember(message.rank, message.step, pulled)
         return answer
@@ -110,3 +125,68 @@ class Pulls:
         waiting = [parked.future for parked in self._parked]
         self._parked = []
         return waiting
+
+
+class Replies:
+    """Makes one server's replies to pulls and reads.
+
+    Where ids are coded, a reply has only the rows that exist: the worker computes initial values itself."""
+
+    def __init__(self, tables: Tables, catalog: Catalog, compression: CompressionConfig) -> None:
+        self._tables = tables
+        self._catalog = catalog
+        self._format = RowFormat(value_codec(compression.pull.values, compression.pull.scale))
+        self._names_absent = compression.ids == "coded"
+
+    def rows(self, message: Packed, wanted: SectionIds, *, staleness: int) -> tuple[Bytes, Pulled]:
+        """The rows of a PULL or READ, and what was found of them."""
+        rows_S, reads = np.diff(wanted.starts_S1), message.kind is Kind.READ
+        row_format = PLAIN if reads else self._format
+        if row_format.plain and (reads or not self._names_absent):
+            reply = self._allocate(message, wanted, rows_S, row_format, staleness)
+            return reply.buffer, self._tables.pull(wanted, reply.values_area.view(np.float32))
+        dims_S = self._catalog.dims_T[wanted.tables_S]
+        flat = np.empty(int((rows_S * dims_S).sum()), dtype=np.float32)
+        pulled = self._tables.pull(wanted, flat)
+        if reads or not self._names_absent:
+            reply = self._allocate(message, wanted, rows_S, row_format, staleness)
+        else:
+            there_V = pulled.slots_V >= 0
+            present = write_present(wanted, there_V)
+            if pulled.absent_S.any():
+                flat = flat[np.repeat(there_V, np.repeat(dims_S, rows_S))]
+            rows_S = present.rows_S
+            reply = self._allocate(
+                message,
+                wanted,
+                rows_S,
+                row_format,
+                staleness,
+                id_formats_S=present.id_formats_S,
+                id_bytes_S=present.id_bytes_S,
+            )
+            reply.ids_area[:] = present.area
+        reply.values_area[:] = row_format.encode(flat, rows_S, wanted.tables_S, self._catalog)
+        return reply.buffer, pulled
+
+    def _allocate(
+        self,
+        message: Packed,
+        wanted: SectionIds,
+        rows_S: Ints,
+        row_format: RowFormat,
+        staleness: int,
+        **names: Ints,
+    ) -> Packed:
+        return allocate(
+            Kind.ROWS,
+            generation=message.generation,
+            rank=message.rank,
+            step=message.step,
+            value=staleness,
+            tables_S=wanted.tables_S,
+            rows_S=rows_S,
+            value_bytes_S=rows_S * row_format.widths(self._catalog)[wanted.tables_S],
+            value_formats_S=row_format.tag,
+            **names,
+        )

@@ -18,13 +18,11 @@ from shardkeep.ps.jagged import Catalog
 from shardkeep.ps.shard.admin import AdminServer
 from shardkeep.ps.shard.applier import Applier
 from shardkeep.ps.shard.consistency import open_gate
-from shardkeep.ps.shard.futures import done, failed, pass_on, promised
 from shardkeep.ps.shard.generation import GenerationLife
 from shardkeep.ps.shard.journal.journal import Journal
-from shardkeep.ps.shard.pulls import Pulls
-from shardkeep.ps.shard.replies import Answers
-from shardkeep.ps.shard.requests import Decoder
-from shardkeep.ps.shard.serving import Serving
+from shardkeep.ps.shard.pulls import Pulls, Replies
+from shardkeep.ps.shard.pushes import PushReader
+from shardkeep.ps.shard.serving import Serving, done, failed, pass_on, promised
 from shardkeep.ps.shard.snapshot.writer import SnapshotWriter
 from shardkeep.ps.shard.tables import Tables
 from shardkeep.ps.wire.message import KIND_AT, Bytes, Kind, Packed, read
@@ -57,20 +55,20 @@ class ShardService:
         self.tables = Tables(tables, seed=seed)
         self._num_workers = num_workers
         self._serving = Serving(shard=shard, generation=generation)
-        decoder = Decoder(catalog := Catalog(tables))
-        answers = Answers(self.tables, catalog, compression or CompressionConfig())
-        self.pulls = Pulls(self._serving, decoder, answers, window=consistency.window)
+        reader = PushReader(catalog := Catalog(tables))
+        replies = Replies(self.tables, catalog, compression or CompressionConfig())
+        self.pulls = Pulls(self._serving, catalog, replies, window=consistency.window)
         self.applier = Applier(
             self._serving,
             open_gate(consistency, num_workers=num_workers, start_step=start_step),
             self.tables,
             self.pulls,
-            decoder,
+            reader,
             journal,
             on_doubt=self.close,
         )
         self.snapshots = SnapshotWriter(self.tables, checkpoints, shard=shard)
-        self.life = GenerationLife(self._serving, self.applier, self.pulls, decoder, self.snapshots)
+        self.life = GenerationLife(self._serving, self.applier, self.pulls, reader, self.snapshots)
         frozen, report = self.life.frozen, self.report
         self._admin = AdminServer(self._serving, self.snapshots, journal, frozen=frozen, report=report)
         self._handlers: dict[Kind, Callable[[Packed], Future[Bytes]]] = {

@@ -1,8 +1,12 @@
-"""Serving: the generation that a server serves, and the lock of everything that its threads share. Knows no table."""
+"""Serving: the generation that a server serves, the lock of everything that its threads share, futures of replies.
+
+Knows no table.
+"""
 
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 
 from shardkeep.base.errors import ProtocolError, ShardkeepError, TransportError
 from shardkeep.ps.wire.message import Bytes, Kind, allocate, text_message
@@ -52,3 +56,30 @@ def one_line(error: Exception) -> str:
     """The text of an error; a defect of ours also names its type."""
     text = " ".join(str(error).split())
     return text if isinstance(error, ShardkeepError) else f"{type(error).__name__}: {text}"
+
+
+def promised() -> Future[Bytes]:
+    """A pending future that nobody can cancel, so that setting its result cannot fail."""
+    future: Future[Bytes] = Future()
+    future.set_running_or_notify_cancel()
+    return future
+
+
+def pass_on(done: Future[Bytes], to: Future[Bytes]) -> None:
+    error = done.exception()
+    if error is not None:
+        to.set_exception(error)
+    else:
+        to.set_result(done.result())
+
+
+def done(answer: Bytes) -> Future[Bytes]:
+    future: Future[Bytes] = Future()
+    future.set_result(answer)
+    return future
+
+
+def failed(error: ShardkeepError) -> Future[Bytes]:
+    future: Future[Bytes] = Future()
+    future.set_exception(error)
+    return future

@@ -17,6 +17,7 @@ import numpy.typing as npt
 from shardkeep.base.array_kernels import all_finite
 from shardkeep.base.machine.versions import usable_cores
 from shardkeep.ps.config import TableSpec
+from shardkeep.ps.jagged import SectionIds
 from shardkeep.ps.shard.snapshot.snapshot import Snapshot
 from shardkeep.ps.shard.table import pre_image_kernels
 from shardkeep.ps.shard.table import table_kernels as at
@@ -33,30 +34,11 @@ MOST_LOCKS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Sections:
-    """Ids of some tables, table after table: tables rise, ids rise within each. The arrays suit kernels."""
-
-    tables_S: Ints
-    starts_S1: Ints
-    ids_V: Ids
-
-    def __bool__(self) -> bool:
-        return self.ids_V.size > 0
-
-    def same(self, other: Sections) -> bool:
-        return (
-            np.array_equal(self.tables_S, other.tables_S)
-            and np.array_equal(self.starts_S1, other.starts_S1)
-            and np.array_equal(self.ids_V, other.ids_V)
-        )
-
-
-@dataclass(frozen=True, slots=True)
 class Pulled:
     """What a pull found: the rows' slots, -1 for ids that had no row then, and how many of these a section has. A row
     keeps its slot for ever."""
 
-    sections: Sections
+    sections: SectionIds
     slots_V: Ints
     absent_S: Ints
 
@@ -66,14 +48,14 @@ class Gradients:
     """Gradients of sections' rows, flat float32; what an earlier pull of the same sections found, if any; and the mean
     squared gradient of each row, float32 (V,), where the gradients are sums of several steps'."""
 
-    sections: Sections
+    sections: SectionIds
     values: Floats
     pulled: Pulled | None = None
     squares_V: Floats = field(default_factory=lambda: NO_SQUARES)
 
 
 NO_GRADIENTS = Gradients(
-    Sections(np.empty(0, np.int64), np.zeros(1, np.int64), np.empty(0, np.int64)), np.empty(0, np.float32)
+    SectionIds(np.empty(0, np.int64), np.zeros(1, np.int64), np.empty(0, np.int64)), np.empty(0, np.float32)
 )
 
 
@@ -104,7 +86,7 @@ class Tables(Sequence[Table]):
     def __len__(self) -> int:
         return len(self._tables)
 
-    def pull(self, sections: Sections, values: Floats) -> Pulled:
+    def pull(self, sections: SectionIds, values: Floats) -> Pulled:
         """Weights of all ids into `values` (flat, table after table); the initial value of unknown ones. Changes no
         table."""
         slots_V = np.empty(sections.ids_V.size, dtype=np.int64)
@@ -173,7 +155,7 @@ class Tables(Sequence[Table]):
         for t, rows in zip(tables_S[tight_S].tolist(), rows_S[tight_S].tolist(), strict=True):
             self._tables[t].make_room(rows)
 
-    def _parts(self, sections: Sections, *, changing: bool = False) -> Iterator[tuple[slice, slice, slice]]:
+    def _parts(self, sections: SectionIds, *, changing: bool = False) -> Iterator[tuple[slice, slice, slice]]:
         """The sections under one lock, their ids and their values, while holding that lock; one after the other."""
         starts = sections.starts_S1
         values_S1 = np.zeros(starts.size, dtype=np.int64)
@@ -244,7 +226,7 @@ def sum_of(dims_T: Ints, a: Gradients, b: Gradients) -> Gradients:
     )  # fmt: skip
     tables, starts = tables[:count], starts[: count + 1]
     size = int((np.diff(starts) * dims_T[tables]).sum())
-    return Gradients(Sections(tables, starts, ids[: starts[-1]]), values[:size], None, squares[: starts[-1]])
+    return Gradients(SectionIds(tables, starts, ids[: starts[-1]]), values[:size], None, squares[: starts[-1]])
 
 
 def _squares(dims_T: Ints, gradients: Gradients) -> Floats:

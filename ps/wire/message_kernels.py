@@ -1,4 +1,4 @@
-"""Kernels of messages: a directory's columns in few bytes and back, and where the parts of a message lie.
+"""Kernels of messages: a directory's columns in few bytes and back, where the parts lie, the order of ids.
 
 A directory is a byte of flags, then the columns in this order, a varint (LEB128) for each section. A flag says that a
 column has its short form:
@@ -224,3 +224,13 @@ def read_directory(buffer: Bytes, at: int, columns: Columns) -> int:
     ):
         return PADDING
     return length
+
+
+@kernel("int64(int64[::1], int64[::1])")
+def first_disorder(starts_S1: npt.NDArray[np.int64], ids_V: npt.NDArray[np.int64]) -> int:
+    """The first position whose id is not above the one before it in its section; -1 when all are sorted and unique."""
+    for s in range(starts_S1.size - 1):
+        for v in range(starts_S1[s] + 1, starts_S1[s + 1]):
+            if ids_V[v] <= ids_V[v - 1]:
+                return v
+    return -1

@@ -16,7 +16,7 @@ import psutil
 
 from shardkeep.base.errors import DeadlineExceeded, ShardkeepError
 from shardkeep.ps.control.grpc.client import fetch_status
-from shardkeep.ps.shard.futures import pass_on
+from shardkeep.ps.shard.serving import pass_on
 from shardkeep.ps.transport.local import LocalTransport
 from shardkeep.ps.transport.transport import Handler
 from shardkeep.ps.wire.message import Bytes

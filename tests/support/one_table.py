@@ -6,12 +6,13 @@ import ctypes
 
 import numpy as np
 
+from shardkeep.base.arrays import for_kernels
 from shardkeep.ps.shard.table import index_kernels, table_kernels
 from shardkeep.ps.shard.table.index import RowIndex
 from shardkeep.ps.shard.table.index_kernels import FIRST_WEIGHT
 from shardkeep.ps.shard.table.optimizers.registry import step_scalars
 from shardkeep.ps.shard.table.records import Records
-from shardkeep.ps.shard.table.table import NO_SQUARES, Table, plain
+from shardkeep.ps.shard.table.table import NO_SQUARES, Table
 
 
 class OneIndex(RowIndex):
@@ -40,15 +41,15 @@ class OneTable(Table):
 
 def applied(table: Table, ids_U: np.ndarray, grad_UD: np.ndarray, *, step: int) -> None:
     """One optimizer update per id. Rows with inf or nan in their gradient are left alone and counted."""
-    shaped_UD = plain(grad_UD, np.float32).reshape(ids_U.size, table.spec.dim)
-    ids_U, grad_UD = table.finite(plain(ids_U, np.int64), shaped_UD)
+    shaped_UD = for_kernels(grad_UD, np.float32).reshape(ids_U.size, table.spec.dim)
+    ids_U, grad_UD = table.finite(for_kernels(ids_U, np.int64), shaped_UD)
     slots_U, scalars = table.find_or_create(ids_U), step_scalars(table.spec.optimizer, step)
     table_kernels.update(table.place, slots_U, grad_UD, NO_SQUARES, scalars)
 
 
 def pulled(table: Table, ids_U: np.ndarray) -> np.ndarray:
     """Weights of ids as a fresh float32 (U, D); the initial value of unknown ones. Never changes the table."""
-    ids_U, scale = plain(ids_U, np.int64), table.scale[None]
+    ids_U, scale = for_kernels(ids_U, np.int64), table.scale[None]
     rows_UD, slots_U = np.empty((ids_U.size, table.spec.dim), np.float32), np.empty(ids_U.size, np.int64)
     starts, flat = np.array([0, ids_U.size]), rows_UD.reshape(-1)
     table_kernels.pull(table.place[None], scale, np.zeros(1, np.int64), starts, ids_U, slots_U, np.empty(1, int), flat)

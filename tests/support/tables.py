@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.shard.tables import Gradients, Sections
+from shardkeep.ps.jagged import SectionIds
+from shardkeep.ps.shard.tables import Gradients
 
 SPECS = tuple(
     TableSpec(name=name, dim=dim, optimizer={"name": optimizer}, init={"name": law})
@@ -21,10 +22,12 @@ SPECS = tuple(
 ByTable = dict[int, tuple[np.ndarray, np.ndarray]]
 
 
-def sections(ids: dict[int, np.ndarray]) -> Sections:
+def sections(ids: dict[int, np.ndarray]) -> SectionIds:
     tables = sorted(ids)
     starts = np.cumsum([0] + [ids[t].size for t in tables])
-    return Sections(np.array(tables, np.int64), starts, np.concatenate([ids[t] for t in tables] or [np.empty(0, int)]))
+    return SectionIds(
+        np.array(tables, np.int64), starts, np.concatenate([ids[t] for t in tables] or [np.empty(0, int)])
+    )
 
 
 def gradients(parts: ByTable) -> Gradients:

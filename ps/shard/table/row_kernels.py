@@ -148,15 +148,6 @@ def merge_sum(ids_A: Ids, grad_AD: Rows, ids_B: Ids, grad_BD: Rows, ids_U: Ids, 
     return count
 
 
-@kernel("int64(int64[::1])")
-def first_disorder(ids_U: Ids) -> int:
-    """The first position whose id is not above the one before it; -1 when sorted and unique."""
-    for i in range(1, ids_U.size):
-        if ids_U[i] <= ids_U[i - 1]:
-            return i
-    return -1
-
-
 @kernel("int64(float32[:,::1], boolean[::1])")
 def finite_rows(grad_UD: Rows, finite_U: npt.NDArray[np.bool_]) -> int:
     """Marks the rows without inf or nan; returns how many there are."""

@@ -3,11 +3,10 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
-
 import numpy as np
 import numpy.typing as npt
 
+from shardkeep.base.arrays import for_kernels
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.shard.table import row_kernels as kernels
 from shardkeep.ps.shard.table import table_kernels as at
@@ -20,7 +19,6 @@ from shardkeep.ps.shard.table.records import Records
 Ids = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
 Bits = npt.NDArray[np.uint8]
-T = TypeVar("T", bound=np.generic)
 _ONE_TABLE = np.zeros(1, dtype=np.int64)
 NO_SQUARES: Rows = np.empty(0, dtype=np.float32)
 """No second moment beside the gradients."""
@@ -137,9 +135,9 @@ class Table:
 
     def load(self, ids: Ids, rows: Rows, slots: Rows) -> None:
         """Sets weights (N, D) and optimizer slots (N, S) of unique ids (N), adding what is absent."""
-        where_N = self.find_or_create(plain(ids, np.int64))
+        where_N = self.find_or_create(for_kernels(ids, np.int64))
         kernels.write_words(*self._records_at, where_N, FIRST_WEIGHT, self._shaped(rows, ids.size))
-        slots_NS = plain(slots, np.float32).reshape(ids.size, self._num_slots)
+        slots_NS = for_kernels(slots, np.float32).reshape(ids.size, self._num_slots)
         kernels.write_words(*self._records_at, where_N, FIRST_WEIGHT + self.spec.dim, slots_NS)
 
     @property
@@ -164,11 +162,4 @@ class Table:
         return slots_U
 
     def _shaped(self, rows: Rows, count: int) -> Rows:
-        return plain(rows, np.float32).reshape(count, self.spec.dim)
-
-
-def plain(array: npt.NDArray[T], dtype: type[T]) -> npt.NDArray[T]:
-    """The array itself where kernels can take it, else a copy: contiguous, aligned, writable."""
-    if array.flags.carray and array.dtype == dtype:
-        return array
-    return np.require(array, dtype=dtype, requirements=["C", "A", "W"])
+        return for_kernels(rows, np.float32).reshape(count, self.spec.dim)

@@ -20,7 +20,7 @@ from shardkeep.base.compiling.kernels import kernel
 from shardkeep.ps.shard.table.index_kernels import find, find_or_add
 from shardkeep.ps.shard.table.pre_image_kernels import ROWS as MARKED_ROWS
 from shardkeep.ps.shard.table.pre_image_kernels import keep
-from shardkeep.ps.shard.table.row_kernels import first_disorder, gather, initialise, merge_sum
+from shardkeep.ps.shard.table.row_kernels import gather, initialise, merge_sum
 
 Ints = npt.NDArray[np.int64]
 Places = npt.NDArray[np.int64]
@@ -167,16 +167,6 @@ def apply(
         squares_U = squares_V[starts_S1[s] : starts_S1[s + 1]] if squares_V.size else squares_V
         update(place, slots_U, grad_UD, squares_U, scalars_SK[s])
         at = end
-
-
-@kernel("int64(int64[::1], int64[::1])")
-def disorder(starts_S1: Ints, ids_V: Ints) -> int:
-    """The first position whose id is not above the one before it in its section; -1 when all are sorted and unique."""
-    for s in range(starts_S1.size - 1):
-        at = first_disorder(ids_V[starts_S1[s] : starts_S1[s + 1]])
-        if at >= 0:
-            return starts_S1[s] + at  # type: ignore[no-any-return]
-    return -1
 
 
 @kernel(

@@ -1,0 +1,77 @@
+"""From a packed push to gradients, and to a form that the journal keeps.
+
+A message is wholly valid before any of it is used. Knows the tables' specs only: no rows, no gate.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardkeep.base.arrays import for_kernels
+from shardkeep.ps.jagged import Catalog
+from shardkeep.ps.shard.tables import Gradients, Pulled, sum_of
+from shardkeep.ps.wire.ids import num_references, read_ids, read_references
+from shardkeep.ps.wire.message import Bytes, Kind, Packed, allocate
+from shardkeep.ps.wire.rows import PLAIN, RowFormat, decode
+
+
+class PushReader:
+    """Reads the pushes to one server. Its methods raise CorruptMessage or ProtocolError."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def gradients(self, packed: Packed, pulled: Pulled | None) -> Gradients:
+        """The ids and gradients of a PUSH; the arrays may be views of the message.
+
+        `pulled`: what the same rank's pull of the step found: a push of the same ids needs no second search, and one by
+        reference has no others."""
+        count = num_references(packed)
+        referred = self._referred(packed, count, pulled) if count else None
+        sections = read_ids(packed, self._catalog, count)
+        flat, squares_V = decode(packed, self._catalog)
+        flat = for_kernels(flat, np.float32)
+        if referred is None:
+            if pulled is not None and sections.same(pulled.sections):
+                return Gradients(pulled.sections, flat, pulled, squares_V)
+            return Gradients(sections, flat, None, squares_V)
+        rows = referred.sections.ids_V.size
+        at = int((packed.rows_S[:count] * self._catalog.dims_T[packed.tables_S[:count]]).sum())
+        first = Gradients(referred.sections, flat[:at], referred, squares_V[:rows])
+        if count == packed.tables_S.size:
+            return first
+        return sum_of(self._catalog.dims_T, first, Gradients(sections, flat[at:], None, squares_V[rows:]))
+
+    def _referred(self, packed: Packed, count: int, pulled: Pulled | None) -> Pulled:
+        """The rows that the first `count` sections refer to."""
+        sections, at_K = read_references(packed, self._catalog, count, None if pulled is None else pulled.sections)
+        assert pulled is not None
+        slots_K = pulled.slots_V[at_K]
+        section_K = np.repeat(np.arange(count), np.diff(sections.starts_S1))
+        return Pulled(sections, slots_K, np.bincount(section_K[slots_K < 0], minlength=count))
+
+    def self_contained(self, packed: Packed, gradients: Gradients) -> Bytes:
+        """A PUSH as a message that needs no other one to be read: with plain ids, sorted and float32 where it refers to
+        a pull or has coded ids, else as it came."""
+        if not packed.id_formats_S.any():
+            return packed.buffer
+        rows_S = np.diff(gradients.sections.starts_S1)
+        row_format = RowFormat(PLAIN.codec, moments=bool(gradients.squares_V.size))
+        tables_S = gradients.sections.tables_S
+        widths_T = row_format.widths(self._catalog)
+        message = allocate(
+            Kind.PUSH,
+            generation=packed.generation,
+            rank=packed.rank,
+            step=packed.step,
+            tables_S=tables_S,
+            rows_S=rows_S,
+            id_bytes_S=8 * rows_S,
+            value_bytes_S=rows_S * widths_T[tables_S],
+            value_formats_S=row_format.tag,
+        )
+        message.ids_area.view(np.int64)[:] = gradients.sections.ids_V
+        message.values_area[:] = row_format.encode(
+            gradients.values, rows_S, tables_S, self._catalog, squares_K=gradients.squares_V
+        )
+        return message.buffer
