@@ -13,12 +13,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from shardkeep.base.array_kernels import all_finite
 from shardkeep.base.errors import DataError, UserError
 from shardkeep.ps.client.row_client import Ids, Rows
 from shardkeep.workers.embeddings import kernels
 from shardkeep.workers.embeddings.layer import non_finite_rows
-from shardkeep.workers.embeddings.plan import FeaturePlan, dedupe
-from shardkeep.workers.embeddings.pooling import add_on_host, add_with_torch, gather_on_host, pool_with_torch, to_device
+from shardkeep.workers.embeddings.plan import FeaturePlan
+from shardkeep.workers.embeddings.pooling import add_with_torch, pool_with_torch, to_device
 
 _NO_WEIGHTS: npt.NDArray[np.float32] = np.empty(0, dtype=np.float32)
 
@@ -31,15 +32,17 @@ class Wanted:
     device: torch.device
     unique_U: Ids
     """Ascending."""
-    feature: FeaturePlan
+    inverse_N: npt.NDArray[np.int32]
     """Where each id's row is among the unique ones."""
 
     def gather(self, rows_UD: Rows) -> torch.Tensor:
         """The rows, a fresh float32 tensor (*shape, D) on the ids' device."""
         if self.device.type == "cpu":
-            rows_ND = gather_on_host(self.feature, rows_UD)
+            gathered_ND = np.empty((self.inverse_N.size, rows_UD.shape[1]), dtype=np.float32)
+            kernels.gather_rows(rows_UD, self.inverse_N, gathered_ND)
+            rows_ND = torch.from_numpy(gathered_ND)
         else:
-            rows_ND = pool_with_torch(self.feature, to_device(rows_UD, self.device))
+            rows_ND = pool_with_torch(self._feature, to_device(rows_UD, self.device))
         return rows_ND.view(*self.shape, rows_UD.shape[1])
 
     def sum_per_row(self, grad: torch.Tensor) -> Rows:
@@ -47,11 +50,15 @@ class Wanted:
         grad_ND = grad.detach().reshape(-1, grad.shape[-1])
         if grad.device.type == "cpu":
             grad_UD = np.zeros((self.unique_U.size, grad_ND.shape[1]), dtype=np.float32)
-            add_on_host(self.feature, grad_ND, grad_UD)
+            kernels.add_gathered(grad_ND.contiguous().numpy(), self.inverse_N, grad_UD)
             return grad_UD
         on_device = grad_ND.new_zeros((self.unique_U.size, grad_ND.shape[1]))
-        add_with_torch(self.feature, grad_ND, on_device)
+        add_with_torch(self._feature, grad_ND, on_device)
         return on_device.cpu().numpy()
+
+    @property
+    def _feature(self) -> FeaturePlan:
+        return FeaturePlan("", kernels.SUM, self.inverse_N, None, _NO_WEIGHTS)
 
 
 class Lookup(Mapping[str, torch.Tensor]):
@@ -113,7 +120,16 @@ def read_ids(table: str, ids: object) -> Wanted:
         raise DataError(f"table {table}: {array.size} ids in one lookup; allowed: fewer than 2**31")
     flat_N = np.ascontiguousarray(array.reshape(-1)).astype(np.int64, copy=False)  # uint64 keeps its bits
     unique_U, inverse_N = dedupe(flat_N)
-    return Wanted(tuple(array.shape), device, unique_U, FeaturePlan(table, kernels.SUM, inverse_N, None, _NO_WEIGHTS))
+    return Wanted(tuple(array.shape), device, unique_U, inverse_N)
+
+
+def dedupe(ids_N: Ids) -> tuple[Ids, npt.NDArray[np.int32]]:
+    """`numpy.unique(ids, return_inverse=True)` with an int32 inverse, by hashing: the unique ids ascending
+    (U,), and each id's position among them (N,). O(N + U); 2-4 times as fast on skewed ids."""
+    bounds, starts = np.array([0, ids_N.size]), np.empty(2, dtype=np.int64)
+    unique_U, inverse_N = np.empty(ids_N.size, dtype=np.int64), np.empty(ids_N.size, dtype=np.int32)
+    kernels.dedupe(np.ascontiguousarray(ids_N), bounds, starts, unique_U, inverse_N)
+    return unique_U[: int(starts[1])], inverse_N
 
 
 def summed(parts: Sequence[Mapping[str, tuple[Ids, Rows]]]) -> dict[str, tuple[Ids, Rows]]:
@@ -135,5 +151,7 @@ def _merged(found: Sequence[tuple[Ids, Rows]]) -> tuple[Ids, Rows]:
 
 def finite_only(ids_U: Ids, grad_UD: Rows) -> tuple[Ids, Rows]:
     """Without the rows whose gradient holds an infinity or a NaN; the inputs themselves when there are none."""
+    if all_finite(np.ascontiguousarray(grad_UD).reshape(-1).view(np.uint32)):
+        return ids_U, grad_UD
     bad_U = non_finite_rows(grad_UD)
-    return (ids_U[~bad_U], np.ascontiguousarray(grad_UD[~bad_U])) if bad_U.any() else (ids_U, grad_UD)
+    return ids_U[~bad_U], np.ascontiguousarray(grad_UD[~bad_U])

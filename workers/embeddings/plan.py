@@ -37,11 +37,6 @@ class FeaturePlan:
     """Weight of each id; empty = all 1."""
 
     @property
-    def num_samples(self) -> int:
-        """B; may be 0."""
-        return self.inverse_N.size if self.offsets_B1 is None else self.offsets_B1.size - 1
-
-    @property
     def takes_max(self) -> bool:
         """Whether its gradient depends on the rows; not so with one id per sample."""
         return self.pooling == kernels.MAX and self.offsets_B1 is not None
@@ -117,13 +112,6 @@ class Planner:
         offsets, weights = _bags(bags, columns)
         unique = JaggedIds(Layout.of_starts(self._catalog, starts_T1), unique_V)
         return Plan(len(batch), unique, self._names, columns, inverse_N, offsets, weights)
-
-
-def dedupe(ids_N: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
-    """`numpy.unique(ids, return_inverse=True)` with an int32 inverse, by hashing: the unique ids ascending
-    (U,), and each id's position among them (N,). O(N + U); 2-4 times as fast on skewed ids."""
-    _, unique_U, inverse_N, _ = _deduped([np.ascontiguousarray(ids_N)], np.zeros(1, dtype=np.int64), 1)
-    return unique_U, inverse_N
 
 
 def _deduped(

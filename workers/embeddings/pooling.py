@@ -20,18 +20,6 @@ _MODES = {kernels.SUM: "sum", kernels.MEAN: "mean", kernels.MAX: "max"}
 _TORCH_MAX = 2  # its number in aten
 
 
-def gather_on_host(feature: FeaturePlan, rows_UD: Rows) -> torch.Tensor:
-    """The rows of a feature with one id per sample, fresh float32 (B, D)."""
-    gathered_BD = np.empty((feature.num_samples, rows_UD.shape[1]), dtype=np.float32)
-    kernels.gather_rows(rows_UD, feature.inverse_N, gathered_BD)
-    return torch.from_numpy(gathered_BD)
-
-
-def add_on_host(feature: FeaturePlan, grad: torch.Tensor, grad_UD: Rows) -> None:
-    """Adds the gradient (B, D) of what `gather_on_host` gave to that of the rows, in the order of samples."""
-    kernels.add_gathered(grad.contiguous().numpy(), feature.inverse_N, grad_UD)
-
-
 def add_max_on_host(feature: FeaturePlan, rows_UD: Rows, grad: torch.Tensor, grad_UD: Rows) -> None:
     """Adds the gradient (B, D) of bags with `pooling: max` to that of the rows, in the order of samples."""
     assert feature.offsets_B1 is not None

@@ -20,7 +20,8 @@ from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Feature, Schema
 from shardkeep.workers.embeddings import device_rows
 from shardkeep.workers.embeddings.layer import Embeddings, non_finite_rows, scale_rows
-from shardkeep.workers.embeddings.plan import Plan, dedupe
+from shardkeep.workers.embeddings.lookup import dedupe
+from shardkeep.workers.embeddings.plan import Plan
 from tests.support.examples import examples
 
 EXTREMES = [0, -1, 1, np.iinfo(np.int64).min, np.iinfo(np.int64).max]
