@@ -4,7 +4,7 @@
       step-00001000/          complete: it was renamed from .step-00001000 once its manifest was on disk
         manifest.json         what belongs to it, each file with its size and checksum; and its own checksum
         server-0/ ...         one server's snapshot (ps/shard/snapshot/files.py)
-        tower/ ...            the dense model (workers/checkpoint.py)
+        tower/ ...            the dense model (workers/checkpoint/tower_state.py)
       step-00002000/          an increment: rows that changed since its base, which its manifest names
       step-00002000.2/        the same step written again, after the job went back: takes the other's place
       .step-00003000/         being written, or left by a job that died; never read

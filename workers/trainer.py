@@ -11,7 +11,7 @@ import numpy as np
 from shardkeep.base.errors import Diverged, JobStopped, ShardkeepError
 from shardkeep.compression.ledger import Ledger
 from shardkeep.ps.client.row_client import RowClient
-from shardkeep.workers.checkpoint import CheckpointWriter
+from shardkeep.workers.checkpoint.checkpointer import Checkpointer
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.collectives.stop_vote import StopVote
 from shardkeep.workers.config import EvalConfig, TrainConfig
@@ -40,7 +40,7 @@ class Trainer:
         step: Step,
         pipeline: Pipeline,
         evaluation: Evaluation | None,
-        checkpoints: CheckpointWriter | None,
+        checkpoints: Checkpointer | None,
         client: RowClient,
         collective: Collective,
         train: TrainConfig,
@@ -68,7 +68,6 @@ class Trainer:
         self._bad_steps = 0
         self._compile_allowance_s = compile_allowance_s
         self._again = again
-        self._former = None if before is None else before._checkpoints
         self._choices_told: bool = before is not None and before._choices_told
         self._slices = slices = pipeline.slices
         self.total_steps = min(slices.num_steps, train.max_steps or slices.num_steps)
@@ -110,8 +109,7 @@ class Trainer:
         if self._checkpoints is not None and not self._again:
             self._checkpoints.open(start_step)
         elif self._checkpoints is not None:
-            saved = self._checkpoints.open_again(start_step, self._former)
-            self._former = None
+            saved = self._checkpoints.reopen(start_step)
         if self._again and start_step:
             self._evaluate_after(start_step - 1, progress)
             if not saved:

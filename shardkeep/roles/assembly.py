@@ -22,7 +22,10 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
 from shardkeep.ps.transport.transport import Transport
 from shardkeep.roles.checkpoint_facts import check_facts, checkpoint_facts
-from shardkeep.workers.checkpoint import CheckpointWriter, load_tower
+from shardkeep.workers.checkpoint.checkpointer import Checkpointer
+from shardkeep.workers.checkpoint.interval import CheckpointInterval
+from shardkeep.workers.checkpoint.rank_state import load_rank_state
+from shardkeep.workers.checkpoint.tower_state import load_tower
 from shardkeep.workers.collectives.collective import Collective, Solo
 from shardkeep.workers.collectives.metered import MeteredCollective
 from shardkeep.workers.data.samples import Data
@@ -34,7 +37,6 @@ from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.evaluate import Evaluation
 from shardkeep.workers.models.registry import build_model
 from shardkeep.workers.pipeline import Pipeline
-from shardkeep.workers.rank_state import load_rank_state
 from shardkeep.workers.rewind import Rewind
 from shardkeep.workers.step import Step
 from shardkeep.workers.summary import Counted, stopped_figures, summarize
@@ -90,6 +92,8 @@ class Worker:
     traffic: Traffic
     data: Data
     start: Origin
+    interval: CheckpointInterval
+    checkpoints: Checkpointer | None
 
     def run(
         self,
@@ -240,15 +244,20 @@ def build_worker(
     else:
         telemetry = before.telemetry
         telemetry.go_back(samples)
+    if before is None:
+        interval = CheckpointInterval(config.checkpoint.every_steps, partial(_journal_bytes, client))
+    else:
+        interval = before.interval
     writer = None
     if checkpoints is not None and config.checkpoint.every_steps:
-        writer = CheckpointWriter(
+        writer = Checkpointer(
             checkpoints,
             config.checkpoint,
+            interval=interval,
             client=client,
             tower=tower,
             collective=collective,
-            facts=lambda _step: checkpoint_facts(config, data, telemetry.samples),
+            facts=lambda: checkpoint_facts(config, data, telemetry.samples),
         )
     trainer = Trainer(
         step=step,
@@ -265,12 +274,16 @@ def build_worker(
         again=again is not None,
         before=None if before is None else before.trainer,
     )
-    return Worker(trainer, client, tower, collective, telemetry, traffic, data, start)
+    return Worker(trainer, client, tower, collective, telemetry, traffic, data, start, interval, writer)
 
 
 def _server_cpu_s(client: RowClient) -> list[float]:
     """CPU seconds so far of each server that is a process of its own."""
     return [server.cpu_s for server in client.admin.cpu_time() if server.pid != os.getpid()]
+
+
+def _journal_bytes(client: RowClient) -> list[int]:
+    return [journal.bytes for journal in client.admin.journal_size()]
 
 
 def _go_on(tower: Tower, collective: Collective, rewind: Rewind | None, again: Again) -> None:

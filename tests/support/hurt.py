@@ -84,7 +84,7 @@ POINTS: Mapping[str, Point] = {
     "pull sent": Point(_SEND, after=True, counts=_carries("PULL")),
     "pushing": Point(_SEND, counts=_carries("PUSH")),
     "push sent": Point(_SEND, after=True, counts=_carries("PUSH")),
-    "saving tower": Point("shardkeep.workers.checkpoint:save_tower"),
+    "saving tower": Point("shardkeep.workers.checkpoint.writer:save_tower"),
     "committing": Point(f"{_FILES}.commit"),
     "committed": Point(f"{_FILES}.commit", after=True),
     "evaluating": Point("shardkeep.workers.evaluate:Evaluation.run"),

@@ -40,6 +40,8 @@ class LocalJob:
     data: Data
     checkpoints: Checkpoints | None = None
     resumed: Checkpoint | None = None
+    elsewhere: dict[int, Checkpoints] = field(default_factory=dict)
+    """Where a rank looks for the checkpoints instead."""
     services: list[ShardService] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
     records: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
@@ -62,7 +64,7 @@ class LocalJob:
                     collective=rank,
                     generation=0,
                     device=torch.device("cpu"),
-                    **kept,
+                    **kept | ({"checkpoints": self.elsewhere[rank.rank]} if rank.rank in self.elsewhere else {}),
                 )
                 for rank in ranks
             ]

@@ -16,7 +16,7 @@ from torch import nn
 
 from shardkeep.base.errors import CheckpointError, JobError, UserError
 from shardkeep.ps.checkpoints import Checkpoints
-from shardkeep.workers.checkpoint import load_tower, save_tower, tower_state
+from shardkeep.workers.checkpoint.tower_state import load_tower, save_tower, tower_state
 from shardkeep.workers.collectives.collective import ThreadCollective
 from shardkeep.workers.config import TowerConfig
 from shardkeep.workers.dense import compile as compiling

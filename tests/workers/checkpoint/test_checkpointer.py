@@ -14,9 +14,8 @@ from shardkeep.base.errors import CheckpointError, JobStopped
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.ps.shard.snapshot import writer as snapshot_writer
-from shardkeep.workers import checkpoint as written_by_workers
+from shardkeep.workers.checkpoint import checkpointer, interval, writer
 from tests.support.local_job import LocalJob
-from tests.support.ranks import run_ranks
 from tests.support.samples import as_data, draw
 
 SLOW_S = 0.4
@@ -55,7 +54,8 @@ class Clock:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        monkeypatch.setattr(written_by_workers, "time", self)
+        for module in (checkpointer, interval, writer):
+            monkeypatch.setattr(module, "time", self)
 
     def perf_counter(self) -> float:
         return self.now
@@ -70,19 +70,18 @@ def held_s(job: LocalJob) -> list[float]:
 
 @pytest.mark.parametrize("rank", [1, 2])
 def test_a_worker_that_does_not_see_the_folder_is_told_before_the_first_step(tmp_path: Path, rank: int) -> None:
-    workers = job(tmp_path / "here", 3).workers
-    writers: list[Any] = [worker.trainer._checkpoints for worker in workers]
-    run_ranks([worker.collective for worker in workers], lambda member: writers[member.rank].open(0))
-    writers[rank]._checkpoints = Checkpoints(tmp_path / "elsewhere")
+    job(tmp_path / "here", 3).run()
+    elsewhere = {rank: Checkpoints(tmp_path / "elsewhere")}
+    run = LocalJob(job_config(3), as_data(draw(100)), checkpoints=Checkpoints(tmp_path / "new"), elsewhere=elsewhere)
     with pytest.raises(CheckpointError, match=r"elsewhere is not the folder .* must be storage that all members share"):
-        run_ranks([worker.collective for worker in workers], lambda member: writers[member.rank].open(0))
+        run.run()
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_gathering_what_ranks_have_not_sent_counts_as_holding_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
 ) -> None:
-    slowly(monkeypatch, written_by_workers, "rank_state")
+    slowly(monkeypatch, checkpointer, "rank_state")
     run = job(tmp_path, workers)
     run.run()
     assert min(held_s(run)) >= SLOW_S
@@ -100,7 +99,7 @@ def test_waiting_for_the_checkpoint_before_counts_as_holding_up(
 
 def test_waiting_for_a_slower_worker_is_not_holding_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, clock, waits = job(tmp_path, 2), Clock(monkeypatch), threading.Event()
-    writers: list[Any] = [worker.trainer._checkpoints for worker in run.workers]
+    writers: list[Any] = [worker.checkpoints for worker in run.workers]
     finish, begin = writers[0].finish, writers[1].begin
 
     def meet() -> None:
