@@ -9,13 +9,11 @@ from collections.abc import Callable, Iterable
 
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import ShardkeepError
-from shardkeep.launch.children import Child, Death
+from shardkeep.launch.children import Death
 from shardkeep.ps.control.grpc.endpoint import Endpoint
 from shardkeep.run.folder import RunFolder
 
 POLL_S = 0.05
-STARTING_S = 30.0
-"""Seconds, at least, until a coordinator must have answered once: starts take long on a busy machine."""
 RETRY_S = 0.2
 """Seconds until a stop that nobody heard is requested again."""
 TELL_S = 20.0
@@ -23,7 +21,7 @@ TELL_S = 20.0
 
 
 class CoordinatorLine:
-    """Reports deaths, requests the stop, and kills a coordinator that is silent."""
+    """Reports deaths and requests the stop."""
 
     def __init__(self, folder: RunFolder) -> None:
         self._folder = folder
@@ -33,7 +31,8 @@ class CoordinatorLine:
         self._outlived: set[int] = set()
         self._heard: set[int] = set()
         self._stop_heard = threading.Event()
-        self._closed = threading.Event()
+        self.closed = threading.Event()
+        """Set when its threads are to end."""
 
     @property
     def stop_heard(self) -> bool:
@@ -42,12 +41,16 @@ class CoordinatorLine:
 
     def close(self) -> None:
         """Ends the threads at their next look."""
-        self._closed.set()
+        self.closed.set()
 
-    def find(self) -> bool:
-        """Whether it is known where the coordinator listens. The run folder says so until the job is over; the line
-        remembers it, for deaths after that."""
-        return self._known_endpoint() is not None
+    def endpoint(self) -> Endpoint | None:
+        """The coordinator, once it has listened; one that takes over is at the same address.
+
+        The run folder has it until the job is over; the line remembers it, for deaths after that."""
+        if self._endpoint is None:
+            with contextlib.suppress(ShardkeepError):  # its token went with the job
+                self._endpoint = self._folder.endpoint()
+        return self._endpoint
 
     def settled(self, pid: int) -> bool:
         """Whether the coordinator has heard of a death that `report_until_heard` reports, or its time has run out."""
@@ -86,29 +89,10 @@ class CoordinatorLine:
         """Starts to request the stop until the coordinator hears it."""
         threading.Thread(target=self._insist_on_stop, name="ask-to-stop", daemon=True).start()
 
-    def watch(self, coordinator: Callable[[], Child | None], *, lease_s: float) -> None:
-        """Starts to kill each coordinator that is silent for two leases, so that another can take over."""
-        threading.Thread(target=self._watch, args=(coordinator, lease_s), name="watch-coordinator", daemon=True).start()
-
-    def _watch(self, coordinator: Callable[[], Child | None], lease_s: float) -> None:
-        heard = time.monotonic()
-        watched = answered = 0  # the coordinator that runs, and the last that has answered, by pid
-        while not self._closed.wait(lease_s / 4):
-            endpoint, now = self._known_endpoint(), coordinator()
-            if endpoint is None or now is None or now.pid != watched:  # nobody, or another one, which just started
-                heard, watched = time.monotonic(), 0 if now is None else now.pid
-            elif _answers(endpoint, timeout_s=lease_s / 2):
-                heard, answered = time.monotonic(), now.pid
-            else:
-                patience_s = 2 * lease_s if now.pid == answered else max(2 * lease_s, STARTING_S)
-                if time.monotonic() - heard > patience_s:
-                    now.kill()
-                    heard = time.monotonic()
-
     def _insist_on_stop(self) -> None:
         from shardkeep.ps.control.grpc.client import request_stop
 
-        while not self._closed.is_set():  # the coordinator may not listen yet, or be on its way back
+        while not self.closed.is_set():  # the coordinator may not listen yet, or be on its way back
             try:
                 if (coordinator := self._folder.endpoint()) is not None:
                     request_stop(coordinator, "Ctrl-C or SIGTERM")
@@ -117,22 +101,15 @@ class CoordinatorLine:
             except ShardkeepError as error:
                 if not error.retryable:  # the loop's limit ends the job
                     return
-            self._closed.wait(RETRY_S)
+            self.closed.wait(RETRY_S)
 
     def _ask(self, call: Callable[[Endpoint], None]) -> bool:
         """Calls the coordinator beside the loop; the loop's limit covers one that does not answer. False = it has not
         listened yet."""
-        if (coordinator := self._known_endpoint()) is None:
+        if (coordinator := self.endpoint()) is None:
             return False
         threading.Thread(target=call, args=(coordinator,), name="ask-coordinator", daemon=True).start()
         return True
-
-    def _known_endpoint(self) -> Endpoint | None:
-        """The coordinator, once it has listened; one that takes over is at the same address."""
-        if self._endpoint is None:
-            with contextlib.suppress(ShardkeepError):  # its token went with the job
-                self._endpoint = self._folder.endpoint()
-        return self._endpoint
 
     def _report(self, coordinator: Endpoint, death: Death, deadline: Deadline) -> None:
         from shardkeep.ps.control.grpc.client import report_death
@@ -149,12 +126,3 @@ class CoordinatorLine:
                     time.sleep(POLL_S)
                     continue
             return
-
-
-def _answers(coordinator: Endpoint, *, timeout_s: float) -> bool:
-    from shardkeep.ps.control.grpc.client import fetch_status
-
-    with contextlib.suppress(ShardkeepError):
-        fetch_status(coordinator, timeout_s=timeout_s)
-        return True
-    return False

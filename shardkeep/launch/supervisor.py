@@ -10,12 +10,14 @@ from shardkeep.affinity import Pins
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import JobError, UserError
 from shardkeep.config import JobConfig
-from shardkeep.launch.children import Child, Death, Spawn, Starter, end_all
+from shardkeep.launch.children import Death, Spawn, Starter
 from shardkeep.launch.coordinator_line import CoordinatorLine
 from shardkeep.launch.ending import Ending
 from shardkeep.launch.interrupts import Interrupts
+from shardkeep.launch.processes import JobProcesses
 from shardkeep.launch.restarts import Restarts, Vacancy
 from shardkeep.launch.role_starts import RoleStarts
+from shardkeep.launch.silence import watch_silence
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.reader import MetricsTail
 from shardkeep.run.screen import Screen
@@ -52,10 +54,10 @@ class Supervisor:
         self._roles = RoleStarts(
             config, folder, starter or Spawn(), pins, code_folder=code_folder, start_step=start_step
         )
-        self._tail = MetricsTail(folder.metrics_path, from_end=start_step > 0)
-        self._children: list[Child] = []
-        self._restarts = Restarts(config.liveness.restarts)
         self._line = CoordinatorLine(folder)
+        self._processes = JobProcesses(self._roles, self._line)
+        self._tail = MetricsTail(folder.metrics_path, from_end=start_step > 0)
+        self._restarts = Restarts(config.liveness.restarts)
         self._ending = Ending(config, folder, step=start_step or None)
 
     def run(self) -> dict[str, Any]:
@@ -66,7 +68,7 @@ class Supervisor:
         scale.taken(self._folder.path)  # what was asked of an earlier start
         try:
             if self._config.liveness.restarts:
-                self._line.watch(self._running_coordinator, lease_s=self._config.liveness.lease_s)
+                watch_silence(self._line, self._processes.coordinator, lease_s=self._config.liveness.lease_s)
             self._start()
             self._watch()
             self._close()
@@ -75,8 +77,8 @@ class Supervisor:
             raise JobError(f"{self._folder.path}: the run folder cannot be used any more ({why})") from error
         finally:
             self._line.close()
-            deaths = self._deaths()  # before the children that hang are killed from here
-            end_all(self._children, grace_s=TERMINATE_S)
+            deaths = self._processes.deaths()  # before the children that hang are killed from here
+            self._processes.end(grace_s=TERMINATE_S)
             self._folder.forget_token()
             self._folder.forget_recovery()
         summary = self._ending.conclude(deaths, interrupted=bool(self._interrupts.count), heard=self._line.heard)
@@ -89,20 +91,20 @@ class Supervisor:
         while not self._roles.ready(POLL_S):
             if self._interrupts.count:
                 return
-        self._children.append(self._roles.coordinator())
+        self._processes.start("coordinator")
         # The others find the coordinator's address in the run folder: their imports take longer than its start.
         for role, count in (("worker", self._config.workers), ("server", self._config.servers)):
             for index in range(count):
-                self._children.append(self._roles.member(role, index))
+                self._processes.start(role, index)
         import shardkeep.ps.control.grpc.client  # noqa: F401 - now, while the roles start; needed fast when one dies
 
         while not self._folder.member_list() and not self._ends:
             self._replace_dead()
             if not self._alive:
                 return
-            self._line.find()
+            self._line.endpoint()
             time.sleep(POLL_S)
-        self._line.find()
+        self._line.endpoint()
         if self._folder.member_list():
             members = f"{_plural(self._config.servers, 'server')}, {_plural(self._config.workers, 'worker')}"
             self._screen.phase("start", f"coordinator, {members}; formed in {time.monotonic() - began:.1f} s")
@@ -115,11 +117,8 @@ class Supervisor:
     @property
     def _alive(self) -> bool:
         """Whether a role runs, or another one is to be started."""
-        ends = [child.death() for child in self._children]
-        return bool(self._restarts.vacancies) or any(end is None or not self._restarts.fatal(end) for end in ends)
-
-    def _running_coordinator(self) -> Child | None:
-        return next((child for child in self._children if child.role == "coordinator" and child.running), None)
+        processes, restarts = self._processes, self._restarts
+        return bool(restarts.vacancies) or processes.running() or not all(map(restarts.fatal, processes.ended()))
 
     def _watch(self) -> None:
         """Until the job is over or cannot go on: shows records, passes on deaths and Ctrl-C."""
@@ -129,7 +128,7 @@ class Supervisor:
             self._show_records()
             if limit is None or stopping:
                 self._replace_dead()
-            self._tell_deaths()
+            self._processes.report_deaths()
             if self._folder.summary() is not None or self._interrupts.at_once:
                 return
             if limit is not None and stopping and self._interrupts.terminated and not hurried:
@@ -155,8 +154,8 @@ class Supervisor:
         summary = self._folder.summary()
         if summary is not None and not self._interrupts.at_once:
             deadline = Deadline(CLOSE_S if summary["status"] == "completed" else FAILED_S)
-            while any(child.running for child in self._children) and not deadline.over and not self._interrupts.at_once:
-                self._tell_deaths()
+            while self._processes.running() and not deadline.over and not self._interrupts.at_once:
+                self._processes.report_deaths()
                 time.sleep(POLL_S)
         self._show_records()
 
@@ -167,24 +166,19 @@ class Supervisor:
             return
         if self._line.stop_heard:
             self._restarts.only_coordinator()
-        for child in list(self._children):
-            death = child.death()
-            if death is not None and not self._restarts.fatal(death):
-                self._replace(child, death)
+        for death in self._processes.ended():
+            if not self._restarts.fatal(death):
+                self._replace(death)
         for vacancy in self._restarts.take_due(self._may_start):
-            if vacancy.role == "coordinator":
-                self._children.append(self._roles.coordinator())
-            else:
-                self._children.append(self._roles.member(vacancy.role, vacancy.index))
+            self._processes.start(vacancy.role, vacancy.index)
 
-    def _replace(self, child: Child, death: Death) -> None:
+    def _replace(self, death: Death) -> None:
         """Opens the vacancy of a child that was killed, unless the job stops or does not outlive the death."""
         stops = self._line.stop_heard and death.role != "coordinator"
         if stops or not self._restarts.counts(death, self._ending.step) or not self._may_take_over(death):
             self._restarts.refuse(death)
             return
-        self._children.remove(child)
-        child.kill()  # closes its pipe
+        self._processes.forget(death)
         self._restarts.replace(death)
         self._screen.phase("restart", f"{death.text()}; starting another")
         if death.role != "coordinator":
@@ -206,29 +200,16 @@ class Supervisor:
                 return False
         return True
 
-    def _tell_deaths(self) -> None:
-        """Reports each dead member to the coordinator."""
-        for death in self._deaths():
-            if death.role != "coordinator":
-                self._line.report(death)
-
-    def _deaths(self) -> list[Death]:
-        """Children that ended badly, the likely cause first: ended by a signal, wrong input, then others."""
-        ended = [death for child in self._children if (death := child.death()) is not None and death.code != 0]
-        return sorted(ended, key=lambda death: (not death.by_signal, death.code != UserError.exit_code))
-
     def _fatal(self) -> list[Death]:
-        """Those of `_deaths` that nobody is started for."""
-        return [death for death in self._deaths() if self._restarts.fatal(death)]
+        """The deaths that nobody is started for."""
+        return [death for death in self._processes.deaths() if self._restarts.fatal(death)]
 
     def _show_records(self) -> None:
         for record in self._tail:
             if record.get("kind") == "progress":
                 self._ending.step = record.get("step", self._ending.step)
             elif "lost_pid" in record:  # taken for dead by its lease: it must not wake up beside its replacement
-                for child in self._children:
-                    if child.pid == record["lost_pid"] and child.running:
-                        child.kill()
+                self._processes.kill(record["lost_pid"])
             self._screen.record(record)
 
 

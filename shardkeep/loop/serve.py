@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import tempfile
 import threading
@@ -16,11 +15,12 @@ from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import ConfigError, JobError, ShardkeepError, TransportError
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.config import JobConfig
-from shardkeep.launch.children import Child, Death, Spawn, child_environment, end_all, wait_all
+from shardkeep.launch.children import Spawn
+from shardkeep.launch.coordinator_line import CoordinatorLine
+from shardkeep.launch.processes import JobProcesses
+from shardkeep.launch.role_starts import RoleStarts
 from shardkeep.loop.client import EmbeddingClient, checked_tables, connect, loop_config
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.control.grpc.client import report_death
-from shardkeep.ps.control.grpc.endpoint import Endpoint
 from shardkeep.roles.kernel_needs import needed_kernels
 from shardkeep.run.folder import RunFolder
 
@@ -28,6 +28,8 @@ POLL_S = 0.05
 CLOSE_S = 10.0
 """Seconds the processes get to end by themselves after the trainer has left."""
 TERMINATE_S = 2.0
+DEATH_S = 0.5
+"""Seconds a lost connection may precede the end of the process that had it."""
 
 
 @contextlib.contextmanager
@@ -63,80 +65,61 @@ def serve(
     tables = checked_tables(tables)
     compile_kernels(needed_kernels(config, "server", "client", tables=tables))
     with _run_folder(run_dir, config) as folder:
-        processes = _Processes(folder, config)
-        try:
-            with processes.told(), connect(processes.start(), 0, tables) as client:
+        processes = JobProcesses(
+            RoleStarts(config, folder, Spawn(), {}, code_folder=None, start_step=0), CoordinatorLine(folder)
+        )
+        with _ending(processes, folder):
+            with _naming_the_dead(processes, folder), connect(_started(processes, folder, config), 0, tables) as client:
                 yield client
-            processes.wait()
-        finally:
-            processes.end()
+            processes.wait(CLOSE_S)
 
 
-class _Processes:
-    """The coordinator and the servers; a thread tells the coordinator when a server dies."""
+def _started(processes: JobProcesses, folder: RunFolder, config: JobConfig) -> Path:
+    """Starts all; returns the run folder, which says by now where the coordinator listens."""
+    processes.start("coordinator")
+    for index in range(config.servers):
+        processes.start("server", index)
+    deadline = Deadline(config.liveness.form_timeout_s)
+    while folder.endpoint() is None:
+        deadline.check("the coordinator to listen")
+        if processes.coordinator() is None:
+            raise TransportError("the coordinator ended before it listened")
+        time.sleep(POLL_S)
+    return folder.path
 
-    def __init__(self, folder: RunFolder, config: JobConfig) -> None:
-        self._folder, self._config = folder, config
-        self._env = child_environment(os.environ, threads=1)
-        self._children: list[Child] = []
-        self._ended = threading.Event()
-        self._watcher = threading.Thread(target=self._watch, name="watch-servers", daemon=True)
-        self._coordinator: Endpoint | None = None
 
-    def start(self) -> Path:
-        """Starts all; returns the run folder, which tells where the coordinator listens."""
-        self._child("coordinator", 0, [str(self._folder.config_path), "--run-dir", str(self._folder.path)])
-        deadline = Deadline(self._config.liveness.form_timeout_s)
-        while (coordinator := self._folder.endpoint()) is None:
-            deadline.check("the coordinator to listen")
-            if self._deaths():
-                raise TransportError("the coordinator ended before it listened")
-            time.sleep(POLL_S)
-        for index in range(self._config.servers):
-            self._child("server", index, ["--coordinator", str(self._folder.path), "--index", str(index)])
-        self._coordinator = coordinator
-        self._watcher.start()
-        return self._folder.path
+@contextlib.contextmanager
+def _ending(processes: JobProcesses, folder: RunFolder) -> Iterator[None]:
+    """Inside, a thread tells the coordinator when a server dies. Every process is gone afterwards."""
+    over = threading.Event()
+    reporter = threading.Thread(target=_report_deaths, args=(processes, over), name="report-deaths", daemon=True)
+    reporter.start()
+    try:
+        yield
+    finally:
+        over.set()
+        reporter.join()
+        processes.end(grace_s=TERMINATE_S)
+        folder.forget_token()
 
-    def wait(self) -> None:
-        """Gives the processes the time to end by themselves."""
-        wait_all(self._children, Deadline(CLOSE_S))
 
-    def end(self) -> None:
-        """Ends what is left. Every process is gone when it returns."""
-        self._ended.set()
-        if self._watcher.is_alive():
-            self._watcher.join()
-        end_all(self._children, grace_s=TERMINATE_S)
-        self._folder.forget_token()
+def _report_deaths(processes: JobProcesses, over: threading.Event) -> None:
+    while not over.wait(POLL_S):
+        processes.report_deaths()
 
-    @contextlib.contextmanager
-    def told(self) -> Iterator[None]:
-        """Makes of an error that follows from a process's death one that names the process."""
-        try:
-            yield
-        except ShardkeepError as error:
-            deaths = [death for death in self._deaths() if death.code < 0 or death.role == "coordinator"]
-            if not deaths:
+
+@contextlib.contextmanager
+def _naming_the_dead(processes: JobProcesses, folder: RunFolder) -> Iterator[None]:
+    """Makes of an error that follows from a process's death one that names the process."""
+    try:
+        yield
+    except ShardkeepError as error:
+        deadline = Deadline(DEATH_S if isinstance(error, TransportError) else 0.0)
+        while not (deaths := [end for end in processes.ended() if end.code < 0 or end.role == "coordinator"]):
+            if deadline.over:
                 raise
-            raise JobError(f"{deaths[0].text()}; logs: {self._folder.logs}") from error
-
-    def _child(self, role: str, index: int, arguments: Sequence[str]) -> None:
-        log = self._folder.log_path(role, index)
-        self._children.append(Spawn().start(role, index, arguments, log=log, env=self._env))
-
-    def _deaths(self) -> list[Death]:
-        return [death for child in self._children if (death := child.death()) is not None]
-
-    def _watch(self) -> None:
-        told: set[int] = set()
-        coordinator = self._coordinator
-        while not self._ended.wait(POLL_S):
-            for death in self._deaths():
-                if coordinator is not None and death.pid not in told and death.role != "coordinator":
-                    told.add(death.pid)
-                    with contextlib.suppress(ShardkeepError):  # the coordinator may be gone, too
-                        report_death(coordinator, role=death.role, index=death.index, pid=death.pid, reason=death.how())
+            time.sleep(POLL_S)
+        raise JobError(f"{deaths[0].text()}; logs: {folder.logs}") from error
 
 
 @contextlib.contextmanager

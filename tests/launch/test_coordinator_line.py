@@ -68,7 +68,7 @@ def test_a_death_after_the_verdict_reaches_the_coordinator_that_was_found_before
         ControlServer(job.coordinator, token=keep_token(folder.path)) as server,
         line_to(folder, server.address) as line,
     ):
-        assert line.find()
+        assert line.endpoint() is not None
         job.leave("worker", 0, 1, "no such column")
         folder.finished("failed", job.state.message, {})
         line.report(KILLED)
