@@ -62,7 +62,7 @@ def train(
             go_on(resume or Path(), overrides=set_ or [], console=screen)
             return 0
         from shardkeep.launch.job import run_job
-        from shardkeep.run.folder import default_run_dir
+        from shardkeep.run.new_folder import default_run_dir
 
         path, job = load(config, set_)
         folder = run_dir or default_run_dir(job.name)

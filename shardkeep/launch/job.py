@@ -18,7 +18,8 @@ from shardkeep.config import JobConfig, load_config
 from shardkeep.launch.children import Spawn, Starter, child_environment
 from shardkeep.launch.interrupts import Interrupts
 from shardkeep.process_starts import forks
-from shardkeep.run.folder import Record, RunFolder, default_run_dir
+from shardkeep.run.folder import Record, RunFolder
+from shardkeep.run.new_folder import default_run_dir, refuse_taken
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -91,7 +92,7 @@ def _run_phases(
     config = _anchored(config)
     code_folder = code_folder if config.own_modules else None
     if resumed is None:
-        RunFolder.refuse_taken(run_dir)
+        refuse_taken(run_dir)
     pins = _pins(config)
     with Interrupts() as interrupts, _importable(code_folder):
         try:

@@ -32,7 +32,7 @@ from shardkeep.roles.access import endpoint_of
 from shardkeep.roles.kernel_needs import needed_kernels
 from shardkeep.roles.membership import Membership, join_group
 from shardkeep.roles.server import build_service
-from shardkeep.workers.embeddings.lookup import Lookup, Wanted, finite_only, read_ids, summed
+from shardkeep.workers.embeddings.lookup import Lookup, Wanted, check_lookups, finite_only, read_ids, summed
 from shardkeep.workers.summary import state_digest, table_totals
 
 Tables = Sequence[TableSpec]
@@ -162,11 +162,12 @@ class EmbeddingClient:
             UserError: No gradients, lookups of an earlier step, or applied already.
         """
         self._check_open("apply")
-        for lookup in lookups:
-            self._check(lookup)
-        if len({id(lookup) for lookup in lookups}) < len(lookups):
-            raise UserError("apply: the same lookup twice")
-        grads = {t: self._finite(*found) for t, found in summed([one.gradients() for one in lookups]).items()}
+        check_lookups(lookups, owner=self, step=self.step, applied=self._applied)
+        found = summed([one.gradients() for one in lookups])
+        grads = {table: finite_only(*gradients) for table, gradients in found.items()}
+        if dropped := sum(found[table][0].size - ids_U.size for table, (ids_U, _) in grads.items()):
+            self.dropped_rows += dropped
+            _log.warning("rows with non-finite gradients are not sent", step=self.step, once="non-finite")
         request = self._rows.request({table: ids_U for table, (ids_U, _) in grads.items()})
         scaled = self._rows.gradients(self.step, request)
         for table, (_, grad_UD) in grads.items():
@@ -213,16 +214,13 @@ class EmbeddingClient:
             return
         with self._ending:
             try:
-                self._settle()
+                with self._verdict():
+                    if self._control is not None and self.rank == 0:
+                        self._control.report("summary", self.summary())
+                    else:
+                        self._rows.fence(self.step)
             finally:
                 self._open = False
-
-    def _settle(self) -> None:
-        with self._verdict():
-            if self._control is not None and self.rank == 0:
-                self._control.report("summary", self.summary())
-            else:
-                self._rows.fence(self.step)
 
     def _request(self, call: str, ids: IdsByTable) -> tuple[dict[str, Wanted], Request]:
         self._check_open(call)
@@ -236,23 +234,6 @@ class EmbeddingClient:
                 raise UserError(f"{call}: unknown table {table}; {hint}")
         wanted = {table: read_ids(table, values) for table, values in ids.items()}
         return wanted, self._rows.request({table: w.unique_U for table, w in wanted.items()})
-
-    def _finite(self, ids_U: Any, grad_UD: Any) -> tuple[Any, Any]:
-        kept_U, kept_UD = finite_only(ids_U, grad_UD)
-        if kept_U is not ids_U:
-            self.dropped_rows += len(ids_U) - len(kept_U)
-            _log.warning("rows with non-finite gradients are not sent", step=self.step, once="non-finite")
-        return kept_U, kept_UD
-
-    def _check(self, lookup: object) -> None:
-        if not isinstance(lookup, Lookup):
-            raise UserError(f"apply: is given a {type(lookup).__name__}; allowed: what lookup returned")
-        if lookup.owner is not self:
-            raise UserError("apply: the rows were looked up by another client")
-        if any(lookup is earlier for earlier in self._applied):
-            raise UserError(f"apply: the rows of step {lookup.step} were applied already; look up again")
-        if lookup.step != self.step:
-            raise UserError(f"apply: the rows are of step {lookup.step}, this is step {self.step}; look up again")
 
     def _check_open(self, call: str) -> None:
         if not self._open:

@@ -23,8 +23,9 @@ from shardkeep.ps.control.grpc.server import Stopping, serve_job
 from shardkeep.ps.control.grpc.tls import read_tls
 from shardkeep.ps.control.job import JobSpec
 from shardkeep.ps.control.records import Shared
-from shardkeep.run.folder import RunFolder, default_run_dir
+from shardkeep.run.folder import RunFolder
 from shardkeep.run.leftovers import clean, note_run
+from shardkeep.run.new_folder import default_run_dir
 from shardkeep.run.next_steps import check_start, origin_line, resume_line, take_over_arguments
 from shardkeep.run.reader import check_ours
 from shardkeep.run.storage import losses_of, shared_folder

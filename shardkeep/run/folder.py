@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
-import shlex
 import shutil
 import threading
 import time
@@ -31,11 +30,11 @@ from typing import Any
 from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.base.files import atomic_write, make_folder
 from shardkeep.base.machine.descriptors import when_free
-from shardkeep.base.machine.owners import check_unshared
 from shardkeep.base.machine.pids import pid_space
 from shardkeep.base.machine.versions import commit, machine, peak_rss_bytes, versions
 from shardkeep.config import JobConfig
 from shardkeep.run.json_files import read_json, to_json
+from shardkeep.run.new_folder import refuse_taken
 from shardkeep.run.reader import RunReader
 from shardkeep.run.starts import Starts
 from shardkeep.run.state_files import NAMES as STANDING_NAMES
@@ -91,7 +90,7 @@ class RunFolder(RunReader):
         """A new run folder with its config.yaml. Raises UserError where another run lives already.
 
         `code_folder`: where the user's own modules are; a run that goes on needs to know."""
-        cls.refuse_taken(path)
+        refuse_taken(path)
         try:
             folder = cls(path)
             atomic_write(folder.config_path, config.to_yaml())
@@ -137,19 +136,6 @@ class RunFolder(RunReader):
             except BlockingIOError:
                 raise UserError(f"{self.path}: a job is running in this folder") from None
             yield
-
-    @staticmethod
-    def refuse_taken(path: str | Path) -> None:
-        """Raises UserError if `path` is a file or holds a run, or if others could change what is made there."""
-        path = Path(path)
-        try:
-            if (path / "config.yaml").exists() or (path.exists() and not path.is_dir()):
-                raise UserError(f"--run-dir {path}: {_taken(path)}")
-        except (OSError, ValueError) as error:
-            raise UserError(
-                f"--run-dir {path}: cannot be read ({getattr(error, 'strerror', None) or error})"
-            ) from error
-        check_unshared(path, what="--run-dir")
 
     def forget_token(self) -> None:
         """For a job that is over."""
@@ -247,27 +233,3 @@ class RunFolder(RunReader):
         line = to_json({"time": datetime.now().isoformat(timespec="milliseconds"), **record}) + "\n"
         with self._lock, when_free(lambda: self.metrics_path.open("a", encoding="utf-8")) as file:
             file.write(line)
-
-
-def default_run_dir(name: str) -> Path:
-    """runs/NAME-YYYYmmdd-HHMMSS under the current folder; a number is added where that exists."""
-    base = Path("runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}"
-    path, number = base, 1
-    while path.exists():
-        number += 1
-        path = base.with_name(f"{base.name}-{number}")
-    return path
-
-
-def _taken(path: Path) -> str:
-    """Why a new run cannot begin in a folder or file, and what goes on with the one that is there."""
-    if not (path / "config.yaml").exists():
-        return "is a file; choose a folder"
-    run = shlex.quote(str(path.absolute()))
-    over = (path / "summary.json").exists()
-    command = None if over else (read_json(path / "coordinator.json") or {}).get("take_over")
-    if command is not None:
-        died = f"if its coordinator died, take over by {shlex.join(map(str, command))}"
-        return f"holds a job that has not ended; see `shardkeep status {run}`; {died}"
-    go_on = f"or resume the run there by `shardkeep train --resume {run}`"
-    return f"holds a run already; choose another folder, {go_on}"

@@ -11,7 +11,8 @@ import pytest
 from shardkeep.base.errors import UserError
 from shardkeep.config import JobConfig, load_config
 from shardkeep.ps.control.records import Member
-from shardkeep.run.folder import NO_SUMMARY, RunFolder, default_run_dir
+from shardkeep.run.folder import NO_SUMMARY, RunFolder
+from shardkeep.run.new_folder import default_run_dir, refuse_taken
 from shardkeep.run.reader import MetricsTail, check_ours, latest_run
 
 
@@ -32,7 +33,7 @@ def test_a_folder_that_cannot_be_written_is_the_users_error(tmp_path: Path) -> N
 
 def test_a_folder_that_cannot_be_looked_into_is_the_users_error(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--run-dir .*: cannot be read \(File name too long\)"):
-        RunFolder.refuse_taken(tmp_path / ("long" * 100))  # no permission stops root
+        refuse_taken(tmp_path / ("long" * 100))  # no permission stops root
     with pytest.raises(UserError, match=r"--run-dir .*: cannot be read \(File name too long\)"):
         check_ours(tmp_path / ("long" * 100), what="--run-dir")
 

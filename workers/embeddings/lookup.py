@@ -132,6 +132,21 @@ def dedupe(ids_N: Ids) -> tuple[Ids, npt.NDArray[np.int32]]:
     return unique_U[: int(starts[1])], inverse_N
 
 
+def check_lookups(lookups: Sequence[object], *, owner: object, step: int, applied: Sequence[Lookup]) -> None:
+    """Raises UserError unless these are different lookups of this owner and step that were not applied yet."""
+    for lookup in lookups:
+        if not isinstance(lookup, Lookup):
+            raise UserError(f"apply: is given a {type(lookup).__name__}; allowed: what lookup returned")
+        if lookup.owner is not owner:
+            raise UserError("apply: the rows were looked up by another client")
+        if any(lookup is earlier for earlier in applied):
+            raise UserError(f"apply: the rows of step {lookup.step} were applied already; look up again")
+        if lookup.step != step:
+            raise UserError(f"apply: the rows are of step {lookup.step}, this is step {step}; look up again")
+    if len({id(lookup) for lookup in lookups}) < len(lookups):
+        raise UserError("apply: the same lookup twice")
+
+
 def summed(parts: Sequence[Mapping[str, tuple[Ids, Rows]]]) -> dict[str, tuple[Ids, Rows]]:
     """The gradients of several lookups as those of one: per table the sorted unique ids and the summed rows, added
     in the order of the parts."""

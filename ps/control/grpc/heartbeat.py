@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import dataclass
 
 from shardkeep.base.errors import ProtocolError, ShardkeepError
 from shardkeep.proto import control_pb2 as pb
@@ -12,6 +13,15 @@ from shardkeep.ps.control.grpc.channel import RETRY_S, ControlChannel
 from shardkeep.ps.control.records import JobState
 
 LONGEST_POLL_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """What a heartbeat tells of its member."""
+
+    step: int = -1
+    phase: str = ""
+    unsent_rows: int = 0
 
 
 class Heartbeat:
@@ -26,24 +36,23 @@ class Heartbeat:
         self.silent = False  # the coordinator was given up; nobody listens
         self._channel = channel
         self._token = token
-        self._step = -1
-        self._phase = ""
-        self._unsent_rows = 0
-        self._lease_s = self._patience_s = 0.0
+        self._told = _Told()
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
     def start(self, *, lease_s: float, patience_s: float) -> None:
         """`patience_s`: how long the coordinator may be silent. A second call does nothing."""
         if self._thread is None:
-            self._lease_s, self._patience_s = lease_s, patience_s
-            self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(lease_s, patience_s), name="heartbeat", daemon=True)
             self._thread.start()
 
     def update(self, *, step: int | None, phase: str | None, unsent_rows: int | None) -> None:
-        self._step = self._step if step is None else step
-        self._phase = self._phase if phase is None else phase
-        self._unsent_rows = self._unsent_rows if unsent_rows is None else unsent_rows
+        told = self._told
+        self._told = _Told(
+            told.step if step is None else step,
+            told.phase if phase is None else phase,
+            told.unsent_rows if unsent_rows is None else unsent_rows,
+        )
 
     def stop(self) -> None:
         """No further heartbeat begins."""
@@ -53,28 +62,29 @@ class Heartbeat:
         if self._thread is not None:
             self._thread.join()
 
-    def _run(self) -> None:
+    def _run(self, lease_s: float, patience_s: float) -> None:
         heard = time.monotonic()
         while not self._ended.is_set():
             began = time.monotonic()
             try:
-                self.hear(self._beat())
+                self.hear(self._beat(lease_s))
                 heard = time.monotonic()
             except ProtocolError as error:  # it does not know us: no use in asking again
                 self._give_up(str(error))
             except ShardkeepError as error:
                 # a first failure after a stall of our own is no silence
-                if began - heard > self._patience_s:
-                    self._give_up(f"{error}; silent for more than {self._patience_s:g} s")
+                if began - heard > patience_s:
+                    self._give_up(f"{error}; silent for more than {patience_s:g} s")
             self._ended.wait(max(0.0, RETRY_S - (time.monotonic() - began)))
 
-    def _beat(self) -> JobState:
-        wait_s = min(LONGEST_POLL_S, self._lease_s / 4)
+    def _beat(self, lease_s: float) -> JobState:
+        wait_s = min(LONGEST_POLL_S, lease_s / 4)
+        told = self._told
         request = pb.HeartbeatRequest(
-            token=self._token, step=self._step, phase=self._phase, seen=self.state.version, wait_s=wait_s,
-            unsent_rows=self._unsent_rows,
+            token=self._token, step=told.step, phase=told.phase, seen=self.state.version, wait_s=wait_s,
+            unsent_rows=told.unsent_rows,
         )  # fmt: skip
-        timeout_s = wait_s + max(self._lease_s / 4, 0.5)
+        timeout_s = wait_s + max(lease_s / 4, 0.5)
         return wire.job_from_pb(self._channel.call("Heartbeat", request, pb.JobState, timeout_s=timeout_s))
 
     def hear(self, job: JobState) -> None:
