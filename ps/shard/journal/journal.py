@@ -6,19 +6,17 @@
       g000003-000001.journal   generation 3, segment 1: a header, then records, each padded to 8 bytes
       g000003-000002.journal   every segment's first record is its GENERATION
 
-Knows files and the lock; the bytes are in `ps/shard/journal/format.py`. Not what a push holds, nor when it counts.
+Knows the lock and which segments there are; a segment itself is in `ps/shard/journal/segments.py`. Not what a push
+holds, nor when it counts.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
-import re
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,47 +24,14 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.base.errors import JournalError
-from shardkeep.base.files import atomic_write, owner_lock, sync_folder, write_all
-from shardkeep.ps.shard.journal.format import (
-    EMPTY,
-    FORMAT,
-    SEGMENT_HEAD,
-    Entry,
-    Parts,
-    Record,
-    format_of,
-    record_after,
-    record_at,
-    record_parts,
-    segment_head,
-)
+from shardkeep.base.files import atomic_write, owner_lock, sync_folder
+from shardkeep.ps.shard.journal.format import EMPTY, SEGMENT_HEAD, Entry, Parts, Record, record_parts
+from shardkeep.ps.shard.journal.segments import OpenSegment, Segment, failing, segments_in
 from shardkeep.ps.shard.journal.write_behind import WriteBehind
 
 __all__ = ["EMPTY", "Entry", "Journal", "Record"]
 
 _BASE = "base"
-_NAME = re.compile(r"g(\d{6,})-(\d{6,})\.journal")
-
-
-@dataclass(eq=False, slots=True)
-class _Segment:
-    """A segment's file, its whole records' size, and the highest step of its PUSH and APPLIED records (-1: none)."""
-
-    path: Path
-    generation: int
-    number: int
-    size: int
-    highest: int = -1
-
-
-@dataclass(eq=False, slots=True)
-class _Open:
-    """The segment under way. `start`: its GENERATION record; `unsure`: the file may hold more than whole records."""
-
-    segment: _Segment
-    descriptor: int
-    start: Parts
-    unsure: bool = False
 
 
 class Journal:
@@ -82,12 +47,12 @@ class Journal:
         another process holds the lock, then raises JournalError with its pid."""
         self._folder, self._sync, self._segment_bytes = folder, sync, segment_bytes
         self._guard = threading.RLock()
-        self._open: _Open | None = None
+        self._open: OpenSegment | None = None
         self._behind = WriteBehind()
-        with _failing(folder, "cannot be written"):
+        with failing(folder, "cannot be written"):
             folder.mkdir(parents=True, exist_ok=True)
             self._lock: int | None = _take_lock(folder, lock_s)
-            self._segments = _segments_in(folder)
+            self._segments = segments_in(folder)
         self._replayed = not self._segments
 
     def replay(self) -> Iterator[Record]:
@@ -98,7 +63,7 @@ class Journal:
             segments = list(self._segments)
             torn = None if self._open or not segments else segments[-1]
         for segment in segments:
-            yield from self._read(segment, may_cut=segment is torn)
+            yield from segment.records(self._cut if segment is torn else None)
         self._replayed = True
 
     def begin(self, generation: int, *, step: int, facts: Mapping[str, Any]) -> None:
@@ -118,8 +83,8 @@ class Journal:
             if self._opened().segment.size >= self._segment_bytes and self._opened().segment.highest >= 0:
                 self.roll()
             opened = self._opened()
-            with _failing(opened.segment.path, "cannot be written"):
-                self._write(opened, parts)
+            with failing(opened.segment.path, "cannot be written"):
+                opened.write(parts)
             opened.segment.highest = max(opened.segment.highest, step)
 
     def roll(self) -> None:
@@ -132,9 +97,9 @@ class Journal:
         """Brings all records to disk, so that they survive the machine as well."""
         with self._guard:
             for segment in self._segments:
-                with _failing(segment.path, "cannot be brought to disk"), segment.path.open("rb") as file:
+                with failing(segment.path, "cannot be brought to disk"), segment.path.open("rb") as file:
                     os.fsync(file.fileno())
-            with _failing(self._folder, "cannot be brought to disk"):
+            with failing(self._folder, "cannot be brought to disk"):
                 sync_folder(self._folder)
 
     def forget_before(self, step: int) -> None:
@@ -158,7 +123,7 @@ class Journal:
 
     def build_on(self, step: int) -> None:
         """Notes that the records follow the checkpoint of `step`."""
-        with self._guard, _failing(self._folder / _BASE, "cannot be written"):
+        with self._guard, failing(self._folder / _BASE, "cannot be written"):
             if step != self.base:
                 self._check_lock()
                 atomic_write(self._folder / _BASE, f"{step}\n")
@@ -188,7 +153,7 @@ class Journal:
                 os.close(self._lock)
             self._lock = None
 
-    def _opened(self) -> _Open:
+    def _opened(self) -> OpenSegment:
         if self._open is None:
             raise JournalError(f"{self._folder}: no segment is open; call begin() first")
         return self._open
@@ -205,54 +170,28 @@ class Journal:
             raise JournalError(f"{self._folder}: holds generation {last.generation}; {generation} cannot follow it")
         number = last.number + 1 if last is not None and last.generation == generation else 1
         path = self._folder / f"g{generation:06d}-{number:06d}.journal"
-        with _failing(path, "cannot be written"):
+        with failing(path, "cannot be written"):
             if self._open is not None:
-                self._mend(self._open)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-            opened = _Open(_Segment(path, generation, number, 0), os.open(path, flags, 0o666), start)
+                self._open.mend()
+            segment = Segment(path, generation, number, 0)
+            opened = OpenSegment(segment, start, sync=self._sync, behind=self._behind)
             try:
-                self._write(opened, [segment_head(generation, number), *start])
                 self._sync_folder()
             except BaseException:
-                os.close(opened.descriptor)
-                path.unlink(missing_ok=True)
+                opened.abandon()
                 raise
         self._shut()
         self._open = opened
-        self._segments.append(opened.segment)
-
-    def _write(self, opened: _Open, parts: Parts) -> None:
-        """Appends all parts, or none. Raises OSError."""
-        self._mend(opened)
-        opened.unsure = True
-        try:
-            written = write_all(opened.descriptor, parts)
-            if self._sync:
-                os.fdatasync(opened.descriptor)
-        except OSError:
-            with contextlib.suppress(OSError):  # then the next record tries again, or replay cuts
-                self._mend(opened)
-            raise
-        segment = opened.segment
-        segment.size += written
-        opened.unsure = False
-        self._behind.grew(segment.path, segment.size - written, segment.size)
-
-    def _mend(self, opened: _Open) -> None:
-        """Cuts off what a failed or interrupted write left. Raises OSError."""
-        if opened.unsure:
-            os.ftruncate(opened.descriptor, opened.segment.size)
-            opened.unsure = False
+        self._segments.append(segment)
 
     def _shut(self) -> None:
         opened, self._open = self._open, None
         if opened is not None:
-            os.close(opened.descriptor)
-            self._behind.ended(opened.segment.path, opened.segment.size)
+            opened.close()
 
-    def _delete(self, segment: _Segment) -> None:
+    def _delete(self, segment: Segment) -> None:
         self._check_lock()
-        with _failing(segment.path, "cannot be deleted"):
+        with failing(segment.path, "cannot be deleted"):
             segment.path.unlink(missing_ok=True)
         self._segments.remove(segment)
 
@@ -260,34 +199,18 @@ class Journal:
         if self._sync:
             sync_folder(self._folder)
 
-    def _read(self, segment: _Segment, *, may_cut: bool) -> Iterator[Record]:
-        """The records of a segment, up to where it is torn."""
-        with _failing(segment.path, "cannot be read"):
-            data = _content(segment)
-        end = _records_start(segment, data)
-        while end and (found := record_at(data, end)) is not None:
-            record, end = found
-            if record.entry is not Entry.GENERATION:
-                segment.highest = max(segment.highest, record.step)
-            yield record
-        if end == data.size and end > SEGMENT_HEAD:
-            return
-        if not may_cut or record_after(data, end):
-            raise _damaged(segment.path, end)
-        with self._guard, _failing(segment.path, "cannot be cut"):
-            self._check_lock()
-            self._cut(segment, end)
-
-    def _cut(self, segment: _Segment, size: int) -> None:
+    def _cut(self, segment: Segment, size: int) -> None:
         """Leaves the first bytes of a segment, which hold whole records; deletes it if they hold none."""
-        if size <= SEGMENT_HEAD:
-            self._delete(segment)
-        else:
-            with segment.path.open("r+b") as file:
-                file.truncate(size)
-                os.fsync(file.fileno())
-            segment.size = size
-        self._sync_folder()
+        with self._guard, failing(segment.path, "cannot be cut"):
+            self._check_lock()
+            if size <= SEGMENT_HEAD:
+                self._delete(segment)
+            else:
+                with segment.path.open("r+b") as file:
+                    file.truncate(size)
+                    os.fsync(file.fileno())
+                segment.size = size
+            self._sync_folder()
 
 
 def _take_lock(folder: Path, limit_s: float) -> int:
@@ -301,45 +224,3 @@ def _take_lock(folder: Path, limit_s: float) -> int:
             f"{folder / 'lock'}: cannot be locked ({error.strerror or error}), and without a lock two processes could "
             "write the same journal; use a local disk, or NFS with locks"
         ) from error
-
-
-def _segments_in(folder: Path) -> list[_Segment]:
-    found = [(m, path) for path in folder.iterdir() if (m := _NAME.fullmatch(path.name)) is not None]
-    segments = [_Segment(path, int(m[1]), int(m[2]), path.stat().st_size) for m, path in found]
-    return sorted(segments, key=lambda segment: (segment.generation, segment.number))
-
-
-def _content(segment: _Segment) -> npt.NDArray[np.uint8]:
-    """The segment in memory: a bad disk is then an error, where under a mapping it is a SIGBUS. Raises OSError."""
-    data = np.empty(segment.size, dtype=np.uint8)
-    with segment.path.open("rb") as file:
-        return data[: file.readinto(data.data)]
-
-
-def _records_start(segment: _Segment, data: npt.NDArray[np.uint8]) -> int:
-    """Where the records start; 0 when a crash came before the segment's header. Raises JournalError."""
-    head = data[:SEGMENT_HEAD].tobytes()
-    if head == segment_head(segment.generation, segment.number):
-        return SEGMENT_HEAD
-    if len(head) < SEGMENT_HEAD or not any(head):
-        return 0
-    version = format_of(head)
-    if version not in (None, FORMAT):
-        raise JournalError(f"{segment.path}: format {version}; this version reads {FORMAT}")
-    raise _damaged(segment.path, 0)
-
-
-def _damaged(path: Path, offset: int) -> JournalError:
-    return JournalError(
-        f"{path}: damaged at byte {offset}; resume the job from its last checkpoint (shardkeep train --resume), which "
-        "needs no journal"
-    )
-
-
-@contextlib.contextmanager
-def _failing(path: Path, how: str) -> Iterator[None]:
-    """An OSError inside becomes a JournalError."""
-    try:
-        yield
-    except OSError as error:
-        raise JournalError(f"{path}: {how} ({error.strerror or error})") from error
