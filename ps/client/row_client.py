@@ -56,8 +56,8 @@ class RowClient:
     ) -> None:
         """`seed`: of initial values and of stochastic rounding; `history`: steps that `regroup` can go back;
         `num_workers`: of the job."""
-        consistency = consistency if consistency is not None else ConsistencyConfig()
-        compression = compression if compression is not None else CompressionConfig()
+        consistency = consistency or ConsistencyConfig()
+        compression = compression or CompressionConfig()
         self._catalog = catalog = Catalog(tables)
         self._sync = consistency.mode == "sync"
         self.tables = {spec.name: spec for spec in tables}

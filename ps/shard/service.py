@@ -17,14 +17,14 @@ from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.jagged import Catalog
 from shardkeep.ps.shard.admin import AdminServer
 from shardkeep.ps.shard.applier import Applier
-from shardkeep.ps.shard.consistency import open_gate
+from shardkeep.ps.shard.consistency import Gate, open_gate
 from shardkeep.ps.shard.generation import GenerationLife
 from shardkeep.ps.shard.journal.journal import Journal
 from shardkeep.ps.shard.pulls import Pulls, Replies
 from shardkeep.ps.shard.pushes import PushReader
 from shardkeep.ps.shard.serving import Serving, done, failed, pass_on, promised
 from shardkeep.ps.shard.snapshot.writer import SnapshotWriter
-from shardkeep.ps.shard.tables import Tables
+from shardkeep.ps.shard.tables import Gradients, Tables
 from shardkeep.ps.wire.message import KIND_AT, Bytes, Kind, Packed, read
 
 
@@ -58,15 +58,8 @@ class ShardService:
         reader = PushReader(catalog := Catalog(tables))
         replies = Replies(self.tables, catalog, compression or CompressionConfig())
         self.pulls = Pulls(self._serving, catalog, replies, window=consistency.window)
-        self.applier = Applier(
-            self._serving,
-            open_gate(consistency, num_workers=num_workers, start_step=start_step),
-            self.tables,
-            self.pulls,
-            reader,
-            journal,
-            on_doubt=self.close,
-        )
+        gate: Gate[Gradients] = open_gate(consistency, num_workers=num_workers, start_step=start_step)
+        self.applier = Applier(self._serving, gate, self.tables, self.pulls, reader, journal, on_doubt=self.close)
         self.snapshots = SnapshotWriter(self.tables, checkpoints, shard=shard)
         self.life = GenerationLife(self._serving, self.applier, self.pulls, reader, self.snapshots)
         frozen, report = self.life.frozen, self.report
