@@ -48,10 +48,8 @@ TOPMOST = ("__init__.py", "__main__.py")
 
 
 PRIVATE = {
-    "tests/integration/test_consistency.py: _transport",
     "tests/ps/shard/table/test_index.py: _given_back",
     "tests/ps/shard/table/test_index.py: _moved",
-    "tests/roles/test_roles.py: _device",
     "tests/workers/collectives/test_collective.py: _ddp",
     "tests/workers/dense/test_dense_sums.py: _compression",
     "tests/workers/dense/test_dense_sums.py: _ddp",

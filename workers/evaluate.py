@@ -10,17 +10,23 @@ from typing import Any
 import numpy as np
 import torch
 
+from shardkeep.compression.ledger import Ledger
 from shardkeep.ps.client.row_client import Pull, RowClient
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.data.batch import Batch, Float32s
 from shardkeep.workers.data.samples import Dataset
+from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.plan import Plan
 from shardkeep.workers.metrics.quality import evaluate_over_workers
+from shardkeep.workers.report import Report
+from shardkeep.workers.telemetry import Telemetry
 
 # Pulls under way while a batch is predicted: the next one's rows travel meanwhile.
 READ_AHEAD = 2
+TRAIN_DIRECTIONS = ("push", "pull", "tower")
+"""The ledger's directions of training."""
 
 
 class Evaluation:
@@ -37,7 +43,6 @@ class Evaluation:
         batch_size: int,
         max_samples: int | None,
         best_auc: Callable[[int], float] | None,
-        device: torch.device,
     ) -> None:
         """`best_auc(n)`: the best possible AUC on the first n samples, where the data know it."""
         self._dataset = dataset
@@ -48,7 +53,6 @@ class Evaluation:
         self._batch_size = batch_size
         self._num_samples = min(len(dataset), max_samples) if max_samples else len(dataset)
         self._best_auc = cache(best_auc) if best_auc is not None else None
-        self._device = device
 
     def run(self, step: int) -> dict[str, Any]:
         """The metrics over all ranks, the same on every rank. Blocks until all ranks have called it.
@@ -76,8 +80,55 @@ class Evaluation:
                 plan = self._embeddings.plan(batch)
                 under_way.append((batch, plan, self._client.read(self._client.request(plan.unique))))
             batch, plan, pull = under_way.popleft()
-            leaves = self._embeddings.lookup(plan, pull.result(), part=None, device=self._device)
-            dense = torch.from_numpy(batch.dense_BI).to(self._device)
+            leaves = self._embeddings.lookup(plan, pull.result(), part=None, device=self._tower.device)
+            dense = torch.from_numpy(batch.dense_BI).to(self._tower.device)
             logits.append(self._tower.predict(dense, leaves).float().cpu().numpy().reshape(-1))
             labels.append(batch.label_BT.reshape(-1))
         return np.concatenate(logits), np.concatenate(labels)
+
+
+class Evaluations:
+    """Evaluates after the steps that the config names, or after each epoch, and after the last step. Reports it.
+
+    Args:
+        ledger: Counts this rank's bytes.
+    """
+
+    def __init__(
+        self,
+        evaluation: Evaluation,
+        *,
+        every_steps: int,
+        slices: StepSlices,
+        collective: Collective,
+        telemetry: Telemetry,
+        report: Report,
+        ledger: Ledger,
+    ) -> None:
+        self._evaluation = evaluation
+        self._every_steps = every_steps
+        self._slices = slices
+        self._collective = collective
+        self._telemetry = telemetry
+        self._report = report
+        self._ledger = ledger
+
+    def after(self, step: int, *, last: bool) -> None:
+        """Evaluates if it is due after `step`. `last`: the job has no further step."""
+        done, every = step + 1, self._every_steps
+        due = not done % every if every else self._slices.ends_epoch(step)
+        if not (due or last):
+            return
+        self._report.phase(done, "evaluating")
+        with self._telemetry.watch.excluded(), self._telemetry.cpu.excluded(done):
+            metrics = self._evaluation.run(done)
+            trained = {"train_samples": self._telemetry.samples, "train_bytes": self._train_bytes()}
+        self._report.evaluation(done, metrics, trained)
+
+    def _train_bytes(self) -> dict[str, int]:
+        """Sums the bytes of training so far over all ranks, by direction: without evaluation's reads, and without the
+        control plane's, which belong to no step. The sum itself counts as agreements."""
+        totals = self._ledger.totals()
+        mine = np.array([sum(totals[direction].values()) for direction in TRAIN_DIRECTIONS], dtype=np.int64)
+        sums = np.sum(self._collective.gather_arrays(mine, purpose="agreements"), axis=0).tolist()
+        return dict(zip(TRAIN_DIRECTIONS, sums, strict=True)) | {"total": sum(sums)}

@@ -53,6 +53,7 @@ class Pipeline:
         rank: This worker's.
         clock: Measures the preparation, and the waits for data.
         window: Pulls in flight, at most.
+        slow_start_s: Seconds more that a call may take until the first push: a peer may compile its tower.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Pipeline:
         rank: int,
         clock: Stopwatch,
         window: int,
+        slow_start_s: float = 0.0,
     ) -> None:
         self.slices = slices
         self._dataset = dataset
@@ -73,6 +75,7 @@ class Pipeline:
         self._rank = rank
         self._clock = clock
         self._window = window
+        self._slow_start_s = slow_start_s
         self._ahead: Prefetch[Prepared] | None = None
         self._in_flight: deque[InFlight] = deque()
         self._left = 0  # steps that are not pulled yet
@@ -80,6 +83,7 @@ class Pipeline:
     @contextlib.contextmanager
     def running(self, start: int, stop: int) -> Iterator[None]:
         """Prepares the steps from `start` to before `stop` in another thread, until the block ends."""
+        self._client.calls.extend_deadlines(self._slow_start_s)
         ahead = Prefetch(self._measured, start=start, stop=stop, depth=self._window + 1)
         self._ahead, self._left = ahead, stop - start
         self._in_flight.clear()
@@ -117,6 +121,9 @@ class Pipeline:
             self._client.push(step, request, grads, last=last)
         else:
             self._add(following, self._client.exchange(step, request, grads, following.step, following.request))
+        if self._slow_start_s:
+            self._client.calls.extend_deadlines(0.0)
+            self._slow_start_s = 0.0
 
     def _may_pull(self, ahead: Prefetch[Prepared]) -> bool:
         return bool(self._left) and len(self._in_flight) < self._window and ahead.ready()

@@ -31,26 +31,29 @@ class Counted:
     ledger: Ledger
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessCounters:
+    """Counters outside training; called after the last step."""
+
+    control_bytes: Callable[[], int] = lambda: 0
+    """Bytes that this process and the coordinator have exchanged."""
+    facts: Callable[[], Mapping[str, Any]] = dict
+    """The process's entry under `processes`."""
+    sockets: Callable[[], Mapping[str, Any]] = dict
+    """The kernel's counters of the process's connections, by group."""
+
+
 def summarize(
-    counted: Counted,
-    *,
-    steps: int,
-    evaluation: Mapping[str, Any] | None,
-    control_bytes: int,
-    process: Mapping[str, Any],
-    sockets: Callable[[], Mapping[str, Any]],
+    counted: Counted, process: ProcessCounters, *, steps: int, evaluation: Mapping[str, Any] | None
 ) -> dict[str, Any] | None:
     """The job's summary on rank 0, None elsewhere. Blocks until every rank has called it.
 
-    Args:
-        process: What is known of this process, for its entry under `processes`.
-        sockets: Asked for what the kernel has counted on its connections, by group.
-
     `wall_s`, `versions`, `machine`, `status` and the coordinator's process are added by who keeps the run folder."""
+    control_bytes, facts = process.control_bytes(), process.facts()
     counted.client.fence(steps)
     counted.collective.barrier(purpose="agreements")
     counted.ledger.add("control", "calls", control_bytes)
-    workers = gather_records(counted.collective, _worker_record(counted, process, sockets()))
+    workers = gather_records(counted.collective, _worker_record(counted, facts, process.sockets()))
     if counted.collective.rank != 0:
         return None
     servers = counted.client.admin.report()
@@ -72,7 +75,7 @@ def summarize(
     }
 
 
-def _worker_record(counted: Counted, process: Mapping[str, Any], sockets: Mapping[str, Any]) -> dict[str, Any]:
+def _worker_record(counted: Counted, facts: Mapping[str, Any], sockets: Mapping[str, Any]) -> dict[str, Any]:
     """What this rank tells rank 0, as JSON types."""
     client, tower, telemetry = counted.client, counted.tower, counted.telemetry
     return {
@@ -87,7 +90,7 @@ def _worker_record(counted: Counted, process: Mapping[str, Any], sockets: Mappin
         "skipped_steps": telemetry.skipped_steps,
         "step_ms": telemetry.step_ms(),
         "cpu_ms": telemetry.cpu.mean_ms(),
-        "process": {"role": "worker", "index": counted.collective.rank, **process, "compile_s": tower.compile_s},
+        "process": {"role": "worker", "index": counted.collective.rank, **facts, "compile_s": tower.compile_s},
     }
 
 

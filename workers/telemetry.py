@@ -18,20 +18,25 @@ class Telemetry:
 
     `watch` is switched by whoever takes a step; here it is only read."""
 
-    def __init__(
-        self, watch: Stopwatch, *, samples: int = 0, resumed: bool = False, cpu: CpuTime | None = None
-    ) -> None:
-        """`samples`: those of the steps before the first one here; `resumed`: the job began from a checkpoint."""
+    def __init__(self, watch: Stopwatch, *, resumed: bool = False, cpu: CpuTime | None = None) -> None:
+        """`resumed`: the job began from a checkpoint."""
         self.watch = watch
         self.cpu = CpuTime() if cpu is None else cpu
         self.resumed = resumed
-        self.samples = samples
+        self.samples = 0
         self.dropped_rows = 0
         self.skipped_steps = 0
-        self._before = samples
+        self._before: int | None = None  # samples of the steps before the first one here; None = not known yet
         self._losses: list[float] = []
-        self._pace = Pace(watch, samples)
-        self._reported = self._pace.mark(samples)
+        self._pace = Pace(watch)
+        self._reported = self._pace.mark(0)
+
+    def enter(self, samples: int) -> None:
+        """Sets the position at the start of a generation: `samples` samples after the job's first."""
+        self._before = samples if self._before is None else self._before + min(0, samples - self.samples)
+        self.samples = samples
+        self._reported = dataclasses.replace(self._reported, samples=samples)
+        self._pace.enter(samples)
 
     def step_done(self, samples: int, result: StepResult) -> None:
         """Counts a step of `samples` samples over all workers."""
@@ -44,19 +49,12 @@ class Telemetry:
     @property
     def trained(self) -> int:
         """Samples of the steps that count here, without those of earlier starts of the job."""
-        return self.samples - self._before
+        return self.samples - (self._before or 0)
 
     @property
     def steady(self) -> bool:
         """Whether the warm-up is over."""
         return self._pace.steady
-
-    def go_back(self, samples: int) -> None:
-        """Sets the position to that of a new generation: `samples` samples after the job's first."""
-        self._before += min(0, samples - self.samples)
-        self.samples = samples
-        self._reported = dataclasses.replace(self._reported, samples=samples)
-        self._pace.enter(samples)
 
     def samples_per_s(self) -> float:
         """Samples per second over all workers in the steady state; of the whole generation when it was too short."""

@@ -24,13 +24,14 @@ from shardkeep.config import JobConfig
 from shardkeep.estimate.dry_run import Played, play
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
-from shardkeep.roles.assembly import build_dense_model, step_slices, table_specs
+from shardkeep.roles.assembly import build_dense_model, table_specs, training_job
 from shardkeep.roles.kernel_needs import needed_kernels
 from shardkeep.workers.collectives import wire_bytes
 from shardkeep.workers.collectives.wire_bytes import goes_direct
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.embeddings.layer import Embeddings
+from shardkeep.workers.run import step_slices
 
 ID_BYTES, VALUE_BYTES = 8, 4
 INDEX_BYTES = 14
@@ -75,7 +76,7 @@ def estimate(config: JobConfig, *, gbit_per_s: float, progress: Progress | None 
 
 def _with_data(config: JobConfig, data: Data, gbit_per_s: float) -> Part:
     tables = table_specs(config, data.train.schema)
-    slices = step_slices(config, num_samples=len(data.train))
+    slices = step_slices(training_job(config, data))
     steps = min(slices.num_steps, config.train.max_steps or slices.num_steps)
     played = play(config, tables, data.train, slices, steps)
     tower = tower_of(config, data)

@@ -222,7 +222,7 @@ def _in_process(
     config: JobConfig, folder: RunFolder, screen: Screen, interrupts: Interrupts, start_step: int
 ) -> dict[str, Any]:
     """`servers: 0`: the job in this process. Ctrl-C ends it after the running step, a second one at once."""
-    from shardkeep.roles.worker import run_in_process
+    from shardkeep.roles.in_process import run_in_process
     from shardkeep.run.checkpoints import out_of_grace
 
     sink = ShownFolder(folder, screen)

@@ -1,52 +1,44 @@
-"""Builds the parts of a worker from a JobConfig and hands them to each other. Starts nothing."""
+"""Builds the parts of a worker from a JobConfig. Starts nothing."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from shardkeep.base.errors import CheckpointError
+from shardkeep.base.errors import ConfigError
 from shardkeep.base.log import EventLog
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
+from shardkeep.ps.transport.metered import Traffic
 from shardkeep.ps.transport.transport import Transport
 from shardkeep.roles.checkpoint_facts import check_facts, checkpoint_facts
-from shardkeep.workers.checkpoint.checkpointer import Checkpointer
+from shardkeep.workers.checkpoint.checkpointer import CheckpointPlan
 from shardkeep.workers.checkpoint.interval import CheckpointInterval
-from shardkeep.workers.checkpoint.rank_state import load_rank_state
-from shardkeep.workers.checkpoint.tower_state import load_tower
-from shardkeep.workers.collectives.collective import Collective, Solo
-from shardkeep.workers.collectives.metered import MeteredCollective
+from shardkeep.workers.collectives.collective import Solo
 from shardkeep.workers.data.samples import Data
-from shardkeep.workers.data.sampling import Origin, StepSlices
+from shardkeep.workers.data.sampling import Origin
 from shardkeep.workers.data.schema import Schema
-from shardkeep.workers.data.weights import doubtful_weights
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
-from shardkeep.workers.evaluate import Evaluation
+from shardkeep.workers.generation import Generation
 from shardkeep.workers.models.registry import build_model
-from shardkeep.workers.pipeline import Pipeline
+from shardkeep.workers.report import Progress, Report
 from shardkeep.workers.rewind import Rewind
-from shardkeep.workers.step import Step
-from shardkeep.workers.summary import Counted, stopped_figures, summarize
+from shardkeep.workers.run import TrainingJob, TrainingRun
+from shardkeep.workers.summary import ProcessCounters
 from shardkeep.workers.telemetry import Telemetry
+from shardkeep.workers.timing.clock import Observer, Stopwatch
 from shardkeep.workers.timing.cpu_time import CpuTime
-from shardkeep.workers.trainer import Progress, Trainer
+from shardkeep.workers.timing.profiling import check_profile
 
-COMPILE_ALLOWANCE_S = 600.0
-"""Seconds more that a pull or push may take while a peer compiles its tower. Sums between workers need none: nobody
-compiles during one."""
 SPARE_STEPS = 3
 """Steps kept beyond the window of unacknowledged pushes: the running one, the next one, and one more for a rank that is
 a step ahead."""
@@ -54,6 +46,17 @@ START = Origin()
 
 _log = EventLog("roles")
 _SEEDING = threading.Lock()  # torch's generator is the process's; workers may be threads of one
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProcess:
+    """The parts of a run that come from its process."""
+
+    rank: int
+    device: torch.device
+    progress: Progress
+    counters: ProcessCounters = field(default_factory=ProcessCounters)
+    profile: Observer | None = None
 
 
 def table_specs(config: JobConfig, schema: Schema) -> list[TableSpec]:
@@ -68,213 +71,79 @@ def kept_steps(config: JobConfig) -> int:
     return config.consistency.window + SPARE_STEPS
 
 
-@dataclass(frozen=True)
-class Again:
-    """How a generation follows another: at `step`, with the tower of rank `source` for the ranks `lacking`. `before`:
-    this process's worker until now; None = it is new. `resumed`: the job began from a checkpoint."""
-
-    step: int
-    source: int
-    lacking: tuple[int, ...]
-    before: Worker | None
-    resumed: bool = False
+def training_job(config: JobConfig, data: Data) -> TrainingJob:
+    """The parts of the config that training reads."""
+    return TrainingJob(data, config.train, config.eval, config.consistency.window, config.workers, config.seed)
 
 
-@dataclass(frozen=True)
-class Worker:
-    """A worker's parts, ready to run."""
-
-    trainer: Trainer
-    client: RowClient
-    tower: Tower
-    collective: Collective
-    telemetry: Telemetry
-    traffic: Traffic
-    data: Data
-    start: Origin
-    interval: CheckpointInterval
-    checkpoints: Checkpointer | None
-
-    def run(
-        self,
-        progress: Progress,
-        should_stop: Callable[[int], bool],
-        control_bytes: Callable[[], int],
-        process: Callable[[], dict[str, Any]] = dict,
-        sockets: Callable[[], dict[str, Any]] = dict,
-    ) -> dict[str, Any] | None:
-        """Trains to the end; the job's summary on rank 0, None elsewhere. `process` and `sockets`
-        are asked after the last step."""
-        if not self.collective.rank and self.tower.step == self.start.step:  # not after a recovery
-            for text in doubtful_weights(self.data.train):
-                _log.info("doubtful weights", why=text)
-                progress.report("phase", {"phase": "data", "text": f"warning: {text}"})
-
-        counted = Counted(self.client, self.tower, self.collective, self.telemetry, self.traffic.ledger)
-
-        def stopping(step: int) -> None:
-            figures = stopped_figures(counted, control_bytes=control_bytes(), steps=step)
-            if figures is not None:
-                progress.report("event", {"text": f"stopped at step {step}", "figures": figures})
-
-        steps = self.trainer.run(progress, should_stop, self.tower.step, stopping)
-        progress.update(step=steps, phase="closing")
-        return summarize(
-            counted,
-            steps=steps,
-            evaluation=self.trainer.last_eval,
-            control_bytes=control_bytes(),
-            process=process(),
-            sockets=sockets,
-        )
+def origin_of(checkpoint: Checkpoint | None, config: JobConfig, data: Data) -> Origin:
+    """Where a job counts steps and samples from. Raises ConfigError if the data or the seed changed."""
+    if checkpoint is None:
+        return START
+    if remark := check_facts(checkpoint, config, data):
+        _log.info("resumed with other evaluation data", why=remark)
+    return Origin(checkpoint.step, int(checkpoint.facts["samples"]))
 
 
-def step_slices(config: JobConfig, *, num_samples: int, origin: Origin = START) -> StepSlices:
-    """Which samples each rank draws in each step of the job."""
-    return StepSlices(
-        num_samples,
-        batch_size=config.train.batch_size,
-        world_size=config.workers,
-        accumulate=config.train.accumulate,
-        epochs=config.train.epochs,
-        seed=config.seed,
-        shuffle=config.train.shuffle,
-        origin=origin,
-    )
-
-
-def build_worker(
+def build_run(
     config: JobConfig,
-    *,
     data: Data,
+    process: WorkerProcess,
     transport: Transport,
-    collective: Collective,
-    generation: int,
-    device: torch.device,
+    *,
+    origin: Origin | None = START,
     checkpoints: Checkpoints | None = None,
-    resumed: Checkpoint | None = None,
     rewind: Rewind | None = None,
-    again: Again | None = None,
-) -> Worker:
-    """Worker `collective.rank` of the job, at step 0, or where a checkpoint was taken, or at the step where another
-    generation goes on.
+) -> TrainingRun:
+    """Builds a worker at step 0.
 
     Args:
+        transport: To as many servers as the job has.
+        origin: Where steps are counted from; None = the other workers know it.
         checkpoints: Where new ones go, if the config wants any.
-        resumed: A checkpoint of this job: the samples of the steps after it are counted from there.
-        rewind: Where the tower's last states are.
-        again: How this generation follows another.
-
-    Raises CheckpointError."""
-    before = None if again is None else again.before
-    traffic = Traffic() if before is None else before.traffic
-    meter = LedgerMeter(traffic)
-    transport, collective = MeteredTransport(transport, meter), MeteredCollective(collective, meter)
-    schema = data.train.schema
-    tables = table_specs(config, schema)
-    start = START if resumed is None else _origin(resumed, config, data)
-    if again is not None and again.resumed:
-        start = _shared_origin(collective, None if resumed is None else start, again.before)
-    slices = step_slices(config, num_samples=len(data.train), origin=start)
-    client = (
-        before.client
-        if before is not None
-        else RowClient(
-            transport,
-            tables=tables,
-            rank=collective.rank,
-            generation=generation,
-            consistency=config.consistency,
-            compression=config.compression,
-            timeout_s=config.liveness.step_timeout_s,
-            seed=config.seed,
-            history=kept_steps(config),
-            num_workers=config.workers,
-        )
-    )
-    embeddings = Embeddings(schema, client.tables)
-    if before is not None:
-        tower = before.tower
-    else:  # a newcomer alone at first: the others build no tower now
-        alone = Solo() if again is not None else collective
-        tower = _build_tower(config, schema, embeddings, alone, device)
-    if again is not None:
-        _go_on(tower, collective, rewind, again)
-    elif resumed is not None:
-        load_tower(tower, resumed)
-        load_rank_state(client, tower, resumed, rank=collective.rank, world_size=collective.world_size)
-    client.regroup(transport, generation, tower.step)
-    if rewind is not None:
-        rewind.keep(tower)
-    pipeline = Pipeline(
-        dataset=data.train,
-        slices=slices,
+        rewind: Keeps the tower's last states.
+    """
+    client = _client(config, data.train.schema, process.rank, transport)
+    embeddings = Embeddings(data.train.schema, client.tables)
+    tower = _tower(config, data.train.schema, embeddings, process)
+    cpu = CpuTime(partial(_server_cpu_s, client) if process.rank == 0 else None)
+    telemetry = Telemetry(tower.watch, resumed=origin != START, cpu=cpu)
+    return TrainingRun(
+        job=training_job(config, data),
         client=client,
-        embeddings=embeddings,
-        rank=collective.rank,
-        clock=tower.watch,
-        window=config.consistency.window,
-    )
-    step = Step(
-        client=client,
-        pipeline=pipeline,
         embeddings=embeddings,
         tower=tower,
-        micro_batch=config.train.batch_size,
-        device=device,
+        traffic=Traffic(),
+        telemetry=telemetry,
+        report=Report(process.progress, client, telemetry, every_s=config.train.report_every_s),
+        process=process.counters,
+        origin=origin,
+        plan=_checkpoint_plan(config, data, client, checkpoints),
         rewind=rewind,
     )
-    evaluation = None
-    if data.eval is not None:
-        evaluation = Evaluation(
-            dataset=data.eval,
-            client=client,
-            embeddings=embeddings,
-            tower=tower,
-            collective=collective,
-            batch_size=config.eval.batch_size or 4 * config.train.batch_size,
-            max_samples=config.eval.max_samples,
-            best_auc=data.best_auc,
-            device=device,
-        )
-    samples = slices.samples_before(tower.step)
-    if before is None:
-        cpu = CpuTime(partial(_server_cpu_s, client) if collective.rank == 0 else None)
-        telemetry = Telemetry(tower.watch, samples=samples, resumed=resumed is not None, cpu=cpu)
-    else:
-        telemetry = before.telemetry
-        telemetry.go_back(samples)
-    if before is None:
-        interval = CheckpointInterval(config.checkpoint.every_steps, partial(_journal_bytes, client))
-    else:
-        interval = before.interval
-    writer = None
-    if checkpoints is not None and config.checkpoint.every_steps:
-        writer = Checkpointer(
-            checkpoints,
-            config.checkpoint,
-            interval=interval,
-            client=client,
-            tower=tower,
-            collective=collective,
-            facts=lambda: checkpoint_facts(config, data, telemetry.samples),
-        )
-    trainer = Trainer(
-        step=step,
-        pipeline=pipeline,
-        evaluation=evaluation,
-        checkpoints=writer,
-        client=client,
-        collective=collective,
-        train=config.train,
-        evaluate=config.eval,
-        telemetry=telemetry,
-        ledger=traffic.ledger,
-        compile_allowance_s=COMPILE_ALLOWANCE_S if tower.compiles else 0.0,
-        again=again is not None,
-        before=None if before is None else before.trainer,
+
+
+def check_steps(config: JobConfig, run: TrainingRun, generation: Generation, *, starts: bool) -> None:
+    """Raises ConfigError when the steps to be profiled do not exist, or when the job has no step left. `starts`: this
+    is a start of the job, which must have something to do."""
+    total, origin = generation.trainer.total_steps, run.origin or START
+    if starts and origin.step and origin.step >= total:
+        raise ConfigError(f"the job is done at step {total}; raise train.epochs or train.max_steps to go on")
+    check_profile(config.profile, total_steps=total)
+
+
+def _client(config: JobConfig, schema: Schema, rank: int, transport: Transport) -> RowClient:
+    return RowClient(
+        transport,
+        tables=table_specs(config, schema),
+        rank=rank,
+        consistency=config.consistency,
+        compression=config.compression,
+        timeout_s=config.liveness.step_timeout_s,
+        seed=config.seed,
+        history=kept_steps(config),
+        num_workers=config.workers,
     )
-    return Worker(trainer, client, tower, collective, telemetry, traffic, data, start, interval, writer)
 
 
 def _server_cpu_s(client: RowClient) -> list[float]:
@@ -282,36 +151,17 @@ def _server_cpu_s(client: RowClient) -> list[float]:
     return [server.cpu_s for server in client.admin.cpu_time() if server.pid != os.getpid()]
 
 
+def _checkpoint_plan(
+    config: JobConfig, data: Data, client: RowClient, checkpoints: Checkpoints | None
+) -> CheckpointPlan | None:
+    if checkpoints is None or not config.checkpoint.every_steps:
+        return None
+    interval = CheckpointInterval(config.checkpoint.every_steps, partial(_journal_bytes, client))
+    return CheckpointPlan(checkpoints, config.checkpoint, interval, partial(checkpoint_facts, config, data))
+
+
 def _journal_bytes(client: RowClient) -> list[int]:
     return [journal.bytes for journal in client.admin.journal_size()]
-
-
-def _go_on(tower: Tower, collective: Collective, rewind: Rewind | None, again: Again) -> None:
-    """Brings the tower to the step where the generation begins. Every rank calls it; blocks."""
-    tower.join(collective)
-    assert rewind is not None  # who keeps nothing does not go on
-    if collective.rank not in again.lacking:  # also at this very step: an aborted one may have left its traces
-        rewind.take_back(tower, again.step)
-    rewind.forget_after(again.step)  # before any rank can leave `share`
-    tower.share(again.source, again.lacking)
-
-
-def _origin(resumed: Checkpoint, config: JobConfig, data: Data) -> Origin:
-    """Where a job goes on. Raises ConfigError when data or seed are not those of the checkpoint."""
-    if remark := check_facts(resumed, config, data):
-        _log.info("resumed with other evaluation data", why=remark)
-    return Origin(resumed.step, int(resumed.facts["samples"]))
-
-
-def _shared_origin(collective: Collective, mine: Origin | None, before: Worker | None) -> Origin:
-    """The origin on which all ranks count, of the first that knows one: the checkpoints may be gone. Every rank calls
-    it. Raises CheckpointError when none knows."""
-    mine = mine or (None if before is None else before.start)
-    told = [-1, -1] if mine is None else [mine.step, mine.samples]
-    known = [row for row in collective.all_gather(torch.tensor(told), purpose="agreements").tolist() if row[0] >= 0]
-    if not known:
-        raise CheckpointError("the checkpoints of this job are missing, and no worker is left that knows how to count")
-    return Origin(*known[0])
 
 
 def build_dense_model(config: JobConfig, schema: Schema, embeddings: Embeddings) -> nn.Module:
@@ -325,13 +175,8 @@ def build_dense_model(config: JobConfig, schema: Schema, embeddings: Embeddings)
     )
 
 
-def _build_tower(
-    config: JobConfig,
-    schema: Schema,
-    embeddings: Embeddings,
-    collective: Collective,
-    device: torch.device,
-) -> Tower:
+def _tower(config: JobConfig, schema: Schema, embeddings: Embeddings, process: WorkerProcess) -> Tower:
+    """The dense model, alone until it joins a generation."""
     with _SEEDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
         model = build_dense_model(config, schema, embeddings)
@@ -339,10 +184,11 @@ def _build_tower(
         model,
         config=config.tower,
         compression=config.compression.tower,
-        collective=collective,
-        device=device,
+        collective=Solo(),
+        device=process.device,
         sync=config.consistency.mode == "sync",
         clip_norm=config.train.clip_norm,
         batch_size=config.train.batch_size,
         seed=config.seed,
+        watch=Stopwatch(observer=process.profile),
     )

@@ -1,9 +1,8 @@
-"""The main of a worker, and of a job in one process: starts, wires and stops the parts, and nothing more."""
+"""The main of a worker: starts, wires and stops the parts, and nothing more."""
 
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any
 import torch
 import torch._dynamo  # every optimizer of torch and DDP load it: here, while the other roles start
 
-from shardkeep.base.errors import ConfigError, JobStopped, MemberLost, RemoteError, TransportError
+from shardkeep.base.errors import JobStopped, MemberLost, RemoteError, TransportError
 from shardkeep.base.log import EventLog
 from shardkeep.base.machine.allocator import keep_freed_memory
 from shardkeep.base.machine.memory import memory_errors
@@ -20,11 +19,12 @@ from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints import Checkpoint
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.grpc.endpoint import Endpoint
-from shardkeep.ps.control.records import Formation, JobSink, Span
-from shardkeep.ps.rpc.group import RpcGroup
-from shardkeep.ps.transport.local import LocalTransport
-from shardkeep.roles.assembly import Again, Worker, build_worker, kept_steps, table_specs
+from shardkeep.ps.control.records import Formation, Span
+from shardkeep.ps.rpc.group import RpcGroup  # noqa: F401 - loads torch RPC while the other roles start
+from shardkeep.roles.assembly import WorkerProcess, build_run, check_steps, kept_steps, origin_of, table_specs
+from shardkeep.roles.checkpoint_place import CheckpointPlace
 from shardkeep.roles.departure import Departure
+from shardkeep.roles.devices import peak_device_bytes, worker_device
 from shardkeep.roles.membership import (
     Membership,
     control_bytes,
@@ -39,21 +39,22 @@ from shardkeep.roles.membership import (
     tried_while_leaving,
     watched_sockets,
 )
-from shardkeep.run.checkpoints import checkpoints_of, owned, resumed_from
-from shardkeep.run.storage import kept_at, missed, why_unseen, with_checkpoints
+from shardkeep.run.checkpoints import resumed_from
+from shardkeep.run.storage import kept_at, missed, why_unseen
 from shardkeep.workers.collectives.collective import Collective, Solo
 from shardkeep.workers.collectives.process_group import ProcessCollective
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sources.registry import open_data
+from shardkeep.workers.generation import Link
 from shardkeep.workers.rewind import Rewind
-from shardkeep.workers.timing.profiling import Profile, check_profile, open_profile
+from shardkeep.workers.run import Continuation, TrainingRun
+from shardkeep.workers.summary import ProcessCounters
+from shardkeep.workers.timing.profiling import open_profile
 
 _log = EventLog("roles")
 ACKNOWLEDGED_S = 2.0
 """Seconds in which servers must take the last pushes of a worker that leaves; others have to be pushed again."""
-
-
-ASKS = "a worker; allowed: a smaller train.batch_size, narrower layers, fewer pool_rows or cache_rows"
+SMALLER = "a worker; allowed: a smaller train.batch_size, narrower layers, fewer pool_rows or cache_rows"
 
 
 def run_worker(
@@ -62,14 +63,14 @@ def run_worker(
     """A worker's life; returns the exit code when its part is done. The arguments are as for a server."""
     control = ControlClient(coordinator, role="worker", index=index, advertise=advertise)
     end_when_the_job_failed(control)
-    with kept_while_useful(control, folder), Membership(control, departure) as config, memory_errors(ASKS):
+    with kept_while_useful(control, folder), Membership(control, departure) as config, memory_errors(SMALLER):
         keep_freed_memory()
         torch.set_num_threads(config.threads)
         kernels_s += loaded_kernels(config, "worker")
         data = open_data(config.data, seed=config.seed)
         tables = table_specs(config, data.train.schema)
         unseen = why_unseen(control.shared, writes=index == 0)
-        with contextlib.closing(_Life(config, control, data, index, advertise, folder, kernels_s, departure)) as life:
+        with contextlib.closing(_Life(config, control, data, folder, departure, kernels_s)) as life:
             formation: Formation | None = control.join(
                 tables, data=data.fingerprint, span=life.span, kept=kept_at(life.kept), unseen=unseen
             )
@@ -88,168 +89,153 @@ class _Life:
         config: JobConfig,
         control: ControlClient,
         data: Data,
-        index: int,
-        advertise: str,
         folder: Path,
-        kernels_s: float,
         departure: Departure,
+        kernels_s: float,
     ) -> None:
-        self._config, self._control, self._data = config, control, data
-        self._departure = departure
-        self._index, self._advertise, self._folder, self._kernels_s = index, advertise, folder, kernels_s
-        self._checkpoints = checkpoints_of(config, folder)
-        if config.checkpoint.dir is not None:
-            self._own_checkpoints()
-        self._looks = False  # for checkpoints
-        self.kept: Path | None = None
-        self._worker: Worker | None = None
+        self._control, self._data, self._folder, self._departure = control, data, folder, departure
+        self._index = control.member.index
+        self._kernels_s = kernels_s
+        self._place = CheckpointPlace(config, control, folder, writes=self._index == 0)
         self._sockets = watched_sockets(control)
+        self._run: TrainingRun | None = None
         self._rewind: Rewind | None = None
+        self.kept: Path | None = None
+        """Where the tower's last states are; None = nowhere."""
         if config.liveness.restarts:
             self.kept = replaced_folder(control, folder)
             self._rewind = Rewind(self.kept, depth=kept_steps(config))
         if control.before is not None:
-            self._settle_place(control.before)
+            self._place.settle(control.before)
 
     @property
     def span(self) -> Span:
-        """Where this worker could go on: at the steps whose state is kept, up to the first that it did not push."""
+        """The steps at which this worker could resume: those whose state is kept, up to the first that it did not
+        push."""
         kept = None if self._rewind is None else self._rewind.span()
-        saved = self._checkpoints.last_step() if self._looks else -1
         if kept is None:
-            return Span(saved=saved, why=missed(self._control, "its tower states") if self._control.before else "")
-        last = kept[1] if self._worker is None else min(kept[1], self._worker.client.pushes.next_step)
-        return Span(kept[0], last, holds=last >= kept[0], saved=saved)
-
-    def _settle_place(self, formation: Formation) -> None:
-        """Takes over where checkpoints are."""
-        config = with_checkpoints(self._config, formation)
-        if config != self._config:
-            self._config, self._checkpoints = config, checkpoints_of(config, self._folder)
-        self._own_checkpoints()
-        self._looks = bool(config.checkpoint.every_steps or formation.origin)
-
-    def _own_checkpoints(self) -> None:
-        """Keeps other jobs out of the folder that this worker writes to, once it is known which one that is."""
-        if self._index == 0:
-            run = Path(self._control.run_dir or self._folder)
-            self._checkpoints = owned(self._checkpoints, self._config, run, self._control.job)
+            why = missed(self._control, "its tower states") if self._control.before else ""
+            return Span(saved=self._place.saved, why=why)
+        last = kept[1] if self._run is None else min(kept[1], self._run.client.pushes.next_step)
+        return Span(kept[0], last, holds=last >= kept[0], saved=self._place.saved)
 
     def close(self) -> None:
         """Leaves the folder of checkpoints to other jobs, however this worker ends."""
-        self._checkpoints.release()
+        self._place.release()
+
+    def end(self) -> None:
+        """The job is completed; no process will resume from the kept states."""
+        if self._rewind is not None:
+            self._rewind.delete()
+        _log.info("done", step=self._run.tower.step if self._run is not None else -1)
 
     def train(self, formation: Formation) -> str | None:
         """Trains in one generation, to the end of the job or of the generation: then how it was lost."""
         try:
             self._train(formation)
         except (TransportError, MemberLost) as error:
-            if isinstance(error, RemoteError) or not self._config.liveness.restarts:
+            if isinstance(error, RemoteError) or not self._place.config.liveness.restarts:
                 raise
             _log.info("generation lost", generation=formation.generation, why=str(error))
             return str(error)
         return None
 
-    def end(self) -> None:
-        """The job is completed; nobody will go on from what is kept."""
-        if self._rewind is not None:
-            self._rewind.delete()
-        _log.info("done", step=self._worker.trainer.total_steps if self._worker is not None else -1)
-
     def _train(self, formation: Formation) -> None:
-        self._settle_place(formation)
-        config, control = self._config, self._control
-        device, backend = _device(config, formation, self._index)
-        with contextlib.ExitStack() as leaving:
-            leaving.callback(self._settle)  # the last: its calls end when the transport is closed
-            transport = join_group(config, formation, "worker", self._index, self._advertise, None, lost=control.lost)
-            leaving.callback(transport.close)
-            collective = _collective(config, formation, self._index, self._advertise, backend, control.lost)
-            leaving.callback(collective.close)
-            self._watch_sockets(formation, transport, collective)
-            leaving.callback(self._sockets.look)
-            worker = self._joined(formation, transport, collective, device)
-            _log.info("training", generation=formation.generation, step=worker.tower.step)
-            with self._departure.postponed(config.liveness.grace_s):
-                summary = worker.run(
-                    control,
-                    lambda _step: self._stops(formation.generation),
-                    lambda: control_bytes(control, self._sockets),
-                    lambda: _process(self._kernels_s, device),
-                    self._counted,
-                )
-            if summary is not None:
-                control.report("summary", summary)
-                control.flush()  # from here on the job is done, whoever dies
-            collective.barrier(purpose="agreements")
+        self._place.settle(formation)
+        control, config = self._control, self._place.config
+        device, backend = worker_device(config, formation, self._index)
+        with contextlib.closing(self._connect(formation, backend)) as link:
+            run = self._run_of(formation, link, device)
+            after = None
+            if not formation.restores:
+                resumed = formation.origin > 0
+                after = Continuation(formation.start_step, formation.source, formation.lacking, resumed)
+            with run.enter(link, after) as generation:
+                if run is not self._run:
+                    check_steps(config, run, generation, starts=formation.generation == 1)
+                self._run = run
+                _log.info("training", generation=formation.generation, step=generation.start_step)
+                with self._departure.postponed(config.liveness.grace_s):
+                    summary = generation.train(lambda _step: self._stops(formation.generation))
+                if summary is not None:
+                    control.report("summary", summary)
+                    control.flush()  # from here on the job is done, whoever dies
+                link.collective.barrier(purpose="agreements")
 
-    def _stops(self, generation: int) -> bool:
-        """Whether the job is to stop. Asked between two steps: raises Leaving when this worker alone is to leave."""
-        leave_if_due(self._control, self._departure, self._to_disk)
-        return _stop(self._control, generation)
-
-    def _to_disk(self) -> None:
-        """What another worker goes on with: the pushes of the steps that are done, and the tower's states."""
-        if self._worker is not None:
-            self._worker.client.pushes.acknowledged_within(ACKNOWLEDGED_S)
-        if self._rewind is not None:
-            with tried_while_leaving():
-                self._rewind.to_disk()
-
-    def _watch_sockets(self, formation: Formation, transport: RpcGroup, collective: Collective) -> None:
-        """Says which of this process's connections are whose."""
-        self._sockets.belong("store", ports=[formation.store_port])
-        self._sockets.belong("servers", ports=transport.server_ports)
+    def _connect(self, formation: Formation, backend: str) -> Link:
+        """Joins the servers and the other workers."""
+        control, config, sockets = self._control, self._place.config, self._sockets
+        host = control.member.host
+        with contextlib.ExitStack() as undo:
+            transport = join_group(config, formation, "worker", self._index, host, None, lost=control.lost)
+            undo.callback(transport.close)
+            collective = _collective(config, formation, self._index, host, backend, control.lost)
+            undo.pop_all()
+        sockets.belong("store", ports=[formation.store_port])
+        sockets.belong("servers", ports=transport.server_ports)
         if isinstance(collective, ProcessCollective):
-            self._sockets.belong("workers", ends=collective.connections)
+            sockets.belong("workers", ends=collective.connections)
+        return Link(formation.generation, transport, collective, before_close=sockets.look)
+
+    def _run_of(self, formation: Formation, link: Link, device: torch.device) -> TrainingRun:
+        """This process's run, or another one where the job begins or goes back to a checkpoint."""
+        if formation.restores:
+            self._run = None
+            if self._rewind is not None:
+                self._rewind.clear()
+        if self._run is not None:
+            return self._run
+        config, checkpoint = self._place.config, self._checkpoint(formation)
+        profile = open_profile(config.profile, self._folder, "worker", self._index, cuda=device.type == "cuda")
+        unknown = checkpoint is None and formation.origin > 0
+        run = build_run(
+            config,
+            self._data,
+            WorkerProcess(self._index, device, self._control, self._counters(device), profile),
+            link.transport,
+            origin=None if unknown else origin_of(checkpoint, config, self._data),
+            checkpoints=self._place.checkpoints,
+            rewind=self._rewind,
+        )
+        if formation.restores and checkpoint is not None:
+            run.load(checkpoint)
+        return run
+
+    def _checkpoint(self, formation: Formation) -> Checkpoint | None:
+        """The checkpoint that steps are counted from: what a generation begins with, else any later one of the job."""
+        if formation.restores or not formation.origin:
+            return resumed_from(self._place.checkpoints, formation.start_step if formation.restores else 0)
+        return self._place.checkpoints.latest()
+
+    def _counters(self, device: torch.device) -> ProcessCounters:
+        return ProcessCounters(
+            control_bytes=lambda: control_bytes(self._control, self._sockets),
+            facts=lambda: process_facts(self._kernels_s) | peak_device_bytes(device),
+            sockets=self._counted,
+        )
 
     def _counted(self) -> dict[str, Any]:
         """What the kernel has counted on this worker's connections since it began, by group."""
         self._sockets.look()
         return {group: asdict(counters) for group, counters in self._sockets.totals().items()}
 
-    def _settle(self) -> None:
-        if self._worker is not None:
-            self._worker.trainer.settle(self._control)
+    def _stops(self, generation: int) -> bool:
+        """Whether the job is to stop. Called between two steps: raises Leaving when this worker alone is to leave."""
+        control = self._control
+        leave_if_due(control, self._departure, self._to_disk)
+        if control.failed.is_set():
+            raise control.state.error() or JobStopped("the job failed")
+        if control.lost(generation):
+            raise MemberLost(control.state.message)
+        return control.stop_requested.is_set()
 
-    def _joined(
-        self, formation: Formation, transport: RpcGroup, collective: Collective, device: torch.device
-    ) -> Worker:
-        """The worker of a generation, made of the one before where that goes on."""
-        again = None
-        if formation.restores:
-            self._worker = None
-            if self._rewind is not None:
-                self._rewind.clear()
-        else:
-            again = Again(
-                formation.start_step, formation.source, formation.lacking, self._worker, resumed=formation.origin > 0
-            )
-        first = self._worker is None
-        self._worker = build_worker(
-            self._config,
-            data=self._data,
-            transport=transport,
-            collective=collective,
-            generation=formation.generation,
-            device=device,
-            checkpoints=self._checkpoints,
-            resumed=self._resumed(formation),
-            rewind=self._rewind,
-            again=again,
-        )
-        if first:
-            profile = open_profile(
-                self._config.profile, self._folder, "worker", self._index, cuda=device.type == "cuda"
-            )
-            _attach(self._worker, profile, self._config, anew=formation.generation == 1)
-        return self._worker
-
-    def _resumed(self, formation: Formation) -> Checkpoint | None:
-        """The checkpoint that steps are counted from: what a generation begins with, else any later one of the job."""
-        if formation.restores or not formation.origin:
-            return resumed_from(self._checkpoints, formation.start_step if formation.restores else 0)
-        return self._checkpoints.latest()
+    def _to_disk(self) -> None:
+        """What another worker resumes with: the pushes of the steps that are done, and the tower's states."""
+        if self._run is not None:
+            self._run.client.pushes.acknowledged_within(ACKNOWLEDGED_S)
+        if self._rewind is not None:
+            with tried_while_leaving():
+                self._rewind.to_disk()
 
 
 def _collective(
@@ -267,102 +253,3 @@ def _collective(
         backend=backend,
         host=host,
     )
-
-
-@memory_errors(ASKS)
-def run_in_process(
-    config: JobConfig,
-    sink: JobSink,
-    should_stop: Callable[[], bool] = lambda: False,
-    *,
-    folder: Path,
-    start_step: int = 0,
-) -> dict[str, Any]:
-    """The whole job in this process (`servers: 0`), from a checkpoint where `start_step` is above 0; the summary.
-    Raises what training raises."""
-    from shardkeep.roles.server import build_service  # here: other workers load no server
-
-    kernels_s = loaded_kernels(config, "server", "worker")
-    keep_freed_memory()
-    torch.set_num_threads(config.threads)
-    data = open_data(config.data, seed=config.seed)
-    tables = table_specs(config, data.train.schema)
-    checkpoints = owned(checkpoints_of(config, folder), config, folder, secrets.token_hex(8))
-    with contextlib.ExitStack() as leaving:
-        leaving.callback(checkpoints.release)
-        resumed = resumed_from(checkpoints, start_step)
-        service = build_service(config, tables, shard=0, generation=0, checkpoints=checkpoints, resumed=resumed)
-        device = _device(config, None, 0)[0]
-        profile = open_profile(config.profile, folder, "worker", 0, cuda=device.type == "cuda")
-        worker = build_worker(
-            config,
-            data=data,
-            transport=LocalTransport([service.handle if profile is None else profile.drawn(service.handle)]),
-            collective=Solo(),
-            generation=0,
-            device=device,
-            checkpoints=checkpoints,
-            resumed=resumed,
-        )
-        _attach(worker, profile, config, anew=True)
-        summary = worker.run(
-            _SinkProgress(sink), lambda _step: should_stop(), lambda: 0, lambda: _process(kernels_s, device)
-        )
-    assert summary is not None  # rank 0 is the only one
-    return summary
-
-
-class _SinkProgress:
-    """Progress of a job in one process: straight into the run folder."""
-
-    def __init__(self, sink: JobSink) -> None:
-        self._sink = sink
-
-    def report(self, kind: str, record: dict[str, Any]) -> None:
-        record = {"kind": kind, "role": "worker", "index": 0} | record
-        if kind == "progress":
-            self._sink.progress(record)
-        else:
-            self._sink.event(record)
-
-    def update(self, *, step: int, phase: str, unsent_rows: int | None = None) -> None:
-        pass
-
-
-def _stop(control: ControlClient, generation: int) -> bool:
-    if control.failed.is_set():
-        raise control.state.error() or JobStopped("the job failed")
-    if control.lost(generation):
-        raise MemberLost(control.state.message)
-    return control.stop_requested.is_set()
-
-
-def _process(kernels_s: float, device: torch.device) -> dict[str, Any]:
-    """What the summary says of a worker's process."""
-    return process_facts(kernels_s) | (
-        {"peak_cuda_bytes": torch.cuda.max_memory_allocated(device)} if device.type == "cuda" else {}
-    )
-
-
-def _attach(worker: Worker, profile: Profile | None, config: JobConfig, *, anew: bool) -> None:
-    """`anew`: this is a start of the job, which must have something to do."""
-    total_steps = worker.trainer.total_steps
-    if anew and worker.start.step and worker.start.step >= total_steps:
-        raise ConfigError(f"the job is done at step {total_steps}; raise train.epochs or train.max_steps to go on")
-    check_profile(config.profile, total_steps=total_steps)
-    worker.tower.watch.observer = profile
-
-
-def _device(config: JobConfig, formation: Formation | None, index: int) -> tuple[torch.device, str]:
-    """The worker's device and the collective's backend; None = the job is in one process.
-
-    The workers of one host share its GPUs in order of their indices."""
-    hosts = [m.host for m in formation.of_role("worker")] if formation is not None else [""] * (index + 1)
-    local, here = hosts[:index].count(hosts[index]), hosts.count(hosts[index])
-    available = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if config.tower.device == "cuda" and not available:
-        raise ConfigError("tower.device: cuda, but this machine has no CUDA device; allowed: auto or cpu")
-    if not available or config.tower.device == "cpu" or (config.tower.device == "auto" and available < here):
-        return torch.device("cpu"), "gloo"
-    # NCCL refuses two ranks on one GPU.
-    return torch.device("cuda", local % available), "nccl" if available >= here else "gloo"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
@@ -17,11 +17,11 @@ from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.shard.consistency import BoundedGate, Gate, Work
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.transport.local import LocalTransport
+from shardkeep.ps.transport.transport import Transport
 from shardkeep.ps.wire.message import Bytes, Kind, unpack
-from tests.support import local_job
 from tests.support.faults import UnreliableTransport
 from tests.support.held_gate import HeldGate
-from tests.support.local_job import LocalJob
+from tests.support.local_job import LocalJob, in_process
 from tests.support.samples import as_data, draw
 
 STEPS = 24
@@ -44,8 +44,8 @@ def job_config(mode: str, staleness: int | None = None, *, servers: int = 2, wor
     )
 
 
-def make_job(config: JobConfig) -> LocalJob:
-    job = LocalJob(config, as_data(draw(STEPS * 8 * config.workers, seed=1)))
+def make_job(config: JobConfig, connect: Callable[[list[ShardService]], Transport] = in_process) -> LocalJob:
+    job = LocalJob(config, as_data(draw(STEPS * 8 * config.workers, seed=1)), connect=connect)
     assert job.workers[0].trainer.total_steps == STEPS
     return job
 
@@ -194,12 +194,14 @@ class Late:
     """Answers of a server that come from another thread, in any order."""
 
     def __init__(self, service: ShardService, seed: int) -> None:
+        self.calls = 0
         self._service = service
         self._rng = np.random.default_rng(seed)
         self._waiting: queue.Queue[tuple[Future[Bytes], Future[Bytes]]] = queue.Queue()
         threading.Thread(target=self._deliver, daemon=True).start()
 
     def __call__(self, message: Bytes) -> Future[Bytes]:
+        self.calls += 1
         late: Future[Bytes] = Future()
         self._service.handle(message).add_done_callback(lambda done: self._waiting.put((late, done)))
         return late
@@ -216,11 +218,15 @@ class Late:
 
 @pytest.mark.parametrize("seed", range(2))
 def test_sync_gives_the_same_model_whatever_the_order_of_answers(seed: int, plain_digest: str) -> None:
-    late = make_job(job_config("sync"))
-    for worker in late.workers:
-        handlers = [Late(service, seed) for service in late.services]
-        worker.client._transport = LocalTransport(handlers)
+    made: list[Late] = []
+
+    def late_answers(services: list[ShardService]) -> Transport:
+        made.extend(handlers := [Late(service, seed) for service in services])
+        return LocalTransport(handlers)
+
+    late = make_job(job_config("sync"), late_answers)
     assert late.run()["state_digest"] == plain_digest
+    assert min(handler.calls for handler in made) > STEPS
 
 
 # ---- pushes under way ----
@@ -269,7 +275,7 @@ def test_a_worker_has_no_more_pushes_under_way_than_its_window(mode: str, stalen
     job = make_job(job_config(mode, staleness))
     counted = [Counted(service) for service in job.services]
     for worker in job.workers:
-        worker.client._transport = LocalTransport(counted)
+        worker.client.regroup(LocalTransport(counted), 0, 0)  # not metered: a meter would wait for the answers
     job.run()
     window = job.config.consistency.window
     assert [dict(sorted(server.most.items())) for server in counted] == [{0: window, 1: window}] * 2
@@ -278,16 +284,15 @@ def test_a_worker_has_no_more_pushes_under_way_than_its_window(mode: str, stalen
 @pytest.mark.parametrize("mode", ["sync", "bounded", "async"])
 @pytest.mark.parametrize("servers", [1, 2])
 def test_messages_that_come_late_in_another_order_and_twice_count_once(
-    mode: str, servers: int, plain_digest: str, monkeypatch: pytest.MonkeyPatch
+    mode: str, servers: int, plain_digest: str
 ) -> None:
     made: list[UnreliableTransport] = []
 
-    def unreliable(handlers: list[Any]) -> UnreliableTransport:
-        made.append(UnreliableTransport(handlers, seed=len(made)))
+    def unreliable(services: list[ShardService]) -> Transport:
+        made.append(UnreliableTransport([service.handle for service in services], seed=len(made)))
         return made[-1]
 
-    monkeypatch.setattr(local_job, "LocalTransport", unreliable)
-    job = make_job(job_config(mode, servers=servers))
+    job = make_job(job_config(mode, servers=servers), unreliable)
     summary = job.run()
     assert sum(transport.twice for transport in made) > 10
     assert (summary["steps"], summary["samples"]) == (STEPS, STEPS * 8 * 2)

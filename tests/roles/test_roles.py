@@ -16,8 +16,8 @@ from shardkeep.base.errors import ConfigError, DeadlineExceeded, JobError
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.control.records import Formation, Member
 from shardkeep.roles import membership as roles
+from shardkeep.roles.devices import worker_device
 from shardkeep.roles.membership import coordinator_address, lasting_imports
-from shardkeep.roles.worker import _device
 from shardkeep.run.folder import RunFolder
 
 
@@ -43,14 +43,14 @@ def test_the_workers_of_a_host_share_its_gpus(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
     config = parse_config(f"tower: {{device: {wanted}}}")
-    found = [_device(config, formation(*hosts), index) for index in range(len(hosts))]
+    found = [worker_device(config, formation(*hosts), index) for index in range(len(hosts))]
     assert [(str(device), backend) for device, backend in found] == expected
 
 
 def test_a_gpu_that_is_not_there_is_the_users_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match=r"tower\.device: cuda, but this machine has no CUDA device"):
-        _device(parse_config("tower: {device: cuda}"), None, 0)
+        worker_device(parse_config("tower: {device: cuda}"), None, 0)
 
 
 STUCK = """

@@ -56,8 +56,8 @@ def run_job(text: str, folder: Path) -> list[str]:
 
     from shardkeep.base.compiling.kernels import load_kernels
     from shardkeep.config import parse_config
+    from shardkeep.roles.in_process import run_in_process
     from shardkeep.roles.kernel_needs import needed_kernels
-    from shardkeep.roles.worker import run_in_process
 
     compiled: list[str] = []
 

@@ -11,12 +11,19 @@ import torch
 
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
+from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.transport.local import LocalTransport
-from shardkeep.roles.assembly import Worker, build_worker, table_specs
+from shardkeep.ps.transport.transport import Transport
+from shardkeep.roles.assembly import WorkerProcess, build_run, origin_of, table_specs
 from shardkeep.roles.server import build_service
+from shardkeep.workers.checkpoint.checkpointer import Checkpointer
 from shardkeep.workers.collectives.collective import Solo, ThreadCollective
 from shardkeep.workers.data.samples import Data
+from shardkeep.workers.dense.tower import Tower
+from shardkeep.workers.generation import Generation, Link
+from shardkeep.workers.run import TrainingRun
+from shardkeep.workers.trainer import Trainer
 
 
 class Silent:
@@ -32,6 +39,34 @@ class Silent:
         pass
 
 
+@dataclass(frozen=True)
+class Worker:
+    """A worker in its only generation."""
+
+    run: TrainingRun
+    generation: Generation
+
+    @property
+    def client(self) -> RowClient:
+        return self.run.client
+
+    @property
+    def tower(self) -> Tower:
+        return self.run.tower
+
+    @property
+    def trainer(self) -> Trainer:
+        return self.generation.trainer
+
+    @property
+    def checkpoints(self) -> Checkpointer | None:
+        return self.generation.trainer.checkpoints
+
+
+def in_process(services: list[ShardService]) -> Transport:
+    return LocalTransport([service.handle for service in services])
+
+
 @dataclass
 class LocalJob:
     """Servers and workers of `config`, built and not yet run."""
@@ -42,39 +77,44 @@ class LocalJob:
     resumed: Checkpoint | None = None
     elsewhere: dict[int, Checkpoints] = field(default_factory=dict)
     """Where a rank looks for the checkpoints instead."""
+    connect: Callable[[list[ShardService]], Transport] = in_process
+    """Makes a worker's transport."""
     services: list[ShardService] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
-    records: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
-    """What the workers reported."""
+    progress: Silent = field(default_factory=Silent)
 
     def __post_init__(self) -> None:
         tables = table_specs(self.config, self.data.train.schema)
         count = max(self.config.servers, 1)
         kept = {"checkpoints": self.checkpoints, "resumed": self.resumed}
         self.services = [build_service(self.config, tables, shard=s, generation=0, **kept) for s in range(count)]
-        handlers = [service.handle for service in self.services]
         ranks = ThreadCollective.group(self.config.workers) if self.config.workers > 1 else [Solo()]
-        # A Tower's first act is a broadcast, so the ranks must be built side by side.
-        self.workers = in_threads(
-            [
-                lambda rank=rank: build_worker(
-                    self.config,
-                    data=self.data,
-                    transport=LocalTransport(handlers),
-                    collective=rank,
-                    generation=0,
-                    device=torch.device("cpu"),
-                    **kept | ({"checkpoints": self.elsewhere[rank.rank]} if rank.rank in self.elsewhere else {}),
-                )
-                for rank in ranks
-            ]
+        # A generation begins with a broadcast, so the ranks must be built side by side.
+        links = [Link(0, self.connect(self.services), rank) for rank in ranks]
+        self.workers = in_threads([lambda link=link: self._worker(link) for link in links])
+
+    def _worker(self, link: Link) -> Worker:
+        rank = link.collective.rank
+        run = build_run(
+            self.config,
+            self.data,
+            WorkerProcess(rank, torch.device("cpu"), self.progress),
+            link.transport,
+            origin=origin_of(self.resumed, self.config, self.data),
+            checkpoints=self.elsewhere.get(rank, self.checkpoints),
         )
+        if self.resumed is not None:
+            run.load(self.resumed)
+        return Worker(run, run.enter(link))
+
+    @property
+    def records(self) -> list[tuple[str, dict[str, Any]]]:
+        """What the workers reported."""
+        return self.progress.records
 
     def run(self, should_stop: Callable[[int], bool] = lambda _: False) -> dict[str, Any]:
         """Trains; the summary of rank 0."""
-        told = Silent()
-        self.records = told.records
-        return in_threads([lambda w=w: w.run(told, should_stop, lambda: 0) for w in self.workers])[0]
+        return in_threads([lambda w=w: w.generation.train(should_stop) for w in self.workers])[0]
 
 
 def in_threads(calls: list[Callable[[], Any]], timeout_s: float = 60.0) -> list[Any]:

@@ -45,8 +45,7 @@ def take_steps(watch: Stopwatch, count: int) -> None:
 def test_a_workers_trace_holds_its_steps_and_their_parts_and_no_others(tmp_path: Path) -> None:
     path = trace_path(tmp_path, "worker", 1)
     assert path.name == "worker-1.pt.trace.json"
-    watch = Stopwatch()
-    watch.observer = Profile(ProfileConfig(start=2, steps=3), path)
+    watch = Stopwatch(observer=Profile(ProfileConfig(start=2, steps=3), path))
     take_steps(watch, 7)
     assert path.exists()  # as soon as the steps are over
     watch.end()
@@ -57,8 +56,7 @@ def test_a_workers_trace_holds_its_steps_and_their_parts_and_no_others(tmp_path:
 
 
 def test_a_job_that_ends_within_the_profiled_steps_leaves_what_there_is(tmp_path: Path) -> None:
-    watch = Stopwatch()
-    watch.observer = Profile(ProfileConfig(steps=100), tmp_path / "a.json")
+    watch = Stopwatch(observer=Profile(ProfileConfig(steps=100), tmp_path / "a.json"))
     take_steps(watch, 2)
     assert not (tmp_path / "a.json").exists()
     watch.end()
@@ -103,8 +101,7 @@ def test_a_trace_that_cannot_be_written_is_told_and_ends_no_job(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "profile").write_text("a file where the folder should be")
-    watch = Stopwatch()
-    watch.observer = Profile(ProfileConfig(steps=1), trace_path(tmp_path, "worker", 0))
+    watch = Stopwatch(observer=Profile(ProfileConfig(steps=1), trace_path(tmp_path, "worker", 0)))
     with caplog.at_level(logging.WARNING):
         take_steps(watch, 3)
         watch.end()

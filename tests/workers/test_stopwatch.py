@@ -107,8 +107,8 @@ class Seen:
 
 
 def test_an_observer_sees_steps_and_parts_and_its_time_is_nobodys(clock: Clock) -> None:
-    watch = Stopwatch(clock)
-    watch.observer = seen = Seen(clock)
+    seen = Seen(clock)
+    watch = Stopwatch(clock, observer=seen)
     before = watch.now()
     watch.begin(3)
     assert watch.now() == before

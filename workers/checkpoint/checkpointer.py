@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from shardkeep.base.errors import ConfigError
@@ -19,6 +20,17 @@ from shardkeep.workers.config import CheckpointConfig
 from shardkeep.workers.dense.tower import Tower
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointPlan:
+    """Where and when the job's checkpoints are taken; lives as long as the process."""
+
+    checkpoints: Checkpoints
+    config: CheckpointConfig
+    interval: CheckpointInterval
+    facts: Callable[[int], dict[str, Any]]
+    """What the manifest says about the job after a number of samples, as JSON types."""
+
+
 class Checkpointer:
     """Takes checkpoints of the whole job in one generation, while training goes on. Every rank makes the same calls.
 
@@ -26,29 +38,26 @@ class Checkpointer:
     rank 0 then writes: one checkpoint at a time.
 
     Args:
-        checkpoints: The folder.
-        interval: When a checkpoint is due.
-        facts: Returns what the manifest says about the job, JSON types; called at the step boundary.
+        samples: Returns the samples of the steps that are done; called at the step boundary.
     """
 
     def __init__(
         self,
-        checkpoints: Checkpoints,
-        config: CheckpointConfig,
+        plan: CheckpointPlan,
         *,
-        interval: CheckpointInterval,
         client: RowClient,
         tower: Tower,
         collective: Collective,
-        facts: Callable[[], dict[str, Any]],
+        samples: Callable[[], int],
     ) -> None:
-        self._checkpoints = checkpoints
-        self._interval = interval
+        self._checkpoints = plan.checkpoints
+        self._interval = plan.interval
+        self._facts = plan.facts
         self._client = client
         self._tower = tower
         self._collective = collective
-        self._facts = facts
-        self._writer = CheckpointWriter(checkpoints, config, client.admin)
+        self._samples = samples
+        self._writer = CheckpointWriter(plan.checkpoints, plan.config, client.admin)
 
     def open(self, start_step: int) -> None:
         """Makes sure that the folder is this job's and that all servers and workers see it. Raises ConfigError (it
@@ -108,7 +117,7 @@ class Checkpointer:
 
     def _lead(self, step: int, ranks: list[Any], began: float, waited_s: float) -> None:
         try:
-            contents = Contents(step, self._facts(), tower_state(self._tower), ranks)
+            contents = Contents(step, self._facts(self._samples()), tower_state(self._tower), ranks)
             base = self._writer.take_snapshot(step)
         except Exception as error:  # whatever a model's state does: the job is worth more than a checkpoint
             self._writer.give_up(step, error)

@@ -89,6 +89,7 @@ class Tower:
         clip_norm: float | None = None,
         batch_size: int,
         seed: int = 0,
+        watch: Stopwatch | None = None,
     ) -> None:
         if device.type == "cuda":
             torch.set_float32_matmul_precision("high")  # TF32
@@ -99,7 +100,7 @@ class Tower:
         self._sync = sync
         self._clip_norm = clip_norm
         self._seed = seed
-        self.watch = Stopwatch()
+        self.watch = watch if watch is not None else Stopwatch()
         self._model_state = ModelState(self.model)
         self._named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         self._parameters = list(self._named.values())
@@ -119,9 +120,7 @@ class Tower:
         )
         self._ddp: DistributedDataParallel | None = None
         self.join(collective)
-        if collective.world_size > 1:
-            for tensor in [*self.model.parameters(), *self.model.buffers()]:
-                collective.broadcast(tensor.detach(), purpose="agreements")
+        self.broadcast()
 
     def _choose_precision(self) -> None:
         self._precision = choose_precision(self._config.amp, self.device)
@@ -153,6 +152,12 @@ class Tower:
         self.collective = collective
         self._compilation.regroup()
         self._micro = 0
+
+    def broadcast(self) -> None:
+        """Sends rank 0's parameters and buffers to the other ranks. Every rank calls it, after `join`; blocks."""
+        if self.collective.world_size > 1:
+            for tensor in [*self.model.parameters(), *self.model.buffers()]:
+                self.collective.broadcast(tensor.detach(), purpose="agreements")
 
     def share(self, source: int, lacking: Sequence[int]) -> None:
         """Gives the state of rank `source` to the ranks that lack it. Every rank calls it, after `join`; blocks."""

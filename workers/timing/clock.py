@@ -38,12 +38,12 @@ class Observer(Protocol):
 class Stopwatch:
     """Seconds by part. One thread at a time: autograd's may switch while the training thread waits for it."""
 
-    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, clock: Callable[[], float] = time.perf_counter, *, observer: Observer | None = None) -> None:
+        """`observer`: draws the steps of a job that is profiled."""
         self._clock = clock
         self.seconds: dict[Part, float] = dict.fromkeys(PARTS, 0.0)
         """Since the beginning."""
-        self.observer: Observer | None = None
-        """Set in a job that is profiled."""
+        self._observer = observer
         self._part: Part | None = None
         self._since = 0.0
         self._excluded_s = 0.0
@@ -64,23 +64,23 @@ class Stopwatch:
 
     def begin(self, step: int) -> None:
         """Step `step` begins, with `other`. What the observer takes is excluded."""
-        if self.observer is not None:
+        if self._observer is not None:
             with self.excluded():
                 self.enter(None)
-                self.observer.step(step)
+                self._observer.step(step)
         self.enter("other")
 
     def end(self) -> None:
         """No step follows."""
         self.enter(None)
-        if self.observer is not None:
-            self.observer.close()
+        if self._observer is not None:
+            self._observer.close()
 
     def enter(self, part: Part | None) -> None:
         """Ends the running part and begins `part`; None = nothing is counted until the next one."""
         self._switch(part)
-        if self.observer is not None:
-            self.observer.follow(part)
+        if self._observer is not None:
+            self._observer.follow(part)
 
     @contextlib.contextmanager
     def within(self, part: Part | None) -> Iterator[None]:
@@ -96,7 +96,7 @@ class Stopwatch:
 
     def drawn(self, name: str) -> contextlib.AbstractContextManager[object]:
         """Draws the inside into a profile; counts nothing. Any thread."""
-        return contextlib.nullcontext() if self.observer is None else self.observer.nested(name)
+        return contextlib.nullcontext() if self._observer is None else self._observer.nested(name)
 
     def _switch(self, part: Part | None) -> None:
         now = self._clock()

@@ -24,11 +24,10 @@ class Mark:
 class Pace:
     """Counts steps against a stopwatch, which it only reads. Samples are those of all workers."""
 
-    def __init__(self, watch: Stopwatch, samples: int = 0) -> None:
-        """`samples`: the job's samples before the first step that counts here."""
+    def __init__(self, watch: Stopwatch) -> None:
         self._watch = watch
         self._steps = 0
-        self._first = Mark(watch.now(), samples, 0, dict.fromkeys(PARTS, 0.0))
+        self._first = Mark(watch.now(), 0, 0, dict.fromkeys(PARTS, 0.0))
         self._entered = self._first
         self._steady: Mark | None = None
 

@@ -1,0 +1,58 @@
+"""The folder of the job's checkpoints, as far as one member knows it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shardkeep.config import JobConfig
+from shardkeep.ps.control.grpc.client import ControlClient
+from shardkeep.ps.control.records import Formation
+from shardkeep.run.checkpoints import checkpoints_of, owned
+from shardkeep.run.storage import with_checkpoints
+
+
+class CheckpointPlace:
+    """Follows the folder that the members agree on.
+
+    Args:
+        folder: The run folder.
+        writes: Whether this member commits checkpoints: it keeps other jobs out of the folder.
+    """
+
+    def __init__(self, config: JobConfig, control: ControlClient, folder: Path, *, writes: bool = False) -> None:
+        self.config = config
+        """The job's config, with the folder that the members have agreed on."""
+        self.checkpoints = checkpoints_of(config, folder)
+        self._control = control
+        self._folder = folder
+        self._writes = writes
+        self._looks = False
+        if config.checkpoint.dir is not None:
+            self._own()
+
+    def settle(self, formation: Formation) -> None:
+        """Takes over what the members have agreed on. Raises as `owned`."""
+        config = with_checkpoints(self.config, formation)
+        if config != self.config:
+            self.config, self.checkpoints = config, checkpoints_of(config, self._folder)
+        self._own()
+        self._looks = bool(config.checkpoint.every_steps or formation.origin)
+
+    def _own(self) -> None:
+        if self._writes:
+            run = Path(self._control.run_dir or self._folder)
+            self.checkpoints = owned(self.checkpoints, self.config, run, self._control.job)
+
+    @property
+    def looks(self) -> bool:
+        """Whether this member looks for checkpoints: it knows their folder, and there may be some."""
+        return self._looks
+
+    @property
+    def saved(self) -> int:
+        """The step of the last complete checkpoint; 0 = none, -1 = this member does not look."""
+        return self.checkpoints.last_step() if self._looks else -1
+
+    def release(self) -> None:
+        """Leaves the folder to other jobs."""
+        self.checkpoints.release()

@@ -1,0 +1,83 @@
+"""The main of a job in one process (`servers: 0`): server and worker call each other directly."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch._dynamo  # every optimizer of torch loads it
+
+from shardkeep.base.machine.allocator import keep_freed_memory
+from shardkeep.base.machine.memory import memory_errors
+from shardkeep.config import JobConfig
+from shardkeep.ps.control.records import JobSink
+from shardkeep.ps.transport.local import LocalTransport
+from shardkeep.roles.assembly import WorkerProcess, build_run, check_steps, origin_of, table_specs
+from shardkeep.roles.devices import peak_device_bytes, worker_device
+from shardkeep.roles.membership import loaded_kernels, process_facts
+from shardkeep.roles.server import build_service
+from shardkeep.roles.worker import SMALLER
+from shardkeep.run.checkpoints import checkpoints_of, owned, resumed_from
+from shardkeep.workers.collectives.collective import Solo
+from shardkeep.workers.data.sources.registry import open_data
+from shardkeep.workers.generation import Link
+from shardkeep.workers.summary import ProcessCounters
+from shardkeep.workers.timing.profiling import open_profile
+
+
+@memory_errors(SMALLER)
+def run_in_process(
+    config: JobConfig,
+    sink: JobSink,
+    should_stop: Callable[[], bool] = lambda: False,
+    *,
+    folder: Path,
+    start_step: int = 0,
+) -> dict[str, Any]:
+    """Trains the whole job, from a checkpoint where `start_step` is above 0; the summary. Raises what training
+    raises."""
+    kernels_s = loaded_kernels(config, "server", "worker")
+    keep_freed_memory()
+    torch.set_num_threads(config.threads)
+    data = open_data(config.data, seed=config.seed)
+    tables = table_specs(config, data.train.schema)
+    checkpoints = owned(checkpoints_of(config, folder), config, folder, secrets.token_hex(8))
+    with contextlib.ExitStack() as leaving:
+        leaving.callback(checkpoints.release)
+        resumed = resumed_from(checkpoints, start_step)
+        service = build_service(config, tables, shard=0, generation=0, checkpoints=checkpoints, resumed=resumed)
+        device, _ = worker_device(config, None, 0)
+        profile = open_profile(config.profile, folder, "worker", 0, cuda=device.type == "cuda")
+        counters = ProcessCounters(facts=lambda: process_facts(kernels_s) | peak_device_bytes(device))
+        process = WorkerProcess(0, device, _SinkProgress(sink), counters, profile)
+        transport = LocalTransport([service.handle if profile is None else profile.drawn(service.handle)])
+        origin = origin_of(resumed, config, data)
+        run = build_run(config, data, process, transport, origin=origin, checkpoints=checkpoints)
+        if resumed is not None:
+            run.load(resumed)
+        generation = leaving.enter_context(run.enter(Link(0, transport, Solo())))
+        check_steps(config, run, generation, starts=True)
+        summary = generation.train(lambda _step: should_stop())
+    assert summary is not None  # rank 0 is the only one
+    return summary
+
+
+class _SinkProgress:
+    """Progress of a job in one process: straight into the run folder."""
+
+    def __init__(self, sink: JobSink) -> None:
+        self._sink = sink
+
+    def report(self, kind: str, record: dict[str, Any]) -> None:
+        record = {"kind": kind, "role": "worker", "index": 0} | record
+        if kind == "progress":
+            self._sink.progress(record)
+        else:
+            self._sink.event(record)
+
+    def update(self, *, step: int, phase: str, unsent_rows: int | None = None) -> None:
+        pass

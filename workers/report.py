@@ -1,0 +1,75 @@
+"""Report: what one worker tells about its training: phase, progress, evaluations, checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from shardkeep.ps.client.row_client import RowClient
+from shardkeep.workers.data.sampling import StepSlices
+from shardkeep.workers.telemetry import Telemetry
+
+
+class Progress(Protocol):
+    """Where a worker's reports go: the control plane, or a run folder in one process."""
+
+    def report(self, kind: str, record: dict[str, Any]) -> None: ...
+    def update(self, *, step: int, phase: str, unsent_rows: int | None = None) -> None: ...
+
+
+class Report:
+    """Reports the training of one process. Every rank calls it; progress and evaluations come from rank 0 alone.
+
+    Args:
+        every_s: Seconds between two progress records.
+    """
+
+    def __init__(self, progress: Progress, client: RowClient, telemetry: Telemetry, *, every_s: float) -> None:
+        self.last_evaluation: dict[str, Any] | None = None
+        self._progress = progress
+        self._client = client
+        self._telemetry = telemetry
+        self._every_s = every_s
+        self._has_choices = False
+
+    def closing(self, step: int) -> None:
+        """Reports that `step`, the last one, is done."""
+        self._progress.update(step=step, phase="closing")
+
+    def phase(self, step: int, phase: str) -> None:
+        """Reports what this worker does now; `step` steps are done."""
+        self._progress.update(step=step, phase=phase, unsent_rows=self._client.memory.num_unsent)
+
+    def warning(self, phase: str, text: str) -> None:
+        """Reports a line for the user."""
+        self._progress.report("phase", {"phase": phase, "text": f"warning: {text}"})
+
+    def stopped(self, step: int, figures: dict[str, Any]) -> None:
+        """Reports that the job stops before `step`, with what the steps of this start came to."""
+        self._progress.report("event", {"text": f"stopped at step {step}", "figures": figures})
+
+    def choices(self, choices: Mapping[str, str]) -> None:
+        """Reports once in the process's life what the tower chose."""
+        if not self._has_choices and self._client.rank == 0:
+            self._has_choices = True
+            text = "; ".join(f"{what} {choice}" for what, choice in sorted(choices.items()))
+            self._progress.report("phase", {"phase": "tower", "text": text})
+
+    def step_done(self, step: int, slices: StepSlices, *, total_steps: int) -> None:
+        """Reports progress if it is due, or if `step` was the last one."""
+        due = self._telemetry.report_due(self._every_s) or step == total_steps - 1
+        if due and self._client.rank == 0:
+            done = {"step": step + 1, "total_steps": total_steps, "epoch": slices.epoch(step)}
+            staleness = {str(steps): times for steps, times in sorted(self._client.staleness_seen.items())}
+            self._progress.report("progress", done | self._telemetry.snapshot() | {"staleness": staleness})
+
+    def evaluation(self, step: int, metrics: dict[str, Any], trained: dict[str, Any]) -> None:
+        """Reports an evaluation after `step` steps, and what training took until then."""
+        self.last_evaluation = metrics
+        if self._client.rank == 0:
+            self._progress.report("eval", {"step": step} | metrics | trained)
+
+    def checkpoints(self, records: Iterable[dict[str, Any]]) -> None:
+        """Reports checkpoints that are complete or failed."""
+        for record in records:
+            self._progress.report("phase", {"phase": "checkpoint"} | record)

@@ -1,0 +1,222 @@
+"""TrainingRun: the parts of a worker that live as long as its process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shardkeep.base.errors import CheckpointError
+from shardkeep.base.log import EventLog
+from shardkeep.ps.checkpoints import Checkpoint
+from shardkeep.ps.client.row_client import RowClient
+from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
+from shardkeep.workers.checkpoint.checkpointer import Checkpointer, CheckpointPlan
+from shardkeep.workers.checkpoint.rank_state import load_rank_state
+from shardkeep.workers.checkpoint.tower_state import load_tower
+from shardkeep.workers.collectives.collective import Collective
+from shardkeep.workers.collectives.metered import MeteredCollective
+from shardkeep.workers.config import EvalConfig, TrainConfig
+from shardkeep.workers.data.samples import Data
+from shardkeep.workers.data.sampling import Origin, StepSlices
+from shardkeep.workers.data.weights import doubtful_weights
+from shardkeep.workers.dense.tower import Tower
+from shardkeep.workers.embeddings.layer import Embeddings
+from shardkeep.workers.evaluate import Evaluation, Evaluations
+from shardkeep.workers.generation import Generation, Link
+from shardkeep.workers.pipeline import Pipeline
+from shardkeep.workers.report import Report
+from shardkeep.workers.rewind import Rewind
+from shardkeep.workers.step import Step
+from shardkeep.workers.summary import Counted, ProcessCounters
+from shardkeep.workers.telemetry import Telemetry
+from shardkeep.workers.trainer import Trainer
+
+COMPILE_ALLOWANCE_S = 600.0
+"""Seconds more that a pull or push may take while a peer compiles its tower. Sums between workers need none: nobody
+compiles during one."""
+
+_log = EventLog("run")
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingJob:
+    """The samples, and the parts of the job's config that a generation reads."""
+
+    data: Data
+    train: TrainConfig
+    evaluate: EvalConfig
+    window: int
+    workers: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Continuation:
+    """How a generation continues a lost one: at `step`. The ranks `lacking` take the tower of rank `source`."""
+
+    step: int
+    source: int
+    lacking: tuple[int, ...]
+    resumed: bool
+    """Whether the job began from a checkpoint: then the ranks agree from which step samples are counted."""
+
+
+@dataclass(slots=True)
+class TrainingRun:
+    """A worker over the generations of its job. A job that goes back to a checkpoint needs another one."""
+
+    job: TrainingJob
+    client: RowClient
+    embeddings: Embeddings
+    tower: Tower
+    traffic: Traffic
+    telemetry: Telemetry
+    report: Report
+    process: ProcessCounters
+    origin: Origin | None
+    """Where steps and samples are counted from; None = this process does not know it yet."""
+    plan: CheckpointPlan | None = None
+    rewind: Rewind | None = None
+
+    def load(self, checkpoint: Checkpoint) -> None:
+        """Loads the tower, and this rank's residuals. Raises CheckpointError."""
+        load_tower(self.tower, checkpoint)
+        load_rank_state(self.client, self.tower, checkpoint, rank=self.client.rank, world_size=self.job.workers)
+
+    def enter(self, link: Link, after: Continuation | None = None) -> Generation:
+        """Makes a generation; every rank calls it; blocks. The link is closed if this fails.
+
+        Args:
+            after: How it continues a lost generation; None = the job starts, or starts again from a checkpoint.
+        """
+        try:
+            return self._enter(link, after)
+        except BaseException:
+            link.close()
+            raise
+
+    def _enter(self, link: Link, after: Continuation | None) -> Generation:
+        meter = LedgerMeter(self.traffic)
+        collective = MeteredCollective(link.collective, meter)
+        if after is not None and after.resumed:
+            self.origin = _shared_origin(collective, self.origin)
+        self.tower.join(collective)
+        if after is None:
+            self.tower.broadcast()
+        else:
+            self._continue(collective, after)
+        self.client.regroup(MeteredTransport(link.transport, meter), link.number, self.tower.step)
+        if self.rewind is not None:
+            self.rewind.keep(self.tower)
+        slices = step_slices(self.job, self.origin)
+        self.telemetry.enter(slices.samples_before(self.tower.step))
+        if after is None and not collective.rank:
+            self._warn()
+        trainer = self._trainer(collective, slices)
+        counted = Counted(self.client, self.tower, collective, self.telemetry, self.traffic.ledger)
+        return Generation(link, trainer, counted, self.report, self.process, self.tower.step, follows=after is not None)
+
+    def _continue(self, collective: Collective, after: Continuation) -> None:
+        """Brings the tower to the step where the generation begins. Blocks."""
+        assert self.rewind is not None  # a job without restarts loses no generation
+        if collective.rank not in after.lacking:  # also at this very step: an aborted one may have left its traces
+            self.rewind.take_back(self.tower, after.step)
+        self.rewind.forget_after(after.step)  # before any rank can leave `share`
+        self.tower.share(after.source, after.lacking)
+
+    def _warn(self) -> None:
+        for text in doubtful_weights(self.job.data.train):
+            _log.info("doubtful weights", why=text)
+            self.report.warning("data", text)
+
+    def _trainer(self, collective: Collective, slices: StepSlices) -> Trainer:
+        pipeline = Pipeline(
+            dataset=self.job.data.train,
+            slices=slices,
+            client=self.client,
+            embeddings=self.embeddings,
+            rank=collective.rank,
+            clock=self.tower.watch,
+            window=self.job.window,
+            slow_start_s=COMPILE_ALLOWANCE_S if self.tower.compiles else 0.0,
+        )
+        step = Step(
+            client=self.client,
+            pipeline=pipeline,
+            embeddings=self.embeddings,
+            tower=self.tower,
+            micro_batch=self.job.train.batch_size,
+            device=self.tower.device,
+            rewind=self.rewind,
+        )
+        return Trainer(
+            step=step,
+            pipeline=pipeline,
+            evaluations=self._evaluations(collective, slices),
+            checkpoints=self._checkpointer(collective),
+            collective=collective,
+            telemetry=self.telemetry,
+            report=self.report,
+            train=self.job.train,
+        )
+
+    def _evaluations(self, collective: Collective, slices: StepSlices) -> Evaluations | None:
+        data, config = self.job.data, self.job.evaluate
+        if data.eval is None:
+            return None
+        evaluation = Evaluation(
+            dataset=data.eval,
+            client=self.client,
+            embeddings=self.embeddings,
+            tower=self.tower,
+            collective=collective,
+            batch_size=config.batch_size or 4 * self.job.train.batch_size,
+            max_samples=config.max_samples,
+            best_auc=data.best_auc,
+        )
+        return Evaluations(
+            evaluation,
+            every_steps=config.every_steps,
+            slices=slices,
+            collective=collective,
+            telemetry=self.telemetry,
+            report=self.report,
+            ledger=self.traffic.ledger,
+        )
+
+    def _checkpointer(self, collective: Collective) -> Checkpointer | None:
+        if self.plan is None:
+            return None
+        return Checkpointer(
+            self.plan,
+            client=self.client,
+            tower=self.tower,
+            collective=collective,
+            samples=lambda: self.telemetry.samples,
+        )
+
+
+def step_slices(job: TrainingJob, origin: Origin | None = None) -> StepSlices:
+    """Returns which samples each rank draws in each step. `origin`: None = the job's first step."""
+    return StepSlices(
+        len(job.data.train),
+        batch_size=job.train.batch_size,
+        world_size=job.workers,
+        accumulate=job.train.accumulate,
+        epochs=job.train.epochs,
+        seed=job.seed,
+        shuffle=job.train.shuffle,
+        origin=origin or Origin(),
+    )
+
+
+def _shared_origin(collective: Collective, mine: Origin | None) -> Origin:
+    """Returns the origin of the first rank that knows one: the checkpoints may be gone. Every rank calls it. Raises
+    CheckpointError when none knows."""
+    told = torch.tensor([-1, -1] if mine is None else [mine.step, mine.samples])
+    known: list[Any] = [row for row in collective.all_gather(told, purpose="agreements").tolist() if row[0] >= 0]
+    if not known:
+        raise CheckpointError("the checkpoints of this job are missing, and no worker is left that knows how to count")
+    return Origin(*known[0])
