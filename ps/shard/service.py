@@ -48,10 +48,11 @@ class ShardService:
         start_step: int = 0,
         checkpoints: Checkpoints | None = None,
         journal: Journal | None = None,
+        process: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        """`compression`: of pulled rows. `journal`: keeps pushes until a checkpoint holds them; None = nothing does."""
-        self.process: Callable[[], dict[str, Any]] = dict
-        """The facts about the process in `report`; whoever runs one sets it."""
+        """`compression`: of pulled rows. `journal`: keeps pushes until a checkpoint holds them; None = nothing does.
+        `process`: returns the facts about the process for `report`."""
+        self._process = process
         self.tables = Tables(tables, seed=seed)
         self._num_workers = num_workers
         self._serving = Serving(shard=shard, generation=generation)
@@ -135,7 +136,7 @@ class ShardService:
             applied = self.applier.gate.span()[1]
         return {
             "shard": self._serving.shard,
-            "process": self.process(),
+            "process": self._process(),
             "tables": [{"name": t.spec.name, "rows": t.num_rows, "bytes": t.size_bytes} for t in self.tables],
             "digest": {name: f"{digest:032x}" for name, digest in digests.items()},
             "pushes": counts["pushes"],

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardkeep.base.errors import DeadlineExceeded, TransportError
 from shardkeep.base.log import EventLog
@@ -19,11 +20,12 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.grpc.endpoint import Endpoint
 from shardkeep.ps.control.records import ANY_STEP, Formation, Span
-from shardkeep.ps.rpc.group import RpcGroup  # noqa: F401 - loads torch RPC while the other roles start
+from shardkeep.ps.rpc.group import RpcGroup
 from shardkeep.ps.shard.journal.journal import Journal
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.shard.snapshot.files import load_snapshots
 from shardkeep.ps.wire.message import Bytes
+from shardkeep.roles.checkpoint_place import CheckpointPlace
 from shardkeep.roles.departure import Departure
 from shardkeep.roles.membership import (
     Membership,
@@ -38,8 +40,8 @@ from shardkeep.roles.membership import (
     tried_while_leaving,
     watched_sockets,
 )
-from shardkeep.run.checkpoints import checkpoints_of, resumed_from
-from shardkeep.run.storage import kept_at, missed, why_unseen, with_checkpoints
+from shardkeep.run.checkpoints import resumed_from
+from shardkeep.run.storage import kept_at, missed, why_unseen
 
 if TYPE_CHECKING:
     from shardkeep.workers.timing.profiling import Profile
@@ -63,7 +65,7 @@ def run_server(
     with kept_while_useful(control, folder), Membership(control, departure) as config:
         keep_freed_memory()
         kernels_s += loaded_kernels(config, "server")
-        with contextlib.closing(_Life(config, control, index, advertise, folder, kernels_s, departure)) as life:
+        with contextlib.closing(_Life(config, control, folder, departure, kernels_s)) as life:
             unseen = why_unseen(control.shared, writes=True)
             formation: Formation | None = control.join(None, span=life.span, kept=kept_at(life.kept), unseen=unseen)
             while formation is not None and (lost := life.serve(formation)) is not None:
@@ -76,50 +78,44 @@ def run_server(
     return 0
 
 
+@dataclass(frozen=True)
+class _Loss:
+    """The updates that a replacement lacks."""
+
+    since: int = 0
+    """The step of the checkpoint that it has."""
+    why: str = ""
+    """Why it lacks the later ones; empty = it lacks none."""
+    has_checkpoint: bool = False
+
+    @property
+    def follows(self) -> bool:
+        """Whether it can follow the others from its checkpoint, with the updates since then lost."""
+        return bool(self.why) and self.has_checkpoint
+
+
 class _Life:
     """A server process over the generations of its job."""
 
     def __init__(
-        self,
-        config: JobConfig,
-        control: ControlClient,
-        index: int,
-        advertise: str,
-        folder: Path,
-        kernels_s: float,
-        departure: Departure,
+        self, config: JobConfig, control: ControlClient, folder: Path, departure: Departure, kernels_s: float
     ) -> None:
-        self._config, self._control, self._index, self._advertise = config, control, index, advertise
-        self._departure = departure
+        self._control, self._departure, self._kernels_s = control, departure, kernels_s
+        self._index = control.member.index
+        self._place = CheckpointPlace(config, control, folder)
         self._sockets = watched_sockets(control)
-        self._kernels_s, self._folder = kernels_s, folder
-        self._checkpoints = checkpoints_of(config, folder)
+        self._service: ShardService | None = None
+        self._loss = _Loss()
         self.kept: Path | None = None
+        """Where the journal is; None = nowhere."""
         self._journal: Journal | None = None
         if config.liveness.restarts and config.journal != "off":
             self.kept = replaced_folder(control, folder)
             self._journal = Journal(self.kept / "journal", sync=config.journal == "fsync")
-        self._profile = self._open_profile(folder)
-        self._looks = False  # for checkpoints
-        self._service: ShardService | None = None
-        self._bereft = False  # of updates that the others have seen, since a checkpoint
-        self._lost_from, self._why_lost = 0, ""
+        self._profile = _open_profile(config, folder, self._index)
         if control.before is not None:
-            self._settle(control.before)
+            self._place.settle(control.before)
             self._revive(control.before)
-
-    def _settle(self, formation: Formation) -> None:
-        """Takes over where checkpoints are."""
-        self._config = with_checkpoints(self._config, formation)
-        self._checkpoints = checkpoints_of(self._config, self._folder)
-        self._looks = bool(self._config.checkpoint.every_steps or formation.origin)
-
-    def _open_profile(self, folder: Path) -> Profile | None:
-        if not self._config.profile.steps:
-            return None
-        from shardkeep.workers.timing.profiling import open_profile  # a server needs nothing else of this room
-
-        return open_profile(self._config.profile, folder, "server", self._index)
 
     @property
     def span(self) -> Span:
@@ -129,30 +125,19 @@ class _Life:
             return Span()
         first, last = self._service.life.span
         lost_from = None
-        if self._bereft and not self._service.applier.gate.stages:
-            first, last, lost_from = 0, ANY_STEP, self._lost_from
-        saved = self._checkpoints.last_step() if self._looks else -1
-        return Span(first, last, holds=True, saved=saved, lost_from=lost_from, why=self._why_lost)
+        if self._loss.follows and not self._service.applier.gate.stages:
+            first, last, lost_from = 0, ANY_STEP, self._loss.since
+        return Span(first, last, holds=True, saved=self._place.saved, lost_from=lost_from, why=self._loss.why)
 
     def serve(self, formation: Formation) -> str | None:
         """Serves one generation, to the end of the job or of the generation: then how it was lost."""
-        self._settle(formation)
-        if self._service is None or formation.restores:
-            self._service = None  # before another one takes as much memory
-            if self._journal is not None:
-                self._journal.clear()
-                self._journal.build_on(formation.start_step)
-            self._service = self._build(formation.tables, resumed_from(self._checkpoints, formation.start_step))
-        self._bereft, self._why_lost = False, ""
-        service = self._service
+        self._place.settle(formation)
+        service = self._service_for(formation)
         service.life.begin(formation.generation, formation.start_step)
         try:
-            handle = self._handle if self._profile is None else self._profile.led(self._handle)
-            transport = join_group(
-                self._config, formation, "server", self._index, self._advertise, handle, lost=self._control.lost
-            )
+            transport = self._join(formation)
         except TransportError as error:
-            if not self._config.liveness.restarts:
+            if not self._place.config.liveness.restarts:
                 raise
             service.life.suspend(str(error))
             return str(error)
@@ -160,7 +145,7 @@ class _Life:
         _log.info("serving", generation=formation.generation, tables=len(formation.tables))
         why = f"server {self._index} left"
         try:
-            with self._departure.postponed(self._config.liveness.grace_s):
+            with self._departure.postponed(self._place.config.liveness.grace_s):
                 self._wait(formation.generation)
             why = self._control.state.message or "the job is over"
         finally:
@@ -168,6 +153,24 @@ class _Life:
             transport.close()
             self._to_disk()
         return None if self._control.state.over else self._control.state.message
+
+    def _service_for(self, formation: Formation) -> ShardService:
+        """This process's service, or another one where the job begins or goes back to a checkpoint."""
+        if self._service is None or formation.restores:
+            self._service = None  # before another one takes as much memory
+            if self._journal is not None:
+                self._journal.clear()
+                self._journal.build_on(formation.start_step)
+            self._service = self._build(formation.tables, resumed_from(self._place.checkpoints, formation.start_step))
+        self._loss = _Loss()
+        return self._service
+
+    def _join(self, formation: Formation) -> RpcGroup:
+        control, handle = self._control, self._handle
+        if self._profile is not None:
+            handle = self._profile.led(handle)
+        host = control.member.host
+        return join_group(self._place.config, formation, "server", self._index, host, handle, lost=control.lost)
 
     def _wait(self, generation: int) -> None:
         """Until the job is over or the generation is lost. Raises Leaving when this server alone is to leave."""
@@ -196,20 +199,18 @@ class _Life:
 
     def _revive(self, before: Formation) -> None:
         """Makes this server what the one before was when it died: the last checkpoint, and the journal after it."""
-        resumed = self._checkpoints.latest() if self._looks else None
-        self._lost_from = 0 if resumed is None else resumed.step
-        self._why_lost = self._missing(self._lost_from)
+        resumed = self._place.checkpoints.latest() if self._place.looks else None
+        since = 0 if resumed is None else resumed.step
+        self._loss = loss = _Loss(since, self._missing(since), has_checkpoint=resumed is not None)
         service = self._service = self._build(before.tables, resumed)
-        if self._why_lost and self._journal is not None:
+        if loss.why and self._journal is not None:
             self._journal.clear()
-            self._journal.build_on(self._lost_from)
-        records = [] if self._journal is None else self._journal.replay()
-        self._bereft = bool(self._why_lost) and resumed is not None
-        pushes = service.life.replay(records)
-        _log.info("revived", checkpoint=self._lost_from, pushes=pushes, step=service.life.span[1])
-        if self._why_lost:
-            text = f"server {self._index} lost its updates since step {self._lost_from}: {self._why_lost}"
-            self._control.report("event", {"text": text, "lost_from": self._lost_from})
+            self._journal.build_on(since)
+        pushes = service.life.replay([] if self._journal is None else self._journal.replay())
+        _log.info("revived", checkpoint=since, pushes=pushes, step=service.life.span[1])
+        if loss.why:
+            text = f"server {self._index} lost its updates since step {since}: {loss.why}"
+            self._control.report("event", {"text": text, "lost_from": since})
             with contextlib.suppress(DeadlineExceeded):  # the line of the recovery tells it, if it comes in time
                 self._control.flush()
 
@@ -223,27 +224,36 @@ class _Life:
             return ""
         return (
             f"the journal of server {self._index} begins after the checkpoint of step {self._journal.base}, which is "
-            f"missing in {self._checkpoints.folder}"
+            f"missing in {self._place.checkpoints.folder}"
         )
 
     def _build(self, tables: Sequence[TableSpec], resumed: Checkpoint | None) -> ShardService:
-        service = build_service(
-            self._config,
+        return build_service(
+            self._place.config,
             tables,
             shard=self._index,
             generation=0,
-            checkpoints=self._checkpoints,
+            checkpoints=self._place.checkpoints,
             resumed=resumed,
             journal=self._journal,
+            process=self._facts,
         )
-        service.process = lambda: (
-            process_facts(self._kernels_s) | {"control_bytes": control_bytes(self._control, self._sockets)}
-        )
-        return service
+
+    def _facts(self) -> dict[str, Any]:
+        """What the summary says about this process."""
+        return process_facts(self._kernels_s) | {"control_bytes": control_bytes(self._control, self._sockets)}
 
     def _handle(self, *messages: Bytes) -> Future[Bytes]:
         assert self._service is not None
         return self._service.handle(*messages)
+
+
+def _open_profile(config: JobConfig, folder: Path, index: int) -> Profile | None:
+    if not config.profile.steps:
+        return None
+    from shardkeep.workers.timing.profiling import open_profile  # a server needs nothing else of this room
+
+    return open_profile(config.profile, folder, "server", index)
 
 
 def build_service(
@@ -255,6 +265,7 @@ def build_service(
     checkpoints: Checkpoints | None = None,
     resumed: Checkpoint | None = None,
     journal: Journal | None = None,
+    process: Callable[[], dict[str, Any]] = dict,
 ) -> ShardService:
     """Server `shard` of the job, empty, or with its rows of a checkpoint. Raises CheckpointError."""
     push = config.compression.push
@@ -270,6 +281,7 @@ def build_service(
         start_step=0 if resumed is None else resumed.step,
         checkpoints=checkpoints,
         journal=journal,
+        process=process,
     )
     if resumed is not None:
         load_snapshots(service.tables, resumed, shard=shard, num_shards=max(config.servers, 1))
