@@ -47,29 +47,36 @@ def train(
     """Run a whole job on this machine, or go on with one."""
 
     def run() -> int:
-        from shardkeep.run.screen import console
-
         if parent_pipe:
             _end_with_sweep()
         if (config is None) == (resume is None):
             raise UserError("shardkeep train takes a CONFIG or --resume RUN, one of the two")
-        screen = console()
-        if config is None:
-            from shardkeep.launch.job import resume as go_on
-
-            if run_dir is not None:
-                raise UserError(f"--run-dir {run_dir}: has no effect with --resume, which goes on in RUN")
-            go_on(resume or Path(), overrides=set_ or [], console=screen)
-            return 0
-        from shardkeep.launch.job import run_job
-        from shardkeep.run.new_folder import default_run_dir
-
-        path, job = load(config, set_)
-        folder = run_dir or default_run_dir(job.name)
-        run_job(job, run_dir=folder, console=screen, code_folder=code or path.resolve().parent)
+        if resume is not None:
+            _resume(resume, set_ or [], run_dir)
+        elif config is not None:
+            _run_job(config, set_, run_dir, code)
         return 0
 
     run_command(run, debug)
+
+
+def _resume(run: Path, overrides: list[str], run_dir: Path | None) -> None:
+    from shardkeep.launch.job import resume
+    from shardkeep.run.screen import console
+
+    if run_dir is not None:
+        raise UserError(f"--run-dir {run_dir}: has no effect with --resume, which goes on in RUN")
+    resume(run, overrides=overrides, console=console())
+
+
+def _run_job(config: Path, overrides: list[str] | None, run_dir: Path | None, code: Path | None) -> None:
+    from shardkeep.launch.job import run_job
+    from shardkeep.run.new_folder import default_run_dir
+    from shardkeep.run.screen import console
+
+    path, job = load(config, overrides)
+    folder = run_dir or default_run_dir(job.name)
+    run_job(job, run_dir=folder, console=console(), code_folder=code or path.resolve().parent)
 
 
 def status(

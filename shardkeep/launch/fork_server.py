@@ -117,19 +117,10 @@ class ForkServer:
             raise NoFork("the role's environment is not that of the fork server")
         if not self.ready(limit_s):
             raise NoFork("the fork server still imports")
-        asked = {"main": self._main, "arguments": list(arguments), "cores": cores, "blas": env.get(BLAS_THREADS)}
-        request = json.dumps(asked).encode()
+        request = {"main": self._main, "arguments": list(arguments), "cores": cores, "blas": env.get(BLAS_THREADS)}
         source, target = os.pipe()
         try:
-            with _adopting():
-                try:
-                    socket.send_fds(self._control, [request], [log, source])
-                except OSError as error:
-                    raise NoFork(self._why(error)) from error
-                try:
-                    pid = int(self._reply(limit_s)["pid"])
-                except TimeoutError:
-                    raise NoFork("the fork server does not answer") from None
+            pid = self._send(json.dumps(request).encode(), [log, source], limit_s)
             os.write(target, b"\n")
         except BaseException:
             os.close(target)  # a role that was forked ends by it
@@ -137,6 +128,18 @@ class ForkServer:
         finally:
             os.close(source)
         return ForkedProcess(pid, target)
+
+    def _send(self, request: bytes, descriptors: list[int], limit_s: float) -> int:
+        """Sends a request to fork; returns the role's pid."""
+        with _adopting():
+            try:
+                socket.send_fds(self._control, [request], descriptors)
+            except OSError as error:
+                raise NoFork(self._why(error)) from error
+            try:
+                return int(self._reply(limit_s)["pid"])
+            except TimeoutError:
+                raise NoFork("the fork server does not answer") from None
 
     def close(self) -> None:
         """Ends the server; the roles that it forked stay."""

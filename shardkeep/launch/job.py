@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,8 +84,6 @@ def _run_phases(
     resumed: Resumed | None,
     starter: Starter,
 ) -> dict[str, Any]:
-    from shardkeep.launch import scale
-    from shardkeep.run.resume import plan_resume
     from shardkeep.workers.data.sources.registry import check_present
 
     check_present(config.data)  # before anything is compiled
@@ -95,39 +93,58 @@ def _run_phases(
         refuse_taken(run_dir)
     pins = _pins(config)
     with Interrupts() as interrupts, _importable(code_folder):
-        try:
-            _prepare(config, screen, resumed, starter)
-        except KeyboardInterrupt:
-            raise JobStopped("stopped before the first step") from None
-        finally:
-            screen.end_bar()
+        _prepare(config, screen, resumed, starter)
         if config.affinity.wanted:
             screen.phase("affinity", describe(pins))
         folder = RunFolder.create(run_dir, config, code_folder=code_folder) if resumed is None else RunFolder(run_dir)
         screen.phase("run", str(run_dir))
         with _says_how_to_resume(folder, screen), folder.held():
-            while True:
-                if resumed is not None:
-                    resumed = _reopen(folder, config, resumed, screen)
-                start_step = 0 if resumed is None else resumed.checkpoint.step
-                try:
-                    summary = _run(config, folder, screen, interrupts, code_folder, pins, start_step, starter)
-                    break
-                except JobStopped:
-                    scaled = scale.taken(run_dir)
-                    if scaled is None or interrupts.count:
-                        raise
-                    resumed = plan_resume(run_dir, scaled)
-                    config = resumed.config
-                    pins = _pins(config)
-                finally:
-                    screen.end_bar()
+            config, summary = _Launch(folder, screen, interrupts, code_folder, starter).run(config, resumed)
     if config.checkpoint.every_steps:
         from shardkeep.run.next_steps import longer_line
 
         screen.phase("resume", longer_line(config, folder.path))
     screen.closing(summary, run_dir)
     return {**summary, "run_dir": str(folder.path)}
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """A job in its run folder, over the starts that scaling makes."""
+
+    folder: RunFolder
+    screen: Screen
+    interrupts: Interrupts
+    code_folder: Path | None
+    starter: Starter
+
+    def run(self, config: JobConfig, resumed: Resumed | None) -> tuple[JobConfig, dict[str, Any]]:
+        """Runs the job to its end. Returns the config of its last start, and the summary."""
+        from shardkeep.launch import scale
+        from shardkeep.run.resume import plan_resume
+
+        while True:
+            if resumed is not None:
+                resumed = _reopen(self.folder, config, resumed, self.screen)
+            try:
+                return config, self._start(config, 0 if resumed is None else resumed.checkpoint.step)
+            except JobStopped:
+                scaled = scale.taken(self.folder.path)
+                if scaled is None or self.interrupts.count:
+                    raise
+                resumed = plan_resume(self.folder.path, scaled)
+                config = resumed.config
+            finally:
+                self.screen.end_bar()
+
+    def _start(self, config: JobConfig, start_step: int) -> dict[str, Any]:
+        folder, screen, interrupts, pins = self.folder, self.screen, self.interrupts, _pins(config)
+        if not config.servers:
+            with pinned(pins.get(("worker", 0))):
+                return _in_process(config, folder, screen, interrupts, start_step)
+        from shardkeep.launch.supervisor import Supervisor
+
+        return Supervisor(config, folder, screen, interrupts, self.code_folder, pins, start_step, self.starter).run()
 
 
 @contextlib.contextmanager
@@ -146,24 +163,6 @@ def _says_how_to_resume(folder: RunFolder, screen: Screen) -> Iterator[None]:
 
 def _pins(config: JobConfig) -> Pins:
     return choose(config.affinity, servers=config.servers, workers=config.workers, threads=config.threads)
-
-
-def _run(
-    config: JobConfig,
-    folder: RunFolder,
-    screen: Screen,
-    interrupts: Interrupts,
-    code_folder: Path | None,
-    pins: Pins,
-    start_step: int,
-    starter: Starter,
-) -> dict[str, Any]:
-    if not config.servers:
-        with pinned(pins.get(("worker", 0))):
-            return _in_process(config, folder, screen, interrupts, start_step)
-    from shardkeep.launch.supervisor import Supervisor
-
-    return Supervisor(config, folder, screen, interrupts, code_folder, pins, start_step, starter).run()
 
 
 def _reopen(folder: RunFolder, config: JobConfig, resumed: Resumed, screen: Screen) -> Resumed:
@@ -260,7 +259,16 @@ def _starting(config: JobConfig, screen: Screen) -> Iterator[Starter]:
 
 
 def _prepare(config: JobConfig, screen: Screen, resumed: Resumed | None, starter: Starter) -> None:
-    """What every role needs, made once: compiled kernels, converted data. User errors show here."""
+    """Compiles kernels and converts data, once for all roles. User errors show here. Raises JobStopped on Ctrl-C."""
+    try:
+        _compile_and_convert(config, screen, resumed, starter)
+    except KeyboardInterrupt:
+        raise JobStopped("stopped before the first step") from None
+    finally:
+        screen.end_bar()
+
+
+def _compile_and_convert(config: JobConfig, screen: Screen, resumed: Resumed | None, starter: Starter) -> None:
     from shardkeep.roles.checkpoint_facts import check_facts
     from shardkeep.roles.kernel_needs import compile_of_job
     from shardkeep.workers.data.sources.registry import open_data
