@@ -110,7 +110,7 @@ class InitConfig(Named):
     name: Literal["uniform", "normal", "zeros"] = "uniform"
     """uniform in [-scale, scale), normal with standard deviation scale, or zeros."""
     scale: float = Field(0.05, gt=0.0, le=1e6)
-    """Half-width of the uniform, standard deviation of the normal law."""
+    """Half-width of the uniform, standard deviation of the normal distribution."""
 
 
 class TableSpec(Settings):

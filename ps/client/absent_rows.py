@@ -51,6 +51,6 @@ class AbsentRows:
         return full
 
     def _initial(self, table: int, ids_U: Ints, dim: int) -> Floats:
-        law, rows_UD = self._initials[table], np.empty((ids_U.size, dim), dtype=np.float32)
-        gather(ids_U, np.full(ids_U.size, -1), _NOWHERE, 0, 0, law.key, law.law, law.scale, rows_UD)
+        initial, rows_UD = self._initials[table], np.empty((ids_U.size, dim), dtype=np.float32)
+        gather(ids_U, np.full(ids_U.size, -1), _NOWHERE, 0, 0, initial.key, initial.initializer, initial.scale, rows_UD)
         return rows_UD

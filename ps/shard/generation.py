@@ -59,7 +59,7 @@ class GenerationLife:
             if self._serving.closed is not None:
                 raise TransportError(self._serving.closed)
             if not self._applier.gate.is_at(step):
-                raise ProtocolError(f"a mark of step {step} while pushes of other steps are here")
+                raise ProtocolError(f"a snapshot of step {step} while pushes of other steps are here")
             yield
 
     def suspend(self, reason: str) -> None:

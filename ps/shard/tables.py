@@ -22,7 +22,7 @@ from shardkeep.ps.shard.snapshot.snapshot import Snapshot
 from shardkeep.ps.shard.table import pre_image_kernels
 from shardkeep.ps.shard.table import table_kernels as at
 from shardkeep.ps.shard.table.changed_rows import ChangedRows
-from shardkeep.ps.shard.table.optimizers.registry import step_scalars
+from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
 from shardkeep.ps.shard.table.table import NO_SQUARES, Table
 
 Ids = npt.NDArray[np.int64]
@@ -69,15 +69,16 @@ class Tables(Sequence[Table]):
             Table(spec, seed=seed, place=self._places[t], scale=self._scales[t]) for t, spec in enumerate(specs)
         ]
         self.dims_T: Ints = self._places[:, at.DIM].copy()
-        self._configs = list(dict.fromkeys(spec.optimizer for spec in specs))
-        self._config_T = np.array([self._configs.index(spec.optimizer) for spec in specs], dtype=np.int64)
+        configs = list(dict.fromkeys(spec.optimizer for spec in specs))
+        self._optimizers = [(config, OPTIMIZERS[config.name].scalars) for config in configs]
+        self._optimizer_T = np.array([configs.index(spec.optimizer) for spec in specs], dtype=np.int64)
         count = min(MOST_LOCKS, usable_cores(), max(len(specs), 1))
         self._locks = [threading.Lock() for _ in range(count)]
         self._changes = [threading.Lock() for _ in range(count)]
         """Held beside a lock by who changes rows, alone by who takes rows of a snapshot: pulls do not wait for it."""
         self._bounds = np.array([len(specs) * lock // count for lock in range(count + 1)])
-        self.changed = ChangedRows(self._tables)
-        self._marks = np.zeros((len(specs), pre_image_kernels.COLUMNS), dtype=np.int64)
+        self.changed = ChangedRows([table.changed for table in self._tables])
+        self._images = np.zeros((len(specs), pre_image_kernels.COLUMNS), dtype=np.int64)
         self._snapshot: Snapshot | None = None
 
     def __getitem__(self, t: int) -> Table:  # type: ignore[override]
@@ -118,15 +119,15 @@ class Tables(Sequence[Table]):
 
         `base`: a checkpoint's id; the snapshot is then of the rows that changed since, if that is known (`changed`)."""
         if self._snapshot is not None:
-            self._snapshot.drop("another mark came")
+            self._snapshot.drop("another snapshot came")
         locks = [self._changes[self._lock_of(t)] for t in range(len(self))]
-        self._snapshot = Snapshot(self._tables, self._marks, locks, self.changed.hand_over(base))
+        self._snapshot = Snapshot(self._tables, self._images, locks, self.changed.hand_over(base))
         return self._snapshot
 
     @property
     def pre_imaged(self) -> npt.NDArray[np.bool_]:
         """Whether pushes keep the pre-images of a table's rows for a snapshot."""
-        return np.asarray(self._marks.any(axis=1))
+        return np.asarray(self._images.any(axis=1))
 
     def _apply(self, gradients: Gradients, step: int) -> None:
         sections, pulled, squares_V = gradients.sections, gradients.pulled, gradients.squares_V
@@ -142,13 +143,10 @@ class Tables(Sequence[Table]):
             self._make_room(tables_S, new_S[part])
             if self._snapshot is not None and not self._snapshot.over:
                 self._snapshot.make_room(tables_S, np.diff(starts_S1))
-            before_S = self._places[tables_S, at.COUNT]
             at.apply(
-                self._places, self._scales, self._marks, tables_S, starts_S1, sections.ids_V[ids], slots_V[ids], found,
+                self._places, self._scales, self._images, tables_S, starts_S1, sections.ids_V[ids], slots_V[ids], found,
                 gradients.values[where], squares_V[ids] if squares_V.size else NO_SQUARES, scalars_SK[part],
             )  # fmt: skip
-            for t in tables_S[self._places[tables_S, at.COUNT] > before_S].tolist():
-                self._tables[t].added()
 
     def _make_room(self, tables_S: Ints, rows_S: Ints) -> None:
         tight_S = (self._places[tables_S, at.COUNT] + rows_S > self._places[tables_S, at.ROOM]) & (rows_S > 0)
@@ -171,12 +169,12 @@ class Tables(Sequence[Table]):
                     )
 
     def _scalars(self, tables_S: Ints, step: int) -> Floats:
-        """What the optimizers' kernels are told for a step, a row per section."""
-        found = [step_scalars(config, step) for config in self._configs]
+        """What the optimizers' kernels take for a step, a row per section."""
+        found = [np.array(scalars(config, step), dtype=np.float32) for config, scalars in self._optimizers]
         scalars_CK = np.zeros((len(found), max(map(len, found), default=0)), dtype=np.float32)
         for c, scalars in enumerate(found):
             scalars_CK[c, : scalars.size] = scalars
-        return scalars_CK[self._config_T[tables_S]]
+        return scalars_CK[self._optimizer_T[tables_S]]
 
     def _finite(self, gradients: Gradients) -> Gradients:
         """Without the rows that are not finite, table by table: rare."""

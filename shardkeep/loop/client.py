@@ -89,7 +89,7 @@ class EmbeddingClient:
         """The tables in this process. For trials, tests and debuggers; nothing is saved.
 
         Args:
-            tables: Each with a name, a dim, an optimizer and the law of its initial values.
+            tables: Each with a name, a dim, an optimizer and an initializer.
             seed: Seed of the rows' initial values, and of stochastic rounding.
             consistency: sync, bounded or async, or a ConsistencyConfig.
             compression: Of pushes and pulls; left out = none.

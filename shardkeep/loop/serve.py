@@ -48,7 +48,7 @@ def serve(
     raises and when this process is killed. Nothing is saved.
 
     Args:
-        tables: Each with a name, a dim, an optimizer and the law of its initial values.
+        tables: Each with a name, a dim, an optimizer and an initializer.
         servers: Server processes; rows are spread over them by a hash of their ids.
         seed: Seed of the rows' initial values.
         consistency: sync, bounded or async, or a ConsistencyConfig.

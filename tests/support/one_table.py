@@ -9,13 +9,16 @@ import numpy as np
 from shardkeep.base.arrays import for_kernels
 from shardkeep.ps.shard.table import index_kernels, table_kernels
 from shardkeep.ps.shard.table.index import RowIndex
-from shardkeep.ps.shard.table.index_kernels import FIRST_WEIGHT
-from shardkeep.ps.shard.table.optimizers.registry import step_scalars
+from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
 from shardkeep.ps.shard.table.records import Records
 from shardkeep.ps.shard.table.table import NO_SQUARES, Table
 
 
 class OneIndex(RowIndex):
+    def __init__(self, width: int = 2) -> None:
+        self.count = np.zeros(1, dtype=np.int64)
+        super().__init__(Records(width, self.count), self.count)
+
     def find(self, ids_U: np.ndarray) -> np.ndarray:
         """Slots of ids, int64; -1 where an id is absent. Changes nothing."""
         slots_U, records = np.empty(ids_U.size, dtype=np.int64), self.records
@@ -27,7 +30,7 @@ class OneIndex(RowIndex):
         self.make_room(ids_U.size)
         slots_U, records = np.empty(ids_U.size, dtype=np.int64), self.records
         place = (records.addresses, records.shift, records.width)
-        self.added(index_kernels.find_or_add(self.entries, self.old, ids_U, *place, len(self), slots_U))
+        self.count[0] = index_kernels.find_or_add(self.entries, self.old, ids_U, *place, len(self), slots_U)
         return slots_U
 
 
@@ -39,11 +42,16 @@ class OneTable(Table):
         return pulled(self, ids_U)
 
 
+def scalars_of(table: Table, step: int) -> np.ndarray:
+    """What the kernel of a table's optimizer takes for a step."""
+    return np.array(OPTIMIZERS[table.spec.optimizer.name].scalars(table.spec.optimizer, step), dtype=np.float32)
+
+
 def applied(table: Table, ids_U: np.ndarray, grad_UD: np.ndarray, *, step: int) -> None:
     """One optimizer update per id. Rows with inf or nan in their gradient are left alone and counted."""
     shaped_UD = for_kernels(grad_UD, np.float32).reshape(ids_U.size, table.spec.dim)
     ids_U, grad_UD = table.finite(for_kernels(ids_U, np.int64), shaped_UD)
-    slots_U, scalars = table.find_or_create(ids_U), step_scalars(table.spec.optimizer, step)
+    slots_U, scalars = table.find_or_create(ids_U), scalars_of(table, step)
     table_kernels.update(table.place, slots_U, grad_UD, NO_SQUARES, scalars)
 
 
@@ -72,6 +80,6 @@ def exported(table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Copies of all ids (N), weights (N, D) and optimizer slots (N, S), sorted by id."""
     ids_N = ids_in(table.records, table.num_rows)
     order_N = np.argsort(ids_N, kind="stable")
-    used_NW = records_of(table.records, table.num_rows)[order_N, FIRST_WEIGHT:]
+    used_NW = records_of(table.records, table.num_rows)[order_N, table.layout.first_weight :]
     dim = table.spec.dim
-    return ids_N[order_N], used_NW[:, :dim].copy(), used_NW[:, dim : dim + table.num_slots].copy()
+    return ids_N[order_N], used_NW[:, :dim].copy(), used_NW[:, dim : dim + table.layout.num_slots].copy()

@@ -19,8 +19,9 @@ import numpy.typing as npt
 from shardkeep.base.errors import CheckpointError
 from shardkeep.ps.shard.snapshot.bucket_order import ALL
 from shardkeep.ps.shard.table import pre_image_kernels as at
+from shardkeep.ps.shard.table.changed_rows import Bits
 from shardkeep.ps.shard.table.records import Records
-from shardkeep.ps.shard.table.table import Bits, Table
+from shardkeep.ps.shard.table.table import Table
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -62,11 +63,11 @@ class Snapshot:
     def __init__(
         self,
         tables: Sequence[Table],
-        marks: Ints,
+        images_TC: Ints,
         locks: Sequence[threading.Lock],
         changed: Sequence[Bits] | None = None,
     ) -> None:
-        """`marks` (int64, tables x COLUMNS): what the kernels of a push look at. `locks`: of each table's
+        """`images_TC` (int64, tables x COLUMNS): what pushes keep, as their kernels see it. `locks`: of each table's
         changes. `changed`: the bits of each table's rows that count, which nobody changes; None = all rows."""
         self.tables = tables
         self.full = changed is None
@@ -78,7 +79,7 @@ class Snapshot:
         self.over = False
         """Whether nothing is kept any more, of any table."""
         self._dropped: str | None = None
-        self._marks, self._locks = marks, locks
+        self._images, self._locks = images_TC, locks
         self._record_bytes_T = np.array([4 * table.records.width for table in tables], dtype=np.int64)
         self._pre_images: list[_PreImages | None] = [
             _PreImages(table, chosen) if table.num_rows else None
@@ -87,15 +88,15 @@ class Snapshot:
         for t, images in enumerate(self._pre_images):
             if images is not None:
                 self._note_pre_images(t, images)
-                marks[t, at.BITS], marks[t, at.NUM_BITS] = images.bits.ctypes.data, images.bits.size
-                marks[t, at.ROWS] = self.rows_T[t]
+                images_TC[t, at.BITS], images_TC[t, at.NUM_BITS] = images.bits.ctypes.data, images.bits.size
+                images_TC[t, at.ROWS] = self.rows_T[t]
 
     def make_room(self, tables_S: Ints, rows_S: Ints) -> None:
         """Makes room for the rows of a push."""
         for t, rows in zip(tables_S.tolist(), rows_S.tolist(), strict=True):
             images = self._pre_images[t]
-            if images is not None and self._marks[t, at.COUNT] + rows > images.pre_images.capacity:
-                images.pre_images.reserve(int(self._marks[t, at.COUNT]) + rows)
+            if images is not None and self._images[t, at.COUNT] + rows > images.pre_images.capacity:
+                images.pre_images.reserve(int(self._images[t, at.COUNT]) + rows)
                 self._note_pre_images(t, images)
 
     def take(self, t: int, order_U: Order, to: Columns, k: int) -> tuple[int, float]:
@@ -112,27 +113,27 @@ class Snapshot:
     def pre_images(self, t: int) -> tuple[Records, int]:
         """The pre-images; the first so many do not change any more. Raises CheckpointError after a drop."""
         with self._locks[t]:
-            return self._held(t).pre_images, int(self._marks[t, at.COUNT])
+            return self._held(t).pre_images, int(self._images[t, at.COUNT])
 
     def take_over(self, t: int) -> tuple[Records, int]:
         """As `kept`, and further ones go elsewhere."""
         with self._locks[t]:
             images = self._held(t)
-            pre_images, count = images.pre_images, int(self._marks[t, at.COUNT])
+            pre_images, count = images.pre_images, int(self._images[t, at.COUNT])
             images.pre_images = Records(pre_images.width)
-            self._marks[t, at.COUNT] = 0
+            self._images[t, at.COUNT] = 0
             self._note_pre_images(t, images)
             return pre_images, count
 
     def pre_image_bytes(self) -> Ints:
         """Bytes of the pre-images of each table, about."""
-        return self._record_bytes_T * self._marks[:, at.COUNT]
+        return self._record_bytes_T * self._images[:, at.COUNT]
 
     def release(self, t: int) -> None:
         """Nothing of a table is kept any more, and its memory is given back."""
         with self._locks[t]:
             if self._pre_images[t] is not None:  # else it may be a later snapshot's
-                self._marks[t] = 0
+                self._images[t] = 0
                 self._pre_images[t] = None
 
     def drop(self, reason: str) -> None:
@@ -160,4 +161,4 @@ class Snapshot:
 
     def _note_pre_images(self, t: int, images: _PreImages) -> None:
         addresses = images.pre_images.addresses
-        self._marks[t, at.ADDRESSES], self._marks[t, at.NUM_ADDRESSES] = addresses.ctypes.data, addresses.size
+        self._images[t, at.ADDRESSES], self._images[t, at.NUM_ADDRESSES] = addresses.ctypes.data, addresses.size

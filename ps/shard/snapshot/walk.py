@@ -51,7 +51,7 @@ def _walk_table(snapshot: Snapshot, spill: Spill, t: int, part_bytes: int) -> Ge
     order, starts_B1 = bucket_order(table.records, snapshot.rows_T[t], between, chosen=snapshot.chosen_T[t])
     if not order.array.size:
         return
-    ranges = _ranges(starts_B1, max(1, part_bytes // table.row_bytes))
+    ranges = _ranges(starts_B1, max(1, part_bytes // table.layout.row_bytes))
     room = _Room(table, max(int(starts_B1[end] - starts_B1[first]) for first, end in ranges))
     for first, end in ranges:
         order_K = order.array[starts_B1[first] : starts_B1[end]]
@@ -85,11 +85,11 @@ class _Room:
     """Memory for a part's rows that goes back to the system with it, whatever the allocator keeps."""
 
     def __init__(self, table: Table, count: int) -> None:
-        words = count * (2 + table.spec.dim + table.num_slots)
+        words = count * table.layout.used
         flat = Pages(words, np.float32, page_bytes=SMALL).array
-        at_rows, at_slots = 2 * count, (2 + table.spec.dim) * count
+        at_rows, at_slots = table.layout.first_weight * count, table.layout.first_slot * count
         self.columns = Columns(
             flat[:at_rows].view(np.int64),
             flat[at_rows:at_slots].reshape(count, -1),
-            flat[at_slots:].reshape(count, table.num_slots),
+            flat[at_slots:].reshape(count, table.layout.num_slots),
         )

@@ -48,7 +48,7 @@ class SnapshotWriter:
         Raises ProtocolError when there is no such snapshot."""
         with self._lock:
             if self._snapshot is None or self._step != step or self._answer is not None:
-                raise ProtocolError(f"a snapshot of step {step} without a mark of that step")
+                raise ProtocolError(f"step {step} is to be written, but no snapshot was made at that step")
             answer = self._answer = Future()
             answer.set_running_or_notify_cancel()
             partial, snapshot = self.folder().partial(step), self._snapshot

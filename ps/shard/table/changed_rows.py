@@ -8,14 +8,58 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from shardkeep.ps.shard.table.table import Bits, Table
+import numpy as np
+import numpy.typing as npt
+
+from shardkeep.ps.shard.table import table_kernels as at
+from shardkeep.ps.shard.table.records import Records
+
+Bits = npt.NDArray[np.uint8]
+
+
+class ChangedBits:
+    """A bit for each row of one table, which kernels set through the table's descriptor. Not thread safe."""
+
+    def __init__(self, place: npt.NDArray[np.int64], records: Records) -> None:
+        self._place = place
+        self._records = records
+        self._bits = np.zeros(0, dtype=np.uint8)  # without room for any: changes are not noted
+
+    def __bool__(self) -> bool:
+        """Whether a bit is set for each row that changes."""
+        return bool(self._bits.size)
+
+    def start(self) -> Bits:
+        """Starts noting which rows change, with no bit set; the bits until now, those of 8 slots a byte, which are the
+        caller's (none where changes were not noted)."""
+        before = self._bits
+        self._set(np.zeros(max(1, self._wanted()), dtype=np.uint8))
+        return before
+
+    def add(self, bits: Bits) -> None:
+        """Sets bits that an earlier `start` gave."""
+        self._bits[: bits.size] |= bits
+
+    def make_room(self) -> None:
+        """Makes room for all records that there may be."""
+        if self._bits.size and self._bits.size < self._wanted():
+            more = np.zeros(max(self._wanted(), 2 * self._bits.size), dtype=np.uint8)
+            more[: self._bits.size] = self._bits
+            self._set(more)
+
+    def _wanted(self) -> int:
+        return -(-self._records.capacity // 8)
+
+    def _set(self, bits: Bits) -> None:
+        self._bits = bits
+        self._place[at.CHANGED], self._place[at.NUM_CHANGED] = bits.ctypes.data, bits.size
 
 
 class ChangedRows:
-    """The bits of all tables. At a mark they are handed over to the snapshot and start at zero. If that checkpoint has
-    not become complete by the next mark, they come back then. Not thread safe."""
+    """The bits of all tables. At a snapshot they are handed over to it and start at zero. If that checkpoint has
+    not become complete by the next snapshot, they come back then. Not thread safe."""
 
-    def __init__(self, tables: Sequence[Table]) -> None:
+    def __init__(self, tables: Sequence[ChangedBits]) -> None:
         self._tables = tables
         self._base = ""
         self._handed: list[Bits] | None = None
@@ -24,7 +68,7 @@ class ChangedRows:
         """Notes changes from now on; without this none are. `base`: the checkpoint that the tables hold just now; "" =
         none. Nobody may push meanwhile."""
         for table in self._tables:
-            table.note_changes()
+            table.start()
         self._base, self._handed = base, None
 
     def hand_over(self, base: str) -> list[Bits] | None:
@@ -32,8 +76,8 @@ class ChangedRows:
         so that it must hold all rows. From here on changes are noted anew: they are those since the snapshot's
         checkpoint if that is told to be `complete`. Nobody may push meanwhile."""
         for table, bits in zip(self._tables, self._handed or [], strict=False):
-            table.add_changes(bits)
-        handed = [table.note_changes() for table in self._tables] if self._follows else None
+            table.add(bits)
+        handed = [table.start() for table in self._tables] if self._follows else None
         self._handed = handed
         return handed if base and base == self._base else None
 
@@ -44,4 +88,4 @@ class ChangedRows:
 
     @property
     def _follows(self) -> bool:
-        return any(table.notes_changes for table in self._tables)
+        return any(self._tables)

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from shardkeep.base.errors import JobError
 from shardkeep.ps.shard.table import index_kernels
 from shardkeep.ps.shard.table.pages import LARGE, SMALL, Pages
-from shardkeep.ps.shard.table.records import Records
+from shardkeep.ps.shard.table.records import Count, Records
 
 Ids = npt.NDArray[np.int64]
 
@@ -34,17 +34,18 @@ class RowIndex:
     call pays for all, and at no time are there two full arrays.
     """
 
-    def __init__(self, records: Records | None = None) -> None:
-        self.records = records if records is not None else Records(2)
+    def __init__(self, records: Records, count: Count) -> None:
+        """`count`, int64 (1,): the number of ids; kept by who calls the kernel `find_or_add`, which returns it."""
+        self.records = records
         self._entries = _entries(0, 0)
         self._old: Pages[np.uint64] | None = None
         self._none = np.array([_EVERY_HASH], dtype=np.uint64)  # for `old`: the bound alone
         self._moved = 0
         self._given_back = self._given_back_to = 0
-        self._count = 0
+        self._count = count
 
     def __len__(self) -> int:
-        return self._count
+        return int(self._count[0])
 
     @property
     def size_bytes(self) -> int:
@@ -71,16 +72,11 @@ class RowIndex:
         """The number of rows up to which nobody has to call `make_room`; 0 while entries move."""
         return 0 if self._old is not None else min(self.records.capacity, self._limit)
 
-    def added(self, count: int) -> None:
-        """Notes the new number of ids that the kernel `find_or_add` returned to a caller of its own."""
-        self._count = count
-        self.records.wrote(count)
-
     def make_room(self, extra: int) -> None:
         """Makes room for `extra` more ids, in the index and the records. Call it before the kernel `find_or_add`.
 
         Raises JobError when a shard would hold more than MAX_ROWS."""
-        wanted = self._count + extra
+        wanted = len(self) + extra
         if wanted > MAX_ROWS:
             raise JobError(f"a table gets {wanted} rows on one server; allowed: {MAX_ROWS}; use more servers")
         self.records.reserve(wanted)

@@ -1,70 +1,25 @@
-"""Kernels of the index: records by slot, the hash table from ids to slots.
-
-A row's record is float32: [id as 2 words | D weights | S slots | 0 or 1 word of padding]. Records lie in
-blocks of `1 << shift` records; kernels get the blocks' addresses, so a table grows without moving a row.
-The callers keep the blocks alive and pass only slots that exist.
-"""
-# U = unique ids, W = words of a record
+"""Kernels of the index: the hash table from ids to slots."""
+# U = unique ids
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-from numba import carray  # type: ignore[attr-defined]
 
-from shardkeep.base.array_kernels import pointer, prefetch
+from shardkeep.base.array_kernels import prefetch
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.base.hashing_kernels import GOLDEN, mix
+from shardkeep.ps.shard.table.layout_kernels import fetch, id_of, write_id
 
 Ids = npt.NDArray[np.int64]
 Slots = npt.NDArray[np.int64]
-Rows = npt.NDArray[np.float32]
 Entries = npt.NDArray[np.uint64]
 Addresses = npt.NDArray[np.int64]
 
 IDS_AT_ONCE = 128  # whose entries and records are on their way from memory at the same time
-AHEAD = 12  # records fetched ahead of the one in work
-FIRST_WEIGHT = 2  # words of the id in front of the weights
 
 _LOW32 = np.uint64(0xFFFFFFFF)
 _32, _1, _0 = np.uint64(32), np.uint64(1), np.uint64(0)
-
-
-@kernel("int64(int64[::1], int64, int64, int64)")
-def start_of(addresses: Addresses, shift: int, width: int, slot: int) -> int:
-    """The address of a record."""
-    start: int = addresses[slot >> shift] + (slot & ((1 << shift) - 1)) * width * 4
-    return start
-
-
-@kernel("float32[::1](int64[::1], int64, int64, int64)")
-def record(addresses: Addresses, shift: int, width: int, slot: int) -> Rows:
-    """The record of `slot`, W words, as a view."""
-    words: Rows = carray(pointer(start_of(addresses, shift, width, slot)), (width,), np.float32)
-    return words
-
-
-@kernel("void(int64[::1], int64, int64, int64)")
-def fetch(addresses: Addresses, shift: int, width: int, slot: int) -> None:
-    """Asks for all cache lines of a record."""
-    start = start_of(addresses, shift, width, slot)
-    for line in range(start & ~63, start + width * 4, 64):
-        prefetch(line)
-
-
-@kernel("void(int64[::1], int64, int64, int64[::1], int64)")
-def prefetch_record(addresses: Addresses, shift: int, width: int, slots_U: Slots, i: int) -> None:
-    """Fetches record `slots[i + AHEAD]` into the cache, if there is one: rows lie anywhere, and a loop over them
-    would wait for memory row by row."""
-    ahead = i + AHEAD
-    if ahead < slots_U.size and slots_U[ahead] >= 0:
-        fetch(addresses, shift, width, slots_U[ahead])
-
-
-@kernel("int64(int64[::1], int64, int64, int64)")
-def id_of(addresses: Addresses, shift: int, width: int, slot: int) -> int:
-    id_: int = carray(pointer(start_of(addresses, shift, width, slot)), (1,), np.int64)[0]
-    return id_
 
 
 # The index is open addressing with linear probing. Entry = (32 bits of the hash | slot + 1), 0 = empty; the id itself
@@ -206,7 +161,7 @@ def find_or_add(
                 position, hash_ = np.uint64(-1 - slot), hash_of(ids_U[i])
                 slot = count
                 count += 1
-                carray(pointer(start_of(addresses, shift, width, slot)), (1,), np.int64)[0] = ids_U[i]
+                write_id(addresses, shift, width, slot, ids_U[i])
                 entry = hash_ << _32 | np.uint64(slot + 1)
                 if hash_ < old[0]:
                     entries[position] = entry

@@ -7,9 +7,10 @@ import xxhash
 
 from shardkeep.base.hashing_kernels import mix
 from shardkeep.ps.config import InitConfig
+from shardkeep.ps.shard.table.row_kernels import NORMAL, UNIFORM, ZEROS
 
-LAWS: dict[str, int] = {"zeros": 0, "uniform": 1, "normal": 2}
-"""From the config's name to the number that the kernel knows."""
+INITIALIZERS: dict[str, int] = {"zeros": ZEROS, "uniform": UNIFORM, "normal": NORMAL}
+"""From the config's name to the number that the kernel `initial_values` knows."""
 
 _MASK = (1 << 64) - 1
 
@@ -24,5 +25,5 @@ class Initial:
 
     def __init__(self, init: InitConfig, *, seed: int, name: str) -> None:
         self.key = table_key(seed, name)
-        self.law = LAWS[init.name]
+        self.initializer = INITIALIZERS[init.name]
         self.scale = np.float32(init.scale)

@@ -1,6 +1,7 @@
-"""Kernels of a mark: rows kept before they change, rows sorted by placement bucket, rows taken apart for a file.
+"""Kernels of a snapshot: rows kept before they change, rows sorted by placement bucket, rows taken apart for a file.
 
-A table's mark is a row of int64, the columns below. Kept rows are records like the table's, in blocks of the same size.
+What pushes must keep of a table is a row of int64, the columns below. Pre-images are records like the table's, in
+blocks of the same size.
 """
 # U = unique ids, K = rows of a part, D = embedding dim, S = optimizer slots of a row, B = buckets, N = rows
 
@@ -13,14 +14,14 @@ from numba import carray  # type: ignore[attr-defined]
 from shardkeep.base.array_kernels import pointer
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.ps.placement_kernels import bucket
-from shardkeep.ps.shard.table.index_kernels import AHEAD, FIRST_WEIGHT, fetch, id_of, prefetch_record, record
+from shardkeep.ps.shard.table.layout_kernels import AHEAD, fetch, id_of, prefetch_record, record, slots_of, weights_of
 
 Ints = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
 Order = npt.NDArray[np.uint32]
 Bits = npt.NDArray[np.uint8]
 
-ROWS = 0  # rows there were at the mark; 0 = nothing to keep
+ROWS = 0  # rows there were when the snapshot was made; 0 = nothing to keep
 BITS, NUM_BITS = 1, 2  # address and bytes of the bits of the rows that are kept or taken
 ADDRESSES, NUM_ADDRESSES = 3, 4  # blocks of kept rows
 COUNT = 5  # kept rows
@@ -28,11 +29,11 @@ COLUMNS = 6
 
 
 @kernel("void(int64[::1], int64[::1], int64, int64, int64[::1])")
-def keep(mark: Ints, addresses: Ints, shift: int, width: int, slots_U: Ints) -> None:
-    """Copies rows that are still as they were at the mark to the kept ones: call it before they change."""
-    bits = carray(pointer(mark[BITS]), (mark[NUM_BITS],), np.uint8)
-    kept = carray(pointer(mark[ADDRESSES]), (mark[NUM_ADDRESSES],), np.int64)
-    rows, count = mark[ROWS], mark[COUNT]
+def keep(images: Ints, addresses: Ints, shift: int, width: int, slots_U: Ints) -> None:
+    """Copies rows that are still as they were at the snapshot to the pre-images: call it before they change."""
+    bits = carray(pointer(images[BITS]), (images[NUM_BITS],), np.uint8)
+    kept = carray(pointer(images[ADDRESSES]), (images[NUM_ADDRESSES],), np.int64)
+    rows, count = images[ROWS], images[COUNT]
     for i in range(slots_U.size):
         prefetch_record(addresses, shift, width, slots_U, i)
         slot = slots_U[i]
@@ -42,7 +43,7 @@ def keep(mark: Ints, addresses: Ints, shift: int, width: int, slots_U: Ints) -> 
             for w in range(width):
                 to[w] = row[w]
             count += 1
-    mark[COUNT] = count
+    images[COUNT] = count
 
 
 @kernel("void(int64[::1], int64, int64, uint8[::1], int64, int64, int64[::1])")
@@ -80,10 +81,11 @@ def take_apart(row: Rows, ids_K: Ints, rows_KD: Rows, slots_KS: Rows, k: int) ->
     """A record's id, weights and optimizer slots to place `k`."""
     ids_K[k] = row.view(np.int64)[0]
     dim = rows_KD.shape[1]
+    weights, slots = weights_of(row, dim), slots_of(row, dim)
     for d in range(dim):
-        rows_KD[k, d] = row[FIRST_WEIGHT + d]
+        rows_KD[k, d] = weights[d]
     for s in range(slots_KS.shape[1]):
-        slots_KS[k, s] = row[FIRST_WEIGHT + dim + s]
+        slots_KS[k, s] = slots[s]
 
 
 @kernel("int64(int64[::1], int64, int64, uint8[::1], uint32[::1], int64[::1], float32[:,::1], float32[:,::1], int64)")

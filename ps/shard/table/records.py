@@ -6,8 +6,12 @@ Only storage. What the words mean is the table's business; the first two hold th
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkeep.ps.shard.table.pages import LARGE, SMALL, Pages
+
+Count = npt.NDArray[np.int64]
+"""One number, int64 (1,), which a kernel writes."""
 
 _BLOCK_BYTES = 8 << 20
 _REGION_BYTES = 128 << 20
@@ -21,10 +25,11 @@ class Records:
     """Append-only storage of records of `width` words (even). Not thread safe.
 
     Growth is one more region: as many blocks as there are, at first of small pages, so that a small table takes little.
-    Whoever writes records says so with `wrote`.
     """
 
-    def __init__(self, width: int) -> None:
+    def __init__(self, width: int, count: Count | None = None) -> None:
+        """`count`, int64 (1,): how many of the first records hold something, for `size_bytes`; whoever writes records
+        keeps it. None = nobody wants to know."""
         if width < 2 or width % 2:
             raise ValueError(f"width {width}: a record has an even number of words, 2 or more")
         self.width = width
@@ -32,21 +37,17 @@ class Records:
         self._regions: list[Pages[np.float32]] = []
         self.addresses = np.zeros(1, dtype=np.int64)
         self.capacity = 0
-        self._count = 0
+        self._count = np.zeros(1, dtype=np.int64) if count is None else count
 
     @property
     def size_bytes(self) -> int:
         """Bytes of all pages that hold a record."""
-        words, total = self._count * self.width, self.addresses.nbytes
+        words, total = int(self._count[0]) * self.width, self.addresses.nbytes
         for region in self._regions:
             touched = min(words, region.array.size)
             total += region.up(touched)
             words -= touched
         return total
-
-    def wrote(self, count: int) -> None:
-        """Notes that the first `count` records hold something."""
-        self._count = max(self._count, count)
 
     def reserve(self, count: int) -> None:
         """Makes room for `count` records in all."""

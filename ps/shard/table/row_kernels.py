@@ -11,12 +11,15 @@ import numpy.typing as npt
 
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.base.hashing_kernels import GOLDEN, mix
-from shardkeep.ps.shard.table.index_kernels import FIRST_WEIGHT, prefetch_record, record
+from shardkeep.ps.shard.table.layout_kernels import prefetch_record, record, slots_of, weights_of
 
 Ids = npt.NDArray[np.int64]
 Slots = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
 Addresses = npt.NDArray[np.int64]
+
+ZEROS, UNIFORM, NORMAL = 0, 1, 2
+"""Numbers of the initializers."""
 
 _LOW32 = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
@@ -25,26 +28,29 @@ _UNIT32 = 2.0**-32
 
 
 @kernel("void(uint64, int64, int64, float32, int64, float32[::1])")
-def initial_values(key: np.uint64, id_: int, law: int, scale: np.float32, dim: int, out: Rows) -> None:
+def initial_values(key: np.uint64, id_: int, initializer: int, scale: np.float32, dim: int, out: Rows) -> None:
     """Initial weights of a row into out[:dim]: one 64-bit hash of (table key, id, pair) per two columns.
 
-    Law 0: zeros. 1: uniform in [-scale, scale), 24 bits. 2: normal by Box-Muller (Box, Muller 1958)."""
-    if law == 0:
+    `initializer`: its number in initializers.py. Uniform in [-scale, scale) has 24 bits; normal is by Box and Muller
+    (1958). An unknown number leaves `out` as it is."""
+    if initializer == ZEROS:
         for d in range(dim):
             out[d] = np.float32(0.0)
         return
     base = mix(key ^ mix(np.uint64(id_) + GOLDEN))
     for pair in range((dim + 1) // 2):
         bits = mix(base + np.uint64(pair + 1) * GOLDEN)
-        if law == 1:
+        if initializer == UNIFORM:
             first = (np.float32(np.int32(bits >> np.uint64(40))) * _UNIT24 - np.float32(1.0)) * scale
             second = np.float32(np.int32((bits >> np.uint64(8)) & np.uint64(0xFFFFFF)))
             second = (second * _UNIT24 - np.float32(1.0)) * scale
-        else:
+        elif initializer == NORMAL:
             radius = np.sqrt(-2.0 * np.log((np.float64(bits >> _32) + 1.0) * _UNIT32)) * np.float64(scale)
             angle = 2.0 * np.pi * (np.float64(bits & _LOW32) * _UNIT32)
             first = np.float32(radius * np.cos(angle))
             second = np.float32(radius * np.sin(angle))
+        else:
+            return
         out[2 * pair] = first
         if 2 * pair + 1 < dim:
             out[2 * pair + 1] = second
@@ -58,7 +64,7 @@ def gather(
     shift: int,
     width: int,
     key: np.uint64,
-    law: int,
+    initializer: int,
     scale: np.float32,
     rows_UD: Rows,
 ) -> None:
@@ -67,11 +73,11 @@ def gather(
     for i in range(ids_U.size):
         prefetch_record(addresses, shift, width, slots_U, i)
         if slots_U[i] < 0:
-            initial_values(key, ids_U[i], law, scale, dim, rows_UD[i])
+            initial_values(key, ids_U[i], initializer, scale, dim, rows_UD[i])
         else:
-            row = record(addresses, shift, width, slots_U[i])
+            weights = weights_of(record(addresses, shift, width, slots_U[i]), dim)
             for d in range(dim):
-                rows_UD[i, d] = row[FIRST_WEIGHT + d]
+                rows_UD[i, d] = weights[d]
 
 
 @kernel("void(int64[::1], int64[::1], int64, int64[::1], int64, int64, uint64, int64, float32, int64, float32)")
@@ -83,7 +89,7 @@ def initialise(
     shift: int,
     width: int,
     key: np.uint64,
-    law: int,
+    initializer: int,
     scale: np.float32,
     dim: int,
     slot_value: np.float32,
@@ -92,9 +98,8 @@ def initialise(
     for i in range(ids_U.size):
         if slots_U[i] >= first_new:
             row = record(addresses, shift, width, slots_U[i])
-            initial_values(key, ids_U[i], law, scale, dim, row[FIRST_WEIGHT:])
-            for w in range(FIRST_WEIGHT + dim, width):
-                row[w] = slot_value
+            initial_values(key, ids_U[i], initializer, scale, dim, weights_of(row, dim))
+            slots_of(row, dim)[:] = slot_value
 
 
 @kernel("void(int64[::1], int64, int64, int64[::1], int64, float32[:,::1])")

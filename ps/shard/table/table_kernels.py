@@ -1,6 +1,7 @@
 """Kernels over several tables at once: pull and apply, one call for all sections of a message.
 
-A table is a row of `places`, int64: where its index and records lie and how its rows start (the columns below).
+A table is a row of `places`, int64: a descriptor of where its index and records lie and how its rows start (the columns
+below).
 The callers keep these arrays alive, have made room for new rows, and hold the tables' locks.
 """
 # S = sections, P = columns of a place, V = ids of all sections, D = embedding dim
@@ -18,20 +19,20 @@ from numba.extending import intrinsic
 from shardkeep.base.array_kernels import pointer
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.ps.shard.table.index_kernels import find, find_or_add
-from shardkeep.ps.shard.table.pre_image_kernels import ROWS as MARKED_ROWS
+from shardkeep.ps.shard.table.pre_image_kernels import ROWS as SNAPSHOT_ROWS
 from shardkeep.ps.shard.table.pre_image_kernels import keep
 from shardkeep.ps.shard.table.row_kernels import gather, initialise, merge_sum
 
 Ints = npt.NDArray[np.int64]
 Places = npt.NDArray[np.int64]
-Marks = npt.NDArray[np.int64]
+Images = npt.NDArray[np.int64]
 Rows = npt.NDArray[np.float32]
 
 # Columns of a place.
 ENTRIES, NUM_ENTRIES, OLD, NUM_OLD = 0, 1, 2, 3  # the index: address and number of entries, and of outgrown ones
 ADDRESSES, NUM_ADDRESSES, SHIFT, WIDTH = 4, 5, 6, 7  # the records
 COUNT, ROOM = 8, 9  # rows there are, and rows that fit before the index or the records must grow
-DIM, KEY, LAW = 10, 11, 12
+DIM, KEY, INITIALIZER = 10, 11, 12
 OPTIMIZER = 13  # address of the machine code of its optimizer's kernel
 CHANGED, NUM_CHANGED = 14, 15  # address and bytes of the bits of changed rows; 0 bytes = changes are not noted
 COLUMNS = 16
@@ -88,7 +89,7 @@ def pull(
         end = at + ids_U.size * place[DIM]
         rows_UD = values[at:end].reshape((ids_U.size, place[DIM]))
         key = np.uint64(place[KEY])
-        gather(ids_U, slots_U, addresses, place[SHIFT], place[WIDTH], key, place[LAW], scale, rows_UD)
+        gather(ids_U, slots_U, addresses, place[SHIFT], place[WIDTH], key, place[INITIALIZER], scale, rows_UD)
         absent_S[s] = (slots_U < 0).sum()
         at = end
 
@@ -110,7 +111,8 @@ def add_rows(place: Ints, scale: Rows, ids_U: Ints, slots_U: Ints, found: bool) 
     place[COUNT] = count
     if count > before:
         key = np.uint64(place[KEY])
-        initialise(ids_U, slots_U, before, addresses, shift, width, key, place[LAW], scale[0], place[DIM], scale[1])
+        initializer, dim = place[INITIALIZER], place[DIM]
+        initialise(ids_U, slots_U, before, addresses, shift, width, key, initializer, scale[0], dim, scale[1])
 
 
 @kernel("void(int64[::1], int64[::1])")
@@ -138,7 +140,7 @@ def update(place: Ints, slots_U: Ints, grad_UD: Rows, squares_U: Rows, scalars: 
 def apply(
     places: Places,
     scales: Rows,
-    marks: Marks,
+    images: Images,
     tables_S: Ints,
     starts_S1: Ints,
     ids_V: Ints,
@@ -148,9 +150,9 @@ def apply(
     squares_V: Rows,
     scalars_SK: Rows,
 ) -> None:
-    """One optimizer update of all ids' rows; absent rows are added first, and rows of a marked table are kept as they
-    were (pre_image_kernels.py; there is room for them). `values`: the gradients, table after table; `squares_V`: each
-    row's mean squared gradient, empty = that of `values`.
+    """One optimizer update of all ids' rows; absent rows are added first, and those that a snapshot wants are kept as
+    they were (pre_image_kernels.py; there is room for them). `values`: the gradients, table after table; `squares_V`:
+    each row's mean squared gradient, empty = that of `values`.
 
     `found`: the slots are those of an earlier `pull`, so that only those that were absent then are looked up."""
     at = 0
@@ -160,10 +162,10 @@ def apply(
         end = at + ids_U.size * place[DIM]
         grad_UD = values[at:end].reshape((ids_U.size, place[DIM]))
         add_rows(place, scale, ids_U, slots_U, found)
-        mark = marks[tables_S[s]]
-        if mark[MARKED_ROWS]:
+        kept = images[tables_S[s]]
+        if kept[SNAPSHOT_ROWS]:
             addresses = carray(pointer(place[ADDRESSES]), (place[NUM_ADDRESSES],), np.int64)
-            keep(mark, addresses, place[SHIFT], place[WIDTH], slots_U)
+            keep(kept, addresses, place[SHIFT], place[WIDTH], slots_U)
         squares_U = squares_V[starts_S1[s] : starts_S1[s + 1]] if squares_V.size else squares_V
         update(place, slots_U, grad_UD, squares_U, scalars_SK[s])
         at = end

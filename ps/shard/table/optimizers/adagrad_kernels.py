@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardkeep.base.compiling.kernels import kernel
-from shardkeep.ps.shard.table.index_kernels import FIRST_WEIGHT, prefetch_record, record
+from shardkeep.ps.shard.table.layout_kernels import prefetch_record, record, slots_of, weights_of
 from shardkeep.ps.shard.table.optimizers.shared_kernels import ONE, SIGNATURE, ZERO, Integers, Rows, share
 
 
@@ -20,7 +20,7 @@ def update(
     for i in range(slots_U.size):
         prefetch_record(addresses, shift, width, slots_U, i)
         row = record(addresses, shift, width, slots_U[i])
-        weights, sums = row[FIRST_WEIGHT : FIRST_WEIGHT + dim], row[FIRST_WEIGHT + dim :]
+        weights, sums = weights_of(row, dim), slots_of(row, dim)
         factor, addend = share(grad_UD[i], squares_U[i]) if squares_U.size else (ONE, ZERO)
         for d in range(dim):
             g = grad_UD[i, d] + decay * weights[d]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardkeep.base.compiling.kernels import kernel
-from shardkeep.ps.shard.table.index_kernels import FIRST_WEIGHT, prefetch_record, record
+from shardkeep.ps.shard.table.layout_kernels import prefetch_record, record, slots_of, weights_of
 from shardkeep.ps.shard.table.optimizers.shared_kernels import ONE, SIGNATURE, ZERO, Integers, Rows, share
 
 
@@ -23,8 +23,8 @@ def update(
     for i in range(slots_U.size):
         prefetch_record(addresses, shift, width, slots_U, i)
         row = record(addresses, shift, width, slots_U[i])
-        weights = row[FIRST_WEIGHT : FIRST_WEIGHT + dim]
-        zs, ns = row[FIRST_WEIGHT + dim : FIRST_WEIGHT + 2 * dim], row[FIRST_WEIGHT + 2 * dim :]
+        weights, slots = weights_of(row, dim), slots_of(row, dim)
+        zs, ns = slots[:dim], slots[dim:]
         factor_i, addend = share(grad_UD[i], squares_U[i]) if squares_U.size else (ONE, ZERO)
         for d in range(dim):
             g = grad_UD[i, d]

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 
 from shardkeep.base.compiling.kernels import kernel
-from shardkeep.ps.shard.table.index_kernels import FIRST_WEIGHT, prefetch_record, record
+from shardkeep.ps.shard.table.layout_kernels import prefetch_record, record, slots_of, weights_of
 from shardkeep.ps.shard.table.optimizers.shared_kernels import SIGNATURE, ZERO, Integers, Rows
 
 
@@ -20,21 +20,22 @@ def update(
     for i in range(slots_U.size):
         prefetch_record(addresses, shift, width, slots_U, i)
         row = record(addresses, shift, width, slots_U[i])
+        weights, slots = weights_of(row, dim), slots_of(row, dim)
         a = b = c = e = ZERO  # four chains of additions hide the latency of one
         whole = dim & ~3
         for d in range(0, whole, 4):
-            g0 = grad_UD[i, d] + decay * row[FIRST_WEIGHT + d]
-            g1 = grad_UD[i, d + 1] + decay * row[FIRST_WEIGHT + d + 1]
-            g2 = grad_UD[i, d + 2] + decay * row[FIRST_WEIGHT + d + 2]
-            g3 = grad_UD[i, d + 3] + decay * row[FIRST_WEIGHT + d + 3]
+            g0 = grad_UD[i, d] + decay * weights[d]
+            g1 = grad_UD[i, d + 1] + decay * weights[d + 1]
+            g2 = grad_UD[i, d + 2] + decay * weights[d + 2]
+            g3 = grad_UD[i, d + 3] + decay * weights[d + 3]
             a, b, c, e = a + g0 * g0, b + g1 * g1, c + g2 * g2, e + g3 * g3
         for d in range(whole, dim):
-            g0 = grad_UD[i, d] + decay * row[FIRST_WEIGHT + d]
+            g0 = grad_UD[i, d] + decay * weights[d]
             a += g0 * g0
         square = squares_U[i] if squares_U.size else ((a + c) + (b + e)) / np.float32(dim)
-        total = row[FIRST_WEIGHT + dim] + square
-        row[FIRST_WEIGHT + dim] = total
+        total = slots[0] + square
+        slots[0] = total
         divisor = np.sqrt(total) + eps
         factor = rate / divisor if divisor > ZERO else ZERO
         for d in range(dim):
-            row[FIRST_WEIGHT + d] -= factor * (grad_UD[i, d] + decay * row[FIRST_WEIGHT + d])
+            weights[d] -= factor * (grad_UD[i, d] + decay * weights[d])

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from shardkeep.base.compiling.kernels import kernel
-from shardkeep.ps.shard.table.index_kernels import FIRST_WEIGHT, record
+from shardkeep.ps.shard.table.layout_kernels import record, weights_of
 from shardkeep.ps.shard.table.optimizers.shared_kernels import SIGNATURE, Integers, Rows
 
 
@@ -16,6 +16,6 @@ def update(
     rate, decay = scalars[0], scalars[1]
     dim = grad_UD.shape[1]
     for i in range(slots_U.size):
-        weights = record(addresses, shift, width, slots_U[i])[FIRST_WEIGHT:]
+        weights = weights_of(record(addresses, shift, width, slots_U[i]), dim)
         for d in range(dim):
             weights[d] -= rate * (grad_UD[i, d] + decay * weights[d])

@@ -64,13 +64,13 @@ def test_the_rows_of_every_push_are_noted_and_no_others() -> None:
 
 def test_bits_stay_when_a_table_grows() -> None:
     table = OneTable(SPECS[4], seed=7)
-    table.note_changes()
+    table.changed.start()
     for begin in (0, 200_000, 400_000):  # in blocks of 65,536 rows
         ids = np.arange(begin, begin + 10)
         table.apply(ids, np.ones((10, SPECS[4].dim), np.float32), step=0)
         new = np.arange(begin + 10, begin + 150_000)
-        table.load(new, np.zeros((new.size, SPECS[4].dim), np.float32), np.zeros((new.size, table.num_slots)))
-    bits = np.unpackbits(table.note_changes(), bitorder="little").astype(bool)
+        table.load(new, np.zeros((new.size, SPECS[4].dim), np.float32), np.zeros((new.size, table.layout.num_slots)))
+    bits = np.unpackbits(table.changed.start(), bitorder="little").astype(bool)
     assert bits.size >= table.num_rows == 450_000
     expected = [begin + i for begin in (0, 200_000, 400_000) for i in range(10)]
     assert ids_in(table.records, table.num_rows)[bits[: table.num_rows]].tolist() == expected

@@ -122,7 +122,7 @@ def test_a_mark_drops_the_one_before_it(tmp_path: Path) -> None:
     tables.apply([gradients(random_push(rng))], step=1)
     before, second = state(tables), tables.snapshot()
     tables.apply([gradients(random_push(rng))], step=1)
-    with pytest.raises(CheckpointError, match="another mark came"):
+    with pytest.raises(CheckpointError, match="another snapshot came"):
         read_back(tables, first, tmp_path / "first")
     assert same(state(read_back(tables, second, tmp_path / "second")), before)
 

@@ -79,7 +79,7 @@ def test_a_mark_needs_its_step_boundary(checkpoints: Checkpoints, mode: str) -> 
     service = make_service(mode, checkpoints=checkpoints)
     push(service, 0, gradient(0))
     wrong = 1 if mode == "sync" else 0  # staged, or applied
-    expected = (Kind.ERROR, f"a mark of step {wrong} while pushes of other steps are here")
+    expected = (Kind.ERROR, f"a snapshot of step {wrong} while pushes of other steps are here")
     assert told(ask(service, ask="mark", step=wrong)) == expected
     assert told(ask(service, ask="mark")) == (Kind.ERROR, "step None; allowed: a whole number")
     answer(pull(service, 1))
@@ -88,7 +88,7 @@ def test_a_mark_needs_its_step_boundary(checkpoints: Checkpoints, mode: str) -> 
 
 def test_a_snapshot_needs_a_mark_of_its_step(service: ShardService) -> None:
     for step in (1, 2):
-        expected = (Kind.ERROR, f"a snapshot of step {step} without a mark of that step")
+        expected = (Kind.ERROR, f"step {step} is to be written, but no snapshot was made at that step")
         assert told(ask(service, ask="snapshot", step=step)) == expected
         if step == 1:
             told(ask(service, ask="mark", step=1))

@@ -14,7 +14,6 @@ from shardkeep.ps.placement import server_of
 from shardkeep.ps.shard.table import index as index_module
 from shardkeep.ps.shard.table import index_kernels
 from shardkeep.ps.shard.table.index import MAX_ROWS
-from shardkeep.ps.shard.table.records import Records
 from tests.support.examples import examples
 from tests.support.one_table import OneIndex, ids_in
 
@@ -156,7 +155,7 @@ def test_every_id_stays_findable_while_the_index_grows(batch: int) -> None:
     rng = np.random.default_rng(batch)
     total = 3_000 if batch == 1 else 120_000
     ids = rng.permutation(np.unique(rng.integers(-(2**63), 2**63 - 1, total)))
-    index, slots = OneIndex(Records(4)), np.full(ids.size, -1)
+    index, slots = OneIndex(4), np.full(ids.size, -1)
     for start in range(0, ids.size, batch):
         slots[start : start + batch] = index.find_or_add(ids[start : start + batch])
         known = rng.integers(0, min(start + batch, ids.size), 50)
@@ -189,7 +188,7 @@ def test_a_callers_own_kernel_call_adds_as_the_index_does() -> None:
     for ids_U in (spread(0, 5), spread(5, 10)):
         index.make_room(ids_U.size)
         place = (index.records.addresses, index.records.shift, index.records.width)
-        index.added(index_kernels.find_or_add(index.entries, index.old, ids_U, *place, len(index), slots_U))
+        index.count[0] = index_kernels.find_or_add(index.entries, index.old, ids_U, *place, len(index), slots_U)
     assert slots_U.tolist() == [5, 6, 7, 8, 9]
     assert index.find(spread(0, 10)).tolist() == list(range(10))
 
@@ -209,7 +208,7 @@ def test_there_is_room_for_as_many_rows_as_the_index_says() -> None:
 
 def test_a_table_with_more_rows_than_an_index_can_name_is_an_error() -> None:
     index = OneIndex()
-    index.added(MAX_ROWS)
+    index.count[0] = MAX_ROWS
     with pytest.raises(JobError, match="a table gets 3000000001 rows on one server; allowed: 3000000000"):
         index.make_room(1)
 
@@ -226,7 +225,7 @@ def test_growing_never_moves_more_than_a_share_of_the_entries() -> None:
 
 
 def growth(width: int, *, rows: int, step: int) -> Iterator[tuple[OneIndex, int]]:
-    index = OneIndex(Records(width))
+    index = OneIndex(width)
     for start in range(0, rows, step):
         index.find_or_add(spread(start, start + step))
         yield index, index.size_bytes + index.records.size_bytes

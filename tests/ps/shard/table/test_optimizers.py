@@ -13,8 +13,8 @@ import torch
 from shardkeep.ps import config as ps_config
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.shard.table import table_kernels
-from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS, step_scalars
-from tests.support.one_table import OneTable, exported
+from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
+from tests.support.one_table import OneTable, exported, scalars_of
 
 NUM_IDS, DIM, STEPS = 40, 7, 50
 WARM_UP = {"warmup_steps": 10, "decay": "cosine", "decay_steps": 60, "final_factor": 0.1}
@@ -44,7 +44,7 @@ def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> 
 def update(table: OneTable, ids: np.ndarray, grad: np.ndarray, squares: np.ndarray, step: int) -> None:
     """As the shard does it for rows whose mean squares are told."""
     slots = table.find_or_create(ids)
-    table_kernels.update(table.place, slots, grad, squares, step_scalars(table.spec.optimizer, step))
+    table_kernels.update(table.place, slots, grad, squares, scalars_of(table, step))
 
 
 def test_every_optimizer_of_the_config_has_an_entry() -> None:

@@ -8,15 +8,15 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from shardkeep.ps.shard.table import index_kernels, pages
+from shardkeep.ps.shard.table import layout_kernels, pages
 from shardkeep.ps.shard.table.pages import LARGE, SMALL, Pages
 from shardkeep.ps.shard.table.records import Records
 from tests.support.one_table import OneIndex, ids_in
 
 
 def test_records_keep_their_content_while_they_grow() -> None:
-    records = Records(2)
-    index = OneIndex(records)
+    index = OneIndex(2)
+    records = index.records
     ids = np.arange(-5, 3_000_000, 7, dtype=np.int64)
     for part in np.array_split(ids, 30):
         index.find_or_add(part)
@@ -27,29 +27,30 @@ def test_records_keep_their_content_while_they_grow() -> None:
 def test_a_record_never_moves() -> None:
     records = Records(20)
     records.reserve(10)
-    first = index_kernels.start_of(records.addresses, records.shift, records.width, 9)
+    first = layout_kernels.start_of(records.addresses, records.shift, records.width, 9)
     records.reserve(2_000_000)
-    assert index_kernels.start_of(records.addresses, records.shift, records.width, 9) == first
+    assert layout_kernels.start_of(records.addresses, records.shift, records.width, 9) == first
 
 
 def test_records_do_not_overlap_where_blocks_and_regions_meet() -> None:
     records = Records(20)
     records.reserve(1_000_000)
     place = (records.addresses, records.shift, records.width)
-    starts = sorted(index_kernels.start_of(*place, slot) for slot in range(0, records.capacity, 1 << 10))
+    starts = sorted(layout_kernels.start_of(*place, slot) for slot in range(0, records.capacity, 1 << 10))
     assert all(b - a >= 80 << 10 for a, b in pairwise(starts))
     for block in range(records.capacity >> records.shift):
-        index_kernels.record(*place, (block + 1 << records.shift) - 1)[:] = block  # the last of each: all is ours
-        assert index_kernels.record(*place, block << records.shift)[0] == 0
+        layout_kernels.record(*place, (block + 1 << records.shift) - 1)[:] = block  # the last of each: all is ours
+        assert layout_kernels.record(*place, block << records.shift)[0] == 0
 
 
 def test_only_the_records_written_are_counted() -> None:
-    records = Records(20)
+    count = np.zeros(1, dtype=np.int64)
+    records = Records(20, count)
     records.reserve(50_000)
     assert records.size_bytes == records.addresses.nbytes
-    records.wrote(1)
+    count[0] = 1
     assert records.size_bytes == records.addresses.nbytes + SMALL
-    records.wrote(50_000)
+    count[0] = 50_000
     assert 0 <= records.size_bytes - 50_000 * 80 <= SMALL + records.addresses.nbytes
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from shardkeep.ps.config import InitConfig, TableSpec
-from shardkeep.ps.shard.table.initializers import LAWS
+from shardkeep.ps.shard.table.initializers import INITIALIZERS
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
 from tests.support.one_table import OneTable, exported
 
@@ -62,7 +62,7 @@ def test_a_row_starts_from_the_value_that_a_pull_showed() -> None:
 
 
 def test_every_law_of_the_config_has_a_number() -> None:
-    assert set(LAWS) == set(InitConfig.model_fields["name"].annotation.__args__)
+    assert set(INITIALIZERS) == set(InitConfig.model_fields["name"].annotation.__args__)
 
 
 def test_initial_values_follow_their_law() -> None:

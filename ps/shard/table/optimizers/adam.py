@@ -1,0 +1,23 @@
+"""Adam as the registry knows it; its kernel is in adam_kernels.py."""
+
+from __future__ import annotations
+
+import math
+
+from shardkeep.ps.config import AdamConfig
+from shardkeep.ps.shard.table.optimizers.optimizer import RowOptimizer, Scalars
+
+
+def _scalars(config: AdamConfig, step: int) -> Scalars:
+    beta1, beta2 = config.betas
+    t = step + 1
+    rate = config.lr * config.schedule.factor(step) * math.sqrt(1.0 - beta2**t) / (1.0 - beta1**t)
+    return rate, config.weight_decay, config.eps, 1.0 - beta1, 1.0 - beta2
+
+
+ENTRY = RowOptimizer(
+    config=AdamConfig,
+    kernels="shardkeep.ps.shard.table.optimizers.adam_kernels",
+    num_slots=lambda dim: 2 * dim,
+    scalars=_scalars,
+)
