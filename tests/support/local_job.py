@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from shardkeep.base.errors import MemberLost
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.transport.local import LocalTransport
 from shardkeep.ps.transport.transport import Transport
-from shardkeep.roles.assembly import WorkerProcess, build_run, origin_of, table_specs
+from shardkeep.roles.assembly import START, WorkerProcess, build_run, origin_of, table_specs
 from shardkeep.roles.server import build_service
 from shardkeep.workers.checkpoint.checkpointer import Checkpointer
 from shardkeep.workers.collectives.collective import Solo, ThreadCollective
 from shardkeep.workers.data.samples import Data
+from shardkeep.workers.data.sampling import Origin
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.generation import Generation, Link
-from shardkeep.workers.run import TrainingRun
+from shardkeep.workers.rewind import Rewind
+from shardkeep.workers.run import Continuation, TrainingRun
 from shardkeep.workers.trainer import Trainer
 
 
@@ -77,10 +82,14 @@ class LocalJob:
     resumed: Checkpoint | None = None
     elsewhere: dict[int, Checkpoints] = field(default_factory=dict)
     """Where a rank looks for the checkpoints instead."""
+    rewinds: Path | None = None
+    """Where the workers keep the tower's last states; None = they keep none."""
     connect: Callable[[list[ShardService]], Transport] = in_process
     """Makes a worker's transport."""
     services: list[ShardService] = field(default_factory=list)
     workers: list[Worker] = field(default_factory=list)
+    links: list[Link] = field(default_factory=list)
+    """Of the last generation that followed another."""
     progress: Silent = field(default_factory=Silent)
 
     def __post_init__(self) -> None:
@@ -88,24 +97,63 @@ class LocalJob:
         count = max(self.config.servers, 1)
         kept = {"checkpoints": self.checkpoints, "resumed": self.resumed}
         self.services = [build_service(self.config, tables, shard=s, generation=0, **kept) for s in range(count)]
-        ranks = ThreadCollective.group(self.config.workers) if self.config.workers > 1 else [Solo()]
-        # A generation begins with a broadcast, so the ranks must be built side by side.
-        links = [Link(0, self.connect(self.services), rank) for rank in ranks]
-        self.workers = in_threads([lambda link=link: self._worker(link) for link in links])
+        origin = origin_of(self.resumed, self.config, self.data)
+        # A generation begins with a broadcast, so the ranks must enter side by side.
+        self.workers = in_threads([lambda link=link: self._worker(link, origin) for link in self._links(0)])
 
-    def _worker(self, link: Link) -> Worker:
+    def _links(self, number: int) -> list[Link]:
+        ranks = ThreadCollective.group(self.config.workers) if self.config.workers > 1 else [Solo()]
+        return [Link(number, self.connect(self.services), rank) for rank in ranks]
+
+    def _worker(self, link: Link, origin: Origin) -> Worker:
+        run = self._run(link, origin)
+        if self.resumed is not None:
+            run.load(self.resumed)
+        return Worker(run, run.enter(link))
+
+    def _run(self, link: Link, origin: Origin | None) -> TrainingRun:
         rank = link.collective.rank
-        run = build_run(
+        folder = None if self.rewinds is None else self.rewinds / f"{link.number}-{rank}"
+        return build_run(
             self.config,
             self.data,
             WorkerProcess(rank, torch.device("cpu"), self.progress),
             link.transport,
-            origin=origin_of(self.resumed, self.config, self.data),
+            origin=origin,
             checkpoints=self.elsewhere.get(rank, self.checkpoints),
+            rewind=None if folder is None else Rewind(folder, depth=4),
         )
-        if self.resumed is not None:
-            run.load(self.resumed)
-        return Worker(run, run.enter(link))
+
+    def lose(self, before: int) -> None:
+        """Trains until all workers lose their generation, before the step `before`."""
+
+        def check(step: int) -> bool:
+            if step == before:
+                raise MemberLost("a member died")
+            return False
+
+        def train(worker: Worker) -> None:
+            with contextlib.suppress(MemberLost), worker.generation:
+                worker.generation.train(check)
+
+        in_threads([lambda w=w: train(w) for w in self.workers])
+
+    def continue_at(self, step: int, *, source: int = 0, replaced: tuple[int, ...] = ()) -> None:
+        """Forms another generation, in which the ranks `replaced` are new processes that know nothing."""
+        number, resumed = self.workers[0].generation.link.number + 1, self.resumed is not None
+        for service in self.services:
+            service.life.suspend("a generation was lost")
+            service.life.begin(number, step)
+        after = Continuation(step, source, replaced, resumed)
+
+        def enter(link: Link) -> Worker:
+            rank = link.collective.rank
+            newcomer = rank in replaced
+            run = self._run(link, None if resumed else START) if newcomer else self.workers[rank].run
+            return Worker(run, run.enter(link, after))
+
+        self.links = self._links(number)
+        self.workers = in_threads([lambda link=link: enter(link) for link in self.links])
 
     @property
     def records(self) -> list[tuple[str, dict[str, Any]]]:

@@ -1,0 +1,129 @@
+"""A worker over two generations, without processes: what its run keeps, and what a newcomer takes from the others."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardkeep.base.errors import CheckpointError, TransportError
+from shardkeep.config import JobConfig, parse_config
+from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
+from shardkeep.workers.data.samples import Data
+from shardkeep.workers.generation import Link
+from tests.support.local_job import LocalJob
+from tests.support.samples import as_data, draw
+
+STEPS, LOST = 12, 5
+
+
+def job_config(workers: int = 2, **more: Any) -> JobConfig:
+    return parse_config(
+        f"""
+        seed: 3
+        servers: 2
+        workers: {workers}
+        consistency: {{mode: sync}}
+        model: {{name: dlrm, bottom: [8], top: [8]}}
+        tables: {{default: {{dim: 4}}}}
+        tower: {{compile: off, optimizer: {{name: adam, lr: 0.01}}}}
+        train: {{batch_size: 4}}
+        eval: {{every_steps: {LOST}}}
+        """,
+        [f"{key.replace('__', '.')}={value}" for key, value in more.items()],
+    )
+
+
+def data_of(workers: int = 2) -> Data:
+    return as_data(draw(4 * workers * STEPS), draw(30, seed=1))
+
+
+def records(job: LocalJob, kind: str) -> list[dict[str, Any]]:
+    return [record for name, record in job.records if name == kind]
+
+
+def is_closed(link: Link) -> bool:
+    future = link.transport.send(0, np.zeros(1, np.uint8), timeout_s=1.0)
+    return isinstance(future.exception(timeout=10.0), TransportError)
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["one worker", "two workers"])
+def undisturbed(request: pytest.FixtureRequest) -> tuple[int, dict[str, Any]]:
+    return request.param, LocalJob(job_config(request.param), data_of(request.param)).run()
+
+
+@pytest.mark.parametrize("lost", [0, LOST], ids=["before the first step", "before a later step"])
+def test_the_same_processes_continue_to_the_model_of_an_undisturbed_job(
+    tmp_path: Path, undisturbed: tuple[int, dict[str, Any]], lost: int
+) -> None:
+    workers, whole = undisturbed
+    job = LocalJob(job_config(workers), data_of(workers), rewinds=tmp_path)
+    job.lose(before=lost)
+    assert is_closed(job.workers[0].generation.link)
+    job.continue_at(lost)
+    assert [worker.client.pushes.next_step for worker in job.workers] == [lost] * workers
+    summary = job.run()
+    assert summary["state_digest"] == whole["state_digest"] and summary["eval"] == whole["eval"]
+    assert (summary["steps"], summary["samples"]) == (STEPS, whole["samples"])
+    phases = [record["phase"] for record in records(job, "phase")]
+    assert phases.count("tower") == 1  # the tower's choices are reported once in a process's life
+    assert summary["bytes"]["push"]["values"] == whole["bytes"]["push"]["values"]  # nothing counts twice
+    assert summary["bytes"]["per_sample"] == pytest.approx(whole["bytes"]["per_sample"], rel=0.2)
+
+
+@pytest.mark.parametrize(("replaced", "source"), [(0, 1), (1, 0)])
+def test_a_newcomer_takes_the_tower_of_another_and_changes_no_bit(tmp_path: Path, replaced: int, source: int) -> None:
+    whole = LocalJob(job_config(), data_of()).run()
+    job = LocalJob(job_config(), data_of(), rewinds=tmp_path)
+    job.lose(before=LOST)
+    job.continue_at(LOST, source=source, replaced=(replaced,))
+    assert job.run()["state_digest"] == whole["state_digest"]
+
+
+def test_the_evaluation_after_the_last_step_of_a_lost_generation_is_repeated(tmp_path: Path) -> None:
+    job = LocalJob(job_config(1), data_of(1), rewinds=tmp_path)
+    job.lose(before=LOST)
+    job.continue_at(LOST)
+    job.run()
+    first, again, *later = records(job, "eval")
+    assert (first["step"], again["step"]) == (LOST, LOST) and first["auc"] == again["auc"]
+    assert [record["step"] for record in later] == [2 * LOST, STEPS]
+
+
+def test_a_step_that_a_lost_generation_sent_counts_as_a_retry(tmp_path: Path) -> None:
+    job = LocalJob(job_config(1, consistency__mode="async"), data_of(1), rewinds=tmp_path)
+    job.lose(before=LOST)
+    job.continue_at(LOST - 1)  # the step before it is trained again
+    summary = job.run()
+    assert summary["bytes"]["push"]["retries"] > 0
+    assert summary["samples"] == 4 * STEPS
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Checkpoint:
+    """Of step 3, taken by one worker; two continue from it."""
+    folder = tmp_path / "checkpoints"
+    LocalJob(job_config(1, checkpoint__every_steps=3, checkpoint__keep=9), data_of(), Checkpoints(folder)).run()
+    return Checkpoints(folder).load(3)
+
+
+def test_a_newcomer_without_checkpoints_counts_samples_as_the_others_do(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    whole = LocalJob(job_config(), data_of(), resumed=checkpoint).run()
+    job = LocalJob(job_config(), data_of(), resumed=checkpoint, rewinds=tmp_path / "rewinds")
+    shutil.rmtree(checkpoint.folder.parent)
+    job.lose(before=LOST)
+    job.continue_at(LOST, replaced=(1,))
+    summary = job.run()
+    assert summary["state_digest"] == whole["state_digest"]
+    assert (summary["steps"], summary["samples"]) == (whole["steps"], whole["samples"])
+
+
+def test_a_worker_that_cannot_enter_a_generation_closes_its_connections(tmp_path: Path, checkpoint: Checkpoint) -> None:
+    job = LocalJob(job_config(1), data_of(), resumed=checkpoint, rewinds=tmp_path / "rewinds")
+    job.lose(before=LOST)
+    with pytest.raises(CheckpointError, match="no worker is left that knows how to count"):
+        job.continue_at(LOST, replaced=(0,))
+    assert is_closed(job.links[0])
