@@ -50,15 +50,6 @@ TOPMOST = ("__init__.py", "__main__.py")
 PRIVATE = {
     "tests/ps/shard/table/test_index.py: _given_back",
     "tests/ps/shard/table/test_index.py: _moved",
-    "tests/workers/collectives/test_collective.py: _ddp",
-    "tests/workers/dense/test_dense_sums.py: _compression",
-    "tests/workers/dense/test_dense_sums.py: _ddp",
-    "tests/workers/dense/test_dense_sums.py: _sum_over_ranks",
-    "tests/workers/dense/test_dense_sums.py: _switch",
-    "tests/workers/test_rewind.py: _micro",
-    "tests/workers/dense/test_tower.py: _optimizer",
-    "tests/workers/dense/test_tower.py: _parameters",
-    "tests/workers/dense/test_tower.py: _switch",
 }
 """Underscore names that tests still take, `file: name`, of classes that are going to be dissolved. It only shrinks."""
 IMPORTS = {

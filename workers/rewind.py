@@ -60,7 +60,7 @@ class Rewind:
     def keep(self, tower: Tower) -> None:
         """Keeps the state at the start of the step that the tower is at, instead of the oldest one."""
         tensors: dict[str, torch.Tensor] = {}
-        state = split({"tower": tower.state_dict(), "local": tower.local_state_dict()}, tensors)
+        state = split({"tower": tower.state_dict(), "local": tower.sums.local_state_dict()}, tensors)
         slot = self._slots[tower.step % len(self._slots)]
         try:
             slot.write(tower.step, state, tensors)
@@ -72,7 +72,7 @@ class Rewind:
         not kept) and CheckpointError (it is damaged)."""
         kept = self._read(step)
         tower.load_state_dict(kept["tower"])
-        tower.load_local_state_dict(kept["local"])
+        tower.sums.load_local_state_dict(kept["local"])
 
     def _read(self, step: int) -> dict[str, Any]:
         slot = self._slots[step % len(self._slots)]

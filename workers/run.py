@@ -21,6 +21,8 @@ from shardkeep.workers.config import EvalConfig, TrainConfig
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sampling import Origin, StepSlices
 from shardkeep.workers.data.weights import doubtful_weights
+from shardkeep.workers.dense.sharing import share
+from shardkeep.workers.dense.state import broadcast
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.evaluate import Evaluation, Evaluations
@@ -104,7 +106,7 @@ class TrainingRun:
             self.origin = _shared_origin(collective, self.origin)
         self.tower.join(collective)
         if after is None:
-            self.tower.broadcast()
+            broadcast(self.tower.model, collective)
         else:
             self._continue(collective, after)
         self.client.regroup(MeteredTransport(link.transport, meter), link.number, self.tower.step)
@@ -124,7 +126,7 @@ class TrainingRun:
         if collective.rank not in after.lacking:  # also at this very step: an aborted one may have left its traces
             self.rewind.take_back(self.tower, after.step)
         self.rewind.forget_after(after.step)  # before any rank can leave `share`
-        self.tower.share(after.source, after.lacking)
+        share(self.tower, after.source, after.lacking)
 
     def _warn(self) -> None:
         for text in doubtful_weights(self.job.data.train):
@@ -140,7 +142,7 @@ class TrainingRun:
             rank=collective.rank,
             clock=self.tower.watch,
             window=self.job.window,
-            slow_start_s=COMPILE_ALLOWANCE_S if self.tower.compiles else 0.0,
+            slow_start_s=COMPILE_ALLOWANCE_S if self.tower.compilation.due else 0.0,
         )
         step = Step(
             client=self.client,

@@ -84,7 +84,7 @@ class Step:
             self._rewind.keep(self._tower)
         self._watch.enter("push")
         scale_rows(grads, update.row_scale)
-        overflow = self._tower.scaling and not update.applied  # of the loss scale: every rank drops this step's rows
+        overflow = self._tower.precision.scaling and not update.applied  # then every rank drops this step's rows
         self._pipeline.push(prepared.step, request, {} if overflow else grads, last=last)
         self._watch.enter("other")
         return StepResult(loss, update.applied, dropped, pull.staleness)

@@ -69,7 +69,7 @@ def summarize(
         "recoveries": [],
         "tables": table_totals(servers),
         "state_digest": state_digest(servers, tower.digest_bytes()),
-        "tower": {"chosen": dict(tower.chosen), "compile_s": tower.compile_s}
+        "tower": {"chosen": dict(tower.chosen), "compile_s": tower.compilation.compile_s}
         | _tower_unsent([w["tower_unsent"] for w in workers]),
         "processes": server_processes(servers) + [w["process"] | {"step_ms": w["step_ms"]} for w in workers],
     }
@@ -90,7 +90,12 @@ def _worker_record(counted: Counted, facts: Mapping[str, Any], sockets: Mapping[
         "skipped_steps": telemetry.skipped_steps,
         "step_ms": telemetry.step_ms(),
         "cpu_ms": telemetry.cpu.mean_ms(),
-        "process": {"role": "worker", "index": counted.collective.rank, **facts, "compile_s": tower.compile_s},
+        "process": {
+            "role": "worker",
+            "index": counted.collective.rank,
+            **facts,
+            "compile_s": tower.compilation.compile_s,
+        },
     }
 
 

@@ -133,7 +133,7 @@ def test_what_ranks_had_not_sent_is_shared_out_among_other_ranks(undisturbed: Ru
     for job in owed:
         states = [worker.client.memory.state() for worker in job]
         sums.append(np.sum([state["4/rests"].sum(0, dtype=np.float64) for state in states], axis=0))
-        residuals = [r for w in job for r in w.tower.local_state_dict().get("residuals", {}).values()]
+        residuals = [r for w in job for r in w.tower.sums.local_state_dict().get("residuals", {}).values()]
         sums.append(float(sum(float(r.double().sum()) for r in residuals)))
     np.testing.assert_allclose(sums[0], sums[2], atol=1e-6)
     assert sums[1] == pytest.approx(sums[3], abs=1e-6)

@@ -16,11 +16,12 @@ from shardkeep.base.errors import CheckpointError
 from shardkeep.ps.control.records import Span
 from shardkeep.ps.control.recoveries import Start, agreed_start
 from shardkeep.workers.collectives.collective import ThreadCollective
+from shardkeep.workers.dense.sharing import share
 from shardkeep.workers.dense.state_tree import joined, split
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.rewind import Rewind
 from tests.support.ranks import run_ranks
-from tests.support.towers import batch, part_of, tower_of
+from tests.support.towers import batch, part_of, seeded_model, tower_of
 
 ADAM = {"optimizer": {"name": "adam", "lr": 0.01}}
 
@@ -196,7 +197,7 @@ def test_ranks_that_lack_the_state_take_that_of_the_source(source: int) -> None:
         tower.join(collective)
         if collective.rank == source:
             tower.load_state_dict(trained)
-        tower.share(source, [r for r in range(3) if r != source])
+        share(tower, source, [r for r in range(3) if r != source])
         return tower.digest_bytes(), tower.step
 
     found = run_ranks(ThreadCollective.group(3), rank)
@@ -204,14 +205,13 @@ def test_ranks_that_lack_the_state_take_that_of_the_source(source: int) -> None:
 
 
 def test_a_step_that_was_cut_off_leaves_no_trace_in_the_random_numbers() -> None:
-    whole = train(tower_of(config=ADAM), 2)
-    tower = train(tower_of(config=ADAM), 1)
+    whole = train(tower_of(config=ADAM, model=seeded_model(dropout=0.5)), 2)
+    tower = train(tower_of(config=ADAM, model=seeded_model(dropout=0.5)), 1)
     state = dict(tower.state_dict())
     dense, leaves, label = part_of(batch(1, 8), 0, 8)
     tower.backward(dense, leaves, label, 1 / 8, last=False)
     tower.join(tower.collective)
     tower.load_state_dict(state)
-    assert tower._micro == 0
     assert train(tower, 1).digest_bytes() == whole.digest_bytes()
 
 

@@ -32,7 +32,7 @@ _ROWS, _TOWER = "rows/", "tower/"
 def rank_state(client: RowClient, tower: Tower) -> Bytes:
     """This rank's state, uint8; empty where there is nothing to hold."""
     tensors: dict[str, torch.Tensor] = {}
-    rest = split(tower.local_state_dict(), tensors)
+    rest = split(tower.sums.local_state_dict(), tensors)
     tensors = {_TOWER + key: t.detach().cpu().contiguous() for key, t in tensors.items()}
     if client.memory.sends_later:
         tensors |= {_ROWS + key: torch.from_numpy(np.ascontiguousarray(a)) for key, a in client.memory.state().items()}
@@ -71,7 +71,7 @@ def load_rank_state(client: RowClient, tower: Tower, checkpoint: Checkpoint, *, 
         if any(rows):
             client.memory.load(rows)
         if any(towers):
-            tower.load_local_state_dict(merge_local([state for state in towers if state]))
+            tower.sums.load_local_state_dict(merge_local([state for state in towers if state]))
     except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:
         why = " ".join(str(error).split())[:300]
         raise CheckpointError(f"{checkpoint.folder / _PART}: does not fit the job: {why}") from error

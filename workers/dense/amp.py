@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -51,3 +53,23 @@ def _computes_in(amp: str, device: torch.device) -> bool:
 
 def _name_of(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "this CPU"
+
+
+class MixedPrecision:
+    """The chosen arithmetic at work: autocast, and a GradScaler where fp16 needs one."""
+
+    def __init__(self, amp: str, device: torch.device) -> None:
+        self._device = device
+        self.chosen = choose_precision(amp, device)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.chosen.scaled)
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """For a forward pass."""
+        if self.chosen.dtype is None:
+            return contextlib.nullcontext()
+        return torch.autocast(self._device.type, dtype=self.chosen.dtype)
+
+    @property
+    def scaling(self) -> bool:
+        """Whether gradients are those of a scaled loss."""
+        return bool(self.scaler.is_enabled())

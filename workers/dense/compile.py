@@ -14,7 +14,7 @@ import shutil
 import sys
 import sysconfig
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -179,3 +179,9 @@ class Compilation:
         if self._config.compile == "on":
             raise JobError(f"tower.compile: on failed: {problem}; tower.compile: off trains without it")
         self._say(f"off: compiling failed: {problem}")
+
+    def keep_gradients(self, parameters: Sequence[nn.Parameter]) -> None:
+        """With CUDA graphs the next micro-batch overwrites the memory in which a micro-batch's gradients lie."""
+        if self.switch.enabled and self._device.type == "cuda" and self._config.mode != "default":
+            for p in parameters:
+                p.grad = None if p.grad is None else p.grad.clone()

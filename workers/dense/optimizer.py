@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from collections import deque
+
 import torch
 from torch import nn
 
 from shardkeep.base.errors import UserError
 from shardkeep.workers.config import TowerOptimizerConfig
+
+_NORMS = 16
+"""Steps whose mean gradient residuals are compared with: one alone may be an unusual one."""
 
 
 def build_optimizer(config: TowerOptimizerConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -26,3 +32,43 @@ def build_optimizer(config: TowerOptimizerConfig, parameters: list[nn.Parameter]
         weight_decay=config.weight_decay,
         fused=True,
     )
+
+
+class DenseOptimizer:
+    """torch's optimizer with the config's schedule and clipping.
+
+    Args:
+        clip_norm: Largest norm of the summed gradient, None = no clipping.
+    """
+
+    def __init__(
+        self, config: TowerOptimizerConfig, parameters: list[nn.Parameter], *, clip_norm: float | None
+    ) -> None:
+        self.torch = build_optimizer(config, parameters)
+        self.parameters = parameters
+        self._config = config
+        self._clip_norm = clip_norm
+        self._norms: deque[float] = deque(maxlen=_NORMS)
+
+    @property
+    def mean_norm(self) -> float:
+        """Of the last steps' summed gradients; 0 = this process made no step."""
+        return sum(self._norms) / max(1, len(self._norms))
+
+    def apply(self, step: int) -> float:
+        """Clips and makes one step; none where the gradient is not finite. Returns its norm before clipping."""
+        norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
+        grad_norm = float(norm)
+        if not math.isfinite(grad_norm):
+            return grad_norm
+        if self._clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(self.parameters, self._clip_norm, norm)
+        rate = self._config.lr * self._config.schedule.factor(step)
+        for group in self.torch.param_groups:
+            group["lr"] = rate
+        self.torch.step()
+        self._norms.append(grad_norm)
+        return grad_norm
+
+    def forget_gradients(self) -> None:
+        self.torch.zero_grad(set_to_none=True)

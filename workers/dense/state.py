@@ -1,10 +1,13 @@
-"""A model's state dict, asked for after every step: made once where nothing but values can change."""
+"""A model's state: its state dict, made once where nothing but values can change; its bytes; rank 0's for all ranks."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import nn
+
+from shardkeep.workers.collectives.collective import Collective
 
 _OWN_WAYS = ("state_dict", "_save_to_state_dict", "get_extra_state")
 
@@ -41,3 +44,24 @@ def _has_its_own(module: nn.Module) -> bool:
             name in vars(module) or getattr(type(module), name) is not getattr(nn.Module, name) for name in _OWN_WAYS
         )
     )
+
+
+def broadcast(model: nn.Module, collective: Collective) -> None:
+    """Sends rank 0's parameters and buffers to the other ranks. Every rank calls it; blocks."""
+    if collective.world_size > 1:
+        for tensor in [*model.parameters(), *model.buffers()]:
+            collective.broadcast(tensor.detach(), purpose="agreements")
+
+
+def digest_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> bytes:
+    """Name and bytes of every parameter, buffer and optimizer value, in the order of the names; a copy."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    for parameter, slots in optimizer.state.items():
+        for key, value in slots.items():
+            tensors[f"{names[id(parameter)]}/{key}"] = torch.as_tensor(value)
+    return b"".join(name.encode() + _bytes_of(tensors[name]) for name in sorted(tensors))
+
+
+def _bytes_of(tensor: torch.Tensor) -> bytes:
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()

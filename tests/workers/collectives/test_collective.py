@@ -162,7 +162,7 @@ def trained(
     traffic = Traffic()
     tower = tower_of(model=model, collective=MeteredCollective(collective, LedgerMeter(traffic)), **settings)
     train(tower, SPLITS, micro=2)
-    assert (tower._ddp is not None) == (collective.process_group is not None)
+    assert (tower.sums.by_ddp) == (collective.process_group is not None)
     sent = traffic.ledger.totals()["tower"]
     return tower.digest_bytes(), sum(sent.values()) - sent["framing"]
 

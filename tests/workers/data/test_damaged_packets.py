@@ -22,6 +22,7 @@ from shardkeep.compression.tower.exchange import Exchange
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.collectives.process_group import ProcessCollective
 from shardkeep.workers.dense import gradients as reduce
+from shardkeep.workers.dense.sharing import share
 from shardkeep.workers.dense.tower import Tower
 from tests.support.layers import SPLITS, build
 from tests.support.processes import in_processes
@@ -128,7 +129,7 @@ def in_a_process(rank: int, port: int) -> dict[str, Any]:
             collective.close()
             collective = join(2 * number + 1)
             tower.join(collective)
-            tower.share(0, [1])
+            share(tower, 0, [1])
             train(tower, SPLITS, first=3, steps=2)
         found[case] = failed, tower.digest_bytes()
         collective.barrier()

@@ -25,6 +25,7 @@ from shardkeep.workers.collectives.metered import MeteredCollective
 from shardkeep.workers.collectives.process_group import ProcessCollective
 from shardkeep.workers.dense.compile import why_no_compiler
 from shardkeep.workers.dense.gradients import BucketSums, sum_bucket
+from shardkeep.workers.dense.sharing import share
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.rewind import Rewind
 from tests.support.dense_sums import drive
@@ -39,7 +40,7 @@ OWING = ["int8", "topk", "powersgd", "powersgd of int8"]
 
 
 def owed(tower: Tower) -> dict[str, torch.Tensor]:
-    return {name: kept.clone() for name, kept in tower.local_state_dict().get("residuals", {}).items()}
+    return {name: kept.clone() for name, kept in tower.sums.local_state_dict().get("residuals", {}).items()}
 
 
 def five_steps(collective: Collective, form: str, **others: Any) -> tuple[bytes, dict[str, int]]:
@@ -181,7 +182,9 @@ def one_compiled(rank: int, port: int, results: Any) -> None:
             model=Small(), collective=collective, compression=FORMS["int8"], config={"compile": "on"}, batch_size=12
         )
         train(tower, [(0, 12), (12, 24)])
-        results.put({"rank": rank, "found": (tower.digest_bytes(), tower._switch.enabled, tower._ddp is not None)})
+        results.put(
+            {"rank": rank, "found": (tower.digest_bytes(), tower.compilation.switch.enabled, tower.sums.by_ddp)}
+        )
         collective.close()
     except BaseException:
         results.put({"rank": rank, "failed": traceback.format_exc()})
@@ -305,7 +308,7 @@ def test_a_newcomer_owes_nothing_and_takes_the_guesses_of_the_others():
         if collective.rank == 1:
             tower = tower_of(model=Layers(7), compression=FORMS["powersgd"])
         tower.join(collective)
-        tower.share(0, [1])
+        share(tower, 0, [1])
         owes = any(kept.any() for kept in owed(tower).values())
         guesses = {name: guess.clone() for name, guess in tower.state_dict()["compression"]["guesses"].items()}
         return steps(tower, 2).digest_bytes(), owes, guesses
@@ -339,9 +342,9 @@ def test_a_step_cut_off_after_its_sum_leaves_the_residual_as_it_was():
         before = owed(tower)
         dense, leaves, label = part_of(batch(3, 24), *SPLITS[collective.rank])
         tower.backward(dense, leaves, label, 1 / 24)
-        tower._sum_over_ranks()
-        tower.leave()
-        tower._compression.settle(applied=True)
+        tower.sums.finish()
+        tower.sums.leave()
+        tower.sums.compression.settle(applied=True)
         return all(owed(tower)[name].equal(kept) for name, kept in before.items())
 
     assert threads(work) == [True, True]

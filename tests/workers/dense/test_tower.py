@@ -20,6 +20,7 @@ from shardkeep.workers.checkpoint.tower_state import load_tower, save_tower, tow
 from shardkeep.workers.collectives.collective import ThreadCollective
 from shardkeep.workers.config import TowerConfig
 from shardkeep.workers.dense import compile as compiling
+from shardkeep.workers.dense.sharing import share
 from tests.support.ranks import run_ranks
 from tests.support.towers import (
     CPU,
@@ -145,7 +146,7 @@ def test_row_gradients_under_a_scaler_times_row_scale_are_the_true_ones():
         loss = tower.backward(dense, leaves, label, 1 / 24)
         update = tower.update(0)
         grads[amp] = leaves["a"].grad * update.row_scale
-        assert loss.dtype == torch.float32 and update.applied and tower.scaling == (amp == "fp16")
+        assert loss.dtype == torch.float32 and update.applied and tower.precision.scaling == (amp == "fp16")
     scale = grads["off"].abs().max()
     assert (grads["fp16"] - grads["off"]).abs().max() < 0.02 * scale
 
@@ -266,11 +267,11 @@ def test_the_digest_sees_parameters_and_optimizer_state():
     train(tower, [(0, 24)], steps=1)
     before = tower.digest_bytes()
     with torch.no_grad():
-        tower._optimizer.state[tower._parameters[0]]["exp_avg"].view(-1)[0] += 1e-3
+        tower.optimizer.torch.state[tower.optimizer.parameters[0]]["exp_avg"].view(-1)[0] += 1e-3
     changed = tower.digest_bytes()
     assert changed != before
     with torch.no_grad():
-        tower._parameters[0].view(-1)[0] += 1.0
+        tower.optimizer.parameters[0].view(-1)[0] += 1.0
     assert tower.digest_bytes() != changed
 
 
@@ -344,7 +345,7 @@ def test_a_compiled_tower_trains_as_the_eager_one_and_never_recompiles(make):
     with torch._dynamo.config.patch(error_on_recompile=True):
         train(compiled, [(0, 24)], micro=2)
         train(compiled, [(0, 23)], micro=2, steps=1)  # 11 samples: eager
-    assert compiled.compile_s > 0 and compiled._switch.enabled
+    assert compiled.compilation.compile_s > 0 and compiled.compilation.switch.enabled
     assert torch.equal(torch.get_rng_state(), state)
     torch.testing.assert_close(values_of(compiled), values_of(eager), rtol=1e-4, atol=1e-5)
 
@@ -372,9 +373,9 @@ def test_ranks_that_all_compile_run_compiled_in_every_generation(monkeypatch):
         for group in (None, second[collective.rank]):
             if group is not None:
                 tower.join(group)
-            due = tower.compiles
+            due = tower.compilation.due
             train(tower, [(0, 12), (12, 24)], steps=1)
-            states.append((due, tower._switch.enabled))
+            states.append((due, tower.compilation.switch.enabled))
         return states
 
     assert run_ranks(first, work) == [[(True, True)] * 2] * 2
@@ -390,9 +391,9 @@ def test_a_newcomer_compiles_while_the_others_wait(monkeypatch):
         newcomer = collective.rank == 1
         tower = tower_of(config={"compile": "on"}, batch_size=12) if newcomer else veteran
         tower.join(collective)
-        tower.share(0, [1])
+        share(tower, 0, [1])
         train(tower, [(0, 12), (12, 24)], steps=1)
-        return tower._switch.enabled
+        return tower.compilation.switch.enabled
 
     assert run_ranks(groups, work) == [True, True]
     assert len(compiled) == 2  # the veteran's before, and the newcomer's
