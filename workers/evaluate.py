@@ -62,15 +62,18 @@ class Evaluation:
         self._collective.barrier(purpose="agreements")  # in bounded and async: the others' last pushes are applied, too
         world, rank = self._collective.world_size, self._collective.rank
         bounds = [self._num_samples * r // world for r in (rank, rank + 1)]
-        logits_N, labels_N = self._predict(bounds[0], bounds[1])
-        metrics = evaluate_over_workers(logits_N, labels_N, collective=self._collective)
+        logits_NT, labels_NT = self._predict(bounds[0], bounds[1])
+        names = self._dataset.schema.labels
+        metrics = evaluate_over_workers(logits_NT, labels_NT, names=names, collective=self._collective)
         if self._best_auc is not None:
             metrics["best_auc"] = self._best_auc(self._num_samples)
         return metrics
 
     def _predict(self, first: int, end: int) -> tuple[Float32s, Float32s]:
-        logits: list[Float32s] = [np.empty(0, np.float32)]
-        labels: list[Float32s] = [np.empty(0, np.float32)]
+        """Logits and labels, float32 (N, T), of samples [first, end)."""
+        none_0T = np.empty((0, len(self._dataset.schema.labels)), np.float32)
+        logits: list[Float32s] = [none_0T]
+        labels: list[Float32s] = [none_0T]
         under_way: deque[tuple[Batch, Plan, Pull]] = deque()
         starts = deque(range(first, end, self._batch_size))
         while starts or under_way:
@@ -82,8 +85,8 @@ class Evaluation:
             batch, plan, pull = under_way.popleft()
             leaves = self._embeddings.lookup(plan, pull.result(), part=None, device=self._tower.device)
             dense = torch.from_numpy(batch.dense_BI).to(self._tower.device)
-            logits.append(self._tower.predict(dense, leaves).float().cpu().numpy().reshape(-1))
-            labels.append(batch.label_BT.reshape(-1))
+            logits.append(self._tower.predict(dense, leaves).float().cpu().numpy())
+            labels.append(batch.label_BT)
         return np.concatenate(logits), np.concatenate(labels)
 
 

@@ -142,4 +142,4 @@ class Pipeline:
         empty = Ragged(np.empty(0, np.int64), np.zeros(1, np.int32))
         weighted = Ragged(np.empty(0, np.int64), np.zeros(1, np.int32), np.empty(0, np.float32))
         ids = {f.name: weighted if f.pooling == "weighted" else empty for f in schema.features}
-        return Batch(np.zeros((1, schema.num_dense), np.float32), ids, np.zeros((1, 1), np.float32))
+        return Batch(np.zeros((1, schema.num_dense), np.float32), ids, np.zeros((1, len(schema.labels)), np.float32))

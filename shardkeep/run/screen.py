@@ -117,9 +117,23 @@ def two_columns(rows: Sequence[tuple[str, str]]) -> Table:
 
 
 def quality(scores: Mapping[str, Any]) -> str:
-    """AUC, with the best possible beside it where that is known, and logloss."""
+    """AUC, with the best possible beside it where that is known, and logloss; of several labels, each by its name."""
+    if labels := [key.removeprefix("auc/") for key in scores if key.startswith("auc/")]:
+        parts = ({"auc": scores[f"auc/{label}"], "logloss": scores.get(f"logloss/{label}")} for label in labels)
+        return "  ".join(f"{label}: {quality(part)}" for label, part in zip(labels, parts, strict=True))
     best = f" (best possible {_number(scores['best_auc'], '.4f')})" if scores.get("best_auc") is not None else ""
     return f"AUC {_number(scores.get('auc'), '.4f')}{best}  logloss {_number(scores.get('logloss'), '.4f')}"
+
+
+def _quality_rows(scores: Mapping[str, Any]) -> list[tuple[str, str]]:
+    if any(key.startswith("auc/") for key in scores):
+        return [("quality", quality(scores))]
+    return [
+        ("AUC", quality(scores).split("  ")[0].removeprefix("AUC ")),
+        ("logloss", _number(scores.get("logloss"), ".4f")),
+        ("normalized entropy", _number(scores.get("normalized_entropy"), ".4f")),
+        ("calibration", _number(scores.get("calibration"), ".4f")),
+    ]
 
 
 def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]:
@@ -135,10 +149,7 @@ def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]
         rows += [(f"mean step{of_last}", step_parts(summary["step_ms"]))]
     scores = summary.get("eval")
     if scores:
-        rows += [("AUC", quality(scores).split("  ")[0].removeprefix("AUC "))]
-        rows += [("logloss", _number(scores.get("logloss"), ".4f"))]
-        rows += [("normalized entropy", _number(scores.get("normalized_entropy"), ".4f"))]
-        rows += [("calibration", _number(scores.get("calibration"), ".4f"))]
+        rows += _quality_rows(scores)
     alone = _alone(summary)
     counted = {} if alone else summary.get("bytes") or {}
     if any(_total(counted.get(key)) for _, key in BYTE_ROWS):

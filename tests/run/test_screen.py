@@ -97,6 +97,14 @@ def test_an_auc_of_one_class_is_shown_as_missing() -> None:
     assert quality({"auc": None, "logloss": 0.1}) == "AUC -  logloss 0.1000"
 
 
+def test_the_quality_of_each_label_is_shown_by_its_name() -> None:
+    scores = {"samples": 10, "auc/click": 0.75, "logloss/click": 0.5, "auc/buy": None, "logloss/buy": 0.25}
+    text = "click: AUC 0.7500  logloss 0.5000  buy: AUC -  logloss 0.2500"
+    assert quality(scores) == text
+    summary = {"status": "completed", "steps": 1, "samples": 10, "eval": scores}
+    assert ("quality", text) in closing_rows(summary, Path("runs/a"))
+
+
 def test_the_table_of_a_resumed_job_says_which_figures_are_the_jobs_and_which_the_last_starts() -> None:
     job = {"starts": 2, "steps": 5000, "samples": 640_000, "wall_s": 90.0, "samples_per_s": 20_000.0}
     summary = {**SUMMARY, "resumed_at": {"samples": 100_000}, "job": job, "starts": [{}, {"from_step": 800}]}

@@ -11,6 +11,10 @@ from shardkeep.workers.metrics.quality import evaluate_over_workers, evaluate_pr
 from tests.support.ranks import run_ranks
 
 
+def over_workers(logits, labels, names, collective):
+    return evaluate_over_workers(logits, labels, names=names, collective=collective)
+
+
 def drawn(num_samples, seed=0, ties=False):
     rng = np.random.default_rng(seed)
     labels = (rng.random(num_samples) < 0.3).astype(np.float32)
@@ -85,5 +89,21 @@ def test_merged_over_workers_equals_all_samples_at_one(split):
     logits, labels = drawn(1000)
     first = split[0]
     parts = [(logits[:first], labels[:first]), (logits[first:], labels[first:])]
-    results = run_ranks(ThreadCollective.group(2), lambda c: evaluate_over_workers(*parts[c.rank], collective=c))
+    results = run_ranks(ThreadCollective.group(2), lambda c: over_workers(*parts[c.rank], ["label"], c))
     assert results == [evaluate_predictions(logits, labels)] * 2
+
+
+@pytest.mark.parametrize("split", [(500, 500), (0, 1000)], ids=str)
+def test_two_labels_have_metrics_of_their_own(split):
+    both = [drawn(1000, seed=seed) for seed in (1, 2)]
+    logits, labels = (np.stack(columns, axis=1) for columns in zip(*both, strict=True))
+    first = split[0]
+    parts = [(logits[:first], labels[:first]), (logits[first:], labels[first:])]
+    names = ["click", "buy"]
+    results = run_ranks(ThreadCollective.group(2), lambda c: over_workers(*parts[c.rank], names, c))
+    expected = {"samples": 1000}
+    for name, (own_logits, own_labels) in zip(names, both, strict=True):
+        metrics = evaluate_predictions(own_logits, own_labels)
+        expected |= {f"{key}/{name}": value for key, value in metrics.items() if key != "samples"}
+    assert results == [expected] * 2
+    assert expected["auc/click"] != expected["auc/buy"]

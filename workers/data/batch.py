@@ -55,7 +55,7 @@ class Batch:
     Attributes:
         dense_BI: float32, C-contiguous; I may be 0.
         ids: the ids of each feature, in the schema's order.
-        label_BT: float32 of shape (B, 1), each 0 or 1.
+        label_BT: float32 of shape (B, T), a column for each label of the schema, each value 0 or 1.
     """
 
     dense_BI: Float32s

@@ -22,10 +22,11 @@ class Feature:
 
 @dataclass(frozen=True)
 class Schema:
-    """The columns of a batch: names of the dense ones in order, and the features in order."""
+    """The columns of a batch: names of the dense ones in order, the features in order, and the labels in order."""
 
     dense: tuple[str, ...]
     features: tuple[Feature, ...]
+    labels: tuple[str, ...] = ("label",)
 
     def tables(self) -> tuple[str, ...]:
         """Names of the tables in order of first use."""

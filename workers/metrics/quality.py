@@ -1,10 +1,11 @@
 """Quality of predictions: AUC, logloss, normalized entropy, calibration. Exact, in float64, on the CPU."""
 
-# N = samples
+# N = samples, T = labels
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,14 +16,29 @@ from shardkeep.workers.collectives.collective import Collective
 Floats = NDArray[np.floating[Any]]
 
 
-def evaluate_over_workers(logits_N: Floats, labels_N: Floats, *, collective: Collective) -> dict[str, Any]:
-    """`evaluate_predictions` of all workers' samples together, on every rank; exact, not an average of parts.
+def evaluate_over_workers(
+    logits_NT: Floats, labels_NT: Floats, *, names: Sequence[str], collective: Collective
+) -> dict[str, Any]:
+    """The metrics of all workers' samples together, on every rank; exact, not an average of parts.
 
     Blocks until every rank has called it; a rank may come with no samples.
+
+    Args:
+        names: Of the T labels.
+
+    Returns:
+        For one label what `evaluate_predictions` returns. For several the same of each, as METRIC/LABEL, and `samples`.
     """
-    mine = [np.ascontiguousarray(values_N, np.float32).reshape(-1) for values_N in (logits_N, labels_N)]
-    logits, labels = (np.concatenate(collective.gather_arrays(values_N, purpose="metrics")) for values_N in mine)
-    return evaluate_predictions(logits, labels)
+    mine = [np.ascontiguousarray(values_NT, np.float32).reshape(-1) for values_NT in (logits_NT, labels_NT)]
+    gathered = [np.concatenate(collective.gather_arrays(values, purpose="metrics")) for values in mine]
+    logits, labels = (values.reshape(-1, len(names)) for values in gathered)
+    if len(names) == 1:
+        return evaluate_predictions(logits, labels)
+    found: dict[str, Any] = {"samples": len(labels)}
+    for t, name in enumerate(names):
+        metrics = evaluate_predictions(logits[:, t], labels[:, t])
+        found |= {f"{metric}/{name}": value for metric, value in metrics.items() if metric != "samples"}
+    return found
 
 
 def evaluate_predictions(logits_N: Floats, labels_N: Floats) -> dict[str, Any]:

@@ -88,6 +88,39 @@ def test_one_worker_trains_as_a_plain_pytorch_loop():
     torch.testing.assert_close(values_of(tower), plain_values, rtol=1e-5, atol=1e-6)
 
 
+class TwoLabels(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+
+    def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+        return self.linear(dense_BI) + embeddings["a"][:, :2]
+
+
+def test_the_losses_of_two_labels_add_up_and_none_is_mixed_with_the_other():
+    model = TwoLabels()
+    plain = copy.deepcopy(model)
+    tower = tower_of(model=model)
+    dense, leaves, label = part_of(batch(0, 24), 0, 24)
+    label_BT = torch.cat([label, 1.0 - label[torch.randperm(24)]], dim=1)
+    loss = tower.backward(dense, leaves, label_BT, 1 / 24)
+    got = leaves["a"].grad.clone()
+    leaves["a"].grad = None
+    logits = plain(dense, leaves)
+    parts = [F.binary_cross_entropy_with_logits(logits[:, t], label_BT[:, t]) for t in (0, 1)]
+    (parts[0] + parts[1]).backward()
+    torch.testing.assert_close(loss, (parts[0] + parts[1]).detach())
+    torch.testing.assert_close(got, leaves["a"].grad)
+    torch.testing.assert_close(model.linear.weight.grad, plain.linear.weight.grad)
+
+
+def test_logits_of_fewer_labels_than_the_data_have_are_refused():
+    tower = tower_of()
+    dense, leaves, label = part_of(batch(0, 8), 0, 8)
+    with pytest.raises(UserError, match=r"forward returned logits \(8, 1\); expected \(8, 2\)"):
+        tower.backward(dense, leaves, label.repeat(1, 2), 1 / 8)
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_accumulated_micro_batches_equal_one_batch(world_size):
     splits = [(0, 24)] if world_size == 1 else [(0, 16), (16, 24)]

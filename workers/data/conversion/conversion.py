@@ -47,7 +47,7 @@ class Layout:
     @property
     def schema(self) -> Schema:
         """The schema of the samples."""
-        return Schema(tuple(c.column for c in self.dense), features_of(self.sparse))
+        return Schema(tuple(c.column for c in self.dense), features_of(self.sparse), (self.label.column,))
 
     def raw_columns(self) -> list[str]:
         """Names of the columns to read, each once."""
