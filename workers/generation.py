@@ -63,7 +63,7 @@ class Generation:
         try:
             self.link.close()
         finally:
-            self.trainer.settle()  # calls of its thread end when the transport is closed
+            self.trainer.wait_for_writer()  # calls of its thread end when the transport is closed
 
     def train(self, should_stop: Callable[[int], bool]) -> dict[str, Any] | None:
         """Trains to the end of the job. Returns the summary on rank 0, None elsewhere. Raises as `Trainer.run`."""

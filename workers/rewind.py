@@ -1,6 +1,6 @@
 """Rewind: the dense model at the start of the last steps, to go back to when a generation ends in the middle of one.
 
-The states lie in memory-mapped files, so that they outlive the process: whoever replaces it goes on with them. They
+The states lie in memory-mapped files, so that they outlive the process: its replacement resumes with them. They
 are for a killed process, not for a machine that lost its power. Each has a checksum; a damaged one counts as not kept.
 """
 

@@ -217,8 +217,8 @@ def step_slices(job: TrainingJob, origin: Origin | None = None) -> StepSlices:
 def _shared_origin(collective: Collective, mine: Origin | None) -> Origin:
     """Returns the origin of the first rank that knows one: the checkpoints may be gone. Every rank calls it. Raises
     CheckpointError when none knows."""
-    told = torch.tensor([-1, -1] if mine is None else [mine.step, mine.samples])
-    known: list[Any] = [row for row in collective.all_gather(told, purpose="agreements").tolist() if row[0] >= 0]
+    own = torch.tensor([-1, -1] if mine is None else [mine.step, mine.samples])
+    known: list[Any] = [row for row in collective.all_gather(own, purpose="agreements").tolist() if row[0] >= 0]
     if not known:
         raise CheckpointError("the checkpoints of this job are missing, and no worker is left that knows how to count")
     return Origin(*known[0])

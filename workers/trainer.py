@@ -141,8 +141,8 @@ class Trainer:
             if finish:
                 checkpoints.finish()
 
-    def settle(self) -> None:
-        """After the generation is lost: waits for a checkpoint that may become complete nevertheless."""
+    def wait_for_writer(self) -> None:
+        """After the generation: waits for a checkpoint that may still become complete."""
         if self.checkpoints is not None:
-            self.checkpoints.settle()
+            self.checkpoints.wait_for_writer()
             self._report.checkpoints(self.checkpoints.records())

@@ -282,19 +282,25 @@ def connect(
         JobError: The job failed or was stopped while it formed.
         DeadlineExceeded: Nobody answers at the address.
     """
-    told = None if tables is None else checked_tables(tables)
+    specs = None if tables is None else checked_tables(tables)
     check_exposed("--advertise", advertise, accepted=insecure_data_plane)
-    endpoint = endpoint_of(
-        str(coordinator),
-        token_file=None if token_file is None else Path(token_file),
-        tls=None if tls is None else Path(tls),
-    )
+    endpoint = endpoint_of(str(coordinator), token_file=_path(token_file), tls=_path(tls))
     control = ControlClient(endpoint, role="worker", index=index, advertise=advertise, timeout_s=timeout_s)
+    return _joined(control, specs, timeout_s)
+
+
+def _path(given: str | Path | None) -> Path | None:
+    return None if given is None else Path(given)
+
+
+def _joined(control: ControlClient, specs: Sequence[TableSpec] | None, timeout_s: float) -> EmbeddingClient:
+    """Takes the place in the job and forms the group. `specs`: None = the tables of the job's config."""
+    index, host = control.member.index, control.member.host
     with contextlib.ExitStack() as stack:
         config = stack.enter_context(Membership(control, wait_s=timeout_s))
         load_kernels(needed_kernels(config, "client"))
-        formation = control.join(told if told is not None else _tables_of(config))
-        transport = join_group(config, formation, "worker", index, advertise, None)
+        formation = control.join(specs if specs is not None else _tables_of(config))
+        transport = join_group(config, formation, "worker", index, host, None)
         stack.callback(transport.close)
         counted = _row_client(config, transport, formation.tables, rank=index, generation=formation.generation)
         return EmbeddingClient(*counted, stack.pop_all(), start_step=formation.start_step, control=control)

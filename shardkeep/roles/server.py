@@ -25,7 +25,7 @@ from shardkeep.ps.shard.journal.journal import Journal
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.shard.snapshot.files import load_snapshots
 from shardkeep.ps.wire.message import Bytes
-from shardkeep.roles.checkpoint_place import CheckpointPlace
+from shardkeep.roles.agreed_checkpoints import AgreedCheckpoints
 from shardkeep.roles.departure import Departure
 from shardkeep.roles.membership import (
     Membership,
@@ -102,7 +102,7 @@ class _Life:
     ) -> None:
         self._control, self._departure, self._kernels_s = control, departure, kernels_s
         self._index = control.member.index
-        self._place = CheckpointPlace(config, control, folder)
+        self._agreed = AgreedCheckpoints(config, control, folder)
         self._sockets = watched_sockets(control)
         self._service: ShardService | None = None
         self._loss = _Loss()
@@ -114,30 +114,30 @@ class _Life:
             self._journal = Journal(self.kept / "journal", sync=config.journal == "fsync")
         self._profile = _open_profile(config, folder, self._index)
         if control.before is not None:
-            self._place.settle(control.before)
+            self._agreed.follow(control.before)
             self._revive(control.before)
 
     @property
     def span(self) -> Span:
-        """Where this server could go on. One that lost updates since a checkpoint follows the others, but for `sync`;
-        one that lost all of them has them begin anew."""
+        """The steps at which this server could resume. If it lost the updates since a checkpoint, it follows the
+        others, except in `sync`. If it lost all updates, the others start again."""
         if self._service is None:
             return Span()
         first, last = self._service.life.span
         lost_from = None
         if self._loss.follows and not self._service.applier.gate.stages:
             first, last, lost_from = 0, ANY_STEP, self._loss.since
-        return Span(first, last, holds=True, saved=self._place.saved, lost_from=lost_from, why=self._loss.why)
+        return Span(first, last, holds=True, saved=self._agreed.saved, lost_from=lost_from, why=self._loss.why)
 
     def serve(self, formation: Formation) -> str | None:
         """Serves one generation, to the end of the job or of the generation: then how it was lost."""
-        self._place.settle(formation)
+        self._agreed.follow(formation)
         service = self._service_for(formation)
         service.life.begin(formation.generation, formation.start_step)
         try:
             transport = self._join(formation)
         except TransportError as error:
-            if not self._place.config.liveness.restarts:
+            if not self._agreed.config.liveness.restarts:
                 raise
             service.life.suspend(str(error))
             return str(error)
@@ -145,7 +145,7 @@ class _Life:
         _log.info("serving", generation=formation.generation, tables=len(formation.tables))
         why = f"server {self._index} left"
         try:
-            with self._departure.postponed(self._place.config.liveness.grace_s):
+            with self._departure.postponed(self._agreed.config.liveness.grace_s):
                 self._wait(formation.generation)
             why = self._control.state.message or "the job is over"
         finally:
@@ -161,7 +161,7 @@ class _Life:
             if self._journal is not None:
                 self._journal.clear()
                 self._journal.build_on(formation.start_step)
-            self._service = self._build(formation.tables, resumed_from(self._place.checkpoints, formation.start_step))
+            self._service = self._build(formation.tables, resumed_from(self._agreed.checkpoints, formation.start_step))
         self._loss = _Loss()
         return self._service
 
@@ -170,7 +170,7 @@ class _Life:
         if self._profile is not None:
             handle = self._profile.led(handle)
         host = control.member.host
-        return join_group(self._place.config, formation, "server", self._index, host, handle, lost=control.lost)
+        return join_group(self._agreed.config, formation, "server", self._index, host, handle, lost=control.lost)
 
     def _wait(self, generation: int) -> None:
         """Until the job is over or the generation is lost. Raises Leaving when this server alone is to leave."""
@@ -199,7 +199,7 @@ class _Life:
 
     def _revive(self, before: Formation) -> None:
         """Makes this server what the one before was when it died: the last checkpoint, and the journal after it."""
-        resumed = self._place.checkpoints.latest() if self._place.looks else None
+        resumed = self._agreed.checkpoints.latest() if self._agreed.looks else None
         since = 0 if resumed is None else resumed.step
         self._loss = loss = _Loss(since, self._missing(since), has_checkpoint=resumed is not None)
         service = self._service = self._build(before.tables, resumed)
@@ -224,16 +224,16 @@ class _Life:
             return ""
         return (
             f"the journal of server {self._index} begins after the checkpoint of step {self._journal.base}, which is "
-            f"missing in {self._place.checkpoints.folder}"
+            f"missing in {self._agreed.checkpoints.folder}"
         )
 
     def _build(self, tables: Sequence[TableSpec], resumed: Checkpoint | None) -> ShardService:
         return build_service(
-            self._place.config,
+            self._agreed.config,
             tables,
             shard=self._index,
             generation=0,
-            checkpoints=self._place.checkpoints,
+            checkpoints=self._agreed.checkpoints,
             resumed=resumed,
             journal=self._journal,
             process=self._facts,

@@ -21,8 +21,8 @@ from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.grpc.endpoint import Endpoint
 from shardkeep.ps.control.records import Formation, Span
 from shardkeep.ps.rpc.group import RpcGroup  # noqa: F401 - loads torch RPC while the other roles start
+from shardkeep.roles.agreed_checkpoints import AgreedCheckpoints
 from shardkeep.roles.assembly import WorkerProcess, build_run, check_steps, kept_steps, origin_of, table_specs
-from shardkeep.roles.checkpoint_place import CheckpointPlace
 from shardkeep.roles.departure import Departure
 from shardkeep.roles.devices import peak_device_bytes, worker_device
 from shardkeep.roles.membership import (
@@ -96,7 +96,7 @@ class _Life:
         self._control, self._data, self._folder, self._departure = control, data, folder, departure
         self._index = control.member.index
         self._kernels_s = kernels_s
-        self._place = CheckpointPlace(config, control, folder, writes=self._index == 0)
+        self._agreed = AgreedCheckpoints(config, control, folder, writes=self._index == 0)
         self._sockets = watched_sockets(control)
         self._run: TrainingRun | None = None
         self._rewind: Rewind | None = None
@@ -106,7 +106,7 @@ class _Life:
             self.kept = replaced_folder(control, folder)
             self._rewind = Rewind(self.kept, depth=kept_steps(config))
         if control.before is not None:
-            self._place.settle(control.before)
+            self._agreed.follow(control.before)
 
     @property
     def span(self) -> Span:
@@ -115,13 +115,13 @@ class _Life:
         kept = None if self._rewind is None else self._rewind.span()
         if kept is None:
             why = missed(self._control, "its tower states") if self._control.before else ""
-            return Span(saved=self._place.saved, why=why)
+            return Span(saved=self._agreed.saved, why=why)
         last = kept[1] if self._run is None else min(kept[1], self._run.client.pushes.next_step)
-        return Span(kept[0], last, holds=last >= kept[0], saved=self._place.saved)
+        return Span(kept[0], last, holds=last >= kept[0], saved=self._agreed.saved)
 
     def close(self) -> None:
         """Leaves the folder of checkpoints to other jobs, however this worker ends."""
-        self._place.release()
+        self._agreed.release()
 
     def end(self) -> None:
         """The job is completed; no process will resume from the kept states."""
@@ -134,15 +134,15 @@ class _Life:
         try:
             self._train(formation)
         except (TransportError, MemberLost) as error:
-            if isinstance(error, RemoteError) or not self._place.config.liveness.restarts:
+            if isinstance(error, RemoteError) or not self._agreed.config.liveness.restarts:
                 raise
             _log.info("generation lost", generation=formation.generation, why=str(error))
             return str(error)
         return None
 
     def _train(self, formation: Formation) -> None:
-        self._place.settle(formation)
-        control, config = self._control, self._place.config
+        self._agreed.follow(formation)
+        control, config = self._control, self._agreed.config
         device, backend = worker_device(config, formation, self._index)
         with contextlib.closing(self._connect(formation, backend)) as link:
             run = self._run_of(formation, link, device)
@@ -164,7 +164,7 @@ class _Life:
 
     def _connect(self, formation: Formation, backend: str) -> Link:
         """Joins the servers and the other workers."""
-        control, config, sockets = self._control, self._place.config, self._sockets
+        control, config, sockets = self._control, self._agreed.config, self._sockets
         host = control.member.host
         with contextlib.ExitStack() as undo:
             transport = join_group(config, formation, "worker", self._index, host, None, lost=control.lost)
@@ -185,7 +185,7 @@ class _Life:
                 self._rewind.clear()
         if self._run is not None:
             return self._run
-        config, checkpoint = self._place.config, self._checkpoint(formation)
+        config, checkpoint = self._agreed.config, self._checkpoint(formation)
         profile = open_profile(config.profile, self._folder, "worker", self._index, cuda=device.type == "cuda")
         unknown = checkpoint is None and formation.origin > 0
         run = build_run(
@@ -194,7 +194,7 @@ class _Life:
             WorkerProcess(self._index, device, self._control, self._counters(device), profile),
             link.transport,
             origin=None if unknown else origin_of(checkpoint, config, self._data),
-            checkpoints=self._place.checkpoints,
+            checkpoints=self._agreed.checkpoints,
             rewind=self._rewind,
         )
         if formation.restores and checkpoint is not None:
@@ -204,8 +204,8 @@ class _Life:
     def _checkpoint(self, formation: Formation) -> Checkpoint | None:
         """The checkpoint that steps are counted from: what a generation begins with, else any later one of the job."""
         if formation.restores or not formation.origin:
-            return resumed_from(self._place.checkpoints, formation.start_step if formation.restores else 0)
-        return self._place.checkpoints.latest()
+            return resumed_from(self._agreed.checkpoints, formation.start_step if formation.restores else 0)
+        return self._agreed.checkpoints.latest()
 
     def _counters(self, device: torch.device) -> ProcessCounters:
         return ProcessCounters(

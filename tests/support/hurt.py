@@ -88,8 +88,8 @@ POINTS: Mapping[str, Point] = {
     "committing": Point(f"{_FILES}.commit"),
     "committed": Point(f"{_FILES}.commit", after=True),
     "evaluating": Point("shardkeep.workers.evaluate:Evaluation.run"),
-    "closing": Point("shardkeep.workers.trainer:Trainer.settle"),
-    "closed": Point("shardkeep.workers.trainer:Trainer.settle", after=True),
+    "closing": Point("shardkeep.workers.trainer:Trainer.wait_for_writer"),
+    "closed": Point("shardkeep.workers.trainer:Trainer.wait_for_writer", after=True),
     # servers
     "pull received": Point(f"{_SERVICE}._pull"),
     "rows ready": Point("shardkeep.ps.shard.pulls:Pulls.rows", after=True),

@@ -32,7 +32,7 @@ class CheckpointPlan:
 
 
 class Checkpointer:
-    """Takes checkpoints of the whole job in one generation, while training goes on. Every rank makes the same calls.
+    """Takes checkpoints of the whole job in one generation, while training continues. Every rank makes the same calls.
 
     At a step boundary all ranks meet while rank 0 copies the tower and the servers take their snapshots. A thread of
     rank 0 then writes: one checkpoint at a time.
@@ -101,9 +101,9 @@ class Checkpointer:
 
     def begin(self, step: int) -> None:
         """Begins the checkpoint of `step` steps done. Blocks until every rank has called it, an earlier checkpoint is
-        written, and the state of this step is copied; training may go on then."""
+        written, and the state of this step is copied; training may continue then."""
         waiting = time.perf_counter()
-        self.settle()
+        self.wait_for_writer()
         waited_s = time.perf_counter() - waiting
         self.finish()
         began = time.perf_counter()  # a slower rank does not count from here on
@@ -126,12 +126,11 @@ class Checkpointer:
 
     def finish(self) -> None:
         """Blocks until no rank writes a checkpoint any more."""
-        self.settle()  # its calls have deadlines
+        self.wait_for_writer()  # its calls have deadlines
         self._collective.barrier(timeout_s=TIMEOUT_S + 60.0, purpose="agreements")
 
-    def settle(self) -> None:
-        """Blocks until this rank's thread has ended. After the generation is lost: its calls fail, and no rank meets
-        another."""
+    def wait_for_writer(self) -> None:
+        """Blocks until this rank's thread has ended. Needs no other rank."""
         self._writer.wait()
 
     def leave(self) -> None:

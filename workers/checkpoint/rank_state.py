@@ -1,6 +1,6 @@
 """What only one rank knows and a checkpoint must hold: gradients it has not sent yet, of rows and of the tower.
 
-Saved, not sent: a job that goes on from the checkpoint sends them later. With another number of workers each of the old
+Saved, not sent: a job that resumes from the checkpoint sends them later. With another number of workers each of the old
 ranks' states goes to one of the new ranks, which takes their sum.
 """
 

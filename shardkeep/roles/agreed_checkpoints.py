@@ -1,4 +1,4 @@
-"""The folder of the job's checkpoints, as far as one member knows it."""
+"""The folder of checkpoints that the members of a job agree on, as one member knows it."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from shardkeep.run.checkpoints import checkpoints_of, owned
 from shardkeep.run.storage import with_checkpoints
 
 
-class CheckpointPlace:
-    """Follows the folder that the members agree on.
+class AgreedCheckpoints:
+    """Follows the folder that the members agree on, over the generations of the job.
 
     Args:
         folder: The run folder.
@@ -21,7 +21,7 @@ class CheckpointPlace:
 
     def __init__(self, config: JobConfig, control: ControlClient, folder: Path, *, writes: bool = False) -> None:
         self.config = config
-        """The job's config, with the folder that the members have agreed on."""
+        """The job's config with this folder."""
         self.checkpoints = checkpoints_of(config, folder)
         self._control = control
         self._folder = folder
@@ -30,8 +30,8 @@ class CheckpointPlace:
         if config.checkpoint.dir is not None:
             self._own()
 
-    def settle(self, formation: Formation) -> None:
-        """Takes over what the members have agreed on. Raises as `owned`."""
+    def follow(self, formation: Formation) -> None:
+        """Takes the folder from a formation. Raises as `owned`."""
         config = with_checkpoints(self.config, formation)
         if config != self.config:
             self.config, self.checkpoints = config, checkpoints_of(config, self._folder)
