@@ -29,8 +29,9 @@ from shardkeep.ps.transport.local import LocalTransport
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
 from shardkeep.ps.transport.transport import Transport
 from shardkeep.roles.access import endpoint_of
+from shardkeep.roles.group import join_group
 from shardkeep.roles.kernel_needs import needed_kernels
-from shardkeep.roles.membership import Membership, join_group
+from shardkeep.roles.membership import Membership
 from shardkeep.roles.server import build_service
 from shardkeep.workers.embeddings.lookup import Lookup, Wanted, check_lookups, finite_only, read_ids, summed
 from shardkeep.workers.summary import state_digest, table_totals

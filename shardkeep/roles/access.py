@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
-from shardkeep.base.errors import UserError
+from shardkeep.base.deadlines import Deadline
+from shardkeep.base.errors import JobError, UserError
 from shardkeep.ps.control.grpc.addresses import is_address
 from shardkeep.ps.control.grpc.endpoint import Endpoint, read_token
 from shardkeep.ps.control.grpc.tls import read_tls
-from shardkeep.roles.membership import LISTEN_S, coordinator_address
-from shardkeep.run.reader import check_ours
+from shardkeep.roles.membership import LISTEN_S
+from shardkeep.run.reader import check_ours, coordinator_in
 from shardkeep.trust.tokens import token_of
+
+ADDRESS_POLL_S = 0.02
 
 
 def endpoint_of(
@@ -76,6 +80,25 @@ def check_coordinator(coordinator: str, *, token_file: Path | None = None) -> st
     return (
         f"--coordinator {coordinator}: {lacks}; waiting up to {LISTEN_S:g} s for a coordinator there" if lacks else None
     )
+
+
+def coordinator_address(given: str, *, launched: bool = False) -> str:
+    """`--coordinator` as HOST:PORT, or a run folder: then what it says, once the coordinator listens.
+
+    So a role can start before the coordinator does, also before one that resumes a job that is over. Not where a
+    launcher started both: there, no other coordinator comes. Raises DeadlineExceeded, JobError."""
+    run = Path(given)
+    if is_address(given) and not run.is_dir():
+        return given
+    deadline = Deadline(LISTEN_S)
+    while True:
+        over, address = (run / "summary.json").exists(), coordinator_in(run)
+        if address is not None and not over:
+            return address
+        if over and launched:
+            raise JobError(f"{given}: the job is over")
+        deadline.check(f"the coordinator to listen; {given} does not say where")
+        time.sleep(ADDRESS_POLL_S)
 
 
 def _is_folder(path: str | Path) -> bool:

@@ -27,19 +27,18 @@ from shardkeep.ps.shard.snapshot.files import load_snapshots
 from shardkeep.ps.wire.message import Bytes
 from shardkeep.roles.agreed_checkpoints import AgreedCheckpoints
 from shardkeep.roles.departure import Departure
+from shardkeep.roles.group import join_group
 from shardkeep.roles.membership import (
     Membership,
     control_bytes,
     end_when_the_job_failed,
-    join_group,
-    kept_while_useful,
     leave_if_due,
     loaded_kernels,
     process_facts,
-    replaced_folder,
     tried_while_leaving,
     watched_sockets,
 )
+from shardkeep.roles.recovery_folder import kept_while_useful, replaced_folder
 from shardkeep.run.checkpoints import resumed_from
 from shardkeep.run.storage import kept_at, missed, why_unseen
 

@@ -25,20 +25,18 @@ from shardkeep.roles.agreed_checkpoints import AgreedCheckpoints
 from shardkeep.roles.assembly import WorkerProcess, build_run, check_steps, kept_steps, origin_of, table_specs
 from shardkeep.roles.departure import Departure
 from shardkeep.roles.devices import peak_device_bytes, worker_device
+from shardkeep.roles.group import join_group, join_store
 from shardkeep.roles.membership import (
     Membership,
     control_bytes,
     end_when_the_job_failed,
-    join_group,
-    join_store,
-    kept_while_useful,
     leave_if_due,
     loaded_kernels,
     process_facts,
-    replaced_folder,
     tried_while_leaving,
     watched_sockets,
 )
+from shardkeep.roles.recovery_folder import kept_while_useful, replaced_folder
 from shardkeep.run.checkpoints import resumed_from
 from shardkeep.run.storage import kept_at, missed, why_unseen
 from shardkeep.workers.collectives.collective import Collective, Solo

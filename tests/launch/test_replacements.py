@@ -13,7 +13,8 @@ from shardkeep.config import parse_config
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.grpc.server import ControlServer
 from shardkeep.ps.control.records import Formation
-from shardkeep.roles.membership import Membership, kept_while_useful, replaced_folder
+from shardkeep.roles.membership import Membership
+from shardkeep.roles.recovery_folder import kept_while_useful, replaced_folder
 from shardkeep.run.storage import folder_to_keep_in, kept_at, missed, shared_folder, why_unseen, with_checkpoints
 from tests.support.control_job import VERSIONS
 from tests.support.recovering import Recovering

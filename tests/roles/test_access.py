@@ -1,19 +1,21 @@
-"""How processes come to the job's token: who makes it, how long it lives, who finds it where."""
+"""How processes find the coordinator's address and the job's token: who makes it, how long it lives."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import stat
+import threading
 from pathlib import Path
 
 import pytest
 
-from shardkeep.base.errors import ConfigError, UserError
+from shardkeep.base.errors import ConfigError, DeadlineExceeded, JobError, UserError
 from shardkeep.base.files import atomic_write
-from shardkeep.config import parse_config
+from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.control.grpc.endpoint import make_token, read_token
-from shardkeep.roles.access import check_coordinator, endpoint_of
+from shardkeep.roles import access
+from shardkeep.roles.access import check_coordinator, coordinator_address, endpoint_of
 from shardkeep.run.folder import RunFolder
 from shardkeep.trust.tokens import keep_token, put_token, token_of, token_path
 
@@ -167,3 +169,40 @@ def test_a_run_folder_that_is_still_to_come_is_said_to_be_missing(
     assert check_coordinator("run") is None
     folder.finished("stopped", "", None)
     assert check_coordinator("run") == f"--coordinator run: holds a job that is over{waits}"
+
+
+def test_the_address_of_a_coordinator_is_given_or_found_in_its_run_folder_once_there_is_one(tmp_path: Path) -> None:
+    assert coordinator_address("127.0.0.1:5") == "127.0.0.1:5"
+    path = tmp_path / "run"
+    late = threading.Timer(0.2, lambda: RunFolder(path).coordinator("127.0.0.1:6", pid=1))
+    late.start()
+    try:
+        assert coordinator_address(str(path)) == "127.0.0.1:6"
+    finally:
+        late.join()
+
+
+def test_a_member_waits_for_the_coordinator_that_resumes_a_job_unless_a_launcher_started_it(tmp_path: Path) -> None:
+    run = RunFolder.create(tmp_path / "run", JobConfig())
+    run.coordinator("127.0.0.1:6", pid=1)
+    run.finished("stopped", "", None)
+    with pytest.raises(JobError, match="the job is over"):
+        coordinator_address(str(run.path), launched=True)
+
+    def resume() -> None:
+        RunFolder.reopen(run.path, JobConfig()).coordinator("127.0.0.1:7", pid=2)
+
+    late = threading.Timer(0.2, resume)
+    late.start()
+    try:
+        assert coordinator_address(str(run.path)) == "127.0.0.1:7"
+    finally:
+        late.join()
+
+
+def test_a_run_folder_that_never_tells_is_named_when_the_time_is_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(access, "LISTEN_S", 0.05)
+    with pytest.raises(DeadlineExceeded, match=r"the coordinator to listen; .* does not say where \(limit 0.05 s\)"):
+        coordinator_address(str(tmp_path))

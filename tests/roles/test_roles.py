@@ -6,19 +6,15 @@ import gc
 import json
 import subprocess
 import sys
-import threading
-from pathlib import Path
 
 import pytest
 import torch
 
-from shardkeep.base.errors import ConfigError, DeadlineExceeded, JobError
-from shardkeep.config import JobConfig, parse_config
+from shardkeep.base.errors import ConfigError
+from shardkeep.config import parse_config
 from shardkeep.ps.control.records import Formation, Member
-from shardkeep.roles import membership as roles
 from shardkeep.roles.devices import worker_device
-from shardkeep.roles.membership import coordinator_address, lasting_imports
-from shardkeep.run.folder import RunFolder
+from shardkeep.roles.membership import lasting_imports
 
 
 def formation(*hosts: str) -> Formation:
@@ -97,43 +93,6 @@ def test_a_process_loads_only_what_it_needs(
     modules: str, suspects: tuple[str, ...]
 ) -> None:  # servers, workers: test_kernel_needs.py
     assert loaded(modules, *suspects) == []
-
-
-def test_the_address_of_a_coordinator_is_given_or_found_in_its_run_folder_once_there_is_one(tmp_path: Path) -> None:
-    assert coordinator_address("127.0.0.1:5") == "127.0.0.1:5"
-    path = tmp_path / "run"
-    late = threading.Timer(0.2, lambda: RunFolder(path).coordinator("127.0.0.1:6", pid=1))
-    late.start()
-    try:
-        assert coordinator_address(str(path)) == "127.0.0.1:6"
-    finally:
-        late.join()
-
-
-def test_a_member_waits_for_the_coordinator_that_resumes_a_job_unless_a_launcher_started_it(tmp_path: Path) -> None:
-    run = RunFolder.create(tmp_path / "run", JobConfig())
-    run.coordinator("127.0.0.1:6", pid=1)
-    run.finished("stopped", "", None)
-    with pytest.raises(JobError, match="the job is over"):
-        coordinator_address(str(run.path), launched=True)
-
-    def resume() -> None:
-        RunFolder.reopen(run.path, JobConfig()).coordinator("127.0.0.1:7", pid=2)
-
-    late = threading.Timer(0.2, resume)
-    late.start()
-    try:
-        assert coordinator_address(str(run.path)) == "127.0.0.1:7"
-    finally:
-        late.join()
-
-
-def test_a_run_folder_that_never_tells_is_named_when_the_time_is_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(roles, "LISTEN_S", 0.05)
-    with pytest.raises(DeadlineExceeded, match=r"the coordinator to listen; .* does not say where \(limit 0.05 s\)"):
-        coordinator_address(str(tmp_path))
 
 
 def test_imports_of_a_role_are_kept_from_the_garbage_collector_and_it_works_again_afterwards() -> None:

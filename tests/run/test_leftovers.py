@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from shardkeep.config import JobConfig
-from shardkeep.roles.membership import kept_for_recovery
+from shardkeep.roles.recovery_folder import kept_for_recovery
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.leftovers import GONE_S, clean, note_run
 from shardkeep.trust.tokens import keep_token

@@ -15,7 +15,7 @@ from shardkeep.config import parse_config
 from shardkeep.launch import scale
 from shardkeep.ps.control.grpc.endpoint import make_token
 from shardkeep.roles.access import endpoint_of
-from shardkeep.roles.membership import kept_for_recovery
+from shardkeep.roles.recovery_folder import kept_for_recovery
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.resume import plan_resume
 from shardkeep.sweep.sweep import SweepFolder

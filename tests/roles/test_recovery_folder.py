@@ -10,7 +10,8 @@ from shardkeep.base.errors import ConfigError, JobError
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.grpc.server import ControlServer
-from shardkeep.roles.membership import Membership, kept_for_recovery, kept_while_useful
+from shardkeep.roles.membership import Membership
+from shardkeep.roles.recovery_folder import kept_for_recovery, kept_while_useful
 from shardkeep.run.checkpoints import checkpoints_of, owned
 from shardkeep.run.folder import RunFolder
 from tests.support.control_job import VERSIONS, Job
