@@ -11,7 +11,8 @@ import harness
 import numpy as np
 import torch
 
-from shardkeep.compression.values.codec import Keys, Rows, ValueCodec, value_codec
+from shardkeep.base.arrays import Rows, UInt64s
+from shardkeep.compression.values.codec import ValueCodec, value_codec
 from shardkeep.compression.values.registry import FORMATS
 from shardkeep.compression.values.rounding import row_keys
 
@@ -51,7 +52,7 @@ def measure(dim: int, options: argparse.Namespace) -> dict[str, Any]:
     return {"rounds": found, "limits": [_show(name, rounds, raw_ns) for name, rounds in found.items()]}
 
 
-def _contestant(codec: ValueCodec, rows_KD: Rows, keys_K: Keys | None) -> harness.Contestant:
+def _contestant(codec: ValueCodec, rows_KD: Rows, keys_K: UInt64s | None) -> harness.Contestant:
     def run(seconds: float) -> harness.Figures:
         num_rows, dim = rows_KD.shape
         encoded = codec.encode(rows_KD, keys_K)

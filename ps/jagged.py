@@ -10,13 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from shardkeep.base.arrays import Floats, Ints
 from shardkeep.base.errors import ProtocolError
 from shardkeep.ps.config import TableSpec
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
 
 
 class Catalog:

@@ -10,15 +10,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-from shardkeep.base.arrays import for_kernels
+from shardkeep.base.arrays import Bytes, Ids, Rows
+from shardkeep.base.contiguous import for_kernels
 from shardkeep.ps import placement_kernels
 from shardkeep.ps.jagged import JaggedIds, Layout
-
-Bytes = npt.NDArray[np.uint8]
-Ids = npt.NDArray[np.int64]
-Rows = npt.NDArray[np.float32]
 
 BUCKET_BITS = placement_kernels.BUCKET_BITS
 BUCKETS = 1 << BUCKET_BITS

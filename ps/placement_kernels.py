@@ -6,13 +6,12 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from shardkeep.base.arrays import Ints, Rows
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.base.hashing_kernels import mix
 
-Integers = npt.NDArray[np.int64]
 Table = npt.NDArray[np.int64]
 Words = npt.NDArray[np.generic]
-Rows = npt.NDArray[np.float32]
 
 BUCKET_BITS = 12
 _SHIFT = np.uint64(64 - BUCKET_BITS)
@@ -26,15 +25,13 @@ def bucket(id_: int) -> int:
 
 
 @kernel("void(int64[::1], int64[::1])")
-def find_buckets(ids_U: Integers, buckets_U: Integers) -> None:
+def find_buckets(ids_U: Ints, buckets_U: Ints) -> None:
     for i in range(ids_U.size):
         buckets_U[i] = bucket(ids_U[i])
 
 
 @kernel("void(int64[::1], int64[::1], int64, int64[::1], int64[::1], int64[:,::1])")
-def group(
-    ids_V: Integers, starts_T1: Integers, num_servers: int, order_V: Integers, starts: Integers, counts_ST: Table
-) -> None:
+def group(ids_V: Ints, starts_T1: Ints, num_servers: int, order_V: Ints, starts: Ints, counts_ST: Table) -> None:
     """Counting sort of positions by server, ascending in each; `starts` (num_servers + 1) and the ids of each server
     and table come as zeros."""
     for t in range(starts_T1.size - 1):
@@ -55,9 +52,7 @@ def group(
         for t in ("uint32", "uint8")
     )
 )
-def take_rows(
-    words: Words, positions_K: Integers, counts_T: Integers, starts_T1: Integers, widths_T: Integers, out: Words
-) -> None:
+def take_rows(words: Words, positions_K: Ints, counts_T: Ints, starts_T1: Ints, widths_T: Ints, out: Words) -> None:
     """Rows of one server, in the order of their positions, out of all tables' rows. Table t has rows of `widths[t]`
     words, and `counts[t]` of the positions."""
     k = to = table_at = 0
@@ -73,9 +68,7 @@ def take_rows(
 
 
 @kernel("void(Array(float32, 1, 'C', readonly=True), int64[::1], int64[::1], int64[::1], int64[::1], float32[::1])")
-def put_rows(
-    rows: Rows, positions_K: Integers, counts_T: Integers, starts_T1: Integers, dims_T: Integers, out: Rows
-) -> None:
+def put_rows(rows: Rows, positions_K: Ints, counts_T: Ints, starts_T1: Ints, dims_T: Ints, out: Rows) -> None:
     """The transpose of `take_rows`: rows of one server to their positions among all tables' rows."""
     k = at = table_at = 0
     for t in range(counts_T.size):
@@ -90,7 +83,7 @@ def put_rows(
 
 
 @kernel("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1])")
-def find_sorted(starts_T1: Integers, ids_V: Integers, among_T1: Integers, among_N: Integers, at_V: Integers) -> None:
+def find_sorted(starts_T1: Ints, ids_V: Ints, among_T1: Ints, among_N: Ints, at_V: Ints) -> None:
     """Where each id stands among others of the same table, -1 = nowhere; each table's ids rise on both sides."""
     for t in range(starts_T1.size - 1):
         n, end = among_T1[t], among_T1[t + 1]
@@ -104,9 +97,7 @@ def find_sorted(starts_T1: Integers, ids_V: Integers, among_T1: Integers, among_
     "void(Array(float32, 1, 'C', readonly=True), int64[::1], int64[::1], float32[::1], int64[::1], int64[::1],"
     " int64[::1])"
 )
-def copy_rows(
-    rows: Rows, starts_T1: Integers, from_K: Integers, out: Rows, to_T1: Integers, to_K: Integers, dims_T: Integers
-) -> None:
+def copy_rows(rows: Rows, starts_T1: Ints, from_K: Ints, out: Rows, to_T1: Ints, to_K: Ints, dims_T: Ints) -> None:
     """Row `from_K[k]` of one layout to place `to_K[k]` of another, both ascending; a row stays in its table."""
     k = table_at = table_to = 0
     for t in range(dims_T.size):

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 import torch
 
+from shardkeep.base.arrays import Floats
 from shardkeep.compression.ledger import Ledger
 from shardkeep.ps.client.row_client import Pull, RowClient
 from shardkeep.workers.collectives.collective import Collective
-from shardkeep.workers.data.batch import Batch, Float32s
+from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.samples import Dataset
 from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.dense.tower import Tower
@@ -69,11 +70,11 @@ class Evaluation:
             metrics["best_auc"] = self._best_auc(self._num_samples)
         return metrics
 
-    def _predict(self, first: int, end: int) -> tuple[Float32s, Float32s]:
+    def _predict(self, first: int, end: int) -> tuple[Floats, Floats]:
         """Logits and labels, float32 (N, T), of samples [first, end)."""
         none_0T = np.empty((0, len(self._dataset.schema.labels)), np.float32)
-        logits: list[Float32s] = [none_0T]
-        labels: list[Float32s] = [none_0T]
+        logits: list[Floats] = [none_0T]
+        labels: list[Floats] = [none_0T]
         under_way: deque[tuple[Batch, Plan, Pull]] = deque()
         starts = deque(range(first, end, self._batch_size))
         while starts or under_way:

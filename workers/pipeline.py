@@ -10,8 +10,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from shardkeep.base.arrays import Rows
 from shardkeep.ps.client.request import Request
-from shardkeep.ps.client.row_client import Pull, RowClient, Rows
+from shardkeep.ps.client.row_client import Pull, RowClient
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.samples import Dataset
 from shardkeep.workers.data.sampling import StepSlices

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import torch
 
+from shardkeep.base.arrays import Floats
 from shardkeep.ps.client.request import Request
 from shardkeep.ps.client.row_client import Pull, RowClient
 from shardkeep.ps.jagged import JaggedRows
-from shardkeep.workers.data.batch import Float32s
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings, all_finite_rows, non_finite_rows, scale_rows
 from shardkeep.workers.pipeline import Pipeline, Prepared
@@ -132,5 +132,5 @@ class Step:
             dropped,
         )
 
-    def _on_device(self, array: Float32s) -> torch.Tensor:
+    def _on_device(self, array: Floats) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device, non_blocking=True)

@@ -8,12 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 from numba.cpython.unsafe import numbers
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.compiling.kernels import kernel
-
-Bytes = npt.NDArray[np.uint8]
 
 _leading_zeros: Any = numbers.leading_zeros
 _trailing_zeros: Any = numbers.trailing_zeros

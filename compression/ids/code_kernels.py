@@ -7,8 +7,8 @@ The formats are drawn in codes.py, the codes of a set in set_kernels.py.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from shardkeep.base.arrays import Bytes, Ints
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.compression.ids.bit_kernels import (
     ENDED,
@@ -39,9 +39,6 @@ from shardkeep.compression.ids.set_kernels import (
     write_bitmap,
     write_split,
 )
-
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 
 RAW, RANGE, BITMAP, RICE, ELIAS_FANO = 0, 1, 2, 3, 4
 

@@ -29,13 +29,10 @@ import enum
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from shardkeep.base.arrays import Bytes, Ints
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.ids import code_kernels, set_kernels, subset_kernels
-
-Ints = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
 
 
 class IdFormat(enum.IntEnum):

@@ -11,13 +11,10 @@ zeros tell only what is new. All bits as they are come first, then the zeros and
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from shardkeep.base.arrays import Bytes, Ints
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.compression.ids.bit_kernels import bit_length, get_bits, load, lowest_bit, put_bits
-
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 
 # What can be wrong with the bytes of a set.
 OK, UNKNOWN, SHORT, LONG, HEADER, DISORDER, PADDING, BEYOND, COUNT, LIMIT = range(10)

@@ -7,8 +7,8 @@ Both ends know each section's universe and how many positions there are. The for
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from shardkeep.base.arrays import Bytes, Ints
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.compression.ids.code_kernels import PROBLEMS
 from shardkeep.compression.ids.set_kernels import (
@@ -30,9 +30,6 @@ from shardkeep.compression.ids.set_kernels import (
     write_bitmap,
     write_split,
 )
-
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 
 ALL, NONE, MASK, RICE_IN, ELIAS_FANO_IN, RICE_OUT, ELIAS_FANO_OUT = 16, 17, 18, 19, 20, 21, 22
 _0 = np.uint64(0)

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from shardkeep.base.arrays import Bools, Floats, Ints
 from shardkeep.compression.selection import element_pool_kernels as kernels
 from shardkeep.compression.selection import row_pool_state
 from shardkeep.compression.selection.row_pool import check_rows
@@ -21,10 +22,6 @@ from shardkeep.compression.selection.shares import num_kept
 from shardkeep.compression.selection.slot_kernels import ID, LOST_ROWS, TABLE
 from shardkeep.compression.selection.slots import RowSlots
 from shardkeep.compression.selection.threshold import largest
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
-Mask = npt.NDArray[np.bool_]
 
 _LOST_SQUARES = 0
 
@@ -52,7 +49,7 @@ class SelectedElements:
     ids_K: Ints
     rows_KD: Floats
     """float32 (K, D), zeros where nothing is sent."""
-    mask_KD: Mask
+    mask_KD: Bools
     slots_K: Ints
     """Where the rows' residuals lie, -1 = nowhere: for `commit`."""
     num_overflow: int = 0
@@ -169,7 +166,7 @@ class ElementPool:
         row_pool_state.into_slots(self._slots, state)
         self._open = None
 
-    def _mask(self, starts_T1: Ints, values_VD: Floats, keep: float) -> Mask:
+    def _mask(self, starts_T1: Ints, values_VD: Floats, keep: float) -> Bools:
         mask_VD = np.zeros(values_VD.shape, dtype=np.bool_)
         for t in range(self.num_tables):
             part = slice(int(starts_T1[t]), int(starts_T1[t + 1]))
@@ -214,7 +211,7 @@ class ElementPool:
         return min(1.0, self._dgc.clip_norm / math.sqrt(self._dgc.num_workers) / norm) if norm > 0.0 else 1.0
 
     def _opened(
-        self, tables: Ints, ids: Ints, values: Floats, mask: Mask, slots: Ints, **counts: int
+        self, tables: Ints, ids: Ints, values: Floats, mask: Bools, slots: Ints, **counts: int
     ) -> SelectedElements:
         order_K = np.lexsort((ids, tables))
         starts_T1 = np.searchsorted(tables[order_K], np.arange(self.num_tables + 1)).astype(np.int64)

@@ -7,8 +7,8 @@ A slot's residual holds v, D values, and with momentum u behind it, D more. Call
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from shardkeep.base.arrays import Floats, Ints
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.compression.selection.slot_kernels import (
     COUNT,
@@ -33,9 +33,6 @@ from shardkeep.compression.selection.slot_kernels import (
 )
 from shardkeep.compression.selection.threshold_kernels import saturated
 
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
-
 BAD, NONE = -2, -1  # instead of a slot: a row that is left out; a row whose elements are all sent
 
 _INTS = "Array(int64, 1, 'C', readonly=True)"
@@ -49,16 +46,16 @@ _ROWS = "Array(float32, 2, 'C', readonly=True)"
 def accumulate(
     pool: Pool,
     step: int,
-    starts_T1: Int64,
-    ids_V: Int64,
-    grad_VD: Float32,
+    starts_T1: Ints,
+    ids_V: Ints,
+    grad_VD: Floats,
     factor: np.float32,
     momentum: np.float32,
     nesterov: bool,
-    slots_V: Int64,
-    values_VD: Float32,
-    extra_E2: Int64,
-    extra_ED: Float32,
+    slots_V: Ints,
+    values_VD: Floats,
+    extra_E2: Ints,
+    extra_ED: Floats,
 ) -> int:
     """Adds factor * gradient to u and v of each row; `values` gets v, zeros for a BAD row, whose state stays as it is.
 
@@ -124,14 +121,14 @@ def accumulate(
 
 
 @kernel(f"void({POOL}, {_INTS})")
-def touch_all(pool: Pool, slots_K: Int64) -> None:
+def touch_all(pool: Pool, slots_K: Ints) -> None:
     """Call it before slots change outside a kernel."""
     for k in range(slots_K.size):
         touch(pool, slots_K[k])
 
 
 @kernel(f"void({POOL}, {_INTS}, int64)")
-def settle_zeros(pool: Pool, slots_K: Int64, dim: int) -> None:
+def settle_zeros(pool: Pool, slots_K: Ints, dim: int) -> None:
     """Frees the slots in which nothing is left; others get the norm of v as their score."""
     stats_SC, rests_SW = stats_of(pool), rests_of(pool)
     for k in range(slots_K.size):

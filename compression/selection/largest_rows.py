@@ -7,17 +7,14 @@ Knows no values' format and keeps nothing between calls: what is not selected is
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from shardkeep.base.arrays import Ints, Rows
 from shardkeep.compression.selection.shares import num_kept
 from shardkeep.compression.selection.threshold import largest
 from shardkeep.compression.selection.threshold_kernels import row_norms
-from shardkeep.compression.values.codec import Rows
-
-Positions = npt.NDArray[np.int64]
 
 
-def largest_rows(grad_UD: Rows, keep: float, key: int = 0) -> Positions:
+def largest_rows(grad_UD: Rows, keep: float, key: int = 0) -> Ints:
     """Positions of the `keep` share of the rows with the largest L2 norm, int64 (K,), ascending.
 
     K = `num_kept(U, keep)`. Of rows with equal norms (as float32) the first are taken, so the choice is a function of

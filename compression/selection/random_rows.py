@@ -4,15 +4,12 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from shardkeep.base.arrays import Ints, Rows
 from shardkeep.compression.selection.shares import num_kept
-from shardkeep.compression.values.codec import Rows
-
-Positions = npt.NDArray[np.int64]
 
 
-def random_rows(grad_UD: Rows, keep: float, key: int) -> Positions:
+def random_rows(grad_UD: Rows, keep: float, key: int) -> Ints:
     """Positions of a random `keep` share of the rows (random-k), int64 (K,), ascending, none twice.
 
     A function of U, `keep` and `key` (a Philox stream named by 0 <= key < 2**128); the global generators are neither
@@ -21,5 +18,5 @@ def random_rows(grad_UD: Rows, keep: float, key: int) -> Positions:
     count, kept = len(grad_UD), num_kept(len(grad_UD), keep)
     if kept == count:
         return np.arange(count)
-    chosen: Positions = np.random.Generator(np.random.Philox(key=key)).choice(count, kept, replace=False, shuffle=False)
+    chosen: Ints = np.random.Generator(np.random.Philox(key=key)).choice(count, kept, replace=False, shuffle=False)
     return np.sort(chosen)

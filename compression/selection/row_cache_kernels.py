@@ -11,8 +11,8 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import numpy.typing as npt
 
+from shardkeep.base.arrays import Bools, Floats, Ints
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.compression.selection.slot_kernels import (
     CACHED,
@@ -31,10 +31,6 @@ from shardkeep.compression.selection.slot_kernels import (
     occupy,
 )
 
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
-Marks = npt.NDArray[np.bool_]
-
 _INTS = "Array(int64, 1, 'C', readonly=True)"
 _ROWS = "Array(float32, 2, 'C', readonly=True)"
 
@@ -42,13 +38,13 @@ _ROWS = "Array(float32, 2, 'C', readonly=True)"
 @kernel(f"int64({POOL}, float32[:,::1], int64, int64, {_INTS}, {_INTS}, float32[:,::1], boolean[::1], float64)")
 def lookup(
     pool: Pool,
-    rows_SC: Float32,
+    rows_SC: Floats,
     step: int,
     lease: int,
-    starts_T1: Int64,
-    ids_V: Int64,
-    out_VD: Float32,
-    hit_V: Marks,
+    starts_T1: Ints,
+    ids_V: Ints,
+    out_VD: Floats,
+    hit_V: Bools,
     drift: float,
 ) -> int:
     """Copies the rows that were read at most `lease` steps before `step` and have moved by `drift` at most since, if
@@ -93,7 +89,7 @@ def room_for_row(pool: Pool, step: int) -> int:
 
 
 @kernel(f"float64(float32[::1], {_ROWS}, int64, int64)")
-def speed_of(old_C: Float32, rows_VD: Float32, v: int, age: int) -> float:
+def speed_of(old_C: Floats, rows_VD: Floats, v: int, age: int) -> float:
     """The speed of a cached row that was read again after `age` steps."""
     dim = rows_VD.shape[1]
     moved, size = 0.0, 0.0
@@ -105,9 +101,7 @@ def speed_of(old_C: Float32, rows_VD: Float32, v: int, age: int) -> float:
 
 
 @kernel(f"int64({POOL}, float32[:,::1], int64, {_INTS}, {_INTS}, {_ROWS}, float64)")
-def store(
-    pool: Pool, rows_SC: Float32, step: int, starts_T1: Int64, ids_V: Int64, rows_VD: Float32, drift: float
-) -> int:
+def store(pool: Pool, rows_SC: Floats, step: int, starts_T1: Ints, ids_V: Ints, rows_VD: Floats, drift: float) -> int:
     """Takes rows read at `step`, those that find room; returns how many. A new one is good for a step."""
     heads_SH, entries = heads_of(pool), index_of(pool)
     dim, stored = rows_VD.shape[1], 0

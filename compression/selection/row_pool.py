@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
+from shardkeep.base.arrays import Bools, Floats, Ints
 from shardkeep.compression.selection import row_cache_kernels as cache_kernels
 from shardkeep.compression.selection import row_pool_kernels as kernels
 from shardkeep.compression.selection import row_pool_state
@@ -20,10 +21,6 @@ from shardkeep.compression.selection.selected import ExtraRows, Selected, StepRo
 from shardkeep.compression.selection.shares import num_kept
 from shardkeep.compression.selection.slot_kernels import LOST_ROWS
 from shardkeep.compression.selection.slots import RowSlots
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
-Marks = npt.NDArray[np.bool_]
 
 _NO_MARKS = np.empty(0, dtype=np.uint8)
 _NO_INTS = np.empty(0, dtype=np.int64)
@@ -75,7 +72,7 @@ class RowPool:
         *,
         keep: float,
         max_age: int = 0,
-        chosen_V: Marks | None = None,
+        chosen_V: Bools | None = None,
     ) -> Selected:
         """The rows to send in `step`; the others' gradients are kept back. Steps rise.
 
@@ -136,7 +133,7 @@ class RowPool:
 
     def lookup(
         self, step: int, starts_T1: Ints, ids_V: Ints, out_VD: Floats, lease: int, drift: float = math.inf
-    ) -> Marks:
+    ) -> Bools:
         """Copies the cached rows that were read at most `lease` steps before `step` into `out_VD`, float32 (V, D);
         returns which, bool (V,). Other rows of `out_VD` stay as they are. Ids as in `select`.
 

@@ -8,8 +8,8 @@ float64, so that they neither overflow nor vanish.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from shardkeep.base.arrays import Bytes, Floats, Ints
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.compression.selection.slot_kernels import (
     AHEAD,
@@ -45,10 +45,6 @@ from shardkeep.compression.selection.slot_kernels import (
 )
 from shardkeep.compression.selection.threshold_kernels import mark_largest, saturated
 
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
-Marks = npt.NDArray[np.uint8]
-
 KEPT, SENT, BAD = 0, 1, 2  # what becomes of a row
 # Columns of the rows besides those of the step; and, float32, of their stats.
 EXTRA_TABLE, EXTRA_ID, EXTRA_SLOT, EXTRA_FIRST = 0, 1, 2, 3
@@ -69,7 +65,7 @@ _EXTRAS = "int64[:,::1], float32[:,::1], float32[:,::1]"
 
 
 @kernel(f"int64({_INTS}, {_INTS})")
-def first_disorder(starts_T1: Int64, ids_V: Int64) -> int:
+def first_disorder(starts_T1: Ints, ids_V: Ints) -> int:
     """The first position whose id is not above the one before it in its table; -1 when all are sorted and unique."""
     for t in range(starts_T1.size - 1):
         for v in range(starts_T1[t] + 1, starts_T1[t + 1]):
@@ -81,13 +77,13 @@ def first_disorder(starts_T1: Int64, ids_V: Int64) -> int:
 @kernel(f"int64({POOL}, {_INTS}, {_INTS}, {_ROWS}, int64[::1], float32[::1], float32[::1], uint8[::1])")
 def score_rows(
     pool: Pool,
-    starts_T1: Int64,
-    ids_V: Int64,
-    grad_VD: Float32,
-    slots_V: Int64,
-    scores_V: Float32,
-    squares_V: Float32,
-    fates_V: Marks,
+    starts_T1: Ints,
+    ids_V: Ints,
+    grad_VD: Floats,
+    slots_V: Ints,
+    scores_V: Floats,
+    squares_V: Floats,
+    fates_V: Bytes,
 ) -> int:
     """Slots (-1 = none), scores and sums of squares of a step's rows; a row that would not be finite is BAD, with the
     score -1. Returns how many are."""
@@ -122,7 +118,7 @@ def score_rows(
 
 
 @kernel(f"int64({POOL}, int64, int64[::1])")
-def find_aged(pool: Pool, due: int, slots: Int64) -> int:
+def find_aged(pool: Pool, due: int, slots: Ints) -> int:
     """The slots whose oldest unsent gradient is of step `due` or earlier, as far as there is room; returns how many
     there are."""
     heads_SH = heads_of(pool)
@@ -136,7 +132,7 @@ def find_aged(pool: Pool, due: int, slots: Int64) -> int:
 
 
 @kernel(f"void({POOL}, int64, int64, {_EXTRAS})")
-def add_extra(pool: Pool, slot: int, at: int, extra_heads: Int64, extra_stats: Float32, extra_rows: Float32) -> None:
+def add_extra(pool: Pool, slot: int, at: int, extra_heads: Ints, extra_stats: Floats, extra_rows: Floats) -> None:
     """Copies a slot's residual to the rows that are sent besides those of the step."""
     heads_SH, stats_SC, rests_SD = heads_of(pool), stats_of(pool), rests_of(pool)
     extra_heads[at, EXTRA_TABLE], extra_heads[at, EXTRA_ID] = heads_SH[slot, TABLE], heads_SH[slot, ID]
@@ -148,7 +144,7 @@ def add_extra(pool: Pool, slot: int, at: int, extra_heads: Int64, extra_stats: F
 
 @kernel(f"void({POOL}, int64, int64, {_ROWS}, int64, float32, float32)")
 def keep_back(
-    pool: Pool, step: int, slot: int, grad_VD: Float32, v: int, squares: np.float32, score: np.float32
+    pool: Pool, step: int, slot: int, grad_VD: Floats, v: int, squares: np.float32, score: np.float32
 ) -> None:
     """Adds a row's gradient to the residual of its slot."""
     heads_SH, stats_SC, rests_SD = heads_of(pool), stats_of(pool), rests_of(pool)
@@ -182,21 +178,21 @@ def lose(pool: Pool, slot: int) -> None:
 def select(
     pool: Pool,
     step: int,
-    starts_T1: Int64,
-    ids_V: Int64,
-    grad_VD: Float32,
-    given_V: Marks,
+    starts_T1: Ints,
+    ids_V: Ints,
+    grad_VD: Floats,
+    given_V: Bytes,
     count: int,
     due: int,
-    aged: Int64,
-    slots_V: Int64,
-    scores_V: Float32,
-    squares_V: Float32,
-    fates_V: Marks,
-    extra_heads: Int64,
-    extra_stats: Float32,
-    extra_rows: Float32,
-    counts: Int64,
+    aged: Ints,
+    slots_V: Ints,
+    scores_V: Floats,
+    squares_V: Floats,
+    fates_V: Bytes,
+    extra_heads: Ints,
+    extra_stats: Floats,
+    extra_rows: Floats,
+    counts: Ints,
 ) -> None:
     """Decides what becomes of each row of a step (`fates_V`, zeros before) and which residuals are sent besides; keeps
     back what is not sent. `count` rows are chosen by score, or those of `given_V`; forced are those whose oldest unsent
@@ -258,24 +254,24 @@ def select(
 def gather(
     pool: Pool,
     step: int,
-    starts_T1: Int64,
-    ids_V: Int64,
-    grad_VD: Float32,
-    slots_V: Int64,
-    scores_V: Float32,
-    squares_V: Float32,
-    fates_V: Marks,
-    extra_heads: Int64,
-    extra_stats: Float32,
-    extra_rows: Float32,
-    order_E: Int64,
-    sent_T1: Int64,
-    ids_K: Int64,
-    rows_KD: Float32,
-    squares_K: Float32,
-    scores_K: Float32,
-    slots_K: Int64,
-    ages_K: Int64,
+    starts_T1: Ints,
+    ids_V: Ints,
+    grad_VD: Floats,
+    slots_V: Ints,
+    scores_V: Floats,
+    squares_V: Floats,
+    fates_V: Bytes,
+    extra_heads: Ints,
+    extra_stats: Floats,
+    extra_rows: Floats,
+    order_E: Ints,
+    sent_T1: Ints,
+    ids_K: Ints,
+    rows_KD: Floats,
+    squares_K: Floats,
+    scores_K: Floats,
+    slots_K: Ints,
+    ages_K: Ints,
 ) -> None:
     """Writes the sent rows, each table's by id: those of the step, and the others in their order `order_E`."""
     heads_SH, rests_SD = heads_of(pool), rests_of(pool)
@@ -315,13 +311,13 @@ def gather(
 @kernel(f"void({POOL}, {_INTS}, {_INTS}, {_ROWS}, {_FLOATS}, int64[::1], {_INTS}, {_ROWS})")
 def commit(
     pool: Pool,
-    sent_T1: Int64,
-    ids_K: Int64,
-    rows_KD: Float32,
-    scores_K: Float32,
-    slots_K: Int64,
-    ages_K: Int64,
-    decoded_KD: Float32,
+    sent_T1: Ints,
+    ids_K: Ints,
+    rows_KD: Floats,
+    scores_K: Floats,
+    slots_K: Ints,
+    ages_K: Ints,
+    decoded_KD: Floats,
 ) -> None:
     """Replaces the residuals of sent rows by what the receiver misses, rows - decoded."""
     heads_SH, stats_SC, rests_SD, entries, sums = (

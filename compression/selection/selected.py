@@ -6,13 +6,9 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
-import numpy.typing as npt
 
+from shardkeep.base.arrays import Bytes, Floats, Ints
 from shardkeep.compression.selection.row_pool_kernels import EXTRA
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
-Fates = npt.NDArray[np.uint8]
 
 
 @dataclasses.dataclass(frozen=True, slots=True, eq=False)
@@ -67,7 +63,7 @@ class StepRows:
     slots_V: Ints
     scores_V: Floats
     squares_V: Floats
-    fates_V: Fates
+    fates_V: Bytes
 
     @classmethod
     def of(cls, num_rows: int) -> StepRows:
@@ -75,7 +71,7 @@ class StepRows:
         return cls(np.empty(num_rows, dtype=np.int64), scores_V, squares_V, np.zeros(num_rows, dtype=np.uint8))
 
     @property
-    def arrays(self) -> tuple[Ints, Floats, Floats, Fates]:
+    def arrays(self) -> tuple[Ints, Floats, Floats, Bytes]:
         return self.slots_V, self.scores_V, self.squares_V, self.fates_V
 
 

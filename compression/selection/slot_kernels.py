@@ -12,13 +12,10 @@ import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
 
 from shardkeep.base.array_kernels import pointer, prefetch
+from shardkeep.base.arrays import Float64s, Floats, Ints, UInt64s
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.base.hashing_kernels import GOLDEN, mix
 
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
-Float64 = npt.NDArray[np.float64]
-Entries = npt.NDArray[np.uint64]
 Pool = npt.NDArray[np.int64]
 
 # Columns of a head, one cache line. A free slot has no flags, and its ID is the next free slot, -1 = none.
@@ -54,37 +51,37 @@ _32, _1, _0 = np.uint64(32), np.uint64(1), np.uint64(0)
 
 
 @kernel(f"{INTS2}({POOL})")
-def heads_of(pool: Pool) -> Int64:
+def heads_of(pool: Pool) -> Ints:
     """heads_SH"""
-    heads_SH: Int64 = carray(pointer(pool[HEADS_AT]), (pool[CAPACITY], HEAD), np.int64)
+    heads_SH: Ints = carray(pointer(pool[HEADS_AT]), (pool[CAPACITY], HEAD), np.int64)
     return heads_SH
 
 
 @kernel(f"{FLOATS2}({POOL})")
-def stats_of(pool: Pool) -> Float32:
+def stats_of(pool: Pool) -> Floats:
     """The heads as float32, for SQUARES and SCORE."""
-    stats_SC: Float32 = carray(pointer(pool[HEADS_AT]), (pool[CAPACITY], 2 * HEAD), np.float32)
+    stats_SC: Floats = carray(pointer(pool[HEADS_AT]), (pool[CAPACITY], 2 * HEAD), np.float32)
     return stats_SC
 
 
 @kernel(f"{FLOATS2}({POOL})")
-def rests_of(pool: Pool) -> Float32:
+def rests_of(pool: Pool) -> Floats:
     """rests_SW"""
-    rests_SW: Float32 = carray(pointer(pool[RESTS_AT]), (pool[CAPACITY], pool[WIDTH]), np.float32)
+    rests_SW: Floats = carray(pointer(pool[RESTS_AT]), (pool[CAPACITY], pool[WIDTH]), np.float32)
     return rests_SW
 
 
 @kernel(f"uint64[::1]({POOL})")
-def index_of(pool: Pool) -> Entries:
+def index_of(pool: Pool) -> UInt64s:
     """The entries of the index."""
-    entries: Entries = carray(pointer(pool[INDEX_AT]), (pool[ENTRIES],), np.uint64)
+    entries: UInt64s = carray(pointer(pool[INDEX_AT]), (pool[ENTRIES],), np.uint64)
     return entries
 
 
 @kernel(f"float64[::1]({POOL})")
-def sums_of(pool: Pool) -> Float64:
+def sums_of(pool: Pool) -> Float64s:
     """The totals that go back with the slots."""
-    sums: Float64 = carray(pointer(pool[SUMS_AT]), (pool[NUM_SUMS],), np.float64)
+    sums: Float64s = carray(pointer(pool[SUMS_AT]), (pool[NUM_SUMS],), np.float64)
     return sums
 
 
@@ -99,7 +96,7 @@ def hash_of(table: int, id_: int) -> np.uint64:
 
 
 @kernel(f"int64(uint64[::1], {INTS2}, int64, int64)")
-def find(entries: Entries, heads_SH: Int64, table: int, id_: int) -> int:
+def find(entries: UInt64s, heads_SH: Ints, table: int, id_: int) -> int:
     """The slot of a row, -1 if it has none."""
     hash_ = hash_of(table, id_)
     mask = np.uint64(entries.size - 1)
@@ -114,7 +111,7 @@ def find(entries: Entries, heads_SH: Int64, table: int, id_: int) -> int:
 
 
 @kernel(f"void({POOL}, int64[::1], int64)")
-def fetch(pool: Pool, slots_V: Int64, v: int) -> None:
+def fetch(pool: Pool, slots_V: Ints, v: int) -> None:
     """Asks for what slot `slots[v]` holds, if there is one: slots lie anywhere, and a loop over them would wait for
     memory slot by slot."""
     if v < slots_V.size and slots_V[v] >= 0:
@@ -131,7 +128,7 @@ def fetch_entry(pool: Pool, table: int, id_: int) -> None:
 
 
 @kernel(f"void({POOL}, int64, Array(int64, 1, 'C', readonly=True), int64, int64, int64[::1])")
-def find_rows(pool: Pool, table: int, ids_V: Int64, begin: int, end: int, slots_V: Int64) -> None:
+def find_rows(pool: Pool, table: int, ids_V: Ints, begin: int, end: int, slots_V: Ints) -> None:
     """Slots of a table's rows [begin, end), at most ROWS_AT_ONCE, -1 where there is none; what they hold is on its way.
 
     No step waits for the memory of another row: first all index entries are asked for, then all slots."""
@@ -155,7 +152,7 @@ def find_rows(pool: Pool, table: int, ids_V: Int64, begin: int, end: int, slots_
 
 
 @kernel("void(uint64[::1], int64, int64, int64)")
-def enter(entries: Entries, table: int, id_: int, slot: int) -> None:
+def enter(entries: UInt64s, table: int, id_: int, slot: int) -> None:
     """Adds a row that is not in the index."""
     hash_ = hash_of(table, id_)
     mask = np.uint64(entries.size - 1)
@@ -166,7 +163,7 @@ def enter(entries: Entries, table: int, id_: int, slot: int) -> None:
 
 
 @kernel("void(uint64[::1], int64, int64, int64)")
-def leave(entries: Entries, table: int, id_: int, slot: int) -> None:
+def leave(entries: UInt64s, table: int, id_: int, slot: int) -> None:
     """Removes a row that is in the index."""
     hash_ = hash_of(table, id_)
     mask = np.uint64(entries.size - 1)

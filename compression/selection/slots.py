@@ -11,10 +11,8 @@ from collections import deque
 import numpy as np
 import numpy.typing as npt
 
+from shardkeep.base.arrays import Floats, Ints
 from shardkeep.compression.selection import slot_kernels as k
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
 
 _LOG_START = 1024
 

@@ -8,14 +8,9 @@ infinity, above it NaN. A negative key stands for a value that is never taken.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from shardkeep.base.arrays import Bytes, Floats, Int32s, Ints
 from shardkeep.base.compiling.kernels import kernel
-
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
-Marks = npt.NDArray[np.uint8]
 
 BINS = 2048  # the exponent and 3 bits of the fraction
 SHIFT = 20
@@ -32,7 +27,7 @@ def saturated(value: float) -> np.float32:
 
 
 @kernel("int64(int64[::1], int64)")
-def boundary(counts: Int64, wanted: int) -> int:
+def boundary(counts: Ints, wanted: int) -> int:
     """The bin that holds the `wanted`-th largest, counted from the top; -1 if there are fewer. Counts become those of
     the bins above each."""
     above = 0
@@ -47,7 +42,7 @@ def boundary(counts: Int64, wanted: int) -> int:
 
 
 @kernel(f"int64({_KEYS}, int64, uint8[::1])")
-def mark_largest(keys_N: Int32, count: int, marks_N: Marks) -> int:
+def mark_largest(keys_N: Int32s, count: int, marks_N: Bytes) -> int:
     """Sets the marks of the `count` largest keys to 1 and leaves the others; of equal keys the first are taken.
     Returns how many were marked: fewer than `count` only if fewer are not negative.
 
@@ -90,7 +85,7 @@ def mark_largest(keys_N: Int32, count: int, marks_N: Marks) -> int:
 
 
 @kernel(f"void({_ROWS}, float32[::1])")
-def row_norms(rows_UD: Float32, norms_U: Float32) -> None:
+def row_norms(rows_UD: Floats, norms_U: Floats) -> None:
     """L2 norms, summed in float64: the square of a float32 above 1.8e19 would be infinite, below 1e-23 zero. That of
     a row that is not finite is infinite, that of any other finite."""
     for u in range(rows_UD.shape[0]):

@@ -13,9 +13,9 @@ import zlib
 from collections.abc import Generator, Sequence
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.tower.exchange import Exchange, Ranks, Sum, packet_of
 from shardkeep.compression.tower.formats import FP32
@@ -25,8 +25,6 @@ _LEVEL, _RAW_DEFLATE, _MEMORY = 1, -15, 7
 """Of zlib: no header or checksum, and 8,192 symbols to a Huffman code, since layers differ."""
 _MANTISSA, _SIGN = 0x7FFFFF, 1 << 23
 _LENGTH_BYTES = 5
-
-Bytes = npt.NDArray[np.uint8]
 
 
 class Lossless:

@@ -11,14 +11,10 @@ import functools
 from typing import Protocol
 
 import numpy as np
-import numpy.typing as npt
 
+from shardkeep.base.arrays import Bytes, Rows, UInt64s
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.values.registry import FORMATS, Scale
-
-Rows = npt.NDArray[np.float32]
-Bytes = npt.NDArray[np.uint8]
-Keys = npt.NDArray[np.uint64]
 
 
 class ValueCodec(Protocol):
@@ -38,7 +34,7 @@ class ValueCodec(Protocol):
         """Bytes of one encoded row of `dim` values."""
         ...
 
-    def encode(self, rows_KD: Rows, keys_K: Keys | None = None) -> Bytes:
+    def encode(self, rows_KD: Rows, keys_K: UInt64s | None = None) -> Bytes:
         """Encoded rows, uint8 (K, R), C-contiguous. May share memory with the input.
 
         Args:
@@ -80,7 +76,7 @@ def value_codec(name_or_tag: str | int, scale: Scale | None = None) -> ValueCode
     return FORMATS[names[0]].make(name_or_tag)
 
 
-def check_rows(rows_KD: Rows, keys_K: Keys | None) -> None:
+def check_rows(rows_KD: Rows, keys_K: UInt64s | None) -> None:
     """Raises TypeError unless these are what `ValueCodec.encode` takes."""
     if rows_KD.dtype != np.float32 or rows_KD.ndim != 2 or not rows_KD.flags.c_contiguous:
         raise TypeError(f"rows of {rows_KD.dtype} {rows_KD.shape}; allowed: C-contiguous float32 (K, D)")

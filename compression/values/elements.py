@@ -19,12 +19,10 @@ from __future__ import annotations
 import struct
 
 import numpy as np
-import numpy.typing as npt
 
+from shardkeep.base.arrays import Bools, Bytes, Rows
 from shardkeep.base.errors import CorruptMessage
-from shardkeep.compression.values.codec import Bytes, Rows, ValueCodec
-
-Mask = npt.NDArray[np.bool_]
+from shardkeep.compression.values.codec import ValueCodec
 
 MASKS, POSITIONS = 0, 1
 _HEAD = struct.Struct("<BI")
@@ -43,7 +41,7 @@ def count_of(packet: Bytes) -> int:
     return int(_HEAD.unpack(packet[: _HEAD.size].tobytes())[1])
 
 
-def encode(rows_KD: Rows, mask_KD: Mask, codec: ValueCodec) -> Bytes:
+def encode(rows_KD: Rows, mask_KD: Bools, codec: ValueCodec) -> Bytes:
     """A packet, uint8, of the elements under the mask, in the order of rows; the codec sees each as a row of one."""
     num_rows, dim = rows_KD.shape
     values = codec.encode(np.ascontiguousarray(rows_KD[mask_KD], dtype=np.float32).reshape(-1, 1))
@@ -56,7 +54,7 @@ def encode(rows_KD: Rows, mask_KD: Mask, codec: ValueCodec) -> Bytes:
     return np.concatenate([head, places.reshape(-1), values.reshape(-1)])
 
 
-def decode(packet: Bytes, num_rows: int, dim: int, codec: ValueCodec) -> tuple[Rows, Mask]:
+def decode(packet: Bytes, num_rows: int, dim: int, codec: ValueCodec) -> tuple[Rows, Bools]:
     """Rows, float32 (K, D), zeros where there is no element; and the mask, bool (K, D).
 
     Raises CorruptMessage for anything that is not exactly a packet of such rows: another form, missing or spare bytes,
@@ -79,14 +77,14 @@ def decode(packet: Bytes, num_rows: int, dim: int, codec: ValueCodec) -> tuple[R
     return rows_KD, mask_KD
 
 
-def _from_masks(body: Bytes, num_rows: int, dim: int) -> Mask:
+def _from_masks(body: Bytes, num_rows: int, dim: int) -> Bools:
     bits = np.unpackbits(body.reshape(num_rows, _mask_bytes(dim)), axis=1, bitorder="little").astype(np.bool_)
     if bits[:, dim:].any():
         raise CorruptMessage(f"masks of elements have bits beyond {dim}")
     return bits[:, :dim]
 
 
-def _from_positions(body: Bytes, num_rows: int, dim: int) -> Mask:
+def _from_positions(body: Bytes, num_rows: int, dim: int) -> Bools:
     dtype = f"<u{_position_bytes(num_rows, dim)}"
     positions = np.frombuffer(body.tobytes(), dtype=dtype).astype(np.uint64)
     if positions.size and (int(positions[-1]) >= num_rows * dim or (positions[1:] <= positions[:-1]).any()):

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from shardkeep.compression.values.codec import Bytes, Keys, Rows, ValueCodec, check_bytes, check_rows
+from shardkeep.base.arrays import Bytes, Rows, UInt64s
+from shardkeep.compression.values.codec import ValueCodec, check_bytes, check_rows
 
 W = TypeVar("W", bound=np.generic)
 
@@ -32,7 +33,7 @@ class Fp32:
         """4 D."""
         return 4 * dim
 
-    def encode(self, rows_KD: Rows, keys_K: Keys | None = None) -> Bytes:
+    def encode(self, rows_KD: Rows, keys_K: UInt64s | None = None) -> Bytes:
         """A view of the rows as uint8 (K, 4 D). Keys have no effect: nothing is rounded."""
         check_rows(rows_KD, keys_K)
         return rows_KD.view(np.uint8)
@@ -62,7 +63,7 @@ class Half:
         """2 D."""
         return 2 * dim
 
-    def encode(self, rows_KD: Rows, keys_K: Keys | None = None) -> Bytes:
+    def encode(self, rows_KD: Rows, keys_K: UInt64s | None = None) -> Bytes:
         """Fresh uint8 (K, 2 D)."""
         check_rows(rows_KD, keys_K)
         if keys_K is not None:
@@ -73,7 +74,7 @@ class Half:
             bits[overflowed] -= 1
         return bits.view(np.uint8)
 
-    def _stochastic(self, rows_KD: Rows, keys_K: Keys) -> Bytes:
+    def _stochastic(self, rows_KD: Rows, keys_K: UInt64s) -> Bytes:
         # Only here: without stochastic rounding nobody waits until these are loaded.
         from shardkeep.compression.values import rounding_kernels, scaled_kernels
         from shardkeep.compression.values.rounding import float_shape

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 import numpy.typing as npt
 
-from shardkeep.compression.values.codec import Keys
+from shardkeep.base.arrays import UInt64s
 
 
 def table_key(name: str) -> int:
@@ -21,7 +21,7 @@ def table_key(name: str) -> int:
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
-def row_keys(seed: int, table_key: int, ids_K: npt.NDArray[np.int64], step: int) -> Keys:
+def row_keys(seed: int, table_key: int, ids_K: npt.NDArray[np.int64], step: int) -> UInt64s:
     """Keys of rows in a step, uint64 (K,): each a hash of these four numbers alone, not of a row's place among others.
 
     Args:
@@ -47,7 +47,7 @@ class WorkerKeys:
         self._seed = seed + (rank << 40)
         self._tables = [table_key(name) for name in tables]
 
-    def of_step(self, step: int, starts_T1: npt.NDArray[np.int64], ids_V: npt.NDArray[np.int64]) -> Keys:
+    def of_step(self, step: int, starts_T1: npt.NDArray[np.int64], ids_V: npt.NDArray[np.int64]) -> UInt64s:
         """Keys of a step's rows, uint64 (V,); table t has those from starts[t] up to starts[t + 1]."""
         bounds = pairwise(starts_T1.tolist())
         parts = [row_keys(self._seed, key, ids_V[a:b], step) for key, (a, b) in zip(self._tables, bounds, strict=True)]

@@ -9,14 +9,10 @@ not finite, code 0 a row of zeros.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from shardkeep.base.array_kernels import bits_of, float_of
+from shardkeep.base.arrays import Bytes, Rows, UInt32s
 from shardkeep.base.compiling.kernels import kernel
-
-Bits = npt.NDArray[np.uint32]
-Bytes = npt.NDArray[np.uint8]
-Rows = npt.NDArray[np.float32]
 
 NOT_FINITE = 0x7FC00000
 """The step of a row with an infinity or a NaN: a NaN itself."""
@@ -44,7 +40,7 @@ def step_above(largest: np.uint32, levels: np.float32, limit: int, scale_bytes: 
 
 
 @kernel("void(Array(uint32, 2, 'C', readonly=True), float32, int64, int64, uint32[::1])")
-def steps_above(bits_KD: Bits, levels: np.float32, limit: int, scale_bytes: int, steps_K: Bits) -> None:
+def steps_above(bits_KD: UInt32s, levels: np.float32, limit: int, scale_bytes: int, steps_K: UInt32s) -> None:
     """Bits of each row's step: the smallest that has a code and `levels` times which is at least the row's largest
     magnitude, so that nothing clips. Never below 2**-126, nor above `limit`, where the largest values do clip."""
     for i in range(bits_KD.shape[0]):
@@ -55,7 +51,7 @@ def steps_above(bits_KD: Bits, levels: np.float32, limit: int, scale_bytes: int,
 
 
 @kernel("void(Array(float32, 2, 'C', readonly=True), int64, int64, uint32[::1])")
-def steps_of_mean(rows_KD: Rows, limit: int, scale_bytes: int, steps_K: Bits) -> None:
+def steps_of_mean(rows_KD: Rows, limit: int, scale_bytes: int, steps_K: UInt32s) -> None:
     """Bits of each row's step: the one nearest to the mean magnitude of its values; bounded as in `steps_above`."""
     for i in range(rows_KD.shape[0]):
         total = 0.0

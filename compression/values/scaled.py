@@ -20,17 +20,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from shardkeep.base.arrays import Bytes, Rows, UInt32s, UInt64s
 from shardkeep.compression.values import rounding_kernels, scale_kernels
 from shardkeep.compression.values import scaled_kernels as kernels
-from shardkeep.compression.values.codec import Bytes, Keys, Rows, ValueCodec, check_bytes, check_rows
+from shardkeep.compression.values.codec import ValueCodec, check_bytes, check_rows
 from shardkeep.compression.values.registry import Scale
 from shardkeep.compression.values.rounding import float_shape
 
-Random = npt.NDArray[np.uint32]
-Quantizer = Callable[[Rows, "Random | None", Any], None]
+Quantizer = Callable[[Rows, "UInt32s | None", Any], None]
 """Values in steps, flat; random bits for each, None = to the nearest; where the codes go: uint8, uint16 for 16 bits."""
 
 BLOCK = 65536
@@ -66,7 +65,7 @@ class Scaled:
         """D codes, rounded up to bytes, and the scale."""
         return self.scale_bytes + (dim * self.width + 7) // 8
 
-    def encode(self, rows_KD: Rows, keys_K: Keys | None = None) -> Bytes:
+    def encode(self, rows_KD: Rows, keys_K: UInt64s | None = None) -> Bytes:
         """Fresh uint8 (K, R)."""
         check_rows(rows_KD, keys_K)
         num_rows, dim = rows_KD.shape
@@ -110,7 +109,7 @@ class Scaled:
             kernels.multiply_integers(codes, start, self.width, steps_K, rows_KD)
         return rows_KD
 
-    def _steps(self, rows_KD: Rows, *, nearest: bool) -> Random:
+    def _steps(self, rows_KD: Rows, *, nearest: bool) -> UInt32s:
         """Bits of each row's step, uint32 (K,)."""
         steps_K = np.empty(len(rows_KD), dtype=np.uint32)
         kept = 0x7F800000 if self.scale == "pow2" else 0x7FFF8000
@@ -140,7 +139,7 @@ def int2(*, tag: int, scale: Scale) -> ValueCodec:
 def _integers(name: str, tag: int, scale: Scale, *, width: int) -> ValueCodec:
     top, mask = np.int32(2 ** (width - 1) - 1), np.uint8(2**width - 1)
 
-    def quantize(values: Rows, random: Random | None, codes: Any) -> None:
+    def quantize(values: Rows, random: UInt32s | None, codes: Any) -> None:
         if random is None:
             kernels.integers(values, top, mask, codes)
         else:
@@ -152,7 +151,7 @@ def _integers(name: str, tag: int, scale: Scale, *, width: int) -> ValueCodec:
 def sign(*, tag: int, scale: Scale) -> ValueCodec:
     """+ or -: times the mean magnitude of the row to the nearest; stochastic, times the largest, which has no bias."""
 
-    def quantize(values: Rows, random: Random | None, codes: Any) -> None:
+    def quantize(values: Rows, random: UInt32s | None, codes: Any) -> None:
         if random is None:
             kernels.signs(values, codes)
         else:
@@ -190,7 +189,7 @@ def _floats(
 ) -> ValueCodec:
     shape, largest = float_shape(mantissa, bias), np.float32(max(top, most))
 
-    def quantize(values: Rows, random: Random | None, codes: Any) -> None:
+    def quantize(values: Rows, random: UInt32s | None, codes: Any) -> None:
         if random is None:
             kernels.small_floats(values, shape, largest, codes)
         else:

@@ -12,14 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.base.array_kernels import bits_of, float_of
+from shardkeep.base.arrays import Bytes, Rows, UInt32s
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.compression.values.rounding_kernels import nearest, small_float, small_float_stochastic, stochastic, unit
 from shardkeep.compression.values.scale_kernels import NOT_FINITE
 
-Bits = npt.NDArray[np.uint32]
-Bytes = npt.NDArray[np.uint8]
 Codes = npt.NDArray[np.uint8] | npt.NDArray[np.uint16]
-Rows = npt.NDArray[np.float32]
 
 _ONE, _HALF = np.float32(1.0), np.float32(0.5)
 _31 = np.uint32(31)
@@ -31,7 +29,7 @@ SHIFT, REBIAS, LEAST, MAGIC, PER_UNIT = 0, 1, 2, 3, 4
 
 
 @kernel("void(Array(float32, 2, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), float32[:,::1])")
-def divide(rows_KD: Rows, steps_K: Bits, values_KP: Rows) -> None:
+def divide(rows_KD: Rows, steps_K: UInt32s, values_KP: Rows) -> None:
     """Values in steps; zeros for a row of zeros and for one that is not finite. Leaves what is beyond D."""
     for i in range(rows_KD.shape[0]):
         if steps_K[i] == 0 or steps_K[i] == np.uint32(NOT_FINITE):
@@ -52,7 +50,7 @@ def integers(values_V: Rows, levels: np.int32, mask: np.uint8, codes_V: Bytes) -
 
 
 @kernel("void(Array(float32, 1, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), int32, uint8, uint8[::1])")
-def integers_stochastic(values_V: Rows, random_V: Bits, levels: np.int32, mask: np.uint8, codes_V: Bytes) -> None:
+def integers_stochastic(values_V: Rows, random_V: UInt32s, levels: np.int32, mask: np.uint8, codes_V: Bytes) -> None:
     most = np.float32(levels)
     least = np.float32(-most)
     for v in range(values_V.size):
@@ -67,7 +65,7 @@ def signs(values_V: Rows, codes_V: Bytes) -> None:
 
 
 @kernel("void(Array(float32, 1, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), uint8[::1])")
-def signs_stochastic(values_V: Rows, random_V: Bits, codes_V: Bytes) -> None:
+def signs_stochastic(values_V: Rows, random_V: UInt32s, codes_V: Bytes) -> None:
     """Of values from -1 to 1: the sign whose mean is the value."""
     for v in range(values_V.size):
         plus = np.float32(np.float32(_ONE + values_V[v]) * _HALF)
@@ -78,7 +76,7 @@ def signs_stochastic(values_V: Rows, random_V: Bits, codes_V: Bytes) -> None:
     "void(Array(float32, 1, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), float32, uint8[::1])",
     "void(Array(float32, 1, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), float32, uint16[::1])",
 )
-def small_floats(values_V: Rows, shape: Bits, most: np.float32, codes_V: Codes) -> None:
+def small_floats(values_V: Rows, shape: UInt32s, most: np.float32, codes_V: Codes) -> None:
     """Floats of the format of this shape; larger ones as `most`."""
     shift, rebias, least, magic = shape[SHIFT], shape[REBIAS], shape[LEAST], shape[MAGIC]
     sign_at = np.uint32(np.uint32(8 * codes_V.itemsize - 1) & _31)
@@ -94,7 +92,9 @@ def small_floats(values_V: Rows, shape: Bits, most: np.float32, codes_V: Codes) 
     "void(Array(float32, 1, 'C', readonly=True), Array(uint32, 1, 'C', readonly=True), "
     "Array(uint32, 1, 'C', readonly=True), float32, uint16[::1])",
 )
-def small_floats_stochastic(values_V: Rows, random_V: Bits, shape: Bits, most: np.float32, codes_V: Codes) -> None:
+def small_floats_stochastic(
+    values_V: Rows, random_V: UInt32s, shape: UInt32s, most: np.float32, codes_V: Codes
+) -> None:
     shift, rebias, least, per_unit = shape[SHIFT], shape[REBIAS], shape[LEAST], shape[PER_UNIT]
     sign_at = np.uint32(np.uint32(8 * codes_V.itemsize - 1) & _31)
     for v in range(values_V.size):
@@ -109,7 +109,7 @@ def small_floats_stochastic(values_V: Rows, random_V: Bits, shape: Bits, most: n
     "Array(uint32, 1, 'C', readonly=True), float32, uint32, uint16[::1])"
 )
 def halves_stochastic(
-    values_V: Rows, random_V: Bits, shape: Bits, most: np.float32, infinity: np.uint32, codes_V: Codes
+    values_V: Rows, random_V: UInt32s, shape: UInt32s, most: np.float32, infinity: np.uint32, codes_V: Codes
 ) -> None:
     """Floats of 16 bits without a scale: larger numbers as `most`; infinities and NaN stay."""
     shift, rebias, least, per_unit = shape[SHIFT], shape[REBIAS], shape[LEAST], shape[PER_UNIT]
@@ -126,7 +126,7 @@ def halves_stochastic(
 
 
 @kernel("void(uint8[:,::1], int64, int64, Array(uint32, 1, 'C', readonly=True), int64, uint8[:,::1])")
-def pack(codes_KP: Bytes, columns: int, width: int, steps_K: Bits, scale_bytes: int, encoded_KR: Bytes) -> None:
+def pack(codes_KP: Bytes, columns: int, width: int, steps_K: UInt32s, scale_bytes: int, encoded_KR: Bytes) -> None:
     """Steps and the codes of so many columns, of `width` bits each, as encoded rows."""
     words_KP, whole = codes_KP.view(np.uint64), columns // 8
     gap = np.uint64(8 - width)

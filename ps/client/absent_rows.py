@@ -6,17 +6,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import numpy.typing as npt
 
+from shardkeep.base.arrays import Floats, Ints
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import Catalog
 from shardkeep.ps.shard.table.initializers import Initial
 from shardkeep.ps.shard.table.row_kernels import gather
 from shardkeep.ps.wire.ids import read_present
 from shardkeep.ps.wire.message import Packed
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
 
 _NOWHERE = np.zeros(1, dtype=np.int64)
 

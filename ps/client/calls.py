@@ -9,10 +9,11 @@ import concurrent.futures
 from concurrent.futures import Future
 from typing import Any
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.deadlines import wait_for_reply
 from shardkeep.base.errors import CorruptMessage, ProtocolError, RemoteError
 from shardkeep.ps.transport.transport import Transport
-from shardkeep.ps.wire.message import Bytes, Kind, Packed, allocate, read, text_message, text_of, unpack
+from shardkeep.ps.wire.message import Kind, Packed, allocate, read, text_message, text_of, unpack
 
 
 class ServerCalls:

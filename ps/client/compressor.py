@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from shardkeep.base.arrays import Bytes, Floats, Ints
 from shardkeep.compression.config import PushConfig
 from shardkeep.compression.selection.registry import Choose, selector
 from shardkeep.compression.selection.shares import keep_at, nth_key
@@ -20,10 +20,6 @@ from shardkeep.compression.values.rounding import WorkerKeys
 from shardkeep.ps.client.row_memory import RowMemory
 from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows, Layout
 from shardkeep.ps.wire import rows as values
-from shardkeep.ps.wire.message import Bytes
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,8 +11,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from shardkeep.base.arrays import Bytes, Ids, Rows
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.ps.client.absent_rows import AbsentRows
 from shardkeep.ps.client.calls import ServerCalls
@@ -20,11 +20,8 @@ from shardkeep.ps.client.request import Cache, Fetch, Request
 from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
 from shardkeep.ps.placement import split
 from shardkeep.ps.wire.ids import write_ids
-from shardkeep.ps.wire.message import Bytes, Kind, Packed
+from shardkeep.ps.wire.message import Kind, Packed
 from shardkeep.ps.wire.rows import decode
-
-Ids = npt.NDArray[np.int64]
-Rows = npt.NDArray[np.float32]
 
 
 @dataclass(slots=True)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
+from shardkeep.base.arrays import Bytes, Rows
 from shardkeep.base.errors import ProtocolError
 from shardkeep.ps.client.calls import ServerCalls
 from shardkeep.ps.client.compressor import Compressor, EncodedRows
@@ -24,9 +24,7 @@ from shardkeep.ps.client.request import Request
 from shardkeep.ps.jagged import JaggedIds, JaggedRows, Layout
 from shardkeep.ps.placement import split
 from shardkeep.ps.wire.ids import write_ids
-from shardkeep.ps.wire.message import FLUSH, Bytes, Kind, Packed
-
-Rows = npt.NDArray[np.float32]
+from shardkeep.ps.wire.message import FLUSH, Kind, Packed
 
 
 class PushBuffer(JaggedRows):

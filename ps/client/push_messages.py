@@ -9,18 +9,17 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-import numpy.typing as npt
 
+from shardkeep.base.arrays import Bytes, Ints
 from shardkeep.ps.client.compressor import EncodedRows
 from shardkeep.ps.client.request import Fetch, Request, find
 from shardkeep.ps.jagged import Catalog
 from shardkeep.ps.placement import Split, split
 from shardkeep.ps.placement_kernels import take_rows
 from shardkeep.ps.wire.ids import EncodedIds, joined, places, write_ids, write_references
-from shardkeep.ps.wire.message import Bytes, Packed
+from shardkeep.ps.wire.message import Packed
 from shardkeep.ps.wire.rows import ELEMENTS, RowFormat, encode_elements
 
-Ints = npt.NDArray[np.int64]
 Allocate = Callable[..., Packed]
 """`message.allocate`, but for the directory's columns."""
 

@@ -11,15 +11,12 @@ from collections import deque
 from dataclasses import dataclass, field
 
 import numpy as np
-import numpy.typing as npt
 
+from shardkeep.base.arrays import Floats, Ints
 from shardkeep.ps import placement_kernels
 from shardkeep.ps.client.row_memory import RowMemory
 from shardkeep.ps.jagged import JaggedIds, Layout
 from shardkeep.ps.placement import Split, split
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)

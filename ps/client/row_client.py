@@ -8,9 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
-import numpy.typing as npt
-
+from shardkeep.base.arrays import Ids, Rows
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.ps.client.absent_rows import AbsentRows
 from shardkeep.ps.client.admin import AdminClient
@@ -28,9 +26,6 @@ from shardkeep.ps.transport.transport import Transport
 from shardkeep.ps.wire.message import Kind
 
 __all__ = ["Ids", "Pull", "RowClient", "Rows"]
-
-Ids = npt.NDArray[np.int64]
-Rows = npt.NDArray[np.float32]
 
 
 class RowClient:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from shardkeep.base.arrays import Bools, Floats, Ints
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.selection.registry import Choose
 from shardkeep.compression.selection.shares import nth_key
@@ -25,9 +26,6 @@ if TYPE_CHECKING:  # most jobs have no pool: only those that have load the pools
     from shardkeep.compression.selection.row_pool import RowPool
     from shardkeep.compression.selection.selected import Selected
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
-Marks = npt.NDArray[np.bool_]
 Encode = Callable[[Layout, Ints, Floats, Floats], Floats]
 """(layout, ids, rows, squares) of the rows to send -> what the servers will make of them, flat."""
 
@@ -172,7 +170,7 @@ class RowMemory:
 
     # ---- rows read before ----
 
-    def lookup(self, step: int, ids: JaggedIds, flat: Floats) -> Marks:
+    def lookup(self, step: int, ids: JaggedIds, flat: Floats) -> Bools:
         """Copies the rows that are still good to their places in `flat`; which these are, bool (V,)."""
         hit_V = np.zeros(ids.ids_V.size, dtype=np.bool_)
         for group in self._groups:
@@ -265,13 +263,13 @@ def _part(layout: Layout, group: _Group, ids_V: Ints, flat: Floats) -> tuple[Int
     return _starts(layout, group), np.concatenate(ids), np.concatenate(rows).reshape(-1, group.dim)
 
 
-def _marked(positions_K: Ints, count: int) -> Marks:
+def _marked(positions_K: Ints, count: int) -> Bools:
     marks_V = np.zeros(count, dtype=np.bool_)
     marks_V[positions_K] = True
     return marks_V
 
 
-def _by_table(layout: Layout, group: _Group, rows_GD: Floats, hit_G: Marks) -> Iterator[tuple[int, Floats, Marks]]:
+def _by_table(layout: Layout, group: _Group, rows_GD: Floats, hit_G: Bools) -> Iterator[tuple[int, Floats, Bools]]:
     starts_T1 = _starts(layout, group)
     for g, t in enumerate(group.tables.tolist()):
         rows = slice(int(starts_T1[g]), int(starts_T1[g + 1]))

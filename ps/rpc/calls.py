@@ -14,9 +14,10 @@ from concurrent.futures import Future
 import torch
 from torch.distributed import rpc
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import ProtocolError
 from shardkeep.ps.rpc.listen_filter import ListenFilter
-from shardkeep.ps.transport.transport import Bytes, Handler
+from shardkeep.ps.transport.transport import Handler
 
 # torch has one RPC agent per process. These tables belong to the process too; their keys are names of group members.
 handlers: dict[str, Handler] = {}

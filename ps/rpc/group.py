@@ -25,11 +25,12 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store, TCPStore, rpc  # type: ignore[attr-defined]
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import DeadlineExceeded, ShardkeepError, TransportError, first_line
 from shardkeep.ps.rpc import unpickler
 from shardkeep.ps.rpc.calls import arrive, handle, handlers, in_flight, listen_filters
 from shardkeep.ps.rpc.listen_filter import ListenFilter
-from shardkeep.ps.transport.transport import Bytes, Handler
+from shardkeep.ps.transport.transport import Handler
 
 RPC_THREADS = 4
 """Threads that run calls. More pulls than threads can wait: a waiting pull holds a Future, not a thread."""

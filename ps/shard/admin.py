@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import TransportError
 from shardkeep.ps.checkpoint_probe import check_token
 from shardkeep.ps.shard.journal.journal import Journal
@@ -32,7 +33,7 @@ from shardkeep.ps.wire.admin import (
     decode_call,
     encode_reply,
 )
-from shardkeep.ps.wire.message import Bytes, Kind, Packed, text_of, unpack
+from shardkeep.ps.wire.message import Kind, Packed, text_of, unpack
 
 
 class AdminServer:

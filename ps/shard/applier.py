@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import TransportError
 from shardkeep.ps.shard.consistency import Gate, Work
 from shardkeep.ps.shard.journal.journal import Entry, Journal
@@ -15,7 +16,7 @@ from shardkeep.ps.shard.pushes import PushReader
 from shardkeep.ps.shard.serving import Serving, one_line, promised
 from shardkeep.ps.shard.tables import NO_GRADIENTS, Gradients, Tables
 from shardkeep.ps.wire.ids import num_references
-from shardkeep.ps.wire.message import Bytes, Packed
+from shardkeep.ps.wire.message import Packed
 
 
 class Applier:

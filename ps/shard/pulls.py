@@ -8,8 +8,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from shardkeep.base.arrays import Bytes, Ints
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.values.codec import value_codec
@@ -18,10 +18,8 @@ from shardkeep.ps.shard.consistency import Gate
 from shardkeep.ps.shard.serving import Serving, done, promised
 from shardkeep.ps.shard.tables import Gradients, Pulled, Tables
 from shardkeep.ps.wire.ids import read_ids, write_present
-from shardkeep.ps.wire.message import Bytes, Kind, Packed, allocate
+from shardkeep.ps.wire.message import Kind, Packed, allocate
 from shardkeep.ps.wire.rows import PLAIN, RowFormat
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardkeep.base.arrays import for_kernels
+from shardkeep.base.arrays import Bytes
+from shardkeep.base.contiguous import for_kernels
 from shardkeep.ps.jagged import Catalog
 from shardkeep.ps.shard.tables import Gradients, Pulled, sum_of
 from shardkeep.ps.wire.ids import num_references, read_ids, read_references
-from shardkeep.ps.wire.message import Bytes, Kind, Packed, allocate
+from shardkeep.ps.wire.message import Kind, Packed, allocate
 from shardkeep.ps.wire.rows import PLAIN, RowFormat, decode
 
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import ProtocolError, ShardkeepError, TransportError
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.ps.checkpoints import Checkpoints
@@ -25,7 +26,7 @@ from shardkeep.ps.shard.pushes import PushReader
 from shardkeep.ps.shard.serving import Serving, done, failed, pass_on, promised
 from shardkeep.ps.shard.snapshot.writer import SnapshotWriter
 from shardkeep.ps.shard.tables import Gradients, Tables
-from shardkeep.ps.wire.message import KIND_AT, Bytes, Kind, Packed, read
+from shardkeep.ps.wire.message import KIND_AT, Kind, Packed, read
 
 
 class ShardService:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import threading
 from concurrent.futures import Future
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import ProtocolError, ShardkeepError, TransportError
-from shardkeep.ps.wire.message import Bytes, Kind, allocate, text_message
+from shardkeep.ps.wire.message import Kind, allocate, text_message
 
 
 class Serving:

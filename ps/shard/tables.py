@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from shardkeep.base.array_kernels import all_finite
+from shardkeep.base.arrays import Floats, Ids, Ints
 from shardkeep.base.machine.versions import usable_cores
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import SectionIds
@@ -24,10 +25,6 @@ from shardkeep.ps.shard.table import table_kernels as at
 from shardkeep.ps.shard.table.changed_rows import ChangedRows
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
 from shardkeep.ps.shard.table.table import NO_SQUARES, Table
-
-Ids = npt.NDArray[np.int64]
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
 
 MOST_LOCKS = 4
 """As many threads as RPC has can work at once, on different tables; fewer where there are fewer cores for them."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Future
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import TransportError
-from shardkeep.ps.transport.transport import Bytes, Handler
+from shardkeep.ps.transport.transport import Handler
 
 
 class LocalTransport:

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from concurrent.futures import Future
 from typing import Protocol
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.ledger import Ledger
 from shardkeep.ps.transport import rpc_envelope
 from shardkeep.ps.transport.transport import Transport
-from shardkeep.ps.wire.message import FLUSH, REFERENCE, Bytes, Kind, Packed, read
+from shardkeep.ps.wire.message import FLUSH, REFERENCE, Kind, Packed, read
 from shardkeep.ps.wire.rows import ELEMENTS, RowFormat, elements_of
 
 Parts = Mapping[str, int]

@@ -6,10 +6,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Protocol
 
-import numpy as np
-import numpy.typing as npt
+from shardkeep.base.arrays import Bytes
 
-Bytes = npt.NDArray[np.uint8]
 Handler = Callable[..., "Future[Bytes]"]
 """Serves a call: takes one message, or two that came together, and returns the future of the reply."""
 

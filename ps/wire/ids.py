@@ -12,14 +12,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkeep.base.arrays import for_kernels
+from shardkeep.base.arrays import Bytes, Ints
+from shardkeep.base.contiguous import for_kernels
 from shardkeep.base.errors import CorruptMessage, ProtocolError
 from shardkeep.ps.jagged import Catalog, SectionIds
 from shardkeep.ps.placement import Split
 from shardkeep.ps.wire import message_kernels
-from shardkeep.ps.wire.message import REFERENCE, Bytes, Packed
-
-Ints = npt.NDArray[np.int64]
+from shardkeep.ps.wire.message import REFERENCE, Packed
 
 MOST_IDS = 1 << 24
 """Coded ids that one message may hold: a few bytes can stand for many."""

@@ -22,13 +22,10 @@ import struct
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from shardkeep.base.arrays import Bytes, Ints
 from shardkeep.base.errors import CorruptMessage, ProtocolError
 from shardkeep.ps.wire import message_kernels as at
-
-Bytes = npt.NDArray[np.uint8]
-Ints = npt.NDArray[np.int64]
 
 MAGIC = 0x4B53  # "SK"
 VERSION = 3

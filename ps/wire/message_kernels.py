@@ -19,11 +19,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.compression.ids.bit_kernels import get_varint, put_varint, unzigzag, varint_size, zigzag
 
 Columns = npt.NDArray[np.int64]
-Bytes = npt.NDArray[np.uint8]
 
 # Rows of the columns, each with room for S + 1 numbers. A directory has the first six; a flag is 1 << column.
 TABLES, ROWS, ID_FORMATS, VALUE_FORMATS, ID_BYTES, VALUE_BYTES = 0, 1, 2, 3, 4, 5

@@ -14,17 +14,15 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from shardkeep.base.arrays import Bytes, Floats, Ints, UInt64s
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.values import elements
 from shardkeep.compression.values.codec import ValueCodec, value_codec
 from shardkeep.compression.values.floats import Half, saturated_values
 from shardkeep.compression.values.moments import decode_moments, encode_moments
 from shardkeep.ps.jagged import Catalog
-from shardkeep.ps.wire.message import Bytes, Packed
+from shardkeep.ps.wire.message import Packed
 
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
-Keys = npt.NDArray[np.uint64]
 T = TypeVar("T", bound=np.generic)
 
 ELEMENTS = 96
@@ -70,7 +68,7 @@ class RowFormat:
         catalog: Catalog,
         *,
         squares_K: Floats | None = None,
-        keys_K: Keys | None = None,
+        keys_K: UInt64s | None = None,
     ) -> Bytes:
         """The rows of all sections, flat uint8; `tables_S` None = a section of every table. May share memory with
         `flat`. `squares_K`: what the moments are made of; `keys_K`: of stochastic rounding, None = to the nearest."""

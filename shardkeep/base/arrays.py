@@ -1,17 +1,17 @@
-"""What kernels want of arrays."""
+"""The types of arrays. Types only: modules of kernels import this one, and their fingerprints do not cover it."""
 
 from __future__ import annotations
-
-from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-T = TypeVar("T", bound=np.generic)
-
-
-def for_kernels(array: npt.NDArray[T], dtype: type[T]) -> npt.NDArray[T]:
-    """The array itself where kernels can take it, else a copy: contiguous, aligned, writable."""
-    if array.flags.carray and array.dtype == dtype:
-        return array
-    return np.require(array, dtype=dtype, requirements=["C", "A", "W"])
+Ids = npt.NDArray[np.int64]
+Rows = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float32]
+Bytes = npt.NDArray[np.uint8]
+Bools = npt.NDArray[np.bool_]
+Int32s = npt.NDArray[np.int32]
+UInt32s = npt.NDArray[np.uint32]
+UInt64s = npt.NDArray[np.uint64]
+Float64s = npt.NDArray[np.float64]

@@ -15,6 +15,7 @@ from itertools import zip_longest
 import numpy as np
 import numpy.typing as npt
 
+from shardkeep.base.arrays import Ids
 from shardkeep.config import JobConfig
 from shardkeep.estimate.rereads import Rereads, rereads
 from shardkeep.ps.client.request import Request
@@ -29,8 +30,6 @@ from shardkeep.workers.data.samples import Dataset
 from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.plan import Plan
-
-Ids = npt.NDArray[np.int64]
 
 DRAWN_SAMPLES = 1 << 18
 """Samples whose ids are looked at: two seconds for 26 features."""

@@ -12,9 +12,9 @@ from mmap import PAGESIZE
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
+from shardkeep.base.arrays import Float64s
 from shardkeep.base.compiling.kernels import load_kernels
 from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.compression.config import TowerCompressionConfig
@@ -38,7 +38,6 @@ INDEX_BYTES = 14
 """Of a row, on the average: entries of 8 bytes, 0.47 to 0.7 of them taken (ps/shard/table/index.py)."""
 MILLION = 1_000_000
 Part = dict[str, Any]
-Shares = npt.NDArray[np.float64]
 CLASSES = {
     "pull": "ids to the servers",
     "pull answer": "rows to the workers",
@@ -120,7 +119,7 @@ def _named_tables(config: JobConfig) -> list[str]:
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
-def memory_of(tables: Sequence[TableSpec], rows: Mapping[str, float], shares: Mapping[str, Shares]) -> Part:
+def memory_of(tables: Sequence[TableSpec], rows: Mapping[str, float], shares: Mapping[str, Float64s]) -> Part:
     """Bytes of each table over all servers, and of each server over all tables; `shares` as `Played` has them."""
     listed: list[Part] = []
     num_servers = len(next(iter(shares.values())))

@@ -11,9 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-Ids = npt.NDArray[np.int64]
+from shardkeep.base.arrays import Ids
 
 
 @dataclass(frozen=True)

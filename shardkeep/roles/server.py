@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import DeadlineExceeded, TransportError
 from shardkeep.base.log import EventLog
 from shardkeep.base.machine.allocator import keep_freed_memory
@@ -24,7 +25,6 @@ from shardkeep.ps.rpc.group import RpcGroup
 from shardkeep.ps.shard.journal.journal import Journal
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.shard.snapshot.files import load_snapshots
-from shardkeep.ps.wire.message import Bytes
 from shardkeep.roles.agreed_checkpoints import AgreedCheckpoints
 from shardkeep.roles.departure import Departure
 from shardkeep.roles.group import join_group

@@ -256,7 +256,8 @@ def test_code_of_a_source_that_nobody_has_used_for_a_month_is_deleted(cache: Pat
 
 @pytest.mark.parametrize("module", kernel_sources.kernel_modules())
 def test_kernels_import_kernels_only_and_at_the_top(module: str) -> None:
-    """A fingerprint covers no other module: a number from one would become a part of machine code and stay."""
+    """A fingerprint covers no other module: a number from one would become a part of machine code and stay. The types
+    of arrays are none."""
     source = ast.parse(kernels_file(module).read_text())
     places = [node for node in ast.walk(source) if isinstance(node, ast.Import | ast.ImportFrom)]
     ours = {
@@ -265,9 +266,16 @@ def test_kernels_import_kernels_only_and_at_the_top(module: str) -> None:
         if isinstance(node, ast.ImportFrom) and f"{node.module}".startswith("shardkeep")
         for alias in node.names
     }
-    allowed = {"shardkeep.base.compiling.kernels.kernel", *kernel_sources.imports_of(module)}
+    kernel = "shardkeep.base.compiling.kernels.kernel"
+    allowed = {kernel, "shardkeep.base.arrays", *kernel_sources.imports_of(module)}
     assert all(name in allowed or name.rpartition(".")[0] in allowed for name in ours)
     assert all(node in source.body for node in places)
+
+
+def test_the_types_of_arrays_are_types_alone() -> None:
+    body = ast.parse((kernel_sources.PACKAGE / "base/arrays.py").read_text()).body
+    assert all(isinstance(node, ast.Import | ast.ImportFrom | ast.Assign) for node in body[1:])
+    assert all(ast.unparse(n.value).startswith("npt.NDArray[") for n in body if isinstance(n, ast.Assign))
 
 
 def kernels_file(module: str) -> Path:

@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.shard.consistency import BoundedGate, Gate, Work
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.transport.local import LocalTransport
 from shardkeep.ps.transport.transport import Transport
-from shardkeep.ps.wire.message import Bytes, Kind, unpack
+from shardkeep.ps.wire.message import Kind, unpack
 from tests.support.faults import UnreliableTransport
 from tests.support.held_gate import HeldGate
 from tests.support.local_job import LocalJob, in_process

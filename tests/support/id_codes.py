@@ -6,13 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from shardkeep.compression.ids.codes import (
-    CodedIds,
-    Ints,
-    decode_ids,
-    encode_ids,
-    encode_subsets,
-)
+from shardkeep.base.arrays import Ints
+from shardkeep.compression.ids.codes import CodedIds, decode_ids, encode_ids, encode_subsets
 
 LEAST, MOST = -(2**63), 2**63 - 1
 Section = Sequence[int]

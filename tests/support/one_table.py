@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 
-from shardkeep.base.arrays import for_kernels
+from shardkeep.base.contiguous import for_kernels
 from shardkeep.ps.shard.table import index_kernels, table_kernels
 from shardkeep.ps.shard.table.index import RowIndex
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS

@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.deadlines import wait_for_reply
 from shardkeep.ps.rpc.group import RpcGroup
 from shardkeep.ps.transport.transport import Transport
-from shardkeep.ps.wire.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message, unpack
+from shardkeep.ps.wire.message import EMPTY, Kind, Message, Section, pack, text_message, unpack
 from tests.support.rpc_peer import Peer
 
 LIMIT_S = 90.0  # a peer imports torch on a busy machine

@@ -6,11 +6,12 @@ import json
 from concurrent.futures import Future
 from typing import Any
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints, FileRecord
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.shard.snapshot.files import load_snapshots
 from shardkeep.ps.shard.tables import Tables
-from shardkeep.ps.wire.message import Bytes, Kind, text_message, text_of
+from shardkeep.ps.wire.message import Kind, text_message, text_of
 from tests.support.services import TABLES, answer
 
 

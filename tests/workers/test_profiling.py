@@ -11,8 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import ConfigError
-from shardkeep.ps.wire.message import Bytes, Kind, Message, pack
+from shardkeep.ps.wire.message import Kind, Message, pack
 from shardkeep.workers.config import ProfileConfig
 from shardkeep.workers.timing.clock import Stopwatch
 from shardkeep.workers.timing.profiling import Profile, check_profile, trace_path

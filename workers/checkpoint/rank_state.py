@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import CheckpointError
 from shardkeep.base.files import atomic_write
 from shardkeep.compression.tower.compressor import merge_local
@@ -24,7 +24,6 @@ from shardkeep.ps.client.row_client import RowClient
 from shardkeep.workers.dense.state_tree import joined, split
 from shardkeep.workers.dense.tower import Tower
 
-Bytes = npt.NDArray[np.uint8]
 _PART = "ranks"
 _ROWS, _TOWER = "rows/", "tower/"
 

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import CheckpointError, ShardkeepError
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints, FileRecord
 from shardkeep.ps.client.admin import AdminClient
-from shardkeep.workers.checkpoint.rank_state import Bytes, save_rank_states
+from shardkeep.workers.checkpoint.rank_state import save_rank_states
 from shardkeep.workers.checkpoint.tower_state import TowerState, save_tower
 from shardkeep.workers.config import CheckpointConfig
 

@@ -9,11 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Int64s = NDArray[np.int64]
-Int32s = NDArray[np.int32]
-Float32s = NDArray[np.float32]
+from shardkeep.base.arrays import Floats, Int32s, Ints
 
 
 @dataclass(frozen=True)
@@ -26,9 +23,9 @@ class Ragged:
         weights_N: float32 weight of each id; None = all 1.
     """
 
-    values_N: Int64s
+    values_N: Ints
     lengths_B: Int32s | None = None
-    weights_N: Float32s | None = None
+    weights_N: Floats | None = None
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -58,9 +55,9 @@ class Batch:
         label_BT: float32 of shape (B, T), a column for each label of the schema, each value 0 or 1.
     """
 
-    dense_BI: Float32s
+    dense_BI: Floats
     ids: Mapping[str, Ragged]
-    label_BT: Float32s
+    label_BT: Floats
 
     def __len__(self) -> int:
         """Number of samples; may be 0."""

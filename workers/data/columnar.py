@@ -15,6 +15,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import xxhash
 from numpy.typing import NDArray
 
+from shardkeep.base.arrays import Floats, Ints
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.gather_kernels import (
     CHUNK_ROWS,
@@ -26,17 +27,14 @@ from shardkeep.workers.data.gather_kernels import (
 )
 from shardkeep.workers.data.schema import Schema
 
-Int64s = NDArray[np.int64]
-Float32s = NDArray[np.float32]
-
 
 @dataclass(frozen=True)
 class Lists:
     """A multi-valued feature of N rows: ids, how many each row has, and maybe their weights."""
 
-    ids_V: Int64s
-    lengths_N: Int64s
-    weights_V: Float32s | None = None
+    ids_V: Ints
+    lengths_N: Ints
+    weights_V: Floats | None = None
 
 
 @dataclass(frozen=True)
@@ -44,8 +42,8 @@ class Rows:
     """Decoded rows. dense_NI: float32, nan = missing; single_NF: int64, row-major; label_N: uint8."""
 
     label_N: NDArray[np.uint8]
-    dense_NI: Float32s
-    single_NF: Int64s
+    dense_NI: Floats
+    single_NF: Ints
     lists: Mapping[str, Lists]
 
     def __len__(self) -> int:
@@ -130,9 +128,9 @@ def _record_batch(rows: Rows) -> pa.RecordBatch:
 class DenseTransform:
     """What turns stored dense numbers into inputs, per column: (x - shift) * factor, or fill where missing."""
 
-    fill_I: Float32s
-    shift_I: Float32s
-    factor_I: Float32s
+    fill_I: Floats
+    shift_I: Floats
+    factor_I: Floats
 
 
 class ColumnarDataset:
@@ -164,7 +162,7 @@ class ColumnarDataset:
     def __len__(self) -> int:
         return self._num_samples
 
-    def gather(self, rows_B: Int64s) -> Batch:
+    def gather(self, rows_B: Ints) -> Batch:
         rows_B = np.ascontiguousarray(rows_B, np.int64)
         if len(rows_B) and not 0 <= rows_B.min() <= rows_B.max() < self._num_samples:
             raise IndexError(f"a row is outside [0, {self._num_samples})")
@@ -177,20 +175,20 @@ class ColumnarDataset:
         }
         return Batch(self._gather_dense(rows_B), ids, label_B[:, None])
 
-    def _gather_dense(self, rows_B: Int64s) -> Float32s:
+    def _gather_dense(self, rows_B: Ints) -> Floats:
         dense_BI = np.empty((len(rows_B), self._schema.num_dense), np.float32)
         if self._schema.num_dense:
             t = self._transform
             gather_dense(self._floats, self._starts["dense"], rows_B, t.fill_I, t.shift_I, t.factor_I, dense_BI)
         return dense_BI
 
-    def _gather_single(self, rows_B: Int64s) -> dict[str, Ragged]:
+    def _gather_single(self, rows_B: Ints) -> dict[str, Ragged]:
         ids_FB = np.empty((len(self._single), len(rows_B)), np.int64)
         if self._single:
             gather_ids(self._words, self._starts["single"], rows_B, ids_FB)
         return {name: Ragged(ids_FB[f]) for f, name in enumerate(self._single)}
 
-    def _gather_list(self, name: str, rows_B: Int64s) -> Ragged:
+    def _gather_list(self, name: str, rows_B: Ints) -> Ragged:
         offsets, starts = self._halves, self._starts
         lengths_B = np.empty(len(rows_B), np.int32)
         total = gather_lengths(offsets, starts[f"ids:{name}"], rows_B, lengths_B)
@@ -221,7 +219,7 @@ class ColumnarDataset:
             raise ValueError("the columns are not those of the config")
 
 
-def _starts(batches: list[pa.RecordBatch], words: Int64s) -> dict[str, Int64s]:
+def _starts(batches: list[pa.RecordBatch], words: Ints) -> dict[str, Ints]:
     """Where each column of each chunk begins in the content, counted in the column's own elements.
 
     Raises ValueError where the kernels, which check nothing, would read outside of the content.
@@ -250,7 +248,7 @@ def _starts(batches: list[pa.RecordBatch], words: Int64s) -> dict[str, Int64s]:
 _DTYPES: dict[int, np.dtype[Any]] = {1: np.dtype(np.uint8), 4: np.dtype(np.float32), 8: np.dtype(np.int64)}
 
 
-def _elements(buffer: pa.Buffer | None, dtype: np.dtype[Any], count: int, words: Int64s) -> tuple[NDArray[Any], int]:
+def _elements(buffer: pa.Buffer | None, dtype: np.dtype[Any], count: int, words: Ints) -> tuple[NDArray[Any], int]:
     """The first `count` elements of a buffer, and where they begin in the content, counted in elements.
 
     Raises ValueError where they are not all in the content, or not aligned.

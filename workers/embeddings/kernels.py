@@ -13,12 +13,9 @@ import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
 
 from shardkeep.base.array_kernels import pointer
+from shardkeep.base.arrays import Floats, Int32s, Ints
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.base.hashing_kernels import GOLDEN
-
-Int32 = npt.NDArray[np.int32]
-Int64 = npt.NDArray[np.int64]
-Float32 = npt.NDArray[np.float32]
 
 _IDS = "Array(int64, 1, 'C', readonly=True)"
 _POSITIONS = "Array(int32, 1, 'C', readonly=True)"
@@ -38,7 +35,7 @@ def bits_of(number: int) -> int:
 
 
 @kernel(f"int64({_IDS}, int32[::1], int64[::1], int32[::1])")
-def number_ids(ids_N: Int64, slots: Int32, distinct_U: Int64, inverse_N: Int32) -> int:
+def number_ids(ids_N: Ints, slots: Int32s, distinct_U: Ints, inverse_N: Int32s) -> int:
     """Numbers distinct ids by first appearance: `distinct` by number, `inverse` the number of each. Returns how many
     there are. `slots`: a power of two > ids, all -1."""
     count = 0
@@ -60,7 +57,7 @@ def number_ids(ids_N: Int64, slots: Int32, distinct_U: Int64, inverse_N: Int32) 
 
 
 @kernel("void(int64[::1], int64[::1], int32[::1], int32[::1])")
-def sort_ids(keys_U: Int64, spare_U: Int64, order_U: Int32, spare_order_U: Int32) -> None:
+def sort_ids(keys_U: Ints, spare_U: Ints, order_U: Int32s, spare_order_U: Int32s) -> None:
     """Sorts keys ascending, in place; `order`: where each came from. Radix sort (LSD, 8 bits a pass), of the bytes
     in which the keys differ: ids of a table below 2**24 take three passes. The spares are of the same size."""
     size = keys_U.size
@@ -95,7 +92,7 @@ def sort_ids(keys_U: Int64, spare_U: Int64, order_U: Int32, spare_order_U: Int32
 
 
 @kernel(f"void({_IDS}, int64[::1], int64[::1], int64[::1], int32[::1])")
-def dedupe(ids_N: Int64, bounds_T1: Int64, starts_T1: Int64, unique_V: Int64, inverse_N: Int32) -> None:
+def dedupe(ids_N: Ints, bounds_T1: Ints, starts_T1: Ints, unique_V: Ints, inverse_N: Int32s) -> None:
     """The distinct ids of each table, ascending, one table after the other; and each id's position among its table's.
 
     Table t has the ids from `bounds[t]` up to `bounds[t + 1]`. `unique` has room for all ids. All that one table needs
@@ -126,7 +123,7 @@ def dedupe(ids_N: Int64, bounds_T1: Int64, starts_T1: Int64, unique_V: Int64, in
 
 
 @kernel(f"void({_ROWS}, {_POSITIONS}, float32[:, ::1])")
-def gather_rows(rows_UD: Float32, inverse_B: Int32, out_BD: Float32) -> None:
+def gather_rows(rows_UD: Floats, inverse_B: Int32s, out_BD: Floats) -> None:
     """One id per sample: `out[b] = rows[inverse[b]]`."""
     for b in range(inverse_B.size):
         u = inverse_B[b]
@@ -136,7 +133,7 @@ def gather_rows(rows_UD: Float32, inverse_B: Int32, out_BD: Float32) -> None:
 
 @kernel(f"void({_ROWS}, {_POSITIONS}, {_POSITIONS}, {_WEIGHTS}, boolean, float32[:, ::1])")
 def pool_rows(
-    rows_UD: Float32, inverse_N: Int32, offsets_B1: Int32, weights_N: Float32, mean: bool, out_BD: Float32
+    rows_UD: Floats, inverse_N: Int32s, offsets_B1: Int32s, weights_N: Floats, mean: bool, out_BD: Floats
 ) -> None:
     """Bag b holds the ids n in [offsets[b], offsets[b + 1]): `out[b] = sum_n weight[n] * rows[inverse[n]]`,
     divided by their number with `mean`; an empty bag is zero. No `weights_N` = all 1."""
@@ -157,7 +154,7 @@ def pool_rows(
 
 
 @kernel(f"void({_ROWS}, {_POSITIONS}, float32[:, ::1])")
-def add_gathered(grad_BD: Float32, inverse_B: Int32, grad_UD: Float32) -> None:
+def add_gathered(grad_BD: Floats, inverse_B: Int32s, grad_UD: Floats) -> None:
     """The transpose of `gather_rows`, added: `grad_U[inverse[b]] += grad_B[b]`, in the order of b."""
     for b in range(inverse_B.size):
         u = inverse_B[b]
@@ -167,7 +164,7 @@ def add_gathered(grad_BD: Float32, inverse_B: Int32, grad_UD: Float32) -> None:
 
 @kernel(f"void({_ROWS}, {_POSITIONS}, {_POSITIONS}, {_WEIGHTS}, boolean, float32[:, ::1])")
 def add_pooled(
-    grad_BD: Float32, inverse_N: Int32, offsets_B1: Int32, weights_N: Float32, mean: bool, grad_UD: Float32
+    grad_BD: Floats, inverse_N: Int32s, offsets_B1: Int32s, weights_N: Floats, mean: bool, grad_UD: Floats
 ) -> None:
     """The transpose of `pool_rows`, added, in the order of n. Weights and `mean` exclude each other."""
     for b in range(offsets_B1.size - 1):
@@ -181,7 +178,7 @@ def add_pooled(
 
 
 @kernel(f"void({_ROWS}, {_POSITIONS}, {_POSITIONS}, float32[:, ::1])")
-def pool_max(rows_UD: Float32, inverse_N: Int32, offsets_B1: Int32, out_BD: Float32) -> None:
+def pool_max(rows_UD: Floats, inverse_N: Int32s, offsets_B1: Int32s, out_BD: Floats) -> None:
     """Bags as in `pool_rows`: `out[b, d]` is the largest of the rows' values, a NaN if one is; an empty bag is zero."""
     for b in range(offsets_B1.size - 1):
         start, end = offsets_B1[b], offsets_B1[b + 1]
@@ -196,7 +193,7 @@ def pool_max(rows_UD: Float32, inverse_N: Int32, offsets_B1: Int32, out_BD: Floa
 
 
 @kernel(f"void({_ROWS}, {_ROWS}, {_POSITIONS}, {_POSITIONS}, float32[:, ::1])")
-def add_max(rows_UD: Float32, grad_BD: Float32, inverse_N: Int32, offsets_B1: Int32, grad_UD: Float32) -> None:
+def add_max(rows_UD: Floats, grad_BD: Floats, inverse_N: Int32s, offsets_B1: Int32s, grad_UD: Floats) -> None:
     """The transpose of `pool_max`, added, in the order of b: each gradient goes to the first row with the largest
     value."""
     largest_D = np.empty(grad_BD.shape[1], dtype=np.float32)
@@ -228,16 +225,16 @@ _FEATURES = f"int64[:,::1], {_POSITIONS}, {_POSITIONS}, {_WEIGHTS}, int64[::1], 
 
 @kernel(f"void({_FEATURES}, {_VALUES}, int64, int64, float32[::1])")
 def pool_features(
-    features: Int64,
-    inverse_N: Int32,
-    offsets: Int32,
-    weights: Float32,
-    values_T1: Int64,
-    dims_T: Int64,
-    values: Float32,
+    features: Ints,
+    inverse_N: Int32s,
+    offsets: Int32s,
+    weights: Floats,
+    values_T1: Ints,
+    dims_T: Ints,
+    values: Floats,
     start: int,
     stop: int,
-    out: Float32,
+    out: Floats,
 ) -> None:
     """`gather_rows`, `pool_rows` or `pool_max` of samples [start, stop) for every feature, one (B, D) after the other
     in `out`."""
@@ -265,16 +262,16 @@ def pool_features(
 
 @kernel(f"void({_FEATURES}, int64[::1], int64, int64, float32[::1])")
 def add_features(
-    features: Int64,
-    inverse_N: Int32,
-    offsets: Int32,
-    weights: Float32,
-    values_T1: Int64,
-    dims_T: Int64,
-    addresses_F: Int64,
+    features: Ints,
+    inverse_N: Int32s,
+    offsets: Int32s,
+    weights: Floats,
+    values_T1: Ints,
+    dims_T: Ints,
+    addresses_F: Ints,
     start: int,
     stop: int,
-    grads: Float32,
+    grads: Floats,
 ) -> None:
     """The transpose of `pool_features`, added to `grads`, in the order of features, samples and ids. The gradient
     (B, D) of a feature's pooled rows lies at its address; 0 = it has none. Not of bags with `MAX`: see `add_max`."""

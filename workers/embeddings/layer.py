@@ -14,6 +14,7 @@ import numpy.typing as npt
 import torch
 
 from shardkeep.base.array_kernels import all_finite
+from shardkeep.base.arrays import Rows
 from shardkeep.base.errors import ConfigError, ProtocolError
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import Catalog, JaggedRows
@@ -25,7 +26,6 @@ from shardkeep.workers.embeddings.pooling import add_max_on_host
 
 __all__ = ["Embeddings", "Plan", "all_finite_rows", "non_finite_rows", "scale_rows"]
 
-Rows = npt.NDArray[np.float32]
 _CPU = torch.device("cpu")
 
 

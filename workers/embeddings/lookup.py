@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 
 from shardkeep.base.array_kernels import all_finite
+from shardkeep.base.arrays import Ids, Rows
 from shardkeep.base.errors import DataError, UserError
-from shardkeep.ps.client.row_client import Ids, Rows
 from shardkeep.workers.embeddings import kernels
 from shardkeep.workers.embeddings.layer import non_finite_rows
 from shardkeep.workers.embeddings.plan import FeaturePlan

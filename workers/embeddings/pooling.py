@@ -12,10 +12,10 @@ import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 
+from shardkeep.base.arrays import Rows
 from shardkeep.workers.embeddings import kernels
 from shardkeep.workers.embeddings.plan import FeaturePlan
 
-Rows = npt.NDArray[np.float32]
 _MODES = {kernels.SUM: "sum", kernels.MEAN: "mean", kernels.MAX: "max"}
 _TORCH_MAX = 2  # its number in aten
 

@@ -13,9 +13,10 @@ import torch
 from torch.autograd.profiler import record_function
 from torch.profiler import ProfilerActivity, profile
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import ConfigError, ShardkeepError
 from shardkeep.base.log import EventLog
-from shardkeep.ps.wire.message import KIND_AT, Bytes, Kind, read
+from shardkeep.ps.wire.message import KIND_AT, Kind, read
 from shardkeep.workers.config import ProfileConfig
 from shardkeep.workers.timing.clock import Part
 

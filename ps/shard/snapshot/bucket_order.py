@@ -8,19 +8,18 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.ps.placement import BUCKETS
 from shardkeep.ps.shard.table import pre_image_kernels as at
 from shardkeep.ps.shard.table.pages import SMALL, Pages
 from shardkeep.ps.shard.table.records import Records
-
-Bits = npt.NDArray[np.uint8]
 
 ALL = np.zeros(0, dtype=np.uint8)
 _SLOTS_AT_ONCE = 1 << 19
 
 
 def bucket_order(
-    records: Records, count: int, between: Callable[[], None] = lambda: None, *, chosen: Bits = ALL
+    records: Records, count: int, between: Callable[[], None] = lambda: None, *, chosen: Bytes = ALL
 ) -> tuple[Pages[np.uint32], npt.NDArray[np.int64]]:
     """The first `count` slots sorted by bucket (4 bytes each), and where each bucket starts in them (BUCKETS + 1); of
     these slots only those whose bit in `chosen` is set (uint8, 8 slots a byte), unless that is ALL.

@@ -14,18 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
+from shardkeep.base.arrays import Bytes, Floats, Ints, UInt32s
 from shardkeep.base.errors import CheckpointError
 from shardkeep.ps.shard.snapshot.bucket_order import ALL
 from shardkeep.ps.shard.table import pre_image_kernels as at
-from shardkeep.ps.shard.table.changed_rows import Bits
 from shardkeep.ps.shard.table.records import Records
 from shardkeep.ps.shard.table.table import Table
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float32]
-Order = npt.NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +39,7 @@ class Columns:
 class _PreImages:
     """What one table's snapshot owns: the bits and the pre-images."""
 
-    def __init__(self, table: Table, changed: Bits) -> None:
+    def __init__(self, table: Table, changed: Bytes) -> None:
         """`changed`: bits of the rows that the snapshot is of; the others count as taken."""
         size = -(-table.num_rows // 8)
         self.bits = ~changed[:size] if changed.size else np.zeros(size, dtype=np.uint8)
@@ -65,14 +60,14 @@ class Snapshot:
         tables: Sequence[Table],
         images_TC: Ints,
         locks: Sequence[threading.Lock],
-        changed: Sequence[Bits] | None = None,
+        changed: Sequence[Bytes] | None = None,
     ) -> None:
         """`images_TC` (int64, tables x COLUMNS): what pushes keep, as their kernels see it. `locks`: of each table's
         changes. `changed`: the bits of each table's rows that count, which nobody changes; None = all rows."""
         self.tables = tables
         self.full = changed is None
         """Whether the snapshot is of all rows."""
-        self.chosen_T: Sequence[Bits] = [ALL] * len(tables) if changed is None else changed
+        self.chosen_T: Sequence[Bytes] = [ALL] * len(tables) if changed is None else changed
         """Bits of each table's rows that the snapshot is of, or ALL."""
         self.rows_T = [table.num_rows for table in tables]
         self.skipped_rows_T = [table.skipped_rows for table in tables]
@@ -99,7 +94,7 @@ class Snapshot:
                 images.pre_images.reserve(int(self._images[t, at.COUNT]) + rows)
                 self._note_pre_images(t, images)
 
-    def take(self, t: int, order_U: Order, to: Columns, k: int) -> tuple[int, float]:
+    def take(self, t: int, order_U: UInt32s, to: Columns, k: int) -> tuple[int, float]:
         """Takes those of the rows in slots `order` that are not kept, to place `k` on; returns the place after them,
         and the seconds for which it held up pushes. Raises CheckpointError when the snapshot was dropped."""
         records = self.tables[t].records

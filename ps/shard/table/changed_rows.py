@@ -11,10 +11,9 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.ps.shard.table import table_kernels as at
 from shardkeep.ps.shard.table.records import Records
-
-Bits = npt.NDArray[np.uint8]
 
 
 class ChangedBits:
@@ -29,14 +28,14 @@ class ChangedBits:
         """Whether a bit is set for each row that changes."""
         return bool(self._bits.size)
 
-    def start(self) -> Bits:
+    def start(self) -> Bytes:
         """Starts noting which rows change, with no bit set; the bits until now, those of 8 slots a byte, which are the
         caller's (none where changes were not noted)."""
         before = self._bits
         self._set(np.zeros(max(1, self._wanted()), dtype=np.uint8))
         return before
 
-    def add(self, bits: Bits) -> None:
+    def add(self, bits: Bytes) -> None:
         """Sets bits that an earlier `start` gave."""
         self._bits[: bits.size] |= bits
 
@@ -50,7 +49,7 @@ class ChangedBits:
     def _wanted(self) -> int:
         return -(-self._records.capacity // 8)
 
-    def _set(self, bits: Bits) -> None:
+    def _set(self, bits: Bytes) -> None:
         self._bits = bits
         self._place[at.CHANGED], self._place[at.NUM_CHANGED] = bits.ctypes.data, bits.size
 
@@ -62,7 +61,7 @@ class ChangedRows:
     def __init__(self, tables: Sequence[ChangedBits]) -> None:
         self._tables = tables
         self._base = ""
-        self._handed: list[Bits] | None = None
+        self._handed: list[Bytes] | None = None
 
     def follow(self, base: str) -> None:
         """Notes changes from now on; without this none are. `base`: the checkpoint that the tables hold just now; "" =
@@ -71,7 +70,7 @@ class ChangedRows:
             table.start()
         self._base, self._handed = base, None
 
-    def hand_over(self, base: str) -> list[Bits] | None:
+    def hand_over(self, base: str) -> list[Bytes] | None:
         """The bits of the rows that changed since checkpoint `base`, for a snapshot; None where these are not known,
         so that it must hold all rows. From here on changes are noted anew: they are those since the snapshot's
         checkpoint if that is told to be `complete`. Nobody may push meanwhile."""

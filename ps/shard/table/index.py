@@ -11,8 +11,6 @@ from shardkeep.ps.shard.table import index_kernels
 from shardkeep.ps.shard.table.pages import LARGE, SMALL, Pages
 from shardkeep.ps.shard.table.records import Count, Records
 
-Ids = npt.NDArray[np.int64]
-
 MAX_ROWS = 3_000_000_000
 """An entry has 32 bits for the hash, so that an index has fewer than 2**32 entries."""
 _MOST_WORDS = 1 << 32

@@ -4,17 +4,12 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
 from shardkeep.base.array_kernels import prefetch
+from shardkeep.base.arrays import Ids, Ints, UInt64s
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.base.hashing_kernels import GOLDEN, mix
 from shardkeep.ps.shard.table.layout_kernels import fetch, id_of, write_id
-
-Ids = npt.NDArray[np.int64]
-Slots = npt.NDArray[np.int64]
-Entries = npt.NDArray[np.uint64]
-Addresses = npt.NDArray[np.int64]
 
 IDS_AT_ONCE = 128  # whose entries and records are on their way from memory at the same time
 
@@ -38,14 +33,14 @@ def hash_of(id_: int) -> np.uint64:
 
 
 @kernel("uint64(uint64[::1], uint64)")
-def home(entries: Entries, hash_: np.uint64) -> np.uint64:
+def home(entries: UInt64s, hash_: np.uint64) -> np.uint64:
     """The first entry of a hash's chain."""
     at: np.uint64 = (hash_ * np.uint64(entries.size - 1) >> _32) + _1
     return at
 
 
 @kernel("int64(uint64[::1], uint64, int64, int64[::1], int64, int64)")
-def probe(entries: Entries, hash_: np.uint64, id_: int, addresses: Addresses, shift: int, width: int) -> int:
+def probe(entries: UInt64s, hash_: np.uint64, id_: int, addresses: Ints, shift: int, width: int) -> int:
     """The slot of an id, or -1 - (position of the empty entry that ends its chain)."""
     slot: int
     size = np.uint64(entries.size)
@@ -65,7 +60,7 @@ def probe(entries: Entries, hash_: np.uint64, id_: int, addresses: Addresses, sh
 
 
 @kernel("int64(uint64[::1], uint64[::1], int64, int64[::1], int64, int64)")
-def probe_either(entries: Entries, old: Entries, id_: int, addresses: Addresses, shift: int, width: int) -> int:
+def probe_either(entries: UInt64s, old: UInt64s, id_: int, addresses: Ints, shift: int, width: int) -> int:
     """As `probe`, in the array that has the id's hash."""
     hash_ = hash_of(id_)
     if hash_ < old[0]:
@@ -74,7 +69,7 @@ def probe_either(entries: Entries, old: Entries, id_: int, addresses: Addresses,
 
 
 @kernel("int64(uint64[::1], uint64)")
-def guess(entries: Entries, hash_: np.uint64) -> int:
+def guess(entries: UInt64s, hash_: np.uint64) -> int:
     """The slot of the first entry of a hash, -1 if there is none. Another id may have the same hash."""
     size = np.uint64(entries.size)
     at = home(entries, hash_)
@@ -92,15 +87,15 @@ def guess(entries: Entries, hash_: np.uint64) -> int:
 
 @kernel("void(uint64[::1], uint64[::1], int64[::1], int64[::1], int64, int64, int64, int64, int64[::1])")
 def guess_slots(
-    entries: Entries,
-    old: Entries,
+    entries: UInt64s,
+    old: UInt64s,
     ids_U: Ids,
-    addresses: Addresses,
+    addresses: Ints,
     shift: int,
     width: int,
     begin: int,
     end: int,
-    slots_U: Slots,
+    slots_U: Ints,
 ) -> None:
     """Guesses for ids [begin, end), and asks for the records they name.
 
@@ -122,9 +117,7 @@ def guess_slots(
 
 
 @kernel("void(uint64[::1], uint64[::1], int64[::1], int64[::1], int64, int64, int64[::1])")
-def find(
-    entries: Entries, old: Entries, ids_U: Ids, addresses: Addresses, shift: int, width: int, slots_U: Slots
-) -> None:
+def find(entries: UInt64s, old: UInt64s, ids_U: Ids, addresses: Ints, shift: int, width: int, slots_U: Ints) -> None:
     """Slots of ids, -1 where absent."""
     for begin in range(0, ids_U.size, IDS_AT_ONCE):
         end = min(begin + IDS_AT_ONCE, ids_U.size)
@@ -137,14 +130,14 @@ def find(
 
 @kernel("int64(uint64[::1], uint64[::1], int64[::1], int64[::1], int64, int64, int64, int64[::1])")
 def find_or_add(
-    entries: Entries,
-    old: Entries,
+    entries: UInt64s,
+    old: UInt64s,
     ids_U: Ids,
-    addresses: Addresses,
+    addresses: Ints,
     shift: int,
     width: int,
     count: int,
-    slots_U: Slots,
+    slots_U: Ints,
 ) -> int:
     """Slots of ids; absent ones get slots from `count` on and their ids are written. Returns the new count.
 
@@ -172,7 +165,7 @@ def find_or_add(
 
 
 @kernel("int64(uint64[::1])")
-def first_empty(entries: Entries) -> int:
+def first_empty(entries: UInt64s) -> int:
     """The position of the first empty entry."""
     at = 1
     while entries[at] != _0:
@@ -181,7 +174,7 @@ def first_empty(entries: Entries) -> int:
 
 
 @kernel("void(uint64[::1], uint64)")
-def put(entries: Entries, entry: np.uint64) -> None:
+def put(entries: UInt64s, entry: np.uint64) -> None:
     """Puts an entry that is not there at the end of its chain."""
     size = np.uint64(entries.size)
     at = home(entries, entry >> _32)
@@ -193,7 +186,7 @@ def put(entries: Entries, entry: np.uint64) -> None:
 
 
 @kernel("void(uint64[::1], uint64[::1], int64, int64)")
-def move_entries(entries: Entries, old: Entries, begin: int, end: int) -> None:
+def move_entries(entries: UInt64s, old: UInt64s, begin: int, end: int) -> None:
     """Copies the entries of `old` whose chains start at [begin, end) into `entries`, and raises the bound."""
     size, first, last = np.uint64(old.size), np.uint64(begin), np.uint64(end)
     at, turn = first, False

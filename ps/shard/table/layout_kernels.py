@@ -8,36 +8,32 @@ The callers keep the blocks alive and pass only slots that exist.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
 
 from shardkeep.base.array_kernels import pointer, prefetch
+from shardkeep.base.arrays import Ints, Rows
 from shardkeep.base.compiling.kernels import kernel
-
-Slots = npt.NDArray[np.int64]
-Rows = npt.NDArray[np.float32]
-Addresses = npt.NDArray[np.int64]
 
 FIRST_WEIGHT = 2  # words of the id in front of the weights
 AHEAD = 12  # records fetched ahead of the one in work
 
 
 @kernel("int64(int64[::1], int64, int64, int64)")
-def start_of(addresses: Addresses, shift: int, width: int, slot: int) -> int:
+def start_of(addresses: Ints, shift: int, width: int, slot: int) -> int:
     """The address of a record."""
     start: int = addresses[slot >> shift] + (slot & ((1 << shift) - 1)) * width * 4
     return start
 
 
 @kernel("float32[::1](int64[::1], int64, int64, int64)")
-def record(addresses: Addresses, shift: int, width: int, slot: int) -> Rows:
+def record(addresses: Ints, shift: int, width: int, slot: int) -> Rows:
     """The record of `slot`, W words, as a view."""
     words: Rows = carray(pointer(start_of(addresses, shift, width, slot)), (width,), np.float32)
     return words
 
 
 @kernel("void(int64[::1], int64, int64, int64)")
-def fetch(addresses: Addresses, shift: int, width: int, slot: int) -> None:
+def fetch(addresses: Ints, shift: int, width: int, slot: int) -> None:
     """Asks for all cache lines of a record."""
     start = start_of(addresses, shift, width, slot)
     for line in range(start & ~63, start + width * 4, 64):
@@ -45,7 +41,7 @@ def fetch(addresses: Addresses, shift: int, width: int, slot: int) -> None:
 
 
 @kernel("void(int64[::1], int64, int64, int64[::1], int64)")
-def prefetch_record(addresses: Addresses, shift: int, width: int, slots_U: Slots, i: int) -> None:
+def prefetch_record(addresses: Ints, shift: int, width: int, slots_U: Ints, i: int) -> None:
     """Fetches record `slots[i + AHEAD]` into the cache, if there is one: rows lie anywhere, and a loop over them
     would wait for memory row by row."""
     ahead = i + AHEAD
@@ -54,13 +50,13 @@ def prefetch_record(addresses: Addresses, shift: int, width: int, slots_U: Slots
 
 
 @kernel("int64(int64[::1], int64, int64, int64)")
-def id_of(addresses: Addresses, shift: int, width: int, slot: int) -> int:
+def id_of(addresses: Ints, shift: int, width: int, slot: int) -> int:
     id_: int = carray(pointer(start_of(addresses, shift, width, slot)), (1,), np.int64)[0]
     return id_
 
 
 @kernel("void(int64[::1], int64, int64, int64, int64)")
-def write_id(addresses: Addresses, shift: int, width: int, slot: int, id_: int) -> None:
+def write_id(addresses: Ints, shift: int, width: int, slot: int, id_: int) -> None:
     carray(pointer(start_of(addresses, shift, width, slot)), (1,), np.int64)[0] = id_
 
 

@@ -8,18 +8,13 @@ blocks of the same size.
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
 
 from shardkeep.base.array_kernels import pointer
+from shardkeep.base.arrays import Bytes, Ints, Rows, UInt32s
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.ps.placement_kernels import bucket
 from shardkeep.ps.shard.table.layout_kernels import AHEAD, fetch, id_of, prefetch_record, record, slots_of, weights_of
-
-Ints = npt.NDArray[np.int64]
-Rows = npt.NDArray[np.float32]
-Order = npt.NDArray[np.uint32]
-Bits = npt.NDArray[np.uint8]
 
 ROWS = 0  # rows there were when the snapshot was made; 0 = nothing to keep
 BITS, NUM_BITS = 1, 2  # address and bytes of the bits of the rows that are kept or taken
@@ -47,7 +42,7 @@ def keep(images: Ints, addresses: Ints, shift: int, width: int, slots_U: Ints) -
 
 
 @kernel("void(int64[::1], int64, int64, uint8[::1], int64, int64, int64[::1])")
-def count_buckets(addresses: Ints, shift: int, width: int, chosen: Bits, begin: int, end: int, counts_B: Ints) -> None:
+def count_buckets(addresses: Ints, shift: int, width: int, chosen: Bytes, begin: int, end: int, counts_B: Ints) -> None:
     """Adds the number of rows in slots [begin, end) that each bucket has. `chosen`: bits of those that count; empty =
     all."""
     for slot in range(begin, end):
@@ -57,7 +52,7 @@ def count_buckets(addresses: Ints, shift: int, width: int, chosen: Bits, begin: 
 
 @kernel("void(int64[::1], int64, int64, uint8[::1], int64, int64, int64[::1], uint32[::1])")
 def sort_slots(
-    addresses: Ints, shift: int, width: int, chosen: Bits, begin: int, end: int, next_B: Ints, order_N: Order
+    addresses: Ints, shift: int, width: int, chosen: Bytes, begin: int, end: int, next_B: Ints, order_N: UInt32s
 ) -> None:
     """Counting sort of the chosen slots of [begin, end): each goes to its bucket's next place in `order`."""
     for slot in range(begin, end):
@@ -68,7 +63,7 @@ def sort_slots(
 
 
 @kernel("int64(int64[::1], int64, int64, uint32[::1], int64)")
-def slot_at(addresses: Ints, shift: int, width: int, order_U: Order, i: int) -> int:
+def slot_at(addresses: Ints, shift: int, width: int, order_U: UInt32s, i: int) -> int:
     """The slot at a place of `order`; one further on is fetched into the cache."""
     if i + AHEAD < order_U.size:
         fetch(addresses, shift, width, np.int64(order_U[i + AHEAD]))  # type: ignore[arg-type]
@@ -93,8 +88,8 @@ def take(
     addresses: Ints,
     shift: int,
     width: int,
-    bits: Bits,
-    order_U: Order,
+    bits: Bytes,
+    order_U: UInt32s,
     ids_K: Ints,
     rows_KD: Rows,
     slots_KS: Rows,
@@ -140,7 +135,7 @@ def take_all(records_UW: Rows, ids_K: Ints, rows_KD: Rows, slots_KS: Rows, k: in
 
 
 @kernel("void(int64[::1], int64, int64, uint32[::1], float32[:,::1])")
-def copy_records(addresses: Ints, shift: int, width: int, order_U: Order, records_UW: Rows) -> None:
+def copy_records(addresses: Ints, shift: int, width: int, order_U: UInt32s, records_UW: Rows) -> None:
     """Whole records, one behind the other."""
     for i in range(order_U.size):
         row = record(addresses, shift, width, slot_at(addresses, shift, width, order_U, i))

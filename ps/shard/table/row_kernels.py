@@ -9,14 +9,10 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from shardkeep.base.arrays import Ids, Ints, Rows
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.base.hashing_kernels import GOLDEN, mix
 from shardkeep.ps.shard.table.layout_kernels import prefetch_record, record, slots_of, weights_of
-
-Ids = npt.NDArray[np.int64]
-Slots = npt.NDArray[np.int64]
-Rows = npt.NDArray[np.float32]
-Addresses = npt.NDArray[np.int64]
 
 ZEROS, UNIFORM, NORMAL = 0, 1, 2
 """Numbers of the initializers."""
@@ -59,8 +55,8 @@ def initial_values(key: np.uint64, id_: int, initializer: int, scale: np.float32
 @kernel("void(int64[::1], int64[::1], int64[::1], int64, int64, uint64, int64, float32, float32[:,::1])")
 def gather(
     ids_U: Ids,
-    slots_U: Slots,
-    addresses: Addresses,
+    slots_U: Ints,
+    addresses: Ints,
     shift: int,
     width: int,
     key: np.uint64,
@@ -83,9 +79,9 @@ def gather(
 @kernel("void(int64[::1], int64[::1], int64, int64[::1], int64, int64, uint64, int64, float32, int64, float32)")
 def initialise(
     ids_U: Ids,
-    slots_U: Slots,
+    slots_U: Ints,
     first_new: int,
-    addresses: Addresses,
+    addresses: Ints,
     shift: int,
     width: int,
     key: np.uint64,
@@ -103,7 +99,7 @@ def initialise(
 
 
 @kernel("void(int64[::1], int64, int64, int64[::1], int64, float32[:,::1])")
-def write_words(addresses: Addresses, shift: int, width: int, slots_U: Slots, first: int, in_UK: Rows) -> None:
+def write_words(addresses: Ints, shift: int, width: int, slots_U: Ints, first: int, in_UK: Rows) -> None:
     """`in_UK` into words [first, first + K) of records."""
     for i in range(slots_U.size):
         row = record(addresses, shift, width, slots_U[i])
@@ -113,7 +109,7 @@ def write_words(addresses: Addresses, shift: int, width: int, slots_U: Slots, fi
 
 @kernel("UniTuple(uint64, 2)(int64[::1], int64, int64, int64, int64, uint64)")
 def digest(
-    addresses: Addresses, shift: int, width: int, count: int, used: int, key: np.uint64
+    addresses: Ints, shift: int, width: int, count: int, used: int, key: np.uint64
 ) -> tuple[np.uint64, np.uint64]:
     """Sum modulo 2**128 (low, high half) of a 128-bit mix of every record's first `used` words.
 

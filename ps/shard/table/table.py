@@ -6,7 +6,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shardkeep.base.arrays import for_kernels
+from shardkeep.base.arrays import Ids, Rows
+from shardkeep.base.contiguous import for_kernels
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.shard.table import row_kernels as kernels
 from shardkeep.ps.shard.table import table_kernels as at
@@ -17,8 +18,6 @@ from shardkeep.ps.shard.table.layout import RowLayout
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS, code_address
 from shardkeep.ps.shard.table.records import Records
 
-Ids = npt.NDArray[np.int64]
-Rows = npt.NDArray[np.float32]
 _ONE_TABLE = np.zeros(1, dtype=np.int64)
 NO_SQUARES: Rows = np.empty(0, dtype=np.float32)
 """No second moment beside the gradients."""

@@ -17,16 +17,15 @@ from numba.core import types
 from numba.extending import intrinsic
 
 from shardkeep.base.array_kernels import pointer
+from shardkeep.base.arrays import Ints, Rows
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.ps.shard.table.index_kernels import find, find_or_add
 from shardkeep.ps.shard.table.pre_image_kernels import ROWS as SNAPSHOT_ROWS
 from shardkeep.ps.shard.table.pre_image_kernels import keep
 from shardkeep.ps.shard.table.row_kernels import gather, initialise, merge_sum
 
-Ints = npt.NDArray[np.int64]
 Places = npt.NDArray[np.int64]
 Images = npt.NDArray[np.int64]
-Rows = npt.NDArray[np.float32]
 
 # Columns of a place.
 ENTRIES, NUM_ENTRIES, OLD, NUM_OLD = 0, 1, 2, 3  # the index: address and number of entries, and of outgrown ones

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardkeep.base.arrays import Ints
 from shardkeep.compression.ids.codes import (
     CodedIds,
     IdFormat,
-    Ints,
     bits_bound,
     decode_ids,
     decode_subsets,

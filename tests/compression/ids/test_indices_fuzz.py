@@ -10,17 +10,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from shardkeep.base.arrays import Bytes, Ints
 from shardkeep.base.errors import CorruptMessage
-from shardkeep.compression.ids.codes import (
-    Bytes,
-    CodedIds,
-    IdFormat,
-    Ints,
-    decode_ids,
-    decode_subsets,
-    encode_ids,
-    encode_subsets,
-)
+from shardkeep.compression.ids.codes import CodedIds, IdFormat, decode_ids, decode_subsets, encode_ids, encode_subsets
 from tests.support.id_codes import LEAST, MOST, coded, coded_subsets, column, decoded, rows
 
 ID_FORMATS = [IdFormat.RAW, IdFormat.RANGE, IdFormat.BITMAP, IdFormat.RICE, IdFormat.ELIAS_FANO]

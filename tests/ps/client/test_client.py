@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import CorruptMessage, DeadlineExceeded, ProtocolError, RemoteError, TransportError
 from shardkeep.compression.config import CompressionConfig, PullConfig, PushConfig
 from shardkeep.compression.selection.shares import num_kept
@@ -24,7 +25,7 @@ from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.transport.local import LocalTransport
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
 from shardkeep.ps.transport.transport import Handler
-from shardkeep.ps.wire.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message, unpack
+from shardkeep.ps.wire.message import EMPTY, Kind, Message, Section, pack, text_message, unpack
 from tests.support.examples import examples
 from tests.support.held_gate import HeldGate
 from tests.support.one_table import OneTable, exported, pulled

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import RemoteError
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.ps.client.compressor import Compressor
@@ -21,7 +22,7 @@ from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.transport.local import LocalTransport
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
 from shardkeep.ps.transport.transport import Handler
-from shardkeep.ps.wire.message import REFERENCE, Bytes, Kind, read
+from shardkeep.ps.wire.message import REFERENCE, Kind, read
 from tests.support.one_table import exported
 
 SGD = {"name": "sgd", "lr": 1.0}

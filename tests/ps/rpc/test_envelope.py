@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.deadlines import wait_for_reply
 from shardkeep.base.machine.sockets import Counters, connections
 from shardkeep.ps.client.row_client import RowClient
@@ -18,7 +19,7 @@ from shardkeep.ps.control.grpc.store import StoreHost
 from shardkeep.ps.rpc.group import RpcGroup, connect_store
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
 from shardkeep.ps.transport.rpc_envelope import answer_bytes, call_bytes
-from shardkeep.ps.wire.message import Bytes, Kind, Message, Section, pack
+from shardkeep.ps.wire.message import Kind, Message, Section, pack
 from tests.support.rpc_peer import Peer
 
 pytestmark = [

@@ -12,11 +12,12 @@ import numpy as np
 import psutil
 import pytest
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.deadlines import wait_for_reply
 from shardkeep.base.errors import TransportError
 from shardkeep.ps.control.grpc.store import StoreHost
 from shardkeep.ps.rpc.group import RpcGroup, connect_store
-from shardkeep.ps.wire.message import EMPTY, Bytes, Kind, Message, Section, pack, unpack
+from shardkeep.ps.wire.message import EMPTY, Kind, Message, Section, pack, unpack
 from tests.support.rpc_peer import Peer
 
 pytestmark = pytest.mark.processes

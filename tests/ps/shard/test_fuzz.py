@@ -13,8 +13,9 @@ import pytest
 from hypothesis import HealthCheck, given
 from hypothesis import strategies as st
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.wire.message import Bytes, Kind, Message, Section, pack, text_message, text_of, unpack
+from shardkeep.ps.wire.message import Kind, Message, Section, pack, text_message, text_of, unpack
 from tests.support.examples import examples
 from tests.support.services import IDS, answer, gradient, make_service, pull, push, raw, wanted
 

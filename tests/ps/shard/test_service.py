@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import TransportError
 from shardkeep.compression.config import CompressionConfig, PullConfig
 from shardkeep.compression.values.codec import value_codec
 from shardkeep.ps.shard.consistency import BoundedGate
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.shard.tables import Tables
-from shardkeep.ps.wire.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message, text_of
+from shardkeep.ps.wire.message import EMPTY, Kind, Message, Section, pack, text_message, text_of
 from tests.support.held_gate import HeldGate
 from tests.support.one_table import OneTable, pulled
 from tests.support.services import IDS, LIMIT_S, TABLES, answer, gradient, make_service, pull, push, raw, wanted

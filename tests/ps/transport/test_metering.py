@@ -7,9 +7,10 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import TransportError
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Parts, Traffic
-from shardkeep.ps.wire.message import EMPTY, Bytes, Kind, Message, Section, pack, text_message
+from shardkeep.ps.wire.message import EMPTY, Kind, Message, Section, pack, text_message
 
 LIMIT_S = 10.0
 GARBAGE = np.arange(99, dtype=np.uint8)

@@ -9,20 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import CorruptMessage, ProtocolError
-from shardkeep.ps.wire.message import (
-    EMPTY,
-    Bytes,
-    Kind,
-    Message,
-    Section,
-    allocate,
-    pack,
-    read,
-    text_message,
-    text_of,
-    unpack,
-)
+from shardkeep.ps.wire.message import EMPTY, Kind, Message, Section, allocate, pack, read, text_message, text_of, unpack
 from tests.support.examples import examples
 
 HEADER = 40

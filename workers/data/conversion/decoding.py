@@ -17,13 +17,12 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
+from shardkeep.base.arrays import Float64s, Ints
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_texts
 
 FLOAT_DIGITS = {16: 11, 32: 24, 64: 53}  # bits of a float type -> binary digits it holds
 COMMA_NUMBER = re.compile(rb"[+-]?[0-9]+,[0-9]+")
-Float64s = NDArray[np.float64]
-Int64s = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Chunk:
     """
 
     path: str
-    rows_N: Int64s
+    rows_N: Ints
     columns: Mapping[str, pa.Array]
     dense: Mapping[str, pa.Array] | None = None
     decimal: str = "."
@@ -62,7 +61,7 @@ class Chunk:
         """The chunk's rows [start, stop), counted from 0."""
         return self._map(self.rows_N[start:stop], lambda values: values.slice(start, stop - start))
 
-    def _map(self, rows_N: Int64s, part: Callable[[pa.Array], pa.Array]) -> Chunk:
+    def _map(self, rows_N: Ints, part: Callable[[pa.Array], pa.Array]) -> Chunk:
         dense = None if self.dense is None else {k: part(v) for k, v in self.dense.items()}
         return Chunk(self.path, rows_N, {k: part(v) for k, v in self.columns.items()}, dense, self.decimal)
 
@@ -77,7 +76,7 @@ class Column:
     """One column of a chunk, and the number of the row that each value stands in."""
 
     path: str
-    rows_N: Int64s
+    rows_N: Ints
     name: str
     values: pa.Array
     decimal: str = "."
@@ -86,7 +85,7 @@ class Column:
         """`problem` with its place in front; `index` is that of the value."""
         return DataError(f"{self.path}, row {self.rows_N[index]}, column {self.name}: {problem}")
 
-    def entries(self, lists: pa.Array, lengths_N: Int64s) -> Column:
+    def entries(self, lists: pa.Array, lengths_N: Ints) -> Column:
         """The flattened entries of `lists`, a list array of this column."""
         return Column(self.path, np.repeat(self.rows_N, lengths_N), self.name, lists.flatten(), self.decimal)
 
@@ -148,7 +147,7 @@ def decode_numbers(column: Column, missing: Sequence[str]) -> Float64s:
     return found_N
 
 
-def decode_ids(column: Column, missing: Sequence[str]) -> Int64s:
+def decode_ids(column: Column, missing: Sequence[str]) -> Ints:
     """A single-valued category as int64_N: whole numbers are the ids, texts are hashed, missing is its own id."""
     values = column.values
     if pa.types.is_dictionary(values.type):
@@ -195,7 +194,7 @@ def as_lists(column: Column, missing: Sequence[str], separator: str | None) -> p
     return pa.ListArray.from_arrays(pa.array(offsets), values.drop_null())
 
 
-def list_lengths(lists: pa.Array) -> Int64s:
+def list_lengths(lists: pa.Array) -> Ints:
     """Entries per row; a null list has none."""
     return np.array(pc.fill_null(pc.list_value_length(lists), 0), np.int64)
 
@@ -271,7 +270,7 @@ def numbers_of(texts: Sequence[str]) -> list[float]:
     return [number for number in found if np.isfinite(number)]
 
 
-def _whole(column: Column, values: pa.Array) -> Int64s:
+def _whole(column: Column, values: pa.Array) -> Ints:
     """Whole numbers of any Arrow type as int64 (uint64 keeps its bits); nulls become 0."""
     kind = values.type
     if pa.types.is_floating(kind):
@@ -288,7 +287,7 @@ def _whole(column: Column, values: pa.Array) -> Int64s:
     return np.array(pc.fill_null(values.cast(pa.int64()), 0), np.int64)
 
 
-def _from_floats(column: Column, found_N: Float64s, exact: float) -> Int64s:
+def _from_floats(column: Column, found_N: Float64s, exact: float) -> Ints:
     """`exact`: up to here, and not beyond, the column's type holds every whole number."""
     missing_N = np.isnan(found_N)
     wrong_N = ~missing_N & ((found_N != np.floor(found_N)) | (np.abs(found_N) > exact))
@@ -304,7 +303,7 @@ def _from_floats(column: Column, found_N: Float64s, exact: float) -> Int64s:
     return ids_N
 
 
-def _from_decimals(column: Column, values: pa.Array) -> Int64s:
+def _from_decimals(column: Column, values: pa.Array) -> Ints:
     """Decimals keep all their digits as int64, or are refused."""
     try:
         return np.array(pc.fill_null(values.cast(pa.int64()), 0), np.int64)

@@ -12,10 +12,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from shardkeep.base.arrays import Float64s
 from shardkeep.workers.config import DenseColumn, Scaling
 from shardkeep.workers.data.columnar import DenseTransform
-
-Float64s = NDArray[np.float64]
 
 
 @dataclass

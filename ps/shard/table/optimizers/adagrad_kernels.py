@@ -5,14 +5,15 @@ from __future__ import annotations
 
 import numpy as np
 
+from shardkeep.base.arrays import Ints, Rows
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.ps.shard.table.layout_kernels import prefetch_record, record, slots_of, weights_of
-from shardkeep.ps.shard.table.optimizers.shared_kernels import ONE, SIGNATURE, ZERO, Integers, Rows, share
+from shardkeep.ps.shard.table.optimizers.shared_kernels import ONE, SIGNATURE, ZERO, share
 
 
 @kernel(SIGNATURE)
 def update(
-    addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, squares_U: Rows, scalars: Rows
+    addresses: Ints, shift: int, width: int, slots_U: Ints, grad_UD: Rows, squares_U: Rows, scalars: Rows
 ) -> None:
     """scalars: rate, weight decay, eps. Slots: sums of squares."""
     rate, decay, eps = scalars[0], scalars[1], scalars[2]

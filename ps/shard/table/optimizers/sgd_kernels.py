@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+from shardkeep.base.arrays import Ints, Rows
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.ps.shard.table.layout_kernels import record, weights_of
-from shardkeep.ps.shard.table.optimizers.shared_kernels import SIGNATURE, Integers, Rows
+from shardkeep.ps.shard.table.optimizers.shared_kernels import SIGNATURE
 
 
 @kernel(SIGNATURE)
 def update(
-    addresses: Integers, shift: int, width: int, slots_U: Integers, grad_UD: Rows, squares_U: Rows, scalars: Rows
+    addresses: Ints, shift: int, width: int, slots_U: Ints, grad_UD: Rows, squares_U: Rows, scalars: Rows
 ) -> None:
     """scalars: rate, weight decay."""
     rate, decay = scalars[0], scalars[1]

@@ -11,12 +11,9 @@ something else; its elements share it like their own squares. Empty = the gradie
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
+from shardkeep.base.arrays import Rows
 from shardkeep.base.compiling.kernels import kernel
-
-Rows = npt.NDArray[np.float32]
-Integers = npt.NDArray[np.int64]
 
 SIGNATURE = "void(int64[::1], int64, int64, int64[::1], float32[:,::1], float32[::1], float32[::1])"
 """Of an optimizer's kernel: addresses, shift, width, slots_U, grad_UD, squares_U, scalars."""

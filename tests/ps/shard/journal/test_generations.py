@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import JournalError, ProtocolError, TransportError
 from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.ps.shard.journal import journal as journal_module
 from shardkeep.ps.shard.journal.journal import Journal
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.shard.snapshot.files import load_snapshots
-from shardkeep.ps.wire.message import Bytes, Kind, Message, pack, text_of
+from shardkeep.ps.wire.message import Kind, Message, pack, text_of
 from tests.support.one_table import exported
 from tests.support.services import IDS, answer, gradient, make_service, wanted
 from tests.support.snapshots import loaded, saved
