@@ -47,20 +47,6 @@ TOPMOST = ("__init__.py", "__main__.py")
 """Modules of `shardkeep/` that import from any folder."""
 
 
-PRIVATE = {
-    "tests/ps/shard/table/test_index.py: _given_back",
-    "tests/ps/shard/table/test_index.py: _moved",
-}
-"""Underscore names that tests still take, `file: name`, of classes that are going to be dissolved. It only shrinks."""
-IMPORTS = {
-    "tests/integration/test_own_modules.py: tests.integration.test_jobs",
-    "tests/integration/test_stops.py: tests.integration.test_jobs",
-    "tests/integration/test_take_over.py: tests.integration.test_stops",
-    "tests/integration/test_trust.py: tests.integration.test_jobs",
-}
-"""Test modules that others still import, `file: module`. It only shrinks, to nothing."""
-
-
 def imported(nodes: Sequence[ast.AST]) -> Iterator[str]:
     """Every module a file imports, wherever the import stands; `from a import b` gives a and a.b."""
     for node in nodes:
@@ -245,17 +231,15 @@ def taken(kind: str) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "allowed", "instead"),
+    ("kind", "instead"),
     [
-        ("underscore names", PRIVATE, "test what a user of the class sees, or add what is missing to the class"),
-        ("helpers of other tests", IMPORTS, "a helper of several tests stands in tests/support"),
+        ("underscore names", "test what a user of the class sees, or add what is missing to the class"),
+        ("helpers of other tests", "a helper of several tests stands in tests/support"),
     ],
     ids=["underscore names", "helpers of other tests"],
 )
-def test_tests_take_nothing_that_is_not_for_them(kind: str, allowed: set[str], instead: str) -> None:
-    found = taken(kind)
-    assert not found - allowed, f"{sorted(found - allowed)}: {instead}"
-    assert not allowed - found, f"{sorted(allowed - found)}: gone; take them off the list in tests/test_layers.py"
+def test_tests_take_nothing_that_is_not_for_them(kind: str, instead: str) -> None:
+    assert not taken(kind), instead
 
 
 @pytest.mark.parametrize(

@@ -18,29 +18,11 @@ from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.run.folder import NO_SUMMARY, RunFolder
 from shardkeep.workers.data.sources.registry import open_data
 from tests.support.cluster import Cluster, Ended, gone, kinds, listening, records, stalled
+from tests.support.configs import ENDLESS, TINY
 from tests.support.golden import STEPS, Golden
 from tests.support.local_job import LocalJob
 
 pytestmark = pytest.mark.processes
-
-TRAIN = {"batch_size": 50, "report_every_s": 0.1}
-TINY: dict[str, Any] = {
-    "name": "tiny",
-    "seed": 3,
-    "servers": 2,
-    "workers": 2,
-    "data": {"synthetic": {"train_samples": 1950, "eval_samples": 300, "num_dense": 3, "table_sizes": [50, 90, 3000]}},
-    "model": {"bottom": [8], "top": [8]},
-    "tower": {"compile": "off"},
-    "train": TRAIN,
-}
-ENDLESS = {
-    **TINY,
-    "servers": 1,
-    "train": {**TRAIN, "epochs": 100_000},
-    "eval": {"every_steps": 1_000_000},
-    "liveness": {"restarts": 0},  # test_chaos.py has the jobs that recover
-}
 
 
 @pytest.fixture

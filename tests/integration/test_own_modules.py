@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.integration.test_jobs import TINY
 from tests.support.cluster import Cluster
+from tests.support.configs import TINY
 
 pytestmark = pytest.mark.processes
 SHADOWS = ("random", "queue", "types", "inspect", "token", "platform", "statistics", "sitecustomize", "usercustomize")

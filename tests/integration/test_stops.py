@@ -8,17 +8,13 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.integration.test_jobs import ENDLESS, TINY
 from tests.support.cluster import Cluster, gone, records, stalled, within
+from tests.support.configs import LASTING, TINY
 
 pytestmark = pytest.mark.processes
-
-LASTING: dict[str, Any] = {**ENDLESS, "checkpoint": {"every_steps": 1_000_000}, "liveness": {"lease_s": 4.0}}
-"""Recovers, and may write a checkpoint at its end: so it gets ten minutes to stop."""
 
 EVALUATED = 60_000
 """So many that Ctrl-C comes before they are evaluated."""

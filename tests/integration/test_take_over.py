@@ -11,8 +11,8 @@ import pytest
 
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.state_files import NAMES
-from tests.integration.test_stops import LASTING
 from tests.support.cluster import Cluster, records, within
+from tests.support.configs import LASTING
 
 pytestmark = pytest.mark.processes
 

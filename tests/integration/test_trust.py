@@ -23,8 +23,8 @@ from shardkeep.base.files import atomic_write
 from shardkeep.ps.control.grpc.endpoint import make_token, read_token
 from shardkeep.run.folder import RunFolder
 from shardkeep.trust.certificates import LOCAL, make_certs
-from tests.integration.test_jobs import ENDLESS, TINY
 from tests.support.cluster import Cluster, gone, listening_ports, records, within
+from tests.support.configs import ENDLESS, TINY
 from tests.support.strangers import GARBAGE
 
 pytestmark = pytest.mark.processes

@@ -38,8 +38,10 @@ class RowIndex:
         self._entries = _entries(0, 0)
         self._old: Pages[np.uint64] | None = None
         self._none = np.array([_EVERY_HASH], dtype=np.uint64)  # for `old`: the bound alone
-        self._moved = 0
-        self._given_back = self._given_back_to = 0
+        self.moved = 0
+        """Entries of the outgrown array that have moved."""
+        self.given_back = self._given_back_to = 0
+        """Bytes of the outgrown array that the system has back."""
         self._count = count
 
     def __len__(self) -> int:
@@ -50,10 +52,10 @@ class RowIndex:
         """Bytes of the entries' pages that have been touched and not given back."""
         if self._old is None:
             return self._entries.array.nbytes
-        share = self._moved / (self._old.array.size - 1)
+        share = self.moved / (self._old.array.size - 1)
         reached = int(share * self._entries.array.size) + 512  # chains may end a little further on
         touched = min(self._entries.up(reached), self._entries.array.nbytes)
-        return touched + self._old.array.nbytes - self._given_back
+        return touched + self._old.array.nbytes - self.given_back
 
     @property
     def entries(self) -> npt.NDArray[np.uint64]:
@@ -97,17 +99,17 @@ class RowIndex:
         if self._old is None:
             return
         old = self._old.array
-        end = min(self._moved + count, old.size - 1)
-        index_kernels.move_entries(self.entries, old, 1 + self._moved, 1 + end)
-        self._moved = end
+        end = min(self.moved + count, old.size - 1)
+        index_kernels.move_entries(self.entries, old, 1 + self.moved, 1 + end)
+        self.moved = end
         if end == old.size - 1:
-            self._old, self._moved, self._given_back, self._given_back_to = None, 0, 0, 0
+            self._old, self.moved, self.given_back, self._given_back_to = None, 0, 0, 0
             return
         # The last chains may go on at the first entry: what they reach stays.
         begin = max(self._given_back_to, self._old.up(1 + index_kernels.first_empty(old)))
         size = self._old.give_back(begin, 1 + end)
         self._given_back_to = begin + size
-        self._given_back += size
+        self.given_back += size
 
 
 def _entries(words_before: int, wanted: int) -> Pages[np.uint64]:

@@ -131,7 +131,7 @@ def test_a_chain_that_goes_on_at_the_first_entry_survives_a_move(
     index.find_or_add(chain[before:])
     while index.old.size > 1:
         index.find_or_add(spread(count, count + 1))
-        count, given_back = count + 1, max(given_back, index._given_back)
+        count, given_back = count + 1, max(given_back, index.given_back)
         assert (index.find(chain) >= 0).all()
     assert given_back > 0
     assert (ids_in(index.records, len(index))[index.find(chain)] == chain).all()
@@ -218,9 +218,9 @@ def test_growing_never_moves_more_than_a_share_of_the_entries() -> None:
     index.find_or_add(np.arange(200_000, dtype=np.int64))
     moves: list[int] = []
     for start in range(200_000, 1_000_000, 10_000):
-        before = index._moved
+        before = index.moved
         index.find_or_add(np.arange(start, start + 10_000, dtype=np.int64))
-        moves.append(index._moved - before)
+        moves.append(index.moved - before)
     assert max(moves) == 8 * 10_000
 
 
