@@ -43,7 +43,7 @@ class Rewind:
         except OSError as error:
             raise CheckpointError(f"{folder}: cannot be written ({error.strerror or error})") from error
 
-    def span(self) -> tuple[int, int] | None:
+    def resume_range(self) -> tuple[int, int] | None:
         """The first and the last of the kept steps without a gap between them; None = none is kept.
 
         Reads all states: a damaged one is logged and forgotten."""

@@ -12,7 +12,7 @@ from shardkeep.ps.control.events import time_of_day
 from shardkeep.ps.control.job import Job, JobSpec
 from shardkeep.ps.control.membership import Seat
 from shardkeep.ps.control.persisted_state import PersistedState
-from shardkeep.ps.control.records import Formation, Offer, Record, Shared, Span
+from shardkeep.ps.control.records import Formation, Offer, Record, ResumeRange, Shared
 from shardkeep.ps.control.recoveries import Start, agreed_start, last_saved, meanwhile, sentence
 from shardkeep.ps.control.recovery import Recovery
 
@@ -124,7 +124,7 @@ class Forming:
     def _new_formation(self, again: bool) -> Formation:
         job = self._job
         servers, workers = (
-            {s.member.index: s.offer.span for s in job.members.seats(role)} for role in ("server", "worker")
+            {s.member.index: s.offer.resume_range for s in job.members.seats(role)} for role in ("server", "worker")
         )
         start = self._start_again(servers, workers) if again else Start(job.recoveries.saved_step)
         if not again and self._shared is not None and self._checkpoints is None:
@@ -143,12 +143,12 @@ class Forming:
             job.events.tell("data", {"text": "; ".join(remarks)})
         return formation
 
-    def _start_again(self, servers: Mapping[int, Span], workers: Mapping[int, Span]) -> Start:
+    def _start_again(self, servers: Mapping[int, ResumeRange], workers: Mapping[int, ResumeRange]) -> Start:
         """Returns where a generation after another one starts. Raises JobError if too many steps would be lost."""
         job = self._job
-        spans = [*servers.values(), *workers.values()]
+        ranges = [*servers.values(), *workers.values()]
         reported = job.recoveries.saved_step
-        job.recoveries.saved_step = saved = last_saved(reported, spans)
+        job.recoveries.saved_step = saved = last_saved(reported, ranges)
         if saved < reported:
             job.events.warn(f"the checkpoint of step {reported} is missing")
         start = agreed_start(servers, workers) or Start(saved)

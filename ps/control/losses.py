@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from shardkeep.ps.control.records import Record, Span
+from shardkeep.ps.control.records import Record, ResumeRange
 
 NO_LIMIT = 2**62
 SHORTEST_PERIOD = 100
@@ -41,7 +41,7 @@ class Losses:
         else:
             self.failed = "bytes" not in record
 
-    def refusal(self, lost: int, *, step: int, spans: Iterable[Span], cause: str) -> str | None:
+    def refusal(self, lost: int, *, step: int, ranges: Iterable[ResumeRange], cause: str) -> str | None:
         """Why a job that would lose so many steps, and go on at `step`, ends instead; None = it may go on."""
         if lost <= self.limit:
             return None
@@ -49,6 +49,6 @@ class Losses:
         if self.most is None and self.period is not None:
             allowed += ", of one checkpoint period" if self.period else ", as no checkpoints are kept"
         where = f"the checkpoint of step {step}" if step else "step 0, as no checkpoint is there"
-        whys = dict.fromkeys([cause, *(span.why for span in spans)])
+        whys = dict.fromkeys([cause, *(one.why for one in ranges)])
         told = "".join(f"{why}; " for why in whys if why)
         return f"{told}{lost} steps would be lost by going back to {where}; {allowed}"

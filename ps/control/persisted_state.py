@@ -8,7 +8,7 @@ from typing import Any
 from shardkeep.base.errors import UserError
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.membership import Seat
-from shardkeep.ps.control.records import Formation, JobState, Kept, Member, Offer, Record, Span
+from shardkeep.ps.control.records import Formation, JobState, Kept, Member, Offer, Record, ResumeRange
 from shardkeep.ps.control.recoveries import Recoveries
 
 _NOT_ASKED = "its coordinator was of an earlier version, which offered no folder"
@@ -38,7 +38,7 @@ class PersistedState:
                 "joined": seat.joined,
                 "tables": None if seat.offer.tables is None else [t.model_dump(mode="json") for t in seat.offer.tables],
                 "data": seat.offer.data,
-                "span": asdict(seat.offer.span),
+                "span": asdict(seat.offer.resume_range),
                 "left_code": seat.left_code,
                 "lost": seat.lost,
                 "sequence": seat.last_sequence,
@@ -97,7 +97,7 @@ def _seat(record: dict[str, Any], now: float) -> Seat:
         offer=Offer(
             None if tables is None else tuple(TableSpec(**table) for table in tables),
             str(record.get("data", "")),
-            Span(**record["span"]),
+            ResumeRange(**record["span"]),
             str(record.get("unseen", _NOT_ASKED)),
         ),
         left_code=record["left_code"],

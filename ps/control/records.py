@@ -54,7 +54,7 @@ ANY_STEP = 2**62
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class ResumeRange:
     """The steps, `first` to `last`, at each of which a member could begin the next generation.
 
     `holds`: it has the state for it; a worker without takes another's tower. `saved`: the last complete checkpoint that
@@ -69,7 +69,7 @@ class Span:
     why: str = ""
 
 
-ANYWHERE = Span()
+ANYWHERE = ResumeRange()
 """Of a member that holds nothing."""
 
 
@@ -102,7 +102,7 @@ class Offer:
     """The tables that a worker derived from config and data; None for servers."""
     data: str = ""
     """The fingerprint of the data that a worker has opened; "" = not known."""
-    span: Span = ANYWHERE
+    resume_range: ResumeRange = ANYWHERE
     unseen: str = ""
     """Why it cannot use the shared folder; "" = it can."""
 

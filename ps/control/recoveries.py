@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardkeep.ps.control.losses import Losses
-from shardkeep.ps.control.records import ANY_STEP, JobState, Member, Record, Span
+from shardkeep.ps.control.records import ANY_STEP, JobState, Member, Record, ResumeRange
 
 RESTARTED = "the coordinator was restarted"
 MOST_LOSSES = 3
@@ -22,23 +22,23 @@ class Start:
     lacking: tuple[int, ...] = ()
 
 
-def agreed_start(servers: Mapping[int, Span], workers: Mapping[int, Span]) -> Start | None:
+def agreed_start(servers: Mapping[int, ResumeRange], workers: Mapping[int, ResumeRange]) -> Start | None:
     """The last step at which all servers can begin and some worker holds the tower, which the others then take; None
     where there is none. That nobody's push is missing is the servers' to say: workers set no other limit."""
-    holders = {rank: span for rank, span in workers.items() if span.holds}
-    first = max((span.first for span in servers.values()), default=0)
-    last = min((span.last for span in servers.values()), default=ANY_STEP)
-    step = max((min(last, span.last) for span in holders.values() if span.first <= last), default=-1)
+    holders = {rank: one for rank, one in workers.items() if one.holds}
+    first = max((one.first for one in servers.values()), default=0)
+    last = min((one.last for one in servers.values()), default=ANY_STEP)
+    step = max((min(last, one.last) for one in holders.values() if one.first <= last), default=-1)
     if step < first:
         return None
-    having = [rank for rank, span in holders.items() if span.first <= step <= span.last]
+    having = [rank for rank, one in holders.items() if one.first <= step <= one.last]
     return Start(step, min(having), tuple(sorted(workers.keys() - set(having))))
 
 
-def last_saved(reported: int, spans: Iterable[Span]) -> int:
+def last_saved(reported: int, ranges: Iterable[ResumeRange]) -> int:
     """The step of the last checkpoint that the members see; the one that worker 0 reported, where none of them looks.
     Somebody may have deleted it since."""
-    return max((span.saved for span in spans if span.saved >= 0), default=reported)
+    return max((one.saved for one in ranges if one.saved >= 0), default=reported)
 
 
 @dataclass
@@ -158,17 +158,19 @@ class Recoveries:
         self.done.append(record)
         return record
 
-    def refusal(self, start: Start, servers: Mapping[int, Span], workers: Mapping[int, Span]) -> str | None:
+    def refusal(
+        self, start: Start, servers: Mapping[int, ResumeRange], workers: Mapping[int, ResumeRange]
+    ) -> str | None:
         """Why the job ends in place of beginning there; None = it goes on."""
-        holders = [span for span in workers.values() if span.holds]
-        spans = [*servers.values(), *(() if holders else workers.values())]
+        holders = [one for one in workers.values() if one.holds]
+        ranges = [*servers.values(), *(() if holders else workers.values())]
         if start.source < 0:
-            lost = max([self.reached, *(span.last for span in holders)]) - start.step
+            lost = max([self.reached, *(one.last for one in holders)]) - start.step
             step = start.step
         else:
-            step = min((span.lost_from for span in spans if span.lost_from is not None), default=start.step)
+            step = min((one.lost_from for one in ranges if one.lost_from is not None), default=start.step)
             lost = start.step - step
-        return self.losses.refusal(lost, step=step, spans=spans, cause=self.cause)
+        return self.losses.refusal(lost, step=step, ranges=ranges, cause=self.cause)
 
     def clear(self) -> None:
         """A generation has formed: what was lost before it is told, or did not matter yet."""

@@ -62,7 +62,7 @@ class Gate(Protocol[P]):
         """Whether all pushes of the steps before `step` are applied, and no other has come."""
         ...
 
-    def span(self) -> tuple[int, int]:
+    def resume_range(self) -> tuple[int, int]:
         """The first and the last step at which all ranks together could begin anew, with what has been pushed."""
         ...
 
@@ -139,7 +139,7 @@ class SyncGate(Generic[P]):
     def is_at(self, step: int) -> bool:
         return self._next == step and not self._staged
 
-    def span(self) -> tuple[int, int]:
+    def resume_range(self) -> tuple[int, int]:
         return self._next, self._next + (len(self._staged) == self._num_workers)
 
     def complete(self, step: int) -> None:
@@ -213,7 +213,7 @@ class BoundedGate(Generic[P]):
     def is_at(self, step: int) -> bool:
         return all(progress.watermark == step - 1 and not progress.accepted for progress in self._ranks)
 
-    def span(self) -> tuple[int, int]:
+    def resume_range(self) -> tuple[int, int]:
         return 0, min(progress.watermark for progress in self._ranks) + 1
 
     def complete(self, step: int) -> None:

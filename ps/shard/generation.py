@@ -29,10 +29,10 @@ class GenerationLife:
         self._snapshots = snapshots
 
     @property
-    def span(self) -> tuple[int, int]:
+    def resume_range(self) -> tuple[int, int]:
         """The first and the last step at which all workers could begin another generation."""
         with self._serving.lock:
-            return self._applier.gate.span()
+            return self._applier.gate.resume_range()
 
     def begin(self, generation: int, step: int) -> None:
         """Serves another generation, whose workers begin at `step`.
@@ -85,7 +85,7 @@ class GenerationLife:
         journal, self._applier.journal = self._applier.journal, None
         count, generation = 0, -1
         for record in records:
-            first = self.span[0]
+            first = self.resume_range[0]
             if record.entry is Entry.GENERATION:
                 begun = int(json.loads(record.body.tobytes())["generation"])
                 if begun != generation and record.step >= first:  # each segment of a generation begins with it

@@ -134,7 +134,7 @@ class ShardService:
         with self._serving.lock:
             counts = self.applier.counts + self.pulls.counts
             staleness = dict(sorted(self.pulls.staleness.items()))
-            applied = self.applier.gate.span()[1]
+            applied = self.applier.gate.resume_range()[1]
         return {
             "shard": self._serving.shard,
             "process": self._process(),

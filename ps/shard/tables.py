@@ -60,12 +60,13 @@ class Tables(Sequence[Table]):
     """The tables of a server, each under one of a few locks."""
 
     def __init__(self, specs: Sequence[TableSpec], *, seed: int) -> None:
-        self._places = np.zeros((len(specs), at.COLUMNS), dtype=np.int64)
+        self._descriptors = np.zeros((len(specs), at.COLUMNS), dtype=np.int64)
         self._scales = np.zeros((len(specs), 2), dtype=np.float32)
         self._tables = [
-            Table(spec, seed=seed, place=self._places[t], scale=self._scales[t]) for t, spec in enumerate(specs)
+            Table(spec, seed=seed, descriptor=self._descriptors[t], scale=self._scales[t])
+            for t, spec in enumerate(specs)
         ]
-        self.dims_T: Ints = self._places[:, at.DIM].copy()
+        self.dims_T: Ints = self._descriptors[:, at.DIM].copy()
         configs = list(dict.fromkeys(spec.optimizer for spec in specs))
         self._optimizers = [(config, OPTIMIZERS[config.name].scalars) for config in configs]
         self._optimizer_T = np.array([configs.index(spec.optimizer) for spec in specs], dtype=np.int64)
@@ -92,7 +93,7 @@ class Tables(Sequence[Table]):
         for part, ids, where in self._parts(sections):
             starts_S1 = sections.starts_S1[part.start : part.stop + 1] - ids.start
             at.pull(
-                self._places, self._scales, sections.tables_S[part], starts_S1, sections.ids_V[ids], slots_V[ids],
+                self._descriptors, self._scales, sections.tables_S[part], starts_S1, sections.ids_V[ids], slots_V[ids],
                 absent_S[part], values[where],
             )  # fmt: skip
         return Pulled(sections, slots_V, absent_S)
@@ -141,12 +142,12 @@ class Tables(Sequence[Table]):
             if self._snapshot is not None and not self._snapshot.over:
                 self._snapshot.make_room(tables_S, np.diff(starts_S1))
             at.apply(
-                self._places, self._scales, self._images, tables_S, starts_S1, sections.ids_V[ids], slots_V[ids], found,
-                gradients.values[where], squares_V[ids] if squares_V.size else NO_SQUARES, scalars_SK[part],
+                self._descriptors, self._scales, self._images, tables_S, starts_S1, sections.ids_V[ids], slots_V[ids],
+                found, gradients.values[where], squares_V[ids] if squares_V.size else NO_SQUARES, scalars_SK[part],
             )  # fmt: skip
 
     def _make_room(self, tables_S: Ints, rows_S: Ints) -> None:
-        tight_S = (self._places[tables_S, at.COUNT] + rows_S > self._places[tables_S, at.ROOM]) & (rows_S > 0)
+        tight_S = (self._descriptors[tables_S, at.COUNT] + rows_S > self._descriptors[tables_S, at.ROOM]) & (rows_S > 0)
         for t, rows in zip(tables_S[tight_S].tolist(), rows_S[tight_S].tolist(), strict=True):
             self._tables[t].make_room(rows)
 

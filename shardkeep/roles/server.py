@@ -20,7 +20,7 @@ from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.grpc.endpoint import Endpoint
-from shardkeep.ps.control.records import ANY_STEP, Formation, Span
+from shardkeep.ps.control.records import ANY_STEP, Formation, ResumeRange
 from shardkeep.ps.rpc.group import RpcGroup
 from shardkeep.ps.shard.journal.journal import Journal
 from shardkeep.ps.shard.service import ShardService
@@ -66,10 +66,12 @@ def run_server(
         kernels_s += loaded_kernels(config, "server")
         with contextlib.closing(_Life(config, control, folder, departure, kernels_s)) as life:
             unseen = why_unseen(control.shared, writes=True)
-            formation: Formation | None = control.join(None, span=life.span, kept=kept_at(life.kept), unseen=unseen)
+            formation: Formation | None = control.join(
+                None, resume_range=life.resume_range, kept=kept_at(life.kept), unseen=unseen
+            )
             while formation is not None and (lost := life.serve(formation)) is not None:
                 departure.check()
-                formation = control.join_again(None, formation, span=life.span, why=lost)
+                formation = control.join_again(None, formation, resume_range=life.resume_range, why=lost)
     state = control.state
     if state.state != "completed" and (error := state.error()) is not None:
         raise error
@@ -117,16 +119,16 @@ class _Life:
             self._revive(control.before)
 
     @property
-    def span(self) -> Span:
+    def resume_range(self) -> ResumeRange:
         """The steps at which this server could resume. If it lost the updates since a checkpoint, it follows the
         others, except in `sync`. If it lost all updates, the others start again."""
         if self._service is None:
-            return Span()
-        first, last = self._service.life.span
+            return ResumeRange()
+        first, last = self._service.life.resume_range
         lost_from = None
         if self._loss.follows and not self._service.applier.gate.stages:
             first, last, lost_from = 0, ANY_STEP, self._loss.since
-        return Span(first, last, holds=True, saved=self._agreed.saved, lost_from=lost_from, why=self._loss.why)
+        return ResumeRange(first, last, holds=True, saved=self._agreed.saved, lost_from=lost_from, why=self._loss.why)
 
     def serve(self, formation: Formation) -> str | None:
         """Serves one generation, to the end of the job or of the generation: then how it was lost."""
@@ -206,7 +208,7 @@ class _Life:
             self._journal.clear()
             self._journal.build_on(since)
         pushes = service.life.replay([] if self._journal is None else self._journal.replay())
-        _log.info("revived", checkpoint=since, pushes=pushes, step=service.life.span[1])
+        _log.info("revived", checkpoint=since, pushes=pushes, step=service.life.resume_range[1])
         if loss.why:
             text = f"server {self._index} lost its updates since step {since}: {loss.why}"
             self._control.report("event", {"text": text, "lost_from": since})

@@ -19,7 +19,7 @@ from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints import Checkpoint
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.grpc.endpoint import Endpoint
-from shardkeep.ps.control.records import Formation, Span
+from shardkeep.ps.control.records import Formation, ResumeRange
 from shardkeep.ps.rpc.group import RpcGroup  # noqa: F401 - loads torch RPC while the other roles start
 from shardkeep.roles.agreed_checkpoints import AgreedCheckpoints
 from shardkeep.roles.assembly import WorkerProcess, build_run, check_steps, kept_steps, origin_of, table_specs
@@ -70,11 +70,13 @@ def run_worker(
         unseen = why_unseen(control.shared, writes=index == 0)
         with contextlib.closing(_Life(config, control, data, folder, departure, kernels_s)) as life:
             formation: Formation | None = control.join(
-                tables, data=data.fingerprint, span=life.span, kept=kept_at(life.kept), unseen=unseen
+                tables, data=data.fingerprint, resume_range=life.resume_range, kept=kept_at(life.kept), unseen=unseen
             )
             while formation is not None and (lost := life.train(formation)) is not None:
                 departure.check()
-                formation = control.join_again(tables, formation, data=data.fingerprint, span=life.span, why=lost)
+                formation = control.join_again(
+                    tables, formation, data=data.fingerprint, resume_range=life.resume_range, why=lost
+                )
             life.end()
     return 0
 
@@ -107,15 +109,15 @@ class _Life:
             self._agreed.follow(control.before)
 
     @property
-    def span(self) -> Span:
+    def resume_range(self) -> ResumeRange:
         """The steps at which this worker could resume: those whose state is kept, up to the first that it did not
         push."""
-        kept = None if self._rewind is None else self._rewind.span()
+        kept = None if self._rewind is None else self._rewind.resume_range()
         if kept is None:
             why = missed(self._control, "its tower states") if self._control.before else ""
-            return Span(saved=self._agreed.saved, why=why)
+            return ResumeRange(saved=self._agreed.saved, why=why)
         last = kept[1] if self._run is None else min(kept[1], self._run.client.pushes.next_step)
-        return Span(kept[0], last, holds=last >= kept[0], saved=self._agreed.saved)
+        return ResumeRange(kept[0], last, holds=last >= kept[0], saved=self._agreed.saved)
 
     def close(self) -> None:
         """Leaves the folder of checkpoints to other jobs, however this worker ends."""

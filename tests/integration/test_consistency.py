@@ -86,8 +86,8 @@ class Watched:
     def staleness(self, step: int) -> int:
         return self.inner.staleness(step)
 
-    def span(self) -> tuple[int, int]:
-        return self.inner.span()
+    def resume_range(self) -> tuple[int, int]:
+        return self.inner.resume_range()
 
 
 @contextmanager

@@ -52,7 +52,7 @@ def applied(table: Table, ids_U: np.ndarray, grad_UD: np.ndarray, *, step: int) 
     shaped_UD = for_kernels(grad_UD, np.float32).reshape(ids_U.size, table.spec.dim)
     ids_U, grad_UD = table.finite(for_kernels(ids_U, np.int64), shaped_UD)
     slots_U, scalars = table.find_or_create(ids_U), scalars_of(table, step)
-    table_kernels.update(table.place, slots_U, grad_UD, NO_SQUARES, scalars)
+    table_kernels.update(table.descriptor, slots_U, grad_UD, NO_SQUARES, scalars)
 
 
 def pulled(table: Table, ids_U: np.ndarray) -> np.ndarray:
@@ -60,7 +60,9 @@ def pulled(table: Table, ids_U: np.ndarray) -> np.ndarray:
     ids_U, scale = for_kernels(ids_U, np.int64), table.scale[None]
     rows_UD, slots_U = np.empty((ids_U.size, table.spec.dim), np.float32), np.empty(ids_U.size, np.int64)
     starts, flat = np.array([0, ids_U.size]), rows_UD.reshape(-1)
-    table_kernels.pull(table.place[None], scale, np.zeros(1, np.int64), starts, ids_U, slots_U, np.empty(1, int), flat)
+    table_kernels.pull(
+        table.descriptor[None], scale, np.zeros(1, np.int64), starts, ids_U, slots_U, np.empty(1, int), flat
+    )
     return rows_UD
 
 

@@ -8,12 +8,12 @@ from typing import Any
 from shardkeep.ps.control.coordinator import Coordinator
 from shardkeep.ps.control.job import JobSpec
 from shardkeep.ps.control.losses import Losses
-from shardkeep.ps.control.records import Formation, Offer, Record, Shared, Span
+from shardkeep.ps.control.records import Formation, Offer, Record, ResumeRange, Shared
 from tests.support.control_job import TABLES, VERSIONS, Job
 
 
-def held(first: int, last: int) -> Span:
-    return Span(first, last, holds=True)
+def held(first: int, last: int) -> ResumeRange:
+    return ResumeRange(first, last, holds=True)
 
 
 THREE_OR_FOUR = held(3, 4)
@@ -71,7 +71,14 @@ class Recovering(Job):
         self.coordinator.lost(role, index, pid=pid, reason="killed by SIGKILL")
 
     def come_back(
-        self, role: str, index: int, span: Span = THREE_OR_FOUR, *, after: int = 1, pid: int = 100, why: str = "EOF"
+        self,
+        role: str,
+        index: int,
+        span: ResumeRange = THREE_OR_FOUR,
+        *,
+        after: int = 1,
+        pid: int = 100,
+        why: str = "EOF",
     ) -> Formation | None:
         token, tables = f"{role}-{index}-{pid}", TABLES if role == "worker" else None
         return self.coordinator.join(token, Offer(tables, self.data, span), after=after, why=why)[1]

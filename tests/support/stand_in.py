@@ -32,7 +32,7 @@ from shardkeep.base.log import configure
 from shardkeep.launch.children import end_with_parent
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.grpc.client import ControlClient
-from shardkeep.ps.control.records import ANY_STEP, Formation, Role, Span
+from shardkeep.ps.control.records import ANY_STEP, Formation, ResumeRange, Role
 from shardkeep.roles.access import endpoint_of
 from shardkeep.roles.departure import Departure, Leaving
 from shardkeep.roles.membership import Membership, leave_if_due
@@ -116,8 +116,8 @@ class StandIn:
             while formation is not None and not self._serves(control, formation):
                 self._departure.check()
                 last = self._step if self._role == "worker" else ANY_STEP
-                held = Span(0, last, holds=True)
-                formation = control.join_again(self._tables, formation, span=held, why="a peer was lost")
+                held = ResumeRange(0, last, holds=True)
+                formation = control.join_again(self._tables, formation, resume_range=held, why="a peer was lost")
         if control.state.state != "completed" and (error := control.state.error()) is not None:
             raise error
 

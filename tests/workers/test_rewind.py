@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from shardkeep.base.errors import CheckpointError
-from shardkeep.ps.control.records import Span
+from shardkeep.ps.control.records import ResumeRange
 from shardkeep.ps.control.recoveries import Start, agreed_start
 from shardkeep.workers.collectives.collective import ThreadCollective
 from shardkeep.workers.dense.sharing import share
@@ -42,7 +42,7 @@ def test_going_back_and_training_again_gives_the_same_bits(tmp_path: Path, optim
     rewind, tower = Rewind(tmp_path, depth=4), tower_of(config=config)
     rewind.keep(tower)
     train(tower, 7, rewind)
-    assert rewind.span() == (4, 7)
+    assert rewind.resume_range() == (4, 7)
     digest = tower.digest_bytes()
     for step in (7, 4, 5):
         rewind.take_back(tower, step)
@@ -53,7 +53,7 @@ def test_going_back_and_training_again_gives_the_same_bits(tmp_path: Path, optim
 def test_another_process_finds_what_was_kept(tmp_path: Path) -> None:
     train(tower_of(config=ADAM), 5, Rewind(tmp_path, depth=3))
     found = Rewind(tmp_path, depth=3)
-    assert found.span() == (3, 5)
+    assert found.resume_range() == (3, 5)
     other = tower_of(config=ADAM)
     found.take_back(other, 4)
     assert train(other, 1, found).digest_bytes() == train(tower_of(config=ADAM), 5).digest_bytes()
@@ -69,14 +69,14 @@ def test_the_first_state_of_an_optimizer_without_slots_is_kept_too(tmp_path: Pat
 
 def test_a_state_that_was_not_kept_is_no_state(tmp_path: Path) -> None:
     rewind = Rewind(tmp_path, depth=2)
-    assert rewind.span() is None
+    assert rewind.resume_range() is None
     train(tower_of(), 3, rewind)
     with pytest.raises(KeyError):
         rewind.take_back(tower_of(), 1)
     rewind.forget_after(2)
-    assert rewind.span() == (2, 2)
+    assert rewind.resume_range() == (2, 2)
     rewind.clear()
-    assert rewind.span() is None and Rewind(tmp_path, depth=2).span() is None
+    assert rewind.resume_range() is None and Rewind(tmp_path, depth=2).resume_range() is None
     rewind.delete()
     assert not tmp_path.exists()
 
@@ -86,7 +86,7 @@ def test_a_gap_ends_the_span(tmp_path: Path) -> None:
     train(tower, 2, rewind)
     train(tower, 1)
     train(tower, 2, rewind)
-    assert rewind.span() == (4, 5)
+    assert rewind.resume_range() == (4, 5)
 
 
 HEAD = {"magic": 0, "step": 8, "bytes of text": 16, "where tensors begin": 24, "checksum": 32}
@@ -113,21 +113,21 @@ def test_a_damaged_state_is_not_taken_and_an_older_one_is(
     newest = with_states(tmp_path)
     damaged(newest, DAMAGES[part])
     rewind, other = Rewind(tmp_path, depth=3), tower_of(config=ADAM)
-    assert rewind.span() == (3, 4)
+    assert rewind.resume_range() == (3, 4)
     warnings = [record for record in caplog.records if record.levelno == logging.WARNING]
     assert [(r.getMessage(), r.fields["file"]) for r in warnings] == [("a kept state is damaged and not used", newest)]
     with pytest.raises(KeyError):
         rewind.take_back(other, 5)
     rewind.take_back(other, 4)
     assert train(other, 1, rewind).digest_bytes() == train(tower_of(config=ADAM), 5).digest_bytes()
-    assert rewind.span() == (3, 5)
+    assert rewind.resume_range() == (3, 5)
 
 
 @pytest.mark.parametrize("size", [0, 20, 50, -1])
 def test_a_state_that_is_cut_off_is_not_taken(tmp_path: Path, size: int) -> None:
     newest = with_states(tmp_path)
     newest.write_bytes(newest.read_bytes()[:size])
-    assert Rewind(tmp_path, depth=3).span() == (3, 4)
+    assert Rewind(tmp_path, depth=3).resume_range() == (3, 4)
 
 
 def test_a_state_that_is_damaged_while_its_process_lives_is_refused(tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_state_that_is_damaged_while_its_process_lives_is_refused(tmp_path: Pa
         file.write(b"\x55")
     with pytest.raises(CheckpointError, match=r"tower-2\.state: damaged: the checksum of the kept state is wrong"):
         rewind.take_back(tower, 5)
-    assert rewind.span() == (3, 4)
+    assert rewind.resume_range() == (3, 4)
 
 
 def test_the_job_goes_on_with_the_tower_of_a_rank_whose_states_are_whole(tmp_path: Path) -> None:
@@ -148,10 +148,10 @@ def test_the_job_goes_on_with_the_tower_of_a_rank_whose_states_are_whole(tmp_pat
         damaged(path, -9)
     spans = {}
     for rank in range(2):
-        kept = Rewind(tmp_path / str(rank), depth=3).span()
-        spans[rank] = Span() if kept is None else Span(*kept, holds=True)
-    assert agreed_start({0: Span(5, 5)}, spans) == Start(5, source=1, lacking=(0,))
-    assert agreed_start({0: Span(5, 5)}, {0: spans[0]}) is None  # the last checkpoint is next
+        kept = Rewind(tmp_path / str(rank), depth=3).resume_range()
+        spans[rank] = ResumeRange() if kept is None else ResumeRange(*kept, holds=True)
+    assert agreed_start({0: ResumeRange(5, 5)}, spans) == Start(5, source=1, lacking=(0,))
+    assert agreed_start({0: ResumeRange(5, 5)}, {0: spans[0]}) is None  # the last checkpoint is next
 
 
 def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_process_that_is_killed_leaves_whole_states_only(tmp_path: Path) -> No
         child.send_signal(signal.SIGKILL)
         told += [int(line) for line in child.stdout.read().splitlines()]
     rewind, other = Rewind(tmp_path, depth=3), tower_of(config=ADAM)
-    span = rewind.span()
+    span = rewind.resume_range()
     assert span is not None and span[1] >= told[-1] and span[1] - span[0] >= 1
     for step in range(span[0], span[1] + 1):
         rewind.take_back(other, step)

@@ -29,9 +29,9 @@ from shardkeep.ps.control.records import (
     Member,
     Offer,
     Record,
+    ResumeRange,
     Role,
     Shared,
-    Span,
     Status,
 )
 from shardkeep.ps.control.versions import own_versions
@@ -180,7 +180,7 @@ class ControlClient:
         tables: Sequence[TableSpec] | None,
         *,
         data: str = "",
-        span: Span = ANYWHERE,
+        resume_range: ResumeRange = ANYWHERE,
         after: int = 0,
         why: str = "",
         kept: Kept | None = None,
@@ -191,7 +191,7 @@ class ControlClient:
         Args:
             tables: The tables of config and data, in order of first use, from workers; None from servers.
             data: The fingerprint of the data, from workers.
-            span: Where this member could go on.
+            resume_range: Where this member could go on.
             after: The generation that this member has lost; 0 = it was in none.
             why: How it lost it.
             kept: Where it keeps what its replacement needs; None = as said before.
@@ -201,7 +201,7 @@ class ControlClient:
             UserError, MemberLost, JobError, JobStopped: The job ended meanwhile; the text is its message.
             DeadlineExceeded: The coordinator fell silent.
         """
-        request = wire.offer_to_pb(Offer(None if tables is None else tuple(tables), data, span, unseen))
+        request = wire.offer_to_pb(Offer(None if tables is None else tuple(tables), data, resume_range, unseen))
         request.MergeFrom(pb.JoinRequest(token=self._token, wait_s=JOIN_WAIT_S, after=after, why=why))
         if kept is not None:
             request.kept.CopyFrom(wire.kept_to_pb(kept))
@@ -217,11 +217,17 @@ class ControlClient:
             self.check()  # our own heartbeats may know more: a silent coordinator
 
     def join_again(
-        self, tables: Sequence[TableSpec] | None, lost: Formation, *, data: str = "", span: Span, why: str
+        self,
+        tables: Sequence[TableSpec] | None,
+        lost: Formation,
+        *,
+        data: str = "",
+        resume_range: ResumeRange,
+        why: str,
     ) -> Formation | None:
         """`join` after a generation was lost; None = there is no other, for the job had been completed before that."""
         try:
-            return self.join(tables, data=data, span=span, after=lost.generation, why=why)
+            return self.join(tables, data=data, resume_range=resume_range, after=lost.generation, why=why)
         except JobError:
             if self.state.state == "completed":
                 return None

@@ -20,9 +20,9 @@ from shardkeep.ps.control.records import (
     MemberStatus,
     Offer,
     Record,
+    ResumeRange,
     Role,
     Shared,
-    Span,
     Status,
 )
 
@@ -117,15 +117,15 @@ def formation_from_pb(message: pb.Formation) -> Formation:
     )
 
 
-def span_to_pb(span: Span) -> pb.Span:
+def resume_range_to_pb(one: ResumeRange) -> pb.Span:
     return pb.Span(
-        first=span.first, last=span.last, holds=span.holds, saved=span.saved, lost_from=span.lost_from, why=span.why
+        first=one.first, last=one.last, holds=one.holds, saved=one.saved, lost_from=one.lost_from, why=one.why
     )
 
 
-def span_from_pb(message: pb.Span) -> Span:
+def resume_range_from_pb(message: pb.Span) -> ResumeRange:
     lost_from = message.lost_from if message.HasField("lost_from") else None
-    return Span(message.first, message.last, message.holds, message.saved, lost_from, message.why)
+    return ResumeRange(message.first, message.last, message.holds, message.saved, lost_from, message.why)
 
 
 def offer_to_pb(offer: Offer) -> pb.JoinRequest:
@@ -134,14 +134,14 @@ def offer_to_pb(offer: Offer) -> pb.JoinRequest:
         has_tables=offer.tables is not None,
         tables=[table_to_pb(table) for table in offer.tables or ()],
         data=offer.data,
-        span=span_to_pb(offer.span),
+        span=resume_range_to_pb(offer.resume_range),
         unseen=offer.unseen,
     )
 
 
 def offer_from_pb(message: pb.JoinRequest) -> Offer:
     tables = tuple(table_from_pb(table) for table in message.tables) if message.has_tables else None
-    return Offer(tables, message.data, span_from_pb(message.span), message.unseen)
+    return Offer(tables, message.data, resume_range_from_pb(message.span), message.unseen)
 
 
 def kept_to_pb(kept: Kept) -> pb.Kept:

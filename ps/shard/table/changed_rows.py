@@ -19,8 +19,8 @@ from shardkeep.ps.shard.table.records import Records
 class ChangedBits:
     """A bit for each row of one table, which kernels set through the table's descriptor. Not thread safe."""
 
-    def __init__(self, place: npt.NDArray[np.int64], records: Records) -> None:
-        self._place = place
+    def __init__(self, descriptor: npt.NDArray[np.int64], records: Records) -> None:
+        self._descriptor = descriptor
         self._records = records
         self._bits = np.zeros(0, dtype=np.uint8)  # without room for any: changes are not noted
 
@@ -51,7 +51,7 @@ class ChangedBits:
 
     def _set(self, bits: Bytes) -> None:
         self._bits = bits
-        self._place[at.CHANGED], self._place[at.NUM_CHANGED] = bits.ctypes.data, bits.size
+        self._descriptor[at.CHANGED], self._descriptor[at.NUM_CHANGED] = bits.ctypes.data, bits.size
 
 
 class ChangedRows:

@@ -35,29 +35,29 @@ class Table:
         spec: TableSpec,
         *,
         seed: int,
-        place: Ids | None = None,
+        descriptor: Ids | None = None,
         scale: Rows | None = None,
     ) -> None:
-        """`place` (int64, COLUMNS) and `scale` (float32, 2): where the table keeps what kernels must know of it, so
-        that many tables' stand in one array; left out = of its own."""
+        """`descriptor` (int64, COLUMNS) and `scale` (float32, 2): what kernels must know of the table, so that those of
+        many tables stand in one array; left out = of its own."""
         self.spec = spec
         self.skipped_rows = 0
         optimizer = OPTIMIZERS[spec.optimizer.name]
         self.layout = RowLayout(spec.dim, optimizer.num_slots(spec.dim))
         self._initial = Initial(spec.init, seed=seed, name=spec.name)
-        self.place = np.zeros(at.COLUMNS, dtype=np.int64) if place is None else place
+        self.descriptor = np.zeros(at.COLUMNS, dtype=np.int64) if descriptor is None else descriptor
         self.scale = np.zeros(2, dtype=np.float32) if scale is None else scale
-        count = self.place[at.COUNT : at.COUNT + 1]
+        count = self.descriptor[at.COUNT : at.COUNT + 1]
         self.records = Records(self.layout.width, count)
         """Where the rows stand, by slot. To be read only, and no further than `num_rows`."""
         self._index = RowIndex(self.records, count)
         self.scale[:] = self._initial.scale, optimizer.initial_slot(spec.optimizer)
-        self.place[at.SHIFT], self.place[at.WIDTH] = self.records.shift, self.records.width
-        self.place[at.DIM], self.place[at.INITIALIZER] = spec.dim, self._initial.initializer
-        self.place[at.KEY] = self._initial.key.astype(np.int64)
-        self.place[at.OPTIMIZER] = code_address(spec.optimizer.name)
-        self.changed = ChangedBits(self.place, self.records)
-        self._find_place()
+        self.descriptor[at.SHIFT], self.descriptor[at.WIDTH] = self.records.shift, self.records.width
+        self.descriptor[at.DIM], self.descriptor[at.INITIALIZER] = spec.dim, self._initial.initializer
+        self.descriptor[at.KEY] = self._initial.key.astype(np.int64)
+        self.descriptor[at.OPTIMIZER] = code_address(spec.optimizer.name)
+        self.changed = ChangedBits(self.descriptor, self.records)
+        self._describe()
 
     @property
     def num_rows(self) -> int:
@@ -69,17 +69,17 @@ class Table:
         return self.records.size_bytes + self._index.size_bytes
 
     def make_room(self, rows: int) -> None:
-        """Makes room for so many new rows. Must come before kernels add rows through `place`."""
+        """Makes room for so many new rows. Must come before kernels add rows through `descriptor`."""
         self._index.make_room(rows)
-        self._find_place()
+        self._describe()
         self.changed.make_room()
 
-    def _find_place(self) -> None:
+    def _describe(self) -> None:
         index, records = self._index, self.records
         for column, array in ((at.ENTRIES, index.entries), (at.OLD, index.old), (at.ADDRESSES, records.addresses)):
-            self.place[column] = array.__array_interface__["data"][0]
-            self.place[column + 1] = array.size
-        self.place[at.ROOM] = index.room
+            self.descriptor[column] = array.__array_interface__["data"][0]
+            self.descriptor[column + 1] = array.size
+        self.descriptor[at.ROOM] = index.room
 
     def digest(self) -> int:
         """128 bits that depend on every id, weight and slot, on the seed and the table's name, not on any order.
@@ -112,7 +112,7 @@ class Table:
         """Slots of unique ids. Absent rows are created with their initial values."""
         self.make_room(ids_U.size)
         slots_U = np.empty(ids_U.size, dtype=np.int64)
-        at.add_rows(self.place, self.scale, ids_U, slots_U, False)
+        at.add_rows(self.descriptor, self.scale, ids_U, slots_U, False)
         return slots_U
 
     def _shaped(self, rows: Rows, count: int) -> Rows:

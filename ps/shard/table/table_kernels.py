@@ -1,10 +1,9 @@
 """Kernels over several tables at once: pull and apply, one call for all sections of a message.
 
-A table is a row of `places`, int64: a descriptor of where its index and records lie and how its rows start (the columns
-below).
-The callers keep these arrays alive, have made room for new rows, and hold the tables' locks.
+A row of `descriptors`, int64, describes a table: where its index and records lie and how its rows start (the columns
+below). The callers keep these arrays alive, have made room for new rows, and hold the tables' locks.
 """
-# S = sections, P = columns of a place, V = ids of all sections, D = embedding dim
+# S = sections, V = ids of all sections, D = embedding dim
 
 from __future__ import annotations
 
@@ -24,10 +23,10 @@ from shardkeep.ps.shard.table.pre_image_kernels import ROWS as SNAPSHOT_ROWS
 from shardkeep.ps.shard.table.pre_image_kernels import keep
 from shardkeep.ps.shard.table.row_kernels import gather, initialise, merge_sum
 
-Places = npt.NDArray[np.int64]
+Descriptors = npt.NDArray[np.int64]
 Images = npt.NDArray[np.int64]
 
-# Columns of a place.
+# Columns of a descriptor.
 ENTRIES, NUM_ENTRIES, OLD, NUM_OLD = 0, 1, 2, 3  # the index: address and number of entries, and of outgrown ones
 ADDRESSES, NUM_ADDRESSES, SHIFT, WIDTH = 4, 5, 6, 7  # the records
 COUNT, ROOM = 8, 9  # rows there are, and rows that fit before the index or the records must grow
@@ -66,7 +65,7 @@ call_optimizer: Any = intrinsic(_call_optimizer)
 
 @kernel("void(int64[:,::1], float32[:,::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], float32[::1])")
 def pull(
-    places: Places,
+    descriptors: Descriptors,
     scales: Rows,
     tables_S: Ints,
     starts_S1: Ints,
@@ -79,27 +78,37 @@ def pull(
     and how many these are in each section."""
     at = 0
     for s in range(tables_S.size):
-        place, scale = places[tables_S[s]], scales[tables_S[s], 0]
+        descriptor, scale = descriptors[tables_S[s]], scales[tables_S[s], 0]
         ids_U, slots_U = ids_V[starts_S1[s] : starts_S1[s + 1]], slots_V[starts_S1[s] : starts_S1[s + 1]]
-        entries = carray(pointer(place[ENTRIES]), (place[NUM_ENTRIES],), np.uint64)
-        old = carray(pointer(place[OLD]), (place[NUM_OLD],), np.uint64)
-        addresses = carray(pointer(place[ADDRESSES]), (place[NUM_ADDRESSES],), np.int64)
-        find(entries, old, ids_U, addresses, place[SHIFT], place[WIDTH], slots_U)
-        end = at + ids_U.size * place[DIM]
-        rows_UD = values[at:end].reshape((ids_U.size, place[DIM]))
-        key = np.uint64(place[KEY])
-        gather(ids_U, slots_U, addresses, place[SHIFT], place[WIDTH], key, place[INITIALIZER], scale, rows_UD)
+        entries = carray(pointer(descriptor[ENTRIES]), (descriptor[NUM_ENTRIES],), np.uint64)
+        old = carray(pointer(descriptor[OLD]), (descriptor[NUM_OLD],), np.uint64)
+        addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
+        find(entries, old, ids_U, addresses, descriptor[SHIFT], descriptor[WIDTH], slots_U)
+        end = at + ids_U.size * descriptor[DIM]
+        rows_UD = values[at:end].reshape((ids_U.size, descriptor[DIM]))
+        key = np.uint64(descriptor[KEY])
+        gather(
+            ids_U,
+            slots_U,
+            addresses,
+            descriptor[SHIFT],
+            descriptor[WIDTH],
+            key,
+            descriptor[INITIALIZER],
+            scale,
+            rows_UD,
+        )
         absent_S[s] = (slots_U < 0).sum()
         at = end
 
 
 @kernel("void(int64[::1], float32[::1], int64[::1], int64[::1], boolean)")
-def add_rows(place: Ints, scale: Rows, ids_U: Ints, slots_U: Ints, found: bool) -> None:
+def add_rows(descriptor: Ints, scale: Rows, ids_U: Ints, slots_U: Ints, found: bool) -> None:
     """Slots of ids; absent ones become rows with their initial values."""
-    entries = carray(pointer(place[ENTRIES]), (place[NUM_ENTRIES],), np.uint64)
-    old = carray(pointer(place[OLD]), (place[NUM_OLD],), np.uint64)
-    addresses = carray(pointer(place[ADDRESSES]), (place[NUM_ADDRESSES],), np.int64)
-    shift, width, before = place[SHIFT], place[WIDTH], place[COUNT]
+    entries = carray(pointer(descriptor[ENTRIES]), (descriptor[NUM_ENTRIES],), np.uint64)
+    old = carray(pointer(descriptor[OLD]), (descriptor[NUM_OLD],), np.uint64)
+    addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
+    shift, width, before = descriptor[SHIFT], descriptor[WIDTH], descriptor[COUNT]
     count = before
     if found:
         for i in range(ids_U.size):
@@ -107,29 +116,31 @@ def add_rows(place: Ints, scale: Rows, ids_U: Ints, slots_U: Ints, found: bool) 
                 count = find_or_add(entries, old, ids_U[i : i + 1], addresses, shift, width, count, slots_U[i : i + 1])
     else:
         count = find_or_add(entries, old, ids_U, addresses, shift, width, count, slots_U)
-    place[COUNT] = count
+    descriptor[COUNT] = count
     if count > before:
-        key = np.uint64(place[KEY])
-        initializer, dim = place[INITIALIZER], place[DIM]
+        key = np.uint64(descriptor[KEY])
+        initializer, dim = descriptor[INITIALIZER], descriptor[DIM]
         initialise(ids_U, slots_U, before, addresses, shift, width, key, initializer, scale[0], dim, scale[1])
 
 
 @kernel("void(int64[::1], int64[::1])")
-def note_changes(place: Ints, slots_U: Ints) -> None:
+def note_changes(descriptor: Ints, slots_U: Ints) -> None:
     """Sets the bits of rows that change."""
-    changed = carray(pointer(place[CHANGED]), (place[NUM_CHANGED],), np.uint8)
+    changed = carray(pointer(descriptor[CHANGED]), (descriptor[NUM_CHANGED],), np.uint8)
     for i in range(slots_U.size):
         changed[slots_U[i] >> 3] |= np.uint8(1 << (slots_U[i] & 7))
 
 
 @kernel("void(int64[::1], int64[::1], float32[:,::1], float32[::1], float32[::1])")
-def update(place: Ints, slots_U: Ints, grad_UD: Rows, squares_U: Rows, scalars: Rows) -> None:
+def update(descriptor: Ints, slots_U: Ints, grad_UD: Rows, squares_U: Rows, scalars: Rows) -> None:
     """One update by the table's optimizer; `squares_U` as there. The only way in which a row changes while a server
     serves."""
-    if place[NUM_CHANGED]:
-        note_changes(place, slots_U)
-    addresses = carray(pointer(place[ADDRESSES]), (place[NUM_ADDRESSES],), np.int64)
-    call_optimizer(place[OPTIMIZER], addresses, place[SHIFT], place[WIDTH], slots_U, grad_UD, squares_U, scalars)
+    if descriptor[NUM_CHANGED]:
+        note_changes(descriptor, slots_U)
+    addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
+    call_optimizer(
+        descriptor[OPTIMIZER], addresses, descriptor[SHIFT], descriptor[WIDTH], slots_U, grad_UD, squares_U, scalars
+    )
 
 
 @kernel(
@@ -137,7 +148,7 @@ def update(place: Ints, slots_U: Ints, grad_UD: Rows, squares_U: Rows, scalars: 
     " float32[::1], float32[::1], float32[:,::1])"
 )
 def apply(
-    places: Places,
+    descriptors: Descriptors,
     scales: Rows,
     images: Images,
     tables_S: Ints,
@@ -156,17 +167,17 @@ def apply(
     `found`: the slots are those of an earlier `pull`, so that only those that were absent then are looked up."""
     at = 0
     for s in range(tables_S.size):
-        place, scale = places[tables_S[s]], scales[tables_S[s]]
+        descriptor, scale = descriptors[tables_S[s]], scales[tables_S[s]]
         ids_U, slots_U = ids_V[starts_S1[s] : starts_S1[s + 1]], slots_V[starts_S1[s] : starts_S1[s + 1]]
-        end = at + ids_U.size * place[DIM]
-        grad_UD = values[at:end].reshape((ids_U.size, place[DIM]))
-        add_rows(place, scale, ids_U, slots_U, found)
+        end = at + ids_U.size * descriptor[DIM]
+        grad_UD = values[at:end].reshape((ids_U.size, descriptor[DIM]))
+        add_rows(descriptor, scale, ids_U, slots_U, found)
         kept = images[tables_S[s]]
         if kept[SNAPSHOT_ROWS]:
-            addresses = carray(pointer(place[ADDRESSES]), (place[NUM_ADDRESSES],), np.int64)
-            keep(kept, addresses, place[SHIFT], place[WIDTH], slots_U)
+            addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
+            keep(kept, addresses, descriptor[SHIFT], descriptor[WIDTH], slots_U)
         squares_U = squares_V[starts_S1[s] : starts_S1[s + 1]] if squares_V.size else squares_V
-        update(place, slots_U, grad_UD, squares_U, scalars_SK[s])
+        update(descriptor, slots_U, grad_UD, squares_U, scalars_SK[s])
         at = end
 
 

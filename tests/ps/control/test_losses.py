@@ -8,7 +8,7 @@ import pytest
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.ps.control.losses import Losses
-from shardkeep.ps.control.records import PROTOCOL_VERSION, Admission, Hello, Kept, Member, Offer, Shared, Span
+from shardkeep.ps.control.records import PROTOCOL_VERSION, Admission, Hello, Kept, Member, Offer, ResumeRange, Shared
 from tests.support.control_job import TABLES, VERSIONS
 from tests.support.recovering import Recovering, checkpoint, held, take_over, told
 
@@ -16,8 +16,10 @@ JOURNAL = "server 0 came back without its journal, which was kept in /a/recovery
 SHARED = Shared("/runs/first/checkpoints", "token")
 
 
-def reborn(job: Recovering, span: Span, *, step: int, others: tuple[Span, Span] | None = None) -> None:
-    """Server 0 is killed at a step, and another comes with a span."""
+def reborn(
+    job: Recovering, span: ResumeRange, *, step: int, others: tuple[ResumeRange, ResumeRange] | None = None
+) -> None:
+    """Server 0 is killed at a step, and another comes with a resume range."""
     job.coordinator.heartbeat("worker-0-100", step=step)
     job.kill("server", 0)
     for index, other in enumerate(others or (held(step - 3, step),) * 2):
@@ -90,7 +92,7 @@ def test_a_period_that_was_worked_out_counts_also_for_another_coordinator() -> N
 
 
 def test_a_server_that_goes_on_alone_from_too_old_rows_ends_the_job() -> None:
-    span = Span(0, 2**62, holds=True, saved=20, lost_from=20, why=JOURNAL)
+    span = ResumeRange(0, 2**62, holds=True, saved=20, lost_from=20, why=JOURNAL)
     for most, state in ((11, "training"), (10, "failed")):
         job = Recovering(losses=Losses(most, 20))
         job.form()
@@ -108,7 +110,7 @@ def test_the_last_worker_with_the_tower_and_a_server_dead_at_once_end_a_job_that
     job.register("server", 0, pid=200)
     job.come_back("server", 0, held(31, 31), after=0, pid=200)
     job.register("worker", 0, pid=200)
-    job.come_back("worker", 0, Span(why="worker 0 came back without its tower states"), after=0, pid=200)
+    job.come_back("worker", 0, ResumeRange(why="worker 0 came back without its tower states"), after=0, pid=200)
     assert job.state.state == "failed" and "worker 0 came back without its tower states; 31 steps" in job.state.message
 
 

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from shardkeep.base.errors import JobError, ProtocolError, UserError
-from shardkeep.ps.control.records import ANY_STEP, Role, Span
+from shardkeep.ps.control.records import ANY_STEP, ResumeRange, Role
 from shardkeep.ps.control.recoveries import Recoveries, Start, agreed_start
 from tests.support.control_job import ListSink
 from tests.support.recovering import Recovering, checkpoint, held, report_lost, take_over, told
@@ -19,18 +19,18 @@ from tests.support.recovering import Recovering, checkpoint, held, report_lost, 
         ([held(5, 5), held(5, 6)], [held(4, 6), held(3, 5)], Start(5, 0)),
         ([held(5, 5)], [held(5, 6), held(3, 4)], Start(5, 0, (1,))),  # killed while it kept the state of step 5
         ([held(5, 6), held(6, 6)], [held(4, 6), held(5, 7)], Start(6, 0)),
-        ([held(0, 9)], [Span(), held(5, 11)], Start(9, 1, (0,))),
-        ([held(0, 9)], [held(5, 8), Span(), Span()], Start(8, 0, (1, 2))),
+        ([held(0, 9)], [ResumeRange(), held(5, 11)], Start(9, 1, (0,))),
+        ([held(0, 9)], [held(5, 8), ResumeRange(), ResumeRange()], Start(8, 0, (1, 2))),
         ([held(0, 9)], [held(5, 8), held(6, 9)], Start(9, 1, (0,))),
         ([held(0, 0)], [held(0, 0)], Start(0, 0)),
         ([held(4, 4), held(6, 6)], [held(3, 7)], None),  # a server came back from an older checkpoint
         ([held(5, 5)], [held(6, 8)], None),
-        ([held(5, 5)], [Span()], None),  # nobody holds a tower
+        ([held(5, 5)], [ResumeRange()], None),  # nobody holds a tower
         ([], [held(2, 3)], Start(3, 0)),
     ],
 )
 def test_a_generation_begins_at_the_last_step_at_which_all_can(
-    servers: list[Span], workers: list[Span], start: Start | None
+    servers: list[ResumeRange], workers: list[ResumeRange], start: Start | None
 ) -> None:
     assert agreed_start(dict(enumerate(servers)), dict(enumerate(workers))) == start
 
@@ -89,7 +89,7 @@ def test_one_that_dies_while_the_others_wait_for_it_is_waited_for_again() -> Non
     job.register("server", 0, pid=200)
     assert job.come_back("server", 0, after=0, pid=200) is None  # without worker 1 there is no group
     job.register("worker", 1, pid=300)
-    formation = job.come_back("worker", 1, Span(), after=0, pid=300)
+    formation = job.come_back("worker", 1, ResumeRange(), after=0, pid=300)
     assert formation is not None and formation.lacking == (1,) and formation.source == 0
 
 
@@ -149,7 +149,7 @@ def test_a_server_alone_that_lost_updates_is_told_in_numbers() -> None:
         job.come_back(role, index, held(28, 31))
     job.register("server", 1, pid=200)
     report_lost(job, "server-1-200", 20)
-    assert job.come_back("server", 1, Span(0, ANY_STEP, holds=True, saved=20), after=0, pid=200) is not None
+    assert job.come_back("server", 1, ResumeRange(0, ANY_STEP, holds=True, saved=20), after=0, pid=200) is not None
     (record,) = told(job)
     assert (record["anew"], record["step"], record["lost_steps"]) == (False, 31, 11)
     assert [(d["role"], d["index"], d["lost_from"]) for d in record["died"]] == [("server", 1, 20)]
@@ -167,7 +167,7 @@ def test_lost_updates_that_are_told_late_are_in_the_summary_too() -> None:
     replaced: list[tuple[Role, int]] = [("server", 1), ("worker", 1)]
     for role, index in replaced:
         job.register(role, index, pid=200)
-        job.come_back(role, index, Span(0, ANY_STEP, holds=role == "server"), after=0, pid=200)
+        job.come_back(role, index, ResumeRange(0, ANY_STEP, holds=role == "server"), after=0, pid=200)
     assert job.state.state == "training"
     report_lost(job, "server-1-200", 20)
     take_over(job)

@@ -81,7 +81,7 @@ def undisturbed(tmp_path: Path, mode: str, steps: int) -> dict[str, str]:
 
 def test_a_replacement_has_all_that_was_acknowledged_and_goes_on_to_the_same_rows(tmp_path: Path, mode: str) -> None:
     other = Server(tmp_path / "killed", mode).begin(0).train(0, 4).replaced()
-    assert other.service.life.span[1] == 5
+    assert other.service.life.resume_range[1] == 5
     other.begin(5, generation=2).train(5, 9)
     assert other.digest == undisturbed(tmp_path, mode, 10)
 
@@ -99,9 +99,9 @@ def test_segments_that_roll_in_the_middle_of_a_step_change_nothing(
 def test_pushes_of_a_step_that_is_done_again_count_once(tmp_path: Path) -> None:
     server = Server(tmp_path / "killed", "bounded").begin(0).train(0, 3)
     server.push(4, 0)  # worker 1 died before it pushed step 4
-    assert server.service.life.span == (0, 4)
+    assert server.service.life.resume_range == (0, 4)
     other = server.replaced()
-    assert other.service.life.span == (0, 4)
+    assert other.service.life.resume_range == (0, 4)
     other.begin(4, generation=2).train(4, 9)
     assert other.service.report()["duplicates"] == 1
     assert other.digest == undisturbed(tmp_path, "bounded", 10)
@@ -110,7 +110,7 @@ def test_pushes_of_a_step_that_is_done_again_count_once(tmp_path: Path) -> None:
 def test_in_sync_staged_pushes_are_forgotten_and_come_again(tmp_path: Path) -> None:
     server = Server(tmp_path / "killed", "sync").begin(0).train(0, 3)
     server.push(4, 0, value=7.0)
-    assert server.service.life.span == (4, 4)
+    assert server.service.life.resume_range == (4, 4)
     server.service.life.suspend("generation 1 is over")
     server.begin(4, generation=2)
     assert server.replaced().begin(4, generation=3).train(4, 9).digest == undisturbed(tmp_path, "sync", 10)
@@ -120,9 +120,9 @@ def test_in_sync_a_step_that_all_have_pushed_may_be_applied_by_the_next_generati
     server = Server(tmp_path / "killed", "sync").begin(0).train(0, 3)
     for rank in range(RANKS):
         server.push(4, rank)
-    assert server.service.life.span == (4, 5)
+    assert server.service.life.resume_range == (4, 5)
     other = server.replaced()
-    assert other.service.life.span == (4, 5)
+    assert other.service.life.resume_range == (4, 5)
     assert other.begin(5, generation=2).train(5, 9).replaced().digest == undisturbed(tmp_path, "sync", 10)
 
 
@@ -172,7 +172,7 @@ def test_a_push_that_the_journal_cannot_take_is_refused_and_may_come_again(
         patched.setattr(journal_module.Journal, "append", full)
         found = answer(server.send(Kind.PUSH, 2, 0, gradient(0)))
         assert found.kind is Kind.ERROR and "No space left on device" in text_of(found)
-    assert server.service.life.span[1] == 2
+    assert server.service.life.resume_range[1] == 2
     assert server.train(2, 9).replaced().digest == undisturbed(tmp_path, mode, 10)
 
 

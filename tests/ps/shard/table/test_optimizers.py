@@ -44,7 +44,7 @@ def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> 
 def update(table: OneTable, ids: np.ndarray, grad: np.ndarray, squares: np.ndarray, step: int) -> None:
     """As the shard does it for rows whose mean squares are told."""
     slots = table.find_or_create(ids)
-    table_kernels.update(table.place, slots, grad, squares, scalars_of(table, step))
+    table_kernels.update(table.descriptor, slots, grad, squares, scalars_of(table, step))
 
 
 def test_every_optimizer_of_the_config_has_an_entry() -> None:
