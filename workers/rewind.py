@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import struct
 from pathlib import Path
@@ -20,6 +19,7 @@ import torch
 import xxhash
 
 from shardkeep.base.errors import CheckpointError
+from shardkeep.base.files import fill
 from shardkeep.base.log import EventLog
 from shardkeep.workers.dense.state_tree import joined, split
 from shardkeep.workers.dense.tower import Tower
@@ -168,7 +168,7 @@ class _Slot:
         end = layout[-1][1] + list(tensors.values())[-1].nbytes if layout else 0
         self._path.unlink(missing_ok=True)
         with self._path.open("wb") as file:  # no hole: a full disk is an error here, and a SIGBUS in a mapping
-            os.posix_fallocate(file.fileno(), 0, self._begin + end)
+            fill(file.fileno(), self._begin + end)
         self._bytes = np.memmap(self._path, np.uint8, "r+")
         self._views = [self._view(at, shape, dtype) for _, at, shape, dtype in layout]
         self._layout = layout

@@ -6,15 +6,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from shardkeep.base.errors import ConfigError, JobError, ShardkeepError
-from shardkeep.ps.control.agreement import agreed_data, agreed_tables
 from shardkeep.ps.control.ending import Ending
 from shardkeep.ps.control.events import time_of_day
 from shardkeep.ps.control.job import Job, JobSpec
 from shardkeep.ps.control.membership import Seat
 from shardkeep.ps.control.persisted_state import PersistedState
 from shardkeep.ps.control.records import Formation, Offer, Record, ResumeRange, Shared
-from shardkeep.ps.control.recoveries import Start, agreed_start, last_saved, meanwhile, sentence
+from shardkeep.ps.control.recoveries import meanwhile, sentence
 from shardkeep.ps.control.recovery import Recovery
+from shardkeep.ps.control.resume_step import Start, agreed_start, last_saved
+from shardkeep.ps.control.same_tables import agreed_data, agreed_tables
 
 TAKEOVER_VERSIONS = 1_000_000
 """Added to the version of the job's state by a coordinator that takes over: members have seen none so high."""

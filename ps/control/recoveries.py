@@ -1,44 +1,17 @@
-"""Recovery: how often a member may die, and where the next generation begins. Pure logic: no clock, no sockets."""
+"""Recoveries: the deaths and recoveries of a job, and how often a member may die. Pure logic: no clock, no sockets."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from shardkeep.ps.control.losses import Losses
-from shardkeep.ps.control.records import ANY_STEP, JobState, Member, Record, ResumeRange
+from shardkeep.ps.control.records import JobState, Member, Record, ResumeRange
+from shardkeep.ps.control.resume_step import Start
 
 RESTARTED = "the coordinator was restarted"
 MOST_LOSSES = 3
 """A group may be lost so many times for each death that one member may have: a death can break more than one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """Where a generation begins; the fields as in Formation."""
-
-    step: int
-    source: int = -1
-    lacking: tuple[int, ...] = ()
-
-
-def agreed_start(servers: Mapping[int, ResumeRange], workers: Mapping[int, ResumeRange]) -> Start | None:
-    """The last step at which all servers can begin and some worker holds the tower, which the others then take; None
-    where there is none. That nobody's push is missing is the servers' to say: workers set no other limit."""
-    holders = {rank: one for rank, one in workers.items() if one.holds}
-    first = max((one.first for one in servers.values()), default=0)
-    last = min((one.last for one in servers.values()), default=ANY_STEP)
-    step = max((min(last, one.last) for one in holders.values() if one.first <= last), default=-1)
-    if step < first:
-        return None
-    having = [rank for rank, one in holders.items() if one.first <= step <= one.last]
-    return Start(step, min(having), tuple(sorted(workers.keys() - set(having))))
-
-
-def last_saved(reported: int, ranges: Iterable[ResumeRange]) -> int:
-    """The step of the last checkpoint that the members see; the one that worker 0 reported, where none of them looks.
-    Somebody may have deleted it since."""
-    return max((one.saved for one in ranges if one.saved >= 0), default=reported)
 
 
 @dataclass

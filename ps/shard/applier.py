@@ -12,7 +12,7 @@ from shardkeep.base.errors import TransportError
 from shardkeep.ps.shard.consistency import Gate, Work
 from shardkeep.ps.shard.journal.journal import Entry, Journal
 from shardkeep.ps.shard.pulls import Pulls
-from shardkeep.ps.shard.pushes import PushReader
+from shardkeep.ps.shard.push_reader import PushReader
 from shardkeep.ps.shard.serving import Serving, one_line, promised
 from shardkeep.ps.shard.tables import NO_GRADIENTS, Gradients, Tables
 from shardkeep.ps.wire.ids import num_references

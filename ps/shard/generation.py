@@ -10,7 +10,7 @@ from shardkeep.base.errors import ProtocolError, TransportError
 from shardkeep.ps.shard.applier import Applier
 from shardkeep.ps.shard.journal.journal import Entry, Record
 from shardkeep.ps.shard.pulls import Pulls
-from shardkeep.ps.shard.pushes import PushReader
+from shardkeep.ps.shard.push_reader import PushReader
 from shardkeep.ps.shard.serving import Serving
 from shardkeep.ps.shard.snapshot.writer import SnapshotWriter
 from shardkeep.ps.wire.message import read

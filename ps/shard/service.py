@@ -22,7 +22,7 @@ from shardkeep.ps.shard.consistency import Gate, open_gate
 from shardkeep.ps.shard.generation import GenerationLife
 from shardkeep.ps.shard.journal.journal import Journal
 from shardkeep.ps.shard.pulls import Pulls, Replies
-from shardkeep.ps.shard.pushes import PushReader
+from shardkeep.ps.shard.push_reader import PushReader
 from shardkeep.ps.shard.serving import Serving, done, failed, pass_on, promised
 from shardkeep.ps.shard.snapshot.writer import SnapshotWriter
 from shardkeep.ps.shard.tables import Gradients, Tables

@@ -91,6 +91,16 @@ def sync_folder(path: str | Path) -> None:
         os.close(descriptor)
 
 
+def fill(descriptor: int, size: int) -> None:
+    """Gives a fresh file its size on disk, without holes. Raises OSError when the disk is full."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(descriptor, 0, size)
+        return
+    zeros = bytes(1 << 20)  # macOS has no such call
+    for at in range(0, size, len(zeros)):
+        write_all(descriptor, [zeros[: size - at]])
+
+
 def let_go(path: Path, start: int = 0, size: int = 0) -> None:
     """Tells the system that a file's bytes (`size` 0 = to its end) are not read soon: Linux begins to write those that
     are not on disk, without waiting, and takes the others out of its page cache (mm/fadvise.c).

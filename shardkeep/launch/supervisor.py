@@ -15,7 +15,7 @@ from shardkeep.launch.coordinator_line import CoordinatorLine
 from shardkeep.launch.ending import Ending
 from shardkeep.launch.interrupts import Interrupts
 from shardkeep.launch.processes import JobProcesses
-from shardkeep.launch.restarts import Restarts, Vacancy
+from shardkeep.launch.restart_policy import Restarts, Vacancy
 from shardkeep.launch.role_starts import RoleStarts
 from shardkeep.launch.silence import watch_silence
 from shardkeep.run.folder import RunFolder

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import DeadlineExceeded
-from shardkeep.base.files import atomic_write, file_lock
+from shardkeep.base.files import atomic_write, file_lock, fill
 
 
 def test_an_atomic_write_replaces_the_file_and_leaves_no_other(tmp_path: Path) -> None:
@@ -58,3 +60,16 @@ def test_a_deadline_names_what_was_waited_for_and_how_long() -> None:
     assert deadline.remaining_s == 0.0
     with pytest.raises(DeadlineExceeded, match=r"waited 2\.5 s for server 1 \(limit 2 s\)"):
         deadline.check("server 1")
+
+
+@pytest.mark.parametrize("call", [True, False], ids=["posix_fallocate", "without it"])
+@pytest.mark.parametrize("size", [0, 1, 3 << 20])
+def test_a_file_gets_its_size_without_holes(tmp_path: Path, monkeypatch: Any, size: int, call: bool) -> None:
+    if not call:  # as on macOS
+        monkeypatch.delattr(os, "posix_fallocate", raising=False)
+    path = tmp_path / "filled"
+    with path.open("wb") as file:
+        if size:
+            fill(file.fileno(), size)
+    assert path.stat().st_size == size and not any(path.read_bytes())
+    assert path.stat().st_blocks * 512 >= size

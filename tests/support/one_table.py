@@ -51,7 +51,7 @@ def applied(table: Table, ids_U: np.ndarray, grad_UD: np.ndarray, *, step: int) 
     """One optimizer update per id. Rows with inf or nan in their gradient are left alone and counted."""
     shaped_UD = for_kernels(grad_UD, np.float32).reshape(ids_U.size, table.spec.dim)
     ids_U, grad_UD = table.finite(for_kernels(ids_U, np.int64), shaped_UD)
-    slots_U, scalars = table.find_or_create(ids_U), scalars_of(table, step)
+    slots_U, scalars = table.slots_to_load(ids_U), scalars_of(table, step)
     table_kernels.update(table.descriptor, slots_U, grad_UD, NO_SQUARES, scalars)
 
 

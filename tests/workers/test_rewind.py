@@ -14,7 +14,7 @@ import torch
 
 from shardkeep.base.errors import CheckpointError
 from shardkeep.ps.control.records import ResumeRange
-from shardkeep.ps.control.recoveries import Start, agreed_start
+from shardkeep.ps.control.resume_step import Start, agreed_start
 from shardkeep.workers.collectives.collective import ThreadCollective
 from shardkeep.workers.dense.sharing import share
 from shardkeep.workers.dense.state_tree import joined, split

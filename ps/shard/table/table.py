@@ -90,7 +90,7 @@ class Table:
 
     def load(self, ids: Ids, rows: Rows, slots: Rows) -> None:
         """Sets weights (N, D) and optimizer slots (N, S) of unique ids (N), adding what is absent."""
-        where_N = self.find_or_create(for_kernels(ids, np.int64))
+        where_N = self.slots_to_load(for_kernels(ids, np.int64))
         kernels.write_words(*self._records_at, where_N, self.layout.first_weight, self._shaped(rows, ids.size))
         slots_NS = for_kernels(slots, np.float32).reshape(ids.size, self.layout.num_slots)
         kernels.write_words(*self._records_at, where_N, self.layout.first_slot, slots_NS)
@@ -108,7 +108,7 @@ class Table:
         self.skipped_rows += ids_U.size - good
         return ids_U[finite_U], grad_UD[finite_U]
 
-    def find_or_create(self, ids_U: Ids) -> Ids:
+    def slots_to_load(self, ids_U: Ids) -> Ids:
         """Slots of unique ids. Absent rows are created with their initial values."""
         self.make_room(ids_U.size)
         slots_U = np.empty(ids_U.size, dtype=np.int64)

@@ -8,7 +8,8 @@ import pytest
 
 from shardkeep.base.errors import JobError, ProtocolError, UserError
 from shardkeep.ps.control.records import ANY_STEP, ResumeRange, Role
-from shardkeep.ps.control.recoveries import Recoveries, Start, agreed_start
+from shardkeep.ps.control.recoveries import Recoveries
+from shardkeep.ps.control.resume_step import Start, agreed_start
 from tests.support.control_job import ListSink
 from tests.support.recovering import Recovering, checkpoint, held, report_lost, take_over, told
 

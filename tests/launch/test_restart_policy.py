@@ -9,7 +9,7 @@ import pytest
 
 from shardkeep.base.exit_codes import code_of_leaving
 from shardkeep.launch.children import Death
-from shardkeep.launch.restarts import Restarts, Vacancy
+from shardkeep.launch.restart_policy import Restarts, Vacancy
 
 PIDS = count(100)
 
