@@ -73,6 +73,7 @@ _SEND, _RPC = (
     "shardkeep.ps.rpc.group:RpcGroup.form",
 )
 _SERVICE, _APPLIER = "shardkeep.ps.shard.service:ShardService", "shardkeep.ps.shard.applier:Applier"
+WRITE = "shardkeep.ps.shard.journal.segments:write_all"
 _APPEND = "shardkeep.ps.shard.journal.journal:Journal.append"
 _COORDINATOR, _FILES = "shardkeep.ps.control.coordinator:Coordinator", "shardkeep.ps.checkpoints:Checkpoints"
 POINTS: Mapping[str, Point] = {
@@ -187,7 +188,7 @@ def _set(hurt: Hurt, folder: Path) -> None:
             _strike(hurt, folder)
 
     if hurt.point == "torn":
-        _replace("shardkeep.ps.shard.journal.journal:write_all", lambda write_all: _tearing(write_all, hurt, folder))
+        _replace(WRITE, lambda write_all: _tearing(write_all, hurt, folder))
         return
     point = POINTS[hurt.point]
 
