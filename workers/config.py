@@ -10,10 +10,28 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from shardkeep.base.schedule import ScheduleConfig
 from shardkeep.base.settings import DAY_S, MOST_STEPS, MOST_WIDTH, FilePath, Named, Settings, Width, bare
+from shardkeep.workers.early_stopping import EarlyStoppingConfig
 
 Scaling = Literal["none", "standard", "log", "log_standard"]
 SOURCES = ("csv", "parquet", "criteo", "synthetic")
-MODELS = ("dlrm", "dcn_v2", "deepfm", "wide_deep")
+FILE_SOURCES = SOURCES[:3]
+_HIDDEN = ("top", "dropout", "norm", "activation", "init", "activation_checkpointing")
+MODELS: dict[str, tuple[str, ...]] = {
+    "lr": (),
+    "fm": (),
+    "dnn": _HIDDEN,
+    "wide_deep": _HIDDEN,
+    "deepfm": _HIDDEN,
+    "xdeepfm": (*_HIDDEN, "cin"),
+    "dlrm": (*_HIDDEN, "bottom"),
+    "dcn_v2": (*_HIDDEN, "structure", "cross_layers", "cross_rank"),
+    "autoint": (*_HIDDEN, "attention"),
+    "fibinet": (*_HIDDEN, "bilinear", "reduction"),
+    "masknet": (*(key for key in _HIDDEN if key != "norm"), "structure", "mask"),
+    "finalmlp": (*_HIDDEN, "second_top", "fusion_heads", "gates"),
+}
+"""The stock models, and the options of each."""
+_STRUCTURES = {"dcn_v2": ("stacked", "parallel"), "masknet": ("serial", "parallel")}
 _SUFFIXES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".pq": "parquet", ".parq": "parquet"}
 _COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
 _MOST_COLUMNS = 100_000
@@ -73,24 +91,23 @@ class DenseColumn(Settings):
     """none, standard = (x - mean) / std over the training data, log = sign(x) * log(1 + |x|),
     log_standard = both; left out = `data.scale`."""
     fill: float | Literal["mean"] = "mean"
-    """Value of a missing entry, before scaling; mean = the training data's."""
+    """Value of a missing entry, before scaling; mean = the mean of the training data."""
 
 
 class SparseColumn(Settings):
-    """One feature: ids per sample, looked up in a table."""
+    """One feature: the ids of a sample, looked up in a table."""
 
     column: ColumnName
     """Name of the column, also the feature's name; or a pattern with *."""
     table: ColumnName | None = None
-    """Table that holds its rows; features naming the same table share it; left out = one of its own."""
+    """Table with its rows; features that name one table share it; left out = a table of its own."""
     pooling: Literal["sum", "mean", "max", "weighted"] = "sum"
-    """How the rows of several ids become one: sum, mean, the largest value of each dimension, or sum weighted by
-    `weights`."""
+    """How the rows of several ids become one: sum, mean, max of each dimension, or sum weighted by `weights`."""
     separator: str | None = None
     """Text between the ids of a multi-valued field, at least one character; left out = a single value (or a list
     column)."""
     weights: ColumnName | None = None
-    """Column of the weights, as many per sample as ids; with pooling: weighted."""
+    """Column with a weight per id; for pooling: weighted."""
 
     @field_validator("separator")
     @classmethod
@@ -111,18 +128,18 @@ class SparseColumn(Settings):
 
 
 class LabelColumn(Settings):
-    """What is predicted: 0 or 1."""
+    """The label: 0 or 1."""
 
     column: ColumnName
     """Name of the column."""
     positive: Texts | None = None
-    """Values that mean 1, every other means 0; left out = the column holds 0 and 1, or true and false."""
+    """Values that mean 1; every other value means 0. Left out = the column holds 0 and 1, or true and false."""
     missing: Literal["error", "skip"] = "error"
-    """Rows whose label is missing, by `data.missing` or as a null: error, or skip = leave them out."""
+    """What to do with rows without a label: error, or skip = leave them out."""
 
 
 class SyntheticConfig(Settings):
-    """The synthetic stream: Zipf ids and a planted teacher."""
+    """The synthetic stream: Zipf ids, and labels drawn from a planted model."""
 
     train_samples: int = Field(1_000_000, ge=1, le=MOST_STEPS)
     """Samples of one epoch."""
@@ -137,8 +154,8 @@ class SyntheticConfig(Settings):
     zipf: float = Field(1.05, gt=0.0, le=100.0)
     """Exponent of the ids' popularity."""
     ids: Literal["hashed", "numbered"] = "hashed"
-    """hashed = any 64 bits, as hashes of strings are, which no code makes shorter; numbered = from 0 to the table's
-    size, in no order."""
+    """hashed = any 64 bits, like hashes of texts, which no code makes shorter; numbered = 0 to the table's size, in
+    random order."""
 
 
 def _names(value: Any) -> list[str]:
@@ -156,17 +173,18 @@ class DataConfig(Settings):
     """Where samples come from and what their columns mean."""
 
     source: str = ""
-    """csv, parquet, criteo, synthetic, or module:function of your own; left out = by the suffix of the files of `train`
-    and `eval`: .csv and .tsv, also compressed, .parquet, .pq and .parq; or synthetic where that has settings."""
+    """csv, parquet, criteo, synthetic, or your own module:function; left out = by the suffix of the files (.csv and
+    .tsv, also compressed, .parquet, .pq, .parq), or synthetic if that has settings."""
     root: FilePath = "."
-    """Folder that relative paths below resolve against; . = the config's folder."""
+    """Folder to which the paths below are relative; . = the config's folder."""
     train: Paths = Field(default_factory=list)
     """Training files, folders or glob patterns."""
     eval: Paths = Field(default_factory=list)
     """Evaluation files, folders or glob patterns."""
+    test: Paths = Field(default_factory=list)
+    """Test files, folders or glob patterns: scored once, after training, by the best model or the last."""
     eval_fraction: float = Field(0.0, ge=0.0, lt=1.0)
-    """Share of the training files' rows held out for evaluation, by a seeded hash of the row's number;
-    with `eval: []`."""
+    """Share of the training rows held out for evaluation, by a seeded hash of the row number; only without `eval`."""
     columns: list[str] | None = None
     """Names of all columns of a csv without a header; left out = the first line is the header."""
     delimiter: Annotated[str, BeforeValidator(_delimiter)] = ","
@@ -174,32 +192,31 @@ class DataConfig(Settings):
     decimal: Literal[".", ","] = "."
     """Decimal point of a csv's numbers."""
     missing: Texts = Field(default_factory=lambda: ["", "?", "NA", "nan", "NaN", "null"])
-    """Values that mean a missing one: texts, after stripping spaces, and numbers."""
+    """Values that mean a missing value: texts, after stripping spaces, and numbers."""
     label: Annotated[LabelColumn, bare("column")] | None = None
-    """The column to predict; criteo and synthetic know theirs."""
+    """The column to predict; criteo and synthetic have their own."""
     dense: list[Annotated[DenseColumn, bare("column")]] = Field(default_factory=list)
-    """Columns of numbers; criteo and synthetic know theirs."""
+    """Columns of numbers; criteo and synthetic have their own."""
     sparse: list[Annotated[SparseColumn, bare("column")]] = Field(default_factory=list)
-    """Columns of categories; criteo and synthetic know theirs."""
+    """Columns of categories; criteo and synthetic have their own."""
     scale: Scaling | None = None
     """Scaling of dense columns that name none; left out = standard (criteo: log)."""
     cache: FilePath | None = None
-    """Folder of the columnar cache; relative = below `data.root`; left out = `.shardkeep-cache` beside the data, or
-    the user's cache folder where that is read-only or another user can write it."""
+    """Folder of the cache, relative to `data.root`; left out = `.shardkeep-cache` beside the data, or your cache folder
+    if that is read-only or others can write it."""
     synthetic: SyntheticConfig = SyntheticConfig()
     """The synthetic stream."""
     accept: str | None = None
-    """Fingerprint of other training data than those of the checkpoint, with which `--resume` may go on; the line that
-    refuses them says it."""
+    """Fingerprint of other training data with which `--resume` may continue; the error that refuses them names it."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of your own module:function."""
+    """Keyword arguments of your module:function."""
 
     @model_validator(mode="before")
     @classmethod
     def _source_by_suffix(cls, value: Any) -> Any:
         if not isinstance(value, dict) or value.get("source"):
             return value
-        names = [name for key in ("train", "eval") for name in _names(value.get(key))]
+        names = [name for key in ("train", "eval", "test") for name in _names(value.get(key))]
         if not names:  # the resolved config of a job without data says source: ""
             return {**value, "source": "synthetic" if "synthetic" in value and "source" not in value else ""}
         suffixes = {_suffix(name) for name in names}
@@ -209,7 +226,7 @@ class DataConfig(Settings):
 
     @model_validator(mode="after")
     def _files_have_a_source(self) -> DataConfig:
-        if self.source or not (names := [*self.train, *self.eval]):
+        if self.source or not (names := [*self.train, *self.eval, *self.test]):
             return self
         by_suffix = {_suffix(name): name[:60] for name in names}
         why = (
@@ -225,40 +242,123 @@ class DataConfig(Settings):
         return value and _own_code(value, SOURCES, "module:function")
 
 
+class AttentionConfig(Settings):
+    """Self-attention between fields."""
+
+    layers: int = Field(3, ge=1, le=16)
+    """Number of layers."""
+    heads: int = Field(2, ge=1, le=64)
+    """Heads of each layer."""
+    dim: int = Field(64, ge=1, le=4096)
+    """Width of all heads together; a multiple of `heads`."""
+
+    @model_validator(mode="after")
+    def _heads_are_equally_wide(self) -> AttentionConfig:
+        if self.dim % self.heads:
+            raise ValueError(f"dim: {self.dim} with heads: {self.heads}; allowed: a multiple of heads")
+        return self
+
+
+class MaskConfig(Settings):
+    """Blocks that multiply their input by a mask."""
+
+    ratio: float = Field(1.0, gt=0.0, le=16.0)
+    """Width of the mask's hidden layer, divided by that of the masked input."""
+    blocks: int | None = Field(None, ge=1, le=64)
+    """structure: parallel only: number of blocks; default 3."""
+    dim: int | None = Field(None, ge=1, le=MOST_WIDTH)
+    """structure: parallel only: width of a block's output; default 64."""
+
+
+class GatesConfig(Settings):
+    """Gates on the inputs of two streams."""
+
+    widths: list[Width] = Field([64], max_length=_MOST_LAYERS)
+    """Widths of a gate's hidden layers."""
+    first: list[str] = Field(default_factory=list)
+    """Features that the first stream's gate sees; none = a learned vector."""
+    second: list[str] = Field(default_factory=list)
+    """Features that the second stream's gate sees; none = a learned vector."""
+
+
 class ModelConfig(Named):
-    """The dense model over the pooled embeddings."""
+    """The dense model over the pooled embeddings. An option that the model does not use is refused."""
 
     name: str = "dlrm"
-    """dlrm, dcn_v2, deepfm, wide_deep, or module:Class of your own."""
+    """lr, fm, dnn, wide_deep, deepfm, xdeepfm, dlrm, dcn_v2, autoint, fibinet, masknet, finalmlp, or your own
+    module:Class."""
     bottom: Annotated[list[Width], Field(max_length=_MOST_LAYERS)] | None = None
-    """dlrm: widths of the hidden layers over the dense columns, the default dim is added as the last; default
-    [512, 256]."""
+    """dlrm: widths of the hidden layers over the dense columns; a layer of the default dim follows; default [512,
+    256]."""
     top: Annotated[list[Width], Field(max_length=_MOST_LAYERS)] | None = None
     """Widths of the hidden layers before the logit; default [512, 256]."""
+    dropout: float | None = Field(None, ge=0.0, lt=1.0)
+    """Dropout after every hidden layer; default 0."""
+    norm: Literal["none", "batch", "layer"] | None = None
+    """Normalization in every hidden layer, before the activation (docs/guide/models.md); default none."""
+    activation: Literal["relu", "gelu", "prelu", "dice"] | None = None
+    """Activation of the hidden layers; default relu."""
+    init: Literal["dlrm", "xavier_normal", "xavier_uniform", "kaiming_uniform"] | None = None
+    """Initial values of the linear layers; default dlrm: xavier_normal with random biases."""
+    structure: Literal["stacked", "parallel", "serial"] | None = None
+    """dcn_v2: stacked (default) or parallel; masknet: serial (default) or parallel."""
     cross_layers: int | None = Field(None, ge=1, le=16)
     """dcn_v2: number of cross layers; default 3."""
     cross_rank: int | None = Field(None, ge=1, le=MOST_WIDTH)
-    """dcn_v2: rank of the cross layers' weight; left out = full."""
-    dropout: float | None = Field(None, ge=0.0, lt=1.0)
-    """Dropout after every hidden layer; default 0."""
+    """dcn_v2: rank of the weights of the cross layers; left out = full rank."""
+    cin: Annotated[list[Width], Field(min_length=1, max_length=16)] | None = None
+    """xdeepfm: vectors of each layer of the compressed interaction network; default [16, 16, 16]."""
+    attention: AttentionConfig | None = None
+    """autoint: self-attention between fields."""
+    bilinear: Literal["all", "each", "interaction"] | None = None
+    """fibinet: one matrix for all fields, for each field, or for each pair; default interaction."""
+    reduction: int | None = Field(None, ge=1, le=1000)
+    """fibinet: fields divided by the width of SENET's hidden layer; default 3."""
+    mask: MaskConfig | None = None
+    """masknet: its blocks."""
+    second_top: Annotated[list[Width], Field(max_length=_MOST_LAYERS)] | None = None
+    """finalmlp: widths of the second stream's hidden layers; left out = `top`."""
+    fusion_heads: int | None = Field(None, ge=1, le=1024)
+    """finalmlp: heads of the bilinear fusion of both streams; default 1."""
+    gates: GatesConfig | None = None
+    """finalmlp: gates on the streams' inputs."""
     activation_checkpointing: bool = False
-    """Recompute hidden layers in the backward pass instead of keeping them."""
+    """Recompute hidden layers in the backward pass to save memory."""
     options: dict[str, Any] = Field(default_factory=dict)
-    """Keyword arguments of your own module:Class."""
+    """Keyword arguments of your module:Class."""
 
     @field_validator("name")
     @classmethod
     def _known_name(cls, value: str) -> str:
-        return _own_code(value, MODELS, "module:Class")
+        return _own_code(value, tuple(MODELS), "module:Class")
+
+    @model_validator(mode="after")
+    def _every_option_is_used(self) -> ModelConfig:
+        used = MODELS.get(self.name, ("options",))
+        for key in type(self).model_fields:
+            value = getattr(self, key)
+            if not (key == "name" or key in used or value is None or value is False or value == {}):
+                allowed = f"it uses {', '.join(used)}" if used else "it has no options"
+                raise ValueError(f"{key}: has no effect with model.name: {self.name}; {allowed}")
+        structures = _STRUCTURES.get(self.name, ())
+        if self.structure is not None and self.structure not in structures:
+            raise ValueError(
+                f"structure: {self.structure} with model.name: {self.name}; allowed: {' or '.join(structures)}"
+            )
+        if self.mask is not None and self.structure != "parallel":
+            for key in ("blocks", "dim"):
+                if getattr(self.mask, key) is not None:
+                    raise ValueError(f"mask.{key}: has no effect with structure: serial; allowed: structure: parallel")
+        return self
 
     @property
     def kernels(self) -> tuple[str, ...]:
         """The modules of kernels that the model imports."""
-        return ("shardkeep.workers.models.interaction_kernels",) if self.name == "dlrm" else ()
+        return ("shardkeep.workers.models.layers.interaction_kernels",) if self.name == "dlrm" else ()
 
 
 class TowerOptimizerConfig(Named):
-    """The dense parameters' optimizer (torch.optim, fused)."""
+    """Optimizer of the dense parameters (torch.optim, fused)."""
 
     name: Literal["sgd", "adam", "adamw"] = "adam"
     """torch.optim.SGD, Adam or AdamW."""
@@ -299,16 +399,16 @@ class TowerConfig(Settings):
     optimizer: TowerOptimizerConfig = TowerOptimizerConfig()
     """Optimizer of the dense parameters."""
     compile: Annotated[Literal["auto", "on", "off"], OnOff] = "auto"
-    """torch.compile: on, off, or auto = on for a tower on a GPU, except in sync."""
+    """torch.compile: on, off, or auto = on for training on a GPU, except in sync."""
     mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
-    """torch.compile's mode."""
+    """Mode of torch.compile."""
     amp: Annotated[Literal["auto", "off", "bf16", "fp16"], OnOff] = "auto"
     """Automatic mixed precision; auto = bf16 where the hardware has it, else off; fp16 uses a GradScaler."""
     linear: Literal["auto", "torch", "onednn"] = "auto"
-    """Whose float32 matrix products linear layers take on a CPU: torch's own (MKL) or oneDNN's; auto = oneDNN on AMD's
-    CPUs with AVX-512, which MKL leaves unused."""
+    """Library of fp32 matrix products in linear layers on a CPU: torch (MKL) or onednn; auto = oneDNN on AMD CPUs with
+    AVX-512, which MKL does not use."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the tower trains; auto = a CUDA device where there is one for each worker of a host."""
+    """Device of the dense model; auto = CUDA if a host has a device for each of its workers."""
 
 
 class TrainConfig(Settings):
@@ -319,17 +419,19 @@ class TrainConfig(Settings):
     epochs: int = Field(1, ge=1, le=1_000_000)
     """Passes over the training data."""
     max_steps: int | None = Field(None, ge=1, le=MOST_STEPS)
-    """Stop after this many steps; left out = after the epochs."""
+    """Most steps of the job; left out = the epochs decide."""
     accumulate: int = Field(1, ge=1, le=1_000_000)
-    """Micro-batches per step: one push and one dense update for all of them."""
+    """Micro-batches per step; one push and one dense update per step."""
     clip_norm: float | None = Field(None, gt=0.0, le=1e30)
-    """Largest norm of the tower's gradient, over all dense parameters; left out = no clipping."""
+    """Largest norm of the dense gradient, over all parameters; left out = no clipping."""
     shuffle: bool = True
-    """Visit the samples in a seeded random order, another one in each epoch."""
+    """Visit the samples in a seeded random order, a new one per epoch."""
     report_every_s: float = Field(2.0, gt=0.0, le=DAY_S)
     """Seconds between two lines of metrics.jsonl."""
+    early_stopping: EarlyStoppingConfig | None = None
+    """When to end before the last epoch; left out = never. The checkpoint of the best model is kept."""
     max_bad_steps: int = Field(20, ge=1, le=MOST_STEPS)
-    """Steps in a row with non-finite gradients after which the job fails."""
+    """Consecutive steps with non-finite gradients after which the job fails."""
 
 
 class EvalConfig(Settings):
@@ -340,22 +442,23 @@ class EvalConfig(Settings):
     batch_size: int | None = Field(None, ge=1, le=_MOST_SAMPLES)
     """Samples per worker and batch; left out = 4 times train.batch_size."""
     max_samples: int | None = Field(None, ge=1, le=MOST_STEPS)
-    """Evaluate on the first so many samples only; left out = all."""
+    """Number of samples to evaluate, from the first; left out = all."""
 
 
 class CheckpointConfig(Settings):
-    """Checkpoints of the whole job, from which `shardkeep train --resume` goes on."""
+    """Checkpoints of the whole job, from which `shardkeep train --resume` continues."""
 
     every_steps: Annotated[int, Field(ge=0, le=MOST_STEPS)] | Literal["auto"] = "auto"
-    """Steps between two checkpoints, one at the end of training too; 0 = none. auto = about every ten minutes, and
+    """Steps between two checkpoints; the end of training writes one too; 0 = none. auto = about every ten minutes, and
     before a server's journal reaches 4 GB."""
     keep: int = Field(3, ge=1, le=1_000_000)
-    """Checkpoints kept, beside those that they build on; older ones are deleted."""
+    """Checkpoints that are kept, with their bases; older ones are deleted."""
     full_every: int = Field(1, ge=1, le=100)
-    """One in so many checkpoints holds all rows, the others those that changed since the one before; 1 = all do."""
+    """One in N checkpoints holds all rows, the others the rows that changed since the one before; 1 = all hold all
+    rows."""
     dir: FilePath | None = None
-    """Folder of the checkpoints, which all members must share; relative = below the config file's folder; left out =
-    `checkpoints` in the run folder."""
+    """Folder of the checkpoints, shared by all members, relative to the config file; left out = `checkpoints` in the
+    run folder."""
 
 
 class ProfileConfig(Settings):

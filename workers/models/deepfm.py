@@ -1,6 +1,6 @@
 """DeepFM: a factorization machine and an MLP over the same embeddings, added."""
 
-# B = batch, I = dense columns, F = fields, D = common dim
+# B = batch, I = dense columns
 
 from __future__ import annotations
 
@@ -9,16 +9,18 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from shardkeep.workers.models.layers import Joined, Mlp, Projections, linear
+from shardkeep.workers.models.layers.fields import Fields, FirstOrder
+from shardkeep.workers.models.layers.hidden import HiddenOptions, Mlp
+from shardkeep.workers.models.layers.inputs import Joined
 
 
 class DeepFm(nn.Module):
     """DeepFM (Guo et al., arXiv:1703.04247): logit = first order + pairwise (FM) + deep.
 
-    Embeddings are projected to `default_dim` where theirs is another; a dense column is a field whose vector
-    is its value times a learned vector. First-order terms are a linear layer over dense columns and embeddings:
-    there are no extra tables of dim 1, so a category's own weight is a linear read-out of its row.
+    Embeddings of another dim are projected to `default_dim` for the pairs. A dense column has a learned vector there.
     """
+
+    first_order_column = True
 
     def __init__(
         self,
@@ -27,34 +29,18 @@ class DeepFm(nn.Module):
         features: Mapping[str, int],
         default_dim: int,
         top: Sequence[int],
-        dropout: float,
-        checkpointing: bool,
+        hidden: HiddenOptions,
     ) -> None:
         super().__init__()
-        self.projections = Projections(features, default_dim)
-        self.joined = Joined(num_dense, features)
-        self.dense_vectors_ID: nn.Parameter | None = None
-        if num_dense:
-            self.dense_vectors_ID = nn.Parameter(torch.randn(num_dense, default_dim) * 0.01)
-        self.first_order = linear(self.joined.out_width, 1, bias=False)
-        self.deep = Mlp(self.joined.out_width, top, dropout=dropout, checkpointing=checkpointing)
-        self.logit = linear(self.deep.out_width, 1)
+        self.first_order = FirstOrder(num_dense, features)
+        self.fields = Fields(num_dense, self.first_order.dims, default_dim, hidden)
+        self.joined = Joined(num_dense, self.first_order.dims)
+        self.deep = Mlp(self.joined.out_width, top, hidden)
+        self.logit = hidden.linear(self.deep.out_width, 1)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Logits (B, 1) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""
-        joined = self.joined(dense_BI, embeddings)
-        deep_B1 = self.logit(self.deep(joined))
-        logits_B1: torch.Tensor = deep_B1 + self.first_order(joined) + self.pairwise(dense_BI, embeddings)
+        """Logits (B, 1) of dense columns (B, I) and pooled rows (B, dim of the feature + 1)."""
+        first_B1, vectors = self.first_order(dense_BI, embeddings)
+        deep_B1 = self.logit(self.deep(self.joined(dense_BI, vectors)))
+        logits_B1: torch.Tensor = deep_B1 + first_B1 + self.fields.pairwise(dense_BI, vectors)
         return logits_B1
-
-    def pairwise(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Sum over pairs of fields of <v_i, v_j> x_i x_j, as ((sum v)^2 - sum v^2) / 2 (Rendle, 2010)."""
-        vectors = self.projections(embeddings)
-        if self.dense_vectors_ID is not None:
-            # The dense fields enter both sums as matrix products; their (B, I, D) vectors are never built.
-            sums = [dense_BI @ self.dense_vectors_ID, *vectors]
-            squares = [dense_BI.square() @ self.dense_vectors_ID.square(), *(v.square() for v in vectors)]
-        else:
-            sums, squares = vectors, [v.square() for v in vectors]
-        total_BD = torch.stack(sums).sum(0)
-        return 0.5 * (total_BD.square() - torch.stack(squares).sum(0)).sum(1, keepdim=True)

@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from shardkeep.workers.models.interaction import DotInteraction
-from shardkeep.workers.models.layers import Mlp, Projections, linear
+from shardkeep.workers.models.layers.hidden import HiddenOptions, Mlp
+from shardkeep.workers.models.layers.inputs import Projections
+from shardkeep.workers.models.layers.interaction import DotInteraction
 
 
 class Dlrm(nn.Module):
@@ -18,7 +19,7 @@ class Dlrm(nn.Module):
 
     The bottom MLP ends in `default_dim`; its output and the embeddings, projected to that dim where theirs is
     another, are multiplied pairwise; bottom output and products go through the top MLP to one logit. Without
-    dense columns there is no bottom MLP: the sum of the embeddings stands in for its output before the top MLP.
+    dense columns there is no bottom MLP: the sum of the embeddings replaces its output before the top MLP.
     """
 
     def __init__(
@@ -29,18 +30,17 @@ class Dlrm(nn.Module):
         default_dim: int,
         bottom: Sequence[int],
         top: Sequence[int],
-        dropout: float,
-        checkpointing: bool,
+        hidden: HiddenOptions,
     ) -> None:
         super().__init__()
         self.bottom: Mlp | None = None
         if num_dense:
-            self.bottom = Mlp(num_dense, [*bottom, default_dim], dropout=dropout, checkpointing=checkpointing)
-        self.projections = Projections(features, default_dim)
+            self.bottom = Mlp(num_dense, [*bottom, default_dim], hidden)
+        self.projections = Projections(features, default_dim, hidden)
         self.interaction = DotInteraction(len(features) + (1 if num_dense else 0))
         width = default_dim + self.interaction.num_pairs
-        self.top = Mlp(width, top, dropout=dropout, checkpointing=checkpointing)
-        self.logit = linear(self.top.out_width, 1)
+        self.top = Mlp(width, top, hidden)
+        self.logit = hidden.linear(self.top.out_width, 1)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, 1) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""

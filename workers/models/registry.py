@@ -13,24 +13,60 @@ from torch import nn
 from shardkeep.base.errors import UserError
 from shardkeep.base.machine.memory import memory_errors, size_text
 from shardkeep.base.modules import load_named
-from shardkeep.workers.config import ModelConfig
+from shardkeep.workers.config import MODELS as OPTIONS
+from shardkeep.workers.config import AttentionConfig, GatesConfig, MaskConfig, ModelConfig
+from shardkeep.workers.models.autoint import AutoInt
 from shardkeep.workers.models.dcn_v2 import DcnV2
 from shardkeep.workers.models.deepfm import DeepFm
 from shardkeep.workers.models.dlrm import Dlrm
+from shardkeep.workers.models.dnn import Dnn
+from shardkeep.workers.models.fibinet import FiBiNet
+from shardkeep.workers.models.finalmlp import FinalMlp
+from shardkeep.workers.models.fm import Fm
+from shardkeep.workers.models.layers.hidden import HiddenOptions
+from shardkeep.workers.models.lr import Lr
+from shardkeep.workers.models.masknet import MaskNet
 from shardkeep.workers.models.wide_deep import WideDeep
+from shardkeep.workers.models.xdeepfm import XDeepFm
 
-MODELS: dict[str, type[nn.Module]] = {"dlrm": Dlrm, "dcn_v2": DcnV2, "deepfm": DeepFm, "wide_deep": WideDeep}
-
-# What each model takes beyond top, dropout and activation_checkpointing.
-_OPTIONS: dict[str, tuple[str, ...]] = {
-    "dlrm": ("bottom",),
-    "dcn_v2": ("cross_layers", "cross_rank"),
-    "deepfm": (),
-    "wide_deep": (),
+MODELS: dict[str, type[nn.Module]] = {
+    "lr": Lr,
+    "fm": Fm,
+    "dnn": Dnn,
+    "wide_deep": WideDeep,
+    "deepfm": DeepFm,
+    "xdeepfm": XDeepFm,
+    "dlrm": Dlrm,
+    "dcn_v2": DcnV2,
+    "autoint": AutoInt,
+    "fibinet": FiBiNet,
+    "masknet": MaskNet,
+    "finalmlp": FinalMlp,
 }
-_NEEDS_DEFAULT_DIM = ("dlrm", "deepfm")
-_DEFAULT_WIDTHS = [512, 256]
+_NEEDS_DEFAULT_DIM = ("fm", "deepfm", "xdeepfm", "dlrm", "autoint", "fibinet", "finalmlp")
+_OF_HIDDEN_LAYERS = ("dropout", "norm", "activation", "init", "activation_checkpointing")
+_DEFAULTS: dict[str, Any] = {
+    "top": [512, 256],
+    "bottom": [512, 256],
+    "cross_layers": 3,
+    "cin": [16, 16, 16],
+    "attention": AttentionConfig(),
+    "bilinear": "interaction",
+    "reduction": 3,
+    "mask": MaskConfig(),
+    "fusion_heads": 1,
+    "gates": GatesConfig(),
+}
+_STRUCTURES = {"dcn_v2": "stacked", "masknet": "serial"}
 FLOAT_BYTES = 4
+
+
+def row_dim(name: str, dim: int) -> int:
+    """Values of a row of a table of `dim` under a model: its vector, and one first-order weight where the model has it.
+
+    `lr` has the weight alone."""
+    model = MODELS.get(name)
+    return int(getattr(model, "row_dim", dim + getattr(model, "first_order_column", False)))
 
 
 def build_model(
@@ -45,12 +81,12 @@ def build_model(
 
     Args:
         num_dense: dense columns; may be 0.
-        features: name -> dim of its table, in the order of the data's schema.
+        features: name -> values of its row, in the order of the data's schema; see `row_dim`.
         default_dim: the dim that models with dot products project every feature to.
         import_from: folder where a user's module:Class is looked for last, after the import path.
 
     Raises:
-        UserError: an unknown model, an option the model does not use, or a class that cannot be built.
+        UserError: a model that does not fit the data or the machine, or a class that cannot be built.
     """
     if num_dense == 0 and not features:
         raise UserError(f"model.name: {config.name} has no input: the data has no dense and no sparse columns")
@@ -58,7 +94,6 @@ def build_model(
         return _own_model(config, num_dense=num_dense, features=features, import_from=import_from)
     if config.name not in MODELS:
         raise UserError(f"model.name: {config.name} is unknown; allowed: {', '.join(MODELS)}, or module:Class")
-    _refuse_unused(config, {"top", "dropout", *_OPTIONS[config.name]})
     if config.bottom is not None and num_dense == 0:
         raise UserError("model.bottom: has no effect: the data has no dense columns")
     arguments = _arguments(config)
@@ -71,7 +106,7 @@ def build_model(
 
 def _refuse_too_wide(config: ModelConfig) -> None:
     """Raises UserError for one layer that this machine has no memory for: a system that promises more kills later."""
-    for key in ("bottom", "top"):
+    for key in ("bottom", "top", "second_top"):
         widths = getattr(config, key) or []
         for inputs, outputs in itertools.pairwise(widths):
             asked, held = inputs * outputs * FLOAT_BYTES, psutil.virtual_memory().total
@@ -83,35 +118,27 @@ def _refuse_too_wide(config: ModelConfig) -> None:
 
 
 def _arguments(config: ModelConfig) -> dict[str, Any]:
-    defaults: dict[str, Any] = {"bottom": _DEFAULT_WIDTHS, "cross_layers": 3, "cross_rank": None}
-    arguments: dict[str, Any] = {
-        "top": _DEFAULT_WIDTHS if config.top is None else config.top,
-        "dropout": config.dropout or 0.0,
-        "checkpointing": config.activation_checkpointing,
-    }
-    for key in _OPTIONS[config.name]:
-        value = getattr(config, key)
-        arguments[key] = defaults[key] if value is None else value
-    return arguments
-
-
-def _refuse_unused(config: ModelConfig, used: set[str]) -> None:
-    for key in ("bottom", "top", "cross_layers", "cross_rank", "dropout"):
-        if key not in used and getattr(config, key) is not None:
-            allowed = ", ".join(sorted(used)) or "options"
-            raise UserError(f"model.{key}: has no effect with model.name: {config.name}; it uses {allowed}")
-    if config.options and "options" not in used:
-        raise UserError(
-            f"model.options: has no effect with model.name: {config.name}; it is for a module:Class of your own"
+    used = OPTIONS[config.name]
+    defaults = _DEFAULTS | {"structure": _STRUCTURES.get(config.name)}
+    arguments: dict[str, Any] = {}
+    for key in used:
+        if key not in _OF_HIDDEN_LAYERS:
+            value = getattr(config, key)
+            arguments[key] = defaults.get(key) if value is None else value
+    if "top" in used:
+        arguments["hidden"] = HiddenOptions(
+            norm=config.norm or "none",
+            activation=config.activation or "relu",
+            dropout=config.dropout or 0.0,
+            init=config.init or "dlrm",
+            checkpointing=config.activation_checkpointing,
         )
+    return arguments
 
 
 def _own_model(
     config: ModelConfig, *, num_dense: int, features: Mapping[str, int], import_from: Path | None
 ) -> nn.Module:
-    _refuse_unused(config, {"options"})
-    if config.activation_checkpointing:
-        raise UserError(f"model.activation_checkpointing: has no effect with model.name: {config.name}")
     own = load_named(config.name, setting="model.name", folder=import_from)
     try:
         with memory_errors(f"{config.name}; allowed: a smaller model"):

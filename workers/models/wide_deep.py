@@ -1,4 +1,4 @@
-"""Wide & Deep: a linear model and an MLP over the same inputs, added."""
+"""Wide & Deep: a linear model and an MLP over the same columns, added."""
 
 # B = batch, I = dense columns
 
@@ -9,33 +9,30 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from shardkeep.workers.models.layers import Joined, Mlp, linear
+from shardkeep.workers.models.layers.fields import FirstOrder
+from shardkeep.workers.models.layers.hidden import HiddenOptions, Mlp
+from shardkeep.workers.models.layers.inputs import Joined
 
 
 class WideDeep(nn.Module):
-    """Wide & Deep (Cheng et al., arXiv:1606.07792), trained jointly: logit = wide + deep.
+    """Wide & Deep (Cheng et al., arXiv:1606.07792), trained jointly: logit = wide + deep. Any dims.
 
-    The wide part is a linear layer over dense columns and embeddings: there are no extra tables of dim 1, so a
-    category's own weight is a linear read-out of its row. Crossed columns are made in the data.
+    The wide part is a weight for each id and dense column. Crossed columns are made in the data.
     """
 
+    first_order_column = True
+
     def __init__(
-        self,
-        *,
-        num_dense: int,
-        features: Mapping[str, int],
-        top: Sequence[int],
-        dropout: float,
-        checkpointing: bool,
+        self, *, num_dense: int, features: Mapping[str, int], top: Sequence[int], hidden: HiddenOptions
     ) -> None:
         super().__init__()
-        self.joined = Joined(num_dense, features)
-        self.wide = linear(self.joined.out_width, 1, bias=False)
-        self.deep = Mlp(self.joined.out_width, top, dropout=dropout, checkpointing=checkpointing)
-        self.logit = linear(self.deep.out_width, 1)
+        self.wide = FirstOrder(num_dense, features)
+        self.joined = Joined(num_dense, self.wide.dims)
+        self.deep = Mlp(self.joined.out_width, top, hidden)
+        self.logit = hidden.linear(self.deep.out_width, 1)
 
     def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Logits (B, 1) of dense columns (B, I) and pooled embeddings (B, dim of the feature)."""
-        joined = self.joined(dense_BI, embeddings)
-        logits_B1: torch.Tensor = self.logit(self.deep(joined)) + self.wide(joined)
+        """Logits (B, 1) of dense columns (B, I) and pooled rows (B, dim of the feature + 1)."""
+        wide_B1, vectors = self.wide(dense_BI, embeddings)
+        logits_B1: torch.Tensor = wide_B1 + self.logit(self.deep(self.joined(dense_BI, vectors)))
         return logits_B1

@@ -8,8 +8,8 @@ import torch
 from shardkeep.base.errors import UserError
 from shardkeep.workers.config import MODELS as CONFIG_MODELS
 from shardkeep.workers.config import ModelConfig
-from shardkeep.workers.models.interaction import DotInteraction
-from shardkeep.workers.models.registry import MODELS, build_model
+from shardkeep.workers.models.layers.interaction import DotInteraction
+from shardkeep.workers.models.registry import MODELS, build_model, row_dim
 
 FEATURES = {"a.b": 8, "type": 4, "keys": 16}  # names and dims that a ModuleDict would refuse
 NAMES = list(MODELS)
@@ -18,13 +18,21 @@ NAMES = list(MODELS)
 def made(name, *, num_dense=5, features=FEATURES, **settings):
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        config = ModelConfig(name=name, top=[16, 8], **settings)
-        return build_model(config, num_dense=num_dense, features=features, default_dim=8)
+        if "top" in CONFIG_MODELS[name]:
+            settings = {"top": [16, 8]} | settings
+        config = ModelConfig(name=name, **settings)
+        return build_model(config, num_dense=num_dense, features=rows_of(name, features), default_dim=8)
 
 
-def inputs(num_samples=6, num_dense=5, features=FEATURES):
+def rows_of(name, features):
+    return {feature: row_dim(name, dim) for feature, dim in features.items()}
+
+
+def inputs(num_samples=6, num_dense=5, features=FEATURES, name="dlrm"):
     made_by = torch.Generator().manual_seed(1)
-    leaves = {n: torch.randn(num_samples, d, generator=made_by).requires_grad_() for n, d in features.items()}
+    leaves = {
+        n: torch.randn(num_samples, d, generator=made_by).requires_grad_() for n, d in rows_of(name, features).items()
+    }
     return torch.randn(num_samples, num_dense, generator=made_by), leaves
 
 
@@ -32,7 +40,7 @@ def inputs(num_samples=6, num_dense=5, features=FEATURES):
 @pytest.mark.parametrize("num_dense", [5, 0], ids=["dense", "no dense"])
 def test_a_model_gives_one_logit_a_sample_and_gradients_reach_all_parameters_and_embeddings(name, num_dense):
     model = made(name, num_dense=num_dense)
-    dense, leaves = inputs(num_samples=64, num_dense=num_dense)
+    dense, leaves = inputs(num_samples=64, num_dense=num_dense, name=name)
     logits = model(dense, leaves)
     assert logits.shape == (64, 1)
     logits.square().sum().backward()
@@ -43,7 +51,7 @@ def test_a_model_gives_one_logit_a_sample_and_gradients_reach_all_parameters_and
 @pytest.mark.parametrize("name", NAMES)
 def test_every_feature_and_dense_column_changes_the_logit(name):
     model = made(name)
-    dense, leaves = inputs(num_samples=64)
+    dense, leaves = inputs(num_samples=64, name=name)
     before = model(dense, leaves)
     for feature in FEATURES:
         assert not torch.equal(before, model(dense, leaves | {feature: leaves[feature] + 1.0})), feature
@@ -56,7 +64,7 @@ def test_every_feature_and_dense_column_changes_the_logit(name):
 @pytest.mark.parametrize("name", NAMES)
 def test_samples_do_not_mix_and_absent_bags_are_finite(name):
     model = made(name)
-    dense, leaves = inputs()
+    dense, leaves = inputs(name=name)
     alone = model(dense[2:3], {n: v[2:3] for n, v in leaves.items()})
     torch.testing.assert_close(alone, model(dense, leaves)[2:3])
     assert model(dense, {n: torch.zeros_like(v) for n, v in leaves.items()}).isfinite().all()
@@ -64,19 +72,19 @@ def test_samples_do_not_mix_and_absent_bags_are_finite(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_single_feature_is_enough(name):
-    for num_dense in (0, 5):
+    for num_dense in (5,) if name == "fibinet" else (0, 5):
         one = {"only": 4}
         model = made(name, num_dense=num_dense, features=one)
-        assert model(*inputs(num_dense=num_dense, features=one)).shape == (6, 1)
-    assert made(name, features={})(*inputs(features={})).shape == (6, 1)
+        assert model(*inputs(num_dense=num_dense, features=one, name=name)).shape == (6, 1)
+    assert made(name, features={})(*inputs(features={}, name=name)).shape == (6, 1)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [name for name in NAMES if "activation_checkpointing" in CONFIG_MODELS[name]])
 def test_activation_checkpointing_changes_no_bit_of_the_gradient(name):
     grads = []
     for checkpointing in (False, True):
-        model = made(name, activation_checkpointing=checkpointing)
-        dense, leaves = inputs()
+        model = made(name, **({"activation_checkpointing": True} if checkpointing else {}))
+        dense, leaves = inputs(name=name)
         model(dense, leaves).sum().backward()
         grads.append([v.grad for v in [*model.parameters(), *leaves.values()]])
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
@@ -147,14 +155,6 @@ def test_nothing_but_the_dense_columns_interacts_with_nothing():
     assert torch.equal(first.grad, torch.ones(5, 4))
 
 
-def test_deepfm_pairs_every_field_with_every_other():
-    model = made("deepfm", num_dense=2, features={"x": 8, "y": 8})
-    dense, leaves = inputs(num_dense=2, features={"x": 8, "y": 8})
-    fields = [leaves["x"], leaves["y"], *(dense[:, i : i + 1] * model.dense_vectors_ID[i] for i in range(2))]
-    expected = sum((fields[i] * fields[j]).sum(1, keepdim=True) for i in range(4) for j in range(i))
-    torch.testing.assert_close(model.pairwise(dense, leaves), expected)
-
-
 def test_low_rank_crosses_have_the_weight_of_the_product():
     model = made("dcn_v2", cross_layers=1, cross_rank=2)
     thin, wide = model.crosses[0].weight
@@ -175,13 +175,32 @@ def test_dropout_acts_in_training_only():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"name": "dcn_v2", "bottom": [4]}, "model.bottom: has no effect with model.name: dcn_v2"),
-        ({"name": "dlrm", "cross_layers": 2}, "model.cross_layers: has no effect with model.name: dlrm"),
-        ({"name": "deepfm", "cross_rank": 2}, "model.cross_rank: has no effect with model.name: deepfm"),
-        ({"name": "wide_deep", "options": {"a": 1}}, "model.options: has no effect with model.name: wide_deep"),
+        ({"name": "dcn_v2", "bottom": [4]}, "bottom: has no effect with model.name: dcn_v2; it uses top, dropout"),
+        ({"name": "dlrm", "cross_layers": 2}, "cross_layers: has no effect with model.name: dlrm"),
+        ({"name": "deepfm", "cross_rank": 2}, "cross_rank: has no effect with model.name: deepfm"),
+        ({"name": "wide_deep", "options": {"a": 1}}, "options: has no effect with model.name: wide_deep"),
+        ({"name": "lr", "dropout": 0.0}, "dropout: has no effect with model.name: lr; it has no options"),
+        ({"name": "masknet", "norm": "batch"}, "norm: has no effect with model.name: masknet; it uses top, dropout"),
+        ({"name": "dnn", "gates": {"first": ["a"]}}, "gates: has no effect with model.name: dnn"),
+        ({"name": "own:Own", "top": [4]}, "top: has no effect with model.name: own:Own; it uses options"),
+        ({"name": "own:Own", "activation_checkpointing": True}, "activation_checkpointing: has no effect"),
+        ({"name": "masknet", "structure": "stacked"}, "stacked with model.name: masknet; allowed: serial or parallel"),
+        ({"name": "masknet", "mask": {"blocks": 2}}, "mask.blocks: has no effect with structure: serial"),
+        ({"name": "autoint", "attention": {"heads": 3}}, "dim: 64 with heads: 3; allowed: a multiple of heads"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_option_that_the_model_does_not_use_is_refused_by_name(settings, said):
+    with pytest.raises(ValueError, match=said.replace(".", r"\.")):
+        ModelConfig(**settings)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
         ({"name": "dlrm", "top": [10**6, 10**6]}, "model.top: a layer from 1,000,000 to 1,000,000 asks for 4,000.0 GB"),
-        ({"name": "own_model:Own", "top": [4]}, "model.top: has no effect with model.name: own_model:Own"),
-        ({"name": "own_model:Own", "activation_checkpointing": True}, "model.activation_checkpointing: has no"),
+        ({"name": "finalmlp", "top": [6], "fusion_heads": 4}, "model.fusion_heads: 4 does not divide the streams'"),
+        ({"name": "finalmlp", "gates": {"second": ["y"]}}, "model.gates.second: y is not a feature; allowed: x"),
         ({"name": "no_such_module:Own"}, "module 'no_such_module' cannot be imported"),
         ({"name": "own_model:Nobody"}, "module 'own_model' has no 'Nobody'"),
         ({"name": "own_model:Own", "options": {"hiden": 3}}, "could not be built"),
@@ -200,6 +219,8 @@ def test_what_has_no_input_is_refused():
         build_model(ModelConfig(), num_dense=0, features={}, default_dim=4)
     with pytest.raises(UserError, match=r"model.bottom: has no effect: the data has no dense"):
         build_model(ModelConfig(bottom=[4]), num_dense=0, features={"x": 4}, default_dim=4)
+    with pytest.raises(UserError, match="fibinet multiplies pairs of columns"):
+        build_model(ModelConfig(name="fibinet"), num_dense=0, features={"x": 5}, default_dim=4)
 
 
 def test_a_class_of_the_users_is_found_beside_the_config_and_gets_its_options(own_folder):
@@ -226,4 +247,14 @@ def own_folder(tmp_path, monkeypatch):
 
 
 def test_the_settings_know_every_model() -> None:
-    assert tuple(MODELS) == CONFIG_MODELS
+    assert list(MODELS) == list(CONFIG_MODELS)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if "norm" in CONFIG_MODELS[name]])
+def test_a_model_trains_with_batch_norm_and_dice(name) -> None:
+    model = made(name, norm="batch", activation="dice", init="xavier_normal")
+    dense, leaves = inputs(num_samples=64, name=name)
+    model(dense, leaves).square().sum().backward()
+    assert all(value.grad is not None and value.grad.isfinite().all() for value in model.parameters())
+    statistics = {n: b for n, b in model.named_buffers() if n.endswith("running_mean")}
+    assert statistics and all(value.abs().sum() > 0 for value in statistics.values())

@@ -52,7 +52,7 @@ class _Pairs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *vectors: torch.Tensor) -> torch.Tensor:
-        from shardkeep.workers.models import interaction_kernels  # here: other models do not load it
+        from shardkeep.workers.models.layers import interaction_kernels  # here: other models do not load it
 
         vectors_VBD = torch.stack(vectors)
         num_vectors, num_samples, dim = vectors_VBD.shape
@@ -64,7 +64,7 @@ class _Pairs(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_BO: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        from shardkeep.workers.models import interaction_kernels  # here: as above
+        from shardkeep.workers.models.layers import interaction_kernels  # here: as above
 
         (vectors_VBD,) = ctx.saved_tensors
         num_vectors, num_samples, dim = vectors_VBD.shape

@@ -1,6 +1,6 @@
 """Kernels of DLRM's dot interaction on the CPU: dot products of all pairs, and their gradient as symmetric matrices.
 
-Samples do not mix and each sample's sums run in one order, wherever it stands in the batch.
+Samples do not mix and each sample's sums run in one order, wherever it is in the batch.
 """
 # B = batch, V = vectors of a sample, D = their dim, P = pairs V (V - 1) / 2, O = D + P
 

@@ -1,0 +1,102 @@
+"""Hidden layers: the options that all stock models share, and the multilayer perceptron."""
+
+# B = batch, I = inputs
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from shardkeep.workers.models.layers.linear import linear
+from shardkeep.workers.models.layers.norms import BatchNorm, Dice, Statistics
+
+NORMS: dict[str, Callable[[int], nn.Module]] = {"batch": BatchNorm, "layer": nn.LayerNorm}
+ACTIVATIONS: dict[str, Callable[[int], nn.Module]] = {
+    "relu": lambda _: nn.ReLU(inplace=True),  # in place: 1 % of the tower
+    "gelu": lambda _: nn.GELU(),
+    "prelu": lambda width: nn.PReLU(width, init=0.1),
+    "dice": Dice,
+}
+
+
+@dataclass(frozen=True)
+class HiddenOptions:
+    """How a model's hidden layers are made; the defaults are those of the DLRM reference.
+
+    Attributes:
+        norm: none, or a key of `NORMS`.
+        activation: A key of `ACTIVATIONS`.
+        dropout: Share of the activations that are set to 0 in training.
+        init: Initial values of all linear layers, a key of `INITS` in linear.py.
+        checkpointing: Keep only the inputs of each hidden layer for the backward pass and compute the rest again.
+        bias: Whether hidden layers have one.
+    """
+
+    norm: str = "none"
+    activation: str = "relu"
+    dropout: float = 0.0
+    init: str = "dlrm"
+    checkpointing: bool = False
+    bias: bool = True
+
+    def linear(self, inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
+        """A Linear with these initial values."""
+        return linear(inputs, outputs, bias=bias, init=self.init)
+
+    def block(self, inputs: int, width: int) -> nn.Sequential:
+        """Linear, norm, activation, dropout, in FuxiCTR's order."""
+        layers: list[nn.Module] = [self.linear(inputs, width, bias=self.bias)]
+        if self.norm != "none":
+            layers.append(NORMS[self.norm](width))
+        layers.append(ACTIVATIONS[self.activation](width))
+        if self.dropout:
+            layers.append(nn.Dropout(self.dropout))
+        return _Measured(*layers) if any(isinstance(layer, _MEASURING) for layer in layers) else nn.Sequential(*layers)
+
+
+_MEASURING = (BatchNorm, Dice)
+
+
+class _Measured(nn.Sequential):
+    """A block with layers that measure the batch. Gives its output and their statistics, in the layers' order."""
+
+    def forward(self, x_BI: torch.Tensor) -> tuple[torch.Tensor, list[Statistics]]:
+        measured: list[Statistics] = []
+        for layer in self:
+            if isinstance(layer, _MEASURING):
+                x_BI, statistics = layer(x_BI)
+                measured.append(statistics)
+            else:
+                x_BI = layer(x_BI)
+        return x_BI, measured
+
+    def observe(self, measured: list[Statistics]) -> None:
+        layers = [layer for layer in self if isinstance(layer, _MEASURING)]
+        for layer, statistics in zip(layers, measured, strict=True):
+            layer.observe(statistics)
+
+
+class Mlp(nn.Module):
+    """One hidden layer for each width. `out_width` is the width of the result."""
+
+    def __init__(self, inputs: int, widths: Sequence[int], options: HiddenOptions) -> None:
+        super().__init__()
+        ends = [inputs, *widths]
+        self.blocks = nn.ModuleList(options.block(ends[i], width) for i, width in enumerate(widths))
+        self.out_width = ends[-1]
+        self.checkpointing = options.checkpointing
+
+    def forward(self, x_BI: torch.Tensor) -> torch.Tensor:
+        recomputed = self.checkpointing and self.training
+        for block in self.blocks:
+            result = checkpoint(block, x_BI, use_reentrant=False) if recomputed else block(x_BI)
+            if isinstance(block, _Measured):
+                x_BI, measured = result
+                block.observe(measured)
+            else:
+                x_BI = result
+        return x_BI
