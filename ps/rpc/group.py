@@ -14,7 +14,6 @@ import socket
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -36,6 +35,8 @@ RPC_THREADS = 4
 """Threads that run calls. More pulls than threads can wait: a waiting pull holds a Future, not a thread."""
 ARRIVAL_LIMIT_S = 30.0
 """Limit of a worker's first call to a server. All members are in the group by then."""
+STORE_LOOK_S = 0.2
+"""How often a worker that waits for it looks whether the generation was given up."""
 
 _installed = threading.Lock()
 _process_is_set_up = False
@@ -84,15 +85,18 @@ class RpcGroup:
         if handler is not None:
             handlers[group._name] = handler
         rank = index if role == "server" else num_servers + index
+        members = [
+            f"{each} {i}" for each, count in (("server", num_servers), ("worker", num_workers)) for i in range(count)
+        ]
         try:
             keys.set(f"{role} {index}", "is here")
-            _start_agent(keys, group._name, rank, num_servers + num_workers, timeout_s, same_host)
+            _start_agent(keys, group._name, rank, members, timeout_s, same_host)
             if role == "worker":
-                group._arrive_at_all(index, min(timeout_s, ARRIVAL_LIMIT_S))
+                group._arrive_at_all(index, keys, min(timeout_s, ARRIVAL_LIMIT_S))
             group._find_ports(keys, listen_filter)
         except RuntimeError as error:
             group.close()
-            why = _missing(keys, [("server", num_servers), ("worker", num_workers)]) or f": {_hinted(_reason(error))}"
+            why = _missing(keys, members) or f": {_hinted(_reason(error))}"
             elapsed_s = time.monotonic() - started
             formed = f"the group of generation {generation} was not formed"
             raise TransportError(f"{formed} within {elapsed_s:.1f} s{why}") from error
@@ -127,12 +131,17 @@ class RpcGroup:
             reply.set_exception(_mapped(error, f"server {server}", time.monotonic() - started))
         return reply
 
-    def _arrive_at_all(self, rank: int, timeout_s: float) -> None:
+    def _arrive_at_all(self, rank: int, keys: Store, timeout_s: float) -> None:
         """Connects to every server before its port refuses new connections. A tensor travels both ways, because torch
         opens separate connections for tensors."""
         probe = torch.zeros(1, dtype=torch.uint8)
         names = [self.server_name(server) for server in range(self.num_servers)]
-        for call in [rpc.rpc_async(name, arrive, args=(name, rank, probe), timeout=timeout_s) for name in names]:
+        calls = [rpc.rpc_async(name, arrive, args=(name, rank, probe), timeout=timeout_s) for name in names]
+        arrived = threading.Event()
+        torch.futures.collect_all(calls).add_done_callback(lambda _: arrived.set())
+        while not arrived.wait(STORE_LOOK_S):
+            keys.check([names[0]])  # raises once the coordinator has closed the store of a lost generation
+        for call in calls:
             call.wait()
 
     def _find_ports(self, keys: Store, listen_filter: ListenFilter) -> None:
@@ -191,9 +200,13 @@ def _set_up_process(interface: str) -> None:
 
 
 def _start_agent(
-    keys: Store, name: str, rank: int, world_size: int, timeout_s: float, same_host: Literal["memory", "sockets"]
+    keys: Store, name: str, rank: int, members: Sequence[str], timeout_s: float, same_host: Literal["memory", "sockets"]
 ) -> None:
-    """Starts torch's RPC agent of this process. Returns when all members have started theirs."""
+    """Starts torch's RPC agent of this process. Returns when all `members` listen.
+
+    `rpc.init_rpc` also makes a gloo group and sends calls round to meet the members: a member that dies in between
+    holds up the others until their deadline. Here members meet in the store alone, and its end wakes all of them."""
+    keys.wait(list(members), datetime.timedelta(seconds=timeout_s))
     options = rpc.TensorPipeRpcBackendOptions(
         num_worker_threads=RPC_THREADS,
         rpc_timeout=timeout_s,
@@ -204,18 +217,8 @@ def _start_agent(
         _transports=["uv"],
         _channels=["cma", "basic"] if same_host == "memory" and sys.platform == "linux" else ["basic"],
     )
-    # torch waits 24 days for a missing member (pytorch/torch/distributed/rpc/constants.py).
-    rpc.constants.DEFAULT_PROCESS_GROUP_TIMEOUT = datetime.timedelta(seconds=timeout_s)
-    with warnings.catch_warnings():  # torch uses a deprecated type of its own, in each process of a job
-        warnings.filterwarnings("ignore", message="You are using a Backend", category=UserWarning)
-        rpc._init_rpc_backend(  # type: ignore[no-untyped-call]
-            rpc.backend_registry.BackendType.TENSORPIPE,  # type: ignore[attr-defined]
-            keys,
-            name,
-            rank,
-            world_size,
-            options,
-        )
+    agent = rpc.TensorPipeAgent(keys, name, rank, len(members), options, {}, [])  # type: ignore[attr-defined]
+    rpc.api._init_rpc_states(agent)  # type: ignore[no-untyped-call]  # starts it
 
 
 @contextlib.contextmanager
@@ -256,9 +259,8 @@ def _port_in(keys: Store, name: str) -> int | None:
     return int(port) if port.isdecimal() else None
 
 
-def _missing(keys: Store, roles: Sequence[tuple[str, int]]) -> str:
+def _missing(keys: Store, members: Sequence[str]) -> str:
     """Returns text that names the members that did not join; empty if all did, or if the store was lost."""
-    members = [f"{role} {index}" for role, count in roles for index in range(count)]
     try:
         missing = [member for member in members if not keys.check([member])]
     except RuntimeError:

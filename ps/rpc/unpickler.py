@@ -1,6 +1,6 @@
 """Reads the pickles of torch RPC: admits two functions of this package and torch's own envelope, nothing else.
 
-Defence in depth only: see docs/security.md. Replaces private functions of torch, once per process.
+Defence in depth only: see docs/guide/security.md. Replaces private functions of torch, once per process.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import pickle
 import pickletools
 from typing import Any
 
-from torch.distributed import rpc
 from torch.distributed.rpc import internal as rpc_internal
 
 from shardkeep.base.errors import ProtocolError, first_line
@@ -22,10 +21,10 @@ _log = EventLog("transport")
 _PLAIN_OPCODES = {
     "PROTO", "FRAME", "MARK", "MEMOIZE", "BINGET", "LONG_BINGET", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1",
     "BININT2", "BINFLOAT", "EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "APPEND", "APPENDS",
-    "EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_SET", "ADDITEMS", "STACK_GLOBAL", "REDUCE", "NEWOBJ",
+    "EMPTY_DICT", "SETITEM", "SETITEMS", "STACK_GLOBAL", "REDUCE", "NEWOBJ",
 }  # fmt: skip
-"""What calls, answers and torch's meeting are pickled into, besides texts, long numbers and STOP. BUILD is not there:
-it sets attributes of whatever is admitted, classes and functions too, for all later calls of the process."""
+"""What calls and answers are pickled into, besides texts, long numbers and STOP. BUILD is not there:
+it sets attributes of everything admitted, classes and functions too, for all later calls of the process."""
 _STEPS = {
     ord(opcode.code): 1 + (0 if opcode.arg is None else opcode.arg.n)
     for opcode in pickletools.opcodes
@@ -65,13 +64,10 @@ _ADMITTED: dict[tuple[str, str], Any] = {
     (handle.__module__, "handle"): handle,
     (arrive.__module__, "arrive"): arrive,
     ("builtins", "getattr"): _tensor_receiver,
-    ("builtins", "set"): set,
     ("builtins", "RuntimeError"): RuntimeError,
     ("torch.distributed.rpc.internal", "PythonUDF"): rpc_internal.PythonUDF,
     ("torch.distributed.rpc.internal", "RemoteException"): rpc_internal.RemoteException,
     ("torch.distributed.rpc.internal", "_InternalRPCPickler"): rpc_internal._InternalRPCPickler,
-    ("torch.distributed.rpc.api", "_gather_to_leader"): rpc.api._gather_to_leader,
-    ("torch.distributed.rpc.api", "_broadcast_to_followers"): rpc.api._broadcast_to_followers,
 }
 
 

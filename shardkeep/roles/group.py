@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import socket
+import time
 from collections.abc import Callable
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from shardkeep.base.deadlines import Deadline
@@ -17,7 +21,11 @@ if TYPE_CHECKING:
 
 LOAD_S = 1800.0
 """Seconds that servers get to load a checkpoint before they meet the others."""
-CONNECT_S = 5.0
+CONNECT_S = 1.0
+"""Seconds of an attempt to connect to the store. It may be repeated, so a slow network is no reason for more."""
+RETRY_S = 0.05
+ANSWER_S = 5.0
+"""Seconds that the store gets to answer."""
 
 
 def join_store(config: JobConfig, formation: Formation, lost: Callable[[int], bool]) -> Store:
@@ -25,13 +33,24 @@ def join_store(config: JobConfig, formation: Formation, lost: Callable[[int], bo
     generation is `lost`: its store is closed then."""
     from shardkeep.ps.rpc.group import connect_store
 
+    host, port = formation.store_host, formation.store_port
     deadline = Deadline(_form_limit_s(config, formation))
-    while True:
-        try:
-            return connect_store(formation.store_host, formation.store_port, timeout_s=CONNECT_S)
-        except TransportError:
-            if deadline.over or lost(formation.generation):
-                raise
+    while not deadline.over and not lost(formation.generation):
+        if _accepts(host, port, timeout_s=CONNECT_S):  # torch would try a port that refuses for twice its limit
+            with contextlib.suppress(TransportError):
+                store = connect_store(host, port, timeout_s=CONNECT_S)
+                store.set_timeout(timedelta(seconds=ANSWER_S))
+                return store
+        time.sleep(RETRY_S)
+    raise TransportError(f"the coordinator's store at {host}:{port} cannot be reached")
+
+
+def _accepts(host: str, port: int, *, timeout_s: float) -> bool:
+    try:
+        socket.create_connection((host, port), timeout_s).close()
+    except OSError:
+        return False
+    return True
 
 
 def _form_limit_s(config: JobConfig, formation: Formation) -> float:

@@ -73,15 +73,15 @@ def process_facts(kernels_s: float) -> dict[str, Any]:
 
 
 def watched_sockets(control: ControlClient) -> Watched:
-    """This process's connections, of which it knows so far which go to the coordinator."""
+    """This process's connections; those to the coordinator are known so far."""
     sockets = Watched()
     sockets.belong("control", ports=[split_address(control.address)[1]])
     return sockets
 
 
 def control_bytes(control: ControlClient, sockets: Watched) -> int:
-    """What this member and the coordinator have sent each other: as the kernel counts it where it can be asked, else
-    the messages alone."""
+    """Bytes that this member and the coordinator have sent each other: counted by the kernel where it can, else the
+    messages alone."""
     sockets.look()
     counted = sockets.totals().get("control", Counters())
     return max(control.bytes_total, counted.sent + counted.received)
@@ -137,9 +137,9 @@ def say_leaving(control: ControlClient, text: str, code: int) -> None:
 
 
 def leave_if_due(control: ControlClient, departure: Departure, ready: Callable[[], None]) -> None:
-    """Raises Leaving where the role was asked to leave and the job goes on without it. Called when it can.
+    """Raises Leaving after a request to leave, if the job continues without this role. Called when it can.
 
-    `ready`: brings to its end and to disk what another is to go on with; called before the coordinator knows."""
+    `ready`: brings to its end and to disk what another is to continue with; called before the coordinator knows."""
     if not departure.due or control.stop_requested.is_set():
         return
     ready()

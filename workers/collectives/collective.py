@@ -268,12 +268,12 @@ class ThreadCollective:
         pass
 
     def close(self) -> None:
-        """Wakes the others: a group that lost a member cannot go on."""
+        """Wakes the others: a group that lost a member cannot continue."""
         self._meeting.abort(f"worker {self.rank} left")
 
 
 def add_in_rank_order(parts: list[torch.Tensor] | torch.Tensor) -> torch.Tensor:
-    """parts[0] + parts[1] + ... in this order: the same bits on every rank, whatever the transport."""
+    """parts[0] + parts[1] + ... in this order: the same bits on every rank and transport."""
     total = parts[0].clone()
     for part in parts[1:]:
         total += part

@@ -27,17 +27,21 @@ from numpy.typing import NDArray
 
 # torch.distributed exports these two in a way that type checkers do not see.
 from torch._C._distributed_c10d import PrefixStore, Store
-from torch.distributed.distributed_c10d import _world
+from torch.distributed.distributed_c10d import _set_pg_timeout, _world
 
 from shardkeep.base.errors import DeadlineExceeded, JobError, MemberLost
 from shardkeep.base.machine.sockets import connections
 from shardkeep.compression.tower.exchange import Exchange
 from shardkeep.ps.rpc.group import interface_of
 from shardkeep.ps.rpc.listen_filter import listening_ports, refuse_newcomers
+from shardkeep.workers.collectives.backend import GLOO, NCCL, agreed_backend
 from shardkeep.workers.collectives.collective import Purpose
 from shardkeep.workers.collectives.wire_bytes import goes_direct
 
 Array = NDArray[Any]
+
+MESH_S = 10.0
+"""Seconds in which ranks that have met in the store connect to each other. Nothing tells gloo that one of them died."""
 
 
 class ProcessCollective:
@@ -46,8 +50,8 @@ class ProcessCollective:
     Args:
         store: a c10d store all ranks reach; used while the group forms.
         generation: number of this formation; keys in the store are prefixed with it.
-        timeout_s: deadline of every call, and of forming the group.
-        backend: "gloo" (CPU tensors) or "nccl" (CUDA tensors too; CPU tensors still go over gloo).
+        timeout_s: deadline of every call, and of the meeting in the store while the group forms.
+        backend: "nccl" if this rank has a GPU of its own, else "gloo". NCCL carries CUDA tensors if every rank has one.
         host: address of this process's interface; listeners are bound to that interface only.
 
     Raises:
@@ -80,13 +84,16 @@ class ProcessCollective:
         _world.group_count = 0
         others, ports = connections(), listening_ports()
         with self.guard("forming the group"), _bound_to(interface_of(host)):
+            own = PrefixStore(f"ddp/{generation}", store)
+            self.backend = agreed_backend(own, rank=rank, world_size=world_size, usable=backend, timeout_s=timeout_s)
             dist.init_process_group(
-                "cpu:gloo,cuda:nccl" if backend == "nccl" else backend,
-                store=PrefixStore(f"ddp/{generation}", store),
+                "cpu:gloo,cuda:nccl" if self.backend == NCCL else GLOO,
+                store=own,
                 rank=rank,
                 world_size=world_size,
-                timeout=timedelta(seconds=timeout_s),
+                timeout=timedelta(seconds=min(timeout_s, MESH_S)),
             )
+            _set_pg_timeout(timedelta(seconds=timeout_s), dist.group.WORLD)
         for port in listening_ports() - ports:  # gloo's: all ranks are connected, to each other
             refuse_newcomers(port)
         self.process_group = dist.group.WORLD
@@ -103,7 +110,7 @@ class ProcessCollective:
         started, self._num_gathers = time.monotonic(), self._num_gathers + 1
         number = self._num_gathers
         # A work holds the group's connections, and a peer waits until they are closed: only `_gathers` has it, which
-        # ends with the group, whoever still has `wait` or the traceback of its error.
+        # ends with the group, even if a caller still has `wait` or the traceback of its error.
         with self.guard("all_gather"):
             self._gathers[number] = _begin_gather(tensor.detach().contiguous(), out, self.process_group)
 

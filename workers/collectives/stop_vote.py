@@ -1,4 +1,4 @@
-"""Whether ranks stop: each may be asked to, and all stop at the same step, without idling until the last answers."""
+"""A vote to stop: a request at any rank stops all ranks at the same step, without idling until the last answers."""
 
 from __future__ import annotations
 

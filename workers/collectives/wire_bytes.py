@@ -71,7 +71,7 @@ def barrier(world_size: int) -> Parts:
 
 
 def _parts(payload: int, transfers: float, parts: Mapping[str, int] | None = None) -> Parts:
-    """The payload, of which `parts` are no values, and the headers of so many transfers."""
+    """The payload, whose `parts` are no values, and the headers of so many transfers."""
     beside = dict(parts or {})
     return beside | {"values": payload - sum(beside.values()), "framing": round(_TRANSFER * transfers)}
 

@@ -1,4 +1,4 @@
-"""The data plane and whoever is not of the job: what a formed group keeps out, and what nothing of ours can."""
+"""The data plane and strangers: what a formed group keeps out, and what nothing of ours can."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def test_nobody_can_connect_to_a_member_of_a_formed_group(group: Group, store_ho
 def test_documented_whoever_gets_into_a_forming_group_runs_any_operator_of_torch_as_the_servers_user(
     group: Group, tmp_path: Path
 ) -> None:
-    """docs/security.md, "What nothing here protects against". If this fails, torch has closed it: say so there.
+    """docs/guide/security.md, "What nothing here protects against". If this fails, torch has closed it: say so there.
 
-    This process stands for the stranger: nothing asked it who it is, it only knew the store's port."""
+    This process plays the stranger: nothing asked it who it is, it only knew the store's port."""
     made = tmp_path / "made"
     target: Any = group.transport.server_name(0)
     rpc.rpc_sync(target, torch.from_file, args=(str(made), True, 4), timeout=LIMIT_S)

@@ -213,7 +213,11 @@ class Foreign:
         (os.mkdir, ("{made}",), "shardkeep refuses posix.mkdir in an RPC"),
         (handle, (Foreign(os.mkdir, "{made}"), EMPTY), "shardkeep refuses posix.mkdir in an RPC"),
         (handle, (Foreign(getattr, "text", "upper"), EMPTY), "shardkeep refuses upper of 'text'"),
-        (handle, (Foreign(set, 5), EMPTY), "cannot be read: 'int' object is not iterable"),
+        (
+            handle,
+            (Foreign(rpc_internal.PythonUDF, 5), EMPTY),
+            r"cannot be read: .* missing 2 required positional arguments",
+        ),
         (handle, ("server9-g1", EMPTY), "server9-g1 serves nothing in this process"),
     ],
     ids=["a foreign function", "a foreign argument", "an attribute", "what cannot be read", "an unknown target"],
@@ -252,7 +256,7 @@ def state(value: object) -> bytes:
 
 
 class Raw:
-    """A pickler of torch RPC that sends the same bytes, whatever it is given."""
+    """A pickler of torch RPC that sends the same bytes for any object."""
 
     def __init__(self, sent: bytes) -> None:
         self._sent = sent
@@ -377,16 +381,14 @@ def test_the_private_names_of_torch_are_where_they_were() -> None:
     assert {
         "module": [hasattr(rpc_internal, n) for n in ("_unpickler", "_run_function", "PythonUDF", "RemoteException")],
         "pickler": hasattr(rpc_internal._InternalRPCPickler, "_tensor_receiver"),
-        "constants": hasattr(rpc.constants, "DEFAULT_PROCESS_GROUP_TIMEOUT"),
-        "rpc": [hasattr(rpc, n) for n in ("_init_rpc_backend", "_is_current_rpc_agent_set", "backend_registry")],
-        "api": [hasattr(rpc.api, n) for n in ("_gather_to_leader", "_broadcast_to_followers")],
+        "rpc": [hasattr(rpc, n) for n in ("TensorPipeAgent", "_is_current_rpc_agent_set")],
+        "api": hasattr(rpc.api, "_init_rpc_states"),
         "autograd": hasattr(torch.distributed.autograd, "_init"),
     } == {
         "module": [True] * 4,
         "pickler": True,
-        "constants": True,
-        "rpc": [True] * 3,
-        "api": [True] * 2,
+        "rpc": [True] * 2,
+        "api": True,
         "autograd": True,
     }
     options = rpc.TensorPipeRpcBackendOptions(_transports=["uv"], _channels=["basic"])
@@ -406,7 +408,7 @@ def test_the_unpickler_admits_no_name_beyond_its_list() -> None:
 @pytest.mark.parametrize("given", [{"made": 1}, (None, {"made": 1})], ids=["as a dict", "as slots"])
 @pytest.mark.parametrize(
     "admitted",
-    [handle, rpc.api._gather_to_leader, rpc_internal.PythonUDF, rpc_internal._InternalRPCPickler],
+    [handle, rpc_internal.PythonUDF, rpc_internal._InternalRPCPickler],
     ids=lambda admitted: admitted.__qualname__,
 )
 def test_no_message_sets_attributes_of_what_is_admitted(admitted: Any, given: object) -> None:
@@ -424,5 +426,5 @@ def test_opcodes_that_no_call_needs_are_refused(rest: bytes) -> None:
 
 @pytest.mark.parametrize("size", [0, 255, 256, 70_000])
 def test_plain_values_of_any_size_can_be_read(size: int) -> None:
-    values = {"b" * size: [True, None, 1.5, -1, 300, 2**40], "numbers": list(range(size)), "names": {"b", "c"}}
+    values = {"b" * size: [True, None, 1.5, -1, 300, 2**40], "numbers": list(range(size))}
     assert RestrictedUnpickler(io.BytesIO(pickle.dumps(values))).load() == values

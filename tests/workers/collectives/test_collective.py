@@ -24,6 +24,7 @@ from shardkeep.compression.config import TowerCompressionConfig
 from shardkeep.compression.tower import formats as dense_values
 from shardkeep.compression.tower.exchange import Exchange
 from shardkeep.ps.transport.metered import LedgerMeter, Traffic
+from shardkeep.workers.collectives import process_group
 from shardkeep.workers.collectives.collective import (
     Collective,
     Solo,
@@ -207,6 +208,14 @@ def calls(rank: Rank) -> list[Any]:
     return every_call(rank.form())
 
 
+def with_a_gpu_on_rank_0_alone(rank: Rank) -> tuple[str, float]:
+    """The agreed backend, and a sum over the ranks."""
+    collective = rank.form(backend="nccl" if rank.number == 0 else "gloo")
+    total = torch.tensor([float(rank.number)])
+    collective.all_reduce_sum(total)
+    return collective.backend, total.item()
+
+
 def digest_of_moved(rank: Rank) -> bytes:
     digest: bytes = moved(rank)[0].digest_bytes()
     return digest
@@ -252,6 +261,26 @@ def first_alone(rank: Rank) -> tuple[Failure, int]:
     return failure, rank.generation
 
 
+def rank_2_dies_before_it_connects(rank: Rank) -> Failure:
+    """It has met the others in the store."""
+    with mock.patch.object(process_group, "MESH_S", 0.5):
+        if rank.number != 2:
+            return failure_of(rank.form)
+        with mock.patch.object(process_group.dist, "init_process_group", side_effect=MemberLost("died")):
+            return failure_of(rank.form)
+
+
+def late_rank_2(rank: Rank) -> float:
+    """The sum that the others wait for, longer than they had to connect."""
+    with mock.patch.object(process_group, "MESH_S", 0.5):
+        collective = rank.form()
+    if rank.number == 2:
+        time.sleep(1.2)
+    total = torch.tensor([float(rank.number)])
+    collective.all_reduce_sum(total)
+    return total.item()
+
+
 def silent_rank_2(rank: Rank) -> Failure:
     collective = rank.form()
     if rank.number == 2:
@@ -295,7 +324,10 @@ SCENARIOS: dict[str, Scenario] = {
     "forgetful": functools.partial(trained_anew, sync=True, make_model=forgetful_model),
     "wire": bytes_on_the_wire,
     "listens": listening_addresses,
+    "mixed": with_a_gpu_on_rank_0_alone,
     "alone": first_alone,
+    "unconnected": rank_2_dies_before_it_connects,
+    "late": late_rank_2,
     "silent": silent_rank_2,
     "lost": rank_2_leaves_while_others_train,
     "left open": rank_0_leaves_with_a_question_open,
@@ -311,6 +343,11 @@ def processes() -> Iterator[Found]:
 @pytest.mark.processes
 def test_processes_get_what_threads_get(processes):
     assert processes["calls"] == [EXPECTED] * WORLD
+
+
+@pytest.mark.processes
+def test_ranks_with_and_without_a_gpu_form_one_group_over_gloo(processes):
+    assert processes["mixed"] == [("gloo", float(sum(range(WORLD))))] * WORLD
 
 
 @pytest.mark.processes
@@ -381,6 +418,18 @@ def test_small_gradients_are_added_in_rank_order_in_every_mode(processes):
 @pytest.mark.processes
 def test_listeners_are_bound_to_loopback_only(processes):
     assert processes["listens"] == [{"127.0.0.1"}] * WORLD
+
+
+@pytest.mark.processes
+def test_a_rank_that_dies_before_it_connects_holds_up_the_others_for_no_step_timeout(processes):
+    for kind, text, waited_s in processes["unconnected"][:2]:
+        assert kind in ("DeadlineExceeded", "MemberLost") and waited_s < 10.0, text
+        assert "forming the group in generation" in text
+
+
+@pytest.mark.processes
+def test_ranks_that_are_connected_wait_for_each_other_to_the_deadline_of_a_call(processes):
+    assert processes["late"] == [3.0] * WORLD
 
 
 @pytest.mark.processes

@@ -28,7 +28,7 @@ def steps_of(seconds: float) -> Callable[[], float]:
 def stopped_at(
     collective: Solo | ThreadCollective, asked_at: int | None, start: int = 0, clock: Callable[[], float] = lambda: 0.0
 ) -> int:
-    """The step that a rank stops before when it is asked to at `asked_at`; STEPS = it trained to the end."""
+    """The step before which a rank stops after a request at `asked_at`; STEPS = it trained to the end."""
     vote = StopVote(collective, start, clock)
     for step in range(start, STEPS):
         if vote.all_stop(step, asked_at is not None and step >= asked_at):
