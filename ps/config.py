@@ -104,17 +104,61 @@ RowOptimizerConfig = Annotated[
 ]
 
 
+_INIT_KEYS: dict[str, tuple[set[str], ...]] = {
+    "uniform": (set(), {"scale"}, {"low", "high"}),
+    "normal": (set(), {"scale"}, {"std"}, {"mean", "std"}),
+    "constant": ({"value"},),
+    "zeros": (set(), {"scale"}),  # earlier versions wrote a scale beside it
+}
+"""The keys that may be set together with each initializer."""
+
+
 class InitConfig(Named):
     """Initial value of a row: a counter-based hash of (seed, table, id, column)."""
 
-    name: Literal["uniform", "normal", "zeros"] = "uniform"
-    """uniform in [-scale, scale), normal with standard deviation scale, or zeros."""
-    scale: float = Field(0.05, gt=0.0, le=1e6)
-    """Half-width of the uniform, standard deviation of the normal distribution."""
+    name: Literal["uniform", "normal", "constant", "zeros"] = "uniform"
+    """uniform from low to high, normal with mean and std, constant, or zeros."""
+    scale: float | None = Field(None, gt=0.0, le=1e6)
+    """uniform: short for low: -scale, high: scale. normal: short for std: scale. Left out = 0.05, unless the other
+    keys are set."""
+    low: float | None = Field(None, ge=-1e6, le=1e6)
+    """uniform: the least value."""
+    high: float | None = Field(None, ge=-1e6, le=1e6)
+    """uniform: above every value, up to float32 rounding."""
+    mean: float | None = Field(None, ge=-1e6, le=1e6)
+    """normal: the mean; left out = 0."""
+    std: float | None = Field(None, gt=0.0, le=1e6)
+    """normal: the standard deviation."""
+    value: float | None = Field(None, ge=-1e6, le=1e6)
+    """constant: the value of every element."""
+
+    @model_validator(mode="after")
+    def _keys_fit_the_name(self) -> InitConfig:
+        found = {key: value for key in type(self).model_fields if (value := getattr(self, key)) is not None}
+        name, keys = found.pop("name"), _INIT_KEYS[self.name]
+        if found.keys() not in keys:
+            given = ", ".join(f"{key}: {value:g}" for key, value in found.items()) or "no other key"
+            allowed = ", or ".join(" and ".join(sorted(some)) for some in keys if some)
+            raise ValueError(f"{given} with name: {name}; allowed: {allowed}")
+        if self.low is not None and self.high is not None and self.low >= self.high:
+            raise ValueError(f"low: {self.low:g}, high: {self.high:g}; allowed: low below high")
+        return self
+
+    @property
+    def parameters(self) -> tuple[float, float]:
+        """low and high of uniform, mean and standard deviation of normal; the value of every element, then 0."""
+        if self.name in ("constant", "zeros"):
+            return self.value or 0.0, 0.0
+        scale = 0.05 if self.scale is None else self.scale
+        if self.name == "normal":
+            return self.mean or 0.0, scale if self.std is None else self.std
+        if self.low is None or self.high is None:
+            return -scale, scale
+        return self.low, self.high
 
 
 class TableSpec(Settings):
-    """One embedding table as servers and workers see it: what a member is told at formation."""
+    """One complete embedding table: what servers, workers and `EmbeddingClient` use. In a YAML file: `TableConfig`."""
 
     name: str = Field(min_length=1, max_length=200)
     """Unique in the job."""
@@ -127,23 +171,24 @@ class TableSpec(Settings):
 
 
 class TableConfig(Settings):
-    """Settings of one table in the YAML file; what is left out comes from `tables.default`."""
+    """An entry of `tables` in a job's config. `tables.default` gives what it leaves out; `TableSpec` is complete."""
 
     dim: int | None = Field(None, ge=1, le=4096)
-    """Values per row; left out = the default table's, else 16."""
+    """Values per row; left out = that of the default table, else 16."""
     optimizer: RowOptimizerConfig | None = None
-    """Row optimizer; left out = the default table's, else rowwise_adagrad."""
+    """Row optimizer; left out = that of the default table, else rowwise_adagrad."""
     init: InitConfig | None = None
-    """Initial values; left out = the default table's, else uniform in +-0.05."""
+    """Initial values; left out = those of the default table, else uniform in +-0.05."""
 
 
 class ConsistencyConfig(Named):
-    """What a pull is promised to have seen."""
+    """How old the rows of a step may be (docs/guide/consistency.md)."""
 
     mode: Literal["sync", "bounded", "async"] = "bounded"
-    """sync: exactly all pushes of earlier steps; bounded: all but the last `staleness` steps'; async: no bound."""
+    """The pull of step t sees, in sync: exactly all pushes of the steps before t; in bounded: at least every worker's
+    pushes up to step t - 1 - staleness; in async: no promise."""
     staleness: int = Field(2, ge=0, le=64)
-    """Steps that a pull may lag behind (bounded), or that a worker's own pushes may be under way (async)."""
+    """Steps by which a pull may lag behind (bounded), or of a worker's own unacknowledged pushes (async)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -162,11 +207,11 @@ class ConsistencyConfig(Named):
 
 
 class TransportConfig(Settings):
-    """How bytes move between workers and servers."""
+    """How bytes are sent between workers and servers."""
 
     same_host: Literal["memory", "sockets"] = "memory"
-    """Between processes of one Linux host: memory = the receiver copies arrays out of the sender's memory, or takes
-    sockets where it knows that the system forbids it; sockets = always, so that network counters see every byte."""
+    """Between processes of one Linux host: memory = the receiver copies arrays out of the sender's memory, if the
+    system allows it; sockets = always sockets, so that network counters see every byte."""
 
 
 class RecoveryConfig(Settings):
@@ -174,7 +219,7 @@ class RecoveryConfig(Settings):
 
     max_lost_steps: int | None = Field(None, ge=0)
     """Trained steps that may be lost by going back to a checkpoint; a job that would lose more ends. Left out = one
-    checkpoint period, counted from the checkpoint that may just be being written; none where none are kept."""
+    checkpoint period; 0 if no checkpoints are kept."""
 
 
 class LivenessConfig(Settings):
@@ -185,9 +230,10 @@ class LivenessConfig(Settings):
     step_timeout_s: float = Field(30.0, ge=1.0, le=DAY_S)
     """Seconds that one pull, push or reduction may take."""
     form_timeout_s: float = Field(120.0, ge=5.0, le=7 * DAY_S)
-    """Seconds to wait for all members of a job to join, and to come together again after a death."""
+    """Seconds for all members to join, at the start and after a death."""
     grace_s: float = Field(25.0, ge=2.0, le=DAY_S)
-    """Seconds from SIGTERM to the end: of a server or worker, which leaves after its running step; of the job, with a
-    checkpoint, when its coordinator or launcher gets it."""
+    """Seconds from SIGTERM to the end: of a server or worker, which finishes its step; of the job, which writes a
+    checkpoint, if the coordinator or launcher receives it."""
     restarts: int = Field(3, ge=0, le=1_000_000)
-    """Deaths of one process in a row, without one more trained step, that a job outlives; 0 = it fails at the first."""
+    """Deaths of one process, without a trained step in between, that a job survives; 0 = the first death fails the
+    job."""

@@ -1,5 +1,5 @@
-"""Rows that no server has: a worker computes their initial values, as a server would, instead of being sent them."""
-# S = sections, V = ids asked for, D = embedding dim
+"""Rows that no server has: the worker computes their initial values, so that servers need not send them."""
+# S = sections, V = requested ids, D = embedding dim
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _NOWHERE = np.zeros(1, dtype=np.int64)
 
 
 class AbsentRows:
-    """Puts initial rows into the replies of servers that only name the rows they do not have.
+    """Adds initial rows to replies in which servers only name the rows that they lack.
 
     Args:
-        seed: The job's, which initial values depend on.
+        seed: Seed of the job, for initial values.
     """
 
     def __init__(self, tables: Sequence[TableSpec], catalog: Catalog, *, seed: int) -> None:
@@ -30,8 +30,8 @@ class AbsentRows:
         self._catalog = catalog
 
     def filled_in(self, reply: Packed, flat: Floats, ids_V: Ints, rows_S: Ints) -> Floats:
-        """All rows that were asked for, flat: those of the reply, `flat`, and the absent ones. `flat` itself where none
-        is absent. Raises CorruptMessage."""
+        """Returns all requested rows, flat: those of the reply (`flat`) and the absent ones. Returns `flat` itself if
+        none is absent. Raises CorruptMessage."""
         there_V = read_present(reply, rows_S)
         if there_V is None:
             return flat
@@ -49,5 +49,6 @@ class AbsentRows:
 
     def _initial(self, table: int, ids_U: Ints, dim: int) -> Floats:
         initial, rows_UD = self._initials[table], np.empty((ids_U.size, dim), dtype=np.float32)
-        gather(ids_U, np.full(ids_U.size, -1), _NOWHERE, 0, 0, initial.key, initial.initializer, initial.scale, rows_UD)
+        nowhere_U, law = np.full(ids_U.size, -1), (initial.key, initial.initializer, initial.first, initial.second)
+        gather(ids_U, nowhere_U, _NOWHERE, 0, 0, *law, rows_UD)
         return rows_UD

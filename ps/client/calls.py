@@ -17,7 +17,7 @@ from shardkeep.ps.wire.message import Kind, Packed, allocate, read, text_message
 
 
 class ServerCalls:
-    """Calls of one worker. Thread safe, but for `regroup` and `extend_deadlines`."""
+    """Calls of one worker. Thread safe, except `regroup` and `extend_deadlines`."""
 
     def __init__(self, transport: Transport, *, rank: int, generation: int, timeout_s: float) -> None:
         self.rank = rank
@@ -27,11 +27,11 @@ class ServerCalls:
         self._extra_s = 0.0
 
     def regroup(self, transport: Transport, generation: int) -> None:
-        """Goes on over another generation's transport."""
+        """Continues over another generation's transport."""
         self._transport, self._generation = transport, generation
 
     def extend_deadlines(self, extra_s: float) -> None:
-        """From now on a call may take this many seconds more than its limit; 0 = no more."""
+        """Extends the limit of later calls by so many seconds; 0 = no extension."""
         self._extra_s = extra_s
 
     @property
@@ -44,7 +44,7 @@ class ServerCalls:
         return self._timeout_s + self._extra_s
 
     def allocate(self, kind: Kind, step: int, **directory: Any) -> Packed:
-        """A message of this worker and generation; `directory` as `message.allocate` takes it."""
+        """Allocates a message of this worker and generation; `directory`: see `message.allocate`."""
         return allocate(kind, generation=self._generation, rank=self.rank, step=step, **directory)
 
     def send(self, server: int, message: Bytes, then: Bytes | None = None) -> Future[Bytes]:
@@ -52,7 +52,7 @@ class ServerCalls:
         return self._transport.send(server, message, then, timeout_s=self.limit_s)
 
     def reply(self, server: int, future: Future[Bytes], expected: Kind, limit_s: float | None = None) -> Packed:
-        """The reply of a server, once it is here.
+        """Returns the reply of a server; blocks until it arrives.
 
         Raises DeadlineExceeded, TransportError, RemoteError for an ERROR, CorruptMessage, and ProtocolError for a
         reply of another kind."""
@@ -69,8 +69,7 @@ class ServerCalls:
         return reply
 
     def admin_replies(self, text: str, timeout_s: float | None) -> list[str]:
-        """Sends the text of an admin call to every server; their replies in order of the servers. `timeout_s` replaces
-        the deadline for this one call."""
+        """Sends an admin call to every server and returns the replies in their order. `timeout_s`: of this call."""
         limit_s = self.limit_s if timeout_s is None else timeout_s
         packed = text_message(Kind.ASK, text, generation=self._generation, rank=self.rank)
         futures = [self._transport.send(s, packed, timeout_s=limit_s) for s in range(self.num_servers)]

@@ -29,7 +29,24 @@ class EncodedRows:
     ids: JaggedIds
     encoded: Bytes
     positions_K: Ints | None
-    """Where each id stands among those of the step, -1 = it is not one of them; None = they are the same ids."""
+    """The position of each id among those of the step, -1 = not there; None = they are the same ids."""
+
+
+@dataclass(slots=True)
+class Dropped:
+    """Gradients that selection drops because no pool keeps them. Squares are sums over all values, float64."""
+
+    rows: int = 0
+    squares: float = 0.0
+    of_squares: float = 0.0
+    """The same of all rows of the steps that selected."""
+
+    def add(self, grads: Floats, sent: Floats, num_rows: int) -> None:
+        """Counts one step: all gradients, those that are sent, and the number of rows that are not."""
+        before, after = (float(np.dot(part.astype(np.float64), part)) for part in (grads, sent))
+        self.rows += num_rows
+        self.squares += max(0.0, before - after)
+        self.of_squares += before
 
 
 class Compressor:
@@ -38,7 +55,9 @@ class Compressor:
     def __init__(self, catalog: Catalog, config: PushConfig, memory: RowMemory, *, seed: int, rank: int) -> None:
         self.format = values.RowFormat(value_codec(config.values, config.scale), moments=config.second_moment)
         self.saturated_values = 0
-        """Values sent as the largest number of a 16-bit format, because they were beyond its range."""
+        """Values beyond the range of a 16-bit format, sent as its largest number."""
+        self.dropped = Dropped()
+        """Rows that selection without a residual pool has dropped."""
         self._catalog = catalog
         self._config = config
         self._memory = memory
@@ -51,16 +70,16 @@ class Compressor:
 
     @property
     def sends_later(self) -> bool:
-        """Whether gradients that are not sent are kept for later steps."""
+        """Whether unsent gradients are kept for later steps."""
         return self._memory.sends_later
 
     @property
     def plain(self) -> bool:
-        """Whether gradients are sent just as they are."""
+        """Whether gradients are sent unchanged."""
         return not self._memory.sends_later and self._config.keep == 1.0 and self.format.plain
 
     def compress(self, step: int, ids: JaggedIds, grads: JaggedRows, *, last: bool = False) -> EncodedRows:
-        """What of the gradients of `ids` is sent in `step`; `last` = with all gradients left for later."""
+        """Returns the rows that `step` sends; `last`: also all unsent gradients."""
         keep = 1.0 if last else keep_at(step, self._config.keep, self._config.warmup_steps)
         choose, key = None if keep == 1.0 else self._choose, self._key + step
         if self._memory.sends_later:
@@ -73,6 +92,7 @@ class Compressor:
         rows = JaggedRows.of_arrays(chosen, {name: grads[name][kept_K] for name, kept_K in kept.items()})
         starts_T1, names = ids.layout.starts_T1, [name for name in self._catalog.names if name in kept]
         positions = [starts_T1[self._catalog.index[name]] + kept[name] for name in names]
+        self.dropped.add(grads.flat, rows.flat, ids.ids_V.size - chosen.ids_V.size)
         encoded = self._encode(step, chosen.layout, chosen.ids_V, rows.flat, None)
         return EncodedRows(chosen, encoded, np.concatenate(positions) if positions else np.empty(0, np.int64))
 

@@ -1,8 +1,8 @@
-"""Pulls of one worker: a step's ids in, messages to the servers, their replies made into rows in the ids' order.
+"""Pulls of one worker: sends a step's ids to servers and returns the rows of the replies in the order of the ids.
 
-Asks for every row, or, with a cache, for those that it lacks. Sends no gradients.
+With a cache it requests only the rows that it lacks. Sends no gradients.
 """
-# S = sections, V = ids asked for, D = embedding dim
+# S = sections, V = requested ids, D = embedding dim
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from shardkeep.ps.client.calls import ServerCalls
 from shardkeep.ps.client.request import Cache, Fetch, Request
 from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
 from shardkeep.ps.placement import split
-from shardkeep.ps.wire.ids import write_ids
+from shardkeep.ps.wire.ids import check_complete, write_ids
 from shardkeep.ps.wire.message import Kind, Packed
 from shardkeep.ps.wire.rows import decode
 
 
 @dataclass(slots=True)
 class Pull:
-    """Rows on their way. `result` blocks until they are here."""
+    """A pull in flight. `result` blocks until its rows have arrived."""
 
     fetch: Fetch
     kind: Kind
@@ -36,7 +36,7 @@ class Pull:
     received: bool = False
     """Whether `result` has returned them."""
     staleness: int = 0
-    """Steps that the rows lag behind, the largest of all servers; valid after `result`."""
+    """Steps by which the rows lag behind, the largest over all servers; valid after `result`."""
 
     @property
     def request(self) -> Request:
@@ -55,11 +55,11 @@ class Puller:
     def __init__(
         self, calls: ServerCalls, catalog: Catalog, *, sync: bool, cache: Cache | None, absent: AbsentRows | None
     ) -> None:
-        """`sync`: a pull goes to every server. `absent`: makes the rows that no server has, where ids are coded; None
-        = ids are sent as they are, and servers send all rows."""
+        """`sync`: a pull goes to every server. `absent`: computes rows that no server has, if ids are coded; None = ids
+        are sent raw, and servers send all rows."""
         self.cache = cache
         self.staleness_seen: dict[int, int] = {}
-        """Pulls by the staleness of their rows."""
+        """Number of pulls by the staleness of their rows."""
         self._calls = calls
         self._catalog = catalog
         self._sync = sync
@@ -69,13 +69,13 @@ class Puller:
         self._empty = Request(ids, split(ids, calls.num_servers))
 
     def forget(self) -> None:
-        """Forgets what is under way: it will not come."""
+        """Forgets pulls in flight: their replies will not come."""
         self._fetches.clear()
         if self.cache is not None:
             self.cache.forget()
 
     def send(self, kind: Kind, step: int, request: Request) -> Pull:
-        """Asks for the rows of a request; returns at once."""
+        """Requests the rows; returns immediately."""
         pull = self.prepared(kind, step, request)
         messages = self.messages(pull, step)
         pull.futures = [(server, self._calls.send(server, message)) for server, message in messages.items()]
@@ -104,11 +104,11 @@ class Puller:
         return messages
 
     def pushed(self, step: int) -> Fetch | None:
-        """Forgets the pull of a step that is pushed; returns what it asked for, None = there was no pull."""
+        """Forgets the pull of a step that is pushed, and returns its fetch; None = there was no pull."""
         return self._fetches.pop(step, None)
 
     def nothing(self) -> Pull:
-        """A pull of no rows, which no server sees."""
+        """A pull without rows, which is not sent."""
         return Pull(Fetch(0, self._empty, self._empty), Kind.PULL, self)
 
     def receive(self, pull: Pull) -> JaggedRows:
@@ -134,7 +134,7 @@ class Puller:
         return JaggedRows(pull.request.ids.layout, flat, pull.request.ids.names)
 
     def _decode(self, server: int, reply: Packed, request: Request) -> Rows:
-        """The rows of one reply, flat; checked to be those that were asked for."""
+        """The rows of one reply, flat. Raises CorruptMessage if they are not the requested ones."""
         counts_T = request.split.counts_ST[server]
         tables_S = np.flatnonzero(counts_T)
         rows_S = counts_T[tables_S]
@@ -149,6 +149,7 @@ class Puller:
             )
         flat = decode(reply, self._catalog)[0]
         if absent is None:
+            check_complete(reply, rows_S)
             return flat
         return absent.filled_in(reply, flat, request.split.ids_of(server, request.ids.ids_V), rows_S)
 

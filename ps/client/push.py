@@ -1,6 +1,6 @@
-"""Pushes of one worker: a step's gradients out, one message per server, until each is acknowledged.
+"""Pushes of one worker: sends a step's gradients, one message per server, and waits for acknowledgements.
 
-Selection, residuals and number formats are the compressor's; a push without any of them enters no file of theirs.
+The compressor does selection, residuals and number formats; a push without them enters none of its files.
 """
 # U = unique ids of a table in a step, D = embedding dim
 
@@ -24,24 +24,24 @@ from shardkeep.ps.client.request import Request
 from shardkeep.ps.jagged import JaggedIds, JaggedRows, Layout
 from shardkeep.ps.placement import split
 from shardkeep.ps.wire.ids import write_ids
-from shardkeep.ps.wire.message import FLUSH, Kind, Packed
+from shardkeep.ps.wire.message import Kind, Packed, push_value, set_value
 
 
 class PushBuffer(JaggedRows):
-    """Gradients that already lie in the message of their push: nobody may change them after the push."""
+    """Gradients in the buffer of their push message. Do not change them after the push."""
 
     def __init__(self, layout: Layout, names: tuple[str, ...], message: Packed) -> None:
         super().__init__(layout, message.values_area.view(np.float32), names)
         self.message = message
 
     def is_of(self, step: int, request: Request) -> bool:
-        """Whether the message is the push of just this step and these ids."""
+        """Whether the message is the push of this step and these ids."""
         return self.message.step == step and np.array_equal(self.message.ids_area.view(np.int64), request.ids.ids_V)
 
 
 @dataclass(slots=True)
 class _Unacknowledged:
-    """A step's pushes that went alone, and the pull that went with the others: its rows acknowledge them."""
+    """A step's pushes that were sent alone, and the pull that the others carried, whose reply acknowledges them."""
 
     pull: Pull
     futures: list[tuple[int, Future[Bytes]]] = field(default_factory=list)
@@ -56,10 +56,10 @@ class Pusher:
     def __init__(
         self, calls: ServerCalls, pulls: Puller, writer: PushWriter, compressor: Compressor, *, window: int
     ) -> None:
-        """`pulls`: of the same worker; a push with coded ids refers to the pull of its step. `window`: steps that may
-        be unacknowledged."""
+        """`pulls`: of the same worker; a push with coded ids refers to its step's pull. `window`: most steps without
+        an acknowledgement."""
         self.next_step = 0
-        """The step after the last one whose push was handed over to be sent."""
+        """The step after the last pushed one."""
         self._calls = calls
         self._pulls = pulls
         self._writer = writer
@@ -68,17 +68,17 @@ class Pusher:
         self._unacknowledged: dict[int, _Unacknowledged] = {}
 
     def restart(self, step: int) -> None:
-        """Forgets what was not acknowledged: all steps from `step` on are pushed again."""
+        """Forgets unacknowledged pushes: all steps from `step` on are pushed again."""
         self._unacknowledged.clear()
         self.next_step = step
 
     @property
     def num_unacknowledged(self) -> int:
-        """Steps."""
+        """Steps whose push is not acknowledged."""
         return len(self._unacknowledged)
 
     def buffer(self, step: int, request: Request) -> JaggedRows:
-        """Zeros to add a step's gradients to. Where the push needs no other form, they lie in its message."""
+        """Returns zeros for a step's gradients: in the buffer of the message, if the push needs no other form."""
         if self._calls.num_servers > 1 or self._writer.coded or self._compressor is not None:
             return JaggedRows.zeros(request.ids)
         layout = request.ids.layout
@@ -94,33 +94,36 @@ class Pusher:
         return PushBuffer(layout, request.ids.names, message)
 
     def messages(
-        self, step: int, request: Request, grads: Mapping[str, Rows], *, last: bool = False
+        self, step: int, request: Request, grads: Mapping[str, Rows], *, last: bool = False, lr_factor: float = 1.0
     ) -> dict[int, Bytes]:
-        """A step's pushes by server, as soon as the window of unacknowledged steps has room for them.
+        """Returns a step's pushes by server. Blocks until the window of unacknowledged steps has room.
 
         Raises as `RowClient.push`."""
         if step in self._unacknowledged:
             raise ProtocolError(f"step {step} was pushed before and is not acknowledged yet; a step is pushed once")
+        compressor = self._compressor
+        flush = last and compressor is not None and compressor.sends_later
+        value = push_value(flush=flush, lr_factor=lr_factor)
         request, rows = self._fitted(request, grads)
         self._wait_for_window(step)
         fetch = self._pulls.pushed(step)
         if isinstance(rows, PushBuffer) and rows.is_of(step, request):
+            if value:
+                set_value(rows.message, value)
             return {0: rows.message.buffer}
-        flush = 0
-        if self._compressor is None:
+        if compressor is None:
             encoded = EncodedRows(request.ids, rows.flat.view(np.uint8), None)
         else:
-            encoded = self._compressor.compress(step, request.ids, rows, last=last)
-            flush = FLUSH if last and self._compressor.sends_later else 0
+            encoded = compressor.compress(step, request.ids, rows, last=last)
 
         def allocate(**directory: Any) -> Packed:
-            return self._calls.allocate(Kind.PUSH, step, value=flush, **directory)
+            return self._calls.allocate(Kind.PUSH, step, value=value, **directory)
 
         messages = self._writer.write(encoded, request, fetch, allocate)
         return {server: packed.buffer for server, packed in enumerate(messages)}
 
     def _fitted(self, request: Request, grads: Mapping[str, Rows]) -> tuple[Request, JaggedRows]:
-        """The gradients as jagged rows, and the request of just the tables they are of."""
+        """The gradients as jagged rows, and the request of their tables alone."""
         ids = request.ids
         if isinstance(grads, JaggedRows) and grads.layout.same(ids.layout) and len(grads) == len(ids):
             return request, grads
@@ -139,8 +142,8 @@ class Pusher:
         return request, JaggedRows.of_arrays(ids, grads)
 
     def send(self, step: int, pushes: dict[int, Bytes], pulls: Mapping[int, Bytes], pull: Pull) -> None:
-        """Sends pushes, each with the pull to the same server behind it, whose reply then acknowledges both. The
-        replies of pulls are added to `pull`."""
+        """Sends pushes. A pull to the same server goes in the same call, and its reply acknowledges both. Adds
+        those replies to `pull`."""
         pending = self._unacknowledged[step] = _Unacknowledged(pull)
         self.next_step = step + 1
         for server, message in pushes.items():

@@ -2,7 +2,7 @@
 
 Knows no transport and no codec.
 """
-# V = ids asked for, K = rows sent, T = tables
+# V = requested ids, K = rows sent, T = tables
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from shardkeep.ps.wire.message import Packed
 from shardkeep.ps.wire.rows import ELEMENTS, RowFormat, encode_elements
 
 Allocate = Callable[..., Packed]
-"""`message.allocate`, but for the directory's columns."""
+"""`message.allocate`, except the directory's columns."""
 
 
 class PushWriter:
     """Writes the pushes of one worker.
 
     Args:
-        row_format: Of the encoded rows.
-        coded: Refer to the rows that the step's pull asked the server for, and code the ids of all others.
-        elements: Rows are float32, and only their values that are not zero are sent.
+        row_format: Format of the encoded rows.
+        coded: Refer to rows of the step's pull by position, and code the ids of all others.
+        elements: Rows are float32; only their nonzero values are sent.
     """
 
     def __init__(
@@ -45,8 +45,8 @@ class PushWriter:
         self._elements = elements
 
     def write(self, rows: EncodedRows, request: Request, fetch: Fetch | None, allocate: Allocate) -> list[Packed]:
-        """A message for each server. `request`: whose gradients they are; `fetch`: of the step's
-        pull, None = there was none."""
+        """Returns one message per server. `request`: the ids of the gradients; `fetch`: that of the step's
+        pull, None = there was no pull."""
         servers = range(self._num_servers)
         parts = request.split if rows.positions_K is None else split(rows.ids, self._num_servers)
         if not self.coded:
@@ -103,7 +103,7 @@ class PushWriter:
 
 
 def _places(rows: EncodedRows, request: Request, fetch: Fetch) -> Ints:
-    """Where each row to send stands among those of its table that its server was asked for, -1 = it was not."""
+    """The position of each row to send among its table's rows that its server was sent a pull for, -1 = none."""
     places_V = places(fetch.missing.split, fetch.missing.ids.ids_V.size)
     if request is not fetch.missing:
         places_V = _or_none(places_V, find(request.ids, fetch.missing.ids))

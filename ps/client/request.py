@@ -1,9 +1,9 @@
-"""Reading rows as a worker does: which of a step's rows must be asked for, and where each comes from.
+"""Which rows of a step a worker requests from servers, and where the other rows come from.
 
-Without a cache all are. With one, rows whose lease runs come out of the memory, and those that another step has asked
-for already out of its answer. Knows no transport.
+Without a cache, all rows are requested. With one, rows with a valid lease come from the cache, and rows that another
+step has already requested come from its reply. Knows no transport.
 """
-# V = ids of all tables in a step, M = ids asked for, D = embedding dim, T = tables
+# V = ids of all tables in a step, M = requested ids, D = embedding dim, T = tables
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from shardkeep.ps.placement import Split, split
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A step's unique ids per table, placed and split; made ahead of the pull, needed again by the push."""
+    """A step's unique ids per table, split by server. Made ahead of the pull; the push needs it again."""
 
     ids: JaggedIds
     split: Split
@@ -29,24 +29,24 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class Fetch:
-    """A step's ids, and those of them that the servers are asked for."""
+    """A step's ids, and the ids that are requested from servers."""
 
     step: int
     request: Request
     missing: Request
-    """What goes to the servers."""
+    """The ids that are sent to servers."""
     flat: Floats | None = None
-    """Rows of the request, those out of the memory in their places; None = all are asked for."""
+    """Rows of the request, with the cached ones filled in; None = all rows are requested."""
     places_M: Ints | None = None
-    """Where each id asked for stands in the request; None = they are the same."""
+    """The position of each requested id in the request; None = they are the same."""
     borrowed: list[tuple[Fetch, Ints, Ints]] = field(default_factory=list)
-    """(another step, places among what it asked for, places here) of rows that are on their way."""
+    """(another fetch, positions in it, positions here) of rows whose reply is in flight."""
     answer: Floats | None = None
-    """The rows asked for, once they are here, for those who borrow them."""
+    """The rows of the reply, once received, for fetches that borrow them."""
 
 
 class Cache:
-    """Spares pulls: rows are read once in `lease` steps. For one worker; not thread safe."""
+    """Keeps rows for `lease` steps, so that they are not pulled again. For one worker; not thread safe."""
 
     def __init__(self, memory: RowMemory, *, lease: int, window: int, num_servers: int) -> None:
         self._memory = memory
@@ -54,10 +54,10 @@ class Cache:
         self._num_servers = num_servers
         self._under_way: deque[Fetch] = deque(maxlen=window)
         self.hits = self.misses = 0
-        """Rows that were not asked for, and those that were."""
+        """Rows that came from the cache, and rows that were requested."""
 
     def fetch(self, step: int, request: Request) -> Fetch:
-        """Finds what of a request must be asked for."""
+        """Finds the rows of a request that servers must send."""
         ids, layout = request.ids, request.ids.layout
         flat = np.empty(layout.num_values, dtype=np.float32)
         known_V = self._memory.lookup(step, ids, flat)
@@ -80,7 +80,7 @@ class Cache:
         return fetch
 
     def fill(self, fetch: Fetch, answer: Floats) -> Floats:
-        """All rows of the request, from the answer to what was asked for and from where the others are."""
+        """Returns all rows of the request: those of the reply, the cached ones and the borrowed ones."""
         flat, layout = fetch.flat, fetch.request.ids.layout
         assert flat is not None and fetch.places_M is not None
         _put(fetch.missing.ids.layout, answer, np.arange(fetch.places_M.size), layout, fetch.places_M, flat)
@@ -93,19 +93,19 @@ class Cache:
         return flat
 
     def forget(self) -> None:
-        """Forgets what is under way: it will not come."""
+        """Forgets pulls in flight: their replies will not come."""
         self._under_way.clear()
 
 
 def find(ids: JaggedIds, among: JaggedIds) -> Ints:
-    """Where each id stands among others, int64 (V,); -1 = nowhere."""
+    """The position of each id among others, int64 (V,); -1 = not there."""
     at_V = np.empty(ids.ids_V.size, dtype=np.int64)
     placement_kernels.find_sorted(ids.layout.starts_T1, ids.ids_V, among.layout.starts_T1, among.ids_V, at_V)
     return at_V
 
 
 def _put(source: Layout, rows: Floats, from_K: Ints, target: Layout, to_K: Ints, out: Floats) -> None:
-    """Copies rows at ascending places of one layout to as many of another."""
+    """Copies rows at ascending positions of one layout to positions of another."""
     placement_kernels.copy_rows(
         rows, source.starts_T1, from_K, out, target.starts_T1, to_K, target.catalog.dims_T
     )  # fmt: skip

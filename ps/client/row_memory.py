@@ -125,7 +125,7 @@ class RowMemory:
         last: bool,
         encode: Encode,
     ) -> Outgoing:
-        """What of the gradients, and of those remembered, is to be sent now; the rest is remembered, and so is what
+        """Returns the rows to send now. It keeps the residual, and what
         `encode` loses. `choose`: chooses rows by the step's gradients and `key`; None = the pool takes the rows with
         the largest norm of gradient and residual. `last` = all gradients that wait, but not what was rounded off of
         rows that were sent."""
@@ -197,7 +197,7 @@ class RowMemory:
 
     @property
     def num_unsent(self) -> int:
-        """Rows of which something waits, gradient or the rounding error of what was sent."""
+        """Rows with a residual, gradient or the rounding error of what was sent."""
         return sum(group.unsent.num_unsent for group in self._groups) if self.sends_later else 0
 
     @property
@@ -206,7 +206,7 @@ class RowMemory:
         return float(sum(group.unsent.lost_squares for group in self._groups)) if self.sends_later else 0.0
 
     def report(self) -> dict[str, float]:
-        """Rows of which something waits, the square of what they hold; so far: rows whose rounding errors were given
+        """Rows with a residual, the square of what they hold; so far: rows whose rounding errors were given
         up, rows sent for want of a slot, and rows left out because with what waited for them they were not finite."""
         pools = [group.unsent for group in self._groups] if self.sends_later else []
         return {

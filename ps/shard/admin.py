@@ -37,11 +37,12 @@ from shardkeep.ps.wire.message import Kind, Packed, text_of, unpack
 
 
 class AdminServer:
-    """Replies at once, or by a future where the reply takes its time.
+    """Replies to admin calls: at once, or through a future for a call that takes long.
 
     Args:
         journal: The journal of the server's pushes; None = there is none.
-        frozen: Inside, no push is applied and all steps before a step are; raises where the server is not there.
+        frozen: Inside, all steps before the given step are applied and no push can be. Raises if the server is at
+            another step.
         report: The facts that a server reports about itself.
     """
 
@@ -99,7 +100,7 @@ class AdminServer:
         return self._serving.text(Kind.ANSWER, encode_reply(reply), rank)
 
     def _later(self, found: Future[SnapshotFiles], rank: int) -> Future[Bytes]:
-        """The message of an answer that takes its time."""
+        """The reply of a call that takes long."""
         message = promised()
 
         def finish(found: Future[SnapshotFiles]) -> None:

@@ -1,4 +1,4 @@
-"""Applier: the path of a push through gate, journal, tables and acknowledgement. Knows no other generation."""
+"""Applier: takes a push through gate, journal, tables and acknowledgement. Knows no other generation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from shardkeep.base.arrays import Bytes
-from shardkeep.base.errors import TransportError
+from shardkeep.base.errors import ProtocolError, TransportError
 from shardkeep.ps.shard.consistency import Gate, Work
 from shardkeep.ps.shard.journal.journal import Entry, Journal
 from shardkeep.ps.shard.pulls import Pulls
@@ -16,11 +16,11 @@ from shardkeep.ps.shard.push_reader import PushReader
 from shardkeep.ps.shard.serving import Serving, one_line, promised
 from shardkeep.ps.shard.tables import NO_GRADIENTS, Gradients, Tables
 from shardkeep.ps.wire.ids import num_references
-from shardkeep.ps.wire.message import Packed
+from shardkeep.ps.wire.message import Packed, lr_factor_of
 
 
 class Applier:
-    """Applies the pushes of one server in the order of its gate. Thread safe."""
+    """Applies the pushes of one server in the order that its gate decides. Thread safe."""
 
     def __init__(
         self,
@@ -31,10 +31,11 @@ class Applier:
         reader: PushReader,
         journal: Journal | None,
         *,
+        num_workers: int,
         on_doubt: Callable[[str], None],
     ) -> None:
-        """`journal`: where pushes are kept until a checkpoint holds them, None = nowhere. `on_doubt`: closes the
-        service when a table could not be updated."""
+        """`journal`: keeps pushes until a checkpoint holds them; None = no journal. `on_doubt`: closes the service
+        when an update fails."""
         self.gate = gate
         self.journal = journal
         self.counts: Counter[str] = Counter()
@@ -43,21 +44,26 @@ class Applier:
         self._tables = tables
         self._pulls = pulls
         self._reader = reader
+        self._num_workers = num_workers
         self._on_doubt = on_doubt
+        self._agreed: tuple[int, int, float] | None = None  # step, first rank and its factor, in `sync`
         self._idle = threading.Condition(serving.lock)
         self._applying = 0  # pieces of work that the gate handed out and that are not done
         self._acks: dict[tuple[int, int], Future[Bytes]] = {}  # of pushes that are being applied, by (rank, step)
         self._in_doubt = ""
 
     def push(self, message: Packed) -> Future[Bytes]:
-        """The acknowledgement: when the push is staged (`sync`) or applied (other modes). A duplicate is acknowledged
-        together with the first push."""
+        """Takes in a push. The future resolves when the push is staged (`sync`) or applied (other modes).
+
+        A duplicate is acknowledged together with the first push."""
         key = (message.rank, message.step)
         ack: Future[Bytes] = promised()
         with self._serving.lock:
             self._serving.check_open(message.generation)
             pulled = self._pulls.remembered(*key)
             new = self.gate.expects(*key)
+            if new:
+                self.agree(*key, lr_factor_of(message))
         # A push drops the slots of its pull, so a duplicate cannot refer to it.
         forgotten = not new and num_references(message) > 0
         gradients = NO_GRADIENTS if forgotten else self._reader.gradients(message, pulled)
@@ -76,8 +82,26 @@ class Applier:
         self.advance()
         return ack
 
+    def agree(self, rank: int, step: int, lr_factor: float) -> None:
+        """In `sync`, raises ProtocolError if another rank pushed the step with another factor. Under the lock."""
+        if not self.gate.stages:
+            return
+        if self._agreed is None or self._agreed[0] != step:
+            self._agreed = step, rank, lr_factor
+        elif self._agreed[2] != lr_factor:
+            _, other, factor = self._agreed
+            raise ProtocolError(
+                f"step {step}: worker {other} pushed lr_factor {factor:g}, worker {rank} {lr_factor:g}; "
+                "in sync all workers push the same"
+            )
+
+    def begin(self, step: int) -> None:
+        """Starts all ranks at `step`. Under the lock."""
+        self.gate.begin(step)
+        self._agreed = None
+
     def advance(self) -> None:
-        """Applies due pushes, then answers admitted pulls. Any thread may run it; one thread does each piece."""
+        """Applies due pushes, then answers admitted pulls. Several threads may run it; each does other pieces."""
         while True:
             with self._serving.lock:
                 work = self.gate.take()
@@ -90,8 +114,9 @@ class Applier:
             self._pulls.answer(parked, staleness)
 
     def _finish(self, work: Work[Gradients]) -> None:
-        """Applies a piece of work and acknowledges its pushes. Closes the service and raises if it cannot be applied:
-        nobody may use these tables then."""
+        """Applies a piece of work and acknowledges its pushes.
+
+        If the update fails, closes the service, because the tables may be half updated, and raises."""
         try:
             self._apply(work)
         except Exception as error:
@@ -113,7 +138,8 @@ class Applier:
     def _apply(self, work: Work[Gradients]) -> None:
         if self.gate.stages and self.journal is not None:
             self.journal.append(Entry.APPLIED, rank=0, step=work.step)
-        self._tables.apply(work.pushes, step=work.step)
+        share = len(work.ranks) / self._num_workers  # 1 in `sync`, whose work has the pushes of all ranks
+        self._tables.apply(work.pushes, step=work.step, decay_share=share)
 
     def complete(self, step: int) -> None:
         """Applies the staged pushes of all steps before `step`. Raises ProtocolError if some are missing."""
@@ -122,7 +148,7 @@ class Applier:
         self.advance()
 
     def settle(self) -> None:
-        """Blocks until no thread changes a table. Raises TransportError if the tables are in doubt."""
+        """Blocks until no thread changes a table. Raises TransportError if an update has failed."""
         self.advance()
         with self._idle:
             self._idle.wait_for(lambda: not self._applying)
@@ -130,7 +156,7 @@ class Applier:
             raise TransportError(self._in_doubt)
 
     def abandon(self) -> list[Future[Bytes]]:
-        """Takes the futures of all pending acknowledgements; the caller fails them. Under the lock."""
+        """Removes and returns the futures of all pending acknowledgements; the caller fails them. Under the lock."""
         waiting = list(self._acks.values())
         self._acks = {}
         return waiting

@@ -1,4 +1,4 @@
-"""The gates: when staged pushes are applied, and when the pull of a step may be answered, with which staleness.
+"""The gates: decide when staged pushes are applied, and when a pull is answered and with which staleness.
 
 Pure logic: no threads, locks, sockets or tables. The service calls a gate under one lock.
 """
@@ -17,7 +17,7 @@ P = TypeVar("P")  # what a push carries
 
 @dataclass(frozen=True, slots=True)
 class Work(Generic[P]):
-    """Pushes of one step to be applied together: summed per row in the order of `ranks`, then one update."""
+    """Pushes of one step to apply together: sum them per row in the order of `ranks`, then make one update."""
 
     step: int
     ranks: tuple[int, ...]
@@ -25,17 +25,17 @@ class Work(Generic[P]):
 
 
 class Gate(Protocol[P]):
-    """Decides the order of pushes and pulls. Every Work that `take` hands out comes back by `done`."""
+    """Decides the order of pushes and pulls. The caller passes every Work from `take` back to `done`."""
 
     stages: bool
     """Whether a push is acknowledged before it is applied."""
 
     def push(self, rank: int, step: int, push: P) -> bool:
-        """Takes in a push. False = a duplicate, to be acknowledged and forgotten. Raises ProtocolError."""
+        """Takes in a push. Returns False for a duplicate, which the caller only acknowledges. Raises ProtocolError."""
         ...
 
     def expects(self, rank: int, step: int) -> bool:
-        """Whether a push would be taken in now: False = a duplicate. Raises ProtocolError."""
+        """Whether a push would be new now; False = a duplicate. Raises ProtocolError."""
         ...
 
     def arrive(self, rank: int, step: int) -> None:
@@ -43,11 +43,11 @@ class Gate(Protocol[P]):
         ...
 
     def take(self) -> Work[P] | None:
-        """The next pushes to apply, None when there are none now."""
+        """The next pushes to apply; None = none now."""
         ...
 
     def done(self, work: Work[P]) -> None:
-        """`work` has been applied."""
+        """Records that `work` has been applied."""
         ...
 
     def admits(self, step: int) -> bool:
@@ -55,32 +55,33 @@ class Gate(Protocol[P]):
         ...
 
     def staleness(self, step: int) -> int:
-        """Steps that rows read now for `step` lag behind: steps before it that are not applied for all ranks."""
+        """How far rows read now for `step` lag behind: the steps before it that are not applied for all ranks."""
         ...
 
     def is_at(self, step: int) -> bool:
-        """Whether all pushes of the steps before `step` are applied, and no other has come."""
+        """Whether all pushes of the steps before `step` are applied, and no later push has arrived."""
         ...
 
     def resume_range(self) -> tuple[int, int]:
-        """The first and the last step at which all ranks together could begin anew, with what has been pushed."""
+        """The first and the last step from which all ranks together can resume with the pushes received so far."""
         ...
 
     def complete(self, step: int) -> None:
-        """All ranks are about to begin at `step`: what of the steps before it waits becomes due. Raises ProtocolError
-        when `step` is beyond `span`."""
+        """Makes all staged pushes of steps before `step` due, because all ranks are about to begin at `step`.
+
+        Raises ProtocolError if `step` is beyond `resume_range`."""
         ...
 
     def begin(self, step: int) -> None:
-        """All ranks begin at `step`; nothing is due. Of its pushes, those that were only staged are forgotten."""
+        """Starts all ranks at `step`; no push may be due. Drops pushes of `step` that are only staged."""
         ...
 
 
 class SyncGate(Generic[P]):
     """The pull of step t sees exactly all pushes of steps below t.
 
-    Pushes of t are staged. They are applied when the pulls of t + 1 of all ranks have arrived; a rank sends that
-    pull only when every server acknowledged its push of t, so whoever applies t knows that all servers hold t.
+    Pushes of t are staged. They are applied when all ranks' pulls of t + 1 have arrived. A rank sends that pull only
+    after every server has acknowledged its push of t. So a server that applies t knows that all servers hold t.
     """
 
     stages = True
@@ -157,20 +158,20 @@ class SyncGate(Generic[P]):
 
 @dataclass(slots=True)
 class _Progress:
-    """What is known of one rank's pushes."""
+    """The state of one rank's pushes."""
 
     watermark: int
     """All its steps up to here are applied."""
     accepted: set[int] = field(default_factory=set)
-    """Steps above the watermark that were taken in, applied or not."""
+    """Steps above the watermark whose push has been taken in, applied or not."""
     applied: set[int] = field(default_factory=set)
     """Steps above the watermark that are applied."""
 
 
 class BoundedGate(Generic[P]):
-    """Pushes are applied as they come. A pull of step t waits until all pushes up to t - 1 - bound are applied.
+    """Applies pushes as they arrive. A pull of step t waits until all pushes up to t - 1 - bound are applied.
 
-    A bound of None never makes a pull wait (`async`)."""
+    With bound None (`async`), a pull never waits."""
 
     stages = False
 
@@ -217,10 +218,10 @@ class BoundedGate(Generic[P]):
         return 0, min(progress.watermark for progress in self._ranks) + 1
 
     def complete(self, step: int) -> None:
-        pass  # whatever was pushed is due
+        pass  # every push is due when it arrives
 
     def begin(self, step: int) -> None:
-        for progress in self._ranks:  # lower only where the server has lost pushes
+        for progress in self._ranks:  # the watermark is lower than `step` only if the server has lost pushes
             progress.watermark = max(progress.watermark, step - 1)
             progress.accepted = {s for s in progress.accepted if s > progress.watermark}
             progress.applied = {s for s in progress.applied if s > progress.watermark}

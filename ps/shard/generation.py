@@ -1,4 +1,4 @@
-"""GenerationLife: how one server begins, freezes, rewinds and leaves a generation. Handles no message."""
+"""GenerationLife: begins, freezes, rewinds and ends generations of one server. Handles no message."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardkeep.ps.wire.message import read
 
 
 class GenerationLife:
-    """One server over its generations. Thread safe."""
+    """The generations of one server. Thread safe."""
 
     def __init__(
         self, serving: Serving, applier: Applier, pulls: Pulls, reader: PushReader, snapshots: SnapshotWriter
@@ -35,7 +35,7 @@ class GenerationLife:
             return self._applier.gate.resume_range()
 
     def begin(self, generation: int, step: int) -> None:
-        """Serves another generation, whose workers begin at `step`.
+        """Starts to serve another generation, whose workers begin at `step`.
 
         Staged pushes of earlier steps are applied. In `sync`, staged pushes of `step` are dropped, because workers
         send them again. Raises JournalError."""
@@ -49,12 +49,12 @@ class GenerationLife:
     def _rewind(self, step: int) -> None:
         self._applier.complete(step)
         with self._serving.lock:
-            self._applier.gate.begin(step)
+            self._applier.begin(step)
             self._pulls.forget_all()
 
     @contextlib.contextmanager
     def frozen(self, step: int) -> Iterator[None]:
-        """Inside, no push is applied, and all steps before `step` are. Raises ProtocolError or TransportError."""
+        """Inside, all steps before `step` are applied and no push can be. Raises ProtocolError or TransportError."""
         with self._serving.lock:
             if self._serving.closed is not None:
                 raise TransportError(self._serving.closed)
@@ -65,12 +65,12 @@ class GenerationLife:
     def suspend(self, reason: str) -> None:
         """Closes the service until `begin`, and blocks until no thread changes a table.
 
-        Raises TransportError when applying has failed: then the tables are in doubt."""
+        Raises TransportError if an update has failed: the tables may then be half updated."""
         self.close(reason)
         self._applier.settle()
 
     def close(self, reason: str) -> None:
-        """Fails every parked future, and every later message, with TransportError(reason). Idempotent."""
+        """Fails every parked future and every later message with TransportError(reason). Idempotent."""
         with self._serving.lock:
             self._serving.closed = self._serving.closed or reason
             waiting = self._pulls.abandon() + self._applier.abandon()
@@ -79,9 +79,10 @@ class GenerationLife:
         self._snapshots.close(reason)
 
     def replay(self, records: Iterable[Record]) -> int:
-        """Applies the records of a journal; the number of pushes. The tables must be those of the checkpoint before.
+        """Applies the records of a journal. Returns the number of pushes.
 
-        Raises CorruptMessage or ProtocolError when a record is not of this job, or one is missing."""
+        The tables must hold the checkpoint that the journal builds on. Raises CorruptMessage or ProtocolError if a
+        record belongs to another job or one is missing."""
         journal, self._applier.journal = self._applier.journal, None
         count, generation = 0, -1
         for record in records:
@@ -99,10 +100,12 @@ class GenerationLife:
         return count
 
     def _replay_push(self, record: Record) -> bool:
-        """Whether the push was new."""
+        """Applies one push. Returns whether it was new."""
         gradients = self._reader.gradients(read(record.body), None)
         with self._serving.lock:
             new = self._applier.gate.expects(record.rank, record.step)
+            if new:
+                self._applier.agree(record.rank, record.step, gradients.lr_factor)
             self._applier.gate.push(record.rank, record.step, gradients)
         self._applier.advance()
         return new

@@ -1,4 +1,7 @@
-"""Pulls that wait for the gate, the replies with their rows, and the slots that the push of the same step reuses."""
+"""Pulls: parks each pull until the gate admits it, then replies with its rows.
+
+It also remembers the slots of a pull, so that the push of the same step reuses them.
+"""
 # S = sections, V = ids of all sections
 
 from __future__ import annotations
@@ -32,10 +35,10 @@ class Parked:
 
 
 class Pulls:
-    """The pulls and reads of one server. Thread safe; a method that says so runs under the lock of `serving`."""
+    """The pulls and reads of one server. Thread safe. Some methods require the lock of `serving`; they say so."""
 
     def __init__(self, serving: Serving, catalog: Catalog, replies: Replies, *, window: int) -> None:
-        """`window`: steps of a rank whose slots are remembered."""
+        """`window`: for how many steps of a rank the slots are remembered."""
         self._serving = serving
         self._catalog = catalog
         self._replies = replies
@@ -48,7 +51,7 @@ class Pulls:
         """Pulls by the staleness of their rows; read it under the lock."""
 
     def park(self, message: Packed, gate: Gate[Gradients]) -> Future[Bytes]:
-        """Lets a pull wait for `gate`. Raises ProtocolError, CorruptMessage or TransportError."""
+        """Parks a pull until `gate` admits it. Raises ProtocolError, CorruptMessage or TransportError."""
         parked = Parked(promised(), message, self._wanted(message))
         with self._serving.lock:
             self._serving.check_open(message.generation)
@@ -128,7 +131,7 @@ class Pulls:
 class Replies:
     """Makes one server's replies to pulls and reads.
 
-    Where ids are coded, a reply has only the rows that exist: the worker computes initial values itself."""
+    If ids are coded, a reply has only the rows that exist, and the worker computes the initial values itself."""
 
     def __init__(self, tables: Tables, catalog: Catalog, compression: CompressionConfig) -> None:
         self._tables = tables
@@ -137,7 +140,7 @@ class Replies:
         self._names_absent = compression.ids == "coded"
 
     def rows(self, message: Packed, wanted: SectionIds, *, staleness: int) -> tuple[Bytes, Pulled]:
-        """The rows of a PULL or READ, and what was found of them."""
+        """The ROWS message of a PULL or READ, and the result of the pull."""
         rows_S, reads = np.diff(wanted.starts_S1), message.kind is Kind.READ
         row_format = PLAIN if reads else self._format
         if row_format.plain and (reads or not self._names_absent):

@@ -1,9 +1,11 @@
-"""From a packed push to gradients, and to a form that the journal keeps.
+"""PushReader: decodes a packed push to gradients, and encodes it for the journal.
 
-A message is wholly valid before any of it is used. Knows the tables' specs only: no rows, no gate.
+Validates the whole message before any part is used. Knows only the tables' specs: no rows, no gate.
 """
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 
@@ -12,7 +14,7 @@ from shardkeep.base.contiguous import for_kernels
 from shardkeep.ps.jagged import Catalog
 from shardkeep.ps.shard.tables import Gradients, Pulled, sum_of
 from shardkeep.ps.wire.ids import num_references, read_ids, read_references
-from shardkeep.ps.wire.message import Kind, Packed, allocate
+from shardkeep.ps.wire.message import Kind, Packed, allocate, lr_factor_of
 from shardkeep.ps.wire.rows import PLAIN, RowFormat, decode
 
 
@@ -23,10 +25,14 @@ class PushReader:
         self._catalog = catalog
 
     def gradients(self, packed: Packed, pulled: Pulled | None) -> Gradients:
-        """The ids and gradients of a PUSH; the arrays may be views of the message.
+        """The ids and gradients of a PUSH. The arrays may be views of the message.
 
-        `pulled`: what the same rank's pull of the step found: a push of the same ids needs no second search, and one by
-        reference has no others."""
+        `pulled`: the result of the same rank's pull of the step. If the push has the same ids, its slots are reused. A
+        push by reference has no other ids."""
+        factor, gradients = lr_factor_of(packed), self._decoded(packed, pulled)
+        return gradients if factor == 1.0 else replace(gradients, lr_factor=factor)
+
+    def _decoded(self, packed: Packed, pulled: Pulled | None) -> Gradients:
         count = num_references(packed)
         referred = self._referred(packed, count, pulled) if count else None
         sections = read_ids(packed, self._catalog, count)
@@ -52,8 +58,9 @@ class PushReader:
         return Pulled(sections, slots_K, np.bincount(section_K[slots_K < 0], minlength=count))
 
     def self_contained(self, packed: Packed, gradients: Gradients) -> Bytes:
-        """A PUSH as a message that needs no other one to be read: with plain ids, sorted and float32 where it refers to
-        a pull or has coded ids, else as it came."""
+        """A PUSH that can be decoded without any other message.
+
+        If it refers to a pull or has coded ids, encodes it again with plain sorted ids and float32; else unchanged."""
         if not packed.id_formats_S.any():
             return packed.buffer
         rows_S = np.diff(gradients.sections.starts_S1)
@@ -65,6 +72,7 @@ class PushReader:
             generation=packed.generation,
             rank=packed.rank,
             step=packed.step,
+            value=packed.value,
             tables_S=tables_S,
             rows_S=rows_S,
             id_bytes_S=8 * rows_S,

@@ -1,7 +1,7 @@
 """ShardService: dispatches the messages of one server by kind. Takes packed bytes, gives a Future of packed bytes.
 
-Knows no transport. The calling thread does the work, except that of snapshots. A request that has to wait is a parked
-Future, so any number of pulls can wait with any number of threads.
+Knows no transport. The calling thread does the work, except writing snapshots. A request that has to wait is a parked
+Future, so waiting pulls occupy no thread.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from shardkeep.ps.wire.message import KIND_AT, Kind, Packed, read
 class ShardService:
     """One server's share of every table.
 
-    Thread safe. `handle` never blocks waiting for others. Every answer is a message; a ShardkeepError becomes an
-    ERROR message and has changed nothing. Messages are immutable: staged pushes stay views of them.
+    Thread safe. `handle` never waits for another process. Every reply is a message. A ShardkeepError becomes an ERROR
+    message, and the request has changed nothing. Messages are immutable, because staged pushes are views of them.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ShardService:
         journal: Journal | None = None,
         process: Callable[[], dict[str, Any]] = dict,
     ) -> None:
-        """`compression`: of pulled rows. `journal`: keeps pushes until a checkpoint holds them; None = nothing does.
+        """`compression`: of pulled rows. `journal`: keeps pushes until a checkpoint holds them; None = no journal.
         `process`: returns the facts about the process for `report`."""
         self._process = process
         self.tables = Tables(tables, seed=seed)
@@ -61,7 +61,9 @@ class ShardService:
         replies = Replies(self.tables, catalog, compression or CompressionConfig())
         self.pulls = Pulls(self._serving, catalog, replies, window=consistency.window)
         gate: Gate[Gradients] = open_gate(consistency, num_workers=num_workers, start_step=start_step)
-        self.applier = Applier(self._serving, gate, self.tables, self.pulls, reader, journal, on_doubt=self.close)
+        self.applier = Applier(
+            self._serving, gate, self.tables, self.pulls, reader, journal, num_workers=num_workers, on_doubt=self.close
+        )
         self.snapshots = SnapshotWriter(self.tables, checkpoints, shard=shard)
         self.life = GenerationLife(self._serving, self.applier, self.pulls, reader, self.snapshots)
         frozen, report = self.life.frozen, self.report
@@ -74,12 +76,12 @@ class ShardService:
         }
 
     def handle(self, buffer: Bytes, then: Bytes | None = None) -> Future[Bytes]:
-        """Answers one packed message: PULL and READ -> ROWS, PUSH -> ACK, ASK -> ANSWER, anything bad -> ERROR.
+        """Answers one packed message: PULL and READ -> ROWS, PUSH -> ACK, ASK -> ANSWER, a bad one -> ERROR.
 
-        With `then`, a second message, the answer is the second's, which is looked at when the first has been answered;
-        an ERROR of the first is the answer to both.
+        `then`: a second message, handled after the first has been answered. The result is then the second's reply. If
+        the first ends with ERROR, that is the result, and the second is not handled.
 
-        The future ends with an exception, a TransportError, only when the service is closed."""
+        The future fails, with TransportError, only if the service is closed."""
         if then is None:
             return self._handle(buffer)
         both = promised()
@@ -102,7 +104,7 @@ class ShardService:
             return failed(error)
         except ShardkeepError as error:
             return done(self._serving.error(error))
-        except Exception as error:  # a defect of ours must reach the worker as one line, not as its deadline
+        except Exception as error:  # a bug must reach the worker as one line, not as a missed deadline
             return done(self._serving.error(error))
 
     def _pull(self, message: Packed) -> Future[Bytes]:
@@ -125,11 +127,11 @@ class ShardService:
         return self._serving.generation
 
     def close(self, reason: str) -> None:
-        """Fails every parked future, and every later message, with TransportError(reason). Idempotent."""
+        """Fails every parked future and every later message with TransportError(reason). Idempotent."""
         self.life.close(reason)
 
     def report(self) -> dict[str, Any]:
-        """Tables, digests and counts, as JSON types. Blocks for a scan of all rows."""
+        """Tables, digests and counts, as JSON types. Blocks while it scans all rows."""
         digests = self.tables.digests()
         with self._serving.lock:
             counts = self.applier.counts + self.pulls.counts

@@ -1,4 +1,4 @@
-"""Serving: the generation that a server serves, the lock of everything that its threads share, futures of replies.
+"""Serving: the generation that a server serves, the lock for the state its threads share, and futures of replies.
 
 Knows no table.
 """
@@ -16,7 +16,8 @@ from shardkeep.ps.wire.message import Kind, allocate, text_message
 class Serving:
     """The generation of one server, and why it is closed.
 
-    `lock` guards the gate, the parked pulls, the counts and this object's fields. Nobody holds it while tables work.
+    `lock` guards the gate, the parked pulls, the counts and this object's fields. No thread holds it during a pull or
+    an update of tables.
     """
 
     def __init__(self, *, shard: int, generation: int) -> None:
@@ -34,9 +35,9 @@ class Serving:
             )
 
     def check_open(self, generation: int) -> None:
-        """Checks again, under the lock: another generation may have begun since `check_generation`.
+        """Raises TransportError if the service is closed, or serves another generation since `check_generation`.
 
-        Raises TransportError."""
+        Call it under the lock."""
         if self.closed is not None or generation != self.generation:
             raise TransportError(self.closed or f"server {self.shard} is in generation {self.generation} now")
 
@@ -54,7 +55,7 @@ class Serving:
 
 
 def one_line(error: Exception) -> str:
-    """The text of an error; a defect of ours also names its type."""
+    """The text of an error, in one line. An error that is not a ShardkeepError is a bug, so its type comes first."""
     text = " ".join(str(error).split())
     return text if isinstance(error, ShardkeepError) else f"{type(error).__name__}: {text}"
 

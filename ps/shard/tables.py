@@ -1,6 +1,7 @@
-"""Tables: all of one server's tables, pulled and updated by one kernel call for many of them. Thread safe.
+"""Tables: all tables of one server. One kernel call pulls or updates many of them. Thread safe.
 
-Knows no message and no gate. A table by itself is table.py.
+A row is created in `apply`, by the first gradient of its id. One table's storage is in table/table.py.
+Knows no message and no gate.
 """
 # S = sections, T = tables, V = ids of all sections
 
@@ -23,17 +24,19 @@ from shardkeep.ps.shard.snapshot.snapshot import Snapshot
 from shardkeep.ps.shard.table import pre_image_kernels
 from shardkeep.ps.shard.table import table_kernels as at
 from shardkeep.ps.shard.table.changed_rows import ChangedRows
+from shardkeep.ps.shard.table.optimizers.optimizer import Update
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
 from shardkeep.ps.shard.table.table import NO_SQUARES, Table
 
 MOST_LOCKS = 4
-"""As many threads as RPC has can work at once, on different tables; fewer where there are fewer cores for them."""
+"""The number of RPC threads: each can work on other tables. A machine with fewer cores has fewer locks."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """What a pull found: the rows' slots, -1 for ids that had no row then, and how many of these a section has. A row
-    keeps its slot for ever."""
+    """The result of a pull: the slot of each id (-1 if it had no row) and the number of absent ids per section.
+
+    A row's slot never changes."""
 
     sections: SectionIds
     slots_V: Ints
@@ -42,13 +45,17 @@ class Pulled:
 
 @dataclass(frozen=True, slots=True)
 class Gradients:
-    """Gradients of sections' rows, flat float32; what an earlier pull of the same sections found, if any; and the mean
-    squared gradient of each row, float32 (V,), where the gradients are sums of several steps'."""
+    """Gradients of the sections' rows, flat float32.
+
+    `pulled`: the result of an earlier pull of the same sections, if any. `squares_V`: the mean squared gradient of each
+    row, float32 (V,), if the gradients are sums over several steps; else empty. `lr_factor`: multiplies the learning
+    rate of the update; equal in all pushes that are applied together."""
 
     sections: SectionIds
     values: Floats
     pulled: Pulled | None = None
     squares_V: Floats = field(default_factory=lambda: NO_SQUARES)
+    lr_factor: float = 1.0
 
 
 NO_GRADIENTS = Gradients(
@@ -61,9 +68,9 @@ class Tables(Sequence[Table]):
 
     def __init__(self, specs: Sequence[TableSpec], *, seed: int) -> None:
         self._descriptors = np.zeros((len(specs), at.COLUMNS), dtype=np.int64)
-        self._scales = np.zeros((len(specs), 2), dtype=np.float32)
+        self._starts = np.zeros((len(specs), at.STARTS), dtype=np.float32)
         self._tables = [
-            Table(spec, seed=seed, descriptor=self._descriptors[t], scale=self._scales[t])
+            Table(spec, seed=seed, descriptor=self._descriptors[t], starts=self._starts[t])
             for t, spec in enumerate(specs)
         ]
         self.dims_T: Ints = self._descriptors[:, at.DIM].copy()
@@ -73,7 +80,8 @@ class Tables(Sequence[Table]):
         count = min(MOST_LOCKS, usable_cores(), max(len(specs), 1))
         self._locks = [threading.Lock() for _ in range(count)]
         self._changes = [threading.Lock() for _ in range(count)]
-        """Held beside a lock by who changes rows, alone by who takes rows of a snapshot: pulls do not wait for it."""
+        """A thread that changes rows holds a table's lock and this one. A thread that takes rows of a snapshot holds
+        only this one, so pulls do not wait for a snapshot."""
         self._bounds = np.array([len(specs) * lock // count for lock in range(count + 1)])
         self.changed = ChangedRows([table.changed for table in self._tables])
         self._images = np.zeros((len(specs), pre_image_kernels.COLUMNS), dtype=np.int64)
@@ -86,36 +94,39 @@ class Tables(Sequence[Table]):
         return len(self._tables)
 
     def pull(self, sections: SectionIds, values: Floats) -> Pulled:
-        """Weights of all ids into `values` (flat, table after table); the initial value of unknown ones. Changes no
-        table."""
+        """Writes the weights of all ids into `values` (flat, table after table). Changes no table.
+
+        An id without a row gets its computed initial value."""
         slots_V = np.empty(sections.ids_V.size, dtype=np.int64)
         absent_S = np.empty(sections.tables_S.size, dtype=np.int64)
         for part, ids, where in self._parts(sections):
             starts_S1 = sections.starts_S1[part.start : part.stop + 1] - ids.start
             at.pull(
-                self._descriptors, self._scales, sections.tables_S[part], starts_S1, sections.ids_V[ids], slots_V[ids],
+                self._descriptors, self._starts, sections.tables_S[part], starts_S1, sections.ids_V[ids], slots_V[ids],
                 absent_S[part], values[where],
             )  # fmt: skip
         return Pulled(sections, slots_V, absent_S)
 
-    def apply(self, pushes: Sequence[Gradients], *, step: int) -> None:
-        """Adds several pushes' gradients, row by row in the order of `pushes`, then makes one optimizer update per
-        row. Rows whose gradient is not finite are left alone and counted."""
+    def apply(self, pushes: Sequence[Gradients], *, step: int, decay_share: float = 1.0) -> None:
+        """Adds the gradients row by row, in the order of `pushes`, then makes one optimizer update per row.
+
+        Creates the rows of new ids. Skips and counts rows whose gradient is not finite. `decay_share`: the part of the
+        step's ranks whose gradients are in `pushes`; the rows decay by this share of `weight_decay`."""
         if not pushes:
             return
-        gradients = pushes[0]
+        gradients, update = pushes[0], Update(step, pushes[0].lr_factor, decay_share)
         for other in pushes[1:]:
             gradients = sum_of(self.dims_T, gradients, other)
         if not all_finite(gradients.values.view(np.uint32)):
             gradients = self._finite(gradients)
-        self._apply(gradients, step)
+        self._apply(gradients, update)
 
     def snapshot(self, base: str = "") -> Snapshot:
-        """Fixes the rows as they are now: pushes keep pre-images of rows until these are taken or dropped.
+        """Fixes the rows as they are now. Pushes then keep pre-images until the snapshot is taken or dropped.
 
-        Drops any earlier snapshot. Nobody may call `apply` meanwhile; pulls may continue.
+        Drops any earlier snapshot. No thread may call `apply` during this call; pulls may continue.
 
-        `base`: a checkpoint's id; the snapshot is then of the rows that changed since, if that is known (`changed`)."""
+        `base`: a checkpoint's id. The snapshot then has only the rows that changed since, if `changed` knows them."""
         if self._snapshot is not None:
             self._snapshot.drop("another snapshot came")
         locks = [self._changes[self._lock_of(t)] for t in range(len(self))]
@@ -124,17 +135,17 @@ class Tables(Sequence[Table]):
 
     @property
     def pre_imaged(self) -> npt.NDArray[np.bool_]:
-        """Whether pushes keep the pre-images of a table's rows for a snapshot."""
+        """Whether pushes keep pre-images for a snapshot, for each table."""
         return np.asarray(self._images.any(axis=1))
 
-    def _apply(self, gradients: Gradients, step: int) -> None:
+    def _apply(self, gradients: Gradients, update: Update) -> None:
         sections, pulled, squares_V = gradients.sections, gradients.pulled, gradients.squares_V
         found = pulled is not None
         if pulled is not None:
             slots_V, new_S = pulled.slots_V, pulled.absent_S
         else:
             slots_V, new_S = np.empty(sections.ids_V.size, dtype=np.int64), np.diff(sections.starts_S1)
-        scalars_SK = self._scalars(sections.tables_S, step)
+        scalars_SK = self._scalars(sections.tables_S, update)
         for part, ids, where in self._parts(sections, changing=True):
             tables_S = sections.tables_S[part]
             starts_S1 = sections.starts_S1[part.start : part.stop + 1] - ids.start
@@ -142,7 +153,7 @@ class Tables(Sequence[Table]):
             if self._snapshot is not None and not self._snapshot.over:
                 self._snapshot.make_room(tables_S, np.diff(starts_S1))
             at.apply(
-                self._descriptors, self._scales, self._images, tables_S, starts_S1, sections.ids_V[ids], slots_V[ids],
+                self._descriptors, self._starts, self._images, tables_S, starts_S1, sections.ids_V[ids], slots_V[ids],
                 found, gradients.values[where], squares_V[ids] if squares_V.size else NO_SQUARES, scalars_SK[part],
             )  # fmt: skip
 
@@ -152,7 +163,7 @@ class Tables(Sequence[Table]):
             self._tables[t].make_room(rows)
 
     def _parts(self, sections: SectionIds, *, changing: bool = False) -> Iterator[tuple[slice, slice, slice]]:
-        """The sections under one lock, their ids and their values, while holding that lock; one after the other."""
+        """For each lock in turn: its sections, their ids and their values. Holds the lock during the iteration."""
         starts = sections.starts_S1
         values_S1 = np.zeros(starts.size, dtype=np.int64)
         np.cumsum(np.diff(starts) * self.dims_T[sections.tables_S], out=values_S1[1:])
@@ -166,16 +177,16 @@ class Tables(Sequence[Table]):
                         slice(int(values_S1[first]), int(values_S1[end])),
                     )
 
-    def _scalars(self, tables_S: Ints, step: int) -> Floats:
-        """What the optimizers' kernels take for a step, a row per section."""
-        found = [np.array(scalars(config, step), dtype=np.float32) for config, scalars in self._optimizers]
+    def _scalars(self, tables_S: Ints, update: Update) -> Floats:
+        """The arguments of the optimizers' kernels for an update, one row per section."""
+        found = [np.array(scalars(config, update), dtype=np.float32) for config, scalars in self._optimizers]
         scalars_CK = np.zeros((len(found), max(map(len, found), default=0)), dtype=np.float32)
         for c, scalars in enumerate(found):
             scalars_CK[c, : scalars.size] = scalars
         return scalars_CK[self._optimizer_T[tables_S]]
 
     def _finite(self, gradients: Gradients) -> Gradients:
-        """Without the rows that are not finite, table by table: rare."""
+        """The gradients without the rows that are not finite. Works table by table, because this is rare."""
         sections, at_value = gradients.sections, 0
         parts: list[tuple[Ids, Floats]] = []
         finite_V = np.empty(sections.ids_V.size, dtype=np.bool_)
@@ -193,7 +204,7 @@ class Tables(Sequence[Table]):
         return Gradients(kept, np.concatenate([grad_UD.reshape(-1) for _, grad_UD in parts]), None, squares_V)
 
     def digests(self) -> dict[str, int]:
-        """The digest of each table's rows by name; those of all servers add up modulo 2**128."""
+        """The digest of each table's rows, by name. The digests of all servers add up modulo 2**128."""
         found = {}
         for t, table in enumerate(self._tables):
             with self._locks[self._lock_of(t)]:
@@ -205,7 +216,7 @@ class Tables(Sequence[Table]):
 
 
 def sum_of(dims_T: Ints, a: Gradients, b: Gradients) -> Gradients:
-    """The sum of two pushes, row by row: first a, then b."""
+    """The sum of two pushes, row by row, as a + b."""
     rows = a.sections.ids_V.size + b.sections.ids_V.size
     count = a.sections.tables_S.size + b.sections.tables_S.size
     tables, starts = np.empty(count, dtype=np.int64), np.empty(count + 1, dtype=np.int64)
@@ -226,7 +237,7 @@ def sum_of(dims_T: Ints, a: Gradients, b: Gradients) -> Gradients:
 
 
 def _squares(dims_T: Ints, gradients: Gradients) -> Floats:
-    """The mean squared gradient of each row (V,): what came with the gradients, or their own."""
+    """The mean squared gradient of each row (V,): the pushed one if there is one, else computed."""
     sections = gradients.sections
     if gradients.squares_V.size == sections.ids_V.size:
         return gradients.squares_V

@@ -168,7 +168,7 @@ def decode_reply(text: str, kind: type[R]) -> R:
     """The reply in the text of an ANSWER. Raises ProtocolError when it is not a `kind`."""
     try:
         return kind(**json.loads(text))
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, RecursionError) as error:  # RecursionError: as above
         raise ProtocolError(f"answer {text[:80]!r} is not a {kind.__name__}") from error
 
 

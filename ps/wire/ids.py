@@ -21,7 +21,7 @@ from shardkeep.ps.wire import message_kernels
 from shardkeep.ps.wire.message import REFERENCE, Packed
 
 MOST_IDS = 1 << 24
-"""Coded ids that one message may hold: a few bytes can stand for many."""
+"""Coded ids that one message may hold: a few bytes can represent many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,8 @@ def read_present(packed: Packed, rows_S: Ints) -> npt.NDArray[np.bool_] | None:
     """Which of the ids of a pull with `rows_S` ids in its sections have rows, bool (V,); None = all of them.
 
     Raises CorruptMessage."""
-    if not packed.id_formats_S.size or packed.id_formats_S[0] < REFERENCE:
+    if not packed.id_formats_S.any():
+        check_complete(packed, rows_S)
         return None
     from shardkeep.compression.ids.codes import decode_subsets  # here: as above
 
@@ -114,6 +115,15 @@ def read_present(packed: Packed, rows_S: Ints) -> npt.NDArray[np.bool_] | None:
     there_V = np.zeros(count, dtype=np.bool_)
     there_V[places_K + np.repeat(np.cumsum(rows_S) - rows_S, packed.rows_S)] = True
     return there_V
+
+
+def check_complete(packed: Packed, rows_S: Ints) -> None:
+    """Raises CorruptMessage unless a reply has all `rows_S` rows of its sections and names no ids."""
+    if packed.id_bytes or packed.id_formats_S.any() or not np.array_equal(packed.rows_S, rows_S):
+        raise CorruptMessage(
+            f"{packed.kind.name} with {packed.rows_S.sum()} rows and {packed.id_bytes} bytes of ids; "
+            f"allowed: all {rows_S.sum()} rows that were requested, without ids"
+        )
 
 
 # ---- references ----

@@ -30,10 +30,16 @@ from shardkeep.ps.wire import message_kernels as at
 MAGIC = 0x4B53  # "SK"
 VERSION = 3
 _HEADER = struct.Struct("<HBBIIIqqQ")  # magic, version, kind, generation, rank, sections, step, value, length
+_VALUE, _VALUE_AT = struct.Struct("<q"), 24
+_FLOAT, _BITS = struct.Struct("<f"), struct.Struct("<I")
+_ONE, _INFINITY = 0x3F800000, 0x7F800000  # float32 bits
+_LEAST, _LARGEST = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127  # normal float32 numbers above 0
 KIND_AT = 3
 """The byte of a message that says its kind."""
 FLUSH = 1
-"""The value of a push that brings all gradients that earlier pushes held back. Servers do not read it."""
+"""Marks a push with the residuals of earlier pushes. Servers do not read it."""
+LR_FACTOR = 2
+"""Marks a push with a learning-rate factor: its float32 bits are the upper half of `value`. No mark = factor 1."""
 REFERENCE = 16
 """From this id format on (compression/ids) a section's ids are places among those that the same step pulled."""
 MOST_SECTIONS = 1 << 16
@@ -46,7 +52,7 @@ class Kind(enum.IntEnum):
     PULL = 1  # ids; waits for what the consistency mode promises; a pull of no ids is a fence
     READ = 2  # ids; answered at once (evaluation)
     ROWS = 3  # the answer to both; value = staleness of the rows in steps
-    PUSH = 4  # ids and gradients; value = FLUSH where those of earlier steps come along
+    PUSH = 4  # ids and gradients; value = FLUSH and LR_FACTOR (push_value)
     ACK = 5  # the answer to a push
     ASK = 6  # a question in JSON (one section of values)
     ANSWER = 7  # its answer in JSON
@@ -157,7 +163,7 @@ def allocate(
 ) -> Packed:
     """A message with its header and directory written and its padding cleared; the caller fills ids and values.
 
-    A number stands for a column of it. Raises ProtocolError for more than MOST_SECTIONS."""
+    A number represents a column of it. Raises ProtocolError for more than MOST_SECTIONS."""
     count = tables_S.size
     if count > MOST_SECTIONS:
         raise ProtocolError(f"a message of {count} sections; allowed: {MOST_SECTIONS}")
@@ -221,6 +227,33 @@ def unpack(buffer: Bytes) -> Message:
     packed = read(buffer)
     sections = tuple(packed.section(s) for s in range(packed.tables_S.size))
     return Message(packed.kind, packed.generation, packed.rank, packed.step, sections, packed.value)
+
+
+def push_value(*, flush: bool, lr_factor: float) -> int:
+    """The `value` of a PUSH. Rounds the factor to float32. Raises ProtocolError unless it is a normal number above
+    0."""
+    value = FLUSH if flush else 0
+    if lr_factor == 1.0:
+        return value
+    if not _LEAST <= lr_factor <= _LARGEST:
+        raise ProtocolError(f"lr_factor: {lr_factor:g}; allowed: {_LEAST:g} to {_LARGEST:g}")
+    (bits,) = _BITS.unpack(_FLOAT.pack(lr_factor))
+    return value if bits == _ONE else value | LR_FACTOR | bits << 32
+
+
+def lr_factor_of(packed: Packed) -> float:
+    """The learning-rate factor of a PUSH, a float32. Raises CorruptMessage."""
+    if not packed.value & LR_FACTOR:
+        return 1.0
+    bits = packed.value >> 32
+    if not 0 < bits < _INFINITY:
+        raise CorruptMessage(f"PUSH with the bits {bits & 0xFFFFFFFF:#x} as learning-rate factor; allowed: above 0")
+    return float(_FLOAT.unpack(_BITS.pack(bits))[0])
+
+
+def set_value(packed: Packed, value: int) -> None:
+    """Writes another `value` into the buffer of a message that is not sent yet."""
+    _VALUE.pack_into(packed.buffer.data, _VALUE_AT, value)
 
 
 def text_message(kind: Kind, text: str, *, generation: int = 0, rank: int = 0) -> Bytes:

@@ -68,7 +68,7 @@ def short_columns(columns: Columns) -> int:
 
 @kernel("int64(int64[:,::1], int64, int64)")
 def length_of(columns: Columns, flags: int, column: int) -> int:
-    """How many numbers stand for a column."""
+    """How many numbers represent a column."""
     if flags & (1 << column):
         return 0 if column == TABLES else 1
     count: int = columns.shape[1] - 1
@@ -77,7 +77,7 @@ def length_of(columns: Columns, flags: int, column: int) -> int:
 
 @kernel("uint64(int64[:,::1], int64, int64, int64)")
 def number_of(columns: Columns, flags: int, column: int, s: int) -> np.uint64:
-    """The number that stands for a section in a column, or for all of them."""
+    """The number that represents a section in a column, or for all of them."""
     if column == TABLES:
         return zigzag(columns[TABLES, s] - (columns[TABLES, s - 1] + 1 if s > 0 else 0))
     if column >= ID_BYTES and flags & (1 << column):
@@ -195,7 +195,7 @@ def clear(buffer: Bytes, begin: int, end: int) -> bool:
 @kernel("int64(Array(uint8, 1, 'C', readonly=True), int64, int64[:,::1])")
 def read_directory(buffer: Bytes, at: int, columns: Columns) -> int:
     """The columns of the directory that starts at `at`, a byte of the buffer, and where the parts lie. Returns the
-    length of the message that it tells of, or what is wrong."""
+    length of the message that it reports, or what is wrong."""
     count = columns.shape[1] - 1
     if count > 0:
         flags: int = np.int64(buffer[at])  # type: ignore[assignment]

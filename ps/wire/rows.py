@@ -26,7 +26,7 @@ from shardkeep.ps.wire.message import Packed
 T = TypeVar("T", bound=np.generic)
 
 ELEMENTS = 96
-"""A value format: single elements of rows, each section a packet by itself (compression/values/elements.py)."""
+"""A value format: single elements of rows, each section a packet on its own (compression/values/elements.py)."""
 _MOMENTS = 128  # the bit of a value format that says that a second moment follows each row
 
 

@@ -1,6 +1,6 @@
 """The bytes of a journal's segments: a header, then records, each with a checksum and padded to 8 bytes.
 
-Knows no files and no lock: `ps/shard/journal/journal.py` has those. All numbers are little-endian.
+All numbers are little-endian. Knows no files and no lock: see `ps/shard/journal/journal.py`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Parts = Sequence[bytes | memoryview]
 
 
 class Entry(enum.IntEnum):
-    """What a record says: a push arrived, a step was applied, a generation began."""
+    """The kind of a record: a push arrived, a step was applied, a generation began."""
 
     PUSH = 1
     APPLIED = 2
@@ -41,7 +41,7 @@ _STARTS = np.array([_MARK | entry << 16 for entry in Entry], dtype=np.uint32)
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record. `body`: bytes (uint8) that are the reader's own; a view that keeps its whole segment in memory."""
+    """One record. `body` (uint8): a view that keeps its whole segment in memory; the reader may change it."""
 
     entry: Entry
     rank: int
@@ -50,7 +50,7 @@ class Record:
 
 
 def record_parts(entry: Entry, rank: int, step: int, body: npt.NDArray[np.uint8]) -> Parts:
-    """What a record is on disk; the body is not copied."""
+    """The bytes of a record on disk. Does not copy the body."""
     fields = _RECORD.pack(_MARK, entry, rank, step, body.nbytes)
     return [fields + _SUM.pack(_checksum(fields, body)), body.data, _ZEROS[: -body.nbytes % 8]]
 
@@ -67,14 +67,14 @@ def segment_head(generation: int, number: int) -> bytes:
 
 
 def format_of(head: bytes) -> int | None:
-    """The format that a segment's header says, None when it is not one."""
+    """The format number in a segment's header; None = not a valid header."""
     magic, version, _, _ = _SEGMENT.unpack_from(head)
     whole = magic == _MAGIC and head[_SEGMENT.size :] == _SUM.pack(xxhash.xxh3_64_intdigest(head[: _SEGMENT.size]))
     return int(version) if whole else None
 
 
 def record_at(data: npt.NDArray[np.uint8], offset: int) -> tuple[Record, int] | None:
-    """The record at a multiple of 8 and where the next begins; None when there is no whole one."""
+    """The record at `offset`, a multiple of 8, and the offset of the next; None = no whole record."""
     start = offset + _RECORD_HEAD
     if start > data.size:
         return None
@@ -89,7 +89,7 @@ def record_at(data: npt.NDArray[np.uint8], offset: int) -> tuple[Record, int] | 
 
 
 def record_after(data: npt.NDArray[np.uint8], offset: int) -> bool:
-    """Whether a whole record begins anywhere behind a bad one, whose stated length may be what is wrong."""
+    """Whether a whole record follows a bad one. Searches all offsets, because the bad record's length may be wrong."""
     marks = data[offset : data.size // 8 * 8].view("<u4")[::2]
     starts = np.flatnonzero(np.isin(marks, _STARTS)) * 8 + offset
     return any(record_at(data, start) is not None for start in starts.tolist())

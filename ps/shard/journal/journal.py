@@ -1,4 +1,4 @@
-"""A server's journal: an append-only log of the pushes it took and applied, in segments that a restart replays.
+"""Journal: a server's append-only log of the pushes it received, in segments that a restart replays.
 
     journal/
       lock                     flock of the process that may write, with its pid
@@ -6,8 +6,8 @@
       g000003-000001.journal   generation 3, segment 1: a header, then records, each padded to 8 bytes
       g000003-000002.journal   every segment's first record is its GENERATION
 
-Knows the lock and which segments there are; a segment itself is in `ps/shard/journal/segments.py`. Not what a push
-holds, nor when it counts.
+This module has the lock and the list of segments; one segment is in `ps/shard/journal/segments.py`. It knows neither
+the content of a push nor when it is applied.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _BASE = "base"
 class Journal:
     """A server's log. One process at a time may have it open; its threads may share it.
 
-    A segment of an earlier life is never appended to. Raises JournalError wherever the disk fails."""
+    Never appends to a segment of an earlier process. All methods raise JournalError if the disk fails."""
 
     def __init__(self, folder: Path, *, sync: bool, segment_bytes: int = 64 << 20, lock_s: float = 10.0) -> None:
-        """Makes the folder and takes its lock.
+        """Creates the folder and takes its lock.
 
-        `sync`: bring every record to disk, so that it survives the machine; else it survives the process.
+        `sync`: sync every record to disk, so that it survives a machine failure; else it survives only the process.
         `segment_bytes`: size at which the next record starts another segment. Blocks up to `lock_s` seconds while
         another process holds the lock, then raises JournalError with its pid."""
         self._folder, self._sync, self._segment_bytes = folder, sync, segment_bytes
@@ -56,9 +56,9 @@ class Journal:
         self._replayed = not self._segments
 
     def replay(self) -> Iterator[Record]:
-        """All records, oldest first. What a crash left torn at the end of the last segment is cut off on disk.
+        """Yields all records, oldest first. Cuts off, on disk, a record that a crash left torn at the end of the log.
 
-        Raises JournalError, naming file and byte, where something else is damaged."""
+        Raises JournalError with file and byte if anything else is damaged."""
         with self._guard:
             segments = list(self._segments)
             torn = None if self._open or not segments else segments[-1]
@@ -67,17 +67,21 @@ class Journal:
         self._replayed = True
 
     def begin(self, generation: int, *, step: int, facts: Mapping[str, Any]) -> None:
-        """Starts a segment of a generation, not lower than the last; its first record is GENERATION with `step` and
-        `facts` (JSON types) as body. What an earlier life left is replayed unseen if the caller has not."""
-        if not self._replayed:  # else its torn tail would no longer be the journal's last
+        """Starts a segment of a generation, not lower than the last. Its first record is GENERATION with `step`.
+
+        `facts` (JSON types): the record's body. If the caller has not replayed the log, this call does and discards
+        the records."""
+        if not self._replayed:  # a torn record may only be in the last segment
             deque(self.replay(), maxlen=0)
         body = np.frombuffer(json.dumps(dict(facts)).encode("utf-8"), dtype=np.uint8)
         with self._guard:
             self._start(generation, record_parts(Entry.GENERATION, 0, step, body))
 
     def append(self, entry: Entry, *, rank: int, step: int, body: npt.NDArray[np.uint8] = EMPTY) -> None:
-        """Adds a record: on return it survives the process, with `sync` the machine. `body`: C-contiguous, not copied,
-        not to be changed meanwhile. Raises JournalError, with the journal as it was before and usable."""
+        """Adds a record. On return it survives the process, and with `sync` a machine failure.
+
+        `body`: C-contiguous and not copied; do not change it during the call. Raises JournalError; the journal is then
+        unchanged and usable."""
         parts = record_parts(entry, rank, step, body)
         with self._guard:
             if self._opened().segment.size >= self._segment_bytes and self._opened().segment.highest >= 0:
@@ -94,7 +98,7 @@ class Journal:
             self._start(opened.segment.generation, opened.start)
 
     def to_disk(self) -> None:
-        """Brings all records to disk, so that they survive the machine as well."""
+        """Syncs all records to disk, so that they survive a machine failure."""
         with self._guard:
             for segment in self._segments:
                 with failing(segment.path, "cannot be brought to disk"), segment.path.open("rb") as file:
@@ -103,7 +107,7 @@ class Journal:
                 sync_folder(self._folder)
 
     def forget_before(self, step: int) -> None:
-        """Deletes segments that hold pushes and applied markers of steps below `step` only; the newest stays."""
+        """Deletes segments whose records are all of steps below `step`, except the newest segment."""
         with self._guard:
             doomed = [s for s in self._segments[:-1] if self._replayed and s.highest < step]
             if doomed:
@@ -113,7 +117,7 @@ class Journal:
 
     @property
     def base(self) -> int:
-        """The step whose checkpoint, or a later one, the records follow; 0 = none is needed."""
+        """The step of the earliest checkpoint on which the records build; 0 = they need none."""
         try:
             return int((self._folder / _BASE).read_text(encoding="ascii"))
         except FileNotFoundError:
@@ -122,17 +126,17 @@ class Journal:
             raise JournalError(f"{self._folder / _BASE}: cannot be read ({error})") from error
 
     def build_on(self, step: int) -> None:
-        """Notes that the records follow the checkpoint of `step`."""
+        """Records that the log builds on the checkpoint of `step`."""
         with self._guard, failing(self._folder / _BASE, "cannot be written"):
             if step != self.base:
                 self._check_lock()
                 atomic_write(self._folder / _BASE, f"{step}\n")
 
     def clear(self) -> None:
-        """Deletes all segments: the job starts anew."""
+        """Deletes all segments, because the job starts again from step 0."""
         with self._guard:
             self._shut()
-            for segment in reversed(self._segments):  # what a crash leaves is then a state that once was
+            for segment in reversed(self._segments):  # a crash in between leaves a valid earlier state
                 self._delete(segment)
             self.build_on(0)
             self._replayed = True
@@ -145,7 +149,7 @@ class Journal:
             return sum(segment.size for segment in self._segments)
 
     def close(self) -> None:
-        """Gives the lock back. Again: does nothing."""
+        """Releases the lock. Idempotent."""
         with self._guard:
             self._shut()
             self._behind.close()
@@ -163,7 +167,7 @@ class Journal:
             raise JournalError(f"{self._folder}: the journal is closed")
 
     def _start(self, generation: int, start: Parts) -> None:
-        """Makes a segment with its first record, whole or not at all; the one before stays open if this fails."""
+        """Creates a segment with its first record, whole or not at all. On failure, the segment before stays open."""
         self._check_lock()
         last = self._segments[-1] if self._segments else None
         if last is not None and generation < last.generation:
@@ -200,7 +204,7 @@ class Journal:
             sync_folder(self._folder)
 
     def _cut(self, segment: Segment, size: int) -> None:
-        """Leaves the first bytes of a segment, which hold whole records; deletes it if they hold none."""
+        """Truncates a segment to `size` bytes of whole records. Deletes it if no record is left."""
         with self._guard, failing(segment.path, "cannot be cut"):
             self._check_lock()
             if size <= SEGMENT_HEAD:
@@ -218,7 +222,7 @@ def _take_lock(folder: Path, limit_s: float) -> int:
     try:
         return owner_lock(folder / "lock", limit_s=limit_s)
     except TimeoutError as error:
-        raise JournalError(f"{folder}: {error}; end that process first, two cannot write the same journal") from error
+        raise JournalError(f"{folder}: {error}; end that process first: two cannot write the same journal") from error
     except OSError as error:
         raise JournalError(
             f"{folder / 'lock'}: cannot be locked ({error.strerror or error}), and without a lock two processes could "

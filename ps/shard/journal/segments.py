@@ -1,6 +1,6 @@
-"""Segments of a journal: files that one process appends records to, whole or not at all, and reads again.
+"""Segments of a journal: files to which one process appends records, whole or not at all.
 
-Knows files; the bytes are in `ps/shard/journal/format.py`. Not which segments a journal has.
+Knows files. The bytes of a record are in `ps/shard/journal/format.py`, the list of segments in journal.py.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _NAME = re.compile(r"g(\d{6,})-(\d{6,})\.journal")
 
 @dataclass(eq=False, slots=True)
 class Segment:
-    """A segment's file, its whole records' size, and the highest step of its PUSH and APPLIED records (-1: none)."""
+    """A segment's file, the size of its whole records, and the highest step of PUSH and APPLIED records (-1: none)."""
 
     path: Path
     generation: int
@@ -44,8 +44,9 @@ class Segment:
     highest: int = -1
 
     def records(self, cut: Callable[[Segment, int], None] | None) -> Iterator[Record]:
-        """The records, up to where the segment is torn. `cut`: cuts a torn segment to so many bytes; None = it may not
-        be torn. Raises JournalError, naming file and byte, where it is damaged."""
+        """Yields the records, up to a torn one. `cut`: truncates a torn segment; None = a torn segment is an error.
+
+        Raises JournalError with file and byte if the segment is damaged."""
         with failing(self.path, "cannot be read"):
             data = _content(self)
         end = _records_start(self, data)
@@ -62,12 +63,12 @@ class Segment:
 
 
 class OpenSegment:
-    """The segment that records are appended to. Not thread safe; raises OSError where the disk fails.
+    """The segment to which records are appended. Not thread safe. Raises OSError if the disk fails.
 
     `start`: its first record, a GENERATION."""
 
     def __init__(self, segment: Segment, start: Parts, *, sync: bool, behind: WriteBehind) -> None:
-        """Makes the file with the segment's head and first record."""
+        """Creates the file with the segment's header and first record."""
         self.segment = segment
         self.start = start
         self._sync = sync
@@ -90,7 +91,7 @@ class OpenSegment:
             if self._sync:
                 os.fdatasync(self._descriptor)
         except OSError:
-            with contextlib.suppress(OSError):  # then the next record tries again, or replay cuts
+            with contextlib.suppress(OSError):  # the next write tries again, or replay cuts the torn record
                 self.mend()
             raise
         segment = self.segment
@@ -99,18 +100,18 @@ class OpenSegment:
         self._behind.grew(segment.path, segment.size - written, segment.size)
 
     def mend(self) -> None:
-        """Cuts off what a failed or interrupted write left."""
+        """Cuts off the remains of a failed or interrupted write."""
         if self._unsure:
             os.ftruncate(self._descriptor, self.segment.size)
             self._unsure = False
 
     def close(self) -> None:
-        """No further record comes."""
+        """Closes the file after its last record."""
         os.close(self._descriptor)
         self._behind.ended(self.segment.path, self.segment.size)
 
     def abandon(self) -> None:
-        """Closes and deletes the file: the segment could not be begun."""
+        """Closes and deletes the file of a segment that could not be started."""
         os.close(self._descriptor)
         self.segment.path.unlink(missing_ok=True)
 
@@ -124,7 +125,7 @@ def segments_in(folder: Path) -> list[Segment]:
 
 @contextlib.contextmanager
 def failing(path: Path, how: str) -> Iterator[None]:
-    """An OSError inside becomes a JournalError."""
+    """Turns an OSError inside into a JournalError."""
     try:
         yield
     except OSError as error:
@@ -132,14 +133,14 @@ def failing(path: Path, how: str) -> Iterator[None]:
 
 
 def _content(segment: Segment) -> npt.NDArray[np.uint8]:
-    """The segment in memory: a bad disk is then an error, where under a mapping it is a SIGBUS. Raises OSError."""
+    """Reads the segment into memory. With a mapping, a bad disk would be a SIGBUS instead of an OSError."""
     data = np.empty(segment.size, dtype=np.uint8)
     with segment.path.open("rb") as file:
         return data[: file.readinto(data.data)]
 
 
 def _records_start(segment: Segment, data: npt.NDArray[np.uint8]) -> int:
-    """Where the records start; 0 when a crash came before the segment's header. Raises JournalError."""
+    """The offset of the first record; 0 = a crash came before the header was written. Raises JournalError."""
     head = data[:SEGMENT_HEAD].tobytes()
     if head == segment_head(segment.generation, segment.number):
         return SEGMENT_HEAD

@@ -1,4 +1,4 @@
-"""ArrayFile: a safetensors file that is written array by array, none of them held in memory."""
+"""ArrayFile: writes a safetensors file array by array and holds none of them in memory."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import numpy as np
 import numpy.typing as npt
 
 _HEADER_BYTES = 16 << 10
-"""Room for the header, which stands first and is known last; the format lets spaces fill it."""
+"""Room for the header. It comes first in the file but is known last; the format allows padding with spaces."""
 _MOST_ARRAYS = 120
 _KINDS = {"int64": "I64", "float32": "F32"}
 
 
 class ArrayFile:
-    """Arrays one behind the other, each under a name of up to 32 letters; a file once it is finished.
+    """A safetensors file of consecutive arrays, each with a name of up to 32 characters. Valid after `finish`.
 
-    Source: https://huggingface.co/docs/safetensors (format). All but `close` raise OSError."""
+    Format: https://huggingface.co/docs/safetensors. All methods except `close` raise OSError."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,13 +42,13 @@ class ArrayFile:
         self.size += array.nbytes
 
     def finish(self) -> None:
-        """Writes the header and closes the file. What is written may not be on disk yet."""
+        """Writes the header and closes the file. Does not sync it to disk."""
         header = json.dumps(self._header, separators=(",", ":")).encode()
         self._file.seek(0)
         self._file.write((_HEADER_BYTES - 8).to_bytes(8, "little") + header.ljust(_HEADER_BYTES - 8))
         self._file.close()
 
     def close(self) -> None:
-        """Closes a file that need not be whole."""
+        """Closes the file, even if it is incomplete."""
         with contextlib.suppress(OSError):
             self._file.close()

@@ -1,4 +1,4 @@
-"""The slots of records in the order of their ids' placement buckets."""
+"""Sorts the slots of records by the placement bucket of their ids."""
 # N = rows, C = chosen rows, B = buckets
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _SLOTS_AT_ONCE = 1 << 19
 def bucket_order(
     records: Records, count: int, between: Callable[[], None] = lambda: None, *, chosen: Bytes = ALL
 ) -> tuple[Pages[np.uint32], npt.NDArray[np.int64]]:
-    """The first `count` slots sorted by bucket (4 bytes each), and where each bucket starts in them (BUCKETS + 1); of
-    these slots only those whose bit in `chosen` is set (uint8, 8 slots a byte), unless that is ALL.
+    """The first `count` slots sorted by bucket (4 bytes each), and the start of each bucket in them (BUCKETS + 1).
 
-    Records may change and grow meanwhile, as ids stay. `between` is called every some milliseconds."""
+    `chosen` (uint8, 8 slots a byte) selects the slots whose bit is set; ALL selects every slot. Records may change and
+    grow during the call, because ids do not change. `between` is called every few milliseconds."""
     place = records.addresses, records.shift, records.width, chosen
     starts_B1 = np.zeros(BUCKETS + 1, dtype=np.int64)
     parts = [(begin, min(begin + _SLOTS_AT_ONCE, count)) for begin in range(0, count, _SLOTS_AT_ONCE)]

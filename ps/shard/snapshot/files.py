@@ -1,8 +1,7 @@
-"""Snapshots: one server's tables as safetensors files in the order of placement buckets, and back into any number of
-servers.
+"""The format of a snapshot's files: `write_snapshot` and `load_snapshots`. When and in which thread: writer.py.
 
-A file holds parts of tables, each a range of buckets, so that another number of servers reads only files that hold
-some of its buckets. `snapshot.json` says which part is where. It writes the rows of one instant (snapshot.py).
+Rows are in safetensors files, sorted by placement bucket. A part is one table's rows of a range of buckets. So each
+of another number of servers reads only the files with its own buckets. `snapshot.json` lists the parts of each file.
 """
 # N = rows of a part, D = embedding dim, S = optimizer slots of a row
 
@@ -33,10 +32,10 @@ from shardkeep.ps.shard.snapshot.walk import walk
 from shardkeep.ps.shard.table.table import Table
 
 FILE_BYTES = 64 << 20
-"""About the size of a file: what is held in memory while it is read."""
+"""The approximate size of a file. A whole file is in memory while it is read."""
 PART_BYTES = 8 << 20
-"""About the size of a part: what is held in memory while a snapshot is written, beside 4 bytes for each row of the
-largest table, a bit for each row of all, and what spill.py allows for rows that change meanwhile."""
+"""The approximate size of a part. One part is in memory while a snapshot is written. In addition there are 4 bytes for
+each row of the largest table, one bit for each row of every table, and the pre-images (limit in spill.py)."""
 _INDEX = "snapshot.json"
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -54,9 +53,9 @@ class _Part:
 
 
 def write_snapshot(snapshot: Snapshot, checkpoint: Path, *, shard: int) -> list[FileRecord]:
-    """Writes the rows and slots of a snapshot below `checkpoint`/server-SHARD, then drops it; the files' records.
+    """Writes a snapshot's rows and slots below `checkpoint`/server-SHARD, then drops it. Returns the files' records.
 
-    Pulls and pushes may go on meanwhile. Raises OSError, and CheckpointError when the snapshot is dropped before."""
+    Pulls and pushes may continue. Raises OSError, or CheckpointError if the snapshot is dropped before the end."""
     folder = checkpoint / f"server-{shard}"
     try:
         folder.mkdir()
@@ -85,7 +84,7 @@ def write_snapshot(snapshot: Snapshot, checkpoint: Path, *, shard: int) -> list[
 def _write_rows(
     snapshot: Snapshot, folder: Path, done: Callable[[Path], Future[FileRecord]]
 ) -> tuple[list[_Part], list[Future[FileRecord]]]:
-    """The files of rows, each handed to `done`; which part is where."""
+    """Writes the files of rows and passes each to `done`. Returns the parts and the files' records."""
     parts: list[_Part] = []
     records: list[Future[FileRecord]] = []
     file: ArrayFile | None = None
@@ -93,7 +92,7 @@ def _write_rows(
         spill = opened.enter_context(contextlib.closing(Spill(folder)))
         for part in opened.enter_context(contextlib.closing(walk(snapshot, spill, min(PART_BYTES, FILE_BYTES)))):
             if file is None:
-                snapshot.check()  # one that was given up must not touch files that another may be writing
+                snapshot.check()  # a dropped snapshot must not touch files that the next one may be writing
                 file = opened.enter_context(contextlib.closing(ArrayFile(folder / _file_name(len(records)))))
             columns = part.columns
             for what, array in (("ids", columns.ids_K), ("rows", columns.rows_KD), ("slots", columns.slots_KS)):
@@ -110,17 +109,19 @@ def _write_rows(
 
 
 def load_snapshots(tables: Sequence[Table], checkpoint: Checkpoint, *, shard: int, num_shards: int) -> None:
-    """Fills empty tables with the rows of a checkpoint that belong to one of `num_shards` servers, however many wrote
-    it; what its chain begins with first, then what changed after it. Raises CheckpointError."""
+    """Fills empty tables with the rows of a checkpoint that belong to server `shard` of `num_shards`.
+
+    Any number of servers may have written it. Loads the chain's full checkpoint first, then its increments. Raises
+    CheckpointError."""
     for link in checkpoint.chain:
         skipped = _load(tables, link, shard, num_shards)
-    if shard == 0:  # a count of the job: one server goes on with it
+    if shard == 0:  # the count is of the whole job, so one server carries it
         for table, count in zip(tables, skipped.tolist(), strict=True):
             table.skipped_rows = count
 
 
 def _load(tables: Sequence[Table], checkpoint: Checkpoint, shard: int, num_shards: int) -> npt.NDArray[np.int64]:
-    """Sets the rows that one checkpoint of a chain has itself; the skipped rows of each table until then."""
+    """Loads the rows of one checkpoint of a chain. Returns the count of skipped rows per table at that time."""
     first, end = _range_of(shard, num_shards)
     indexes = [file for file in checkpoint.files if file.path.endswith(f"/{_INDEX}")]
     skipped = np.zeros(len(tables), dtype=np.int64)
@@ -146,7 +147,7 @@ def _range_of(shard: int, num_shards: int) -> tuple[int, int]:
 
 
 def _by_file(index: dict[str, Any], first: int, end: int) -> dict[int, list[_Part]]:
-    """The parts that hold some of the buckets [first, end), by the file they lie in."""
+    """The parts with rows of buckets [first, end), by file number."""
     found: dict[int, list[_Part]] = {}
     for part in (_Part(*row) for row in index["parts"]):
         if part.first < end and part.end > first:
@@ -155,7 +156,7 @@ def _by_file(index: dict[str, Any], first: int, end: int) -> dict[int, list[_Par
 
 
 def _matched(index: dict[str, Any], tables: Sequence[Table], checkpoint: Checkpoint) -> list[int]:
-    """The table that each of the snapshot's tables is now. Raises CheckpointError when one is not the same."""
+    """The job's table for each table of the snapshot. Raises CheckpointError if one is missing or differs."""
     now = {table.spec.name: t for t, table in enumerate(tables)}
     found = []
     for entry in index["tables"]:
@@ -173,8 +174,9 @@ def _matched(index: dict[str, Any], tables: Sequence[Table], checkpoint: Checkpo
 
 
 def _shape(spec: TableSpec) -> str:
-    """What makes rows of one table rows of another."""
-    return f"dim {spec.dim}, optimizer {spec.optimizer.name}, init {spec.init.name} {spec.init.scale}"
+    """The settings that must match for one table's rows to fit another."""
+    first, second = spec.init.parameters
+    return f"dim {spec.dim}, optimizer {spec.optimizer.name}, init {spec.init.name} {first:g} {second:g}"
 
 
 def read_index(path: Path) -> dict[str, Any]:

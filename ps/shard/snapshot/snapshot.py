@@ -1,8 +1,8 @@
-"""Snapshot: a server's rows as they were at one instant, while pushes go on changing them. Knows no file and no order.
+"""Snapshot: a server's rows as they were at one instant, while pushes keep changing them. Knows no file and no order.
 
-A push after the snapshot first copies those of its rows that nobody has taken yet. These copies are the pre-images. It
-copies single rows, because popular rows lie everywhere: by 64 KB segments a few pushes would copy whole tables. One bit
-per row says whether the row is copied or taken.
+Before a push changes a row that has not been taken, it copies the row: the pre-image. It copies single rows, because
+popular rows are scattered: with 64 KB segments a few pushes would copy whole tables. One bit per row says whether the
+row is copied or taken.
 """
 # U = unique rows, K = rows of a part, D = embedding dim, S = optimizer slots of a row
 
@@ -25,7 +25,7 @@ from shardkeep.ps.shard.table.table import Table
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Rows taken apart: ids (K), weights (K, D), optimizer slots (K, S)."""
+    """Rows as separate arrays: ids (K), weights (K, D), optimizer slots (K, S)."""
 
     ids_K: Ints
     rows_KD: Floats
@@ -37,22 +37,20 @@ class Columns:
 
 
 class _PreImages:
-    """What one table's snapshot owns: the bits and the pre-images."""
+    """The bits and pre-images of one table."""
 
     def __init__(self, table: Table, changed: Bytes) -> None:
-        """`changed`: bits of the rows that the snapshot is of; the others count as taken."""
+        """`changed`: bits of the rows in the snapshot; all other rows count as taken."""
         size = -(-table.num_rows // 8)
         self.bits = ~changed[:size] if changed.size else np.zeros(size, dtype=np.uint8)
         self.pre_images = Records(table.records.width)
 
 
 class Snapshot:
-    """The rows of all tables, or those that changed since a checkpoint, as they were when this was made, each to be
-    taken once.
+    """All rows, or the rows that changed since a checkpoint, as they were at construction. Each row is taken once.
 
-    Pushes may come from other threads, but none while it is made. `make_room` is for them, under the lock of the
-    table's changes; the other methods are for one thread that takes the rows, and lock for themselves; any thread may
-    drop it.
+    No push may run during construction. After it, pushing threads call `make_room` under the lock of the table's
+    changes. One thread calls the other methods, which take that lock themselves. Any thread may call `drop`.
     """
 
     def __init__(
@@ -62,17 +60,17 @@ class Snapshot:
         locks: Sequence[threading.Lock],
         changed: Sequence[Bytes] | None = None,
     ) -> None:
-        """`images_TC` (int64, tables x COLUMNS): what pushes keep, as their kernels see it. `locks`: of each table's
-        changes. `changed`: the bits of each table's rows that count, which nobody changes; None = all rows."""
+        """`images_TC` (int64, tables x COLUMNS): the arguments of the kernels that copy pre-images. `locks`: the lock
+        of each table's changes. `changed`: the bits of the rows in the snapshot, not modified; None = all rows."""
         self.tables = tables
         self.full = changed is None
-        """Whether the snapshot is of all rows."""
+        """Whether the snapshot has all rows."""
         self.chosen_T: Sequence[Bytes] = [ALL] * len(tables) if changed is None else changed
-        """Bits of each table's rows that the snapshot is of, or ALL."""
+        """The bits of the rows in the snapshot for each table, or ALL."""
         self.rows_T = [table.num_rows for table in tables]
         self.skipped_rows_T = [table.skipped_rows for table in tables]
         self.over = False
-        """Whether nothing is kept any more, of any table."""
+        """Whether no table keeps pre-images any more."""
         self._dropped: str | None = None
         self._images, self._locks = images_TC, locks
         self._record_bytes_T = np.array([4 * table.records.width for table in tables], dtype=np.int64)
@@ -95,8 +93,10 @@ class Snapshot:
                 self._note_pre_images(t, images)
 
     def take(self, t: int, order_U: UInt32s, to: Columns, k: int) -> tuple[int, float]:
-        """Takes those of the rows in slots `order` that are not kept, to place `k` on; returns the place after them,
-        and the seconds for which it held up pushes. Raises CheckpointError when the snapshot was dropped."""
+        """Copies the rows in slots `order_U` that have no pre-image to `to`, from index `k` on.
+
+        Returns the index after them, and the seconds for which it blocked pushes. Raises CheckpointError after a drop.
+        """
         records = self.tables[t].records
         with self._locks[t]:
             started = time.perf_counter()
@@ -106,12 +106,12 @@ class Snapshot:
             return k, time.perf_counter() - started
 
     def pre_images(self, t: int) -> tuple[Records, int]:
-        """The pre-images; the first so many do not change any more. Raises CheckpointError after a drop."""
+        """The pre-images, and how many are final. Raises CheckpointError after a drop."""
         with self._locks[t]:
             return self._held(t).pre_images, int(self._images[t, at.COUNT])
 
     def take_over(self, t: int) -> tuple[Records, int]:
-        """As `kept`, and further ones go elsewhere."""
+        """Like `pre_images`, but hands the storage over: later pre-images go to new storage."""
         with self._locks[t]:
             images = self._held(t)
             pre_images, count = images.pre_images, int(self._images[t, at.COUNT])
@@ -121,18 +121,18 @@ class Snapshot:
             return pre_images, count
 
     def pre_image_bytes(self) -> Ints:
-        """Bytes of the pre-images of each table, about."""
+        """The approximate bytes of pre-images for each table."""
         return self._record_bytes_T * self._images[:, at.COUNT]
 
     def release(self, t: int) -> None:
-        """Nothing of a table is kept any more, and its memory is given back."""
+        """Stops keeping pre-images of a table and frees their memory."""
         with self._locks[t]:
-            if self._pre_images[t] is not None:  # else it may be a later snapshot's
+            if self._pre_images[t] is not None:  # else the columns may belong to a later snapshot
                 self._images[t] = 0
                 self._pre_images[t] = None
 
     def drop(self, reason: str) -> None:
-        """Ends the snapshot: all memory is given back, and who still takes rows is told why. Idempotent."""
+        """Ends the snapshot and frees its memory. Later `take` calls raise CheckpointError(reason). Idempotent."""
         self._dropped = self._dropped or reason
         for t in range(len(self.tables)):
             self.release(t)
@@ -151,7 +151,7 @@ class Snapshot:
     def _held(self, t: int) -> _PreImages:
         self.check()
         images = self._pre_images[t]
-        assert images is not None  # taken before its release, and only where there are rows
+        assert images is not None  # callers ask before the release, and only for tables with rows
         return images
 
     def _note_pre_images(self, t: int, images: _PreImages) -> None:

@@ -1,4 +1,4 @@
-"""Spill: pre-images that memory has no room for, in a file without a name, sorted by placement bucket."""
+"""Spill: moves pre-images from memory to an unnamed temporary file, sorted by placement bucket."""
 # U = rows written at once, K = rows of a part, W = words of a record, B = buckets that have rows
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from shardkeep.ps.shard.table import pre_image_kernels as at
 from shardkeep.ps.shard.table.records import Records
 
 LIMIT_BYTES = 24 << 20
-"""Bytes of pre-images from which on they are written away."""
+"""Pre-images above this size are moved to the file."""
 _ROWS_AT_ONCE = 16384
 
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Records of one table in the file, sorted by bucket, and where those of each bucket that has any start."""
+    """Records of one table in the file, sorted by bucket, with the start of each bucket that has any."""
 
     begin: int
     width: int
@@ -31,13 +31,13 @@ class _Run:
     starts_B1: npt.NDArray[np.uint32]
 
     def range_of(self, first: int, end: int) -> tuple[int, int]:
-        """The records of buckets [first, end): their number, and that of those before them."""
+        """The number of records of buckets [first, end), and the number of records before them."""
         at_first, at_end = np.searchsorted(self.buckets_B, (first, end))
         return int(self.starts_B1[at_end]) - int(self.starts_B1[at_first]), int(self.starts_B1[at_first])
 
 
 class Spill:
-    """Where a walk over a snapshot's rows leaves kept ones until their bucket's turn. Not thread safe."""
+    """Stores pre-images until the walk over the snapshot reaches their bucket. Not thread safe."""
 
     def __init__(self, folder: Path) -> None:
         """Raises OSError."""
@@ -49,7 +49,9 @@ class Spill:
         self._file.close()
 
     def relieve(self, snapshot: Snapshot) -> None:
-        """Writes away the largest tables' pre-images if all together are too many. Raises OSError, CheckpointError."""
+        """Moves pre-images of the largest tables to the file if the total exceeds LIMIT_BYTES.
+
+        Raises OSError or CheckpointError."""
         bytes_T = snapshot.pre_image_bytes()
         if bytes_T.sum() <= LIMIT_BYTES:
             return
@@ -59,7 +61,7 @@ class Spill:
             bytes_T[t] = 0
 
     def take(self, t: int, first: int, end: int, to: Columns, k: int) -> int:
-        """Takes apart a table's rows of buckets [first, end), to place `k` on; returns the place after them."""
+        """Copies a table's rows of buckets [first, end) to `to`, from index `k` on. Returns the index after them."""
         for run in self._runs.get(t, []):
             count, before = run.range_of(first, end)
             if count:

@@ -1,4 +1,4 @@
-"""Walk: a snapshot's rows part by part, in the order of placement buckets, without holding up pushes for long."""
+"""Walk: yields a snapshot's rows part by part, by placement bucket. Blocks pushes for about 1 ms at a time."""
 # N = rows of a table, K = rows of a part, D = embedding dim, S = optimizer slots of a row, B = buckets
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from shardkeep.ps.shard.table.pages import SMALL, Pages
 from shardkeep.ps.shard.table.table import Table
 
 ROWS_AT_ONCE = 8192
-"""Rows taken before pushes get their turn: about a millisecond."""
+"""Rows copied before pushes may run again: about a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,8 +34,9 @@ class Part:
 
 
 def walk(snapshot: Snapshot, spill: Spill, part_bytes: int) -> Generator[Part, None, None]:
-    """All rows of a snapshot, in parts of about so many bytes that are valid until the next one. A table whose rows are
-    all taken is released. Raises CheckpointError when the snapshot was dropped, OSError."""
+    """Yields all rows of a snapshot in parts of about `part_bytes`. A part is valid until the next one.
+
+    Releases each table after its last row. Raises CheckpointError if the snapshot was dropped, and OSError."""
     for t, rows in enumerate(snapshot.rows_T):
         if rows:
             yield from _walk_table(snapshot, spill, t, part_bytes)
@@ -59,7 +60,7 @@ def _walk_table(snapshot: Snapshot, spill: Spill, t: int, part_bytes: int) -> Ge
         k = 0
         for begin in range(0, order_K.size, ROWS_AT_ONCE):
             k, held_s = snapshot.take(t, order_K[begin : begin + ROWS_AT_ONCE], columns, k)
-            time.sleep(held_s)  # locks are not fair: without a rest the walk would keep pushes out
+            time.sleep(held_s)  # locks are not fair: without a pause the walk would keep pushes out
             spill.relieve(snapshot)
         kept, count = snapshot.pre_images(t)
         place = kept.addresses, kept.shift, kept.width
@@ -71,7 +72,7 @@ def _walk_table(snapshot: Snapshot, spill: Spill, t: int, part_bytes: int) -> Ge
 
 
 def _ranges(starts_B1: npt.NDArray[np.int64], most: int) -> list[tuple[int, int]]:
-    """Buckets [first, end) with at most so many rows, if one bucket has no more; without those that have none."""
+    """Ranges [first, end) of buckets with at most `most` rows each, or one larger bucket. Omits empty ranges."""
     found, first = [], 0
     while first < BUCKETS:
         end = max(first + 1, int(np.searchsorted(starts_B1, starts_B1[first] + most, side="right")) - 1)
@@ -82,7 +83,7 @@ def _ranges(starts_B1: npt.NDArray[np.int64], most: int) -> list[tuple[int, int]
 
 
 class _Room:
-    """Memory for a part's rows that goes back to the system with it, whatever the allocator keeps."""
+    """Memory for a part's rows. It returns to the system with this object; an allocator might keep it."""
 
     def __init__(self, table: Table, count: int) -> None:
         words = count * table.layout.used

@@ -1,4 +1,7 @@
-"""SnapshotWriter: takes one server's snapshot at a step boundary and writes it in a thread while training continues."""
+"""SnapshotWriter: takes one server's snapshot at a step boundary and writes it in a thread while training continues.
+
+The format of the files is in files.py.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from shardkeep.ps.wire.admin import SnapshotFiles
 
 
 class SnapshotWriter:
-    """At most one snapshot, and at most one snapshot under way. Thread safe."""
+    """Holds at most one snapshot and writes at most one at a time. Thread safe."""
 
     def __init__(self, tables: Tables, checkpoints: Checkpoints | None, *, shard: int) -> None:
         self._tables, self._checkpoints, self._shard = tables, checkpoints, shard
@@ -26,16 +29,16 @@ class SnapshotWriter:
         self._answer: Future[SnapshotFiles] | None = None  # of the snapshot under way
 
     def folder(self) -> Checkpoints:
-        """Where checkpoints go. Raises CheckpointError when the server was told no folder."""
+        """The folder of checkpoints. Raises CheckpointError if the server has none."""
         if self._checkpoints is None:
-            raise CheckpointError("this server was told no folder for checkpoints")
+            raise CheckpointError("this server has no folder for checkpoints")
         return self._checkpoints
 
     def take(self, step: int, base: str = "") -> None:
-        """Fixes the rows as they are now, in a millisecond; nobody may apply a push meanwhile.
+        """Fixes the rows as they are now, in about a millisecond. No push may be applied during the call.
 
-        Drops an earlier snapshot that is not being written. `base`: the id of the checkpoint since which changed rows
-        are enough, if this server knows them. Raises CheckpointError while a snapshot is written."""
+        Drops an earlier snapshot that is not being written. `base`: the id of a checkpoint. If this server knows which
+        rows changed since, the snapshot has only these. Raises CheckpointError while a snapshot is being written."""
         self.folder()
         with self._lock:
             if self._answer is not None:
@@ -43,12 +46,12 @@ class SnapshotWriter:
             self._snapshot, self._step = self._tables.snapshot(base), step
 
     def write(self, step: int) -> Future[SnapshotFiles]:
-        """Starts writing the snapshot of `step`; ends with the files' records, and whether they hold all rows.
+        """Starts to write the snapshot of `step`. The result has the files' records, and whether they hold all rows.
 
-        Raises ProtocolError when there is no such snapshot."""
+        Raises ProtocolError if there is no such snapshot."""
         with self._lock:
             if self._snapshot is None or self._step != step or self._answer is not None:
-                raise ProtocolError(f"step {step} is to be written, but no snapshot was made at that step")
+                raise ProtocolError(f"cannot write the snapshot of step {step}: no snapshot was taken at that step")
             answer = self._answer = Future()
             answer.set_running_or_notify_cancel()
             partial, snapshot = self.folder().partial(step), self._snapshot
@@ -56,17 +59,19 @@ class SnapshotWriter:
         return answer
 
     def saved(self, step: int, checkpoint: str) -> None:
-        """The checkpoint of `step` is complete; its id. Later snapshots may hold only the rows that changed since."""
+        """Records that the checkpoint of `step` is complete. Later snapshots may have only the rows changed since.
+
+        `checkpoint`: its id."""
         with self._lock:
             if self._step == step and self._snapshot is None:
                 self._tables.changed.complete(checkpoint)
 
     def drop(self) -> None:
-        """Ends a snapshot under way with CheckpointError, and drops the snapshot. Idempotent."""
+        """Drops the snapshot. If it is being written, its future fails with CheckpointError. Idempotent."""
         self._end(CheckpointError(f"the snapshot of step {self._step} was given up"))
 
     def close(self, reason: str) -> None:
-        """As `drop`, with TransportError. Idempotent."""
+        """Like `drop`, with TransportError. Idempotent."""
         self._end(TransportError(reason))
 
     def _end(self, error: CheckpointError | TransportError) -> None:
@@ -86,11 +91,11 @@ class SnapshotWriter:
             written = SnapshotFiles(files, snapshot.full)
         except OSError as error:
             failed = CheckpointError(f"{error.filename or self.folder().folder}: {error.strerror or error}")
-        except Exception as error:  # its asker must learn of a defect of ours, too
+        except Exception as error:  # the caller must learn of a bug, too
             failed = error.with_traceback(None)  # its frames hold the walk's memory
         snapshot.drop("its snapshot is done")
         with self._lock:
-            if self._answer is not answer:  # it was given up, and its asker told
+            if self._answer is not answer:  # it was dropped, and its future has failed
                 return
             self._answer = self._snapshot = None
             if failed is not None:

@@ -1,7 +1,7 @@
-"""ChangedRows: which rows of a server's tables changed since the last complete checkpoint: what an increment holds.
+"""ChangedRows: the rows of a server's tables that changed since the last complete checkpoint, for an increment.
 
-A bit for each row, set by the kernel of every update (table_kernels.py). Rows are never deleted from a table, so the
-bits tell all there is to tell. Knows no file: a checkpoint is an id.
+One bit per row, set by the kernel of every update (table_kernels.py). Rows are never deleted from a table, so the bits
+are complete. Knows no file: a checkpoint is an id.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ class ChangedBits:
         return bool(self._bits.size)
 
     def start(self) -> Bytes:
-        """Starts noting which rows change, with no bit set; the bits until now, those of 8 slots a byte, which are the
-        caller's (none where changes were not noted)."""
+        """Starts to record which rows change, with no bit set.
+
+        Returns the bits until now, 8 slots a byte, which the caller owns (empty if changes were not recorded)."""
         before = self._bits
         self._set(np.zeros(max(1, self._wanted()), dtype=np.uint8))
         return before
@@ -64,16 +65,18 @@ class ChangedRows:
         self._handed: list[Bytes] | None = None
 
     def follow(self, base: str) -> None:
-        """Notes changes from now on; without this none are. `base`: the checkpoint that the tables hold just now; "" =
-        none. Nobody may push meanwhile."""
+        """Starts to record changes. `base`: the checkpoint that the tables hold now; "" = none.
+
+        No push may run during the call."""
         for table in self._tables:
             table.start()
         self._base, self._handed = base, None
 
     def hand_over(self, base: str) -> list[Bytes] | None:
-        """The bits of the rows that changed since checkpoint `base`, for a snapshot; None where these are not known,
-        so that it must hold all rows. From here on changes are noted anew: they are those since the snapshot's
-        checkpoint if that is told to be `complete`. Nobody may push meanwhile."""
+        """The bits of the rows that changed since checkpoint `base`, for a snapshot.
+
+        None = not known: the snapshot must hold all rows. The bits start again at zero. If `complete` follows, they are
+        the changes since the snapshot's checkpoint. No push may run during the call."""
         for table, bits in zip(self._tables, self._handed or [], strict=False):
             table.add(bits)
         handed = [table.start() for table in self._tables] if self._follows else None
@@ -81,7 +84,7 @@ class ChangedRows:
         return handed if base and base == self._base else None
 
     def complete(self, checkpoint: str) -> None:
-        """The checkpoint for which bits were last handed over is complete; its id. Pushes may go on meanwhile."""
+        """Records that the checkpoint with the bits last handed over is complete, and its id. Pushes may continue."""
         if self._handed is not None:
             self._base, self._handed = checkpoint, None
 

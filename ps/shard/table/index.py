@@ -27,13 +27,13 @@ _EVERY_HASH = 1 << 32
 class RowIndex:
     """Hands out slots 0, 1, 2, ... in the order in which ids are added. Any 64-bit pattern is an id. Not thread safe.
 
-    An entry has 8 bytes; the ids stand in `records`. When 0.7 of the entries are taken, an array half as large again
-    takes over. Each later call moves a share of the entries, front to back, and gives back the memory they leave: no
-    call pays for all, and at no time are there two full arrays.
+    An entry has 8 bytes; the ids are in `records`. When 0.7 of the entries are taken, an array 1.5 times as large
+    replaces the old one. Each later call moves some entries, front to back, and frees their memory. So no single call
+    moves all entries, and there are never two full arrays.
     """
 
     def __init__(self, records: Records, count: Count) -> None:
-        """`count`, int64 (1,): the number of ids; kept by who calls the kernel `find_or_add`, which returns it."""
+        """`count`, int64 (1,): the number of ids. The caller of the kernel `find_or_add` stores its result there."""
         self.records = records
         self._entries = _entries(0, 0)
         self._old: Pages[np.uint64] | None = None
@@ -105,7 +105,7 @@ class RowIndex:
         if end == old.size - 1:
             self._old, self.moved, self.given_back, self._given_back_to = None, 0, 0, 0
             return
-        # The last chains may go on at the first entry: what they reach stays.
+        # The last chains may wrap around to the first entries, which therefore stay.
         begin = max(self._given_back_to, self._old.up(1 + index_kernels.first_empty(old)))
         size = self._old.give_back(begin, 1 + end)
         self._given_back_to = begin + size

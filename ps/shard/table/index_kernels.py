@@ -19,7 +19,7 @@ _32, _1, _0 = np.uint64(32), np.uint64(1), np.uint64(0)
 
 # The index is open addressing with linear probing. Entry = (32 bits of the hash | slot + 1), 0 = empty; the id itself
 # is compared in the record. Of n entries, `hash * n >> 32` is the first of a hash's chain: chains start in the order of
-# the hashes, whatever n is, so an index grows by any factor and moves from one array into another front to back.
+# the hashes for every n, so an index grows by any factor and moves from one array into another front to back.
 #
 # Word 0 of an array is a bound, the entries follow. Ids whose hashes are below the bound of `old` are in `entries`,
 # the others still in `old`.
@@ -99,7 +99,7 @@ def guess_slots(
 ) -> None:
     """Guesses for ids [begin, end), and asks for the records they name.
 
-    No step waits for the memory of another id: first all entries are asked for, then all records."""
+    No step waits for the memory of another id: first all entries are requested, then all records."""
     bound = old[0]
     for i in range(begin, end):
         hash_ = hash_of(ids_U[i])

@@ -7,9 +7,14 @@ import xxhash
 
 from shardkeep.base.hashing_kernels import mix
 from shardkeep.ps.config import InitConfig
-from shardkeep.ps.shard.table.row_kernels import NORMAL, UNIFORM, ZEROS
+from shardkeep.ps.shard.table.row_kernels import CONSTANT, NORMAL, UNIFORM
 
-INITIALIZERS: dict[str, int] = {"zeros": ZEROS, "uniform": UNIFORM, "normal": NORMAL}
+INITIALIZERS: dict[str, int] = {
+    "zeros": CONSTANT,
+    "constant": CONSTANT,
+    "uniform": UNIFORM,
+    "normal": NORMAL,
+}
 """From the config's name to the number that the kernel `initial_values` knows."""
 
 _MASK = (1 << 64) - 1
@@ -26,4 +31,5 @@ class Initial:
     def __init__(self, init: InitConfig, *, seed: int, name: str) -> None:
         self.key = table_key(seed, name)
         self.initializer = INITIALIZERS[init.name]
-        self.scale = np.float32(init.scale)
+        self.first, self.second = map(np.float32, init.parameters)
+        """The parameters of the distribution, as the kernel takes them."""

@@ -1,6 +1,6 @@
 """Kernels of records: a row's record by its slot, and the id, weights and optimizer slots in it (layout.py).
 
-Records lie in blocks of `1 << shift` records; kernels get the blocks' addresses, so a table grows without moving a row.
+Records are in blocks of `1 << shift` records; kernels get the blocks' addresses, so a table grows without moving a row.
 The callers keep the blocks alive and pass only slots that exist.
 """
 # U = unique ids, W = words of a record, D = embedding dim

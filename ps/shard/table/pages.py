@@ -1,6 +1,6 @@
-"""Pages: an array of zeros whose memory the system hands out as it is touched, and takes back in parts.
+"""Pages: an array of zeros. The system allocates its memory on first touch, and parts of it can be returned.
 
-Knows nothing of what lies in it.
+Knows nothing of the array's content.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy.typing as npt
 T = TypeVar("T", bound=np.generic)
 
 SMALL, LARGE = mmap.PAGESIZE, 2 << 20
-"""Bytes of a page: what one touched byte takes. Large ones spare lookups of addresses (TLB misses)."""
+"""Bytes of a page, the unit of allocation. Large pages reduce TLB misses."""
 
 _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MAP_PRIVATE") else {}
 ADVICE = {SMALL: getattr(mmap, "MADV_NOHUGEPAGE", None), LARGE: getattr(mmap, "MADV_HUGEPAGE", None)}

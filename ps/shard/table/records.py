@@ -15,7 +15,7 @@ Count = npt.NDArray[np.int64]
 
 _BLOCK_BYTES = 8 << 20
 _REGION_BYTES = 128 << 20
-"""The most that is asked of the system at once. Only what is touched of it takes memory."""
+"""The largest single allocation. Only touched pages use memory."""
 
 _LARGE_FROM_BYTES = 8 << 20
 """From this size on a large page, most of it unused, is a small part of the table."""
@@ -28,8 +28,8 @@ class Records:
     """
 
     def __init__(self, width: int, count: Count | None = None) -> None:
-        """`count`, int64 (1,): how many of the first records hold something, for `size_bytes`; whoever writes records
-        keeps it. None = nobody wants to know."""
+        """`count`, int64 (1,): the number of records in use, for `size_bytes`. The code that writes records updates it.
+        None = not counted."""
         if width < 2 or width % 2:
             raise ValueError(f"width {width}: a record has an even number of words, 2 or more")
         self.width = width

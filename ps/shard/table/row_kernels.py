@@ -14,45 +14,49 @@ from shardkeep.base.compiling.kernels import kernel
 from shardkeep.base.hashing_kernels import GOLDEN, mix
 from shardkeep.ps.shard.table.layout_kernels import prefetch_record, record, slots_of, weights_of
 
-ZEROS, UNIFORM, NORMAL = 0, 1, 2
+CONSTANT, UNIFORM, NORMAL = 0, 1, 2
 """Numbers of the initializers."""
 
 _LOW32 = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
-_UNIT24 = np.float32(2.0**-23)
+_UNIT24 = 2.0**-24
 _UNIT32 = 2.0**-32
 
 
-@kernel("void(uint64, int64, int64, float32, int64, float32[::1])")
-def initial_values(key: np.uint64, id_: int, initializer: int, scale: np.float32, dim: int, out: Rows) -> None:
+@kernel("void(uint64, int64, int64, float32, float32, int64, float32[::1])")
+def initial_values(
+    key: np.uint64, id_: int, initializer: int, first: np.float32, second: np.float32, dim: int, out: Rows
+) -> None:
     """Initial weights of a row into out[:dim]: one 64-bit hash of (table key, id, pair) per two columns.
 
-    `initializer`: its number in initializers.py. Uniform in [-scale, scale) has 24 bits; normal is by Box and Muller
-    (1958). An unknown number leaves `out` as it is."""
-    if initializer == ZEROS:
+    `initializer`: its number in initializers.py. `first`, `second`: the value of CONSTANT; low and high of UNIFORM,
+    which has 24 random bits; mean and standard deviation of NORMAL, by Box and Muller (1958). All arithmetic is in
+    float64, so that a value is rounded once. An unknown number leaves `out` as it is."""
+    if initializer == CONSTANT:
         for d in range(dim):
-            out[d] = np.float32(0.0)
+            out[d] = first
         return
+    low, width, deviation = np.float64(first), np.float64(second) - np.float64(first), np.float64(second)
     base = mix(key ^ mix(np.uint64(id_) + GOLDEN))
     for pair in range((dim + 1) // 2):
         bits = mix(base + np.uint64(pair + 1) * GOLDEN)
         if initializer == UNIFORM:
-            first = (np.float32(np.int32(bits >> np.uint64(40))) * _UNIT24 - np.float32(1.0)) * scale
-            second = np.float32(np.int32((bits >> np.uint64(8)) & np.uint64(0xFFFFFF)))
-            second = (second * _UNIT24 - np.float32(1.0)) * scale
+            one = low + np.float64(bits >> np.uint64(40)) * _UNIT24 * width
+            other = low + np.float64((bits >> np.uint64(8)) & np.uint64(0xFFFFFF)) * _UNIT24 * width
         elif initializer == NORMAL:
-            radius = np.sqrt(-2.0 * np.log((np.float64(bits >> _32) + 1.0) * _UNIT32)) * np.float64(scale)
+            radius = np.sqrt(-2.0 * np.log((np.float64(bits >> _32) + 1.0) * _UNIT32)) * deviation
             angle = 2.0 * np.pi * (np.float64(bits & _LOW32) * _UNIT32)
-            first = np.float32(radius * np.cos(angle))
-            second = np.float32(radius * np.sin(angle))
+            one, other = radius * np.cos(angle), radius * np.sin(angle)
+            if low != 0.0:  # -0.0 + 0.0 would be 0.0
+                one, other = one + low, other + low
         else:
             return
-        out[2 * pair] = first
+        out[2 * pair] = np.float32(one)
         if 2 * pair + 1 < dim:
-            out[2 * pair + 1] = second
+            out[2 * pair + 1] = np.float32(other)
 
 
-@kernel("void(int64[::1], int64[::1], int64[::1], int64, int64, uint64, int64, float32, float32[:,::1])")
+@kernel("void(int64[::1], int64[::1], int64[::1], int64, int64, uint64, int64, float32, float32, float32[:,::1])")
 def gather(
     ids_U: Ids,
     slots_U: Ints,
@@ -61,7 +65,8 @@ def gather(
     width: int,
     key: np.uint64,
     initializer: int,
-    scale: np.float32,
+    first: np.float32,
+    second: np.float32,
     rows_UD: Rows,
 ) -> None:
     """Weights of rows; the initial value where the slot is -1."""
@@ -69,14 +74,16 @@ def gather(
     for i in range(ids_U.size):
         prefetch_record(addresses, shift, width, slots_U, i)
         if slots_U[i] < 0:
-            initial_values(key, ids_U[i], initializer, scale, dim, rows_UD[i])
+            initial_values(key, ids_U[i], initializer, first, second, dim, rows_UD[i])
         else:
             weights = weights_of(record(addresses, shift, width, slots_U[i]), dim)
             for d in range(dim):
                 rows_UD[i, d] = weights[d]
 
 
-@kernel("void(int64[::1], int64[::1], int64, int64[::1], int64, int64, uint64, int64, float32, int64, float32)")
+@kernel(
+    "void(int64[::1], int64[::1], int64, int64[::1], int64, int64, uint64, int64, float32, float32, int64, float32)"
+)
 def initialise(
     ids_U: Ids,
     slots_U: Ints,
@@ -86,7 +93,8 @@ def initialise(
     width: int,
     key: np.uint64,
     initializer: int,
-    scale: np.float32,
+    first: np.float32,
+    second: np.float32,
     dim: int,
     slot_value: np.float32,
 ) -> None:
@@ -94,7 +102,7 @@ def initialise(
     for i in range(ids_U.size):
         if slots_U[i] >= first_new:
             row = record(addresses, shift, width, slots_U[i])
-            initial_values(key, ids_U[i], initializer, scale, dim, weights_of(row, dim))
+            initial_values(key, ids_U[i], initializer, first, second, dim, weights_of(row, dim))
             slots_of(row, dim)[:] = slot_value
 
 

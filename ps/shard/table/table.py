@@ -1,4 +1,7 @@
-"""Table: one embedding table's rows on one server. Knows no message, no lock and no other server."""
+"""Table: the storage of one embedding table's rows on one server. Knows no message, no lock and no other server.
+
+Pulls and updates of all tables, which also create rows, are in ps/shard/tables.py.
+"""
 # U = unique ids, N = all rows, D = embedding dim, S = optimizer slots of a row
 
 from __future__ import annotations
@@ -26,8 +29,8 @@ NO_SQUARES: Rows = np.empty(0, dtype=np.float32)
 class Table:
     """Rows and optimizer slots of one table, float32. Not thread safe.
 
-    Ids are int64, sorted ascending and unique in every call; the caller has checked that. A row exists from the
-    first gradient applied to it; before that its value is computed from its id.
+    Ids are int64, sorted ascending and unique in every call; the caller has checked that. A row is created when its id
+    receives its first gradient. Before that, its value is computed from the id.
     """
 
     def __init__(
@@ -36,22 +39,23 @@ class Table:
         *,
         seed: int,
         descriptor: Ids | None = None,
-        scale: Rows | None = None,
+        starts: Rows | None = None,
     ) -> None:
-        """`descriptor` (int64, COLUMNS) and `scale` (float32, 2): what kernels must know of the table, so that those of
-        many tables stand in one array; left out = of its own."""
+        """`descriptor` (int64, COLUMNS) and `starts` (float32, STARTS): data for kernels, as views of arrays
+        for many tables; None = arrays of its own."""
         self.spec = spec
         self.skipped_rows = 0
         optimizer = OPTIMIZERS[spec.optimizer.name]
         self.layout = RowLayout(spec.dim, optimizer.num_slots(spec.dim))
         self._initial = Initial(spec.init, seed=seed, name=spec.name)
         self.descriptor = np.zeros(at.COLUMNS, dtype=np.int64) if descriptor is None else descriptor
-        self.scale = np.zeros(2, dtype=np.float32) if scale is None else scale
+        self.starts = np.zeros(at.STARTS, dtype=np.float32) if starts is None else starts
         count = self.descriptor[at.COUNT : at.COUNT + 1]
         self.records = Records(self.layout.width, count)
-        """Where the rows stand, by slot. To be read only, and no further than `num_rows`."""
+        """The rows by slot. Read only, and only below `num_rows`."""
         self._index = RowIndex(self.records, count)
-        self.scale[:] = self._initial.scale, optimizer.initial_slot(spec.optimizer)
+        initial_slot = optimizer.initial_slot(spec.optimizer)
+        self.starts[:] = self._initial.first, self._initial.second, initial_slot
         self.descriptor[at.SHIFT], self.descriptor[at.WIDTH] = self.records.shift, self.records.width
         self.descriptor[at.DIM], self.descriptor[at.INITIALIZER] = spec.dim, self._initial.initializer
         self.descriptor[at.KEY] = self._initial.key.astype(np.int64)
@@ -69,7 +73,7 @@ class Table:
         return self.records.size_bytes + self._index.size_bytes
 
     def make_room(self, rows: int) -> None:
-        """Makes room for so many new rows. Must come before kernels add rows through `descriptor`."""
+        """Makes room for `rows` new rows. Call it before kernels add rows through `descriptor`."""
         self._index.make_room(rows)
         self._describe()
         self.changed.make_room()
@@ -100,7 +104,7 @@ class Table:
         return self.records.addresses, self.records.shift, self.records.width
 
     def finite(self, ids_U: Ids, grad_UD: Rows) -> tuple[Ids, Rows]:
-        """Without the rows whose gradient is not finite, which are counted."""
+        """The ids and gradients without rows whose gradient is not finite. Counts the omitted rows."""
         finite_U = np.empty(ids_U.size, dtype=np.bool_)
         good = kernels.finite_rows(grad_UD, finite_U)
         if good == ids_U.size:
@@ -112,7 +116,7 @@ class Table:
         """Slots of unique ids. Absent rows are created with their initial values."""
         self.make_room(ids_U.size)
         slots_U = np.empty(ids_U.size, dtype=np.int64)
-        at.add_rows(self.descriptor, self.scale, ids_U, slots_U, False)
+        at.add_rows(self.descriptor, self.starts, ids_U, slots_U, False)
         return slots_U
 
     def _shaped(self, rows: Rows, count: int) -> Rows:

@@ -1,7 +1,8 @@
 """Kernels over several tables at once: pull and apply, one call for all sections of a message.
 
 A row of `descriptors`, int64, describes a table: where its index and records lie and how its rows start (the columns
-below). The callers keep these arrays alive, have made room for new rows, and hold the tables' locks.
+below). A row of `starts`, float32, has the numbers that new rows start from. The callers keep these arrays alive, have
+made room for new rows, and hold the tables' locks.
 """
 # S = sections, V = ids of all sections, D = embedding dim
 
@@ -35,6 +36,10 @@ OPTIMIZER = 13  # address of the machine code of its optimizer's kernel
 CHANGED, NUM_CHANGED = 14, 15  # address and bytes of the bits of changed rows; 0 bytes = changes are not noted
 COLUMNS = 16
 
+# Columns of `starts`.
+FIRST, SECOND, SLOT = 0, 1, 2  # parameters of the initial distribution; first value of the optimizer's slots
+STARTS = 3
+
 
 def _call_optimizer(
     _typing: Any,
@@ -47,7 +52,7 @@ def _call_optimizer(
     _squares_U: Any,
     _scalars: Any,
 ) -> Any:
-    """Calls the kernel of an optimizer, of which only the address is known: `apply` is compiled without any."""
+    """Calls an optimizer's kernel by its address: `apply` is compiled without any optimizer."""
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         kinds = signature.args[1:]
@@ -66,7 +71,7 @@ call_optimizer: Any = intrinsic(_call_optimizer)
 @kernel("void(int64[:,::1], float32[:,::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], float32[::1])")
 def pull(
     descriptors: Descriptors,
-    scales: Rows,
+    starts: Rows,
     tables_S: Ints,
     starts_S1: Ints,
     ids_V: Ints,
@@ -78,7 +83,7 @@ def pull(
     and how many these are in each section."""
     at = 0
     for s in range(tables_S.size):
-        descriptor, scale = descriptors[tables_S[s]], scales[tables_S[s], 0]
+        descriptor, start = descriptors[tables_S[s]], starts[tables_S[s]]
         ids_U, slots_U = ids_V[starts_S1[s] : starts_S1[s + 1]], slots_V[starts_S1[s] : starts_S1[s + 1]]
         entries = carray(pointer(descriptor[ENTRIES]), (descriptor[NUM_ENTRIES],), np.uint64)
         old = carray(pointer(descriptor[OLD]), (descriptor[NUM_OLD],), np.uint64)
@@ -95,7 +100,8 @@ def pull(
             descriptor[WIDTH],
             key,
             descriptor[INITIALIZER],
-            scale,
+            start[FIRST],
+            start[SECOND],
             rows_UD,
         )
         absent_S[s] = (slots_U < 0).sum()
@@ -103,7 +109,7 @@ def pull(
 
 
 @kernel("void(int64[::1], float32[::1], int64[::1], int64[::1], boolean)")
-def add_rows(descriptor: Ints, scale: Rows, ids_U: Ints, slots_U: Ints, found: bool) -> None:
+def add_rows(descriptor: Ints, start: Rows, ids_U: Ints, slots_U: Ints, found: bool) -> None:
     """Slots of ids; absent ones become rows with their initial values."""
     entries = carray(pointer(descriptor[ENTRIES]), (descriptor[NUM_ENTRIES],), np.uint64)
     old = carray(pointer(descriptor[OLD]), (descriptor[NUM_OLD],), np.uint64)
@@ -120,7 +126,8 @@ def add_rows(descriptor: Ints, scale: Rows, ids_U: Ints, slots_U: Ints, found: b
     if count > before:
         key = np.uint64(descriptor[KEY])
         initializer, dim = descriptor[INITIALIZER], descriptor[DIM]
-        initialise(ids_U, slots_U, before, addresses, shift, width, key, initializer, scale[0], dim, scale[1])
+        first, second, slot = start[FIRST], start[SECOND], start[SLOT]
+        initialise(ids_U, slots_U, before, addresses, shift, width, key, initializer, first, second, dim, slot)
 
 
 @kernel("void(int64[::1], int64[::1])")
@@ -149,7 +156,7 @@ def update(descriptor: Ints, slots_U: Ints, grad_UD: Rows, squares_U: Rows, scal
 )
 def apply(
     descriptors: Descriptors,
-    scales: Rows,
+    starts: Rows,
     images: Images,
     tables_S: Ints,
     starts_S1: Ints,
@@ -167,11 +174,11 @@ def apply(
     `found`: the slots are those of an earlier `pull`, so that only those that were absent then are looked up."""
     at = 0
     for s in range(tables_S.size):
-        descriptor, scale = descriptors[tables_S[s]], scales[tables_S[s]]
+        descriptor, start = descriptors[tables_S[s]], starts[tables_S[s]]
         ids_U, slots_U = ids_V[starts_S1[s] : starts_S1[s + 1]], slots_V[starts_S1[s] : starts_S1[s + 1]]
         end = at + ids_U.size * descriptor[DIM]
         grad_UD = values[at:end].reshape((ids_U.size, descriptor[DIM]))
-        add_rows(descriptor, scale, ids_U, slots_U, found)
+        add_rows(descriptor, start, ids_U, slots_U, found)
         kept = images[tables_S[s]]
         if kept[SNAPSHOT_ROWS]:
             addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)

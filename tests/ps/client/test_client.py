@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import CorruptMessage, DeadlineExceeded, ProtocolError, RemoteError, TransportError
 from shardkeep.compression.config import CompressionConfig, PullConfig, PushConfig
+from shardkeep.compression.ids.codes import IdFormat
 from shardkeep.compression.selection.shares import num_kept
 from shardkeep.compression.values.codec import value_codec
 from shardkeep.compression.values.registry import FORMATS as VALUE_FORMATS
@@ -526,6 +527,16 @@ BAD_ANSWERS: dict[str, tuple[Bytes, type[Exception], str]] = {
         CorruptMessage,
         "unknown value format 99",
     ),
+    "ids": (
+        rows(Section(0, 2, values(1, 8), values(2))),
+        CorruptMessage,
+        "ROWS with 2 rows and 8 bytes of ids; allowed: all 2 rows that were requested, without ids",
+    ),
+    "names of rows": (
+        rows(Section(0, 2, EMPTY, values(2), id_format=IdFormat.MASK)),
+        CorruptMessage,
+        "ROWS with 2 rows and 0 bytes of ids; allowed: all 2 rows that were requested, without ids",
+    ),
 }
 
 
@@ -537,6 +548,17 @@ def test_a_bad_answer_is_one_line(name: str) -> None:
         client.pull(0, client.request({"user": ids_of(1, 2)})).result()
     assert "\n" not in str(error.value)
     assert not getattr(error.value, "retryable", False)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+def test_coded_rows_that_are_missing_without_a_name_are_refused(servers: int) -> None:
+    bad, good = (rows(Section(0, n, EMPTY, values(n))) for n in (1, 2))
+    ids = np.concatenate(
+        [[i for i in range(50) if server_of(np.array([i]), servers)[0] == s][:2] for s in range(servers)]
+    )
+    client = connect([answering(bad), answering(good)][:servers], compression=CompressionConfig(ids="coded"))
+    with pytest.raises(CorruptMessage, match="ROWS with 1 rows and 0 bytes of ids; allowed: all 2 rows"):
+        client.pull(0, client.request({"user": np.sort(ids)})).result()
 
 
 def test_a_push_that_a_server_refused_is_told_by_the_next_wait_and_again_by_every_other() -> None:

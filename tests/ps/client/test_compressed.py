@@ -1,4 +1,4 @@
-"""Compressed pulls and pushes against real services: what arrives, what is left for later, what is spared."""
+"""Compressed pulls and pushes against real services: what arrives, what is left for later, what is saved."""
 
 from __future__ import annotations
 

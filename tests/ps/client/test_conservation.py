@@ -99,3 +99,29 @@ def waiting(memory: RowMemory) -> Sums:
         for table, id_, rest_D in zip(*(state[f"{dim}/{key}"] for key in ("tables", "ids", "rests")), strict=True):
             found[tables[int(table)], int(id_)] = np.asarray(rest_D, dtype=np.float64)
     return found
+
+
+@pytest.mark.parametrize("select", ["largest", "random"])
+def test_without_a_pool_the_squares_of_what_is_sent_and_what_is_dropped_add_up(select: str) -> None:
+    compression = CompressionConfig(push={"keep_rows": 0.3, "select": select})  # type: ignore[arg-type]
+    compressor = Compressor(CATALOG, compression.push, RowMemory(CATALOG, compression, history=2), seed=5, rank=1)
+    made = sent = np.float64(0)
+    rows = 0
+    for step in range(STEPS):
+        ids, grads = drawn(step)
+        out = compressor.compress(step, ids, grads)
+        made += np.square(grads.flat, dtype=np.float64).sum()
+        sent += np.square(out.encoded.view(np.float32), dtype=np.float64).sum()
+        rows += ids.ids_V.size - out.ids.ids_V.size
+    dropped = compressor.dropped
+    assert dropped.rows == rows > 0
+    assert dropped.of_squares == pytest.approx(made, rel=1e-12)
+    assert dropped.squares == pytest.approx(made - sent, rel=1e-9) and dropped.squares > 0
+
+
+@pytest.mark.parametrize("push", [{}, {"values": "fp16"}, {"keep_rows": 0.3, "pool_rows": 500}])
+def test_nothing_counts_as_dropped_where_all_is_sent_or_kept(push: dict[str, Any]) -> None:
+    compression = CompressionConfig(push=push)  # type: ignore[arg-type]
+    compressor = Compressor(CATALOG, compression.push, RowMemory(CATALOG, compression, history=2), seed=5, rank=1)
+    compressor.compress(0, *drawn(0))
+    assert (compressor.dropped.rows, compressor.dropped.of_squares) == (0, 0.0)

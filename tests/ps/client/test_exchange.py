@@ -1,4 +1,4 @@
-"""A push and the next pull in one call: what answers both, what is refused, and gradients that lie in their message."""
+"""A push and the next pull in one call: what answers both, what is refused, and gradients that are in their message."""
 
 from __future__ import annotations
 

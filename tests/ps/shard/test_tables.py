@@ -1,4 +1,4 @@
-"""Many tables in one call equal each table by itself: pulls, sums of pushes, updates, slots found before."""
+"""Many tables in one call equal each table on its own: pulls, sums of pushes, updates, slots found before."""
 
 from __future__ import annotations
 

@@ -181,11 +181,11 @@ def test_every_flip_of_every_bit_is_corrupt_or_leaves_the_shape() -> None:
         except CorruptMessage:
             continue
         kept += 1
-        # A flip within the padding that rounds an area's size up to 8 bytes cannot be told from a larger area.
+        # A flip within the padding that rounds an area's size up to 8 bytes looks like a larger area.
         assert [(sum(area) + 7) // 8 for area in zip(*sizes(message), strict=True)] == [
             (sum(area) + 7) // 8 for area in zip(*shape, strict=True)
         ]
-    assert kept >= 8 * sum(map(sum, shape))  # what stands in ids and values is not the wire's business
+    assert kept >= 8 * sum(map(sum, shape))  # what is in ids and values is not the wire's business
 
 
 @examples(150)

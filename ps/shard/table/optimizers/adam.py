@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 
 from shardkeep.ps.config import AdamConfig
-from shardkeep.ps.shard.table.optimizers.optimizer import RowOptimizer, Scalars
+from shardkeep.ps.shard.table.optimizers.optimizer import RowOptimizer, Scalars, Update
 
 
-def _scalars(config: AdamConfig, step: int) -> Scalars:
+def _scalars(config: AdamConfig, update: Update) -> Scalars:
     beta1, beta2 = config.betas
-    t = step + 1
-    rate = config.lr * config.schedule.factor(step) * math.sqrt(1.0 - beta2**t) / (1.0 - beta1**t)
-    return rate, config.weight_decay, config.eps, 1.0 - beta1, 1.0 - beta2
+    t = update.step + 1
+    rate = config.lr * update.lr_factor * config.schedule.factor(update.step)
+    rate = rate * math.sqrt(1.0 - beta2**t) / (1.0 - beta1**t)
+    return rate, config.weight_decay * update.decay_share, config.eps, 1.0 - beta1, 1.0 - beta2
 
 
 ENTRY = RowOptimizer(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from shardkeep.ps.config import FtrlConfig
-from shardkeep.ps.shard.table.optimizers.optimizer import RowOptimizer, Scalars
+from shardkeep.ps.shard.table.optimizers.optimizer import RowOptimizer, Scalars, Update
 
 
-def _scalars(config: FtrlConfig, step: int) -> Scalars:
-    return 1.0 / config.lr, config.beta, config.l1, config.l2, config.schedule.factor(step)
+def _scalars(config: FtrlConfig, update: Update) -> Scalars:
+    factor = update.lr_factor * config.schedule.factor(update.step)
+    return 1.0 / config.lr, config.beta, config.l1, config.l2, factor
 
 
 ENTRY = RowOptimizer(

@@ -15,7 +15,7 @@ from shardkeep.ps.shard.table.optimizers.shared_kernels import ONE, SIGNATURE, Z
 def update(
     addresses: Ints, shift: int, width: int, slots_U: Ints, grad_UD: Rows, squares_U: Rows, scalars: Rows
 ) -> None:
-    """scalars: 1 / alpha, beta, l1, l2, the schedule's factor. Slots: z, then n.
+    """scalars: 1 / alpha, beta, l1, l2, the factor of schedule and push. Slots: z, then n.
 
     The factor scales the gradient's term in z: without l1 and l2 a step is then `w -= factor * alpha * g /
     (beta + sqrt(n))`. A factor on alpha itself would shrink the weights, for z remembers the old alpha."""

@@ -1,4 +1,4 @@
-"""What the registry knows of a row optimizer."""
+"""RowOptimizer: the entry of one optimizer in the registry."""
 
 from __future__ import annotations
 
@@ -7,6 +7,18 @@ from dataclasses import dataclass
 from typing import Any
 
 Scalars = tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """What one update of rows depends on, besides the rows, their gradients and the settings."""
+
+    step: int
+    """Step of the job."""
+    lr_factor: float = 1.0
+    """Multiplies the learning rate, as a schedule does."""
+    decay_share: float = 1.0
+    """Multiplies the weight decay: the part of a step's ranks whose gradients the update has."""
 
 
 @dataclass(frozen=True)
@@ -19,8 +31,8 @@ class RowOptimizer:
     """The module of its kernel, in which `update` is the kernel; imported by the tables that it changes."""
     num_slots: Callable[[int], int]
     """Slots of a row of `dim` values."""
-    scalars: Callable[[Any, int], Scalars]
-    """What the kernel takes for a step, from (config, step)."""
+    scalars: Callable[[Any, Update], Scalars]
+    """The kernel's scalar arguments for an update, from (config, update)."""
     initial_slot: Callable[[Any], float] = lambda _config: 0.0
     """Value of every slot of a new row."""
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from shardkeep.ps.config import RowwiseAdagradConfig
-from shardkeep.ps.shard.table.optimizers.optimizer import RowOptimizer, Scalars
+from shardkeep.ps.shard.table.optimizers.optimizer import RowOptimizer, Scalars, Update
 
 
-def _scalars(config: RowwiseAdagradConfig, step: int) -> Scalars:
-    return config.lr * config.schedule.factor(step), config.weight_decay, config.eps
+def _scalars(config: RowwiseAdagradConfig, update: Update) -> Scalars:
+    rate = config.lr * update.lr_factor * config.schedule.factor(update.step)
+    return rate, config.weight_decay * update.decay_share, config.eps
 
 
 ENTRY = RowOptimizer(

@@ -1,4 +1,4 @@
-"""A server's journal: what was appended comes back, whatever ended the process; damage is not taken for a crash."""
+"""A server's journal: appended records survive any end of the process; damage does not look like a crash."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ from shardkeep.ps.shard.journal.write_behind import WriteBehind
 
 KIB, MIB = 1 << 10, 1 << 20
 
-linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux drops pages when it is told")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux drops pages on request")
 
 
 def resident(path: Path) -> list[bool]:
@@ -154,4 +154,4 @@ def test_a_journal_out_of_memory_is_read_again_as_it_was_written(
     found = [record.body for record in again.replay() if record.entry is Entry.PUSH]
     again.close()
     assert len(found) == len(bodies) and all(map(np.array_equal, found, bodies))
-    assert sum(told) > 85 * MIB  # each part is told once when it is written, those before the last 32 MiB again
+    assert sum(told) > 85 * MIB  # each part is advised once when it is written, those before the last 32 MiB again

@@ -1,4 +1,4 @@
-"""Marks: a snapshot holds the rows of one instant, whatever is pushed while it is written."""
+"""Marks: a snapshot holds the rows of one instant, for any pushes while it is written."""
 
 from __future__ import annotations
 

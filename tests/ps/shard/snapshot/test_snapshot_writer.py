@@ -1,4 +1,4 @@
-"""Marks and snapshots as a server is asked for them: what is refused, what goes on meanwhile, how they end."""
+"""Marks and snapshots as requests reach a server: what is refused, what continues meanwhile, how they end."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_mark_needs_its_step_boundary(checkpoints: Checkpoints, mode: str) -> 
 
 def test_a_snapshot_needs_a_mark_of_its_step(service: ShardService) -> None:
     for step in (1, 2):
-        expected = (Kind.ERROR, f"step {step} is to be written, but no snapshot was made at that step")
+        expected = (Kind.ERROR, f"cannot write the snapshot of step {step}: no snapshot was taken at that step")
         assert told(ask(service, ask="snapshot", step=step)) == expected
         if step == 1:
             told(ask(service, ask="mark", step=1))
@@ -106,7 +106,7 @@ def test_one_snapshot_at_a_time(service: ShardService, held: Held) -> None:
 
 
 def test_a_server_without_a_folder_says_so() -> None:
-    text = "this server was told no folder for checkpoints"
+    text = "this server has no folder for checkpoints"
     assert told(ask(make_service(), ask="mark", step=0)) == (Kind.ERROR, text)
 
 

@@ -38,7 +38,7 @@ def colliding(hash_: int, count: int) -> list[int]:
     return [id_with_mix(hash_ << 32 | low) for low in range(count)]
 
 
-LAST_CHAIN = colliding(2**32 - 1, 800)  # starts at the last entry and goes on at the first
+LAST_CHAIN = colliding(2**32 - 1, 800)  # starts at the last entry and resumes at the first
 FIRST_CHAIN = colliding(0, 60)
 ids_strategy = st.one_of(
     st.sampled_from(EXTREMES),

@@ -42,7 +42,7 @@ def assert_close(actual: np.ndarray, expected: np.ndarray, tolerance: float) -> 
 
 
 def update(table: OneTable, ids: np.ndarray, grad: np.ndarray, squares: np.ndarray, step: int) -> None:
-    """As the shard does it for rows whose mean squares are told."""
+    """As the shard does it for rows with given mean squares."""
     slots = table.slots_to_load(ids)
     table_kernels.update(table.descriptor, slots, grad, squares, scalars_of(table, step))
 

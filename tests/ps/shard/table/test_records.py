@@ -1,4 +1,4 @@
-"""Records and the pages that they lie in."""
+"""Records and the pages that they are in."""
 
 from __future__ import annotations
 

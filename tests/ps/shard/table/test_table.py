@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
+import xxhash
 
 from shardkeep.ps.config import InitConfig, TableSpec
 from shardkeep.ps.shard.table.initializers import INITIALIZERS
@@ -78,6 +81,82 @@ def test_initial_values_follow_their_law() -> None:
     inside = (np.abs(normal) < 0.1).mean()
     assert abs(inside - 0.6827) < 0.005
     assert (make_table(init="zeros").pull(ids) == 0).all()
+
+
+def initial_rows(init: dict[str, object], ids: np.ndarray) -> np.ndarray:
+    return OneTable(TableSpec(name="t", dim=5, init=init), seed=1).pull(ids)
+
+
+def test_uniform_values_lie_between_low_and_high() -> None:
+    rows = initial_rows({"name": "uniform", "low": 2.0, "high": 5.0}, many_ids(40_000))
+    assert rows.min() >= 2.0 and rows.max() <= 5.0
+    assert rows.min() < 2.001 and rows.max() > 4.999
+    assert abs(rows.mean() - 3.5) < 5 * (3 / np.sqrt(12)) / np.sqrt(rows.size)
+    assert abs(rows.std() / (3 / np.sqrt(12)) - 1) < 0.01
+
+
+@pytest.mark.parametrize("low", [100.0, -101.0, 0.1])
+def test_uniform_values_stay_within_bounds_that_float32_rounds(low: float) -> None:
+    rows = initial_rows({"name": "uniform", "low": low, "high": low + 1e-4}, many_ids(40_000))
+    assert rows.min() >= np.float32(low) and rows.max() <= np.float32(low + 1e-4)
+
+
+def test_normal_values_have_the_mean_and_the_standard_deviation() -> None:
+    rows = initial_rows({"name": "normal", "mean": -1.0, "std": 0.25}, many_ids(40_000)).astype(np.float64)
+    scaled = (rows + 1.0) / 0.25
+    assert abs(scaled.mean()) < 5 / np.sqrt(rows.size)
+    assert abs(scaled.std() - 1) < 0.01
+    assert abs((scaled**3).mean()) < 0.05 and abs((scaled**4).mean() - 3) < 0.1
+
+
+def test_a_constant_is_every_value() -> None:
+    assert (initial_rows({"name": "constant", "value": -0.3}, IDS) == np.float32(-0.3)).all()
+
+
+@pytest.mark.parametrize(
+    ("short", "long"),
+    [
+        ({"scale": 0.1}, {"low": -0.1, "high": 0.1}),
+        ({}, {"low": -0.05, "high": 0.05}),
+        ({"name": "normal", "scale": 0.1}, {"name": "normal", "std": 0.1}),
+        ({"name": "normal", "std": 0.05}, {"name": "normal", "mean": 0.0, "std": 0.05}),
+        ({"name": "zeros"}, {"name": "constant", "value": 0.0}),
+    ],
+    ids=str,
+)
+def test_short_and_long_forms_of_an_initializer_give_the_same_bits(short: dict, long: dict) -> None:
+    ids = many_ids(5000)
+    assert initial_rows(short, ids).tobytes() == initial_rows(long, ids).tobytes()
+
+
+def splitmix(x: int) -> int:
+    """The finalizer of Steele et al. 2014 (mix13)."""
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) % 2**64
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) % 2**64
+    return x ^ (x >> 31)
+
+
+def hashes(name: str, seed: int, id_: int, pairs: int) -> list[int]:
+    golden = 0x9E3779B97F4A7C15
+    key = splitmix(seed ^ xxhash.xxh3_64_intdigest(name.encode()))
+    base = splitmix(key ^ splitmix((id_ + golden) % 2**64))
+    return [splitmix((base + (pair + 1) * golden) % 2**64) for pair in range(pairs)]
+
+
+def test_the_default_values_are_those_of_earlier_versions() -> None:
+    """Scale times a multiple of 2**-23 in [-1, 1), in float32; normal after Box and Muller."""
+    uniform, normal = initial_rows({}, IDS), initial_rows({"name": "normal", "scale": 0.1}, IDS)
+    for i, id_ in enumerate(IDS.tolist()):
+        expected: list[np.float32] = []
+        angles: list[np.float32] = []
+        for bits in hashes("t", 1, id_, 3):
+            for part in (bits >> 40, bits >> 8 & 0xFFFFFF):
+                expected.append((np.float32(part) * np.float32(2.0**-23) - np.float32(1.0)) * np.float32(0.05))
+            radius = math.sqrt(-2.0 * math.log(((bits >> 32) + 1.0) / 2**32)) * float(np.float32(0.1))
+            angle = 2.0 * math.pi * ((bits & 0xFFFFFFFF) / 2**32)
+            angles += [np.float32(radius * math.cos(angle)), np.float32(radius * math.sin(angle))]
+        assert uniform[i].tolist() == expected[:5]
+        assert np.allclose(normal[i], angles[:5], rtol=1e-6, atol=0)
 
 
 def test_consecutive_ids_get_unrelated_values() -> None:
