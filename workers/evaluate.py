@@ -8,14 +8,15 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
 
 from shardkeep.base.arrays import Floats
 from shardkeep.compression.ledger import Ledger
 from shardkeep.ps.client.row_client import Pull, RowClient
+from shardkeep.workers.best import Best
+from shardkeep.workers.blocks import Blocks
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.data.batch import Batch
-from shardkeep.workers.data.samples import Dataset
+from shardkeep.workers.data.samples import Dataset, gathered
 from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
@@ -49,7 +50,7 @@ class Evaluation:
         self._dataset = dataset
         self._client = client
         self._embeddings = embeddings
-        self._tower = tower
+        self._blocks = Blocks(embeddings, tower, batch_size)
         self._collective = collective
         self._batch_size = batch_size
         self._num_samples = min(len(dataset), max_samples) if max_samples else len(dataset)
@@ -80,13 +81,11 @@ class Evaluation:
         while starts or under_way:
             while starts and len(under_way) < READ_AHEAD:
                 start = starts.popleft()
-                batch = self._dataset.gather(np.arange(start, min(start + self._batch_size, end)))
+                batch = gathered(self._dataset, np.arange(start, min(start + self._batch_size, end)))
                 plan = self._embeddings.plan(batch)
                 under_way.append((batch, plan, self._client.read(self._client.request(plan.unique))))
             batch, plan, pull = under_way.popleft()
-            leaves = self._embeddings.lookup(plan, pull.result(), part=None, device=self._tower.device)
-            dense = torch.from_numpy(batch.dense_BI).to(self._tower.device)
-            logits.append(self._tower.predict(dense, leaves).float().cpu().numpy())
+            logits.append(self._blocks.logits(batch, plan, pull.result()))
             labels.append(batch.label_BT)
         return np.concatenate(logits), np.concatenate(labels)
 
@@ -96,6 +95,7 @@ class Evaluations:
 
     Args:
         ledger: Counts this rank's bytes.
+        best: Learns of every evaluation.
     """
 
     def __init__(
@@ -108,8 +108,10 @@ class Evaluations:
         telemetry: Telemetry,
         report: Report,
         ledger: Ledger,
+        best: Best,
     ) -> None:
         self._evaluation = evaluation
+        self._best = best
         self._every_steps = every_steps
         self._slices = slices
         self._collective = collective
@@ -128,6 +130,7 @@ class Evaluations:
             metrics = self._evaluation.run(done)
             trained = {"train_samples": self._telemetry.samples, "train_bytes": self._train_bytes()}
         self._report.evaluation(done, metrics, trained)
+        self._best.add(done, metrics)
 
     def _train_bytes(self) -> dict[str, int]:
         """Sums the bytes of training so far over all ranks, by direction: without evaluation's reads, and without the

@@ -1,4 +1,4 @@
-"""torch.compile for the tower. `auto` is a rule by device: on CPUs compiling gains too little (docs/log.md).
+"""torch.compile for the tower. `auto` is a rule by device: on CPUs compiling gains too little (docs/research/log.md).
 
 Ranks compile outside the reduction, wait for each other and agree. Only batches of the full size are compiled; a ragged
 last batch runs eager, so nothing is ever recompiled.

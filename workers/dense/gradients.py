@@ -1,7 +1,7 @@
 """The dense gradient's sum over ranks: our DDP hook, and the same sum made flat after the backward pass.
 
 A sum, not a mean: each rank's loss is already weighted by its share of the step. Both forms add in rank order element
-by element (but for large buckets of fp32 outside sync mode), so they give the same bits, whatever DDP's buckets are.
+by element (except large buckets of fp32 outside sync mode), so they give the same bits for any buckets of DDP.
 """
 
 # W = world size, P = parameters
@@ -102,7 +102,7 @@ class BucketSums:
 
     def _finish(self) -> None:
         under_way, self._under_way = self._under_way, []
-        with self._watch.within("dense_reduce"):  # what of the exchange the backward pass did not cover
+        with self._watch.within("dense_reduce"):  # the part of the exchange that the backward pass did not hide
             while under_way:
                 under_way = [bucket for bucket in under_way if self._goes_on(bucket)]
 

@@ -16,7 +16,7 @@ _NORMS = 16
 
 
 def build_optimizer(config: TowerOptimizerConfig, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """torch.optim's SGD, Adam or AdamW, fused; the rate is set anew before each step."""
+    """torch.optim's SGD, Adam or AdamW, fused; the rate is set again before each step."""
     if not parameters:
         raise UserError("the model has no trainable parameters")
     if config.name == "sgd":

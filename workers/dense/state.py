@@ -15,7 +15,7 @@ _OWN_WAYS = ("state_dict", "_save_to_state_dict", "get_extra_state")
 class ModelState:
     """`model.state_dict()` without walking through the modules each time, which takes longer than copying 2 MB.
 
-    A model that has buffers, hooks or a state dict of its own making when it is given here is asked every time: a
+    A model that has buffers, hooks or a state dict of its own making when it is given here is read every time: a
     buffer may be another tensor after each forward pass."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -24,6 +24,8 @@ class ModelState:
         self._plain = not any(map(_has_its_own, model.modules()))
         self._places: list[Any] = []
         self._state: dict[str, Any] = {}
+        self._has_buffers = any(m._buffers.keys() - m._non_persistent_buffers_set for m in model.modules())
+        self._kept: dict[str, torch.Tensor] | None = None
 
     def get(self) -> dict[str, Any]:
         """Live tensors by name; nobody changes the mapping."""
@@ -33,6 +35,19 @@ class ModelState:
         if places != self._places or not self._state:
             self._places, self._state = places, self._model.state_dict()
         return self._state
+
+    def keep_buffers(self) -> None:
+        """Keeps the buffers for `settle`, unless this step's are kept already. Free without persistent buffers."""
+        if self._has_buffers and self._kept is None:
+            self._kept = {name: buffer.clone() for name, buffer in self._model.named_buffers()}
+
+    def settle(self, *, applied: bool) -> None:
+        """Ends a step: a skipped one takes its buffers back, such as the running statistics of batch norm."""
+        if self._kept is not None and not applied:
+            with torch.no_grad():
+                for name, buffer in self._model.named_buffers():
+                    buffer.copy_(self._kept[name])
+        self._kept = None
 
 
 def _has_its_own(module: nn.Module) -> bool:
@@ -51,6 +66,25 @@ def broadcast(model: nn.Module, collective: Collective) -> None:
     if collective.world_size > 1:
         for tensor in [*model.parameters(), *model.buffers()]:
             collective.broadcast(tensor.detach(), purpose="agreements")
+
+
+def share_buffers(model: nn.Module, collective: Collective) -> None:
+    """Sends rank 0's floating-point buffers to the other ranks, in one call for each dtype. Blocks."""
+    for buffers in floating_buffers(model):
+        flat = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
+        collective.broadcast(flat, purpose="buffers")
+        if collective.rank:
+            for buffer, part in zip(buffers, torch.split(flat, [b.numel() for b in buffers]), strict=True):
+                buffer.detach().copy_(part.view(buffer.shape))
+
+
+def floating_buffers(model: nn.Module) -> list[list[torch.Tensor]]:
+    """The floating-point buffers by dtype, such as running statistics; [] = there are none."""
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
+    for buffer in model.buffers():
+        if buffer.is_floating_point():
+            by_dtype.setdefault(buffer.dtype, []).append(buffer)
+    return list(by_dtype.values())
 
 
 def digest_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> bytes:

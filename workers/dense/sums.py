@@ -15,6 +15,7 @@ from shardkeep.compression.config import TowerCompressionConfig
 from shardkeep.compression.tower.compressor import DenseCompression
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.dense.gradients import BucketSums, sum_flat, wrap_in_ddp
+from shardkeep.workers.dense.state import share_buffers
 from shardkeep.workers.timing.clock import Stopwatch
 
 
@@ -95,9 +96,7 @@ class GradientSums:
                 sums = BucketSums(self.collective, self.compression, names, ring=self._ring, watch=self._watch)
                 self._ddp = wrap_in_ddp(self._module, sums, find_unused=not everywhere)
                 self.collective.before_close(self.leave)
-        for buffer in self._module.buffers():
-            if buffer.is_floating_point():
-                self.collective.broadcast(buffer, purpose="buffers")
+        share_buffers(self._module, self.collective)
 
     def local_state_dict(self) -> dict[str, Any]:
         """What belongs to this rank only: the gradient that compression has not sent yet. Live tensors; {} = nothing.
@@ -105,6 +104,6 @@ class GradientSums:
         return self.compression.local_state_dict()
 
     def load_local_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes a copy of this rank's state, or of several ranks' merged; {} = nothing is owed. Raises ValueError when
+        """Takes a copy of this rank's state, or of several ranks' merged; {} = no residual. Raises ValueError when
         it does not fit."""
         self.compression.load_local_state_dict(state)

@@ -131,6 +131,7 @@ class Tower:
     def join(self, collective: Collective) -> None:
         """Takes the ranks of another generation. Sends nothing: see sharing.py."""
         self.sums.join(collective)
+        self._state.settle(applied=True)
         self.compilation.regroup()
         self._seeds.restart()
 
@@ -158,6 +159,7 @@ class Tower:
             with self.watch.within(None):
                 dims = {name: leaf.shape[1] for name, leaf in embeddings.items()}
                 self.compilation.run(self.collective, dense_BI.shape[1], dims)
+        self._state.keep_buffers()
         around = self.sums.around_backward(self._step, loss_scale=self.precision.scaler.get_scale(), last=last)
         with around as run, self._seeds.of_next(self._step, self.collective.rank):
             self.watch.enter("forward")
@@ -193,6 +195,7 @@ class Tower:
         grad_norm = self.optimizer.apply(step)
         applied = math.isfinite(grad_norm)
         self.sums.compression.settle(applied)
+        self._state.settle(applied=applied)
         if scaler is not None:
             scaler.update()
         self.optimizer.forget_gradients()
@@ -208,11 +211,13 @@ class Tower:
             next(p.grad for p in self.optimizer.parameters if p.grad is not None).fill_(math.inf)
 
     def predict(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Logits (B, T) in float32 without gradients; dropout off; always eager."""
+        """Logits (B, T) in float32 without gradients; dropout off; always eager.
+
+        Without mixed precision on a CPU, the bits of a sample depend on B, not on its place or the other samples."""
         was_training = self.model.training
         self.model.eval()
         try:
-            with torch.inference_mode(), self.precision.autocast():
+            with torch.inference_mode(), self.precision.autocast(), onednn.rows_alone(self.model):
                 logits_BT: torch.Tensor = self.model(dense_BI, embeddings)
                 return logits_BT.float()
         finally:
@@ -233,6 +238,7 @@ class Tower:
         """Takes the state of another tower of the same model and config; it is copied. What belonged to this rank only
         is gone; see `GradientSums.load_local_state_dict`."""
         self.model.load_state_dict(state["model"])
+        self._state.settle(applied=True)
         self.optimizer.torch.load_state_dict(copy.deepcopy(state["optimizer"]))  # torch keeps the tensors it is given
         self.precision.scaler.load_state_dict(state["scaler"])
         self.sums.compression.load_state_dict(state.get("compression", {}))  # checkpoints without compression lack it

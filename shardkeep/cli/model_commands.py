@@ -1,0 +1,123 @@
+"""Commands that use a trained model: evaluate, predict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
+
+import typer
+
+from shardkeep.cli.exits import run_command
+from shardkeep.cli.options import Debug, complete_run, path
+
+if TYPE_CHECKING:
+    from shardkeep.run.screen import Screen
+
+TrainedRun = Annotated[
+    Path, typer.Argument(parser=path, metavar="RUN", autocompletion=complete_run, help="Run folder.")
+]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model",
+        metavar="last|best|STEP",
+        help="Checkpoint: the newest one, the best by train.early_stopping, or of a step.",
+    ),
+]
+
+
+def _which(text: str) -> Any:
+    if text in ("last", "best") or text.isdecimal():
+        return int(text) if text.isdecimal() else text
+    raise typer.BadParameter(f"{text!r}; allowed: last, best, or the step of a checkpoint", param_hint="'--model'")
+
+
+@contextmanager
+def _ready(run: Path) -> Iterator[Screen]:
+    """Compiles what the run's kernels lack, and shows on stderr what takes long."""
+    from shardkeep.estimate.view import waiting
+    from shardkeep.inference.compiling import prepare
+
+    with waiting() as screen:
+        prepare(run, lambda text: screen.phase("kernels", text))
+        yield screen
+
+
+def evaluate(
+    run: TrainedRun,
+    data: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="File, folder or pattern with labelled rows; repeatable [default: --split]."),
+    ] = None,
+    model: Model = "last",
+    split: Annotated[
+        str, typer.Option(metavar="eval|train|test", help="The run's own data, where --data is not given.")
+    ] = "eval",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Evaluate the model of a run, without its processes."""
+    which = _which(model)
+    if split not in ("eval", "train", "test"):
+        raise typer.BadParameter(f"{split!r}; allowed: eval, train, test", param_hint="'--split'")
+
+    def body() -> int:
+        from shardkeep.run.screen import console, two_columns
+
+        with _ready(run) as screen:
+            from shardkeep.inference.files import input_files
+            from shardkeep.inference.scoring import evaluate_run
+
+            def told(text: str, share: float) -> None:
+                screen.working("evaluate", text, share)
+
+            part = cast(Literal["eval", "train", "test"], split)
+            found = evaluate_run(run, which=which, split=part, files=input_files(data or []), told=told)
+        if as_json:
+            print(json.dumps(found, indent=2))
+        else:
+            rows = [(name, _number(value)) for name, value in found.items() if value is not None]
+            console().print(two_columns(rows))
+        return 0
+
+    run_command(body, debug)
+
+
+def predict(
+    run: TrainedRun,
+    data: Annotated[
+        list[str], typer.Option(metavar="FILE", help="File, folder or pattern with rows to score; repeatable.")
+    ],
+    out: Annotated[Path, typer.Option(parser=path, metavar="FILE", help="File to write: .parquet or .csv.")],
+    model: Model = "last",
+    keep: Annotated[str, typer.Option(metavar="A,B", help="Columns of the input to write beside `score`.")] = "",
+    debug: Debug = False,
+) -> None:
+    """Score each row of files with the model of a run, in order."""
+    which = _which(model)
+
+    def body() -> int:
+        with _ready(run) as screen:
+            from shardkeep.inference.files import input_files
+            from shardkeep.inference.scoring import predict_files
+
+            def told(text: str, share: float) -> None:
+                screen.working("predict", text, share)
+
+            names = [name for name in keep.split(",") if name]
+            done = predict_files(run, input_files(data), out, which=which, keep=names, told=told)
+        print(f"{done.rows:,} rows scored by the model of step {done.step:,} in {done.seconds:.1f} s, in {out}")
+        for name, (missing, values) in done.unseen.items():
+            if missing:
+                share = f"{100 * missing / values:.1f} %"
+                print(f"{name}: {missing:,} of {values:,} values ({share}) are unknown to the model")
+        return 0
+
+    run_command(body, debug)
+
+
+def _number(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else f"{value:.6f}" if isinstance(value, float) else str(value)

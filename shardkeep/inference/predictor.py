@@ -1,0 +1,116 @@
+"""Predictor: scores samples in memory with a trained model. What `shardkeep.load` returns."""
+
+# N = samples, T = labels, D = embedding dim
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from torch import nn
+
+from shardkeep.base.arrays import Floats
+from shardkeep.base.errors import DataError
+from shardkeep.inference.frames import chunks_of
+from shardkeep.inference.trained import Trained, Unseen, Which, load_trained
+from shardkeep.workers.data.columnar import ColumnarDataset
+from shardkeep.workers.data.conversion.hashing import hash_text
+
+
+class Predictor:
+    """A trained model in this process. Needs neither servers nor the training data.
+
+    Scores equal those of the trainer's evaluation bit for bit on the same type of CPU, with `amp: off`.
+    """
+
+    def __init__(self, trained: Trained) -> None:
+        self._trained = trained
+
+    @property
+    def step(self) -> int:
+        """The training step of the model's checkpoint."""
+        return self._trained.step
+
+    @property
+    def module(self) -> nn.Module:
+        """The dense model, in eval mode. It takes dense columns (B, I) and a dict of pooled rows (B, D)."""
+        return self._trained.tower.model
+
+    @property
+    def columns(self) -> list[str]:
+        """The columns that `predict` reads."""
+        return [] if self._trained.inputs is None else self._trained.inputs.columns()
+
+    def predict(self, data: object) -> Floats:
+        """Probabilities float32 (N,), or (N, T) for a model of T > 1 labels, in the order of the samples.
+
+        Args:
+            data: A pandas DataFrame, a dict of columns, or a pyarrow Table with the columns that the model reads, as
+                they were in the training files. A label is not needed; other columns are ignored. Ids that training
+                did not see have their initial values.
+
+        Raises:
+            DataError: A column is missing or has a value of the wrong type.
+        """
+        inputs = self._trained.inputs
+        assert inputs is not None  # `load` refuses a run without
+        scores = [
+            scores_of(logits_BT)
+            for chunk in chunks_of(data, inputs)
+            for logits_BT in block_logits(self._trained, inputs.samples(chunk))
+        ]
+        num_labels = len(self._trained.schema.labels)
+        scores_NT: Floats = np.concatenate(scores) if scores else np.empty((0, num_labels), np.float32)
+        return scores_NT[:, 0] if num_labels == 1 else scores_NT
+
+    def rows(self, table: str, ids: object) -> Floats:
+        """Rows float32 (N, D) of a table.
+
+        Args:
+            ids: Whole numbers, or texts as in the training files, in one dimension. An id that training did not see
+                has its initial value.
+
+        Raises:
+            UserError: The model has no such table.
+            DataError: The ids are neither whole numbers nor texts.
+        """
+        found = np.asarray(ids)
+        if found.dtype.kind in "US" or (found.dtype.kind == "O" and all(isinstance(i, str | bytes) for i in found)):
+            texts = [text.encode() if isinstance(text, str) else text for text in found.tolist()]
+            found = np.array([hash_text(text) for text in texts], np.int64)
+        if found.ndim != 1 or found.dtype.kind not in "iu":
+            raise DataError(f"ids are {found.dtype} {found.shape}; allowed: whole numbers or texts, in one dimension")
+        return self._trained.rows(table, found.astype(np.int64, copy=False))
+
+    def __repr__(self) -> str:
+        config = self._trained.config
+        return f"Predictor({config.model.name}, step {self.step}, columns: {', '.join(self.columns)})"
+
+
+def load(run: str | Path, model: Which = "last") -> Predictor:
+    """Loads the model of a run.
+
+    Args:
+        run: The run folder. The job may still be running.
+        model: "last" = the newest checkpoint, "best" = that of the best evaluation, or the step of one.
+
+    Raises:
+        UserError: There is no such run or checkpoint.
+        CheckpointError: The checkpoint is damaged.
+    """
+    return Predictor(load_trained(Path(run), model))
+
+
+def block_logits(trained: Trained, samples: ColumnarDataset, unseen: Unseen | None = None) -> Iterator[Floats]:
+    """Logits float32 (B, T) of the samples, block after block, in order."""
+    size = trained.blocks.size
+    for start in range(0, len(samples), size):
+        batch = samples.gather(np.arange(start, min(start + size, len(samples))))
+        yield trained.logits(batch, unseen)
+
+
+def scores_of(logits_BT: Floats) -> Floats:
+    """Probabilities, float32 of the same shape: 1 / (1 + exp(-logit)) in float64, rounded once."""
+    scores_BT: Floats = np.exp(-np.logaddexp(0.0, -logits_BT.astype(np.float64))).astype(np.float32)
+    return scores_BT

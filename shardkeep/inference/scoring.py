@@ -1,0 +1,136 @@
+"""Scoring: `shardkeep evaluate` and `shardkeep predict`, over data of any size in bounded memory."""
+
+# B = samples of a block, N = samples, T = labels
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from shardkeep.base.arrays import Floats
+from shardkeep.base.errors import UserError
+from shardkeep.inference.files import Told, chunks_of_files, score_writer
+from shardkeep.inference.predictor import block_logits, scores_of
+from shardkeep.inference.trained import Trained, Unseen, Which, checkpoint_of, inputs_of, load_trained
+from shardkeep.inference.trained_config import config_of
+from shardkeep.workers.collectives.collective import Solo
+from shardkeep.workers.data.input_files import find_files
+from shardkeep.workers.data.samples import Data, Dataset, gathered
+from shardkeep.workers.data.sources.registry import open_data
+from shardkeep.workers.metrics.quality import evaluate_over_workers
+
+Split = Literal["eval", "train", "test"]
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What `predict_files` did.
+
+    Attributes:
+        unseen: By feature, the number of values whose id training did not see, and of all values.
+    """
+
+    step: int
+    rows: int
+    seconds: float
+    unseen: dict[str, tuple[int, int]]
+
+
+def predict_files(
+    run: Path,
+    files: Sequence[Path],
+    out: Path,
+    *,
+    which: Which = "last",
+    keep: Sequence[str] = (),
+    told: Told = lambda _text, _share: None,
+) -> Scored:
+    """Writes the score of each row of the files, in order, with the columns `keep` beside it. Raises UserError,
+    DataError, CheckpointError, and OSError where the disk fails; `out` is complete or as it was before."""
+    if out.resolve() in {path.resolve() for path in files}:
+        raise UserError(f"--out {out}: is one of the files to score")
+    trained = load_trained(run, which)
+    inputs = trained.inputs
+    assert inputs is not None
+    began, rows, unseen = time.monotonic(), 0, Unseen(tuple(feature.name for feature in trained.schema.features))
+    with score_writer(out, trained.schema.labels, keep) as writer:
+        for chunk in chunks_of_files(files, inputs, told, extra=keep):
+            scores = [scores_of(part) for part in block_logits(trained, inputs.samples(chunk), unseen)]
+            writer.add(np.concatenate(scores), {name: chunk.column(name).values for name in keep})
+            rows += len(chunk)
+    return Scored(trained.step, rows, time.monotonic() - began, unseen.counts())
+
+
+def evaluate_run(
+    run: Path,
+    *,
+    which: Which = "last",
+    split: Split = "eval",
+    files: Sequence[Path] = (),
+    told: Told = lambda _text, _share: None,
+) -> dict[str, Any]:
+    """The metrics of a run's model: on `files`, or else on the run's own data.
+
+    Returns:
+        `step` of the checkpoint, and what the trainer's evaluation reports: of the run's evaluation data and its last
+        checkpoint the same numbers.
+
+    Raises:
+        UserError: There is no such run, checkpoint or split.
+        DataError: The data cannot be read.
+    """
+    if split == "test" and not files:
+        files = _test_files(run)
+    if files:
+        trained = load_trained(run, which)
+        found = list(_of_files(trained, files, told))
+    else:
+        trained, dataset = _with_data(run, which, split, told)
+        found = list(_of_dataset(trained, dataset, told))
+    num_labels = len(trained.schema.labels)
+    none: list[Floats] = [np.empty((0, num_labels), np.float32)]
+    logits_NT = np.concatenate(none + [logits for logits, _ in found])
+    labels_NT = np.concatenate(none + [labels for _, labels in found])
+    metrics = evaluate_over_workers(logits_NT, labels_NT, names=trained.schema.labels, collective=Solo())
+    return {"step": trained.step} | metrics
+
+
+def _test_files(run: Path) -> list[Path]:
+    data = config_of(run).data
+    if not data.test:
+        raise UserError(f"{run}: the job has no data.test; allowed: --data FILE, or --split eval")
+    return find_files(Path(data.root), data.test, key="data.test", kind=data.source)
+
+
+def _of_files(trained: Trained, files: Sequence[Path], told: Told) -> Iterator[tuple[Floats, Floats]]:
+    inputs = trained.inputs
+    assert inputs is not None
+    for whole in chunks_of_files(files, inputs, told, extra=[inputs.layout.label.column]):
+        chunk, label_N = inputs.labelled(whole)
+        if len(chunk):
+            yield from _of_dataset(trained, inputs.samples(chunk, label_N), lambda _text, _share: None)
+
+
+def _of_dataset(trained: Trained, dataset: Dataset, told: Told) -> Iterator[tuple[Floats, Floats]]:
+    size = trained.blocks.size
+    most = trained.config.eval.max_samples or len(dataset)
+    end = min(len(dataset), most)
+    for start in range(0, end, size):
+        batch = gathered(dataset, np.arange(start, min(start + size, end)))
+        yield trained.logits(batch), batch.label_BT
+        told("scoring", (start + len(batch)) / end)
+
+
+def _with_data(run: Path, which: Which, split: Split, told: Told) -> tuple[Trained, Dataset]:
+    config = config_of(run)
+    checkpoint = checkpoint_of(config, run, which)
+    data: Data = open_data(config.data, seed=config.seed, progress=told)
+    dataset = data.eval if split == "eval" else data.train
+    if dataset is None:
+        raise UserError(f"{run}: the job has no evaluation data; allowed: --data FILE, or --split train")
+    return Trained(config, checkpoint, data.train.schema, inputs_of(checkpoint)), dataset

@@ -1,0 +1,204 @@
+"""A trained model in use: evaluate, predict and Predictor against the trainer's own evaluation, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.parquet as pq
+import pytest
+
+import shardkeep
+from shardkeep.base.errors import CheckpointError, ConfigError, DataError, UserError
+from shardkeep.inference.scoring import evaluate_run, predict_files
+from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
+
+FEATURES = tuple(name for name in COLUMNS if name != "clicked")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """train.csv and a run that was trained on it."""
+    folder = tmp_path_factory.mktemp("inference")
+    job = click_job(write_csv(folder / "train.csv", click_rows(1500)))
+    shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=folder / "run", quiet=True)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def predictor(folder: Path) -> shardkeep.Predictor:
+    return shardkeep.load(folder / "run")
+
+
+def columns_of(rows: list[dict[str, str]]) -> dict[str, list[str]]:
+    return {name: [row[name] for row in rows] for name in FEATURES}
+
+
+def test_evaluate_gives_the_numbers_of_the_trainers_last_evaluation(folder: Path) -> None:
+    summary = json.loads((folder / "run" / "summary.json").read_text())
+    found = evaluate_run(folder / "run")
+    assert found == {"step": summary["steps"]} | summary["eval"] and 0.0 < found["auc"] < 1.0
+
+
+def test_a_row_has_the_same_bits_at_every_place_and_beside_every_other(predictor: shardkeep.Predictor) -> None:
+    rows = click_rows(230, seed=8)  # several blocks, and a part of one
+    scores_N = predictor.predict(columns_of(rows))
+    assert scores_N.dtype == np.float32 and scores_N.shape == (230,) and scores_N.std() > 0.01
+    order_N = np.random.default_rng(0).permutation(230)
+    assert np.array_equal(predictor.predict(columns_of([rows[i] for i in order_N])), scores_N[order_N])
+    for i in (0, 57, 229):
+        assert predictor.predict(columns_of([rows[i]]))[0] == scores_N[i]
+    assert predictor.predict(columns_of([])).shape == (0,)
+
+
+def test_evaluate_of_files_scores_what_predict_does(
+    folder: Path, predictor: shardkeep.Predictor, tmp_path: Path
+) -> None:
+    rows = click_rows(300, seed=9)
+    file = write_csv(tmp_path / "new.csv", rows)
+    found = evaluate_run(folder / "run", files=[file])
+    scores_N = predictor.predict(columns_of(rows)).astype(np.float64)
+    clicked_N = np.array([int(row["clicked"]) for row in rows])
+    expected = -np.where(clicked_N == 1, np.log(scores_N), np.log1p(-scores_N)).mean()
+    assert found["samples"] == 300 and found["logloss"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize("out", ["scores.csv", "scores.parquet"])
+def test_predict_writes_every_score_in_order_beside_kept_columns(
+    folder: Path, predictor: shardkeep.Predictor, tmp_path: Path, out: str
+) -> None:
+    rows = click_rows(130, seed=10)
+    files = [
+        write_csv(tmp_path / "a.csv", rows[:100], FEATURES),  # no label, and columns in another order
+        write_csv(tmp_path / "b.csv", rows[100:], tuple(reversed(FEATURES))),
+    ]
+    done = predict_files(folder / "run", files, tmp_path / out, keep=["item", "user"])
+    table = pacsv.read_csv(tmp_path / out) if out.endswith("csv") else pq.read_table(tmp_path / out)
+    assert table.column_names == ["item", "user", "score"] and done.rows == table.num_rows == 130
+    assert table["user"].to_pylist() == [row["user"] for row in rows]
+    scores_N = table["score"].to_numpy().astype(np.float32)
+    assert np.array_equal(scores_N, predictor.predict(columns_of(rows)))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.csv", "b.csv", out]
+
+
+def test_unknown_values_have_initial_rows_and_are_counted(
+    folder: Path, predictor: shardkeep.Predictor, tmp_path: Path
+) -> None:
+    rows = [row | {"user": f"stranger {i}", "tags": "t1|new|new"} for i, row in enumerate(click_rows(20, seed=11))]
+    file = write_csv(tmp_path / "new.csv", rows)
+    done = predict_files(folder / "run", [file], tmp_path / "scores.csv")
+    assert done.unseen == {"user": (20, 20), "item": (0, 20), "tags": (40, 60)}
+    first, again = predictor.rows("user", ["stranger 1", "stranger 2", "u1"]), predictor.rows("user", ["stranger 1"])
+    assert first.shape == (3, 4) and np.array_equal(first[:1], again) and not np.array_equal(first[0], first[1])
+
+
+def test_values_may_come_as_numbers_or_texts(predictor: shardkeep.Predictor) -> None:
+    rows = click_rows(40, seed=12)
+    texts = columns_of(rows)
+    typed = {
+        "user": pa.array(texts["user"]).dictionary_encode(),
+        "item": np.array([int(item) for item in texts["item"]]),
+        "tags": [tags.split("|") if tags else [] for tags in texts["tags"]],
+        "price": np.array([float(price) if price else np.nan for price in texts["price"]]),
+        "age": pa.array([int(age) for age in texts["age"]], pa.int16()),
+    }
+    expected = predictor.predict(texts)
+    assert np.array_equal(predictor.predict(typed), expected)
+    assert np.array_equal(predictor.predict(typed | {"item": typed["item"].astype(np.float64)}), expected)
+    assert np.array_equal(predictor.predict(pa.table(typed)), expected)
+
+
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        ({"user": ["u1"]}, "the data: has no column price"),
+        ([1, 2], "the data: is a list; allowed: a DataFrame, a dict of columns, a pyarrow Table"),
+        ({"user": ["u1", "u2"], "item": ["1"]}, "the data: cannot be read as columns"),
+        (
+            {"user": ["u1"], "item": [1.5], "tags": [""], "price": [1.0], "age": [2]},
+            "the data, column item: was trained on texts, holds double",
+        ),
+        ({"user": ["u1"], "item": ["1"], "tags": [""], "price": ["cheap"], "age": [2]}, "'cheap' is not a number"),
+    ],
+    ids=["a missing column", "no columns", "ragged", "half an item", "no number"],
+)
+def test_wrong_data_is_one_line(predictor: shardkeep.Predictor, data: Any, text: str) -> None:
+    with pytest.raises(DataError, match=text) as error:
+        predictor.predict(data)
+    assert "\n" not in str(error.value)
+
+
+def test_an_error_in_the_middle_leaves_the_old_scores(folder: Path, tmp_path: Path) -> None:
+    good, bad = write_csv(tmp_path / "good.csv", click_rows(60)), tmp_path / "bad.csv"
+    write_csv(bad, [row | {"price": "cheap"} for row in click_rows(3)])
+    out = tmp_path / "scores.csv"
+    predict_files(folder / "run", [good], out)
+    before = out.read_bytes()
+    with pytest.raises(DataError, match=r"bad.csv, row 1, column price: 'cheap' is not a number"):
+        predict_files(folder / "run", [good, bad], out)
+    assert out.read_bytes() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["bad.csv", "good.csv", "scores.csv"]
+
+
+@pytest.mark.parametrize(
+    ("call", "text"),
+    [
+        (lambda run, file, out: predict_files(run, [file], out / "x.json"), "allowed: a name that ends in .parquet"),
+        (lambda run, file, out: predict_files(run, [file], out / "no" / "x.csv"), "there is no folder"),
+        (lambda run, file, out: predict_files(run, [file], file), "is one of the files to score"),
+        (lambda run, file, out: predict_files(run, [file], out / "x.csv", keep=["score"]), "--keep score"),
+        (
+            lambda run, file, out: predict_files(run, [file], out / "x.csv", which=5),
+            "--model 5: there is no",
+        ),
+        (lambda run, file, out: shardkeep.load(out), "is not a run folder"),
+        (lambda run, file, out: shardkeep.load(run).rows("users", [1]), "table users: unknown; the model has user"),
+    ],
+    ids=["suffix", "folder", "input", "keep", "step", "no run", "table"],
+)
+def test_wrong_calls_are_one_line(
+    folder: Path, tmp_path: Path, call: Callable[[Path, Path, Path], object], text: str
+) -> None:
+    file = write_csv(tmp_path / "data.csv", click_rows(5))
+    with pytest.raises(UserError, match=text) as error:
+        call(folder / "run", file, tmp_path)
+    assert "\n" not in str(error.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["data.csv"]
+
+
+def test_a_missing_label_is_an_error_of_evaluate_alone(folder: Path, tmp_path: Path) -> None:
+    rows = click_rows(5)
+    file = write_csv(tmp_path / "data.csv", [*rows, rows[0] | {"clicked": ""}])
+    with pytest.raises(DataError, match=r"data.csv, row 6, column clicked: the label is missing"):
+        evaluate_run(folder / "run", files=[file])
+    assert predict_files(folder / "run", [file], tmp_path / "scores.csv").rows == 6
+
+
+def test_a_run_without_a_checkpoint_and_one_of_a_stream_say_so(tmp_path: Path) -> None:
+    job = click_job(tmp_path / "none.csv", data={"synthetic": {"train_samples": 200, "eval_samples": 64}})
+    config = shardkeep.JobConfig.model_validate(job | {"checkpoint": {"every_steps": 0}})
+    shardkeep.train(config, run_dir=tmp_path / "bare", quiet=True)
+    with pytest.raises(UserError, match=r"has no complete checkpoint in .*; checkpoint.every_steps is 0"):
+        shardkeep.load(tmp_path / "bare")
+    config = shardkeep.JobConfig.model_validate(job)
+    summary = shardkeep.train(config, run_dir=tmp_path / "stream", quiet=True)
+    with pytest.raises(ConfigError, match=r"does not say how raw columns become inputs .source: synthetic."):
+        shardkeep.load(tmp_path / "stream")
+    told = summary.to_dict()["eval"]
+    assert evaluate_run(tmp_path / "stream") | {"best_auc": told["best_auc"]} == told | {"step": summary.steps}
+
+
+def test_a_damaged_checkpoint_is_named(folder: Path, tmp_path: Path) -> None:
+    shutil.copytree(folder / "run", tmp_path / "run")
+    (file,) = (tmp_path / "run" / "checkpoints").glob("step-*/tower/tower.safetensors")
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"tower.safetensors: damaged: its checksum is wrong"):
+        shardkeep.load(tmp_path / "run")

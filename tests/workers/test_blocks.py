@@ -1,0 +1,92 @@
+"""A sample's logits have the same bits at every place of a block, for every model and odd widths."""
+
+from __future__ import annotations
+
+import inspect
+
+import numpy as np
+import pytest
+import torch
+
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.jagged import JaggedRows
+from shardkeep.workers.blocks import Blocks
+from shardkeep.workers.collectives.collective import Solo
+from shardkeep.workers.config import ModelConfig, TowerConfig
+from shardkeep.workers.data.batch import Batch, Ragged
+from shardkeep.workers.data.schema import Feature, Schema
+from shardkeep.workers.dense.cpu import onednn
+from shardkeep.workers.dense.tower import Tower
+from shardkeep.workers.embeddings.layer import Embeddings
+from shardkeep.workers.models.registry import MODELS, build_model
+
+NUM_DENSE, DIM = 5, 7
+SCHEMA = Schema(tuple(f"d{i}" for i in range(NUM_DENSE)), tuple(Feature(n, n) for n in "abc"))
+
+
+def scorer(model: str, *, size: int, linear: str = "torch") -> tuple[Blocks, Embeddings]:
+    embeddings = Embeddings(SCHEMA, {name: TableSpec(name=name, dim=DIM) for name in "abc"})
+    torch.manual_seed(4)
+    odd_widths = {"top": [9, 3]} if "top" in inspect.signature(MODELS[model]).parameters else {}
+    config = ModelConfig.model_validate({"name": model} | odd_widths)
+    built = build_model(config, num_dense=NUM_DENSE, features=embeddings.feature_dims, default_dim=DIM)
+    tower = Tower(
+        built,
+        config=TowerConfig.model_validate({"amp": "off", "compile": "off", "linear": linear}),
+        collective=Solo(),
+        device=torch.device("cpu"),
+        sync=False,
+        batch_size=size,
+    )
+    return Blocks(embeddings, tower, size), embeddings
+
+
+def samples(count: int) -> Batch:
+    random = np.random.default_rng(1)
+    dense_BI = random.normal(size=(count, NUM_DENSE)).astype(np.float32)
+    ids = {name: Ragged(random.integers(0, 40, count)) for name in "abc"}
+    return Batch(dense_BI, ids, np.zeros((count, 1), np.float32))
+
+
+def taken(batch: Batch, order: np.ndarray) -> Batch:
+    ids = {name: Ragged(np.ascontiguousarray(ragged.values_N[order])) for name, ragged in batch.ids.items()}
+    return Batch(np.ascontiguousarray(batch.dense_BI[order]), ids, batch.label_BT[order])
+
+
+def logits(blocks: Blocks, embeddings: Embeddings, batch: Batch) -> np.ndarray:
+    plan = embeddings.plan(batch)
+    rows = JaggedRows.zeros(plan.unique)
+    for name in "abc":  # a row depends on its id alone
+        rows[name][...] = np.sin(np.outer(plan.unique[name] + 1, np.arange(1, DIM + 1)))
+    return blocks.logits(batch, plan, rows)
+
+
+@pytest.mark.skipif(onednn.why_not(torch.device("cpu")) is not None, reason="needs oneDNN")
+@pytest.mark.parametrize("linear", ["torch", "onednn"])
+@pytest.mark.parametrize("size", [1, 17, 100])
+@pytest.mark.parametrize("model", list(MODELS))
+def test_a_sample_has_the_same_bits_at_every_place_and_beside_every_other(model: str, size: int, linear: str) -> None:
+    blocks, embeddings = scorer(model, size=size, linear=linear)
+    batch = samples(size)
+    whole = logits(blocks, embeddings, batch)
+    assert whole.shape == (size, 1) and (size == 1 or whole.std() > 1e-4)
+    order = np.random.default_rng(2).permutation(size)
+    assert np.array_equal(logits(blocks, embeddings, taken(batch, order)), whole[order])
+    for at in {0, size // 2, size - 1}:
+        assert np.array_equal(logits(blocks, embeddings, taken(batch, np.array([at]))), whole[[at]])
+
+
+def test_training_is_as_it_was_after_a_block() -> None:
+    blocks, embeddings = scorer("dlrm", size=20)
+    model = blocks.tower.model
+    before = [vars(layer).keys() for layer in model.modules()]
+    model.train()
+    logits(blocks, embeddings, samples(20))
+    assert model.training and [vars(layer).keys() for layer in model.modules()] == before
+
+
+def test_a_block_takes_no_more_samples_than_its_size_and_not_none() -> None:
+    blocks, embeddings = scorer("dlrm", size=4)
+    for count in (0, 5):
+        with pytest.raises(ValueError, match=f"{count} samples; allowed: 1 to 4"):
+            logits(blocks, embeddings, samples(count))

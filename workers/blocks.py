@@ -1,0 +1,49 @@
+"""Blocks: the one way in which samples are scored, in evaluation, `evaluate`, `predict` and `Predictor`.
+
+Every block has the same number of samples, and zeros fill the last one. So the bits of a sample depend neither on the
+samples beside it nor on its place (`amp: off`, one type of CPU).
+"""
+
+# B = samples of a batch, P = samples of a block, T = labels, U = unique ids of a table, D = embedding dim
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+import torch.nn.functional as F
+
+from shardkeep.base.arrays import Floats, Rows
+from shardkeep.workers.data.batch import Batch
+from shardkeep.workers.dense.tower import Tower
+from shardkeep.workers.embeddings.layer import Embeddings
+from shardkeep.workers.embeddings.plan import Plan
+
+_MULTIPLE = 16
+"""Of the size of a block: vector loops of torch compute a remainder in another way."""
+
+
+class Blocks:
+    """Scores batches of up to `size` samples with a tower and rows as they are now."""
+
+    def __init__(self, embeddings: Embeddings, tower: Tower, size: int) -> None:
+        self.size = size
+        self._embeddings = embeddings
+        self.tower = tower
+        self._padded = -(-size // _MULTIPLE) * _MULTIPLE
+
+    def logits(self, batch: Batch, plan: Plan, rows: Mapping[str, Rows]) -> Floats:
+        """Logits float32 (B, T) of a batch of 1 to `size` samples.
+
+        Args:
+            plan: The batch's.
+            rows: Per table the values of the plan's unique ids, float32 (U, D)."""
+        if not 0 < len(batch) <= self.size:
+            raise ValueError(f"{len(batch)} samples; allowed: 1 to {self.size}")
+        device, missing = self.tower.device, self._padded - len(batch)
+        leaves = self._embeddings.lookup(plan, rows, part=None, device=device)
+        pad = (0, 0, 0, missing)
+        embeddings = {name: F.pad(leaf.detach(), pad) for name, leaf in leaves.items()}
+        dense_PI = F.pad(torch.from_numpy(batch.dense_BI).to(device), pad)
+        logits_BT: Floats = self.tower.predict(dense_PI, embeddings)[: len(batch)].cpu().numpy()
+        return logits_BT
