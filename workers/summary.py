@@ -7,7 +7,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -44,7 +44,12 @@ class ProcessCounters:
 
 
 def summarize(
-    counted: Counted, process: ProcessCounters, *, steps: int, evaluation: Mapping[str, Any] | None
+    counted: Counted,
+    process: ProcessCounters,
+    *,
+    steps: int,
+    evaluation: Mapping[str, Any] | None,
+    best: Mapping[str, Any] | None = None,
 ) -> dict[str, Any] | None:
     """The job's summary on rank 0, None elsewhere. Blocks until every rank has called it.
 
@@ -63,6 +68,7 @@ def summarize(
         **_position(telemetry),
         **_of_workers(workers),
         "eval": dict(evaluation or {}),
+        **({"best": dict(best)} if best is not None else {}),
         "bytes": _per_sample(merge_totals([*(w["bytes"] for w in workers), _control_of(servers)]), telemetry.trained),
         **_saturated(counted.client.compressor.format.codec.name, workers),
         "skipped_steps": workers[0]["skipped_steps"],
@@ -85,6 +91,7 @@ def _worker_record(counted: Counted, facts: Mapping[str, Any], sockets: Mapping[
         "dropped_rows": telemetry.dropped_rows,
         "saturated_values": client.compressor.saturated_values,
         "held_back": client.held_back(),
+        "dropped": asdict(client.compressor.dropped),
         "tower_unsent": tower.unsent,
         "delivered_by_age": client.memory.delivered_by_age(),
         "skipped_steps": telemetry.skipped_steps,
@@ -108,6 +115,7 @@ def _of_workers(workers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "staleness": merged_histogram([w["staleness"] for w in workers]),
         "dropped_rows": sum(w["dropped_rows"] for w in workers),
         **_held_back([w["held_back"] for w in workers]),
+        **_dropped([w["dropped"] for w in workers]),
         **_delivered_by_age([w["delivered_by_age"] for w in workers]),
     }
 
@@ -229,11 +237,17 @@ def state_digest(servers: Sequence[Mapping[str, Any]], dense: bytes) -> str:
 
 
 def _held_back(workers: Sequence[Mapping[str, float]]) -> dict[str, Any]:
-    """Rows that wait at the end, the norm of what they hold, rounding errors given up, and what the caches spared."""
+    """Rows that wait at the end, the norm of what they hold, rounding errors given up, and what the caches saved."""
     total = {key: sum(w[key] for w in workers) for key in workers[0]}
     if "unsent_squares" in total:
         total["unsent_norm"] = math.sqrt(total.pop("unsent_squares"))
     return {"held_back": total} if total else {}
+
+
+def _dropped(workers: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Rows that selection without a pool dropped, and their share of the squared norm; nothing if none selected."""
+    rows, squares, of_squares = (sum(w[key] for w in workers) for key in ("rows", "squares", "of_squares"))
+    return {"dropped_by_selection": {"rows": rows, "norm_share": squares / of_squares}} if of_squares else {}
 
 
 def _tower_unsent(workers: Sequence[Mapping[str, float]]) -> dict[str, float]:

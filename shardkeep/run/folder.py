@@ -89,7 +89,7 @@ class RunFolder(RunReader):
     def create(cls, path: str | Path, config: JobConfig, *, code_folder: Path | None = None) -> RunFolder:
         """A new run folder with its config.yaml. Raises UserError where another run lives already.
 
-        `code_folder`: where the user's own modules are; a run that goes on needs to know."""
+        `code_folder`: where the user's own modules are; a run that continues needs to know."""
         refuse_taken(path)
         try:
             folder = cls(path)
@@ -104,10 +104,10 @@ class RunFolder(RunReader):
 
     @classmethod
     def reopen(cls, path: str | Path, config: JobConfig, *, step: int = 0, samples: int = 0) -> RunFolder:
-        """The folder of a run that goes on, with its config as it is now. What told of its last start is gone, for
+        """The folder of a run that continues, with its config as it is now. What told of its last start is gone, for
         members look there for the coordinator; its summary is summary-STEPS.json now. Raises UserError.
 
-        `step`, `samples`: where the job goes on."""
+        `step`, `samples`: where the job continues."""
         try:
             folder = cls(path)
             folder._settle_killed()
@@ -183,7 +183,7 @@ class RunFolder(RunReader):
             atomic_write(self.path / "members.json", text + "\n")
 
     def standing(self, record: Record) -> None:
-        """Keeps what another coordinator process needs to go on with the job."""
+        """Keeps what another coordinator process needs to continue with the job."""
         with self._lock:
             self._standing.write(to_json(record))
 
@@ -212,6 +212,12 @@ class RunFolder(RunReader):
         with self._lock:
             atomic_write(self.path / "summary.json", text + "\n")
             self._standing.delete()
+
+    def tested(self, metrics: Record) -> dict[str, Any]:
+        """Adds the metrics on the test data to summary.json. Returns the summary."""
+        summary = {**(self.summary() or {}), "test": dict(metrics)}
+        atomic_write(self.path / "summary.json", to_json(summary, indent=2) + "\n")
+        return summary
 
     def _settle_killed(self) -> None:
         """Writes the summary of a start that was killed before it could write one, from what it left."""

@@ -33,7 +33,7 @@ def default_run_dir(name: str) -> Path:
 
 
 def _taken(path: Path) -> str:
-    """Why a new run cannot begin in a folder or file, and what goes on with the one that is there."""
+    """Why a new run cannot begin in a folder or file, and what continues with the one that is there."""
     if not (path / "config.yaml").exists():
         return "is a file; choose a folder"
     run = shlex.quote(str(path.absolute()))

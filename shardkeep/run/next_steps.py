@@ -1,4 +1,4 @@
-"""The commands that a person can paste to go on with a run: resume it, or take over from its dead coordinator.
+"""The commands that a person can paste to continue with a run: resume it, or take over from its dead coordinator.
 
 Paths in them are absolute and quoted. Starts nothing."""
 
@@ -36,7 +36,7 @@ def take_over_command(run: RunReader) -> str | None:
 
 
 def resume_line(path: Path) -> str:
-    """How to go on with a run whose processes are gone, or why that cannot be: one line."""
+    """How to continue with a run whose processes are gone, or why that cannot be: one line."""
     run = path.absolute()
     try:
         config = load_config(run / "config.yaml")

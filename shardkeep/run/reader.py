@@ -80,6 +80,11 @@ class RunReader:
         found = (read_json(self.path / "coordinator.json") or {}).get("take_over")
         return None if found is None else [str(part) for part in found]
 
+    def tls_option(self) -> str | None:
+        """The `--tls` folder of a coordinator that was started by hand; None = it has none."""
+        command = self.coordinator_command() or []
+        return command[command.index("--tls") + 1] if "--tls" in command else None
+
     def coordinator_pids(self) -> set[int]:
         """The coordinator's process, where one has listened."""
         found = read_json(self.path / "coordinator.json")

@@ -1,4 +1,4 @@
-"""`shardkeep train --resume RUN`: which settings may change, where the job goes on, the run folder made ready again."""
+"""`shardkeep train --resume RUN`: which settings may change, and where the job continues."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ MAY_CHANGE = (
     "servers", "workers", "threads", "affinity", "processes", "transport", "liveness", "recovery", "profile",
     "checkpoint", "eval", "train.epochs", "train.max_steps", "train.report_every_s", "train.max_bad_steps",
     "tower.compile", "tower.device", "data.root", "data.cache", "data.accept",
+    "data.test",
 )  # fmt: skip
 """Settings, or groups of them, that `--set` may change; the others would make it another job."""
 
@@ -30,7 +31,7 @@ LEFTOVERS_S = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """A run that goes on."""
+    """A run that continues."""
 
     config: JobConfig
     checkpoint: Checkpoint
@@ -44,11 +45,11 @@ class Resumed:
 
 
 def plan_resume(run: Path, overrides: Sequence[str] = ()) -> Resumed:
-    """Reads a run's config and its newest complete checkpoint. Raises UserError (no such run, nothing to go on from, a
+    """Reads a run's config and its newest complete checkpoint. Raises UserError (no such run, nothing to resume from, a
     setting that may not change), ConfigError and CheckpointError."""
     try:
         if not (run / "config.yaml").is_file():
-            raise UserError(f"--resume {run}: is no run folder; it has no config.yaml")
+            raise UserError(f"--resume {run}: is not a run folder; it has no config.yaml")
         check_ours(run, what="--resume")
         summary = RunReader(run).summary() or {}
     except OSError as error:
@@ -57,12 +58,12 @@ def plan_resume(run: Path, overrides: Sequence[str] = ()) -> Resumed:
     changed = dict(_differences(before.model_dump(mode="json"), config.model_dump(mode="json")))
     for key in changed:
         if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in MAY_CHANGE):
-            raise UserError(f"--set {key}: may not change when a job goes on; allowed: {', '.join(MAY_CHANGE)}")
+            raise UserError(f"--set {key}: may not change when a job continues; allowed: {', '.join(MAY_CHANGE)}")
     checkpoint = newest(config, run)
     done = summary.get("status") == "completed" and checkpoint.step == summary.get("steps")
     if done and not changed.keys() & {"train.epochs", "train.max_steps"}:
         raise UserError(
-            f"--resume {run}: the job is done at step {checkpoint.step}; raise train.epochs or train.max_steps to go on"
+            f"--resume {run}: the job is done at step {checkpoint.step}; raise train.epochs or train.max_steps"
         )
     return Resumed(config, checkpoint, tuple(f"{key}={value}" for key, value in changed.items()))
 
@@ -73,7 +74,7 @@ def newest(config: JobConfig, run: Path) -> Checkpoint:
     check_owner(config, run)
     checkpoint = checkpoints.latest()
     if checkpoint is None:
-        raise UserError(f"--resume {run}: there is no complete checkpoint in {checkpoints.folder}; start the job anew")
+        raise UserError(f"--resume {run}: there is no complete checkpoint in {checkpoints.folder}; start the job again")
     checkpoint.check_sizes()
     return checkpoint
 

@@ -150,6 +150,9 @@ def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]
     scores = summary.get("eval")
     if scores:
         rows += _quality_rows(scores)
+    for name in ("best", "test"):
+        if found := summary.get(name):
+            rows += [(name, f"step {found['step']:,}  {quality(found)}")]
     alone = _alone(summary)
     counted = {} if alone else summary.get("bytes") or {}
     if any(_total(counted.get(key)) for _, key in BYTE_ROWS):
@@ -167,7 +170,7 @@ def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]
             )
         ]
     if recoveries := summary.get("recoveries"):
-        rows += [("recoveries", f"{len(recoveries)}: summary.json tells of each")]
+        rows += [("recoveries", f"{len(recoveries)}: summary.json reports each")]
     if peaks := peak_memory(summary.get("processes") or ()):
         rows += [("peak memory", peaks)]
     if (run / "profile").is_dir():

@@ -23,7 +23,7 @@ _KEYS = {"began", "from_step", "from_samples"}
 
 
 class Starts:
-    """The starts of the run in one folder. Several processes may read; whoever owns the folder writes."""
+    """The starts of the run in one folder. Several processes may read; the owner of the folder writes."""
 
     def __init__(self, run: Path) -> None:
         self._path, self._metrics = run / "starts.json", run / "metrics.jsonl"
@@ -44,7 +44,7 @@ class Starts:
         return (len(known), int(known[-1]["from_step"])) if known else (1, 0)
 
     def wall_s(self) -> float | None:
-        """Seconds since the running start began, whichever process began it; None = nobody noted it."""
+        """Seconds since the running start began, in any process; None = unknown."""
         known = self._read()
         if not known or "clock" not in known[-1]:
             return None

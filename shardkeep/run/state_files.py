@@ -4,7 +4,7 @@ standing.json        {"checksum": xxh3 of the value after it, "standing": {...}}
 standing-copy.json   the same, written after it
 
 One of them is whole whenever a crash, a full disk or somebody's hand spoils the other. Both hold secrets: for this user
-only. What stands in them is ps/control/persisted_state.py's.
+only. What is in them is ps/control/persisted_state.py's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where a job keeps what it goes on with: checkpoints, and what each member's replacement needs. Loads no torch.
+"""Where a job keeps what it continues with: checkpoints, and what each member's replacement needs. Loads no torch.
 
 The coordinator offers its run folder for checkpoints where the config names none; members find out whether they see it.
 """
@@ -88,7 +88,7 @@ def folder_to_keep_in(control: ControlClient, run_dir: Path) -> Path:
 
 
 def kept_at(folder: Path | None) -> Kept:
-    """What this member tells of the folder; None = it keeps nothing."""
+    """What this member reports about the folder; None = it keeps nothing."""
     return Kept() if folder is None else Kept(socket.gethostname(), str(folder))
 
 

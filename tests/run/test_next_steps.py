@@ -1,4 +1,4 @@
-"""What a person is told of a run that lacks processes: what happened, and the command that goes on."""
+"""What a person reads about a run that lacks processes: what happened, and the command that continues."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_status_without_a_coordinator_says_who_may_live_and_how_to_take_over(fol
     assert code == 1 and lines[0].startswith("the coordinator does not answer at 127.0.0.1:")
     assert lines[1].startswith("last known step: 120/500 at ")
     assert lines[2:5] == [
-        "server 0 (pid 7 on 10.9.0.2) may live",
+        "server 0 (pid 7 on 10.9.0.2) may be alive",
         f"worker 0 (pid {NOBODY} on 127.0.0.1) is gone",
         "members wait for another coordinator for liveness.form_timeout_s",
     ]
@@ -97,7 +97,7 @@ def test_status_of_a_killed_job_names_the_command_that_resumes_it_or_says_that_t
     if saved:
         checkpoint(folder, 50)
     code, lines = shown(folder.path)
-    assert (code, lines[0]) == (1, "killed: all processes of this job are gone")
+    assert (code, lines[0]) == (1, "killed: no process of this job is left")
     command = f"to resume at step 50: shardkeep train --resume '{folder.path}'"
     nothing = f"nothing to resume from: no complete checkpoint in {folder.path / 'checkpoints'}"
     assert lines[1] == (command if saved else nothing)
@@ -149,7 +149,7 @@ def test_a_start_at_a_checkpoint_of_another_run_says_so_and_starts(folder: RunFo
 
 @pytest.mark.parametrize(
     ("name", "error"),
-    [("nowhere", "there is no such folder"), ("empty", "is no run folder"), ("x" * 300, "cannot be read")],
+    [("nowhere", "there is no such folder"), ("empty", "is not a run folder"), ("x" * 300, "cannot be read")],
     ids=["missing", "no run", "a name that no folder can have"],
 )
 def test_status_of_what_is_no_run_is_one_line(tmp_path: Path, name: str, error: str) -> None:

@@ -1,4 +1,4 @@
-"""The run folder: every file whole, every key there, read back by whoever follows it."""
+"""The run folder: every file whole, every key there, read back by a follower."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def test_the_largest_process_of_each_role_is_shown() -> None:
 
 def test_the_closing_table_of_a_job_without_evaluation_shows_what_there_is() -> None:
     rows = dict(closing_rows({**NO_SUMMARY, "steps": 7, "recoveries": [{}, {}]}, Path("runs/a")))
-    assert rows["recoveries"] == "2: summary.json tells of each"
+    assert rows["recoveries"] == "2: summary.json reports each"
     assert rows.keys() == {"steps", "recoveries", "run folder"}, "nothing that was not measured"
     view, out = screen(terminal=False)
     view.closing({"status": "completed", **NO_SUMMARY}, Path("runs/a"))

@@ -1,4 +1,4 @@
-"""Run folders where others could have put something: nobody believes what lies there, and nothing is made there."""
+"""Run folders where others could have put something: nobody believes what is there, and nothing is made there."""
 
 from __future__ import annotations
 

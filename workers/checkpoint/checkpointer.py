@@ -119,7 +119,7 @@ class Checkpointer:
         try:
             contents = Contents(step, self._facts(self._samples()), tower_state(self._tower), ranks)
             base = self._writer.take_snapshot(step)
-        except Exception as error:  # whatever a model's state does: the job is worth more than a checkpoint
+        except Exception as error:  # any error of a model's state: the job is worth more than a checkpoint
             self._writer.give_up(step, error)
             return
         self._writer.start(contents, base, began, held_s=waited_s + time.perf_counter() - began)

@@ -79,7 +79,7 @@ class CheckpointWriter:
             self._admin.drop_snapshot()
         self._checkpoints.abandon(step)
         why = " ".join(str(error).split()) or type(error).__name__
-        self.records.append({"step": step, "text": f"no checkpoint at step {step}: {why}; training goes on"})
+        self.records.append({"step": step, "text": f"no checkpoint at step {step}: {why}; training continues"})
 
     def wait(self) -> None:
         """Blocks until the thread has ended."""
@@ -121,5 +121,5 @@ class CheckpointWriter:
         with contextlib.suppress(ShardkeepError):  # then journals, and the next checkpoint, have more than they need
             self._admin.checkpoint_saved(step, done.id)
         with contextlib.suppress(OSError):  # the next one tries again
-            self._checkpoints.prune(self._config.keep)
+            self._checkpoints.prune(self._config.keep, also=contents.facts.get("best_step"))
         return done

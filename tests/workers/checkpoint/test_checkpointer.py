@@ -62,7 +62,7 @@ class Clock:
 
 
 def held_s(job: LocalJob) -> list[float]:
-    """What the user is told of each checkpoint."""
+    """The messages about each checkpoint."""
     records = [r for kind, r in job.records if kind == "phase" and r["phase"] == "checkpoint"]
     assert [f"training held up {r['held_s']:.2f} s" in r["text"] for r in records] == [True] * 3
     return [float(r["held_s"]) for r in records]

@@ -1,0 +1,120 @@
+"""Early stopping in whole jobs: when they end, which checkpoint is the best, and a job that dies in between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import shardkeep
+from shardkeep.base.errors import ConfigError, DataError, UserError
+from shardkeep.cli.main import app
+from shardkeep.inference.scoring import evaluate_run
+from shardkeep.run.reader import MetricsTail, RunReader
+from tests.support.click_files import click_job, click_rows, write_csv
+
+EPOCHS = 12
+
+
+def job_of(folder: Path, **train: Any) -> shardkeep.JobConfig:
+    """Overfits within some epochs: the dense model is too large for 600 rows."""
+    data = folder / "train.csv"
+    if not data.exists():
+        write_csv(data, click_rows(600))
+    job = click_job(data, model={"bottom": [32], "top": [64, 64]})
+    job["checkpoint"] = {"every_steps": 1000, "keep": 1}
+    job["tables"] = {"default": {"dim": 8, "optimizer": {"name": "adagrad", "lr": 0.1}}}
+    job["train"] = {"batch_size": 32, "epochs": EPOCHS, "early_stopping": {"metric": "logloss", "patience": 2}} | train
+    return shardkeep.JobConfig.model_validate(job)
+
+
+def evaluations(run: Path) -> list[tuple[int, float]]:
+    return [(r["step"], r["logloss"]) for r in MetricsTail(run / "metrics.jsonl") if r["kind"] == "eval"]
+
+
+def test_a_job_ends_two_evaluations_after_its_best_one_and_keeps_that_model(tmp_path: Path) -> None:
+    summary = shardkeep.train(job_of(tmp_path), run_dir=tmp_path / "run", quiet=True)
+    found = evaluations(tmp_path / "run")
+    best_step, best_value = min(found, key=lambda each: each[1])
+    assert summary.status == "completed" and len(found) < EPOCHS
+    assert [step for step, _ in found][-3] == best_step and summary.steps == found[-1][0]
+    assert summary.best is not None and (summary.best.step, summary.best.logloss) == (best_step, best_value)
+    assert summary.eval is not None and summary.eval.logloss == found[-1][1] > best_value
+    kept = sorted(path.name for path in (tmp_path / "run" / "checkpoints").glob("step-*"))
+    assert kept == [f"step-{best_step:08d}", f"step-{summary.steps:08d}"]
+    assert evaluate_run(tmp_path / "run", which="best") == summary.to_dict()["best"]
+
+
+def test_a_job_that_is_resumed_in_the_middle_of_its_patience_ends_where_it_would_have(tmp_path: Path) -> None:
+    whole = shardkeep.train(job_of(tmp_path), run_dir=tmp_path / "whole", quiet=True)
+    assert whole.best is not None
+    between = [step for step, _ in evaluations(tmp_path / "whole")][-2]
+    shardkeep.train(job_of(tmp_path, max_steps=between), run_dir=tmp_path / "cut", quiet=True)
+    more = ["--set", f"train.max_steps={whole.steps + 500}"]
+    done = CliRunner().invoke(app, ["train", "--resume", str(tmp_path / "cut"), *more])
+    assert done.exit_code == 0, done.output
+    summary = shardkeep.Summary.model_validate(RunReader(tmp_path / "cut").summary())
+    assert (summary.steps, summary.best, summary.state_digest) == (whole.steps, whole.best, whole.state_digest)
+
+
+def test_without_early_stopping_there_is_no_best(tmp_path: Path) -> None:
+    summary = shardkeep.train(job_of(tmp_path, early_stopping=None, epochs=1), run_dir=tmp_path / "run", quiet=True)
+    assert summary.best is None and "best" not in summary.to_dict()
+    with pytest.raises(UserError, match=r"--model best: the job has no train.early_stopping"):
+        shardkeep.load(tmp_path / "run", "best")
+
+
+def test_test_data_are_scored_once_at_the_end_by_the_best_model(tmp_path: Path) -> None:
+    job = job_of(tmp_path).model_dump(mode="json")
+    job["data"]["test"] = [str(write_csv(tmp_path / "test.csv", click_rows(200, seed=21)))]
+    summary = shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=tmp_path / "run", quiet=True)
+    assert summary.best is not None and summary.test is not None
+    assert (summary.test.step, summary.test.samples) == (summary.best.step, 200)
+    found = evaluate_run(tmp_path / "run", which="best", files=[tmp_path / "test.csv"])
+    assert summary.to_dict()["test"] == found == evaluate_run(tmp_path / "run", which="best", split="test")
+
+
+def test_test_data_that_cannot_be_scored_leave_the_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = job_of(tmp_path, early_stopping=None, epochs=1).model_dump(mode="json")
+    bad = write_csv(tmp_path / "test.csv", [row | {"price": "cheap"} for row in click_rows(3)])
+    job["data"]["test"] = [str(bad)]
+    summary = shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=tmp_path / "run")
+    assert summary.status == "completed" and summary.test is None
+    assert "not scored: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"data": {"test": ["/nowhere.csv"]}}, "/nowhere.csv: no such file .data.test."),
+        ({"data": {"eval_fraction": 0.0}}, "train.early_stopping: needs data.eval or data.eval_fraction"),
+    ],
+    ids=["no test file", "no evaluation data"],
+)
+def test_what_is_missing_for_it_ends_the_job_before_its_first_step(
+    tmp_path: Path, changes: dict[str, dict[str, Any]], text: str
+) -> None:
+    job = job_of(tmp_path).model_dump(mode="json")
+    for group, values in changes.items():
+        job[group] |= values
+    with pytest.raises((UserError, DataError, ConfigError), match=text):
+        shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=tmp_path / "run", quiet=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"data": {"test": "a.csv", "train": "b.csv"}}, "checkpoint.every_steps: 0 keeps no model for data.test"),
+        ({"train": {"early_stopping": {"patience": 1}}}, "checkpoint.every_steps: 0 keeps no model for train.early_st"),
+        (
+            {"data": {"synthetic": {}, "test": "a.csv", "source": "synthetic"}, "checkpoint": {}},
+            "data.test: has no eff",
+        ),
+    ],
+    ids=["test", "early stopping", "stream"],
+)
+def test_settings_that_do_not_go_together_are_refused(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        shardkeep.JobConfig.model_validate({"checkpoint": {"every_steps": 0}} | changes)

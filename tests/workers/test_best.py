@@ -1,0 +1,95 @@
+"""The best evaluation and early stopping, by hand-made evaluations."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardkeep.base.errors import ConfigError
+from shardkeep.workers.best import Best
+from shardkeep.workers.collectives.collective import ThreadCollective
+from shardkeep.workers.early_stopping import EarlyStoppingConfig
+from tests.support.ranks import run_ranks
+
+
+def best_of(*values: float | None, **settings: Any) -> Best:
+    metric = settings.get("metric", "auc")
+    best = Best(EarlyStoppingConfig.model_validate(settings))
+    for at, value in enumerate(values):
+        best.add(10 * (at + 1), {metric: value})
+    return best
+
+
+@pytest.mark.parametrize(
+    ("best", "step", "ends"),
+    [
+        (best_of(), None, False),
+        (best_of(0.6), 10, False),
+        (best_of(0.6, 0.7, 0.69), 20, False),
+        (best_of(0.6, 0.7, 0.69, 0.7), 20, True),
+        (best_of(0.6, 0.5, 0.61, 0.6), 30, False),
+        (best_of(0.6, 0.604, 0.608, min_delta=0.005), 30, False),
+        (best_of(0.6, 0.604, 0.604, min_delta=0.005), 10, True),
+        (best_of(0.5, 0.4, 0.45, 0.41, metric="logloss"), 20, True),
+        (best_of(0.5, 0.4, 0.45, metric="logloss", patience=1), 20, True),
+        (best_of(None, None, None), 10, True),
+        (best_of(None, 0.6, None), 20, False),
+    ],
+    ids=["none", "one", "one worse", "two worse", "better in between", "slowly better", "too slowly better", "less is "
+         "better", "patience of one", "undefined", "one undefined"],
+)  # fmt: skip
+def test_the_best_evaluation_and_whether_the_job_ends(best: Best, step: int | None, ends: bool) -> None:
+    assert (best.step, best.ends) == (step, ends)
+
+
+def test_without_early_stopping_nothing_is_recorded() -> None:
+    best = Best(None)
+    best.add(10, {"auc": 0.6})
+    assert (best.step, best.ends, best.metrics(), best.facts()) == (None, False, None, {})
+
+
+def test_a_step_that_is_evaluated_again_counts_once_and_a_job_that_goes_back_forgets() -> None:
+    best = best_of(0.6, 0.5, 0.4)
+    assert best.ends
+    best.forget_after(20)
+    assert not best.ends
+    best.add(20, {"auc": 0.5})
+    assert not best.ends and best.step == 10
+    best.add(30, {"auc": 0.65})
+    assert best.metrics() == {"step": 30, "auc": 0.65}
+
+
+def test_facts_of_a_checkpoint_give_the_same_best() -> None:
+    best, other = best_of(0.6, 0.7, 0.69), best_of()
+    other.load(best.facts()["evaluations"])
+    assert other.facts() == best.facts() and best.facts()["best_step"] == 20
+
+
+def test_a_replacement_finds_what_the_process_before_it_left(tmp_path: Path) -> None:
+    best = best_of(0.6)
+    best.keep_in(tmp_path / "evaluations.json")
+    best.add(20, {"auc": 0.7})
+    replacement = best_of()
+    replacement.keep_in(tmp_path / "evaluations.json")
+    assert replacement.facts() == best.facts() and best.step == 20
+    Best(None).keep_in(tmp_path / "other.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["evaluations.json"]
+
+
+def test_ranks_take_the_evaluations_of_the_one_that_has_most() -> None:
+    def work(collective: ThreadCollective) -> dict[str, Any]:
+        best = best_of(0.6, 0.7) if collective.rank == 1 else best_of()
+        best.share(collective)
+        return best.facts()
+
+    assert run_ranks(ThreadCollective.group(3), work) == [best_of(0.6, 0.7).facts()] * 3
+
+
+def test_a_metric_that_is_not_evaluated_is_one_line() -> None:
+    best = Best(EarlyStoppingConfig(metric="auc/clicked"))
+    with pytest.raises(ConfigError, match=r"metric: auc/clicked is not evaluated; allowed: auc, logloss$"):
+        best.add(10, {"auc": 0.6, "logloss": 0.1, "samples": 3})
+    with pytest.raises(ValueError, match="allowed: auc, "):
+        EarlyStoppingConfig(metric="calibration")
