@@ -4,7 +4,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from shardkeep import TableSpec, serve
+from shardkeep import EmbeddingClient, TableSpec
 
 NUM_USERS, NUM_ITEMS = 3000, 800
 torch.manual_seed(0)
@@ -25,7 +25,7 @@ def logits(user: torch.Tensor, item: torch.Tensor) -> torch.Tensor:
     return model(torch.cat([user, item, user * item], dim=1)).squeeze(1)
 
 
-with serve(tables, servers=2) as client:  # or EmbeddingClient.local(tables): no other process
+with EmbeddingClient.serve(tables, servers=2) as client:  # or EmbeddingClient.local(tables): no other process
     for _ in range(400):
         user, item, liked = samples(1024)
         rows = client.lookup({"user": user, "item": item})  # leaves of autograd, (1024, 16) each

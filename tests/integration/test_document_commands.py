@@ -1,0 +1,70 @@
+"""The command blocks of the README and of docs/guide, run as they stand, page by page, each in an empty folder.
+
+A block ```bash is run. ```bash REASON is not, for that reason. ```LANGUAGE FILE is written to FILE.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ("README.md", *sorted(path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/guide/*.md")))
+BLOCK = re.compile(r"^```(\w+)[ \t]*([^\n]*)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+FILE = re.compile(r"[\w/-]+\.\w+")
+LIMIT_S = 400
+
+
+class Block(NamedTuple):
+    """A fenced block: its language, what stands behind it, and its text."""
+
+    language: str
+    info: str
+    text: str
+
+
+def blocks(page: str) -> list[Block]:
+    """The blocks of a page that have a language."""
+    return [Block(*found) for found in BLOCK.findall((ROOT / page).read_text(encoding="utf-8"))]
+
+
+def to_run(page: str) -> bool:
+    return any(block.language == "bash" and not block.info for block in blocks(page))
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("page", [page for page in PAGES if to_run(page)])
+def test_the_commands_of_a_page_run_as_they_stand(page: str, tmp_path: Path) -> None:
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    for block in blocks(page):
+        if FILE.fullmatch(block.info):
+            (tmp_path / block.info).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / block.info).write_text(block.text, encoding="utf-8")
+        elif block.language == "bash" and not block.info:
+            done = subprocess.run(
+                ["bash", "-euo", "pipefail", "-c", block.text],
+                cwd=tmp_path,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+            )
+            assert done.returncode == 0, f"{block.text}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_no_block_of_commands_hides_in_another_language(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    openings = re.findall(r"^```(.*)\n(.*)\n", text, re.MULTILINE)
+    assert not [
+        first for opening, first in openings if opening in {"", "sh", "console"} and first.startswith("shardkeep ")
+    ]
