@@ -25,7 +25,7 @@ Contestant = Callable[[float], Figures]
 
 
 class CannotRun(Exception):
-    """A contestant cannot run here, in one line; the benchmark goes on without it."""
+    """A contestant cannot run here, in one line; the benchmark continues without it."""
 
 
 def arguments(description: str) -> argparse.ArgumentParser:

@@ -3,7 +3,7 @@
 What is left of the tower's samples per second when rows come from a server and their gradients go back to it. The
 tower alone runs as plain PyTorch, and as it does in shardkeep's workers: with malloc set so that large buffers cost no
 page faults, and on some CPUs multiplied by oneDNN. There shardkeep runs with torch's products, too: it is against the
-same products that a ratio tells what rows cost.
+same products that a ratio says what rows cost.
 """
 
 from __future__ import annotations

@@ -232,7 +232,7 @@ def report(found: dict[str, list[harness.Figures]], small: int, large: int) -> d
             show(label, f"{name} {key}", values, target if key == "m_rows_per_s" else None)
     for key, label, target in (
         ("longest_stall_ms", "growth: ms that a pull waits at most", 50.0),
-        ("longest_stall_cpu_ms", "growth: ms of CPU therein", None),
+        ("longest_stall_cpu_ms", "growth: ms of CPU in it", None),
         ("mean_bytes_ratio", f"growth: bytes per row / {COUNTED}, mean", 1.15),
         ("max_bytes_ratio", f"growth: bytes per row / {COUNTED}, at any instant", 1.35),
     ):

@@ -122,7 +122,7 @@ def server_process(port: int, dim: int, conn: Any) -> None:
 
 
 def _leave_together(transport: Any) -> None:
-    """Both sides at once: whoever sees the other gone while it still listens prints a warning."""
+    """Both sides at once: a side that sees the other gone while it still listens prints a warning."""
     from torch.distributed import rpc
 
     rpc.shutdown(graceful=True, timeout=30)

@@ -1,6 +1,6 @@
 """How well do the examples learn? Trains each through the command line and holds its AUC against a target.
 
-    python benchmarks/quality.py --data FOLDER      # FOLDER holds adult/ and census_income_kdd/ (docs/data.md)
+    python benchmarks/quality.py --data FOLDER      # FOLDER holds adult/ and census_income_kdd/ (docs/guide/data.md)
     python benchmarks/quality.py --groups demo      # needs no files
     python benchmarks/quality.py --groups demo --smoke
 
@@ -39,7 +39,7 @@ def main() -> int:
     options = _options()
     cases = [case for group in options.groups for case in GROUPS[group]]
     if options.data is None and any(case.example in FOLDERS for case in cases):
-        print("quality.py: --data FOLDER is needed: it holds adult/ and census_income_kdd/ (docs/data.md)")
+        print("quality.py: --data FOLDER is needed: it holds adult/ and census_income_kdd/ (docs/guide/data.md)")
         return 2
     began = time.monotonic()
     out = options.out or HERE / "results" / f"{datetime.now(UTC):%Y-%m-%d}-quality.json"

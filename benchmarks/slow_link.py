@@ -98,7 +98,7 @@ def auc_over_time(records: list[dict[str, Any]]) -> list[tuple[float, float]]:
 
 
 def at(x: float, xs: list[float], ys: list[float]) -> float:
-    """The straight line through points with rising x, at `x`; beyond the last it goes on as it did."""
+    """The straight line through points with rising x, at `x`; beyond the last it continues as it did."""
     for i in range(1, len(xs)):
         if x <= xs[i] or i == len(xs) - 1:
             return ys[i - 1] + (x - xs[i - 1]) * (ys[i] - ys[i - 1]) / (xs[i] - xs[i - 1])

@@ -1,8 +1,8 @@
-"""Snapshots: what writing one costs pulls, pushes and memory while they go on: 20 M rows, D = 16, row-wise Adagrad.
+"""Snapshots: what writing one costs pulls, pushes and memory while they continue: 20 M rows, D = 16, row-wise Adagrad.
 
 One server's service in process, asked by a worker's client in one thread; the snapshot is written by the service's own
 thread to a temporary folder, once with both threads on one core and once free to run anywhere. Steps pull rows and push
-their gradients, each drawn anew: 32,768 ids by a Zipf law of 1.05 (the inverse of its continuous form), whose
+their gradients, each drawn again: 32,768 ids by a Zipf law of 1.05 (the inverse of its continuous form), whose
 popularity has nothing to do with the order in which rows came. `without`: the same load before the snapshot.
 
 Then, without load, once more a `full` snapshot is written, a share of the rows pushed once, and an `increment` of just
@@ -142,7 +142,7 @@ class Peak(threading.Thread):
 
 
 def one_snapshot(server: Server, load: Load | Idle, base: str = "") -> harness.Figures:
-    """Marks, then goes on with the load until the snapshot is written, of rows that changed since `base`."""
+    """Marks, then continues with the load until the snapshot is written, of rows that changed since `base`."""
     step, checkpoints = server.step, server.checkpoints
     checkpoints.begin(step)
     peak = Peak()

@@ -69,13 +69,14 @@ def _prepared(dim: int, batch: int, device: str, as_in_job: bool) -> tuple[Calla
 
     from shardkeep.workers.dense.cpu import onednn
     from shardkeep.workers.models.dlrm import Dlrm
+    from shardkeep.workers.models.layers.hidden import HiddenOptions
 
     torch.set_num_threads(1)
     torch.manual_seed(1)
     names = [f"C{f + 1}" for f in range(len(workload.TABLE_SIZES))]
     model = Dlrm(
         num_dense=workload.NUM_DENSE, features=dict.fromkeys(names, dim), default_dim=dim, bottom=[512, 256],
-        top=[512, 256], dropout=0.0, checkpointing=False,
+        top=[512, 256], hidden=HiddenOptions(),
     ).to(device)  # fmt: skip
     if as_in_job and onednn.why_not(torch.device(device)) is None and onednn.helps():
         onednn.use_for(model)

@@ -24,7 +24,7 @@ ARRAYS = ("ids_FS", "dense_SI", "label_S1")
 
 
 def ready(*, split: str, num_batches: int = NUM_BATCHES, seed: int = 1) -> Ready | None:
-    """The contract of docs/data.md; there is nothing to evaluate on."""
+    """The contract of docs/guide/data.md; there is nothing to evaluate on."""
     return Ready(drawn(num_batches, seed)) if split == "train" else None
 
 

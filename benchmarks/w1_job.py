@@ -183,7 +183,7 @@ class Job:
             raise self._failed(f"ended as {status}, left running: {', '.join(left) or 'nothing'}")
 
     def kill(self) -> None:
-        """Ends whatever still runs."""
+        """Ends every process that still runs."""
         with contextlib.suppress(psutil.NoSuchProcess):
             launcher = psutil.Process(self._launcher.pid)
             for process in [*launcher.children(recursive=True), launcher]:

@@ -23,41 +23,42 @@ def _without_effect(config: Any, *, scale: Any, rounding: Any = None) -> None:
 
 
 class DgcConfig(Settings):
-    """Deep Gradient Compression (Lin et al., ICLR 2018): momentum of single values, before they are chosen."""
+    """Deep Gradient Compression (Lin et al., ICLR 2018): momentum of single values, applied before selection."""
 
     momentum: float = Field(0.9, gt=0.0, lt=1.0)
-    """Takes the place of the optimizer's, which must have none."""
+    """Momentum. It replaces the optimizer's, which must have none."""
     nesterov: bool = False
     """Nesterov's momentum."""
     masking: bool = True
-    """Forget the momentum of a value that was sent."""
+    """Reset the momentum of a value that was sent."""
     clip_norm: float = Field(0.0, ge=0.0, le=1e6)
     """Largest norm of a step's row gradients, times the root of the number of workers; 0 = no clipping."""
 
 
 class PushConfig(Settings):
-    """How row gradients travel from a worker to the servers."""
+    """How row gradients are sent from a worker to the servers."""
 
     keep_rows: float = Field(1.0, gt=0.0, le=1.0)
-    """Share of a step's rows that are sent, those with the largest gradient norm, at least one; 1.0 = all. Rows left
-    out are kept for later steps (`pool_rows`), or dropped where there is no pool."""
+    """Share of a step's rows that are sent, those with the largest gradient norm, at least one; 1.0 = all. With
+    `pool_rows`, the share is of all tables of one dim together, and the other rows wait in the pool. Without, it is of
+    each table, and the other rows are dropped; summary.json counts them (`dropped_by_selection`)."""
     select: SelectorName = "largest"
-    """Which rows these are: random = as many, drawn anew in each step (random-k), to compare with."""
+    """Which rows are sent: the largest, or as many random ones in each step (random-k), for comparison."""
     keep_values: float | None = Field(None, gt=0.0, le=1.0)
-    """Instead of whole rows: share of the single values that are sent, in fp32, the largest of each table; the rest
-    waits in the pool. Left out = whole rows."""
+    """Share of single values that are sent instead of whole rows: the largest of each table, in fp32. The others wait
+    in the pool. Left out = whole rows."""
     dgc: DgcConfig | None = None
     """Momentum correction for `keep_values`, where the tables' optimizers are sgd; left out = none."""
     warmup_steps: int = Field(0, ge=0, le=MOST_STEPS)
     """Steps over which the share falls from 1 to `keep_rows` or `keep_values`."""
     pool_rows: int = Field(0, ge=0, le=MOST_ROWS)
-    """Rows of unsent gradient that a worker can remember, what number formats lose included (error feedback); 0 =
-    none. A row that finds no place is sent at once."""
+    """Rows whose unsent gradients and rounding errors a worker keeps for later steps (error feedback); 0 = none. A row
+    that finds the pool full is sent at once."""
     max_age: int = Field(0, ge=0, le=MOST_STEPS)
-    """Steps after which a remembered row is sent in any case; 0 = no limit."""
+    """Steps after which a row in the pool is sent in any case; 0 = no limit."""
     second_moment: bool = False
-    """Send the sum of a row's mean squared gradients beside it, in a byte: Adagrad and Adam need it where a row is the
-    sum of several steps'."""
+    """Send the sum of a row's mean squared gradients beside it, in one byte. Adagrad and Adam need it if a row is the
+    sum of several steps' gradients."""
     values: ValueFormat = "fp32"
     """Number format of the gradient values on the wire."""
     scale: Scale | None = None
@@ -102,19 +103,19 @@ class PushConfig(Settings):
 
 
 class PullConfig(Settings):
-    """How rows travel from the servers to a worker."""
+    """How rows are sent from the servers to a worker."""
 
     cache_rows: int = Field(0, ge=0, le=MOST_ROWS)
-    """Rows that a worker can remember, so as not to pull them again while their lease runs; 0 = none."""
+    """Rows that a worker keeps and does not pull again while their lease is valid; 0 = none."""
     lease: int = Field(0, ge=0, le=MOST_STEPS)
-    """Steps that a remembered row is good for: it may lag behind so many more steps than the consistency mode says."""
+    """Steps for which a cached row is used. It may lag behind by so many steps more than the consistency mode
+    allows."""
     drift: float | None = Field(None, gt=0.0, le=1e6)
-    """Share of its norm by which a remembered row may have moved, going by its last two readings: fast rows are read
-    more often than `lease` says; left out = no limit."""
+    """Share of its norm by which a cached row may have moved, judged by its last two reads. Rows that move fast are
+    read more often than `lease` says; left out = no limit."""
 
     values: ValueFormat = "fp32"
-    """Number format of the row values on the wire, rounded to the nearest; servers keep fp32, and evaluation reads
-    that."""
+    """Number format of row values on the wire, rounded to nearest. Servers keep fp32, and evaluation reads fp32."""
     scale: Scale | None = None
     """Row scale, as in `push`; default pow2."""
 
@@ -131,13 +132,12 @@ class PullConfig(Settings):
 
 
 class TowerCompressionConfig(Named):
-    """How the tower's gradients travel between workers."""
+    """How dense gradients are sent between workers."""
 
     name: Literal["none", "lossless", "bf16", "fp16", "int8", "topk", "powersgd"] = "none"
     """none = fp32. lossless = fp32 with coded exponents: fewer bytes, the same bits. bf16, fp16 and int8 round every
     value, fp16 and int8 in blocks of 64 with a scale. topk sends the largest values of each parameter, powersgd a
-    product of two thin matrices for each large one. int8, topk and powersgd keep what they did not send, and send it
-    later."""
+    product of two thin matrices for each large one. int8, topk and powersgd keep a residual and send it later."""
     keep: float | None = Field(None, gt=0.0, le=1.0)
     """topk only: share of each parameter's values that is sent, at least one; parameters below 1024 values are sent
     whole; default 0.01."""
@@ -146,7 +146,7 @@ class TowerCompressionConfig(Named):
     rank: int | None = Field(None, ge=1, le=MOST_WIDTH)
     """powersgd only: rank of the approximation; default 2."""
     warmup_steps: int | None = Field(None, ge=0, le=MOST_STEPS)
-    """topk and powersgd only: the first steps of the job, in which all values go, as fp16; default 0."""
+    """topk and powersgd only: number of first steps in which all values are sent, as fp16; default 0."""
 
     @model_validator(mode="after")
     def _every_argument_is_used(self) -> TowerCompressionConfig:
@@ -163,10 +163,11 @@ class CompressionConfig(Settings):
     """What is compressed, in each direction."""
 
     ids: Literal["raw", "coded"] = "raw"
-    """coded = the shortest of several codes, and pushes refer to the rows that the step pulled; raw = 8 bytes each."""
+    """coded = the shortest of several codes, and pushes refer to the rows of their step's pull; raw = 8 bytes per
+    id."""
     push: PushConfig = PushConfig()
-    """Row gradients, worker to server."""
+    """Row gradients, from workers to servers."""
     pull: PullConfig = PullConfig()
-    """Rows, server to worker."""
+    """Rows, from servers to workers."""
     tower: TowerCompressionConfig = TowerCompressionConfig()
-    """Dense gradients, worker to worker."""
+    """Dense gradients, between workers."""

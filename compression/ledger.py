@@ -1,7 +1,7 @@
-"""The byte ledger: how many bytes went which way, and what they were. Counts what it is told.
+"""The byte ledger: counts the bytes that processes send each other, by direction and by part.
 
-It counts traffic, not copies: what one process sends another, whether it crosses a socket, or the receiver takes it out
-of the sender's memory on one host, or both are one process. docs/compression.md compares it with the kernel's counters.
+It counts a message once: over a socket, out of the sender's memory on one host, or within one process.
+docs/guide/compression.md compares the counts with the kernel's.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ PARTS = {
     "framing": "headers, directories and padding of messages, and gloo's headers",
     "rpc": "what torch RPC adds to a message: the call, its name, sizes, lengths",
     "retries": "all of a message of a step that is trained again, because a generation was lost",
-    "flush": "all of a message with what was held back until the end of the job",
+    "flush": "messages with residuals at the end of the job",
     "calls": "control: what members and coordinator say to each other",
     "questions": "control: questions to servers and their answers",
     "agreements": "control: what workers say to each other apart from gradients and metrics",

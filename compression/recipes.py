@@ -1,7 +1,7 @@
 """Recipes: named settings that trade bytes for AUC. Data only; knows no codec and loads no torch.
 
-A recipe is the whole of `compression`, and whatever else of a job it needs. docs/compression.md tells why each setting
-is as it is.
+A recipe is all of `compression` and any other setting of a job that it needs. docs/guide/compression.md gives reasons
+for the settings.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ from shardkeep.base.errors import CheckpointError, ConfigError
 
 BEAT_S = 3.0
 WATCH_S = 15.0
-"""Seconds for which the counter of another host's owner must stand still until the owner counts as dead."""
+"""Seconds for which the counter of another host's owner must hang until the owner counts as dead."""
 POLL_S = 0.1
 _TEXT_CHARS = 512
 _NAME = re.compile(r"owner-(\d{6,})\.json")

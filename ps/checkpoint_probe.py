@@ -35,7 +35,7 @@ def write_token(folder: Path, *, again: bool = False) -> str:
 def check_token(folder: Path, token: str) -> None:
     """Raises CheckpointError if the folder, as this process sees it, does not hold the token of worker 0."""
     with contextlib.suppress(OSError):
-        if (folder / _PROBE).read_text(encoding="utf-8") == token:
+        if (folder / _PROBE).read_text(encoding="utf-8", errors="replace") == token:
             return
     raise CheckpointError(
         f"{folder} is not the folder that worker 0 writes checkpoints to; "
@@ -47,7 +47,7 @@ def check_shared(folder: Path, token: str, *, writes: bool) -> None:
     """Raises CheckpointError if this process does not see the folder with the token or, if it `writes`, cannot write
     there."""
     try:
-        if (folder / _PROBE).read_text(encoding="utf-8") != token:
+        if (folder / _PROBE).read_text(encoding="utf-8", errors="replace") != token:
             raise CheckpointError(f"{folder} is another folder")
         if writes:
             with tempfile.NamedTemporaryFile(dir=folder, prefix=".written-"):

@@ -11,7 +11,7 @@
 
 An increment counts only with all that it builds on, down to one that holds all rows: its chain. The base is named by
 the checksum of its manifest, so that a later checkpoint of the same step cannot take its place. A complete one is
-deleted only when what takes its place is on disk: at every moment there is one to go on from.
+deleted only when what takes its place is on disk: at every moment there is one to resume from.
 
 Knows paths, checksums and the manifest, not what the files hold. Both planes use it.
 """
@@ -35,7 +35,7 @@ from shardkeep.base.files import atomic_write, checksum, let_go, sync_folder
 from shardkeep.ps.checkpoint_owner import Hold
 
 FORMAT, CHAINED = 3, 4
-"""Of a manifest: of a checkpoint by itself, and of an increment, which an older version must not take for one."""
+"""Of a manifest: of a checkpoint on its own, and of an increment, which an older version must not take for one."""
 _UNCHECKED = {1: FORMAT, 2: CHAINED}
 """The formats of earlier versions, whose manifests have no checksum of their own, and what they are else."""
 _MANIFEST = "manifest.json"
@@ -102,7 +102,7 @@ class Checkpoint:
             if not path.is_file() or path.stat().st_size != file.size:
                 state = "damaged" if path.is_file() else "missing"
                 raise CheckpointError(
-                    f"{path}: {state}; delete {self.folder.name} to go on from the checkpoint before it"
+                    f"{path}: {state}; delete {self.folder.name} to resume from the checkpoint before it"
                 )
 
     def below(self, part: str) -> list[FileRecord]:
@@ -111,7 +111,7 @@ class Checkpoint:
 
 
 class Checkpoints:
-    """The checkpoints in one folder. One process writes at a time, but for the parts that servers add.
+    """The checkpoints in one folder. One process writes at a time, except the parts that servers add.
 
     `hold`: what keeps other jobs out while this process writes; None = it only reads."""
 
@@ -228,7 +228,7 @@ class Checkpoints:
         except (ValueError, KeyError, TypeError) as error:
             what = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
             raise CheckpointError(
-                f"{folder / _MANIFEST}: damaged ({what}); delete {folder.name} to go on from the checkpoint before it"
+                f"{folder / _MANIFEST}: damaged ({what}); delete {folder.name} to resume from the checkpoint before it"
             ) from error
 
     def _base_of(self, name: str, step: int, link: tuple[int, str]) -> Checkpoint:
@@ -239,19 +239,22 @@ class Checkpoints:
         base = self.load(base_step)
         if base.id != base_id:
             raise CheckpointError(
-                f"{base.folder / _MANIFEST}: is not what {name} was written on; delete {name} to go on from the "
+                f"{base.folder / _MANIFEST}: is not what {name} was written on; delete {name} to resume from the "
                 "checkpoint before it"
             )
         return base
 
-    def prune(self, keep: int) -> None:
+    def prune(self, keep: int, *, also: int | None = None) -> None:
         """Deletes the oldest complete checkpoints until `keep` are left and what these build on; older increments
-        that lost their base, and what another of the same step took the place of, too."""
+        that lost their base, and what another of the same step took the place of, too.
+
+        `also`: The step of one that stays at any age."""
         if not (complete := self._complete()):
             return
         known = {step: (folder, base) for step, folder, base in complete}
         needed: set[Path] = set()
-        for step, _, _ in complete[-keep:]:
+        kept = [step for step, _, _ in complete[-keep:]]
+        for step in [*kept, *(step for step in known if step == also)]:
             link: int | None = step
             while link is not None and known[link][0] not in needed:
                 folder, link = known[link]

@@ -6,47 +6,163 @@ The public names load on first use; `import shardkeep` itself loads nothing.
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "CompressionConfig",
-    "ConsistencyConfig",
-    "EmbeddingClient",
-    "JobConfig",
-    "Lookup",
-    "TableConfig",
-    "TableSpec",
-    "__version__",
-    "connect",
-    "load_config",
-    "serve",
-    "train",
-]
-
 if TYPE_CHECKING:
-    from shardkeep.compression.config import CompressionConfig
-    from shardkeep.config import JobConfig, load_config
-    from shardkeep.launch.job import train
-    from shardkeep.loop.client import EmbeddingClient, connect
-    from shardkeep.loop.serve import serve
-    from shardkeep.ps.config import ConsistencyConfig, TableConfig, TableSpec
-    from shardkeep.workers.embeddings.lookup import Lookup
+    from shardkeep.base.errors import (
+        CheckpointError as CheckpointError,
+    )
+    from shardkeep.base.errors import (
+        ConfigError as ConfigError,
+    )
+    from shardkeep.base.errors import (
+        CorruptMessage as CorruptMessage,
+    )
+    from shardkeep.base.errors import (
+        DataError as DataError,
+    )
+    from shardkeep.base.errors import (
+        DeadlineExceeded as DeadlineExceeded,
+    )
+    from shardkeep.base.errors import (
+        Diverged as Diverged,
+    )
+    from shardkeep.base.errors import (
+        JobError as JobError,
+    )
+    from shardkeep.base.errors import (
+        JobStopped as JobStopped,
+    )
+    from shardkeep.base.errors import (
+        JournalError as JournalError,
+    )
+    from shardkeep.base.errors import (
+        MemberLost as MemberLost,
+    )
+    from shardkeep.base.errors import (
+        PlaceRefused as PlaceRefused,
+    )
+    from shardkeep.base.errors import (
+        ProtocolError as ProtocolError,
+    )
+    from shardkeep.base.errors import (
+        RemoteError as RemoteError,
+    )
+    from shardkeep.base.errors import (
+        ShardkeepError as ShardkeepError,
+    )
+    from shardkeep.base.errors import (
+        TransportError as TransportError,
+    )
+    from shardkeep.base.errors import (
+        UserError as UserError,
+    )
+    from shardkeep.base.schedule import ScheduleConfig as ScheduleConfig
+    from shardkeep.compression.config import (
+        CompressionConfig as CompressionConfig,
+    )
+    from shardkeep.compression.config import (
+        PullConfig as PullConfig,
+    )
+    from shardkeep.compression.config import (
+        PushConfig as PushConfig,
+    )
+    from shardkeep.compression.config import (
+        TowerCompressionConfig as TowerCompressionConfig,
+    )
+    from shardkeep.config import JobConfig as JobConfig
+    from shardkeep.config import load_config as load_config
+    from shardkeep.inference.predictor import Predictor as Predictor
+    from shardkeep.inference.predictor import load as load
+    from shardkeep.launch.job import train as train
+    from shardkeep.loop.client import EmbeddingClient as EmbeddingClient
+    from shardkeep.loop.client import connect as connect
+    from shardkeep.ps.config import (
+        AdagradConfig as AdagradConfig,
+    )
+    from shardkeep.ps.config import (
+        AdamConfig as AdamConfig,
+    )
+    from shardkeep.ps.config import (
+        ConsistencyConfig as ConsistencyConfig,
+    )
+    from shardkeep.ps.config import (
+        FtrlConfig as FtrlConfig,
+    )
+    from shardkeep.ps.config import (
+        InitConfig as InitConfig,
+    )
+    from shardkeep.ps.config import (
+        LivenessConfig as LivenessConfig,
+    )
+    from shardkeep.ps.config import (
+        RecoveryConfig as RecoveryConfig,
+    )
+    from shardkeep.ps.config import (
+        RowwiseAdagradConfig as RowwiseAdagradConfig,
+    )
+    from shardkeep.ps.config import (
+        SgdConfig as SgdConfig,
+    )
+    from shardkeep.ps.config import (
+        TableConfig as TableConfig,
+    )
+    from shardkeep.ps.config import (
+        TableSpec as TableSpec,
+    )
+    from shardkeep.ps.config import (
+        TransportConfig as TransportConfig,
+    )
+    from shardkeep.run.summary import Summary as Summary
+    from shardkeep.workers.config import (
+        CheckpointConfig as CheckpointConfig,
+    )
+    from shardkeep.workers.config import (
+        DataConfig as DataConfig,
+    )
+    from shardkeep.workers.config import (
+        EvalConfig as EvalConfig,
+    )
+    from shardkeep.workers.config import (
+        ModelConfig as ModelConfig,
+    )
+    from shardkeep.workers.config import (
+        TowerConfig as TowerConfig,
+    )
+    from shardkeep.workers.config import (
+        TowerOptimizerConfig as TowerOptimizerConfig,
+    )
+    from shardkeep.workers.config import (
+        TrainConfig as TrainConfig,
+    )
+    from shardkeep.workers.embeddings.lookup import Lookup as Lookup
 
-_HOMES = {
-    "CompressionConfig": "shardkeep.compression.config",
-    "ConsistencyConfig": "shardkeep.ps.config",
-    "EmbeddingClient": "shardkeep.loop.client",
-    "JobConfig": "shardkeep.config",
-    "Lookup": "shardkeep.workers.embeddings.lookup",
-    "TableConfig": "shardkeep.ps.config",
-    "TableSpec": "shardkeep.ps.config",
-    "connect": "shardkeep.loop.client",
-    "load_config": "shardkeep.config",
-    "serve": "shardkeep.loop.serve",
-    "train": "shardkeep.launch.job",
+_MODULES = {  # the same names, for the interpreter; tests/test_public_names.py compares the two
+    "base.errors": "CheckpointError ConfigError CorruptMessage DataError DeadlineExceeded Diverged JobError JobStopped "
+    "JournalError MemberLost PlaceRefused ProtocolError RemoteError ShardkeepError TransportError UserError",
+    "base.schedule": "ScheduleConfig",
+    "compression.config": "CompressionConfig PullConfig PushConfig TowerCompressionConfig",
+    "config": "JobConfig load_config",
+    "inference.predictor": "Predictor load",
+    "launch.job": "train",
+    "loop.client": "EmbeddingClient connect",
+    "ps.config": "AdagradConfig AdamConfig ConsistencyConfig FtrlConfig InitConfig LivenessConfig RecoveryConfig "
+    "RowwiseAdagradConfig SgdConfig TableConfig TableSpec TransportConfig",
+    "run.summary": "Summary",
+    "workers.config": "CheckpointConfig DataConfig EvalConfig ModelConfig TowerConfig TowerOptimizerConfig TrainConfig",
+    "workers.embeddings.lookup": "Lookup",
 }
+_HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names.split()}
+__all__ = ["__version__", *_HOMES]
+
+
+def serve(*_arguments: object, **_named: object) -> NoReturn:
+    """Was renamed to `EmbeddingClient.serve`. Raises UserError."""
+    from shardkeep.base.errors import UserError
+
+    raise UserError("shardkeep.serve(...) is EmbeddingClient.serve(...) now, with the same arguments")
 
 
 def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
 """`python -m shardkeep` is the same as the `shardkeep` command.
 
-Launchers run this file by its path. The package is then loaded from here, whatever the import path holds, and nothing
-else in the folder above it can be imported.
+Launchers run this file by its path. The package is then loaded from this folder, independent of the import path, and
+the folder above is not on the import path.
 """
 
 import contextlib

@@ -21,15 +21,15 @@ SHORT: dict[str, dict[str, bool]] = {"none": {}, "auto": {"auto": True}}
 
 
 class AffinityConfig(Settings):
-    """Cores of the processes that `shardkeep train` starts: `affinity: none`, `affinity: auto`, or lists of cores,
-    by role, as in `affinity: {workers: [[0], [1]], servers: [[2, 3]]}`. Roles started by hand: `taskset`."""
+    """Cores for the processes that `shardkeep train` starts: `none`, `auto`, or lists of cores by role, as in
+    `{workers: [[0], [1]], servers: [[2, 3]]}`. For roles started by hand use `taskset`."""
 
     auto: bool = False
-    """The launcher chooses: each process gets cores of its own where they suffice, else only workers are pinned."""
+    """The launcher chooses: each process gets cores of its own if there are enough, else only workers do."""
     servers: list[list[int]] = Field(default_factory=list)
-    """Cores of each server, a list for each; with fewer lists than servers they are used in turn. None = not pinned."""
+    """Cores of each server, one list per server; fewer lists are used in turn. Empty = not pinned."""
     workers: list[list[int]] = Field(default_factory=list)
-    """The same for workers; with servers: 0, of the one process."""
+    """Cores of each worker, likewise; with servers: 0, of the one process."""
 
     @model_validator(mode="before")
     @classmethod

@@ -28,6 +28,7 @@ from shardkeep.ps.config import (
     TransportConfig,
 )
 from shardkeep.workers.config import (
+    FILE_SOURCES,
     CheckpointConfig,
     DataConfig,
     EvalConfig,
@@ -52,13 +53,13 @@ class JobConfig(Settings):
     seed: int = Field(0, ge=0, lt=2**63)
     """Seed of initial values, shuffling and the tower."""
     servers: int = Field(2, ge=0, le=1024)
-    """Server processes; 0 = the tables live in the one worker's process."""
+    """Server processes; 0 = the tables are in the one worker's process."""
     workers: int = Field(2, ge=1, le=1024, validate_default=True)
     """Worker processes."""
     threads: int = Field(1, ge=1, le=4096)
-    """CPU threads of each worker's tower."""
+    """CPU threads of each worker's dense model."""
     affinity: AffinityConfig = AffinityConfig()
-    """Cores that the processes of a job on this machine are pinned to: `none`, `auto`, or lists by role."""
+    """Cores for the processes of a job on this machine: `none`, `auto`, or lists by role."""
     processes: ProcessesConfig = ProcessesConfig()
     """How the processes of a job on this machine start."""
     data: DataConfig = DataConfig()
@@ -66,7 +67,7 @@ class JobConfig(Settings):
     model: ModelConfig = ModelConfig()
     """The dense model."""
     tables: dict[TableName, TableConfig] = Field(default_factory=dict)
-    """Embedding tables by name; `default` holds what the others leave out."""
+    """Embedding tables by name; `default` gives the settings that the others leave out."""
     tower: TowerConfig = TowerConfig()
     """How the dense model trains."""
     train: TrainConfig = TrainConfig()
@@ -74,16 +75,16 @@ class JobConfig(Settings):
     eval: EvalConfig = EvalConfig()
     """Evaluation."""
     consistency: ConsistencyConfig = ConsistencyConfig()
-    """What a pull is promised to have seen; left out = mode: bounded, or mode: sync with servers: 0."""
+    """How old the rows of a step may be; left out = mode: bounded, or mode: sync with servers: 0."""
     compression: CompressionConfig = CompressionConfig()
     """What is compressed."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints."""
     journal: Annotated[Literal["off", "os", "fsync"], OnOff] = "os"
-    """What a server's push survives once it is acknowledged: os = the server's process, fsync = its machine, off =
-    neither: a killed server goes back to the last checkpoint."""
+    """What an acknowledged push survives: os = the death of the server's process; fsync = also that of its machine; off
+    = neither, so a replaced server resumes from the last checkpoint."""
     transport: TransportConfig = TransportConfig()
-    """How bytes move."""
+    """How bytes are sent."""
     liveness: LivenessConfig = LivenessConfig()
     """Deadlines and leases."""
     recovery: RecoveryConfig = RecoveryConfig()
@@ -128,12 +129,32 @@ class JobConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _what_is_scored_later_needs_a_checkpoint(self) -> JobConfig:
+        for key, wanted in (("data.test", self.data.test), ("train.early_stopping", self.train.early_stopping)):
+            if wanted and not self.checkpoint.every_steps:
+                raise ValueError(f"checkpoint.every_steps: 0 keeps no model for {key}; allowed: auto, or 1 or more")
+        if self.data.test and self.data.source not in FILE_SOURCES:
+            allowed = ", ".join(FILE_SOURCES)
+            raise ValueError(f"data.test: has no effect with source: {self.data.source}; allowed: {allowed}")
+        return self
+
+    @model_validator(mode="after")
     def _dgc_has_no_other_optimizer(self) -> JobConfig:
         names = {self.table(name).optimizer.name for name in (*self.tables, "default")} - {"sgd"}
         if self.compression.push.dgc is not None and names:
             raise ValueError(
                 f"compression.push.dgc: has momentum of its own, and tables have the optimizer {sorted(names)[0]}; "
                 "allowed: sgd"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rows_of_lr_are_one_weight(self) -> JobConfig:
+        wide = [name for name, table in self.tables.items() if table.dim not in (None, 1)]
+        if self.model.name == "lr" and wide:
+            raise ValueError(
+                f"tables.{wide[0]}.dim: {self.tables[wide[0]].dim} has no effect with model.name: lr, whose rows are "
+                "one weight; leave it out or set 1"
             )
         return self
 
@@ -165,7 +186,7 @@ class JobConfig(Settings):
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
     """Reads a YAML file and applies `a.b=value` overrides. A relative path in the file is relative to the file's folder
-    (`data.train`, `data.eval` and `data.cache`: to `data.root`); one in an override is relative to the current folder.
+    (`data.train`, `eval`, `test` and `cache`: to `data.root`); one in an override is relative to the current folder.
 
     Raises ConfigError: a line for each problem, with the key, its value and what is allowed.
     """
@@ -182,7 +203,7 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:
 def parse_config(
     text: str, overrides: Sequence[str] = (), *, origin: str = "config", folder: Path | None = None
 ) -> JobConfig:
-    """`load_config` for a text that stands in `folder`; None = relative paths stay as they are."""
+    """`load_config` for a text that is in `folder`; None = relative paths stay as they are."""
     raw = _settings_of(text, origin)
     if folder is not None:
         raw = anchored(raw, folder)

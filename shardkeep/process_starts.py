@@ -17,8 +17,8 @@ class ProcessesConfig(Settings):
     """The processes that `shardkeep train` starts."""
 
     start: Literal["auto", "spawn", "fork_server"] = "auto"
-    """fork_server = each role is forked from one process that has done the imports, which is seconds faster; needs
-    Linux and towers on the CPU. spawn = each role is a new Python. auto = fork_server where it is possible."""
+    """fork_server = each role is forked from one process that has done the imports; seconds faster, needs Linux and
+    training on CPUs. spawn = each role is a new Python process. auto = fork_server where possible."""
 
 
 def forks(processes: ProcessesConfig, *, servers: int, device: str) -> bool:

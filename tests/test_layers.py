@@ -34,12 +34,13 @@ FOLDERS = (  # of the package, lowest first
     "compression/ids", "compression/values", "compression/selection", "compression", "compression/tower",
     "ps", "ps/wire", "ps/transport", "ps/rpc", "ps/control", "ps/control/grpc",
     "ps/shard/journal", "ps/shard/table/optimizers", "ps/shard/table", "ps/shard/snapshot", "ps/shard", "ps/client",
-    "workers/collectives", "workers/timing", "workers/dense/cpu", "workers/dense", "workers/metrics", "workers/models",
+    "workers/collectives", "workers/timing", "workers/dense/cpu", "workers/dense", "workers/metrics",
+    "workers/models/layers", "workers/models",
     "workers/data", "workers/data/conversion", "workers/data/cache", "workers/data/sources", "workers/embeddings",
     "workers/checkpoint",
     "workers",
     "config_files", "",
-    "trust", "run", "roles", "launch", "loop", "estimate", "sweep", "cli",
+    "trust", "run", "roles", "launch", "loop", "inference", "estimate", "sweep", "cli",
 )  # fmt: skip
 """A module imports from folders that stand before its own, from its own, and from folders above or below its own. "" is
 `shardkeep/` itself."""
@@ -234,7 +235,7 @@ def taken(kind: str) -> set[str]:
     ("kind", "instead"),
     [
         ("underscore names", "test what a user of the class sees, or add what is missing to the class"),
-        ("helpers of other tests", "a helper of several tests stands in tests/support"),
+        ("helpers of other tests", "a helper of several tests is in tests/support"),
     ],
     ids=["underscore names", "helpers of other tests"],
 )

@@ -9,6 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from shardkeep.ps.transport.transport import Transport
+from shardkeep.workers.best import Best
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.report import Report
 from shardkeep.workers.summary import Counted, ProcessCounters, stopped_figures, summarize
@@ -53,6 +54,7 @@ class Generation:
     report: Report
     process: ProcessCounters
     start_step: int
+    best: Best
     follows: bool
     """Whether it follows a lost generation."""
 
@@ -69,7 +71,9 @@ class Generation:
         """Trains to the end of the job. Returns the summary on rank 0, None elsewhere. Raises as `Trainer.run`."""
         steps = self.trainer.run(self.start_step, should_stop, self._stopping, follows=self.follows)
         self.report.closing(steps)
-        return summarize(self.counted, self.process, steps=steps, evaluation=self.report.last_evaluation)
+        return summarize(
+            self.counted, self.process, steps=steps, evaluation=self.report.last_evaluation, best=self.best.metrics()
+        )
 
     def _stopping(self, step: int) -> None:
         figures = stopped_figures(self.counted, control_bytes=self.process.control_bytes(), steps=step)

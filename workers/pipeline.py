@@ -14,7 +14,7 @@ from shardkeep.base.arrays import Rows
 from shardkeep.ps.client.request import Request
 from shardkeep.ps.client.row_client import Pull, RowClient
 from shardkeep.workers.data.batch import Batch, Ragged
-from shardkeep.workers.data.samples import Dataset
+from shardkeep.workers.data.samples import Dataset, gathered
 from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.plan import Plan
@@ -97,7 +97,7 @@ class Pipeline:
     def prepare(self, step: int) -> Prepared:
         """Reads, deduplicates and places a step's samples. Touches neither servers nor tower."""
         rows_B = self.slices.rows(step, self._rank)
-        batch = self._dataset.gather(rows_B) if rows_B.size else self._dummy()
+        batch = gathered(self._dataset, rows_B) if rows_B.size else self._dummy()
         plan = self._embeddings.plan(batch)
         request = self._client.request(plan.unique)
         return Prepared(step, batch, plan, request, int(rows_B.size), self.slices.samples(step))

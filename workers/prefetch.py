@@ -36,7 +36,7 @@ class Prefetch(Generic[Item]):
         return not self._ready.empty()
 
     def close(self) -> None:
-        """Stops the thread, whatever it is doing once the running `make` has returned."""
+        """Stops the thread once the running `make` has returned."""
         self._closed.set()
         while self._thread.is_alive():
             try:

@@ -1,6 +1,6 @@
 """Rewind: the dense model at the start of the last steps, to go back to when a generation ends in the middle of one.
 
-The states lie in memory-mapped files, so that they outlive the process: its replacement resumes with them. They
+The states are in memory-mapped files, so that they outlive the process: its replacement resumes with them. They
 are for a killed process, not for a machine that lost its power. Each has a checksum; a damaged one counts as not kept.
 """
 
@@ -37,6 +37,8 @@ class Rewind:
 
     def __init__(self, folder: Path, *, depth: int) -> None:
         self._folder = folder
+        self.evaluations = folder / "evaluations.json"
+        """Where `Best` keeps what a replacement needs."""
         try:
             folder.mkdir(parents=True, exist_ok=True)
             self._slots = [_Slot(folder / f"tower-{number}.state") for number in range(depth)]
@@ -90,6 +92,7 @@ class Rewind:
         """Forgets all states."""
         for slot in self._slots:
             slot.forget()
+        self.evaluations.unlink(missing_ok=True)
 
     def to_disk(self) -> None:
         """Brings the states to disk, so that they outlive the machine as well."""

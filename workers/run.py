@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
-from shardkeep.base.errors import CheckpointError
+from shardkeep.base.errors import CheckpointError, ConfigError
 from shardkeep.base.log import EventLog
 from shardkeep.ps.checkpoints import Checkpoint
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
+from shardkeep.workers.best import Best
 from shardkeep.workers.checkpoint.checkpointer import Checkpointer, CheckpointPlan
 from shardkeep.workers.checkpoint.rank_state import load_rank_state
 from shardkeep.workers.checkpoint.tower_state import load_tower
@@ -81,9 +82,11 @@ class TrainingRun:
     """Where steps and samples are counted from; None = this process does not know it yet."""
     plan: CheckpointPlan | None = None
     rewind: Rewind | None = None
+    best: Best = field(default_factory=lambda: Best(None))
 
     def load(self, checkpoint: Checkpoint) -> None:
-        """Loads the tower, and this rank's residuals. Raises CheckpointError."""
+        """Loads the tower, the evaluations, and this rank's residuals. Raises CheckpointError."""
+        self.best.load(checkpoint.facts.get("evaluations", ()))
         load_tower(self.tower, checkpoint)
         load_rank_state(self.client, self.tower, checkpoint, rank=self.client.rank, world_size=self.job.workers)
 
@@ -118,13 +121,17 @@ class TrainingRun:
             self._warn()
         trainer = self._trainer(collective, slices)
         counted = Counted(self.client, self.tower, collective, self.telemetry, self.traffic.ledger)
-        return Generation(link, trainer, counted, self.report, self.process, self.tower.step, follows=after is not None)
+        return Generation(
+            link, trainer, counted, self.report, self.process, self.tower.step, self.best, after is not None
+        )
 
     def _continue(self, collective: Collective, after: Continuation) -> None:
         """Brings the tower to the step where the generation begins. Blocks."""
         assert self.rewind is not None  # a job without restarts loses no generation
         if collective.rank not in after.lacking:  # also at this very step: an aborted one may have left its traces
             self.rewind.take_back(self.tower, after.step)
+        self.best.share(collective)
+        self.best.forget_after(after.step)
         self.rewind.forget_after(after.step)  # before any rank can leave `share`
         share(self.tower, after.source, after.lacking)
 
@@ -162,11 +169,14 @@ class TrainingRun:
             telemetry=self.telemetry,
             report=self.report,
             train=self.job.train,
+            best=self.best,
         )
 
     def _evaluations(self, collective: Collective, slices: StepSlices) -> Evaluations | None:
         data, config = self.job.data, self.job.evaluate
         if data.eval is None:
+            if self.best.config is not None:
+                raise ConfigError("train.early_stopping: needs data.eval or data.eval_fraction")
             return None
         evaluation = Evaluation(
             dataset=data.eval,
@@ -186,13 +196,15 @@ class TrainingRun:
             telemetry=self.telemetry,
             report=self.report,
             ledger=self.traffic.ledger,
+            best=self.best,
         )
 
     def _checkpointer(self, collective: Collective) -> Checkpointer | None:
         if self.plan is None:
             return None
+        facts = self.plan.facts
         return Checkpointer(
-            self.plan,
+            replace(self.plan, facts=lambda samples: facts(samples) | self.best.facts()),
             client=self.client,
             tower=self.tower,
             collective=collective,

@@ -16,7 +16,7 @@ from shardkeep.workers.timing.pace import Pace
 class Telemetry:
     """Samples, time, losses and dropped rows of one worker. Rates are of the watch's seconds of training.
 
-    `watch` is switched by whoever takes a step; here it is only read."""
+    The step switches `watch`; telemetry only reads it."""
 
     def __init__(self, watch: Stopwatch, *, resumed: bool = False, cpu: CpuTime | None = None) -> None:
         """`resumed`: the job began from a checkpoint."""

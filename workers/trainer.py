@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from shardkeep.base.errors import Diverged, JobStopped, ShardkeepError
+from shardkeep.workers.best import Best
 from shardkeep.workers.checkpoint.checkpointer import Checkpointer
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.collectives.stop_vote import StopVote
@@ -32,6 +33,7 @@ class Trainer:
         telemetry: Telemetry,
         report: Report,
         train: TrainConfig,
+        best: Best,
     ) -> None:
         self.step = step
         self.pipeline = pipeline
@@ -43,6 +45,7 @@ class Trainer:
         self._report = report
         self._max_bad_steps = train.max_bad_steps
         self._bad_steps = 0
+        self._best = best
 
     def run(
         self,
@@ -52,7 +55,7 @@ class Trainer:
         *,
         follows: bool = False,
     ) -> int:
-        """Runs to the end; returns the number of steps done.
+        """Runs to the last step, or to the evaluation that early stopping ends at; returns the number of steps done.
 
         Before each step it asks `should_stop(step)`. Once one rank's returns True, all ranks stop soon, save a
         checkpoint if there are any, and call `stopping`. Raises JobStopped, Diverged, and what pulls and pushes raise.
@@ -68,14 +71,16 @@ class Trainer:
             ends.enter_context(self.pipeline.running(start_step, self.total_steps))
             if self.checkpoints is not None:
                 ends.callback(self.checkpoints.leave)
-            for step in range(start_step, self.total_steps):
+            step = start_step
+            while step < self.total_steps and not self._best.ends:
                 watch.begin(step)
                 if vote.all_stop(step, should_stop(step)):
                     self._stop(step, stopping, trained=step > start_step)
                 self._train_step(step)
+                step += 1
             vote.end()
-            self._telemetry.cpu.stop(self.total_steps)
-            return self.total_steps
+            self._telemetry.cpu.stop(step)
+            return step
 
     def _open(self, start_step: int, follows: bool) -> None:
         self._telemetry.cpu.drop()
@@ -130,8 +135,9 @@ class Trainer:
         done = step + 1
         if self.checkpoints is None:
             return
-        if self.checkpoints.due(done) or done == self.total_steps:
-            self._save(self.checkpoints, done, finish=done == self.total_steps)
+        finish = done == self.total_steps or self._best.ends
+        if self.checkpoints.due(done) or finish or self._best.step == done:
+            self._save(self.checkpoints, done, finish=finish)
         self._report.checkpoints(self.checkpoints.records())
 
     def _save(self, checkpoints: Checkpointer, step: int, *, finish: bool) -> None:

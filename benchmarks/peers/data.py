@@ -49,5 +49,5 @@ def pool(batch: int, *, seed: int, device: str = "cpu") -> list[Batch]:
 
 
 def row_gradients(batch: int, dim: int, *, device: str = "cpu") -> torch.Tensor:
-    """What stands in for the tower's gradient in W2: (N, D)."""
+    """What replaces the tower's gradient in W2: (N, D)."""
     return (torch.randn(batch * NUM_FEATURES, dim) * 1e-3).to(device)

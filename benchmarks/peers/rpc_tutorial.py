@@ -1,5 +1,5 @@
 """PyTorch's tutorial "Combining DDP with RPC", with sparse gradients: the embeddings are a RemoteModule on a server,
-distributed autograd goes back through the RPC, a DistributedOptimizer steps both sides. As published but for the
+distributed autograd goes back through the RPC, a DistributedOptimizer steps both sides. As published except the
 sparse gradient and Adagrad (with its dense gradient the tutorial is four times slower still)."""
 
 # B = batch, F = features, N = B * F, D = embedding dim

@@ -19,7 +19,7 @@ Each section gets the format that makes it shortest; of equal ones the lowest ta
     22   ELIAS_FANO_OUT  as ELIAS_FANO_IN, of the positions that are not there
 
 Widths are a byte, or follow from how many there are of how many (Elias-Fano). With equal widths Rice is never longer
-than Elias-Fano, so the latter is chosen where it spares the byte, in sections of few ids.
+than Elias-Fano, so the latter is chosen where it saves the byte, in sections of few ids.
 """
 # S = sections, V = ids of all sections, K = positions of all sections
 

@@ -4,8 +4,8 @@ A set is a run of strictly rising int64, seen from an origin as w = id - origin,
 fits. `room` is how many values there could be, 0 <= w < room. Knows no sections and no headers.
 
 Rice (1979) and Elias-Fano (1974) both cut a number x into x >> width, written as so many zeros and a one, and `width`
-bits as they are. Rice's numbers are the gaps w[i] - w[i-1] - 1, Elias-Fano's the sums of gaps w[i] - i, of which the
-zeros tell only what is new. All bits as they are come first, then the zeros and ones, then zeros up to a whole byte.
+bits as they are. Rice's numbers are the gaps w[i] - w[i-1] - 1, Elias-Fano's are the sums of gaps w[i] - i, whose
+zeros code only the increase. All bits as they are come first, then the zeros and ones, then zeros up to a whole byte.
 """
 
 from __future__ import annotations

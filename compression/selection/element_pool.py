@@ -34,7 +34,7 @@ class Dgc:
     momentum: float = 0.9
     nesterov: bool = False
     masking: bool = True
-    """Momentum factor masking: a sent element's u becomes zero, so that it does not go on in an old direction."""
+    """Momentum factor masking: a sent element's u becomes zero, so that it does not continue in an old direction."""
     clip_norm: float = 0.0
     """The pool's gradient of a step is scaled down to an L2 norm of clip_norm / sqrt(num_workers), because independent
     noise of N workers adds up in squares; 0 = no clipping."""

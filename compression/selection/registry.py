@@ -39,7 +39,7 @@ class Selector:
     chooser: str
     """module:function of a `Choose`."""
     pool_chooses: bool = False
-    """Whether a row pool chooses by itself, by the norm of gradient and residual. The function then serves jobs that
+    """Whether a row pool chooses on its own, by the norm of gradient and residual. The function then serves jobs that
     have no pool."""
     kernels: tuple[str, ...] = ()
     """Modules of kernels that the function imports."""

@@ -48,7 +48,7 @@ def lookup(
     drift: float,
 ) -> int:
     """Copies the rows that were read at most `lease` steps before `step` and have moved by `drift` at most since, if
-    they go on at their speed; returns how many."""
+    they resume at their speed; returns how many."""
     heads_SH, entries = heads_of(pool), index_of(pool)
     dim, hits = out_VD.shape[1], 0
     most = np.float32(drift)  # as speeds are: what is good for a step must be good for that step

@@ -131,7 +131,7 @@ def fetch_entry(pool: Pool, table: int, id_: int) -> None:
 def find_rows(pool: Pool, table: int, ids_V: Ints, begin: int, end: int, slots_V: Ints) -> None:
     """Slots of a table's rows [begin, end), at most ROWS_AT_ONCE, -1 where there is none; what they hold is on its way.
 
-    No step waits for the memory of another row: first all index entries are asked for, then all slots."""
+    No step waits for the memory of another row: first all index entries are requested, then all slots."""
     entries, heads_SH = index_of(pool), heads_of(pool)
     mask = np.uint64(entries.size - 1)
     for v in range(begin, end):
@@ -185,7 +185,7 @@ def leave(entries: UInt64s, table: int, id_: int, slot: int) -> None:
 
 @kernel(f"void({POOL}, int64)")
 def note(pool: Pool, slot: int) -> None:
-    """Adds what a slot holds to the log, but for the cached row."""
+    """Adds what a slot holds to the log, except the cached row."""
     heads_SH, rests_SW, width = heads_of(pool), rests_of(pool), pool[WIDTH]
     room, at = pool[LOG_ROOM], pool[LOGGED]
     heads_LH = carray(pointer(pool[LOG_HEADS_AT]), (room, HEAD), np.int64)
@@ -300,7 +300,7 @@ def forget_rows(pool: Pool) -> None:
 
 @kernel(f"void({POOL}, int64)")
 def undo(pool: Pool, count: int) -> None:
-    """Puts back what the log notes in `count` entries, last first. `rebuild` the index afterwards."""
+    """Restores what the log notes in `count` entries, last first. `rebuild` the index afterwards."""
     heads_SH, rests_SW, room = heads_of(pool), rests_of(pool), pool[LOG_ROOM]
     slots_L = carray(pointer(pool[LOG_SLOTS_AT]), (room,), np.int64)
     heads_LH = carray(pointer(pool[LOG_HEADS_AT]), (room, HEAD), np.int64)
@@ -316,7 +316,7 @@ def undo(pool: Pool, count: int) -> None:
 
 @kernel(f"void({POOL})")
 def rebuild(pool: Pool) -> None:
-    """Makes the index anew from the heads."""
+    """Makes the index again from the heads."""
     heads_SH, entries = heads_of(pool), index_of(pool)
     entries[:] = _0
     for slot in range(heads_SH.shape[0]):

@@ -1,7 +1,7 @@
 """Kernels of selection: the largest of many magnitudes in O(n), without a sort, and the norms of rows.
 
 A magnitude is the bits of a float32 without its sign, as int32: their order is that of the numbers, above them
-infinity, above it NaN. A negative key stands for a value that is never taken.
+infinity, above it NaN. A negative key represents a value that is never taken.
 """
 # N = values, U = rows, D = embedding dim
 

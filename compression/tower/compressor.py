@@ -1,6 +1,6 @@
 """Compression of the tower's gradient between workers: one rank's forms and state. Knows no network and no DDP.
 
-A sum is a generator (`exchange.py`) that whoever trains drives. What a step changes here counts after `settle` only.
+A sum is a generator (`exchange.py`) that the training side drives. A step's changes count after `settle` only.
 """
 
 # N = values of some parameters
@@ -131,6 +131,6 @@ class DenseCompression:
 
 
 def merge_local(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """Local states of several ranks as one, which owes what they owed: for a job that goes on with other ranks."""
+    """Merges the local states of several ranks by adding residuals, for a job that continues with other ranks."""
     residuals = merge_residuals(state.get("residuals", {}) for state in states)
     return {"residuals": residuals} if residuals else {}

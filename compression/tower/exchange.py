@@ -1,6 +1,6 @@
 """What a compressed sum over ranks asks to be exchanged. A sum is a generator; it knows no network.
 
-It yields an `Exchange`, is sent the packets that came of it, and returns the sum. Whoever drives it decides whether
+It yields an `Exchange`, is sent the packets that came of it, and returns the sum. Its driver decides whether
 that happens during the backward pass, after it, or within one process.
 """
 

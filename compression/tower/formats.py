@@ -127,7 +127,7 @@ def sum_in_rank_order(
         parts: flat, float32.
         shards: each rank adds a share of every part and gives the encoded sum to the others, which rounds a second
             time (not in fp32). The same on all ranks.
-        rests: is filled with what of this rank's parts is not in the sum, the second rounding of its shard included;
+        rests: receives this rank's residual, the second rounding of its shard included;
             over all ranks, rests and sums make up all values.
     """
     layout = _Layout([part.numel() for part in parts], fmt, ranks.world_size if shards else 1)

@@ -19,7 +19,7 @@ from shardkeep.compression.tower.residuals import Residuals
 
 Shape = tuple[int, ...]
 ONE_ROUND_BYTES = 1 << 11
-"""As in `dense_values`, but lower: whoever takes this form has a link whose bytes cost more than its rounds."""
+"""As in `dense_values`, but lower: users of this form have links where bytes cost more than rounds."""
 LEAST_GAIN = 2
 """A gradient is approximated if that takes so many times fewer values; others are sent as they are."""
 
@@ -90,7 +90,7 @@ class PowerSGD:
     def _summed(
         self, parts: Sequence[torch.Tensor], ranks: Ranks, num_values: int
     ) -> Generator[Exchange, torch.Tensor, tuple[list[torch.Tensor], list[torch.Tensor]]]:
-        """The parts' sums over ranks, and what of this rank's parts is not in them.
+        """The parts' sums over ranks, and the residual of this rank's parts.
 
         Args:
             num_values: of such parts of all parameters, however many are summed together.

@@ -1,6 +1,6 @@
 """Residuals of the tower's gradients: what a rank has not sent yet of each parameter's gradient.
 
-In true units, whatever the loss scale is. A step's residuals wait in a second buffer until the step is known to count.
+In true units, for every loss scale. A step's residuals wait in a second buffer until the step is known to count.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from shardkeep.compression.values.registry import FORMATS, Scale
 
 
 class ValueCodec(Protocol):
-    """Encodes each row by itself, so that encoded rows can be split among servers afterwards."""
+    """Encodes each row on its own, so that encoded rows can be split among servers afterwards."""
 
     name: str
     """Name in the config."""

@@ -57,7 +57,7 @@ def encode(rows_KD: Rows, mask_KD: Bools, codec: ValueCodec) -> Bytes:
 def decode(packet: Bytes, num_rows: int, dim: int, codec: ValueCodec) -> tuple[Rows, Bools]:
     """Rows, float32 (K, D), zeros where there is no element; and the mask, bool (K, D).
 
-    Raises CorruptMessage for anything that is not exactly a packet of such rows: another form, missing or spare bytes,
+    Raises CorruptMessage for anything that is not exactly a packet of such rows: another form, missing or extra bytes,
     positions out of range or order, padding that is not zero."""
     if packet.dtype != np.uint8 or packet.ndim != 1 or packet.size < _HEAD.size:
         raise CorruptMessage(f"{packet.size} bytes of {packet.dtype} are no packet of elements")

@@ -10,7 +10,7 @@ import numpy as np
 
 from shardkeep.base.arrays import Bytes, Floats
 
-_ZERO_AT, _STEPS = 176, 2  # code c > 0 stands for 2 ** ((c - 176) / 2): 2 ** -87.5 to 2 ** 39.5
+_ZERO_AT, _STEPS = 176, 2  # code c > 0 represents 2 ** ((c - 176) / 2): 2 ** -87.5 to 2 ** 39.5
 _VALUES = np.concatenate([[0.0], 2.0 ** ((np.arange(1, 256) - _ZERO_AT) / _STEPS)]).astype(np.float32)
 _BOUNDS = (_VALUES[1:-1].astype(np.float64) * 2.0**0.25).astype(np.float32)
 
@@ -24,5 +24,5 @@ def encode_moments(moments_K: Floats) -> Bytes:
 
 
 def decode_moments(codes_K: Bytes) -> Floats:
-    """The moments, float32 (K,); every byte stands for one."""
+    """The moments, float32 (K,); every byte represents one."""
     return _VALUES.take(codes_K)

@@ -65,7 +65,7 @@ def nearest(value: np.float32) -> np.int32:
 @kernel("int32(float32, uint32)")
 def stochastic(value: np.float32, random: np.uint32) -> np.int32:
     """One of the two integers around the value, of at most 127 either way, with it as the mean over all random numbers,
-    but for what the value has beyond 2**-24, which is cut off. An integer stays.
+    except what the value has beyond 2**-24, which is cut off. An integer stays.
 
     Value and random number are added in 2**-24ths and rounded down, which fits into 32 bits at 127, too."""
     fixed = np.int32(np.float32(value * _PER_STEP))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from shardkeep.ps.control.job import Job
 
 STOP_PATIENCE_S = 600.0
-"""Seconds after which a job that was asked to stop is over, even if members have not left."""
+"""Seconds after which a stopping job is over, even if members have not left."""
 
 
 class Ending:
@@ -33,14 +33,14 @@ class Ending:
             self.stop_if_idle()
 
     def stop_if_idle(self) -> None:
-        """Ends a job that was asked to stop, once no worker is left."""
+        """Ends a stopping job once no worker is left."""
         if self._job.events.summary is not None:  # the stop came after the last step: the job is done
             self.complete_if_all_left()
         elif all(seat.gone for seat in self._job.members.seats("worker")):
             self._stopped()
 
     def stop_if_late(self) -> None:
-        """Ends a job that was asked to stop, once its time is over."""
+        """Ends a stopping job once its time is over."""
         if self._job.life.now.state == "stopping" and self._job.clock() > self._stop_by:
             self._stopped(self._late())
 

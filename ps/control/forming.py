@@ -9,7 +9,7 @@ from shardkeep.base.errors import ConfigError, JobError, ShardkeepError
 from shardkeep.ps.control.ending import Ending
 from shardkeep.ps.control.events import time_of_day
 from shardkeep.ps.control.job import Job, JobSpec
-from shardkeep.ps.control.membership import Seat
+from shardkeep.ps.control.membership import SILENT_S, Seat
 from shardkeep.ps.control.persisted_state import PersistedState
 from shardkeep.ps.control.records import Formation, Offer, Record, ResumeRange, Shared
 from shardkeep.ps.control.recoveries import meanwhile, sentence
@@ -79,9 +79,12 @@ class Forming:
 
     @property
     def left_s(self) -> float:
-        """Seconds until the job fails; 0 if no generation forms."""
+        """Seconds until the job fails; 0 if no generation forms. A silent member counts as dead, not as loading."""
         job = self._job
-        return max(0.0, self.limit_s - (job.clock() - job.life.since)) if job.life.forms else 0.0
+        now = job.clock()
+        silent = any(now - seat.last_seen > SILENT_S for seat in job.members.present() if not seat.joined)
+        limit_s = self._limit_s if silent else self.limit_s
+        return max(0.0, limit_s - (now - job.life.since)) if job.life.forms else 0.0
 
     def fail_if_late(self) -> None:
         """Fails the job if members did not join in time."""

@@ -35,14 +35,14 @@ class Losses:
         return self.period if self.failed else 2 * self.period
 
     def heard(self, record: Record) -> None:
-        """Takes what worker 0 says of a checkpoint: it is written, it is not, or how many steps lie between two."""
+        """Takes worker 0's record of a checkpoint: written, failed, or the number of steps between two."""
         if "every_steps" in record:
             self.period = int(record["every_steps"])
         else:
             self.failed = "bytes" not in record
 
     def refusal(self, lost: int, *, step: int, ranges: Iterable[ResumeRange], cause: str) -> str | None:
-        """Why a job that would lose so many steps, and go on at `step`, ends instead; None = it may go on."""
+        """Why a job that would lose so many steps, and resume at `step`, ends instead; None = it may continue."""
         if lost <= self.limit:
             return None
         allowed = f"recovery.max_lost_steps allows {self.limit}"

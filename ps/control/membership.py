@@ -9,6 +9,8 @@ from shardkeep.base.errors import ConfigError, ProtocolError, UserError
 from shardkeep.ps.control.records import NOTHING_KEPT, ROLES, Kept, Member, MemberStatus, Offer, Role
 
 NO_OFFER = Offer()
+SILENT_S = 3.0
+"""Seconds, some heartbeats: a silent member counts as dead if another process is started in its place."""
 
 
 @dataclass(slots=True)
@@ -29,7 +31,7 @@ class Seat:
     kept: Kept = NOTHING_KEPT
 
     def join(self, offer: Offer) -> None:
-        """Takes note that the member is ready to form. A reason once given stays."""
+        """Records that the member is ready to form. A reason in `unseen` stays once set."""
         self.joined = True
         self.offer = replace(offer, unseen=offer.unseen or self.offer.unseen)
 
@@ -115,7 +117,7 @@ class Membership:
         return sorted(late, key=lambda seat: seat.last_seen)
 
     def forgive(self, gap_s: float) -> None:
-        """Extends every lease: the coordinator itself stood still for `gap_s` seconds and heard nobody."""
+        """Extends every lease by `gap_s`, because the coordinator itself was paused for that time."""
         for seat in self.present():
             seat.last_seen += gap_s
 
@@ -124,7 +126,7 @@ class Membership:
         return len(self.present()) < sum(self.counts.values())
 
     def missing(self) -> list[str]:
-        """Who has not joined yet, in words."""
+        """The members that have not joined yet, in words."""
         found = []
         for role, count in self.counts.items():
             for index in range(count):

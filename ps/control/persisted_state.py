@@ -16,7 +16,7 @@ _NOT_ASKED = "its coordinator was of an earlier version, which offered no folder
 
 @dataclass(frozen=True, slots=True)
 class PersistedState:
-    """`seats` hold the members' tokens: nobody else may read this."""
+    """The state of a job. `seats` contain the members' tokens, so only this user may read it."""
 
     job: str
     origin: int
@@ -62,8 +62,9 @@ class PersistedState:
 
     @classmethod
     def from_record(cls, record: Record, now: float) -> PersistedState:
-        """The inverse; every lease begins `now`. Keys that earlier versions did not write have defaults. Raises
-        UserError when the record is not one."""
+        """The inverse; every lease begins `now`. Keys that earlier versions did not write have defaults.
+
+        Raises UserError for an invalid record."""
         try:
             formation = record["formation"]
             return cls(
@@ -77,7 +78,7 @@ class PersistedState:
                 warnings=tuple(str(text) for text in record.get("warnings", ())),
             )
         except (KeyError, TypeError, ValueError) as error:
-            text = f"what the coordinator kept of the job is damaged ({type(error).__name__}: {error})"
+            text = f"the coordinator's stored state of the job is damaged ({type(error).__name__}: {error})"
             raise UserError(text) from error
 
 

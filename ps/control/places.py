@@ -1,4 +1,4 @@
-"""Who gets a place in the job."""
+"""Places: admits members to the job or refuses them."""
 
 from __future__ import annotations
 
@@ -6,13 +6,10 @@ from collections.abc import Mapping
 
 from shardkeep.base.errors import JobError, ProtocolError
 from shardkeep.ps.control.job import Job
-from shardkeep.ps.control.membership import Seat
+from shardkeep.ps.control.membership import SILENT_S, Seat
 from shardkeep.ps.control.records import Hello, Member
 from shardkeep.ps.control.recovery import Recovery
 from shardkeep.ps.control.versions import check_versions
-
-SILENT_S = 3.0
-"""Seconds, some heartbeats: a silent member is dead if another process is started in its place."""
 
 
 class Places:
@@ -47,7 +44,7 @@ class Places:
         """Returns the place of a member and renews its lease. Raises ProtocolError if the member has none any more."""
         seat = self._job.members.seat(token)
         if seat.lost and self._job.life.running:
-            raise ProtocolError(f"{seat.member} was taken for dead, and the job went on without it")
+            raise ProtocolError(f"{seat.member} was declared dead, and the job continued without it")
         seat.last_seen = self._job.clock()
         return seat
 
@@ -59,14 +56,14 @@ class Places:
         if job.life.now.state == "recovering" and held is not None and not (held.gone or held.joined):
             silent_s = job.clock() - held.last_seen
             if silent_s > min(SILENT_S, job.members.lease_s):
-                text = f"{held.member} sent no heartbeat for {silent_s:.0f} s, and was started again"
+                text = f"{held.member} died: no heartbeat for {silent_s:.0f} s, and another process took its place"
                 self._recovery.lose(held, text)
 
     def _refuse_when_late(self, member: Member) -> None:
         state = self._job.life.now
         if state.over or state.state == "stopping":
             why = f": {state.message}" if state.message else ""
-            raise JobError(f"{member.name} comes too late, the job is {state.state}{why}")
+            raise JobError(f"{member.name} comes too late: the job is {state.state}{why}")
         held = self._job.members.at(member.role, member.index)
         if held is not None and held.gone and not (self._job.recoveries.on and held.lost):
             raise JobError(f"{member.name} was in the job already ({held.member}) and cannot be replaced")

@@ -39,9 +39,9 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What a process says to take a place in the job.
+    """The request of a process to join the job.
 
-    `token` is made by the process and names it in all later calls; a Hello repeated with it is the same one.
+    The process chooses `token`, which identifies it in all later calls. A repeated Hello has the same token.
     """
 
     member: Member
@@ -55,10 +55,10 @@ ANY_STEP = 2**62
 
 @dataclass(frozen=True, slots=True)
 class ResumeRange:
-    """The steps, `first` to `last`, at each of which a member could begin the next generation.
+    """The steps, `first` to `last`, at which a member can resume in the next generation.
 
     `holds`: it has the state for it; a worker without takes another's tower. `saved`: the last complete checkpoint that
-    it sees; 0 = none, -1 = it does not look. `lost_from`: it goes on without its updates since this step. `why`: why it
+    it sees; 0 = none, -1 = it does not look. `lost_from`: its updates since this step are lost. `why`: why it
     does not hold what the member before it held."""
 
     first: int = 0
@@ -70,12 +70,12 @@ class ResumeRange:
 
 
 ANYWHERE = ResumeRange()
-"""Of a member that holds nothing."""
+"""The resume range of a member without state."""
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Where a member keeps what its replacement needs. `folder` is absolute; empty = it keeps nothing."""
+    """The host and folder with the data that a member's replacement needs. `folder`: absolute; empty = none."""
 
     host: str = ""
     folder: str = ""
@@ -86,8 +86,9 @@ NOTHING_KEPT = Kept()
 
 @dataclass(frozen=True, slots=True)
 class Shared:
-    """A folder for checkpoints that all members may see, who then read `token` in it. `needed_by`: the setting that
-    cannot do without; empty = the job runs without checkpoints, and says so."""
+    """A folder for checkpoints. A member that sees it reads `token` in it.
+
+    `needed_by`: the setting that requires it; empty = without it the job warns and runs without checkpoints."""
 
     folder: str
     token: str
@@ -123,9 +124,9 @@ class Admission:
 class Formation:
     """One generation of the group: who is in it, where its TCPStore is, which tables it holds, where it begins.
 
-    `members` are the servers by index, then the workers by index. A generation goes on at `start_step` with what its
+    `members` are the servers by index, then the workers by index. A generation resumes at `start_step` with what its
     members hold, those of the workers `lacking` with the tower of worker `source`; with source -1 all begin from the
-    checkpoint of that step, or, at step 0, anew.
+    checkpoint of that step; at step 0 without one.
     """
 
     generation: int
@@ -145,7 +146,7 @@ class Formation:
 
     @property
     def restores(self) -> bool:
-        """Whether members begin from a checkpoint, or anew, whatever they hold."""
+        """Whether members start from a checkpoint or from step 0, independent of what they hold."""
         return self.source < 0
 
     def of_role(self, role: Role) -> tuple[Member, ...]:
@@ -155,7 +156,7 @@ class Formation:
 
 @dataclass(frozen=True, slots=True)
 class JobState:
-    """Where the job stands. `exit_code` is None until the job is over; `version` grows with every change."""
+    """The state of the job. `exit_code` is None until the job is over; `version` grows with every change."""
 
     state: str = "forming"  # forming | training | recovering | completed | failed | stopping | stopped
     message: str = ""
@@ -169,7 +170,7 @@ class JobState:
         return self.state in OVER
 
     def error(self) -> ShardkeepError | None:
-        """The exception that this state means to a member that wants to go on; None = go on."""
+        """The exception that this state means to a member that wants to continue; None = continue."""
         if self.state == "failed":
             kind = UserError if self.exit_code == UserError.exit_code else MemberLost if self.lost else JobError
             return kind(self.message)
@@ -212,13 +213,13 @@ class Status:
     summary: Record | None = None
     events: tuple[Record, ...] = ()
     missing: tuple[str, ...] = ()
-    """Who must still join, in words, while a group forms."""
+    """The members that must still join, in words, while a group forms."""
     left_s: float = 0.0
     """Until the job fails without them."""
 
 
 class JobSink(Protocol):
-    """Who keeps the job's records: the run folder. Called in order, under the coordinator's lock: be quick.
+    """Stores the job's records, in the run folder. Called in order, under the coordinator's lock: be quick.
 
     Every record carries "kind", "role" and "index" beside what the member reported. An OSError fails the job.
     """
@@ -227,7 +228,7 @@ class JobSink(Protocol):
         """A generation is about to be handed out."""
 
     def standing(self, record: Record) -> None:
-        """What another coordinator process needs to go on. Holds secrets."""
+        """What another coordinator process needs to continue. Holds secrets."""
 
     def progress(self, record: Record) -> None:
         """kind: progress."""

@@ -19,23 +19,24 @@ class Recoveries:
     """The deaths and recoveries of a job.
 
     `restarts`: deaths of one member in a row, without one more trained step, that the job outlives.
-    `saved_step`: of the last checkpoint; 0 = the job would begin anew."""
+    `saved_step`: of the last checkpoint; 0 = the job would begin again."""
 
     restarts: int
     saved_step: int
     furthest: int = -1
-    """The last step that any worker told of."""
+    """The last step that any worker reported."""
     reached: int = -1
     """The same, since the job last went back to a checkpoint."""
     done: list[Record] = field(default_factory=list)
-    """For the summary: when, why, who died, the generation and step at which training went on, seconds without a group,
+    """For the summary: when, why, who died, the generation and step at which training resumed, seconds without a group,
     what was lost."""
     died: list[Record] = field(default_factory=list)
     """Since the last formation, in order: role, index, cause, and the step since which a server's updates are lost."""
     symptoms: list[str] = field(default_factory=list)
     """Since the last formation: how members lost the others."""
     unsent_rows: int = 0
-    """Rows of gradient, or of its rounding errors, that those who died since the last formation had not sent."""
+    """Rows of gradient, or of its rounding errors, that members had not sent when they died since the last formation.
+    """
     losses: Losses = field(default_factory=Losses)
     _deaths: dict[tuple[str, int], tuple[int, int]] = field(default_factory=dict)
     _losses: tuple[int, int] = (0, -2)
@@ -46,16 +47,16 @@ class Recoveries:
 
     @property
     def cause(self) -> str:
-        """Of what is going on: the last death, which comes before what others saw of it."""
+        """The cause of the running recovery: the last death, or else a symptom that others reported."""
         return str(self.died[-1]["cause"]) if self.died else self.symptoms[0] if self.symptoms else ""
 
     @property
     def untold(self) -> list[Record]:
-        """Of a coordinator's restart, after which no worker has told its step yet."""
+        """The records of coordinator restarts after which no worker has reported its step yet."""
         return [record for record in self.done if record["step"] is None]
 
     def trained(self, step: int) -> bool:
-        """A worker tells of another step than before; whether a record was waiting for that."""
+        """A worker reports another step than before; whether a record was waiting for that."""
         self.furthest, self.reached = max(self.furthest, step), max(self.reached, step)
         waiting = self.untold
         for record in waiting:
@@ -63,7 +64,7 @@ class Recoveries:
         return bool(waiting)
 
     def heard(self, member: Member, kind: str, record: Record) -> bool:
-        """Takes from a member's report what matters here: a checkpoint, lost updates; whether there was any."""
+        """Takes a checkpoint or lost updates from a member's report. Returns whether there was any."""
         if kind == "phase" and record.get("phase") == "checkpoint":
             self.losses.heard(record)
             if "bytes" in record:
@@ -75,7 +76,7 @@ class Recoveries:
         return False
 
     def count_death(self, member: Member, how: str, *, unsent_rows: int = 0) -> str | None:
-        """Counts a death, and the rows of gradient that died with it; why the job cannot go on, or None when it can."""
+        """Counts a death, and the rows of gradient that died with it; why the job must end, or None."""
         if not self.on:
             return how
         count, step = self._deaths.get((member.role, member.index), (0, -2))
@@ -88,7 +89,7 @@ class Recoveries:
         return None
 
     def seen(self, symptom: str) -> str | None:
-        """Counts a group that was lost while nobody's death is known yet; why the job cannot go on, or None."""
+        """Counts a group that was lost while nobody's death is known yet; why the job must end, or None."""
         self.symptoms.append(symptom)
         count, step = self._losses
         self._losses = (count + 1 if self.furthest <= step else 1), self.furthest
@@ -97,7 +98,7 @@ class Recoveries:
         return None
 
     def over(self, generation: int, start: Start, seconds: float, *, time: str) -> Record:
-        """A generation has formed again, at the time of day `time`; the record of it."""
+        """Records that a generation has formed again, at the time of day `time`. Returns the record."""
         anew = start.source < 0
         record: Record = {
             "time": time,
@@ -116,7 +117,7 @@ class Recoveries:
         return record
 
     def outlived(self, generation: int, *, time: str) -> Record:
-        """The coordinator was restarted; the record of it, whose step is the next that a worker tells."""
+        """Records a restart of the coordinator. Returns the record; its step is the next that a worker reports."""
         record: Record = {
             "time": time,
             "cause": RESTARTED,
@@ -134,7 +135,7 @@ class Recoveries:
     def refusal(
         self, start: Start, servers: Mapping[int, ResumeRange], workers: Mapping[int, ResumeRange]
     ) -> str | None:
-        """Why the job ends in place of beginning there; None = it goes on."""
+        """Why the job ends in place of beginning there; None = it continues."""
         holders = [one for one in workers.values() if one.holds]
         ranges = [*servers.values(), *(() if holders else workers.values())]
         if start.source < 0:
@@ -146,11 +147,11 @@ class Recoveries:
         return self.losses.refusal(lost, step=step, ranges=ranges, cause=self.cause)
 
     def clear(self) -> None:
-        """A generation has formed: what was lost before it is told, or did not matter yet."""
+        """Forgets the deaths before a generation that has formed."""
         self.died, self.symptoms, self.unsent_rows = [], [], 0
 
     def to_record(self) -> Record:
-        """What another coordinator needs to know, as JSON types; it counts deaths in a row from 1 again."""
+        """The state for another coordinator, as JSON types. That one counts deaths in a row from 1 again."""
         return {
             "saved_step": self.saved_step,
             "furthest": self.furthest,
@@ -165,7 +166,7 @@ class Recoveries:
 
     @classmethod
     def from_record(cls, record: Record) -> Recoveries:
-        """The inverse, of a job without restarts. Raises KeyError, TypeError, ValueError when the record is not one."""
+        """The inverse, with `restarts` 0. Raises KeyError, TypeError or ValueError for an invalid record."""
         return cls(
             restarts=0,
             saved_step=int(record["saved_step"]),
@@ -179,7 +180,7 @@ class Recoveries:
         )
 
     def _came_back(self, server: Member, lost_from: int) -> None:
-        """A server is there again without its updates since step `lost_from`; the group may have formed meanwhile."""
+        """Records that a replaced server lacks its updates since `lost_from`. The group may have formed meanwhile."""
         told = [(death, record) for record in self.done for death in record["died"]]
         told += [(death, {}) for death in self.died]
         for death, record in reversed(told):
@@ -191,25 +192,25 @@ class Recoveries:
 
 
 def sentence(record: Record) -> str:
-    """A recovery in words: why, where training went on, what is lost."""
-    where = " from what the members hold"
+    """A recovery in words: why, where training resumed, what is lost."""
+    where = " from the members' own state"
     if record["anew"]:
-        where = " from the last checkpoint" if record["step"] else " anew"
+        where = " from the last checkpoint" if record["step"] else " from the beginning"
     others = dict.fromkeys(f"{death['role']} {death['index']}" for death in record["died"][:-1])
     also = f"; so did {', '.join(others)} before" if others else ""
-    text = f"{record['cause']}{also}; training goes on at step {record['step']}{where}, after {record['seconds']:.1f} s"
+    text = f"{record['cause']}{also}; training resumes at step {record['step']}{where}, after {record['seconds']:.1f} s"
     if not record["anew"]:
         since = {death["index"]: death["lost_from"] for death in record["died"] if death["lost_from"] is not None}
         text += "".join(f"; server {index} lost its updates since step {step}" for index, step in since.items())
     if record["lost_unsent_rows"]:
-        text += f"; what was left to be sent of {record['lost_unsent_rows']:,} rows is lost"
+        text += f"; unsent gradient of {record['lost_unsent_rows']:,} rows is lost"
     return text
 
 
 def meanwhile(job: JobState) -> str:
-    """The same of a coordinator's restart, which found the job like this."""
+    """A restart of the coordinator in words; `job`: the state in which it found the job."""
     if job.state == "training":
-        return f"{RESTARTED}; training went on meanwhile"
+        return f"{RESTARTED}; training resumed meanwhile"
     return f"{RESTARTED} while the job was {job.state}" + (f": {job.message}" if job.message else "")
 
 
@@ -218,5 +219,5 @@ def _death(role: str, index: int, cause: str) -> Record:
 
 
 def _lost_alone(step: int, died: Sequence[Record]) -> int:
-    """Steps before `step` whose updates are lost on the server that lost most."""
+    """The most steps before `step` whose updates one server lost."""
     return max([0, *(step - int(death["lost_from"]) for death in died if death["lost_from"] is not None)])

@@ -25,7 +25,7 @@ class Recovery:
         self._close_store = close_store
 
     def lose(self, seat: Seat, message: str, *, ended: bool = False) -> None:
-        """Declares a member dead. `ended`: its process ends by itself, so a launcher need not kill it."""
+        """Declares a member dead. `ended`: its process ends on its own, so a launcher need not kill it."""
         job, member = self._job, seat.member
         seat.lost = True
         process = {} if ended else {"lost_pid": member.pid}
@@ -62,7 +62,7 @@ class Recovery:
         job.events.note(f"recovering: {job.recoveries.cause}")
 
     def leave(self, seat: Seat, code: int, message: str, *, symptom: bool, refused: bool) -> None:
-        """Takes note of a member that leaves with an exit code."""
+        """Records that a member leaves with an exit code."""
         if signal_left_on(code) is not None:
             if not seat.gone:
                 self.lose(seat, f"{seat.member} {message}, {self.last_step(seat)}", ended=True)

@@ -18,8 +18,9 @@ class Start:
 
 
 def agreed_start(servers: Mapping[int, ResumeRange], workers: Mapping[int, ResumeRange]) -> Start | None:
-    """The last step at which all servers can begin and some worker holds the tower, which the others then take; None
-    where there is none. That nobody's push is missing is the servers' to say: workers set no other limit."""
+    """The last step from which all servers can resume and some worker has the tower; None = there is none.
+
+    Workers without the tower take it from that worker. The servers' ranges ensure that no push is missing."""
     holders = {rank: one for rank, one in workers.items() if one.holds}
     first = max((one.first for one in servers.values()), default=0)
     last = min((one.last for one in servers.values()), default=ANY_STEP)
@@ -31,6 +32,7 @@ def agreed_start(servers: Mapping[int, ResumeRange], workers: Mapping[int, Resum
 
 
 def last_saved(reported: int, ranges: Iterable[ResumeRange]) -> int:
-    """The step of the last checkpoint that the members see; the one that worker 0 reported, where none of them looks.
+    """The step of the last checkpoint that the members see. If none of them looks, the one that worker 0 reported.
+
     Somebody may have deleted it since."""
     return max((one.saved for one in ranges if one.saved >= 0), default=reported)

@@ -10,7 +10,7 @@ from shardkeep.ps.control.records import Formation, Member
 
 
 def agreed_tables(workers: Sequence[tuple[Member, tuple[TableSpec, ...] | None]]) -> tuple[TableSpec, ...]:
-    """The tables that all workers define alike. Raises JobError (they differ), ProtocolError (one told none)."""
+    """The tables that all workers define. Raises JobError if they differ, ProtocolError if a worker sent none."""
     first, tables = workers[0][0], workers[0][1] or ()
     for member, told in workers:
         if told is None:
@@ -22,8 +22,9 @@ def agreed_tables(workers: Sequence[tuple[Member, tuple[TableSpec, ...] | None]]
 
 
 def agreed_data(workers: Sequence[tuple[Member, str]], before: Formation | None) -> tuple[str, list[str]]:
-    """The fingerprint of the data that all workers read, and remarks on evaluation data that differ. `before`: the last
-    formation of this start of the job. Raises UserError when the training data differ."""
+    """The fingerprint of the data that all workers read, and warnings about evaluation data that differ.
+
+    `before`: the last formation of this start of the job. Raises UserError if the training data differ."""
     known, whose = (before.data, "the job began with") if before is not None else ("", "")
     remarks = []
     for member, data in workers:
@@ -34,7 +35,7 @@ def agreed_data(workers: Sequence[tuple[Member, str]], before: Formation | None)
                 continue
             text = f"{member} reads other {what} data (fingerprint {mine}) than {whose} (fingerprint {others})"
             if what == "training":
-                raise UserError(f"{text}; all workers must read the same files, to the end of the job")
+                raise UserError(f"{text}; all workers must read the same files until the job ends")
             remarks.append(f"{text}; figures of evaluations cannot be compared")
     return known, remarks
 

@@ -1,4 +1,4 @@
-"""Which versions this process runs, as told at registration; reads metadata, imports nothing heavy."""
+"""The versions that this process reports at registration. Reads package metadata; imports nothing heavy."""
 
 from __future__ import annotations
 

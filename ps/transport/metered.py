@@ -1,6 +1,6 @@
 """Counts the bytes of a worker's messages to and from servers as they pass, each byte once.
 
-What the bytes are stands in each message's header and directory, so the client knows nothing of it. Holds no row.
+What the bytes are is in each message's header and directory, so the client knows nothing of it. Holds no row.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class MeteredTransport:
 
     def _book(self, server: int, message: Packed, rpc_bytes: int) -> None:
         parts = _parts(message)
-        if message.kind is Kind.PUSH and message.value == FLUSH:
+        if message.kind is Kind.PUSH and message.value & FLUSH:
             parts = {"flush": message.buffer.size}
         self._add(server, message, parts | {"rpc": rpc_bytes}, answer=False)
 

@@ -2,7 +2,7 @@
 
 TensorPipe over `uv` and `basic`, as `transport.same_host: sockets` and other hosts have it, torch 2.13: for each call
 a descriptor, the pickled call, and the pickled shapes of its tensors; for each tensor its length before it. All have
-fixed sizes, but for the name of the target and the numbers, which are written as short as they can be. Nobody publishes
+fixed sizes, except the name of the target and the numbers, which are written as short as they can be. Nobody publishes
 these sizes: tests/ps/rpc/test_envelope.py compares them with the kernel's counters and fails when torch changes them.
 """
 

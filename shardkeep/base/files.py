@@ -24,7 +24,7 @@ _PRIVATE_BYTES = 1 << 16
 
 def atomic_write(path: str | Path, content: str | bytes, *, private: bool = False) -> None:
     """Writes `content` to a temporary neighbour of `path`, then renames it: readers see all of it or the old file.
-    Nobody but its owner can write it, whatever the umask.
+    Nobody but its owner can write it, with any umask.
 
     `private`: at no time can anybody but its owner read it. Raises OSError."""
     path = Path(path)
@@ -45,7 +45,7 @@ def atomic_write(path: str | Path, content: str | bytes, *, private: bool = Fals
 
 
 def make_folder(path: str | Path) -> None:
-    """Makes a folder and those above it that are missing; nobody but their owner can write them, whatever the umask.
+    """Makes a folder and those above it that are missing; nobody but their owner can write them, with any umask.
     Raises OSError."""
     path = Path(path)
     for folder in (*reversed(path.parents), path):

@@ -1,6 +1,6 @@
 """The user's own code, `module:name`: the folders that are searched for it, last of all, and its import.
 
-Last, because a file `random.py` beside a config must not stand for Python's own, in any process; and only where nobody
+Last, because a file `random.py` beside a config must not hide Python's own, in any process; and only where nobody
 else could have put a file there.
 """
 

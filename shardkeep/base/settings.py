@@ -25,7 +25,7 @@ class Settings(BaseModel):
 
 
 class Named(Settings):
-    """Settings whose first key may stand for them: `adam` for `{name: adam}`, `sync` for `{mode: sync}`."""
+    """Settings whose first key may represent them: `adam` for `{name: adam}`, `sync` for `{mode: sync}`."""
 
     model_config = ConfigDict(json_schema_extra={"short": True})
 

@@ -1,4 +1,4 @@
-"""`shardkeep bench`: the scripts of benchmarks/ by name, each run as a process of its own. Measures nothing itself."""
+"""`shardkeep bench`: runs the scripts of benchmarks/, each in its own process. Measures nothing itself."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Benchmark:
     question: str
     """The first line of its docstring."""
     options: frozenset[str]
-    """Those of the common options that it takes."""
+    """The common options that it accepts."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class Ended:
     code: int
     seconds: float
     json: Path | None
-    """What it wrote."""
+    """The file it wrote; None = no file."""
 
 
 CLEAN_UP_S = 30.0
-"""Seconds a script gets after Ctrl-C to end what it started."""
+"""Seconds a script gets after Ctrl-C to end its processes."""
 COMMON = ("--smoke", "--rounds", "--seconds", "--json", "--device")
-"""What harness.arguments gives to a script; one with a parser of its own may call the JSON file --out."""
+"""The options that `harness.arguments` adds. A script with its own parser may call the JSON file --out."""
 
 
 def benchmarks(folder: Path = FOLDER) -> dict[str, Benchmark]:
@@ -54,7 +54,7 @@ def benchmarks(folder: Path = FOLDER) -> dict[str, Benchmark]:
         source = path.read_text(encoding="utf-8")
         tree = ast.parse(source)
         if any(isinstance(node, ast.FunctionDef) and node.name == "main" for node in tree.body):
-            # A script makes its options by harness.arguments, which has them all, or by a parser of its own.
+            # A script gets all options from harness.arguments, or some from its own parser.
             options = (
                 COMMON if "harness.arguments(" in source else [o for o in (*COMMON, "--out") if f'"{o}"' in source]
             )
@@ -65,21 +65,21 @@ def benchmarks(folder: Path = FOLDER) -> dict[str, Benchmark]:
 
 
 def chosen(names: Sequence[str], folder: Path = FOLDER) -> list[Benchmark]:
-    """The benchmarks of these names; all of them for none. Raises UserError."""
+    """The benchmarks with these names; all of them for an empty list. Raises UserError."""
     known = benchmarks(folder)
     for name in names:
         if name not in known:
-            raise UserError(f"bench {name}: is no benchmark; there are {', '.join(known)}")
+            raise UserError(f"bench {name}: is not a benchmark; the benchmarks are {', '.join(known)}")
     return [known[name] for name in names] or list(known.values())
 
 
 def run(benchmark: Benchmark, *, options: Mapping[str, str | None], out: Path) -> Ended:
-    """Runs a script on this terminal; it prints what it finds and writes OUT/NAME.json.
+    """Runs a script in this terminal. The script prints its result and writes OUT/NAME.json.
 
     Args:
         benchmark: The script.
-        options: Common options to their values, None for a flag; those that the script does not take are left out.
-        out: A folder, made if missing.
+        options: Common options and their values; None for a flag. Options that the script lacks are left out.
+        out: A folder, created if missing.
 
     Raises:
         UserError: The folder cannot be made.
@@ -100,7 +100,7 @@ def run(benchmark: Benchmark, *, options: Mapping[str, str | None], out: Path) -
 
 
 def bench_all(benchmarks: Sequence[Benchmark], *, options: Mapping[str, str], smoke: bool, out: Path | None) -> int:
-    """Runs benchmarks one after the other, then tells how each ended; 1 when one of them failed, else 0."""
+    """Runs benchmarks one after the other and reports how each ended; returns 1 if one failed, else 0."""
     folder = out or Path("runs") / f"bench-{datetime.now():%Y%m%d-%H%M%S}"
     given = {**options, **({"--smoke": None} if smoke else {})}
     ended = []
@@ -118,7 +118,7 @@ def bench_all(benchmarks: Sequence[Benchmark], *, options: Mapping[str, str], sm
 def _wait(process: subprocess.Popen[bytes]) -> int:
     try:
         return process.wait()
-    except KeyboardInterrupt:  # the script has had the same Ctrl-C; killed, it would leave its jobs behind
+    except KeyboardInterrupt:  # the script received the same Ctrl-C; killing it would leave its jobs behind
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(CLEAN_UP_S)
         process.kill()
@@ -126,6 +126,6 @@ def _wait(process: subprocess.Popen[bytes]) -> int:
 
 
 def _environment() -> dict[str, str]:
-    """This very package is the one that is measured, whatever folder the command was called in."""
+    """Puts this package first on the path, so that it is measured from any folder."""
     path = [str(Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(part for part in path if part), "PYTHONUNBUFFERED": "1"}

@@ -1,4 +1,4 @@
-"""`shardkeep cache`: what the data caches hold, and the removal of what is of no use."""
+"""`shardkeep cache`: lists the entries of the data caches, and removes useless ones."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from shardkeep.workers.data.cache.contents import Found, contents, folders_at, f
 
 
 def cache_lines(where: Path | None, *, clean: bool = False, unused_days: float | None = None) -> Iterator[str]:
-    """The lines to print about the caches of a config, in a folder, or of the user; removes where `clean` says so.
+    """Yields the lines about the caches of a config, in a folder, or of the user. With `clean`, removes entries.
 
-    Raises UserError where there is no such place.
+    Raises UserError if there is no such file or folder.
     """
     if where is not None and not where.exists():
         raise UserError(f"{where}: no such file or folder; allowed: a config, a cache folder, or a folder of data")
@@ -41,7 +41,7 @@ def cache_lines(where: Path | None, *, clean: bool = False, unused_days: float |
 
 
 def size_text(size: int) -> str:
-    """Bytes for a person."""
+    """A size as a person reads it, such as `1.2 GB`."""
     for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
         if size >= unit:
             return f"{size / unit:.1f} {name}"

@@ -1,6 +1,6 @@
 """Exit codes and error lines of commands.
 
-Exit codes: 0 done, 1 the job failed or was stopped, 2 the user's input is wrong; 128 + N a server or worker left on
+0 = done, 1 = the job failed or was stopped, 2 = the user's input is wrong, 128 + N = a server or worker left on
 signal N.
 """
 
@@ -26,7 +26,7 @@ def run_command(run: Callable[[], int], debug: bool) -> NoReturn:
         if debug:
             traceback.print_exc()
         code = report(error)
-    except OSError as error:  # of a file or folder that is gone, full or forbidden
+    except OSError as error:  # a file or folder is missing, full or not permitted
         if debug:
             traceback.print_exc()
         what = f"{error.filename}: " if error.filename is not None else ""
@@ -50,5 +50,5 @@ def report(error: ShardkeepError) -> int:
 
 def say(text: str) -> None:
     """Prints a line to stderr."""
-    with contextlib.suppress(OSError):  # a full device: the exit code still tells
+    with contextlib.suppress(OSError):  # the device is full: the exit code still reports the error
         print(text, file=sys.stderr, flush=True)

@@ -19,6 +19,8 @@ from shardkeep.cli.options import (
     TlsFolder,
     TokenFile,
     address_or_path,
+    complete_path,
+    complete_run,
     load,
     path,
 )
@@ -30,27 +32,35 @@ ORPHAN_STOP_S = 15.0
 def train(
     config: Annotated[
         Path | None,
-        typer.Argument(parser=path, metavar="[CONFIG]", help="YAML file of the job; `demo` is the built-in one."),
+        typer.Argument(
+            parser=path,
+            metavar="[CONFIG]",
+            autocompletion=complete_path,
+            help="YAML file of the job; `demo` is the built-in one.",
+        ),
     ] = None,
     set_: Set = None,
     run_dir: RunDir = None,
     resume: Annotated[
         Path | None,
         typer.Option(
-            parser=path, metavar="RUN", help="Go on with this run from its newest checkpoint, without CONFIG."
+            parser=path,
+            metavar="RUN",
+            autocompletion=complete_run,
+            help="Resume this run from its newest checkpoint; give no CONFIG.",
         ),
     ] = None,
     code: Code = None,
     parent_pipe: ParentPipe = False,
     debug: Debug = False,
 ) -> None:
-    """Run a whole job on this machine, or go on with one."""
+    """Run a whole job on this machine, or resume one."""
 
     def run() -> int:
         if parent_pipe:
             _end_with_sweep()
         if (config is None) == (resume is None):
-            raise UserError("shardkeep train takes a CONFIG or --resume RUN, one of the two")
+            raise UserError("shardkeep train requires either a CONFIG or --resume RUN")
         if resume is not None:
             _resume(resume, set_ or [], run_dir)
         elif config is not None:
@@ -65,7 +75,7 @@ def _resume(run: Path, overrides: list[str], run_dir: Path | None) -> None:
     from shardkeep.run.screen import console
 
     if run_dir is not None:
-        raise UserError(f"--run-dir {run_dir}: has no effect with --resume, which goes on in RUN")
+        raise UserError(f"--run-dir {run_dir}: has no effect with --resume, which continues in RUN")
     resume(run, overrides=overrides, console=console())
 
 
@@ -82,13 +92,14 @@ def _run_job(config: Path, overrides: list[str] | None, run_dir: Path | None, co
 def status(
     run: Run = None,
     coordinator: Annotated[
-        str | None, typer.Option(parser=address_or_path, metavar="HOST:PORT", help="Ask this coordinator.")
+        str | None,
+        typer.Option(parser=address_or_path, metavar="HOST:PORT", help="Ask the coordinator at this address."),
     ] = None,
     token_file: TokenFile = None,
     tls: TlsFolder = None,
     debug: Debug = False,
 ) -> None:
-    """Show how far a job is."""
+    """Show the progress and the members of a job."""
 
     def show() -> int:
         from shardkeep.cli.status import show_job, show_run
@@ -108,11 +119,11 @@ def status(
 
 def scale(
     run: Run = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Worker processes from now on.")] = None,
-    servers: Annotated[int | None, typer.Option(min=1, help="Server processes from now on.")] = None,
+    workers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of worker processes.")] = None,
+    servers: Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of server processes.")] = None,
     debug: Debug = False,
 ) -> None:
-    """Go on with other numbers of workers or servers while a job of `shardkeep train` runs."""
+    """Change the numbers of workers or servers of a running job."""
 
     def ask() -> int:
         from shardkeep.launch.scale import ask
@@ -128,7 +139,7 @@ def scale(
 
 
 def _end_with_sweep() -> None:
-    """Stops the job in order when the sweep that started it has ended."""
+    """Stops the job cleanly when the sweep that started it ends."""
     from shardkeep.launch.children import end_with_parent
 
     end_with_parent(patience_s=0.0, last_s=ORPHAN_STOP_S)

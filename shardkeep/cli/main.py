@@ -1,6 +1,6 @@
-"""The command line: one command per role and per question. Commands read arguments and print errors, nothing else.
+"""The command line: one command per role and per question. Commands only read arguments and print errors.
 
-Imports that take time stand inside the commands, so that `--help` is instant.
+Slow imports are inside the commands, so that `--help` is instant.
 """
 
 from __future__ import annotations
@@ -8,27 +8,63 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
+from shardkeep import __version__
 from shardkeep.cli.exits import report
 from shardkeep.cli.job_commands import scale, status, train
+from shardkeep.cli.model_commands import evaluate, predict
+from shardkeep.cli.options import Debug
 from shardkeep.cli.output import OutputError, drop_output, guard_output
 from shardkeep.cli.role_commands import coordinator, fork_server, server, worker
-from shardkeep.cli.tool_commands import bench, cache, certs, estimate, sweep, version
+from shardkeep.cli.tool_commands import bench, cache, certs, config, estimate, sweep, version
 
 app = typer.Typer(
     help="Trains recommendation models whose embedding tables live in parameter servers.",
-    add_completion=False,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
 )
-for command in (train, coordinator, server, worker, status, certs, scale, estimate, bench, sweep, cache, version):
+for command in (
+    train,
+    status,
+    scale,
+    evaluate,
+    predict,
+    config,
+    estimate,
+    sweep,
+    bench,
+    cache,
+    coordinator,
+    server,
+    worker,
+    certs,
+    version,
+):
     app.command()(command)
 app.command("fork-server", hidden=True)(fork_server)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _general(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version and exit.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    if debug:  # the default of every command's own --debug
+        context.default_map = {name: {"debug": True} for name in context.command.commands}  # type: ignore[attr-defined]
 
 
 def main() -> NoReturn:
@@ -39,7 +75,7 @@ def main() -> NoReturn:
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except OutputError as error:  # of the help
+    except OutputError as error:  # while printing the help
         code = report(error)
     try:
         if sys.stdout is not None:
@@ -47,7 +83,7 @@ def main() -> NoReturn:
     except OutputError as error:
         drop_output()
         code = code or report(error)
-    if "torch" in sys.modules:  # its teardown takes a second of CPU, and all that matters is closed by now
+    if "torch" in sys.modules:  # its teardown takes a second of CPU, and everything is closed already
         with contextlib.suppress(OSError):
             sys.stderr.flush()
         os._exit(code)

@@ -19,34 +19,88 @@ def path(text: str | Path) -> Path:
         raise typer.BadParameter(f"{text}: {error}") from error
 
 
+def complete_path(incomplete: str) -> list[str]:
+    """Files and folders that start with `incomplete`, for the shell's completion."""
+    head = incomplete[: incomplete.rfind("/") + 1]
+    begin = incomplete[len(head) :]
+    found = (each for each in path(head or ".").iterdir() if each.name.startswith(begin))
+    return sorted(f"{head}{each.name}{'/' if each.is_dir() else ''}" for each in found)
+
+
+def complete_run(incomplete: str) -> list[str]:
+    """Run folders in runs/ that start with `incomplete`, newest first; if there are none, files and folders."""
+    runs = [str(found.parent) for found in sorted(Path("runs").glob("*/config.yaml"), key=_changed, reverse=True)]
+    return [run for run in runs if run.startswith(incomplete)] or complete_path(incomplete)
+
+
+def _changed(file: Path) -> float:
+    return file.stat().st_mtime
+
+
 def address_or_path(text: str) -> str:
     """Returns an address as it is, and a path with `~` expanded."""
     return str(path(text)) if text.startswith("~") else text
 
 
+def launched_index() -> int:
+    """Returns the index that a launcher set for this process. Raises BadParameter."""
+    from shardkeep.base.errors import UserError
+    from shardkeep.roles.place import index_of
+
+    try:
+        return index_of(None)
+    except UserError as error:
+        raise typer.BadParameter(str(error), param_hint="'--index'") from error
+
+
 Config = Annotated[
-    Path, typer.Argument(parser=path, metavar="CONFIG", help="YAML file of the job; `demo` is the built-in one.")
+    Path,
+    typer.Argument(
+        parser=path,
+        metavar="CONFIG",
+        autocompletion=complete_path,
+        help="YAML file of the job; `demo` is the built-in one.",
+    ),
 ]
-Set = Annotated[list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override a setting; repeatable.")]
-Run = Annotated[Path | None, typer.Argument(parser=path, help="Run folder [default: the newest in runs/].")]
-RunDir = Annotated[Path | None, typer.Option(parser=path, help="New folder of the run [default: runs/NAME-DATE].")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", metavar="A.B=VALUE", help="Override a setting of the config; repeatable.")
+]
+Run = Annotated[
+    Path | None,
+    typer.Argument(
+        parser=path, metavar="[RUN]", autocompletion=complete_run, help="Run folder [default: the newest in runs/]."
+    ),
+]
+RunDir = Annotated[
+    Path | None, typer.Option(parser=path, metavar="DIR", help="New folder of the run [default: runs/NAME-DATE].")
+]
 Coordinator = Annotated[
     str,
     typer.Option(
         parser=address_or_path,
         metavar="HOST:PORT",
-        help="Where the coordinator listens, or its run folder; waits 120 s for it.",
+        help="Address or run folder of the coordinator; the member waits 120 s for it.",
     ),
 ]
-Index = Annotated[int, typer.Option(min=0, help="Number of this process among its role, from 0.")]
-Advertise = Annotated[str, typer.Option(metavar="HOST", help="This machine's address, as the others reach it.")]
+Index = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        metavar="N",
+        default_factory=launched_index,
+        show_default="the first of RANK, SLURM_PROCID and JOB_COMPLETION_INDEX that is set",
+        help="Number of this process in its role, from 0. Launch servers and workers separately.",
+    ),
+]
+Advertise = Annotated[str, typer.Option(metavar="HOST", help="This machine's address as other members reach it.")]
 Keeps = Annotated[
     Path,
     typer.Option(
         "--run-dir",
         parser=path,
-        help="Folder of what this process keeps: recovery/ (a server's journal or a worker's tower states, for its "
-        "replacement, which looks there first) and profile/.",
+        metavar="DIR",
+        help="Folder for recovery/ (a server's journal, a worker's dense states) and profile/. A replacement reads "
+        "recovery/; without it a server resumes from the last checkpoint.",
     ),
 ]
 TokenFile = Annotated[
@@ -54,25 +108,31 @@ TokenFile = Annotated[
     typer.Option(
         parser=path,
         metavar="FILE",
-        help="The job's token, for your eyes only [default: yours for the run folder, made by its coordinator].",
+        help="File with the job's token, readable by you alone [default: the one that the coordinator made for you].",
     ),
 ]
 TlsFolder = Annotated[
     Path | None,
     typer.Option(
-        "--tls", parser=path, metavar="DIR", help="Mutual TLS: ca.pem, cert.pem, key.pem, as of `shardkeep certs`."
+        "--tls",
+        parser=path,
+        metavar="DIR",
+        help="Folder with ca.pem, cert.pem, key.pem for mutual TLS; `shardkeep certs` makes one.",
     ),
 ]
 Insecure = Annotated[
-    bool, typer.Option("--insecure-data-plane", help="Accept an address that other machines reach: docs/security.md.")
+    bool,
+    typer.Option(
+        "--insecure-data-plane", help="Accept an address that other machines can reach: see docs/guide/security.md."
+    ),
 ]
-ParentPipe = Annotated[bool, typer.Option("--parent-pipe", hidden=True)]  # end when stdin ends
-Code = Annotated[Path | None, typer.Option("--code", parser=path, hidden=True)]  # where the user's own modules are
+ParentPipe = Annotated[bool, typer.Option("--parent-pipe", hidden=True)]  # ends the process when stdin closes
+Code = Annotated[Path | None, typer.Option("--code", parser=path, hidden=True)]  # folder of the user's own modules
 Debug = Annotated[bool, typer.Option("--debug", help="Show a traceback with an error.")]
 
 
 def load(path: Path, overrides: list[str] | None) -> tuple[Path, JobConfig]:
-    """Returns the path of the config's file and the config with the overrides."""
+    """Returns the path of the config file, and the config with the overrides."""
     from shardkeep.config import load_config
 
     built_in = Path(__file__).parents[1] / "examples" / "demo.yaml"

@@ -1,4 +1,4 @@
-"""Standard output of the command: where it cannot be written, a full device say, the command ends with one line."""
+"""Standard output of the command. If it cannot be written (a full device), the command ends with one line."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class OutputError(ShardkeepError):
 
 
 class Output(io.TextIOWrapper):
-    """Text to a file descriptor; raises OutputError. A reader that left is the command line's own affair (EPIPE)."""
+    """Writes text to a file descriptor. Raises OutputError, except for EPIPE: the reader of a pipe may leave."""
 
     def write(self, text: str, /) -> int:
         with _mapped():
@@ -49,5 +49,5 @@ def guard_output() -> None:
 
 
 def drop_output() -> None:
-    """Drops what is not written yet, and all that follows."""
+    """Discards buffered and later output."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

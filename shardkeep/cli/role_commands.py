@@ -32,13 +32,15 @@ from shardkeep.roles.departure import Departure
 def coordinator(
     config: Config,
     set_: Set = None,
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Port 0 = any free one.")] = "127.0.0.1:0",
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address to listen on; port 0 takes any free one.")
+    ] = "127.0.0.1:0",
     run_dir: RunDir = None,
     start_step: Annotated[
-        int, typer.Option(min=0, help="Go on from the checkpoint of this step; 0 = from the start.")
+        int, typer.Option(min=0, metavar="N", help="Resume from the checkpoint of this step; 0 = from the beginning.")
     ] = 0,
     take_over: Annotated[
-        bool, typer.Option("--take-over", help="Go on in --run-dir for a coordinator that died; at the same --listen.")
+        bool, typer.Option("--take-over", help="Replace a coordinator that died, with its --run-dir and --listen.")
     ] = False,
     token_file: TokenFile = None,
     tls: TlsFolder = None,
@@ -46,7 +48,7 @@ def coordinator(
     parent_pipe: ParentPipe = False,
     debug: Debug = False,
 ) -> None:
-    """Run a job's coordinator; prints one line of JSON with its address."""
+    """Run the coordinator of a job; it prints one line of JSON with its address."""
 
     def run() -> int:
         from shardkeep.roles.coordinator import CoordinatorOptions, run_coordinator
@@ -57,7 +59,7 @@ def coordinator(
         )
         return run_coordinator(job, options)
 
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until it serves
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # until it serves requests
     _begin("coordinator", 0, parent_pipe)
     run_command(run, debug)
 
@@ -135,7 +137,7 @@ def worker(
 
 
 def fork_server(control: Annotated[int, typer.Argument(help="Descriptor of a socket.")]) -> None:
-    """Import what roles need, and fork them for a launcher."""
+    """Import the modules of all roles, and fork roles for a launcher."""
     import socket
 
     from shardkeep.launch.fork_server import serve
@@ -145,7 +147,7 @@ def fork_server(control: Annotated[int, typer.Argument(help="Descriptor of a soc
 
 
 def _begin(role: str, index: int, parent_pipe: bool) -> None:
-    """Prepares a process of a role: descriptors, log, and its end when the launcher ends."""
+    """Prepares the process of a role: file descriptors, log, and the thread that ends it with its launcher."""
     from shardkeep.base.log import configure
     from shardkeep.base.machine.descriptors import keep_free, raise_limit
 
@@ -156,7 +158,7 @@ def _begin(role: str, index: int, parent_pipe: bool) -> None:
     if parent_pipe:
         from shardkeep.launch.children import end_with_parent
 
-        # The coordinator stops the job in order and outlives the others, who see it or, if not, follow.
+        # The coordinator stops the job and ends last. Members learn of the stop from it, or get SIGTERM after 4 s.
         if role == "coordinator":
             end_with_parent(patience_s=0.0, last_s=12.0)
         else:
@@ -164,12 +166,12 @@ def _begin(role: str, index: int, parent_pipe: bool) -> None:
 
 
 def _quiet_torch() -> None:
-    """Silences torch's warnings about peers that leave: shardkeep reports losses. Call it before importing torch."""
+    """Silences torch's warnings about lost peers, which shardkeep reports itself. Call it before importing torch."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def _begin_member(role: str, index: int, parent_pipe: bool) -> Departure:
-    """Prepares a process of a server or worker. Returns how it leaves on SIGTERM and SIGINT."""
+    """Prepares the process of a server or worker. Returns its handler of SIGTERM and SIGINT."""
     departure = Departure()
     departure.watch()
     _begin(role, index, parent_pipe)

@@ -1,4 +1,4 @@
-"""`shardkeep status`: where a job stands, from its coordinator while it runs, from its run folder afterwards."""
+"""`shardkeep status`: the state of a job, from its coordinator while it runs, from its run folder afterwards."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from shardkeep.run.screen import closing_rows, quality, two_columns
 from shardkeep.run.starts import Starts
 
 MOST_LINES = 8
-"""More tables than that are told together."""
+"""The most lines for tables. With more tables, each kind of table gets one line."""
 
 
 def show_run(run: Path | None, console: Console, *, token_file: Path | None = None, tls: Tls | None = None) -> int:
-    """Shows the run in folder `run` (None = the newest in runs/); 0, or 1 for a job that failed or is gone."""
+    """Shows the run in folder `run`; None = the newest in runs/. Returns 1 if the job failed or was killed, else 0."""
     path = run or latest_run()
     if path is None:
         raise UserError("no run folder in runs/; name one, or use --coordinator HOST:PORT")
     try:
         if not (path / "config.yaml").exists():
-            missing = "is no run folder (it has no config.yaml)" if path.is_dir() else "there is no such folder"
+            missing = "is not a run folder (it has no config.yaml)" if path.is_dir() else "there is no such folder"
             raise UserError(f"{path}: {missing}")
         return _show_folder(RunReader(path), console, token_file=token_file, tls=tls)
     except OSError as error:
@@ -47,13 +47,15 @@ def _show_folder(folder: RunReader, console: Console, *, token_file: Path | None
         if launcher is False and not living(folder):
             return show_killed(folder, console)
         coordinator = folder.endpoint(token_file)
-        if coordinator is None and folder.summary() is not None:  # it has ended just now
+        if coordinator is None and folder.summary() is not None:  # the job has just ended
             return _show_folder(folder, console, token_file=token_file, tls=tls)
         if coordinator is None:
             return show_unled(folder, console, launched=bool(launcher))
         try:
             return show_job(replace(coordinator, tls=tls), console, run=path, launched=bool(launcher))
         except TransportError:
+            if tls is None and (needed := folder.tls_option()) is not None:
+                raise UserError(f"the coordinator at {coordinator.address} uses TLS: add --tls {needed}") from None
             return show_unled(folder, console, launched=launcher is not None)
     status, message = str(summary["status"]), str(summary.get("message") or "")
     text = message if message.startswith(status) else f"{status}{': ' + message if message else ''}"
@@ -66,15 +68,26 @@ def _show_folder(folder: RunReader, console: Console, *, token_file: Path | None
 
 
 def show_job(coordinator: Endpoint, console: Console, *, run: Path | None = None, launched: bool | None = None) -> int:
-    """Asks the coordinator. Raises TransportError when it does not answer, UserError when it refuses.
+    """Shows the state that the coordinator reports. Returns 1 for a failed job, else 0.
 
-    `run`: its run folder, where that is known. `launched`: by `shardkeep train`; None = unknown."""
+    Args:
+        coordinator: The job's coordinator.
+        console: The output.
+        run: The run folder, if known.
+        launched: Whether `shardkeep train` started the job; None = unknown.
+
+    Raises:
+        TransportError: The coordinator does not answer.
+        UserError: The coordinator refuses the request.
+    """
     status = fetch_status(coordinator)
     console.print(f"{status.state}{': ' + status.message if status.message else ''}", markup=False, soft_wrap=True)
     for line in awaited(status, where=coordinator.address if run is None else str(run), launched=launched):
         console.print(line, markup=False, soft_wrap=True)
     number, step = (1, 0) if run is None else Starts(run).running()
-    again = [("start", f"{number} of this job, from step {step:,}; recoveries are this start's")] if number > 1 else []
+    again = (
+        [("start", f"{number} of this job, from step {step:,}; recoveries count from this start")] if number > 1 else []
+    )
     console.print(two_columns([*again, *_progress_rows(status)]))
     console.print(_members(status))
     return 1 if status.state == "failed" else 0
@@ -92,7 +105,7 @@ def _progress_rows(status: Status) -> list[tuple[str, str]]:
         rows.append(("evaluation", f"step {status.evaluation.get('step', 0):,}  {quality(status.evaluation)}"))
     if staleness := status.progress.get("staleness"):
         most = max(int(steps) for steps in staleness)
-        rows.append(("staleness", f"{_mean(staleness):.2f} steps on the mean, {most} at most (worker 0)"))
+        rows.append(("staleness", f"{_mean(staleness):.2f} steps on average, {most} at most (worker 0)"))
     saved = [event for event in status.events if event.get("phase") == "checkpoint"]
     if saved:
         rows.append(("checkpoint", str(saved[-1].get("text", ""))))
@@ -103,7 +116,7 @@ def _progress_rows(status: Status) -> list[tuple[str, str]]:
 
 
 def _table_rows(status: Status) -> list[tuple[str, str]]:
-    """A line for each table; where they are many, one for each kind of table. Their rows only the servers know."""
+    """One line per table, or per kind of table if there are many. Numbers of rows are not known here."""
     formed = [event for event in status.events if "tables" in event]
     tables = [(str(t["name"]), f"dim {t['dim']}, {t['optimizer']}") for t in formed[-1]["tables"]] if formed else []
     if len(tables) <= MOST_LINES:

@@ -1,4 +1,4 @@
-"""Commands beside a job: certs, estimate, bench, sweep, cache, version."""
+"""Commands that run no job: config, estimate, bench, sweep, cache, certs, version."""
 
 from __future__ import annotations
 
@@ -11,21 +11,26 @@ import typer
 
 from shardkeep import __version__
 from shardkeep.cli.exits import run_command
-from shardkeep.cli.options import Config, Debug, Set, load, path
+from shardkeep.cli.options import Config, Debug, Set, complete_path, load, path
 
 
 def certs(
     folder: Annotated[
-        Path, typer.Argument(parser=path, metavar="DIR", help="Where the authority and the hosts' folders go.")
+        Path, typer.Argument(parser=path, metavar="DIR", help="Folder of the authority and of the hosts' folders.")
     ],
     host: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME[,NAME]...", help="Names of one host; repeatable [default: localhost]."),
+        typer.Option(
+            metavar="NAME[,NAME]...",
+            help="All names of one host; the first names its folder; repeatable [default: localhost].",
+        ),
     ] = None,
-    days: Annotated[int, typer.Option(min=1, max=3650, help="How long the certificates are valid.")] = 365,
+    days: Annotated[
+        int, typer.Option(min=1, max=3650, metavar="N", help="Days for which the certificates are valid.")
+    ] = 365,
     debug: Debug = False,
 ) -> None:
-    """Make a certificate authority, and for each host a folder for --tls; again to add hosts."""
+    """Make a certificate authority and a folder for --tls per host; run it again to add hosts."""
 
     def run() -> int:
         from shardkeep.trust.certificates import LOCAL, make_certs
@@ -37,14 +42,25 @@ def certs(
     run_command(run, debug)
 
 
+def config(config: Config, set_: Set = None, debug: Debug = False) -> None:
+    """Check a job's config and print it with every default filled in."""
+
+    def run() -> int:
+        _, job = load(config, set_)
+        print(job.to_yaml(), end="")
+        return 0
+
+    run_command(run, debug)
+
+
 def estimate(
     config: Config,
     set_: Set = None,
-    gbit_per_s: Annotated[float, typer.Option(help="Bandwidth of each process's link, each way.")] = 10.0,
+    gbit_per_s: Annotated[float, typer.Option(metavar="X", help="Bandwidth of each process's link, each way.")] = 10.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Tell a job's memory, traffic and shortest step without running it."""
+    """Estimate a job's memory, traffic and shortest step without running it."""
 
     def run() -> int:
         from shardkeep.base.modules import search_last
@@ -57,7 +73,7 @@ def estimate(
             search_last(path.resolve().parent)
         with waiting() as screen:
             compile_of_job(job, lambda text: screen.phase("kernels", text))
-            from shardkeep.estimate.estimate import estimate as estimated  # here: importing it loads kernels
+            from shardkeep.estimate.estimate import estimate as estimated  # after compiling: this import loads kernels
 
             found = estimated(job, gbit_per_s=gbit_per_s, progress=partial(screen.working, "data"))
         if as_json:
@@ -70,18 +86,23 @@ def estimate(
 
 
 def bench(
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Which; left out = all.")] = None,
-    list_: Annotated[bool, typer.Option("--list", help="Only tell their names and questions.")] = False,
-    smoke: Annotated[bool, typer.Option("--smoke", help="Does it run at all: one round of one second.")] = False,
-    rounds: Annotated[int | None, typer.Option(min=1, help="Alternating rounds.")] = None,
-    seconds: Annotated[float | None, typer.Option(min=0.1, help="Of each contestant and round.")] = None,
-    device: Annotated[str | None, typer.Option(metavar="cpu|cuda", help="Where towers train.")] = None,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Names of benchmarks [default: all].")
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List names and questions, and run nothing.")] = False,
+    smoke: Annotated[bool, typer.Option("--smoke", help="Check that they run: one round of one second.")] = False,
+    rounds: Annotated[int | None, typer.Option(min=1, metavar="N", help="Number of alternating rounds.")] = None,
+    seconds: Annotated[
+        float | None, typer.Option(min=0.1, metavar="X", help="Seconds per contestant and round.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(metavar="cpu|cuda", help="Device of the dense models.")] = None,
     out: Annotated[
-        Path | None, typer.Option(parser=path, help="Folder of the JSON files [default: runs/bench-DATE].")
+        Path | None,
+        typer.Option(parser=path, metavar="DIR", help="Folder of the JSON files [default: runs/bench-DATE]."),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Run the benchmarks; without a name all of them."""
+    """Run benchmarks."""
 
     def run() -> int:
         from shardkeep.cli.bench import bench_all, chosen
@@ -101,14 +122,23 @@ def bench(
 
 def sweep(
     plan: Annotated[
-        Path, typer.Argument(parser=path, metavar="SWEEP", help="YAML file: base, grid or recipes, seeds.")
+        Path,
+        typer.Argument(
+            parser=path,
+            metavar="SWEEP",
+            autocompletion=complete_path,
+            help="YAML file: base, grid or recipes, seeds.",
+        ),
     ],
     out: Annotated[
-        Path, typer.Option(parser=path, metavar="DIR", help="Folder of runs and results; again = go on there.")
+        Path,
+        typer.Option(
+            parser=path, metavar="DIR", help="Folder of runs and results; an interrupted sweep continues in it."
+        ),
     ],
     debug: Debug = False,
 ) -> None:
-    """Measure bytes against AUC: run a job with several compressions and seeds, and compare them."""
+    """Measure bytes against AUC: run a job with several recipes and seeds, and compare them."""
 
     def run() -> int:
         from shardkeep.run.screen import console
@@ -130,13 +160,14 @@ def cache(
             help="A cache, a folder of data or a config [default: here, and yours].",
         ),
     ] = None,
-    clean: Annotated[bool, typer.Option("--clean", help="Remove what no job will read.")] = False,
+    clean: Annotated[bool, typer.Option("--clean", help="Delete entries that no job will read.")] = False,
     unused: Annotated[
-        float | None, typer.Option(metavar="DAYS", min=0.0, help="With --clean: also what no job has read for so long.")
+        float | None,
+        typer.Option(metavar="DAYS", min=0.0, help="With --clean: also delete entries that no job has read for DAYS."),
     ] = None,
     debug: Debug = False,
 ) -> None:
-    """Show converted data, where it lies and how large it is, and clean it."""
+    """List converted data with place and size, or delete old entries."""
 
     def run() -> int:
         from shardkeep.cli.cache import cache_lines

@@ -1,29 +1,30 @@
-"""What `shardkeep status` says of a job that lacks processes: who is awaited, who may still live, what to type."""
+"""Lines of `shardkeep status` for a job that lacks processes: which are missing or alive, and what to type."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from rich.console import Console
 
 from shardkeep.config import load_config
-from shardkeep.ps.control.records import Status
+from shardkeep.ps.control.membership import SILENT_S
+from shardkeep.ps.control.records import MemberStatus, Status
 from shardkeep.run.next_steps import member_command, resume_line, take_over_command
 from shardkeep.run.processes import LOOPBACK, lives_here, numbers_mean_the_same
 from shardkeep.run.reader import MetricsTail, RunReader
 
 
 def awaited(status: Status, *, where: str, launched: bool | None) -> Iterator[str]:
-    """Lines of a job that forms: who is missing, for how long yet, and who starts them.
+    """Yields lines about the missing members of a job that forms: their names, the time left, and how to start them.
 
-    `where`: what members get as --coordinator. `launched`: by `shardkeep train`; None = unknown."""
+    `where`: the value of the members' --coordinator. `launched`: by `shardkeep train`; None = unknown."""
     if not status.missing:
         return
     yield f"waiting for: {', '.join(status.missing)}"
-    yield f"the job fails in {status.left_s:.0f} s if they do not come (liveness.form_timeout_s)"
+    yield f"the job fails in {status.left_s:.0f} s if they do not join (liveness.form_timeout_s)"
     if launched:
-        yield "`shardkeep train` starts them by itself"
+        yield "`shardkeep train` starts them"
         return
     hosts = {f"{member.role} {member.index}": member.host for member in status.members}
     vacant = [text.split(" (")[0] for text in status.missing if text.endswith(("(not started)", "(not replaced)"))]
@@ -32,20 +33,30 @@ def awaited(status: Status, *, where: str, launched: bool | None) -> Iterator[st
         on = f" on {host}" if host not in ("", *LOOPBACK) else ""
         yield f"start {name}{on}: {member_command(where, role, int(name.split()[1]), host)}"
     if vacant:
-        yield "with the same --run-dir, --token-file and --tls as before" + (
-            "" if launched is False else "; under `shardkeep train` it starts by itself"
+        yield "with the same --run-dir, --token-file, --tls, --advertise and --insecure-data-plane as before" + (
+            "" if launched is False else "; `shardkeep train` starts it without you"
         )
+    for member in status.members:
+        if member.condition == "registered" and member.age_s > SILENT_S and _is_awaited(member, status.missing):
+            yield (
+                f"{member.role} {member.index} (pid {member.pid} on {member.host}) sent no heartbeat for "
+                f"{member.age_s:.0f} s: if it is dead, start it now with its command"
+            )
+
+
+def _is_awaited(member: MemberStatus, missing: Sequence[str]) -> bool:
+    return any(text.startswith(f"{member.role} {member.index} ") for text in missing)
 
 
 def show_unled(folder: RunReader, console: Console, *, launched: bool) -> int:
-    """A job whose coordinator does not answer, or has not listened yet; returns 1."""
+    """Shows a job without a coordinator that answers. Returns 0 for a job in one process, else 1."""
     address = folder.address()
     if launched:
         if address is None and not load_config(folder.config_path).servers:
             _print(console, "running in one process", *_last(folder))
             return 0
-        what = "has not listened yet" if address is None else f"does not answer at {address}"
-        _print(console, f"the coordinator {what}; `shardkeep train` starts another one if it is dead", *_last(folder))
+        what = "is not listening yet" if address is None else f"does not answer at {address}"
+        _print(console, f"the coordinator {what}; `shardkeep train` starts a new one if it is dead", *_last(folder))
         return 1
     if address is None:
         _print(console, "no coordinator has listened in this folder yet")
@@ -56,15 +67,15 @@ def show_unled(folder: RunReader, console: Console, *, launched: bool) -> int:
         _print(console, resume_line(folder.path))
         return 1
     waiting = "members wait for another coordinator for liveness.form_timeout_s"
-    ended = "the members have ended: start them again, too, by their commands"
+    ended = "the members have ended: start them again too, with their commands"
     _print(console, waiting if _any_lives(folder) else ended, f"to take over: {command}")
     _print(console, f"without it, {resume_line(folder.path)}")
     return 1
 
 
 def show_killed(folder: RunReader, console: Console) -> int:
-    """A job of `shardkeep train` whose processes are gone without a summary; returns 1."""
-    _print(console, "killed: all processes of this job are gone", *_last(folder))
+    """Shows a job of `shardkeep train` whose processes ended without a summary. Returns 1."""
+    _print(console, "killed: no process of this job is left", *_last(folder))
     _print(console, resume_line(folder.path), f"logs: {folder.logs}")
     return 1
 
@@ -75,7 +86,7 @@ def _print(console: Console, *lines: str) -> None:
 
 
 def _last(folder: RunReader) -> Iterator[str]:
-    """How far the job was."""
+    """Yields a line with the last known step."""
     last: dict[str, Any] = {}
     for record in MetricsTail(folder.metrics_path):
         last = record if record.get("kind") == "progress" else last
@@ -84,7 +95,7 @@ def _last(folder: RunReader) -> Iterator[str]:
 
 
 def _whereabouts(folder: RunReader) -> Iterator[str]:
-    """Each member of the last generation: whether its process is there, as far as this machine can tell."""
+    """Yields a line per member of the last generation: whether its process is alive, as far as this machine can see."""
     here = numbers_mean_the_same(folder)
     for member in folder.member_list():
         if member["role"] != "coordinator":
@@ -94,8 +105,8 @@ def _whereabouts(folder: RunReader) -> Iterator[str]:
 
 def _state(member: dict[str, Any], *, here: bool) -> str:
     if lives_here(member, here=here):
-        return "lives"
-    return "is gone" if here and member["host"] in LOOPBACK else "may live"
+        return "is alive"
+    return "is gone" if here and member["host"] in LOOPBACK else "may be alive"
 
 
 def _any_lives(folder: RunReader) -> bool:

@@ -14,7 +14,7 @@ from shardkeep.config_files.problems import Problem, shown
 from shardkeep.config_files.schema import Schema, branches, child, schema_of
 
 _SHORT_KEYS = ("name", "mode", "column")
-"""Keys that a bare text may stand for."""
+"""Keys that a bare text may represent."""
 _MOST_TRIED = 30
 
 

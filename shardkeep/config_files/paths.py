@@ -1,6 +1,6 @@
 """Whose folder a relative path starts at: on the command line the shell's, in a file the file's.
 
-In a file `data.train`, `data.eval` and `data.cache` start at `data.root`, which starts at the file's folder.
+In a file `data.train`, `eval`, `test` and `cache` start at `data.root`, which starts at the file's folder.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from shardkeep.config_files.overrides import Override
 
 FOLDERS = (("data", "root"), ("checkpoint", "dir"))
 """Settings that name a folder, by group and key."""
-DATA = (("data", "train"), ("data", "eval"), ("data", "cache"))
+DATA = (("data", "train"), ("data", "eval"), ("data", "test"), ("data", "cache"))
 """Settings that start at `data.root` in a file."""
 
 

@@ -92,7 +92,7 @@ class _Place:
 
     keys: tuple[str, ...]
     here: tuple[Schema, ...]
-    """What may stand there, one of them."""
+    """What may be there, one of them."""
     above: tuple[Schema, ...]
     """The same one level higher."""
     kind: str = ""

@@ -199,7 +199,7 @@ class Seen:
             self._marks.append({table: ids_R.size for table, ids_R in self.ids.items()})
 
     def rows_after(self, table: str, times: float) -> float:
-        """Rows after `times` as many samples: the growth per doubling goes on to fall at the rate at which it fell."""
+        """Rows after `times` as many samples: the growth per doubling falls at the same rate as before."""
         if times <= 1.0 or len(self._marks) < 3:
             return float(self.ids[table].size)
         first, second, third = (mark[table] for mark in self._marks[-3:])

@@ -24,12 +24,13 @@ from shardkeep.config import JobConfig
 from shardkeep.estimate.dry_run import Played, play
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
-from shardkeep.roles.assembly import build_dense_model, table_specs, training_job
+from shardkeep.roles.assembly import build_dense_model, row_spec, table_specs, training_job
 from shardkeep.roles.kernel_needs import needed_kernels
 from shardkeep.workers.collectives import wire_bytes
 from shardkeep.workers.collectives.wire_bytes import goes_direct
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.sources.registry import open_data
+from shardkeep.workers.dense.state import floating_buffers
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.run import step_slices
 
@@ -65,7 +66,7 @@ def estimate(config: JobConfig, *, gbit_per_s: float, progress: Progress | None 
     try:
         data = open_data(config.data, seed=config.seed, progress=progress)
     except DataError as error:
-        tables = [config.table(name) for name in _named_tables(config)]
+        tables = [row_spec(config, name) for name in _named_tables(config)]
         servers = max(config.servers, 1)
         shares = {table.name: np.full(servers, 1.0 / servers) for table in tables}
         memory = memory_of(tables, dict.fromkeys(shares, float(MILLION)), shares)
@@ -165,9 +166,8 @@ def tower_of(config: JobConfig, data: Data) -> Part:
     ring_bytes = size if config.consistency.mode != "sync" else None
     reduced = reduce_bytes(config.compression.tower, shapes, config.workers, ring_bytes=ring_bytes)
     spread = sum(
-        _total(wire_bytes.broadcast(config.workers, buffer.nbytes, source=True))
-        for buffer in model.buffers()
-        if buffer.is_floating_point()
+        _total(wire_bytes.broadcast(config.workers, sum(buffer.nbytes for buffer in buffers), source=True))
+        for buffers in floating_buffers(model)
     )
     return {
         "parameters": sum(p.numel() for p in trained),

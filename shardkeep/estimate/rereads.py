@@ -1,6 +1,6 @@
 """How many of the rows that workers read they have read before, and how many of those another worker changed since.
 
-What a cache of rows could spare at best: rows that are read for the first time have to come, and if nothing stale is to
+What a cache of rows could save at best: rows that are read for the first time have to come, and if nothing stale is to
 be read, those that changed, too.
 """
 # E = reads of a table: (id, step, worker), each once; R = distinct ids

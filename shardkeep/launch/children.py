@@ -1,7 +1,7 @@
-"""Role processes on this machine: started, watched, ended without leftovers.
+"""Starts, watches and ends role processes on this machine. Knows nothing of jobs.
 
-A child holds the read end of a pipe whose other end only the launcher has: when the launcher dies, however it
-dies, the pipe ends and so does the child (`end_with_parent`). Knows nothing of jobs.
+A child holds the read end of a pipe, and only the launcher holds the other end. When the launcher dies, the pipe
+closes and the child ends (`end_with_parent`).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from shardkeep.affinity import Cores, pin
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.exit_codes import signal_left_on
 
-_NATIVE_LOG = re.compile(r"\[[IW]\d{4} ")  # information and warnings of torch's C++ side
+_NATIVE_LOG = re.compile(r"\[[IW]\d{4} ")  # information and warnings from torch's C++ code
 SHARDKEEP = (sys.executable, "-P", str(Path(__file__).resolve().parents[1] / "__main__.py"))
-"""This very package's command, wherever it lies, with nothing more on the import path."""
+"""The command of this package, from any folder. It adds nothing to the import path."""
 LAST_SECONDS_S = 5.0
-"""What a child that was interrupted gets to end in order."""
+"""Seconds an interrupted child gets to end cleanly."""
 
 
 @dataclass(frozen=True)
@@ -40,11 +40,11 @@ class Death:
     code: int
     """Exit code, or minus the signal's number."""
     last_words: str
-    """The last telling line of its log; may be empty."""
+    """The last error line of its log, or its last line; may be empty."""
 
     @property
     def by_signal(self) -> bool:
-        """Whether a signal ended it, at once or in order: no failure of its own."""
+        """Whether a signal ended the process, at once or cleanly. It did not fail."""
         return self.code < 0 or signal_left_on(self.code) is not None
 
     def how(self) -> str:
@@ -61,7 +61,7 @@ class Death:
 
 
 def child_environment(base: Mapping[str, str], *, threads: int) -> dict[str, str]:
-    """The environment of roles: fixed threads, quiet gRPC."""
+    """The environment of roles: a fixed number of threads, and a quiet gRPC."""
     counts = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "NUMBA_NUM_THREADS")
     return {
         **base,
@@ -73,7 +73,7 @@ def child_environment(base: Mapping[str, str], *, threads: int) -> dict[str, str
 
 
 class Process(Protocol):
-    """What a child needs of `subprocess.Popen`."""
+    """The part of `subprocess.Popen` that `Child` uses."""
 
     pid: int
     returncode: int | None
@@ -86,7 +86,7 @@ class Process(Protocol):
 
 
 class Child:
-    """One role process, the leader of its own session, so that Ctrl-C reaches the launcher alone."""
+    """One role process. It leads its own session, so that Ctrl-C reaches only the launcher."""
 
     def __init__(self, role: str, index: int, process: Process, *, log: Path) -> None:
         self.role, self.index, self._process, self._log = role, index, process, log
@@ -100,7 +100,7 @@ class Child:
     def running(self) -> bool:
         if self._process.poll() is None:
             return True
-        if not self._swept:  # once and at once: later the number may be another process's
+        if not self._swept:  # once, at the first look: later another process may have this number
             self._swept = True
             self._kill_group()
         return False
@@ -112,12 +112,12 @@ class Child:
         return Death(self.role, self.index, self.pid, self._process.returncode or 0, last_words(self._log))
 
     def terminate(self) -> None:
-        """Asks it to end."""
+        """Sends SIGTERM."""
         if self.running:
             self._process.terminate()
 
     def kill(self) -> None:
-        """Kills it and whatever it started (compile workers); collects its exit code. Closes the pipe."""
+        """Kills the process and its children (compile workers), collects its exit code and closes the pipe."""
         if self.running:
             self._swept = True
             self._kill_group()
@@ -126,7 +126,7 @@ class Child:
             self._process.stdin.close()
 
     def _kill_group(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):  # it is gone; macOS: EPERM for a zombie
+        with contextlib.suppress(ProcessLookupError, PermissionError):  # it has ended; macOS: EPERM for a zombie
             os.killpg(self.pid, signal.SIGKILL)
 
 
@@ -134,10 +134,10 @@ class Starter(Protocol):
     """Starts roles."""
 
     def load(self, kernels: Sequence[str]) -> None:
-        """The job's kernels are compiled: loads what roles need, these modules of kernels too, beside the caller."""
+        """Loads the modules that roles need, and these compiled kernels, in the background."""
 
     def ready(self, wait_s: float) -> bool:
-        """Whether roles start at once; waits up to `wait_s` for it."""
+        """Waits up to `wait_s` until roles can start at once; returns whether they can."""
 
     def start(
         self,
@@ -149,11 +149,11 @@ class Starter(Protocol):
         env: Mapping[str, str],
         cores: Cores | None = None,
     ) -> Child:
-        """Starts a role; may block for seconds. `cores`: where it runs, None = where the system puts it."""
+        """Starts a role; may block for seconds. `cores`: the cores it runs on; None = the system chooses."""
 
 
 class Spawn:
-    """Starts each role by exec."""
+    """Starts each role with exec."""
 
     def load(self, kernels: Sequence[str]) -> None:
         pass
@@ -181,13 +181,13 @@ class Spawn:
                 start_new_session=True,
             )
         if cores is not None:
-            with contextlib.suppress(ProcessLookupError):  # it has ended already: `death` will tell
+            with contextlib.suppress(ProcessLookupError):  # it has already ended; `death` reports that
                 pin(process.pid, cores)  # at once: threads that it starts later inherit this
         return Child(role, index, process, log=log)
 
 
 def end_all(children: Iterable[Child], *, grace_s: float) -> list[Child]:
-    """Ends every child and its group: SIGTERM, `grace_s` seconds, SIGKILL. Returns those that had to be killed."""
+    """Ends every child and its group: SIGTERM, `grace_s` seconds, SIGKILL. Returns the children that SIGKILL ended."""
     children = list(children)
     for child in children:
         child.terminate()
@@ -199,7 +199,7 @@ def end_all(children: Iterable[Child], *, grace_s: float) -> list[Child]:
 
 
 def wait_all(children: Sequence[Child], deadline: Deadline) -> bool:
-    """Waits until all have ended; False when the time ran out first."""
+    """Waits until all children have ended. Returns False if the time runs out first."""
     while any(child.running for child in children):
         if deadline.over:
             return False
@@ -208,11 +208,11 @@ def wait_all(children: Sequence[Child], deadline: Deadline) -> bool:
 
 
 def end_with_parent(*, patience_s: float, last_s: float = LAST_SECONDS_S) -> None:
-    """In a child: starts the thread that ends this process group once the launcher's end of stdin is closed.
+    """Starts the thread of a child that ends its process group when the launcher's end of stdin closes.
 
     Args:
-        patience_s: Seconds left to the main thread to end by itself before it is interrupted by SIGTERM.
-        last_s: Seconds it gets from then on, before SIGKILL.
+        patience_s: Seconds before SIGTERM, in which the main thread may end.
+        last_s: Seconds between SIGTERM and SIGKILL.
     """
     arguments = (patience_s, last_s)
     threading.Thread(target=_outlive_nobody, args=arguments, name="parent-pipe", daemon=True).start()
@@ -231,7 +231,7 @@ def _outlive_nobody(patience_s: float, last_s: float) -> None:
 
 
 def last_words(log: Path, *, tail_bytes: int = 16_384) -> str:
-    """The last `error:` line of a log, else its last line; what a person needs to see first."""
+    """The last `error:` line of a log, or its last line if there is none."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - tail_bytes))

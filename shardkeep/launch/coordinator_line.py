@@ -1,4 +1,4 @@
-"""The launcher's connection to the coordinator. Every call runs in a thread beside the supervisor's loop."""
+"""The launcher's connection to the coordinator. Each call runs in its own thread, never in the supervisor's loop."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from shardkeep.run.folder import RunFolder
 
 POLL_S = 0.05
 RETRY_S = 0.2
-"""Seconds until a stop that nobody heard is requested again."""
+"""Seconds between two attempts to request the stop."""
 TELL_S = 20.0
-"""Seconds in which a coordinator must hear of a death, before the member is started again."""
+"""Seconds to report a death to the coordinator. Afterwards the member is started again in any case."""
 
 
 class CoordinatorLine:
@@ -32,7 +32,7 @@ class CoordinatorLine:
         self._heard: set[int] = set()
         self._stop_heard = threading.Event()
         self.closed = threading.Event()
-        """Set when its threads are to end."""
+        """Tells the threads to end."""
 
     @property
     def stop_heard(self) -> bool:
@@ -40,40 +40,41 @@ class CoordinatorLine:
         return self._stop_heard.is_set()
 
     def close(self) -> None:
-        """Ends the threads at their next look."""
+        """Ends the threads at their next check."""
         self.closed.set()
 
     def endpoint(self) -> Endpoint | None:
-        """The coordinator, once it has listened; one that takes over is at the same address.
+        """The coordinator's endpoint; None before it first listens. A coordinator that takes over keeps the address.
 
-        The run folder has it until the job is over; the line remembers it, for deaths after that."""
+        The run folder holds it only until the job is over, so the result is kept for later deaths."""
         if self._endpoint is None:
-            with contextlib.suppress(ShardkeepError):  # its token went with the job
+            with contextlib.suppress(ShardkeepError):  # the token was deleted at the end of the job
                 self._endpoint = self._folder.endpoint()
         return self._endpoint
 
     def settled(self, pid: int) -> bool:
-        """Whether the coordinator has heard of a death that `report_until_heard` reports, or its time has run out."""
+        """Whether `report_until_heard` has delivered this death, or its time has run out."""
         return pid in self._settled
 
     def report(self, death: Death) -> None:
-        """Reports a member's death once: the coordinator would notice it later, by the lease."""
+        """Reports a member's death once. Without the report, the coordinator detects it only when the lease ends."""
         if death.pid not in self._reported and self._ask(
             lambda coordinator: self._report(coordinator, death, Deadline(0.0))
         ):
             self._reported.add(death.pid)
 
     def outlived(self, deaths: Iterable[Death]) -> bool:
-        """Whether the coordinator has heard of these deaths and waits for replacements: it will not fail the job."""
+        """Whether the coordinator knows of these deaths and waits for replacements, so that the job does not fail."""
         return all(death.pid in self._outlived for death in deaths)
 
     def heard(self, death: Death) -> bool:
-        """Whether the coordinator has heard of this death: its verdict takes it into account."""
+        """Whether the coordinator knows of this death and its verdict accounts for it."""
         return death.pid in self._heard
 
     def report_until_heard(self, death: Death) -> None:
-        """Reports a member's death until the coordinator hears it, for `TELL_S` seconds. A coordinator that has not
-        listened yet knows no member and hears nothing."""
+        """Reports a member's death until the coordinator answers, for up to `TELL_S` seconds.
+
+        Does nothing before the coordinator first listens: it knows no member yet."""
         self._reported.add(death.pid)
 
         def insist(coordinator: Endpoint) -> None:
@@ -86,26 +87,27 @@ class CoordinatorLine:
             self._settled.add(death.pid)
 
     def request_stop(self) -> None:
-        """Starts to request the stop until the coordinator hears it."""
+        """Requests the stop, in a thread, until the coordinator answers."""
         threading.Thread(target=self._insist_on_stop, name="ask-to-stop", daemon=True).start()
 
     def _insist_on_stop(self) -> None:
         from shardkeep.ps.control.grpc.client import request_stop
 
-        while not self.closed.is_set():  # the coordinator may not listen yet, or be on its way back
+        while not self.closed.is_set():  # the coordinator may still be starting or restarting
             try:
                 if (coordinator := self._folder.endpoint()) is not None:
                     request_stop(coordinator, "Ctrl-C or SIGTERM")
                     self._stop_heard.set()
                     return
             except ShardkeepError as error:
-                if not error.retryable:  # the loop's limit ends the job
+                if not error.retryable:  # the limit of the supervisor's loop ends the job
                     return
             self.closed.wait(RETRY_S)
 
     def _ask(self, call: Callable[[Endpoint], None]) -> bool:
-        """Calls the coordinator beside the loop; the loop's limit covers one that does not answer. False = it has not
-        listened yet."""
+        """Calls the coordinator in a thread. Returns False if it has not listened yet.
+
+        The limit of the supervisor's loop covers a coordinator that does not answer."""
         if (coordinator := self.endpoint()) is None:
             return False
         threading.Thread(target=call, args=(coordinator,), name="ask-coordinator", daemon=True).start()
@@ -114,7 +116,7 @@ class CoordinatorLine:
     def _report(self, coordinator: Endpoint, death: Death, deadline: Deadline) -> None:
         from shardkeep.ps.control.grpc.client import report_death
 
-        while True:  # the coordinator may be on its way back itself
+        while True:  # the coordinator may be restarting
             try:
                 reason = death.how()
                 state = report_death(coordinator, role=death.role, index=death.index, pid=death.pid, reason=reason)

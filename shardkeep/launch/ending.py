@@ -1,4 +1,4 @@
-"""How a job ended: its summary, or one line for the user that summary.json keeps too."""
+"""How a job ended: its summary, or one line for the user that summary.json also holds."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from shardkeep.run.folder import RunFolder
 
 
 class Ending:
-    """Collects what the supervisor knows of the job's end, and concludes."""
+    """Collects what the supervisor knows about the end of the job, and draws the conclusion."""
 
     def __init__(self, config: JobConfig, folder: RunFolder, *, step: int | None) -> None:
-        """`step`: the last trained step; None = none."""
+        """`step`: the last trained step; None = no step yet."""
         self._config, self._folder = config, folder
         self.step = step
         self.out_of_grace = False
         """Whether the job did not stop within `liveness.grace_s`."""
         self.given_up = False
-        """Whether the launcher ended the job because of a death, before the coordinator said how the job ended."""
+        """Whether the launcher ended the job because of a death, before the coordinator reported the job's end."""
         self.no_take_over = ""
-        """Why no coordinator could take over."""
+        """The reason why no coordinator could take over, as the end of a message."""
 
     def conclude(self, deaths: Sequence[Death], *, interrupted: bool, heard: Callable[[Death], bool]) -> dict[str, Any]:
-        """The summary of a completed job; raises for any other, and keeps summary.json in agreement.
+        """Returns the summary of a completed job. Raises for any other, with the message that summary.json holds.
 
         Args:
-            deaths: Of roles that ended badly, the likely cause first.
-            interrupted: Whether Ctrl-C or SIGTERM came.
-            heard: Whether the coordinator knew of a death when it said how the job ended.
+            deaths: The roles that ended badly, the likely cause first.
+            interrupted: Whether the launcher received Ctrl-C or SIGTERM.
+            heard: Whether the coordinator knew of a death when it reported the job's end.
         """
         summary = self._folder.summary() or {}
         status = summary.get("status")
         if status == "completed":
             return summary
-        if status == "stopped" and (self.given_up or self.out_of_grace):  # by the launcher, which knows why
+        if status == "stopped" and (self.given_up or self.out_of_grace):  # the launcher stopped it and knows why
             summary = {key: value for key, value in summary.items() if key != "message"}
             status = None if self.given_up else status
         if status == "stopped" or (status is None and interrupted):
@@ -50,7 +50,10 @@ class Ending:
         raise JobError(f"{message}; logs: {self._folder.logs}")
 
     def _settled(self, summary: Mapping[str, Any], status: str, text: str, *, cause: Death | None = None) -> str:
-        """The coordinator's message, unless it has none or names a survivor of a `cause` that it did not know."""
+        """Returns the coordinator's message, or writes and returns `text`.
+
+        `text` is used if there is no message, or if the message does not name `cause`, which the coordinator did not
+        know: it then blames a process that only lost its peer."""
         message = str(summary.get("message") or "")
         if message and (cause is None or f"(pid {cause.pid} " in message):
             return message

@@ -1,11 +1,15 @@
-"""The fork server: one process that has imported what roles need, and starts each role by fork. Linux only.
+"""The fork server: one process that imports the modules of all roles, then starts each role by fork. Linux only.
 
-The server only imports: it runs no operator, no RPC and no gRPC, and has one thread. So a forked role equals a role
-that was started by exec. A role is forked twice and becomes a child of the launcher: its exit code reaches the launcher
-directly, and the death of the server loses nothing. A role begins when the launcher knows its number.
+The server only imports. It has one thread and runs no operator, no RPC and no gRPC, so a forked role equals a role
+started by exec. A role is forked twice and becomes a child of the launcher. The launcher therefore reads its exit code
+directly, and no role is lost when the server dies. A role starts when the launcher knows its pid.
 
-Requests and replies are packets of JSON: {"import": [MODULE...]} -> {"threads": N}, and {"main", "arguments", "cores",
-"blas"}, with the log and the read end of the parent pipe as descriptors, -> {"pid": N} or {"error": TEXT}.
+Requests and replies are packets of JSON:
+
+| request | descriptors | reply |
+|---|---|---|
+| {"import": [MODULE...]} | none | {"threads": N} |
+| {"main", "arguments", "cores", "blas"} | the log, the read end of the parent pipe | {"pid": N} or {"error": TEXT} |
 """
 
 from __future__ import annotations
@@ -30,13 +34,13 @@ from shardkeep.launch.children import SHARDKEEP, Child, Death, Spawn, last_words
 from shardkeep.launch.forked_role import BLAS_THREADS, become
 
 LIBRARIES = ("torch", "torch._dynamo", "numba", "shardkeep.ps.control.grpc.client", "shardkeep.ps.control.grpc.server")
-"""Imported while data and kernels are prepared. No `pyarrow`: importing it starts a thread."""
+"""Imported while the launcher prepares data and kernels. Without `pyarrow`, because importing it starts a thread."""
 ROLES = ("shardkeep.roles.server", "shardkeep.roles.worker")
 """Imported once the kernels are compiled, because importing them loads the kernels."""
 FORK_S = 10.0
-"""Seconds that the server gets to fork."""
+"""Seconds that the server gets to fork a role."""
 READY_S = 120.0
-"""Seconds that the server gets to import, on a machine that is busy."""
+"""Seconds that the server gets to import, on a busy machine."""
 _PACKET_BYTES = 1 << 20
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
 
@@ -46,18 +50,18 @@ class NoFork(Exception):
 
 
 class ForkServer:
-    """The launcher's end. Call it from one thread: the server ends with the thread that started it."""
+    """The launcher's end. Call it from one thread: the server ends when the thread that started it ends."""
 
     def __init__(self, env: Mapping[str, str], *, main: str = "shardkeep.cli.main:main") -> None:
         """Starts the server.
 
         Args:
             env: The environment of all roles that it can start.
-            main: The roles' main, `module:function`; it finds its arguments in `sys.argv`.
+            main: The roles' main function, `module:function`; it reads its arguments from `sys.argv`.
         """
         self._env, self._main = dict(env), main
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._errors = os.fdopen(os.memfd_create("fork-server"), "w+b")  # needs no disk that has room
+        self._errors = os.fdopen(os.memfd_create("fork-server"), "w+b")  # in memory, because the disk may be full
         self._loading, self._imports_due = 0, Deadline(READY_S)
         number = theirs.fileno()
         self._process = subprocess.Popen(
@@ -76,21 +80,21 @@ class ForkServer:
         return self._process.pid
 
     def load(self, modules: Sequence[str]) -> None:
-        """Has the server import modules, after those of earlier calls; does not wait."""
+        """Makes the server import modules, after the modules of earlier calls. Does not wait."""
         with contextlib.suppress(OSError):  # `ready` raises
             self._control.send(json.dumps({"import": modules}).encode())
         self._loading += 1
         self._imports_due = Deadline(READY_S)
 
     def ready(self, wait_s: float = READY_S) -> bool:
-        """Whether all modules are imported; waits up to `wait_s` for them. Raises NoFork."""
+        """Waits up to `wait_s` for the imports; returns whether all modules are imported. Raises NoFork."""
         deadline = Deadline(wait_s)
         while self._loading:
             try:
                 self._reply(deadline.remaining_s)
             except TimeoutError:
                 if self._imports_due.over:
-                    raise NoFork(f"the fork server has not done its imports within {READY_S:g} s") from None
+                    raise NoFork(f"the fork server did not finish its imports within {READY_S:g} s") from None
                 return False
             self._loading -= 1
         return True
@@ -104,26 +108,27 @@ class ForkServer:
         cores: Cores | None = None,
         limit_s: float = FORK_S,
     ) -> ForkedProcess:
-        """Forks a role. Waits up to `limit_s` for `ready`, then for the fork. Raises NoFork: no process is left, and
-        the server is of no further use.
+        """Forks a role. Waits up to `limit_s` for `ready`, then up to `limit_s` for the fork.
+
+        Raises NoFork. No process is left then, and the server must not be used again.
 
         Args:
-            arguments: What follows `shardkeep` on its command line.
+            arguments: The arguments after `shardkeep` on its command line.
             log: Descriptor of its stdout and stderr.
             env: Its environment.
-            cores: Where it runs, None = where the system puts it.
+            cores: The cores it runs on; None = the system chooses.
         """
         if (env.keys() ^ self._env.keys()) or any(self._env[key] != value for key, value in env.items()):
             raise NoFork("the role's environment is not that of the fork server")
         if not self.ready(limit_s):
-            raise NoFork("the fork server still imports")
+            raise NoFork("the fork server is still importing")
         request = {"main": self._main, "arguments": list(arguments), "cores": cores, "blas": env.get(BLAS_THREADS)}
         source, target = os.pipe()
         try:
             pid = self._send(json.dumps(request).encode(), [log, source], limit_s)
             os.write(target, b"\n")
         except BaseException:
-            os.close(target)  # a role that was forked ends by it
+            os.close(target)  # a role that was forked ends when its pipe closes
             raise
         finally:
             os.close(source)
@@ -142,7 +147,7 @@ class ForkServer:
                 raise NoFork("the fork server does not answer") from None
 
     def close(self) -> None:
-        """Ends the server; the roles that it forked stay."""
+        """Ends the server. The roles that it forked keep running."""
         self._control.close()
         self._process.kill()
         self._process.wait()
@@ -150,7 +155,7 @@ class ForkServer:
 
     def _reply(self, limit_s: float) -> dict[str, Any]:
         """The next reply. Raises TimeoutError, NoFork."""
-        self._control.settimeout(max(limit_s, 0.001))  # 0 does not mean a limit
+        self._control.settimeout(max(limit_s, 0.001))  # 0 would mean non-blocking
         try:
             packet = self._control.recv(_PACKET_BYTES)
         except TimeoutError:
@@ -163,16 +168,16 @@ class ForkServer:
         return reply
 
     def _why(self, error: OSError | None) -> str:
-        """Why there is no reply."""
+        """The reason for a missing reply."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(1.0)
             said = last_words(Path(f"/proc/self/fd/{self._errors.fileno()}"))
             return Death("fork server", 0, self.pid, code, said).text()
-        return f"the fork server hung up ({error})"
+        return f"the fork server closed the connection ({error})"
 
 
 class ForkedProcess:
-    """A role that the server forked, a child of this process; the part of `subprocess.Popen` that `Child` needs."""
+    """A role that the server forked, a child of this process. Has the part of `subprocess.Popen` that `Child` uses."""
 
     def __init__(self, pid: int, pipe: int) -> None:
         self.pid = pid
@@ -181,11 +186,11 @@ class ForkedProcess:
         self._lock = threading.Lock()
 
     def poll(self) -> int | None:
-        """The exit code, or minus the signal's number; None while it runs."""
+        """The exit code, or minus the signal's number. None while the role runs."""
         return self._wait(os.WNOHANG)
 
     def wait(self) -> int:
-        """The exit code, once it has ended."""
+        """Waits for the end of the role and returns its exit code."""
         return self._wait(0) or 0
 
     def terminate(self) -> None:
@@ -198,7 +203,7 @@ class ForkedProcess:
             if self.returncode is None:
                 try:
                     pid, status = os.waitpid(self.pid, options)
-                except ChildProcessError:  # this program ignores SIGCHLD, or waits for any child; as Popen does
+                except ChildProcessError:  # this program ignores SIGCHLD or waits for any child; Popen does the same
                     pid, status = self.pid, 0
                 if pid:
                     self.returncode = os.waitstatus_to_exitcode(status)
@@ -207,7 +212,7 @@ class ForkedProcess:
 
 @contextlib.contextmanager
 def _adopting() -> Iterator[None]:
-    """Inside, a process whose parent ends becomes a child of this process, if it descends from it."""
+    """Inside the block, a descendant of this process becomes its child when its own parent ends."""
     libc = ctypes.CDLL(None, use_errno=True)
     before = ctypes.c_int()
     if libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before), 0, 0, 0) or _subreaper(libc, 1):
@@ -223,20 +228,20 @@ def _subreaper(libc: ctypes.CDLL, on: int) -> int:
 
 
 class ForkOrSpawn:
-    """Starts roles from the fork server, and by exec once it has failed."""
+    """Starts roles from the fork server, and by exec after the server has failed."""
 
     def __init__(self, server: ForkServer, say: Callable[[str], None]) -> None:
-        """`say`: shows why the server is not used any more."""
+        """`say`: shows why the server is no longer used."""
         self._server: ForkServer | None = server
         self._say = say
 
     def load(self, kernels: Sequence[str]) -> None:
-        """As `Starter`."""
+        """See `Starter`."""
         if self._server is not None:
             self._server.load([*ROLES, *kernels])
 
     def ready(self, wait_s: float) -> bool:
-        """As `Starter`."""
+        """See `Starter`."""
         if self._server is not None:
             try:
                 return self._server.ready(wait_s)
@@ -254,7 +259,7 @@ class ForkOrSpawn:
         env: Mapping[str, str],
         cores: Cores | None = None,
     ) -> Child:
-        """As `Starter`."""
+        """See `Starter`."""
         if self._server is not None:
             try:
                 with log.open("ab") as output:
@@ -277,9 +282,9 @@ class ForkOrSpawn:
 
 
 def serve(control: socket.socket) -> None:
-    """The server: answers requests until the launcher hangs up."""
+    """Runs the server: answers requests until the launcher closes the connection."""
     _end_with_launcher()
-    gc.disable()  # imports last; a collection would copy the pages that roles share
+    gc.disable()  # imported objects stay; a collection would copy the pages that roles share
     while True:
         packet, descriptors, _, _ = socket.recv_fds(control, _PACKET_BYTES, 2)
         if not packet:
@@ -296,13 +301,14 @@ def serve(control: socket.socket) -> None:
 
 
 def _end_with_launcher() -> None:
-    """The system kills this process when the launcher ends: inside an import it looks at no socket. A role that it
-    forks does not inherit this."""
+    """Makes the system kill this process when the launcher ends, because it reads no socket during an import.
+
+    A forked role does not inherit this."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, ctypes.c_ulong(signal.SIGKILL), 0, 0, 0)
 
 
 def _import(modules: Sequence[str], control: socket.socket) -> int:
-    """Imports modules, unless the launcher hangs up; the number of threads afterwards."""
+    """Imports modules until the launcher closes the connection. Returns the number of threads afterwards."""
     for module in modules:
         if _hung_up(control):
             break
@@ -322,7 +328,7 @@ def _threads() -> int:
 
 
 def _fork(request: Mapping[str, Any], descriptors: Sequence[int], control: socket.socket) -> dict[str, Any]:
-    """Forks a role by way of a process that ends at once, so that the launcher adopts the role."""
+    """Forks a role through a process that ends at once, so that the launcher adopts the role."""
     if (threads := _threads()) != 1:
         return {"error": f"the fork server has {threads} threads; only a process with one can be forked"}
     log, parent_pipe = descriptors
@@ -343,7 +349,7 @@ def _fork(request: Mapping[str, Any], descriptors: Sequence[int], control: socke
 
 
 def _in_between(role: Callable[[], NoReturn]) -> NoReturn:
-    """The process between server and role."""
+    """Forks the role in the process between server and role, then ends."""
     try:
         if not os.fork():
             role()

@@ -1,4 +1,4 @@
-"""A role that the fork server has forked: it takes what exec would have given it, then runs its main."""
+"""A forked role: it sets up the state that exec would have given it, then runs its main function."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from shardkeep.base.machine.process_title import show_command
 from shardkeep.launch.children import SHARDKEEP
 
 BLAS_THREADS = "OPENBLAS_NUM_THREADS"
-"""The fork server has loaded numpy's OpenBLAS with one thread."""
+"""Set to 1 for the fork server, so that it loads numpy's OpenBLAS with one thread."""
 
 
 def become(
     request: Mapping[str, Any], log: int, parent_pipe: int, started: int, *, inherited: Sequence[int]
 ) -> NoReturn:
-    """Makes the forked process the role that the request asks for; ends with it.
+    """Turns the forked process into the role of the request, and ends the process with the role.
 
     Args:
-        request: As in `fork_server`.
-        log, parent_pipe: Descriptors of its output and its input.
-        started: Where it writes its number, once it leads its own session.
-        inherited: Descriptors of the server.
+        request: The request to fork; see `fork_server`.
+        log, parent_pipe: Descriptors of its output and of its input.
+        started: Descriptor to which it writes its pid when it leads its own session.
+        inherited: Descriptors of the server, which it closes.
     """
     code = 1
     try:
@@ -51,7 +51,7 @@ def become(
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
-    except KeyboardInterrupt:  # as Python ends
+    except KeyboardInterrupt:  # ends as Python does
         signal.signal(signal.SIGINT, signal.SIG_DFL)
         os.kill(os.getpid(), signal.SIGINT)
     except BaseException:
@@ -64,10 +64,11 @@ def become(
 
 
 def _settle(request: Mapping[str, Any]) -> None:
-    """Cores, threads and random states. Python and numba seed theirs after each fork; torch starts from the same seed
-    in every process."""
+    """Sets cores, threads and random states.
+
+    Python and numba seed their generators after each fork. torch starts from the same seed in every process."""
     if request["cores"] is not None:
-        pin(0, tuple(request["cores"]))  # threads that it starts later inherit this
+        pin(0, tuple(request["cores"]))  # threads started later inherit this
     if request["blas"] is None:
         del os.environ[BLAS_THREADS]
     else:
@@ -79,7 +80,7 @@ def _settle(request: Mapping[str, Any]) -> None:
 
 
 def _set_blas_threads(count: int) -> None:
-    """What OPENBLAS_NUM_THREADS does at import."""
+    """Does what OPENBLAS_NUM_THREADS does at import."""
     count = min(count, len(os.sched_getaffinity(0)))  # as OpenBLAS does
     if count == 1:
         return

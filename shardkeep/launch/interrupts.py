@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM as a loop can see them."""
+"""Counts Ctrl-C and SIGTERM, so that a loop can react to them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import Any
 
 
 class Interrupts:
-    """Ctrl-C and SIGTERM. The first `tolerated` ones are only counted, for a loop to see; the next one interrupts.
+    """Counts Ctrl-C and SIGTERM. The first `tolerated` signals are only counted; the next one raises KeyboardInterrupt.
 
-    A SIGTERM never does where `grace_s` limits the time: a platform may send several, or one after a Ctrl-C."""
+    With `grace_s`, a SIGTERM never interrupts at once: a platform may send several, or one after a Ctrl-C."""
 
     def __init__(self) -> None:
         self.count = 0
         self.tolerated = 0
-        self.notice = ""  # written on stderr at the first that is tolerated
-        self.at_once = False  # Ctrl-C came after an earlier signal
-        self.terminated = False  # SIGTERM was among them
+        self.notice = ""  # printed to stderr at the first tolerated signal
+        self.at_once = False  # a Ctrl-C followed an earlier signal
+        self.terminated = False  # one of the signals was SIGTERM
         self.late = False  # `grace_s` is over
         self.grace_s: float | None = None
-        """Seconds after the first SIGTERM until it interrupts as a second Ctrl-C would; None = it does not."""
+        """Seconds from the first SIGTERM to the interrupt; None = SIGTERM counts like Ctrl-C."""
         self._before: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Interrupts:

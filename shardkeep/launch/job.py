@@ -1,4 +1,4 @@
-"""A whole job on this machine, from a config to a summary: its phases, in processes or in this one."""
+"""Runs a whole job on this machine, from a config to a summary, in processes of its own or in this one."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from shardkeep.base.modules import search_last
 from shardkeep.config import JobConfig, load_config
 from shardkeep.launch.children import Spawn, Starter, child_environment
 from shardkeep.launch.interrupts import Interrupts
+from shardkeep.launch.test_data import score_test_data
 from shardkeep.process_starts import forks
 from shardkeep.run.folder import Record, RunFolder
 from shardkeep.run.new_folder import default_run_dir, refuse_taken
@@ -26,30 +27,32 @@ if TYPE_CHECKING:
 
     from shardkeep.run.resume import Resumed
     from shardkeep.run.screen import Screen
+    from shardkeep.run.summary import Summary
 
 
-def train(config: JobConfig | str | Path, *, run_dir: str | Path | None = None, quiet: bool = False) -> dict[str, Any]:
-    """Runs a whole job on this machine; blocks until it is over.
+def train(config: JobConfig | str | Path, *, run_dir: str | Path | None = None, quiet: bool = False) -> Summary:
+    """Runs a whole job on this machine. Blocks until the job is over.
 
     Args:
-        config: The job, or the path of its YAML file. A module:Class or module:function is found in data.root, beside
-            the file, or (JobConfig) beside the running script.
-        run_dir: The run folder, which must not exist yet; left out = runs/NAME-DATE under the current folder.
-        quiet: Show nothing.
+        config: The job, or the path of its YAML file. Your own module:Class or module:function is searched in
+            `data.root`, then beside the file, or beside the running script for a JobConfig.
+        run_dir: A new run folder; None = runs/NAME-DATE under the current folder.
+        quiet: Prints nothing.
 
     Returns:
-        What summary.json holds, and the run folder's path as `run_dir`.
+        The typed content of summary.json, such as `summary.eval.auc` and `summary.bytes.total`, and `summary.run_dir`.
 
     Raises:
         UserError: The input is wrong.
-        JobError: The job failed or was stopped; the text names who and why.
+        JobError: The job failed or was stopped. The text names the process and the reason.
     """
     from shardkeep.run.screen import console
+    from shardkeep.run.summary import Summary
 
     code_folder = _script_folder() if isinstance(config, JobConfig) else Path(config).resolve().parent
     job = config if isinstance(config, JobConfig) else load_config(config)
     path = Path(run_dir) if run_dir is not None else default_run_dir(job.name)
-    return run_job(job, run_dir=path, console=console(quiet=quiet), code_folder=code_folder)
+    return Summary.model_validate(run_job(job, run_dir=path, console=console(quiet=quiet), code_folder=code_folder))
 
 
 def run_job(
@@ -60,14 +63,14 @@ def run_job(
     code_folder: Path | None = None,
     resumed: Resumed | None = None,
 ) -> dict[str, Any]:
-    """Runs a whole job; returns what `train` does. Blocks; raises as `train`.
+    """Runs a whole job. Returns the content of summary.json and `run_dir`. Blocks and raises like `train`.
 
     Args:
         config: The job.
-        run_dir: The run folder, made here, or that of the run that goes on.
-        console: Where phases, progress and the closing table are shown.
-        code_folder: Where the user's own modules are found, if the config names any.
-        resumed: Where the job goes on; None = a new one.
+        run_dir: The new run folder, or the folder of the run to resume.
+        console: Shows phases, progress and the closing table.
+        code_folder: Folder of the user's own modules, if the config names any.
+        resumed: The checkpoint to resume from; None = a new job.
     """
     from shardkeep.run.screen import Screen
 
@@ -100,6 +103,7 @@ def _run_phases(
         screen.phase("run", str(run_dir))
         with _says_how_to_resume(folder, screen), folder.held():
             config, summary = _Launch(folder, screen, interrupts, code_folder, starter).run(config, resumed)
+            summary = score_test_data(config, folder, screen) or summary
     if config.checkpoint.every_steps:
         from shardkeep.run.next_steps import longer_line
 
@@ -110,7 +114,7 @@ def _run_phases(
 
 @dataclass(frozen=True)
 class _Launch:
-    """A job in its run folder, over the starts that scaling makes."""
+    """A job in its run folder. `shardkeep scale` makes it start more than once."""
 
     folder: RunFolder
     screen: Screen
@@ -119,7 +123,7 @@ class _Launch:
     starter: Starter
 
     def run(self, config: JobConfig, resumed: Resumed | None) -> tuple[JobConfig, dict[str, Any]]:
-        """Runs the job to its end. Returns the config of its last start, and the summary."""
+        """Runs the job to its end. Returns the config of its last start and the summary."""
         from shardkeep.launch import scale
         from shardkeep.run.resume import plan_resume
 
@@ -149,7 +153,7 @@ class _Launch:
 
 @contextlib.contextmanager
 def _says_how_to_resume(folder: RunFolder, screen: Screen) -> Iterator[None]:
-    """Where a job that ends early lies, and how to resume it."""
+    """Shows the folder of a job that ends early, and the command that resumes it."""
     try:
         yield
     except BaseException:
@@ -166,7 +170,7 @@ def _pins(config: JobConfig) -> Pins:
 
 
 def _reopen(folder: RunFolder, config: JobConfig, resumed: Resumed, screen: Screen) -> Resumed:
-    """Makes the folder of an earlier run this one's; where the job goes on, now that nobody else writes there."""
+    """Reopens the folder of an earlier run once its processes have ended. Returns the newest checkpoint there."""
     from shardkeep.run.resume import await_leftovers, newest
 
     await_leftovers(folder)
@@ -179,13 +183,13 @@ def _reopen(folder: RunFolder, config: JobConfig, resumed: Resumed, screen: Scre
 
 
 class ShownFolder:
-    """A run folder whose records are shown too: the sink of a job in this process."""
+    """The record sink of a job in this process: it writes records to the run folder and shows them."""
 
     def __init__(self, folder: RunFolder, screen: Screen) -> None:
         self._folder, self._screen = folder, screen
         self.step = 0
         self.figures: Record | None = None
-        """Of the summary of a job that is stopped."""
+        """The figures for the summary of a stopped job."""
 
     def members(self, generation: int, members: Any) -> None:
         self._folder.members(generation, members)
@@ -220,14 +224,14 @@ class ShownFolder:
 def _in_process(
     config: JobConfig, folder: RunFolder, screen: Screen, interrupts: Interrupts, start_step: int
 ) -> dict[str, Any]:
-    """`servers: 0`: the job in this process. Ctrl-C ends it after the running step, a second one at once."""
+    """Runs a job with `servers: 0` in this process. Ctrl-C ends it after the running step, a second Ctrl-C at once."""
     from shardkeep.roles.in_process import run_in_process
     from shardkeep.run.checkpoints import out_of_grace
 
     sink = ShownFolder(folder, screen)
     sink.step = start_step
     interrupts.tolerated = 1
-    interrupts.notice = "stopping after the running step; once more Ctrl-C ends it at once"
+    interrupts.notice = "stopping after the running step; press Ctrl-C again to end it at once"
     interrupts.grace_s = config.liveness.grace_s
     screen.phase("start", "one process")
     try:
@@ -246,7 +250,7 @@ def _in_process(
 
 @contextlib.contextmanager
 def _starting(config: JobConfig, screen: Screen) -> Iterator[Starter]:
-    """What starts the roles; the fork server begins its imports at once."""
+    """Yields the starter of the roles. A fork server starts its imports at once."""
     if not forks(config.processes, servers=config.servers, device=config.tower.device):
         yield Spawn()
         return
@@ -259,7 +263,7 @@ def _starting(config: JobConfig, screen: Screen) -> Iterator[Starter]:
 
 
 def _prepare(config: JobConfig, screen: Screen, resumed: Resumed | None, starter: Starter) -> None:
-    """Compiles kernels and converts data, once for all roles. User errors show here. Raises JobStopped on Ctrl-C."""
+    """Compiles kernels and converts data, once for all roles. Raises UserError, and JobStopped on Ctrl-C."""
     try:
         _compile_and_convert(config, screen, resumed, starter)
     except KeyboardInterrupt:
@@ -284,7 +288,7 @@ def _compile_and_convert(config: JobConfig, screen: Screen, resumed: Resumed | N
 
 
 def _anchored(config: JobConfig) -> JobConfig:
-    """The config with absolute paths: roles and later readers may stand elsewhere."""
+    """The config with absolute paths: roles and later readers may run in other folders."""
     data = config.data.model_copy(update={"root": _absolute(config.data.root)})
     checkpoint = config.checkpoint
     if checkpoint.dir is not None:
@@ -297,7 +301,7 @@ def _absolute(path: str) -> str:
 
 
 def resume(run: Path, *, overrides: Sequence[str], console: Console) -> dict[str, Any]:
-    """Goes on with a run from its newest complete checkpoint; as `run_job`."""
+    """Resumes a run from its newest complete checkpoint; see `run_job`."""
     from shardkeep.run.resume import plan_resume
 
     resumed = plan_resume(run, overrides)
@@ -306,7 +310,7 @@ def resume(run: Path, *, overrides: Sequence[str], console: Console) -> dict[str
 
 
 def _script_folder() -> Path:
-    """Where the modules beside the running script are; in a notebook or `python -c` the current folder."""
+    """The folder of the running script; in a notebook or with `python -c`, the current folder."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     return Path(script).resolve().parent if script else Path.cwd()
 

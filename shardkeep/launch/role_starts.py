@@ -1,4 +1,4 @@
-"""The command lines of a job's roles on this machine, and their starts."""
+"""Builds the command lines of a job's roles on this machine, and starts the roles."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class RoleStarts:
         self._code = [] if code_folder is None else ["--code", str(code_folder)]
 
     def ready(self, wait_s: float) -> bool:
-        """As `Starter`."""
+        """See `Starter`."""
         return self._starter.ready(wait_s)
 
     def coordinator(self) -> Child:
-        """The first one, or one that takes over at the address of the one that died."""
+        """Starts the first coordinator, or one that takes over at the address of its dead predecessor."""
         start = ["--start-step", str(self._start_step)] if self._start_step else []
         if (address := self._folder.address()) is not None:
             start += ["--listen", address, "--take-over"]
@@ -42,7 +42,7 @@ class RoleStarts:
         )
 
     def member(self, role: str, index: int) -> Child:
-        """A worker or a server."""
+        """Starts a worker or a server."""
         run = str(self._folder.path)
         code = self._code if role == "worker" else []
         return self._start(role, index, ["--coordinator", run, "--index", str(index), "--run-dir", run, *code])

@@ -1,5 +1,7 @@
-"""`shardkeep scale RUN`: other numbers of workers and servers for a job that runs. It stops with a checkpoint and goes
-on from there with new processes; the launcher does both."""
+"""`shardkeep scale RUN`: changes the numbers of workers and servers of a running job.
+
+The launcher stops the job with a checkpoint and resumes it with new processes.
+"""
 
 from __future__ import annotations
 
@@ -19,28 +21,32 @@ from shardkeep.run.processes import launcher_there
 from shardkeep.run.reader import check_ours
 
 ASK_S = 20.0
-"""Seconds in which a coordinator must be there to hear of it: another may just be started for one that died."""
+"""Seconds to reach the coordinator: a replacement for a dead one may still be starting."""
 _RETRY_S = 0.2
 _FILE = "scale.json"
 
 
 def ask(run: Path, *, workers: int | None, servers: int | None) -> str:
-    """Has the launcher of the job in `run` go on with other numbers; what will happen, in words.
+    """Makes the launcher of the job in `run` resume with other numbers. Returns a sentence for the user.
 
-    Raises UserError and ConfigError (no such run, one without a launcher, or numbers it cannot have), JobError (the job
-    is over), TransportError (its coordinator cannot be reached)."""
+    Raises:
+        UserError: There is no such run, or it has no launcher.
+        ConfigError: The job cannot have these numbers.
+        JobError: The job is over.
+        TransportError: The coordinator cannot be reached.
+    """
     wanted = {name: count for name, count in (("workers", workers), ("servers", servers)) if count is not None}
     if not wanted:
-        raise UserError("scale: says no number; allowed: --workers N, --servers N, or both")
+        raise UserError("scale: no number is given; allowed: --workers N, --servers N, or both")
     check_ours(run)
     if not (run / "config.yaml").is_file():
-        raise UserError(f"{run}: is no run folder (it has no config.yaml)")
+        raise UserError(f"{run}: is not a run folder (it has no config.yaml)")
     overrides = [f"{name}={count}" for name, count in wanted.items()]
     before, config = load_config(run / "config.yaml"), load_config(run / "config.yaml", overrides)
     if not before.servers or not config.servers:
-        raise UserError("scale: a job in one process (servers: 0) cannot be scaled, nor become one; use --resume")
+        raise UserError("scale: servers: 0 (a job in one process) cannot be scaled from or to; use --resume")
     if not before.checkpoint.every_steps:
-        raise UserError("scale: the job writes no checkpoints (checkpoint.every_steps: 0), from which it could go on")
+        raise UserError("scale: the job writes no checkpoints (checkpoint.every_steps: 0) to resume from")
     folder = RunFolder(run)
     coordinator = folder.endpoint()
     if folder.summary() is not None or coordinator is None:
@@ -48,22 +54,22 @@ def ask(run: Path, *, workers: int | None, servers: int | None) -> str:
     text = ", ".join(overrides)
     if not launcher_there(run):
         raise UserError(
-            f"{run}: no `shardkeep train` runs this job, so nobody would go on with {text}; for roles by hand stop the "
-            "coordinator, and start all anew with --start-step"
+            f"{run}: no `shardkeep train` runs this job, so nothing would resume it with {text}; if you started the "
+            "roles, stop the coordinator, then start all roles again with --start-step"
         )
     atomic_write(run / _FILE, json.dumps(overrides) + "\n")
     try:
-        state = _stopped(coordinator, f"to go on with {text}")
+        state = _stopped(coordinator, f"to resume with {text}")
         if state.state not in ("stopping", "stopped"):
             raise JobError(f"{run}: the job is {state.state}{f': {state.message}' if state.message else ''}")
     except (ShardkeepError, KeyboardInterrupt):
         (run / _FILE).unlink(missing_ok=True)
         raise
-    return f"the job stops with a checkpoint, and goes on with {text}"
+    return f"the job stops with a checkpoint and resumes with {text}"
 
 
 def taken(run: Path) -> list[str] | None:
-    """The settings that somebody has asked for since the last call, `a=b`; None = nobody has."""
+    """Removes and returns the settings of the last request, each `a=b`; None = no request since the last call."""
     path = run / _FILE
     try:
         overrides = json.loads(path.read_text(encoding="utf-8"))
@@ -74,7 +80,7 @@ def taken(run: Path) -> list[str] | None:
 
 
 def _stopped(coordinator: Endpoint, reason: str) -> JobState:
-    """The state of the job once it was asked to stop. Raises what the last attempt raised."""
+    """Requests the stop and returns the state of the job then. Raises the error of the last attempt."""
     deadline = Deadline(ASK_S)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Kills a coordinator that is silent for two leases, so that another can take over."""
+"""Kills a coordinator that does not answer for two leases, so that another can take over."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from shardkeep.launch.coordinator_line import CoordinatorLine
 from shardkeep.ps.control.grpc.endpoint import Endpoint
 
 STARTING_S = 30.0
-"""Seconds, at least, until a coordinator must have answered once: starts take long on a busy machine."""
+"""Least number of seconds for the first answer of a coordinator: a start takes long on a busy machine."""
 
 
 def watch_silence(line: CoordinatorLine, coordinator: Callable[[], Child | None], *, lease_s: float) -> None:
-    """Starts the thread; it ends when the line is closed. `coordinator`: the process that runs, if any."""
+    """Starts the thread, which ends when `line` is closed. `coordinator`: returns the running process, if any."""
     threading.Thread(target=_watch, args=(line, coordinator, lease_s), name="watch-coordinator", daemon=True).start()
 
 
 def _watch(line: CoordinatorLine, coordinator: Callable[[], Child | None], lease_s: float) -> None:
     heard = time.monotonic()
-    watched = answered = 0  # the coordinator that runs, and the last that has answered, by pid
+    watched = answered = 0  # pids of the running coordinator and of the last one that answered
     while not line.closed.wait(lease_s / 4):
         endpoint, now = line.endpoint(), coordinator()
-        if endpoint is None or now is None or now.pid != watched:  # nobody, or another one, which just started
+        if endpoint is None or now is None or now.pid != watched:  # none runs, or a new one has just started
             heard, watched = time.monotonic(), 0 if now is None else now.pid
         elif _answers(endpoint, timeout_s=lease_s / 2):
             heard, answered = time.monotonic(), now.pid

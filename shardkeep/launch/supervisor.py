@@ -1,4 +1,4 @@
-"""The processes of one job on this machine: started, watched, stopped, none left behind."""
+"""Starts, watches and stops the processes of one job on this machine, and leaves none behind."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ from shardkeep.run.screen import Screen
 
 POLL_S = 0.05
 STOP_S, SAVING_STOP_S = 6.0, 600.0
-"""Seconds a job gets to stop in order; the second where it writes a checkpoint at its end."""
+"""Seconds a job gets to stop; the second number if it writes a checkpoint at its end."""
 VERDICT_S = 4.0
-"""Seconds the coordinator gets, after a member's death, to say why the job failed."""
+"""Seconds the coordinator gets, after a member's death, to report why the job failed."""
 CLOSE_S = 15.0
-"""Seconds the roles get to end once the job is over."""
+"""Seconds the roles get to end after a completed job."""
 FAILED_S = 1.0
-"""Seconds they get once it has failed: the peers of a dead process may be blocked."""
+"""Seconds the roles get to end after any other job: the peers of a dead process may be blocked."""
 TERMINATE_S = 1.0
 LAST_S = 2.0
-"""Seconds of `liveness.grace_s` that are left to end the processes, and to say so."""
+"""Seconds of `liveness.grace_s` reserved for ending the processes and reporting it."""
 
 
 class Supervisor:
@@ -61,23 +61,23 @@ class Supervisor:
         self._ending = Ending(config, folder, step=start_step or None)
 
     def run(self) -> dict[str, Any]:
-        """Starts all roles and waits for the end; whatever happens, no process is left behind."""
+        """Starts all roles and waits for the end of the job. Leaves no process behind, even after an error."""
         from shardkeep.launch import scale
 
         self._interrupts.tolerated = 1_000_000
-        scale.taken(self._folder.path)  # what was asked of an earlier start
+        scale.taken(self._folder.path)  # drops a request to an earlier start
         try:
             if self._config.liveness.restarts:
                 watch_silence(self._line, self._processes.coordinator, lease_s=self._config.liveness.lease_s)
             self._start()
             self._watch()
             self._close()
-        except OSError as error:  # it was removed, or nobody may write there any more
+        except OSError as error:  # the folder was removed or made read-only
             why = error.strerror or error
             raise JobError(f"{self._folder.path}: the run folder cannot be used any more ({why})") from error
         finally:
             self._line.close()
-            deaths = self._processes.deaths()  # before the children that hang are killed from here
+            deaths = self._processes.deaths()  # before this process kills children that hang
             self._processes.end(grace_s=TERMINATE_S)
             self._folder.forget_token()
             self._folder.forget_recovery()
@@ -92,11 +92,11 @@ class Supervisor:
             if self._interrupts.count:
                 return
         self._processes.start("coordinator")
-        # The others find the coordinator's address in the run folder: their imports take longer than its start.
+        # The others read the coordinator's address from the run folder: their imports take longer than its start.
         for role, count in (("worker", self._config.workers), ("server", self._config.servers)):
             for index in range(count):
                 self._processes.start(role, index)
-        import shardkeep.ps.control.grpc.client  # noqa: F401 - now, while the roles start; needed fast when one dies
+        import shardkeep.ps.control.grpc.client  # noqa: F401 - while the roles start; needed at once when one dies
 
         while not self._folder.member_list() and not self._ends:
             self._replace_dead()
@@ -111,17 +111,17 @@ class Supervisor:
 
     @property
     def _ends(self) -> bool:
-        """Somebody wants the job to stop, it is over, or a child has ended before its time."""
+        """Whether the job stops, is over, or a child has ended too early."""
         return bool(self._interrupts.count or self._fatal() or self._folder.summary() is not None)
 
     @property
     def _alive(self) -> bool:
-        """Whether a role runs, or another one is to be started."""
+        """Whether a role is running or will be started."""
         processes, restarts = self._processes, self._restarts
         return bool(restarts.vacancies) or processes.running() or not all(map(restarts.fatal, processes.ended()))
 
     def _watch(self) -> None:
-        """Until the job is over or cannot go on: shows records, passes on deaths and Ctrl-C."""
+        """Shows records and reports deaths and Ctrl-C, until the job is over or cannot continue."""
         limit: Deadline | None = None
         stopping = hurried = False
         while self._alive:
@@ -141,8 +141,8 @@ class Supervisor:
             if limit is None and self._interrupts.count:
                 saves = bool(self._config.checkpoint.every_steps)
                 limit, stopping = Deadline(SAVING_STOP_S if saves else STOP_S), True
-                what = "stopping, with a checkpoint" if saves else "stopping in order"
-                self._screen.phase("stop", f"{what}; once more Ctrl-C ends it at once")
+                what = "stopping, with a checkpoint" if saves else "stopping"
+                self._screen.phase("stop", f"{what}; press Ctrl-C again to end it at once")
                 self._line.request_stop()
             elif not stopping and (deaths := self._fatal()) and (limit is None or self._line.outlived(deaths)):
                 alone = any(death.role == "coordinator" for death in deaths) or self._line.outlived(deaths)
@@ -150,7 +150,7 @@ class Supervisor:
             time.sleep(POLL_S)
 
     def _close(self) -> None:
-        """The job is over: gives the roles the time to end by themselves."""
+        """Waits, after the job, for the roles to end."""
         summary = self._folder.summary()
         if summary is not None and not self._interrupts.at_once:
             deadline = Deadline(CLOSE_S if summary["status"] == "completed" else FAILED_S)
@@ -160,9 +160,11 @@ class Supervisor:
         self._show_records()
 
     def _replace_dead(self) -> None:
-        """Starts another process for each member that was killed, as soon as the coordinator knows of the death and
-        its time has come: the first time at once, then later and later. In a job that stops, the coordinator alone."""
-        if self._folder.summary() is not None:  # it is over, whoever dies
+        """Replaces killed processes.
+
+        A replacement starts when the coordinator knows of the death and the restart policy's delay is over.
+        A stopping job replaces only the coordinator."""
+        if self._folder.summary() is not None:  # the job is over: deaths no longer matter
             return
         if self._line.stop_heard:
             self._restarts.only_coordinator()
@@ -173,7 +175,7 @@ class Supervisor:
             self._processes.start(vacancy.role, vacancy.index)
 
     def _replace(self, death: Death) -> None:
-        """Opens the vacancy of a child that was killed, unless the job stops or does not outlive the death."""
+        """Opens the vacancy of a killed child, unless the job stops or does not survive the death."""
         stops = self._line.stop_heard and death.role != "coordinator"
         if stops or not self._restarts.counts(death, self._ending.step) or not self._may_take_over(death):
             self._restarts.refuse(death)
@@ -185,30 +187,30 @@ class Supervisor:
             self._line.report_until_heard(death)
 
     def _may_start(self, vacancy: Vacancy) -> bool:
-        """Whether the coordinator knows of the death, or there is none to know."""
+        """Whether the coordinator knows of the death, or is itself the vacancy."""
         return vacancy.role == "coordinator" or self._line.settled(vacancy.pid)
 
     def _may_take_over(self, death: Death) -> bool:
-        """Whether another coordinator can go on: one that has never listened is begun again."""
+        """Whether a new coordinator can continue the job. A coordinator that never listened is simply started again."""
         if death.role == "coordinator" and self._folder.address() is not None:
             try:
                 self._folder.take_over()
             except UserError as error:
                 self._ending.no_take_over = (
-                    f"; {error}; `shardkeep train --resume {self._folder.path}` goes on from the last checkpoint"
+                    f"; {error}; `shardkeep train --resume {self._folder.path}` resumes from the last checkpoint"
                 )
                 return False
         return True
 
     def _fatal(self) -> list[Death]:
-        """The deaths that nobody is started for."""
+        """The deaths of processes that are not replaced."""
         return [death for death in self._processes.deaths() if self._restarts.fatal(death)]
 
     def _show_records(self) -> None:
         for record in self._tail:
             if record.get("kind") == "progress":
                 self._ending.step = record.get("step", self._ending.step)
-            elif "lost_pid" in record:  # taken for dead by its lease: it must not wake up beside its replacement
+            elif "lost_pid" in record:  # its lease is over: it must not wake up beside its replacement
                 self._processes.kill(record["lost_pid"])
             self._screen.record(record)
 

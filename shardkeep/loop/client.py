@@ -1,5 +1,6 @@
-"""EmbeddingClient for a training loop of the user's own: look rows up, backward, apply. Also `connect`, the way of a
-trainer into a job whose roles were started by hand. The loop, the model and its optimizer are the user's.
+"""EmbeddingClient: embedding tables for the user's own training loop, model and dense optimizer.
+
+Also `connect`, which joins a job whose roles were started by hand.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from shardkeep.compression.ledger import Ledger
 from shardkeep.config import JobConfig
 from shardkeep.ps.client.request import Request
 from shardkeep.ps.client.row_client import RowClient
-from shardkeep.ps.config import ConsistencyConfig, LivenessConfig, TableSpec
+from shardkeep.ps.config import ConsistencyConfig, LivenessConfig, TableConfig, TableSpec
 from shardkeep.ps.control.grpc.addresses import check_exposed
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.transport.local import LocalTransport
@@ -32,6 +33,7 @@ from shardkeep.roles.access import endpoint_of
 from shardkeep.roles.group import join_group
 from shardkeep.roles.kernel_needs import needed_kernels
 from shardkeep.roles.membership import Membership
+from shardkeep.roles.place import index_of
 from shardkeep.roles.server import build_service
 from shardkeep.workers.embeddings.lookup import Lookup, Wanted, check_lookups, finite_only, read_ids, summed
 from shardkeep.workers.summary import state_digest, table_totals
@@ -40,7 +42,7 @@ Tables = Sequence[TableSpec]
 IdsByTable = Mapping[str, "torch.Tensor | np.ndarray[Any, Any]"]
 
 VERDICT_S = 2.0
-"""Seconds the coordinator gets, after a lost message, to say which member was lost."""
+"""Seconds the coordinator gets, after a lost message, to report which member was lost."""
 
 _log = EventLog("custom")
 
@@ -53,9 +55,9 @@ class EmbeddingClient:
             loss_of(model(rows["user"])).backward()
             client.apply(rows)                      # the servers' optimizers update the rows; the next step begins
 
-    Get one from `local`, `serve` or `connect`; leave its `with` block (or call `close`) when training is over. One
-    thread at a time. `lookup`, `read`, `apply` and `close` block on the servers and raise TransportError when one does
-    not answer in time, and a JobError (MemberLost, JobStopped) when the job is over, which then names the cause.
+    Create one with `local`, `serve` or `connect`. Leave its `with` block, or call `close`, when training is over.
+    Use it in one thread at a time. `lookup`, `read`, `apply` and `close` block until the servers answer. They raise
+    TransportError when a server does not answer in time, and JobError (MemberLost, JobStopped) when the job is over.
     """
 
     def __init__(
@@ -74,9 +76,9 @@ class EmbeddingClient:
         self._open = True
         self._applied: Sequence[Lookup] = ()
         self.step = start_step
-        """Steps done; learning-rate schedules and Adam's bias correction go by it."""
+        """Number of steps done. Learning-rate schedules and Adam's bias correction depend on it."""
         self.dropped_rows = 0
-        """Row gradients that held an infinity or a NaN and were therefore not sent."""
+        """Number of row gradients that were not sent because they contain an infinity or a NaN."""
 
     @classmethod
     def local(
@@ -87,13 +89,16 @@ class EmbeddingClient:
         consistency: ConsistencyConfig | str = "bounded",
         compression: CompressionConfig | None = None,
     ) -> EmbeddingClient:
-        """The tables in this process. For trials, tests and debuggers; nothing is saved.
+        """Creates the tables in this process, for trials, tests and debuggers. Saves nothing.
 
         Args:
             tables: Each with a name, a dim, an optimizer and an initializer.
-            seed: Seed of the rows' initial values, and of stochastic rounding.
-            consistency: sync, bounded or async, or a ConsistencyConfig.
-            compression: Of pushes and pulls; left out = none.
+            seed: Seed of the rows' initial values and of stochastic rounding.
+            consistency: "sync", "bounded", "async" or a ConsistencyConfig.
+            compression: Compression of pushes and pulls; None = none.
+
+        Raises:
+            ConfigError: A setting or a table is wrong.
         """
         config = loop_config(servers=0, seed=seed, consistency=consistency, compression=compression)
         tables = checked_tables(tables)
@@ -105,9 +110,48 @@ class EmbeddingClient:
         ending.callback(transport.close)
         return cls(*_row_client(config, transport, tables, rank=0, generation=0), ending, control=None)
 
+    @staticmethod
+    @contextlib.contextmanager
+    def serve(
+        tables: Tables,
+        *,
+        servers: int = 2,
+        seed: int = 0,
+        consistency: ConsistencyConfig | str = "bounded",
+        compression: CompressionConfig | None = None,
+        run_dir: str | Path | None = None,
+    ) -> Iterator[EmbeddingClient]:
+        """Creates the tables in server processes on this machine, which run until the `with` block ends.
+
+            with EmbeddingClient.serve([TableSpec(name="user", dim=16)], servers=2) as client: ...
+
+        At the end of the block, the servers apply all pushes and every process ends. The processes also end when the
+        block raises and when this process is killed. Nothing is saved.
+
+        Args:
+            tables: Each with a name, a dim, an optimizer and an initializer.
+            servers: Number of server processes. A hash of an id selects its server.
+            seed: Seed of the rows' initial values and of stochastic rounding.
+            consistency: "sync", "bounded", "async" or a ConsistencyConfig.
+            compression: Compression of pushes and pulls; None = none.
+            run_dir: New folder for logs and summary.json; None = a temporary one, kept only if the servers fail.
+
+        Raises:
+            UserError: A setting is wrong.
+            JobError: A process died. The text names the process and the folder of its log.
+        """
+        from shardkeep.loop.serve import server_processes
+
+        if servers < 1:
+            raise ConfigError(f"servers: {servers}; allowed: 1 or more, or EmbeddingClient.local for none")
+        config = loop_config(servers=servers, seed=seed, consistency=consistency, compression=compression)
+        tables = checked_tables(tables)
+        with server_processes(config, tables, run_dir) as run, connect(run, index=0, tables=tables) as client:
+            yield client
+
     @property
     def tables(self) -> list[TableSpec]:
-        """The tables, in the order in which they were given."""
+        """The tables, in the order of the `tables` argument."""
         return list(self._rows.tables.values())
 
     @property
@@ -120,18 +164,17 @@ class EmbeddingClient:
         return self._rows.num_servers
 
     def lookup(self, ids: IdsByTable) -> Lookup:
-        """Rows for training.
+        """Pulls rows for training. One step may have several lookups.
 
         Args:
-            ids: Per table whole numbers of any shape, a tensor or a numpy array; duplicates are welcome, any int64
-                is an id. An id never seen before has its initial value, which only an `apply` stores.
+            ids: Per table, integers of any shape, as a tensor or a numpy array. Any int64 is an id; ids may repeat. A
+                new id gets its initial value, which only `apply` stores.
 
         Returns:
-            Per table a leaf that requires grad, float32 (*shape, dim), on the ids' device. Several lookups may
-            belong to one step.
+            Per table, a leaf tensor that requires grad: float32, (*shape, dim), on the device of the ids.
 
         Raises:
-            UserError: An unknown table, or ids that are not whole numbers.
+            UserError: A table is unknown, or the ids are not integers.
         """
         wanted, request = self._request("lookup", ids)
         with self._verdict():
@@ -139,9 +182,9 @@ class EmbeddingClient:
         return Lookup(self, self.step, wanted, rows)
 
     def read(self, ids: IdsByTable) -> dict[str, torch.Tensor]:
-        """Rows as they are now, without gradients: for evaluation. Sees everything this trainer has applied.
+        """Pulls rows for evaluation, without gradients. They include every `apply` of this trainer.
 
-        Arguments and errors as `lookup`. In `sync` it waits for the other trainers to reach this step."""
+        Arguments and errors: see `lookup`. In `sync` it waits until the other trainers reach this step."""
         wanted, request = self._request("read", ids)
         with self._verdict():
             self._rows.fence(self.step)
@@ -149,18 +192,19 @@ class EmbeddingClient:
         return {table: w.gather(rows[table]) for table, w in wanted.items()}
 
     def apply(self, *lookups: Lookup, scale: float = 1.0) -> None:
-        """Pushes the gradients of this step's lookups, summed per row, and begins the next step.
+        """Pushes the gradients of this step's lookups, summed per row, and starts the next step.
 
-        Without lookups it pushes nothing: the step of a trainer that has no samples. Rows whose gradient is not
-        finite are left out and counted in `dropped_rows`.
+        A trainer without samples calls it without lookups. Gradients that are not finite are not sent, and counted in
+        `dropped_rows`.
 
         Args:
-            lookups: What `lookup` returned in this step, after `loss.backward()`.
-            scale: Factor of all gradients. Servers add what trainers push: with several, n_rank / n_step makes it the
-                mean over all samples. With a GradScaler, 1 / its scale.
+            lookups: The results of `lookup` in this step, after `loss.backward()`.
+            scale: Factor of all gradients. Servers add the gradients of all trainers. For the mean over all samples of
+                the step, pass n_rank / n_step, this trainer's share of them. With a GradScaler, multiply by 1 / its
+                scale.
 
         Raises:
-            UserError: No gradients, lookups of an earlier step, or applied already.
+            UserError: There are no gradients, a lookup is of an earlier step, or it was applied already.
         """
         self._check_open("apply")
         check_lookups(lookups, owner=self, step=self.step, applied=self._applied)
@@ -181,9 +225,9 @@ class EmbeddingClient:
             self._control.update(step=self.step, phase="training")
 
     def summary(self) -> dict[str, Any]:
-        """Steps, rows and bytes per table, bytes sent, staleness seen, and a digest of all rows and optimizer slots.
+        """Returns steps, rows and bytes per table, bytes sent, staleness, and a digest of all rows and optimizer slots.
 
-        Blocks for a scan of all rows on the servers. Equal digests mean equal tables, bit for bit."""
+        Blocks while the servers scan all rows. Equal digests mean equal tables, bit for bit."""
         self._check_open("summary")
         with self._verdict():
             self._rows.fence(self.step)
@@ -198,7 +242,7 @@ class EmbeddingClient:
         }
 
     def close(self) -> None:
-        """Waits until the servers have applied what was pushed, and leaves. A second call does nothing."""
+        """Waits until the servers have applied all pushes, then leaves the job. A second call does nothing."""
         self.__exit__(None, None, None)
 
     def __enter__(self) -> EmbeddingClient:
@@ -244,7 +288,7 @@ class EmbeddingClient:
 
     @contextlib.contextmanager
     def _verdict(self) -> Iterator[None]:
-        """Turns a lost message into the job's own message, where there is one: who died comes before the symptom."""
+        """Replaces the error of a lost message by the job's own error, which names the process that died."""
         try:
             yield
         except TransportError as error:
@@ -255,38 +299,40 @@ class EmbeddingClient:
 
 def connect(
     coordinator: str | Path,
-    index: int = 0,
-    tables: Tables | None = None,
     *,
+    index: int | None = None,
+    tables: Tables | None = None,
     advertise: str = "127.0.0.1",
     token_file: str | Path | None = None,
     tls: str | Path | None = None,
     insecure_data_plane: bool = False,
     timeout_s: float = 10.0,
 ) -> EmbeddingClient:
-    """Joins a job whose coordinator and servers were started by hand, as its trainer `index`.
+    """Joins a job, whose coordinator and servers you started, as its trainer `index`.
 
-    Blocks until all servers and trainers of the job have joined. Every trainer must take the same number of steps.
+    Blocks until all servers and trainers of the job have joined. All trainers must take the same number of steps.
 
     Args:
-        coordinator: Its run folder, where this process can read it; or HOST:PORT, with `token_file`.
-        index: This trainer's place, from 0 to `workers` - 1 of the job's config.
-        tables: The tables, the same in every trainer; left out = those named under `tables` in the job's config.
-        advertise: This machine's address, as the other members reach it.
-        token_file: The job's token, readable by its owner alone; left out = yours for the run folder.
-        tls: Folder with ca.pem, cert.pem and key.pem, where the coordinator was given one; left out = no TLS.
-        insecure_data_plane: Accept an `advertise` that other machines reach: see docs/security.md.
-        timeout_s: Seconds to wait for the coordinator to appear.
+        coordinator: The run folder, if this process can read it; or HOST:PORT, with `token_file`.
+        index: The number of this trainer, from 0 to `workers` - 1 of the job's config; None = the first of RANK,
+            SLURM_PROCID and JOB_COMPLETION_INDEX that is set.
+        tables: The tables, the same in every trainer; None = the named `tables` of the job's config.
+        advertise: Address of this machine for the other members.
+        token_file: File with the job's token, readable only by its owner; None = your token for the run folder.
+        tls: Folder with ca.pem, cert.pem and key.pem, if the coordinator uses TLS; None = no TLS.
+        insecure_data_plane: Accepts an `advertise` that other machines can reach; see docs/guide/security.md.
+        timeout_s: Seconds to wait for the coordinator.
 
     Raises:
         UserError: The tables, the address, the token, the TLS files or the index are wrong.
-        JobError: The job failed or was stopped while it formed.
-        DeadlineExceeded: Nobody answers at the address.
+        JobError: The job failed or was stopped before training.
+        DeadlineExceeded: No coordinator answers at the address.
     """
     specs = None if tables is None else checked_tables(tables)
     check_exposed("--advertise", advertise, accepted=insecure_data_plane)
     endpoint = endpoint_of(str(coordinator), token_file=_path(token_file), tls=_path(tls))
-    control = ControlClient(endpoint, role="worker", index=index, advertise=advertise, timeout_s=timeout_s)
+    number = index_of(index)
+    control = ControlClient(endpoint, role="worker", index=number, advertise=advertise, timeout_s=timeout_s)
     return _joined(control, specs, timeout_s)
 
 
@@ -295,7 +341,7 @@ def _path(given: str | Path | None) -> Path | None:
 
 
 def _joined(control: ControlClient, specs: Sequence[TableSpec] | None, timeout_s: float) -> EmbeddingClient:
-    """Takes the place in the job and forms the group. `specs`: None = the tables of the job's config."""
+    """Registers with the coordinator and joins the group. `specs`: None = the tables of the job's config."""
     index, host = control.member.index, control.member.host
     with contextlib.ExitStack() as stack:
         config = stack.enter_context(Membership(control, wait_s=timeout_s))
@@ -310,7 +356,7 @@ def _joined(control: ControlClient, specs: Sequence[TableSpec] | None, timeout_s
 def loop_config(
     *, servers: int, seed: int, consistency: ConsistencyConfig | str, compression: CompressionConfig | None
 ) -> JobConfig:
-    """The settings of a job that consists of servers and one trainer. Raises ConfigError."""
+    """The config of a job of servers and one trainer. Raises ConfigError."""
     if isinstance(consistency, str):
         if consistency not in ("sync", "bounded", "async"):
             raise ConfigError(f"consistency: {consistency!r}; allowed: sync, bounded, async or a ConsistencyConfig")
@@ -322,16 +368,18 @@ def loop_config(
         workers=1,
         consistency=consistency,
         compression=compression or CompressionConfig(),
-        liveness=LivenessConfig(restarts=0),  # the loop is the caller's: only the caller could go back a step
+        liveness=LivenessConfig(restarts=0),  # only the caller, who owns the loop, could repeat a step
     )
 
 
 def checked_tables(tables: Tables) -> list[TableSpec]:
-    """The tables as a list. Raises ConfigError when there are none, or two of one name, or they are not TableSpecs."""
+    """Returns the tables as a list. Raises ConfigError if it is empty, has a name twice, or holds no TableSpec."""
     found = list(tables)
     for table in found:
         if not isinstance(table, TableSpec):
-            raise ConfigError(f"tables: holds a {type(table).__name__}; allowed: TableSpec(name=..., dim=..., ...)")
+            why = " (an entry of a job's config, without a name)" if isinstance(table, TableConfig) else ""
+            kind = f"{type(table).__name__}{why}"
+            raise ConfigError(f"tables: holds a {kind}; allowed: TableSpec(name=..., dim=..., ...)")
     names = [table.name for table in found]
     if len(set(names)) < len(names):
         raise ConfigError(f"tables: two of them are named {next(n for n in names if names.count(n) > 1)}")
@@ -350,7 +398,7 @@ def _tables_of(config: JobConfig) -> list[TableSpec]:
 def _row_client(
     config: JobConfig, transport: Transport, tables: Tables, *, rank: int, generation: int
 ) -> tuple[RowClient, Ledger]:
-    """A client, and the ledger of its bytes."""
+    """Returns a client and the ledger of its bytes."""
     traffic = Traffic()
     client = RowClient(
         MeteredTransport(transport, LedgerMeter(traffic)),

@@ -48,7 +48,7 @@ def endpoint_of(
 def check_coordinator(coordinator: str, *, token_file: Path | None = None) -> str | None:
     """Returns at once: what the coordinator's run folder still lacks, a line for the user; None = nothing.
 
-    A run folder that is not there is taken for one that the coordinator will make, if the folder above it is there and
+    A missing run folder counts as one that the coordinator will make, if the folder above it is there and
     it is written with a `/`: anything else is misspelt. Raises UserError (neither an address nor a folder, no token)
     and ConfigError."""
     run, there = Path(coordinator), _is_folder(coordinator)

@@ -20,6 +20,7 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.transport.metered import Traffic
 from shardkeep.ps.transport.transport import Transport
 from shardkeep.roles.checkpoint_facts import check_facts, checkpoint_facts
+from shardkeep.workers.best import Best
 from shardkeep.workers.checkpoint.checkpointer import CheckpointPlan
 from shardkeep.workers.checkpoint.interval import CheckpointInterval
 from shardkeep.workers.collectives.collective import Solo
@@ -29,7 +30,7 @@ from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.generation import Generation
-from shardkeep.workers.models.registry import build_model
+from shardkeep.workers.models.registry import build_model, row_dim
 from shardkeep.workers.report import Progress, Report
 from shardkeep.workers.rewind import Rewind
 from shardkeep.workers.run import TrainingJob, TrainingRun
@@ -63,7 +64,13 @@ def table_specs(config: JobConfig, schema: Schema) -> list[TableSpec]:
     """The tables that the schema's features use, fully defined. Raises ConfigError for a table no feature uses."""
     names = schema.tables()
     config.check_tables(names)
-    return [config.table(name) for name in names]
+    return [row_spec(config, name) for name in names]
+
+
+def row_spec(config: JobConfig, name: str) -> TableSpec:
+    """The table `name` with all values that the job's model reads from a row (`row_dim`)."""
+    spec = config.table(name)
+    return spec.model_copy(update={"dim": row_dim(config.model.name, spec.dim)})
 
 
 def kept_steps(config: JobConfig) -> int:
@@ -105,8 +112,11 @@ def build_run(
     """
     client = _client(config, data.train.schema, process.rank, transport)
     embeddings = Embeddings(data.train.schema, client.tables)
-    tower = _tower(config, data.train.schema, embeddings, process)
+    tower = build_tower(config, data.train.schema, embeddings, process.device, Stopwatch(observer=process.profile))
     cpu = CpuTime(partial(_server_cpu_s, client) if process.rank == 0 else None)
+    best = Best(config.train.early_stopping)
+    if rewind is not None:
+        best.keep_in(rewind.evaluations)
     telemetry = Telemetry(tower.watch, resumed=origin != START, cpu=cpu)
     return TrainingRun(
         job=training_job(config, data),
@@ -120,6 +130,7 @@ def build_run(
         origin=origin,
         plan=_checkpoint_plan(config, data, client, checkpoints),
         rewind=rewind,
+        best=best,
     )
 
 
@@ -128,7 +139,7 @@ def check_steps(config: JobConfig, run: TrainingRun, generation: Generation, *, 
     is a start of the job, which must have something to do."""
     total, origin = generation.trainer.total_steps, run.origin or START
     if starts and origin.step and origin.step >= total:
-        raise ConfigError(f"the job is done at step {total}; raise train.epochs or train.max_steps to go on")
+        raise ConfigError(f"the job is done at step {total}; raise train.epochs or train.max_steps to continue")
     check_profile(config.profile, total_steps=total)
 
 
@@ -175,7 +186,9 @@ def build_dense_model(config: JobConfig, schema: Schema, embeddings: Embeddings)
     )
 
 
-def _tower(config: JobConfig, schema: Schema, embeddings: Embeddings, process: WorkerProcess) -> Tower:
+def build_tower(
+    config: JobConfig, schema: Schema, embeddings: Embeddings, device: torch.device, watch: Stopwatch | None = None
+) -> Tower:
     """The dense model, alone until it joins a generation."""
     with _SEEDING, torch.random.fork_rng(devices=[]):
         torch.manual_seed(config.seed)
@@ -185,10 +198,10 @@ def _tower(config: JobConfig, schema: Schema, embeddings: Embeddings, process: W
         config=config.tower,
         compression=config.compression.tower,
         collective=Solo(),
-        device=process.device,
+        device=device,
         sync=config.consistency.mode == "sync",
         clip_norm=config.train.clip_norm,
         batch_size=config.train.batch_size,
         seed=config.seed,
-        watch=Stopwatch(observer=process.profile),
+        watch=watch,
     )

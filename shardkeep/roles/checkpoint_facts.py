@@ -1,4 +1,4 @@
-"""What a checkpoint's manifest says of the job, and whether a job may go on from it. Loads no torch."""
+"""What a checkpoint's manifest says of the job, and whether a job may resume from it. Loads no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from shardkeep.workers.data.samples import Data
 
 
 def checkpoint_facts(config: JobConfig, data: Data, samples: int) -> dict[str, Any]:
-    """The data position, and what the checkpoint is taken with, as JSON types."""
+    """The data position, what the checkpoint is taken with, and how raw columns become inputs, as JSON types."""
     return {
         "samples": samples,
         "epoch_samples": len(data.train),
@@ -21,6 +21,7 @@ def checkpoint_facts(config: JobConfig, data: Data, samples: int) -> dict[str, A
         "workers": config.workers,
         "seed": config.seed,
         "versions": versions(),
+        "inputs": data.inputs,
     }
 
 

@@ -19,12 +19,12 @@ from shardkeep.base.exit_codes import LEAVING, code_of_leaving
 AT_ONCE_S = 5.0
 """Seconds until a role ends that has nothing to bring to an end, but does not come back from C."""
 WHOLE_JOB_S = 1.0
-"""Seconds in which a role that was asked to leave works on. A platform that ends the whole job asks every process, and
+"""Seconds in which a leaving role continues. A platform that ends the whole job asks every process, and
 the job then stops with a checkpoint, for which it needs all of them."""
 
 
 class Leaving(KeyboardInterrupt):
-    """The role leaves its job. No Exception, so that no part takes it for a failure of its own."""
+    """The role leaves its job. No Exception, so that no part handles it as a failure."""
 
     def __init__(self, number: int) -> None:
         self.code = code_of_leaving(number)
@@ -36,7 +36,7 @@ class Departure:
     second one ends the process at once.
 
     Args:
-        end: Ends the process with an exit code, whatever its threads do.
+        end: Ends the process with an exit code, even while its threads run.
     """
 
     def __init__(self, *, end: Callable[[int], object] = os._exit) -> None:
@@ -48,7 +48,7 @@ class Departure:
         self._limit_s = AT_ONCE_S
         self._asked = threading.Event()
         self.when_asked: Callable[[], None] = lambda: None
-        """Called once, in another thread, when the role is asked to leave: to wake a main thread that waits."""
+        """Called once, in another thread, at the request to leave: wakes a main thread that waits."""
         self.last_words: Callable[[str, int], object] = lambda _text, _code: None
         """Called in another thread before the process ends at the limit, with how it left and its exit code."""
 
@@ -63,7 +63,7 @@ class Departure:
 
     @property
     def asked(self) -> bool:
-        """Whether the role was asked to leave."""
+        """Whether a request to leave has come."""
         return self._asked.is_set()
 
     @property
@@ -77,7 +77,7 @@ class Departure:
         return self.asked and not self.works_on_s
 
     def check(self) -> None:
-        """Raises Leaving if the role was asked to leave."""
+        """Raises Leaving after a request to leave."""
         if self.asked:
             raise Leaving(self._number)
 

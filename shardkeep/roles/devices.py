@@ -1,4 +1,4 @@
-"""The device of a worker, and the backend of the workers' process group."""
+"""The device of a worker, and the backend that it could use for dense gradients."""
 
 from __future__ import annotations
 
@@ -10,9 +10,16 @@ from shardkeep.ps.control.records import Formation
 
 
 def worker_device(config: JobConfig, formation: Formation | None, index: int) -> tuple[torch.device, str]:
-    """Returns device and backend; without a formation, of a job in one process. Raises ConfigError.
+    """Returns the device, and "nccl" if no other worker uses it, else "gloo". Raises ConfigError.
 
-    The workers of one host share its GPUs in order of their indices."""
+    Workers with one host (`--advertise`) take its GPUs in the order of their indices. So no launcher names a local
+    rank. `workers/collectives/backend.py` makes all workers agree on one backend.
+
+    Args:
+        config: Of the job.
+        formation: Of this generation; None = a job in one process.
+        index: Of this worker.
+    """
     hosts = [m.host for m in formation.of_role("worker")] if formation is not None else [""] * (index + 1)
     local, here = hosts[:index].count(hosts[index]), hosts.count(hosts[index])
     available = torch.cuda.device_count() if torch.cuda.is_available() else 0

@@ -21,9 +21,9 @@ OWNER_S = 10.0
 
 
 def kept_for_recovery(run_dir: Path, job: str, role: str, index: int) -> Path:
-    """Where a member keeps what its replacement goes on with; what it kept for earlier starts of the job is deleted.
+    """Where a member keeps what its replacement continues with; what it kept for earlier starts of the job is deleted.
 
-    A process that holds the place still has lost it, or the coordinator had not let this one in: it stands still
+    A process that holds the place still has lost it, or the coordinator had not let this one in: it hangs
     perhaps, and is killed. Raises ConfigError where others could change what is kept, CheckpointError."""
     top, mine = run_dir / "recovery", _kept_folder(run_dir, job, role, index)
     check_unshared(mine, what="--run-dir")
@@ -89,7 +89,7 @@ def _kill_owner(path: Path) -> bool:
         process = psutil.Process(int(path.read_text(encoding="ascii")))
         if str(path.resolve()) not in [file.path for file in process.open_files()]:
             return False
-        _log.warning("ending the process before this one, which stands still", pid=process.pid)
+        _log.warning("ending the process before this one, which hangs", pid=process.pid)
         process.kill()
     except (OSError, ValueError, psutil.Error):
         return False

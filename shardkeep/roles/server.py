@@ -212,7 +212,7 @@ class _Life:
         if loss.why:
             text = f"server {self._index} lost its updates since step {since}: {loss.why}"
             self._control.report("event", {"text": text, "lost_from": since})
-            with contextlib.suppress(DeadlineExceeded):  # the line of the recovery tells it, if it comes in time
+            with contextlib.suppress(DeadlineExceeded):  # the line of the recovery has it, if it comes in time
                 self._control.flush()
 
     def _missing(self, step: int) -> str:

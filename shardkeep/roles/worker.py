@@ -159,7 +159,7 @@ class _Life:
                     summary = generation.train(lambda _step: self._stops(formation.generation))
                 if summary is not None:
                     control.report("summary", summary)
-                    control.flush()  # from here on the job is done, whoever dies
+                    control.flush()  # from here on the job is done, and no death matters
                 link.collective.barrier(purpose="agreements")
 
     def _connect(self, formation: Formation, backend: str) -> Link:
@@ -244,7 +244,7 @@ def _collective(
     """The ranks of this generation; the thread of a gloo group of one would wake 100 times a second for nobody."""
     if config.workers == 1:
         return Solo()
-    return ProcessCollective(
+    collective = ProcessCollective(
         join_store(config, formation, lost),
         rank=index,
         world_size=config.workers,
@@ -253,3 +253,8 @@ def _collective(
         backend=backend,
         host=host,
     )
+    if collective.backend != backend:
+        _log.info(
+            "dense gradients go over gloo: not every worker has a GPU of its own", generation=formation.generation
+        )
+    return collective

@@ -1,4 +1,4 @@
-"""Recipes of a sweep against each other: paired differences of AUC by seed, and what they can be told from.
+"""Recipes of a sweep against each other: paired differences of AUC by seed, and whether they are significant.
 
 p values are two-sided, of Student's t on the paired differences, corrected by Holm's method over all comparisons of one
 family: all recipes against fp32, or all pairs of recipes. Draws and formats nothing.
@@ -14,8 +14,8 @@ from typing import Any
 from shardkeep.sweep.results import FP32, RecipeResult, Results
 from shardkeep.sweep.student import CONFIDENCE, Estimate, estimate, holm, p_value
 
-NO_LOSS = "cannot be told from no loss"
-ONE_SEED = "one seed: nothing can be told"
+NO_LOSS = "cannot be distinguished from no loss"
+ONE_SEED = "one seed: no conclusion"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Comparison:
 
     @property
     def told(self) -> bool:
-        """Whether the difference can be told from 0, with the correction."""
+        """Whether the difference is significant after the correction."""
         return self.p_holm is not None and self.p_holm < 1.0 - CONFIDENCE
 
     @property

@@ -134,7 +134,7 @@ def _plan(sweep: SweepConfig, path: Path, text: str) -> SweepPlan:
         both = "both are there" if sweep.grid else "neither is there"
         raise ConfigError(f"grid, recipes: {both}; allowed: one of the two")
     if twice := [seed for seed in sweep.seeds if sweep.seeds.count(seed) > 1]:
-        raise ConfigError(f"seeds: {twice[0]} stands there twice; a run is made once")
+        raise ConfigError(f"seeds: {twice[0]} is there twice; a run is made once")
     base, folder, name = _base(sweep, path)
     own = list(_points(sweep.grid) if sweep.grid else _recipes(sweep.recipes))
     if sweep.recipes and base.get("compression"):
@@ -182,7 +182,7 @@ def _recipes(entries: Sequence[RecipeEntry]) -> Iterator[Variant]:
         by_name = entry.settings is None and entry.like is None
         variant = _shipped(entry.name, f"recipes.{at}") if by_name else _own(entry, f"recipes.{at}")
         if variant.name in seen:
-            raise ConfigError(f"recipes.{at}: {variant.name} stands there twice; give one of them another name")
+            raise ConfigError(f"recipes.{at}: {variant.name} is there twice; give one of them another name")
         seen.add(variant.name)
         yield variant
 
@@ -217,7 +217,7 @@ def _points(grid: Mapping[str, Sequence[Any]]) -> Iterator[Variant]:
 
 
 def _point_name(short: Mapping[str, str], point: Mapping[str, Any]) -> str:
-    """`lr=0.1,rank=4`; of several keys, texts without theirs: `int8,fp16`. A longer one is cut and told from others by
+    """`lr=0.1,rank=4`; of several keys, texts without theirs: `int8,fp16`. A longer one is cut and gets
     a checksum. A function of the keys and the point alone, so that a grid may grow and its runs keep their names."""
     alone = {key for key, value in point.items() if isinstance(value, str) and len(point) > 1}
     words = [

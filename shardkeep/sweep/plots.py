@@ -120,7 +120,7 @@ def _style(results: Results, recipe: RecipeResult) -> dict[str, Any]:
 
 
 def _legend(figure: Figure, axes: Axes) -> None:
-    """The recipes beside the plot, where no name can lie on another or on a point."""
+    """The recipes beside the plot, where no name covers another or a point."""
     handles, names = axes.get_legend_handles_labels()
     figure.legend(handles, names, loc="outside right upper", frameon=False, fontsize=9)
 
@@ -155,8 +155,8 @@ def _off_scale(results: Results) -> set[str]:
 def _points(
     axes: Axes, results: Results, points: Sequence[tuple[RecipeResult, float, Estimate]], *, log: bool = False
 ) -> None:
-    """A recipe's mean difference from fp32's AUC, up being better, with its interval; filled where it can be told from
-    none. A recipe that is off the scale stands at the lower edge with its value."""
+    """A recipe's mean difference from fp32's AUC, up being better, with its interval; filled where it is significant.
+    A recipe that is off the scale is at the lower edge, with its value."""
     against, off = against_fp32(results), _off_scale(results)
     ends = [
         -end for recipe, _, loss in points if recipe.name not in off for end in (loss.low, loss.mean, loss.high) if end
@@ -188,7 +188,7 @@ def _points(
 
 
 def side_by_side(places: Sequence[float], *, log: bool) -> dict[float, list[float]]:
-    """How far to move points that would lie on each other, in steps to the right; for each place, in order. Those
+    """How far to move points that would cover each other, in steps to the right; for each place, in order. Those
     within 2 % of the span, on a logarithmic axis if `log`, keep their order around where they are."""
     scaled = sorted((math.log(place) if log else place, place) for place in places)
     near = 0.02 * (scaled[-1][0] - scaled[0][0]) if scaled else 0.0
@@ -204,7 +204,7 @@ def side_by_side(places: Sequence[float], *, log: bool) -> dict[float, list[floa
 
 
 def _moved(axes: Axes, points: float) -> Any:
-    """The plot's coordinates, so many points to the right: what lies at the same place is drawn side by side."""
+    """The plot's coordinates, so many points to the right: what is at the same place is drawn side by side."""
     from matplotlib.transforms import ScaledTranslation
 
     return axes.transData + ScaledTranslation(points / 72.0, 0.0, axes.figure.dpi_scale_trans)
@@ -354,9 +354,9 @@ PLOTS = (
     Plot(
         "pareto",
         "Bytes against AUC",
-        "Left is cheaper, up is better. A bar is the 95 % interval of the mean over paired seeds, for each recipe by "
-        "itself. Hollow: cannot be told from no loss, with Holm's correction over the recipes. An arrow: below the "
-        "plot. Points that would lie on each other are moved apart. No recipe lies above and to the left of the grey "
+        "Left is cheaper, up is better. A bar is the 95 % interval of the mean over paired seeds, for each "
+        "recipe alone. Hollow: no significant loss, with Holm's correction over the recipes. An arrow: below the "
+        "plot. Points that would cover each other are moved apart. No recipe lies above and to the left of the grey "
         "line.",
         _pareto,
     ),
@@ -386,7 +386,7 @@ PLOTS = (
         "AUC against age",
         "Up is better. Left: how many steps old a row's oldest gradient was when servers got it (not known where "
         "single values wait). Right: how many steps old rows may be when a worker uses them, by staleness and lease. "
-        "Hollow: cannot be told from no loss. An arrow: below the plot.",
+        "Hollow: cannot be distinguished from no loss. An arrow: below the plot.",
         _ages,
     ),
 )

@@ -86,8 +86,8 @@ RULES = (
     "Bytes are those of training, both directions and the dense traffic, warm-up and message headers included, "
     "evaluation's reads left out; the ratio is that of fp32's bytes per sample to the recipe's. AUC and logloss: mean "
     "and standard deviation (n - 1) over the seeds. AUC less fp32's is paired by seed: below 0 something was lost. Its "
-    "interval is 95 % of the mean by Student's t, for each recipe by itself. p is two-sided, of the same differences, "
-    "with Holm's correction over all recipes of the table; the result is told from no loss where p is below 0.05."
+    "interval is 95 % of the mean by Student's t, for each recipe on its own. p is two-sided, of the same differences, "
+    "with Holm's correction over all recipes of the table; a loss is significant where p is below 0.05."
 )
 RECIPE_HEAD = (
     "recipe", "seeds", "bytes per sample", "times fewer", "embeddings alone", "AUC", "logloss", "AUC less fp32's",
@@ -102,7 +102,7 @@ def power_text(results: Results) -> str:
     if noise is None:
         return "No run of fp32 is done yet, so nothing can be compared."
     if noise.deviation is None:
-        return "There is one seed, so nothing is known of the noise: no difference below can be told from chance."
+        return "There is one seed, so the noise is unknown: no difference below can be distinguished from chance."
     text = (
         f"fp32's AUC over {noise.count} seeds is {noise.mean:.4f} with a standard deviation of {noise.deviation:.5f}."
     )
@@ -115,7 +115,7 @@ def power_text(results: Results) -> str:
     )
     return (
         f"{text} Paired by seed, the smallest AUC loss that this comparison shows four times out of five is {spread}; "
-        "a smaller one may be there unseen. That is of one recipe by itself: the correction for several shows less."
+        "a smaller one may be there unseen. That is of one recipe on its own: the correction for several shows less."
     )
 
 
@@ -158,8 +158,8 @@ def _pairs(results: Results) -> str:
     rows = [(row, *(_pair_cell(known, row, column) for column in names)) for row in names]
     words = (
         "AUC of the row's recipe less that of the column's, with the same seed: mean, and half of its 95 % interval. "
-        f"A star: p below 0.05 with Holm's correction over all {len(known)} pairs; any other difference cannot be told "
-        "from none. summary.json has all of it under pairs."
+        f"A star: p below 0.05 with Holm's correction over all {len(known)} pairs; any other difference cannot be "
+        "distinguished from none. summary.json has all of it under pairs."
     )
     head = ("AUC, row less column", *names)
     return f"<h2>Any two recipes</h2>\n<p>{_text(words)}</p>\n{_table(head, rows)}"

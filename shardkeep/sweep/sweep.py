@@ -1,7 +1,7 @@
 """`shardkeep sweep`: runs the jobs of a plan one after the other by `shardkeep train`, and never one that is done.
 
 OUT/
-  jobs/NAME.yaml   what each run is asked to do, resolved
+  jobs/NAME.yaml   the config of each run, resolved
   runs/NAME/       the run folders
   logs/NAME.log    what `shardkeep train` printed
   results.csv summary.json    record.py
@@ -39,10 +39,10 @@ from shardkeep.sweep.screen import SweepScreen
 TRAIN = (*SHARDKEEP, "train")
 POLL_S = 0.1
 ORDERLY_S = 5.0
-"""Seconds a run gets after Ctrl-C to stop; then it is asked once more, which ends it at once."""
+"""Seconds a run gets after Ctrl-C to stop; then a second request ends it at once."""
 AT_ONCE_S = 20.0
 ORPHAN_S = 60.0
-"""Seconds that a run gets to end whose sweep was killed: it notices by itself."""
+"""Seconds that a run gets to end whose sweep was killed: it notices on its own."""
 HOPELESS = 3
 """When none of the first so many runs has completed, the others are not tried."""
 
@@ -62,7 +62,7 @@ def sweep(plan: SweepPlan, *, out: Path, console: Console, train: Sequence[str] 
 
     Args:
         plan: What to run.
-        out: Folder of the sweep; made if missing, gone on with if it is there.
+        out: Folder of the sweep; made if missing, continued with if it is there.
         console: Where progress is shown.
         train: The command that runs a job; it gets the job's file and --run-dir.
 
@@ -118,7 +118,7 @@ def _run_all(
             finally:
                 _end(process)
             if interrupts.count:
-                raise JobStopped(f"stopped with {completed} of {len(plan.runs)} runs done; the same command goes on")
+                raise JobStopped(f"stopped with {completed} of {len(plan.runs)} runs done; the same command continues")
             if folder.is_done(run):
                 completed += 1
                 screen.ended(number, run.name, _outcome(folder, run), ok=True)
@@ -147,7 +147,7 @@ def _follow(process: subprocess.Popen[bytes], tail: MetricsTail, screen: SweepSc
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Whatever happened: nothing of the run is left. Its roles end with it."""
+    """Ends the run and its roles in every case."""
     if process.poll() is None:
         process.kill()
         process.wait()
@@ -165,7 +165,7 @@ class SweepFolder:
     @contextlib.contextmanager
     def held(self) -> Iterator[int]:
         """Keeps other sweeps out; a descriptor of the lock. Runs hold it too: it is free when those of a killed sweep
-        have ended. Raises UserError, also where others could change what lies there."""
+        have ended. Raises UserError, also where others could change what is there."""
         check_unshared(self.path, what="--out")
         try:
             for folder in (self.runs, self.path / "jobs", self.path / "logs"):

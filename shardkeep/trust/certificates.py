@@ -37,7 +37,10 @@ def make_certs(folder: Path, hosts: Sequence[str], *, days: int) -> list[Path]:
             `cryptography` is missing.
     """
     names = [_names(host) for host in hosts]
-    folders = [folder / found[0] for found in names]
+    firsts = [found[0] for found in names]
+    if twice := sorted({first for first in firsts if firsts.count(first) > 1}):
+        raise ConfigError(f"--host {twice[0]} is given twice; give each host once: --host NAME,NAME")
+    folders = [folder / first for first in firsts]
     if taken := [path for path in folders if path.exists()]:
         raise UserError(f"{taken[0]}: exists already; delete it or choose another folder")
     try:

@@ -16,7 +16,7 @@ import pytest
 from shardkeep.base.machine.descriptors import hang_up_silent
 
 LIMIT_S = 20.0
-linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells what a connection has received")
+linux = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says what a connection has received")
 CROWDED = """
 import json, resource, socket, sys, threading
 from pathlib import Path

@@ -81,7 +81,7 @@ def test_a_script_that_fails_is_told_and_the_others_still_run(
 def test_an_unknown_name_is_told_with_those_there_are(folder: Path) -> None:
     with pytest.raises(UserError) as caught:
         chosen(["ecko"], folder)
-    assert str(caught.value) == "bench ecko: is no benchmark; there are echo, fails"
+    assert str(caught.value) == "bench ecko: is not a benchmark; the benchmarks are echo, fails"
 
 
 def test_a_folder_that_cannot_be_made_is_the_users_error(folder: Path, tmp_path: Path) -> None:

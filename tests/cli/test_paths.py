@@ -162,14 +162,14 @@ def test_a_folder_in_a_sweep_file_starts_at_that_file(where: str, places: Path) 
 
 OPTIONS: dict[str, tuple[list[str], str]] = {
     "train CONFIG": (["train", "{path}"], "{path}: cannot be read"),
-    "train --resume": (["train", "--resume", "{path}"], "--resume {path}: is no run folder"),
+    "train --resume": (["train", "--resume", "{path}"], "--resume {path}: is not a run folder"),
     "coordinator CONFIG": (["coordinator", "{path}"], "{path}: cannot be read"),
     "coordinator --run-dir": (["coordinator", "{job}", "--take-over", "--run-dir", "{path}"], "in --run-dir {path}"),
     "coordinator --token-file": (["coordinator", "{job}", "--token-file", "{path}"], "{path}: cannot be read"),
     "coordinator --tls": (["coordinator", "{job}", "--tls", "{path}"], "{path}/ca.pem: cannot be read"),
     "status RUN": (["status", "{path}"], "{path}: there is no such folder"),
     "status --coordinator": (["status", "--coordinator", "{path}"], "{path}: there is no such folder"),
-    "scale RUN": (["scale", "{path}", "--workers", "2"], "{path}: is no run folder"),
+    "scale RUN": (["scale", "{path}", "--workers", "2"], "{path}: is not a run folder"),
     "sweep SWEEP": (["sweep", "{path}", "--out", "out"], "{path}: cannot be read"),
     "cache FOLDER": (["cache", "{path}"], "{path}: no such file or folder"),
 }

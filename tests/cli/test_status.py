@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -11,13 +12,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from shardkeep.cli.status import show_job
+from shardkeep.base.errors import UserError
+from shardkeep.cli.status import show_job, show_run
 from shardkeep.config import JobConfig
 from shardkeep.ps.config import AdamConfig, TableSpec
 from shardkeep.ps.control.coordinator import Coordinator
 from shardkeep.ps.control.events import EVENTS_KEPT
 from shardkeep.ps.control.grpc.server import ControlServer
 from shardkeep.run.folder import RunFolder
+from shardkeep.trust.tokens import put_token
 from tests.support.control_job import TABLES, Job
 from tests.support.recovering import Recovering
 
@@ -61,7 +64,7 @@ def test_a_running_job_is_shown_with_its_tables_numbers_and_members() -> None:
         ["loss", "0.5000"],
         ["speed", "20,000 samples/s"],
         ["evaluation", "step 1,000", "AUC 0.7800", "logloss 0.4400"],
-        ["staleness", "1.00 steps on the mean, 1 at most (worker 0)"],
+        ["staleness", "1.00 steps on average, 1 at most (worker 0)"],
         ["checkpoint", "step 1,000 is kept"],
         ["member", "host", "pid", "condition", "last heartbeat", "step", "phase"],
         ["server 0", "10.0.0.7", "100", "joined", "0.0 s ago", "-"],
@@ -102,7 +105,7 @@ def test_tables_are_shown_of_a_long_job_and_after_a_take_over() -> None:
 @pytest.mark.parametrize(
     ("launched", "next_step"),
     [
-        (True, "`shardkeep train` starts them by itself"),
+        (True, "`shardkeep train` starts them"),
         (False, "start worker 1 on 10.0.0.7: shardkeep worker --"),
     ],
     ids=["a launcher", "by hand"],
@@ -121,6 +124,27 @@ def test_who_is_awaited_until_when_and_what_to_do_is_shown(launched: bool, next_
     assert lines[3].startswith(next_step)
 
 
+def test_a_silent_member_gets_no_time_for_loading_and_a_hint_to_start_it() -> None:
+    job = Recovering(workers=2)
+    form(job)
+    job.come_back("worker", 0, after=1)  # it lost worker 1, whose lease still runs
+    job.pass_time(7, alive=[("server", 0), ("worker", 0)])
+    out = io.StringIO()
+    with ControlServer(job.coordinator) as server:
+        show_job(server.endpoint, Console(file=out, width=60, color_system=None), launched=False)
+    assert "the job fails in 113 s if they do not join" in out.getvalue()
+    assert "worker 1 (pid 100 on 10.0.0.7) sent no heartbeat for 7 s: if it is dead, start it now" in out.getvalue()
+
+
+def test_a_coordinator_with_tls_is_not_called_dead_when_the_option_is_left_out(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", JobConfig())
+    command = ["shardkeep", "coordinator", "config.yaml", "--take-over", "--tls", "/tls/10.9.0.1"]
+    folder.coordinator("127.0.0.1:1", pid=os.getpid(), command=command)
+    put_token(folder.path, "t" * 64)
+    with pytest.raises(UserError, match=r"uses TLS: add --tls /tls/10\.9\.0\.1"):
+        show_run(folder.path, Console(file=io.StringIO()))
+
+
 def test_the_number_of_the_start_is_shown_of_a_resumed_job(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path / "run", JobConfig())
     folder.finished("stopped", "", None)
@@ -131,5 +155,5 @@ def test_the_number_of_the_start_is_shown_of_a_resumed_job(tmp_path: Path) -> No
         show_job(server.endpoint, Console(file=out, width=200, color_system=None), run=folder.path)
     assert cells(out.getvalue().splitlines()[1]) == [
         "start",
-        "2 of this job, from step 800; recoveries are this start's",
+        "2 of this job, from step 800; recoveries count from this start",
     ]

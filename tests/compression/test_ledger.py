@@ -1,4 +1,4 @@
-"""The byte ledger: every byte is counted once, whoever counts."""
+"""The byte ledger: every byte is counted once, by any counter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The examples of docs/compression.md, as they stand there: a codec and a selector of one file and one line each."""
+"""The examples of docs/guide/compression.md, run as written: a codec and a selector, one file and one line each."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ assert choose(np.ones((8, 2), np.float32), 0.25, 0).tolist() == [6, 7]
 
 def blocks(heading: str) -> list[str]:
     """Python blocks of a section."""
-    section = (ROOT / "docs" / "compression.md").read_text(encoding="utf-8").split(f"\n## {heading}\n")[1]
+    section = (ROOT / "docs" / "guide" / "compression.md").read_text(encoding="utf-8").split(f"\n## {heading}\n")[1]
     return re.findall(r"```python\n(.*?)```", section.split("\n## ")[0], re.DOTALL)
 
 

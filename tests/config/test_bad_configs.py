@@ -24,7 +24,7 @@ MOST_BYTES = 100_000_000
 
 
 def refused(text: str, settings: tuple[str, ...] = ()) -> str | None:
-    """What a user is told; None where the config is accepted. Fails where that is no plain lines, or takes long."""
+    """The error that a user gets; None if the config is accepted. Fails if it is no plain lines, or takes long."""
     began = time.monotonic()
     try:
         config = parse_config(text, settings)

@@ -134,6 +134,17 @@ def test_an_unknown_key_names_the_nearest_known_one(text: str, line: str) -> Non
         ),
         ("tables: {t: {optimizer: {name: adagrat}}}", ["tables.t.optimizer", "adagrat", "rowwise_adagrad"]),
         ("tables: {t: {optimizer: {name: sgd, eps: 1.0}}}", ["tables.t.optimizer.eps: unknown key with name: sgd"]),
+        (
+            "tables: {t: {init: {name: uniform, low: 1}}}",
+            ["tables.t.init", "low: 1 with name: uniform; allowed: scale, or high and low"],
+        ),
+        (
+            "tables: {t: {init: {name: normal, scale: 1, std: 2}}}",
+            ["tables.t.init", "scale: 1, std: 2 with name: normal; allowed: scale, or std, or mean and std"],
+        ),
+        ("tables: {t: {init: {name: uniform, low: 2, high: 1}}}", ["low: 2, high: 1; allowed: low below high"]),
+        ("tables: {t: {init: constant}}", ["tables.t.init", "no other key with name: constant; allowed: value"]),
+        ("tables: {t: {init: {name: constant, std: 1}}}", ["std: 1 with name: constant; allowed: value"]),
         ("consistency: {mode: sync, staleness: 2}", ["staleness: 2 with mode: sync", "allowed: 0"]),
         ("compression: {push: {values: fp16, scale: pow2}}", ["push.scale: has no effect with values: fp16"]),
         (
@@ -316,7 +327,7 @@ def test_a_file_that_is_missing_or_no_text_is_named(tmp_path: Path) -> None:
 
 
 def test_every_setting_has_a_description() -> None:
-    text = (ROOT / "docs" / "config.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "reference" / "config.md").read_text(encoding="utf-8")
     assert not [line for line in text.splitlines() if line.startswith("| `") and line.endswith("|  |")]
 
 

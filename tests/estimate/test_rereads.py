@@ -1,4 +1,4 @@
-"""What a cache could spare at best, against a plain count."""
+"""What a cache could save at best, against a plain count."""
 
 from __future__ import annotations
 

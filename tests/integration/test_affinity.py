@@ -1,4 +1,4 @@
-"""Pinned jobs as real processes: the system says of every thread that it runs where the job was asked to."""
+"""Pinned jobs as real processes: by the system, every thread runs on the cores of the config."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_a_core_that_is_not_there_ends_the_command_before_anything_starts(cluste
 
 def test_a_job_in_this_process_is_pinned_while_it_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     alone = {**ENDLESS, "servers": 0, "train": {**TRAIN, "epochs": 1}, "affinity": {"workers": [[CORES[1]]]}}
-    summary = shardkeep.train(shardkeep.JobConfig.model_validate(alone), run_dir=tmp_path / "run")
+    summary = shardkeep.train(shardkeep.JobConfig.model_validate(alone), run_dir=tmp_path / "run").to_dict()
     assert f"worker 0 on core {CORES[1]}" in capsys.readouterr().out
     assert [p["cores"] for p in summary["processes"]] == [str(CORES[1])]
     assert os.sched_getaffinity(0) == set(CORES)

@@ -53,7 +53,7 @@ def disturbed(cluster: Cluster, config: dict[str, Any], *faults: Fault, limit_s:
 
 
 def hurt_job(cluster: Cluster, config: dict[str, Any], folder: Path, *hurts: Hurt) -> dict[str, Any]:
-    """The summary of a job that outlives the hurts, all of which happened."""
+    """The summary of a job that outlives the hurts. All hurts have happened."""
     job, run = cluster.job(config, env=environment(folder, hurts), module="tests.support.hurt")
     summary = completed(job, run)
     assert not missed(folder, hurts)
@@ -156,7 +156,7 @@ def unjournaled(cluster: Cluster, *, saves: int) -> tuple[dict[str, Any], str]:
 def test_a_server_that_lost_all_its_updates_has_the_job_begin_anew(cluster: Cluster) -> None:
     recovery, printed = unjournaled(cluster, saves=0)
     assert (recovery["step"], recovery["anew"]) == (0, True)
-    assert recovery["lost_steps"] >= 190 and "training goes on at step 0 anew" in printed
+    assert recovery["lost_steps"] >= 190 and "training resumes at step 0 from the beginning" in printed
 
 
 @pytest.mark.chaos
@@ -349,7 +349,7 @@ def test_messages_that_go_astray_between_processes_count_once(
 
 
 def told_of(kills: Counter[str], not_done: Sequence[str], summary: dict[str, Any], *, digest: str) -> dict[str, Any]:
-    """What a file of results tells of random kills that `summary` outlived."""
+    """What a file of results says about random kills that `summary` outlived."""
     seconds = [recovery["seconds"] for recovery in summary["recoveries"] if recovery["seconds"]]
     return {
         "kills": kills.total(),

@@ -114,7 +114,8 @@ def test_a_profile_of_steps_that_the_job_does_not_have_is_refused(tmp_path: Path
 
 
 def test_a_job_in_one_process_leaves_one_trace_that_shows_the_messages_too(tmp_path: Path) -> None:
-    summary = train(JobConfig.model_validate(IN_ONE_PROCESS), run_dir=tmp_path / "run", quiet=True)
+    result = train(JobConfig.model_validate(IN_ONE_PROCESS), run_dir=tmp_path / "run", quiet=True)
+    summary = result.to_dict()
     found = ranges(tmp_path / "run" / "profile" / "worker-0.pt.trace.json")
     assert {"ProfilerStep#5", "shardkeep:forward"} <= set(found)
     assert min(handled(found, "pull"), handled(found, "push")) >= 4

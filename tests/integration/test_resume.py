@@ -1,4 +1,4 @@
-"""Checkpoints and what goes on from them: in `sync` the very model of an undisturbed run, whatever the servers."""
+"""Checkpoints and what resumes from them: in `sync` the very model of an undisturbed run, with any servers."""
 
 from __future__ import annotations
 
@@ -225,7 +225,7 @@ def test_a_checkpoint_that_cannot_be_written_is_told_and_training_goes_on(
     assert job.run()["state_digest"] == whole["state_digest"]
     texts = [record["text"] for kind, record in job.records if kind == "phase" and record["phase"] == "checkpoint"]
     why = f"server 0: {checkpoints.partial(10) / 'rows'}: No space left on device"
-    assert texts[1] == f"no checkpoint at step 10: {why}; training goes on"
+    assert texts[1] == f"no checkpoint at step 10: {why}; training continues"
     assert [step for step, _ in checkpoints.complete()] == [5, 14]
     assert not checkpoints.partial(10).exists()
 
@@ -274,7 +274,7 @@ def test_a_checkpoint_that_training_left_behind_touches_nothing_later(
     job = LocalJob(job_config(1, 1), drawn_data(), checkpoints=checkpoints)
     with pytest.raises(MemberLost):
         job.run(lost)
-    checkpoints.begin(3)  # by whoever goes on
+    checkpoints.begin(3)  # by the process that continues
     job.services[0].close("the generation is lost")
     closed.set()
     for thread in threading.enumerate():
@@ -298,7 +298,7 @@ def test_a_mark_that_a_server_refuses_leaves_none_on_the_others(
     marked: list[bool] = []
     job.run(lambda step: bool(step == 11 and marked.append(job.services[0].tables.pre_imaged.any())))
     texts = [record["text"] for kind, record in job.records if kind == "phase" and record["phase"] == "checkpoint"]
-    assert texts[1] == "no checkpoint at step 10: server 1: no room for a mark; training goes on"
+    assert texts[1] == "no checkpoint at step 10: server 1: no room for a mark; training continues"
     assert [step for step, _ in Checkpoints(tmp_path).complete()] == [5, 14]
     assert set(marked) == {False}
 
@@ -447,14 +447,14 @@ def test_what_a_run_cannot_go_on_with_is_refused_in_one_line(tmp_path: Path, und
     assert (resumed.config.workers, resumed.checkpoint.step) == (3, 26)
     assert resumed.text() == ("at step 26 from step-00000026; changed: workers=3, train.epochs=4, checkpoint.keep=1")
     for override in ("seed=4", "train.batch_size=9", "tables.b.dim=8", "consistency.mode=async"):
-        with pytest.raises(UserError, match=r"may not change when a job goes on; allowed: servers, workers"):
+        with pytest.raises(UserError, match=r"may not change when a job continues; allowed: servers, workers"):
             plan_resume(run, [override])
-    with pytest.raises(UserError, match="is no run folder"):
+    with pytest.raises(UserError, match="is not a run folder"):
         plan_resume(tmp_path)
     with pytest.raises(UserError, match="there is no complete checkpoint"):
         plan_resume(run, [f"checkpoint.dir={tmp_path / 'none'}"])
     next((run / "checkpoints" / "step-00000026").glob("server-0/rows-*")).unlink()
-    with pytest.raises(CheckpointError, match="missing; delete step-00000026 to go on from the checkpoint before it"):
+    with pytest.raises(CheckpointError, match="missing; delete step-00000026 to resume from the checkpoint before it"):
         plan_resume(run)
     (run / "summary.json").write_text("{")
     with pytest.raises(UserError, match=r"summary.json: is damaged: "):
@@ -465,7 +465,7 @@ def test_what_a_run_cannot_go_on_with_is_refused_in_one_line(tmp_path: Path, und
 def test_a_job_that_is_done_is_not_resumed(golden: Golden) -> None:
     before = golden.summary
     again = CliRunner().invoke(app, ["train", "--resume", str(golden.folder.path)])
-    text = f"--resume {golden.folder.path}: the job is done at step 400; raise train.epochs or train.max_steps to go on"
+    text = f"--resume {golden.folder.path}: the job is done at step 400; raise train.epochs or train.max_steps"
     assert (again.exit_code, again.stdout, again.stderr) == (2, "", f"error: {text}\n")
     assert golden.summary == before
 
@@ -491,7 +491,7 @@ def test_a_running_job_is_scaled_and_loses_no_sample(
     cluster.training(folder)
     asked = cluster.command("scale", str(folder.path), *options).end()
     assert (asked.code, asked.err) == (0, "")
-    assert asked.out == f"the job stops with a checkpoint, and goes on with {told}\n"
+    assert asked.out == f"the job stops with a checkpoint and resumes with {told}\n"
     ended = job.end()
     assert (ended.code, ended.err) == (0, ""), ended.out
     assert f"; changed: {changed}\n" in ended.out

@@ -1,4 +1,4 @@
-"""Jobs that are asked to stop, or to go on with other numbers, at a bad moment."""
+"""Requests to stop a job, or to continue with other numbers, at a bad moment."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_ctrl_c_after_the_last_step_leaves_a_completed_job(cluster: Cluster, ser
     within(60, lambda: any(r.get("step") == 39 for r in records(folder)), "no last step", lambda: job.running)
     job.signal(signal.SIGINT)
     ended = job.end()
-    notice = "" if servers else "stopping after the running step; once more Ctrl-C ends it at once\n"
+    notice = "" if servers else "stopping after the running step; press Ctrl-C again to end it at once\n"
     assert (ended.code, ended.err) == (0, notice), job.printed()
     summary = folder.summary() or {}
     assert (summary["status"], summary["steps"]) == ("completed", 39)

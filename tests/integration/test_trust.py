@@ -1,4 +1,4 @@
-"""Whole jobs against strangers: garbage on every port, no token, a wrong one, no certificate; and none is told.
+"""Whole jobs against strangers: garbage on every port, no token, a wrong one, no certificate; and no secret leaks.
 
 What a stranger can try without real roles: tests/ps/control/test_auth.py, test_tls.py; tests/ps/rpc/test_strangers.py,
 test_transport.py (foreign functions); the test_fuzz.py of both planes.

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM in a process that may go on for a while. In a process of its own, for the signals are real."""
+"""Ctrl-C and SIGTERM in a process that may continue for a while. In a process of its own, for the signals are real."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ def tiny(**changes: Any) -> shardkeep.JobConfig:
 
 
 def test_a_job_in_one_process_fills_its_run_folder(tmp_path: Path) -> None:
-    summary = shardkeep.train(tiny(servers=0, workers=1), run_dir=tmp_path / "run", quiet=True)
+    summary = shardkeep.train(tiny(servers=0, workers=1), run_dir=tmp_path / "run", quiet=True).to_dict()
     folder = RunFolder(tmp_path / "run")
     assert summary == {**(folder.summary() or {}), "run_dir": str(folder.path)}
     assert (summary["status"], summary["steps"], summary["samples"]) == ("completed", 40, 4000)

@@ -1,4 +1,4 @@
-"""The folder that a member's replacement goes on with, while its predecessor is still there."""
+"""The folder that a member's replacement continues with, while its predecessor is still there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where a replacement finds what the member before it kept, whatever folder it was started in."""
+"""Where a replacement finds its predecessor's files, from any folder."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> RunFolder:
 
 
 def test_a_job_without_a_launcher_is_not_asked_to_stop(folder: RunFolder) -> None:
-    text = r"no `shardkeep train` runs this job, so nobody would go on with workers=2; for roles by hand stop the coord"
+    text = r"no `shardkeep train` runs this job, so nothing would resume it with workers=2; if you started the roles"
     with pytest.raises(UserError, match=text):
         scale.ask(folder.path, workers=2, servers=None)
     with folder.held():

@@ -101,7 +101,7 @@ def test_a_worker_that_dies_before_it_reports_the_summary_is_replaced_and_the_jo
     job = jobs.start({"worker 0": {"at": "gathered", "do": -9}})
     assert job.end()["steps"] == 5
     (recovery,) = recoveries(job)
-    assert "worker 0" in recovery["text"] and "training goes on at step 5" in recovery["text"]
+    assert "worker 0" in recovery["text"] and "training resumes at step 5" in recovery["text"]
 
 
 @pytest.mark.parametrize("victim", ["worker 0", "worker 1"])

@@ -57,7 +57,7 @@ def test_a_signal_stops_the_job_in_order(jobs: Jobs, number: signal.Signals) -> 
     send(job, number)
     assert re.fullmatch(r"stopped at step \d+: Ctrl-C or SIGTERM", stopped(job))
     assert not gone(members.values(), limit_s=0)
-    assert "once more Ctrl-C ends it at once" in job.screen and not job.folder.token_path.exists()
+    assert "press Ctrl-C again to end it at once" in job.screen and not job.folder.token_path.exists()
 
 
 def test_a_second_ctrl_c_ends_a_job_that_hangs_at_once(jobs: Jobs) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from shardkeep.base.errors import CheckpointError
-from shardkeep.ps.checkpoint_probe import check_token, write_token
+from shardkeep.ps.checkpoint_probe import check_shared, check_token, write_token
 from shardkeep.ps.checkpoints import Checkpoints, FileRecord
 
 
@@ -116,7 +116,7 @@ def test_a_kill_at_any_moment_while_a_step_is_written_again_leaves_a_complete_ch
             latest = checkpoints.latest()
             assert latest is not None and latest.step == 3, calls
             contents.append(latest.files[0].check(latest.folder).read_bytes())
-            checkpoints.begin(4)  # by whoever goes on
+            checkpoints.begin(4)  # by the process that continues
         assert contents[0] == contents[1]
         found.append(contents[0])
         for step in (3, 4):
@@ -196,7 +196,7 @@ def test_a_truncated_manifest_is_one_line(checkpoints: Checkpoints) -> None:
     whole = manifest.read_bytes().rstrip()
     for size in range(len(whole)):
         manifest.write_bytes(whole[:size])
-        with pytest.raises(CheckpointError, match=r"manifest.json: damaged \([^\n]*\); delete step-00000001 to go on"):
+        with pytest.raises(CheckpointError, match=r"manifest.json: damaged \([^\n]*\); delete step-00000001 to resume"):
             checkpoints.latest()
 
 
@@ -217,7 +217,7 @@ def test_a_manifest_that_was_changed_is_refused_by_name(checkpoints: Checkpoints
     path = checkpoints.load(1).folder / "manifest.json"
     changed = json.loads(path.read_text()) | CHANGES[change]
     path.write_text(json.dumps({key: value for key, value in changed.items() if value is not None}))
-    text = r"step-00000001/manifest\.json: damaged \(its checksum is wrong\); delete step-00000001 to go on"
+    text = r"step-00000001/manifest\.json: damaged \(its checksum is wrong\); delete step-00000001 to resume"
     with pytest.raises(CheckpointError, match=text):
         checkpoints.latest()
 
@@ -261,6 +261,16 @@ def test_a_process_that_does_not_see_the_folder_is_told(checkpoints: Checkpoints
     for folder, wrong in ((tmp_path / "elsewhere", token), (checkpoints.folder, "0123")):
         with pytest.raises(CheckpointError, match="must be storage that all members share"):
             check_token(folder, wrong)
+
+
+def test_a_damaged_token_is_that_of_another_folder(tmp_path: Path) -> None:
+    token = write_token(tmp_path)
+    (probe,) = tmp_path.iterdir()
+    probe.write_bytes(b"\xff" + token.encode())
+    with pytest.raises(CheckpointError, match="is not the folder that worker 0 writes checkpoints to"):
+        check_token(tmp_path, token)
+    with pytest.raises(CheckpointError, match="is another folder"):
+        check_shared(tmp_path, token, writes=False)
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
@@ -343,7 +353,7 @@ def test_what_an_increment_written_again_builds_on_is_kept(checkpoints: Checkpoi
     assert len(list(checkpoints.folder.glob("*step-*"))) == 3
 
 
-@pytest.mark.parametrize("change", ["lost", "written anew"])
+@pytest.mark.parametrize("change", ["lost", "written again"])
 def test_an_increment_on_what_is_not_there_any_more_is_not_committed(checkpoints: Checkpoints, change: str) -> None:
     saved(checkpoints, 1)
     base = checkpoints.load(1)
@@ -364,7 +374,7 @@ def test_a_lost_file_of_a_base_is_named_with_the_folder_to_delete(checkpoints: C
     latest = checkpoints.load(3)
     latest.check_sizes()
     (checkpoints.load(2).folder / "server-0" / "rows").unlink()
-    text = "step-00000002/server-0/rows: missing; delete step-00000002 to go on from the checkpoint before it"
+    text = "step-00000002/server-0/rows: missing; delete step-00000002 to resume from the checkpoint before it"
     with pytest.raises(CheckpointError, match=text):
         latest.check_sizes()
     shutil.rmtree(checkpoints.load(2).folder)
@@ -378,5 +388,5 @@ def test_a_base_that_cannot_be_one_is_a_damaged_manifest(checkpoints: Checkpoint
     fields = json.loads(manifest.read_text()) | {"format": 2, "base": base}
     del fields["checksum"]
     manifest.write_text(json.dumps(fields))
-    with pytest.raises(CheckpointError, match=r"manifest.json: damaged \([^\n]*\); delete step-00000002 to go on"):
+    with pytest.raises(CheckpointError, match=r"manifest.json: damaged \([^\n]*\); delete step-00000002 to resume"):
         checkpoints.load(2)

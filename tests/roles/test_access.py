@@ -80,7 +80,7 @@ def test_a_token_that_was_given_is_the_jobs_whatever_lay_there(folder: RunFolder
 
 
 def test_a_new_job_in_the_place_of_one_that_was_killed_gets_another_token(folder: RunFolder) -> None:
-    """Some file systems give a folder that is made anew the inode of the deleted one."""
+    """Some file systems give a folder that is made again the inode of the deleted one."""
     before = keep_token(folder.path)
     folder.config_path.unlink()
     again = RunFolder.create(folder.path, parse_config("seed: 1"))

@@ -44,7 +44,7 @@ def test_an_interrupt_while_a_checkpoint_is_written_ends_the_job_at_once(
         return []
 
     def interrupt() -> bool:
-        if begun.is_set():
+        if begun.wait(0.2):  # else the next checkpoint could wait for this one before its thread has begun
             raise KeyboardInterrupt
         return False
 

@@ -70,7 +70,7 @@ def test_a_role_that_is_stuck_ends_when_its_job_has_failed_and_only_then(failed:
 
 
 def loaded(modules: str, *suspects: str) -> list[str]:
-    """Which of the suspects a fresh process has after `import MODULES`; one that ends in . stands for a package."""
+    """Which of the suspects a fresh process has after `import MODULES`; one that ends in . represents a package."""
     code = f"import json, sys, {modules}; print(json.dumps(list(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return [m for m in json.loads(done.stdout) for s in suspects if m == s or (s[-1] == "." and m.startswith(s))]

@@ -273,7 +273,7 @@ def _children(process: psutil.Process) -> Sequence[psutil.Process]:
 
 @contextlib.contextmanager
 def stalled(process: psutil.Process) -> Iterator[None]:
-    """The process stands still inside the `with`, as on a machine that swaps or hangs."""
+    """The process hangs inside the `with`, as on a machine that swaps or hangs."""
     process.suspend()
     try:
         yield

@@ -25,7 +25,7 @@ from tests.support.cluster import Command, kinds, records
 
 POLL_S = 0.005
 LOST_S = 0.5
-"""Until the sender of a lost message is told so, as RPC's own limit would."""
+"""Until the sender of a lost message gets an error, as by RPC's own limit."""
 RECOVERING_S = 5.0
 """A recovery that is over before anybody looks is not waited for: the next fault comes anyway."""
 
@@ -64,8 +64,8 @@ def random_faults(count: int, *, seed: int, members: Sequence[str], first: int, 
 def play(
     job: Command, folder: RunFolder, faults: Iterable[Fault], *, limit_s: float, tally: Counter[str] | None = None
 ) -> list[str]:
-    """Does the faults one after the other; those of which a victim was not there, or whose moment never came before the
-    job ended, in words. `tally`: counts who was hurt."""
+    """Does the faults in turn. Returns, in words, those that found no victim, or no moment before the job ended.
+    `tally`: counts who was hurt."""
     missed = []
     end = time.monotonic() + limit_s
     for fault in faults:
@@ -154,7 +154,7 @@ class Unreliable:
             if not lost:
                 first.add_done_callback(lambda done: pass_on(done, answer))
 
-        def deliver_again() -> None:  # by itself: whoever sends a push twice has not seen the answer of the first
+        def deliver_again() -> None:  # a thread of its own: a sender that repeats a push has not seen the first answer
             deliver(server, message, timeout_s=timeout_s)
 
         if arrives:

@@ -1,7 +1,7 @@
 """`shardkeep` whose roles hurt themselves at an exact point: `python -m tests.support.hurt train ...`.
 
-What is to happen stands in the environment, for launchers hand that to their roles (`environment`). Each hurt happens
-once, in whichever process of the member comes to its point first; a file tells that it did.
+What is to happen is in the environment, because launchers hand it to their roles (`environment`). Each hurt happens
+once, in the first process of the member that comes to its point; a file says that it did.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Astray:
 
 
 def environment(folder: Path, hurts: Sequence[Hurt] = (), astray: Sequence[Astray] = ()) -> dict[str, str]:
-    """What a launcher's environment has to hold for these; `folder` exists, and is told what happened."""
+    """The environment of a launcher for these hurts; `folder` exists and gets a file for each that happened."""
     what = {"hurts": [dataclasses.asdict(h) for h in hurts], "astray": [dataclasses.asdict(a) for a in astray]}
     root = str(Path(__file__).parents[2])
     return {_VARIABLE: json.dumps({"folder": str(folder), **what}), "PYTHONPATH": root}
@@ -209,7 +209,7 @@ def _set(hurt: Hurt, folder: Path) -> None:
 
 
 def _strike(hurt: Hurt, folder: Path) -> None:
-    """Sends the process its signal. This thread does not go on: a stop takes effect when another thread has looked at
+    """Sends the process its signal. This thread waits: a stop takes effect when another thread has looked at
     it, and until then this one could write what it must not."""
     (folder / str(hurt)).touch()
     os.kill(os.getpid(), signal.Signals[hurt.signal])

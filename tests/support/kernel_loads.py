@@ -33,7 +33,7 @@ class Loads:
         return [name for name in kernel_modules() if name in self.modules]
 
     def loaded(self, *suspects: str) -> list[str]:
-        """Which of the suspects are imported; one that ends in . stands for a package."""
+        """Which of the suspects are imported; one that ends in . represents a package."""
         return [m for m in self.modules for s in suspects if m == s or (s[-1] == "." and m.startswith(s))]
 
 

@@ -47,7 +47,7 @@ def same(a: State, b: State) -> bool:
 
 
 class Between:
-    """Stands for `time` in a walk: calls something where the walk rests."""
+    """Represents `time` in a walk: calls something where the walk rests."""
 
     def __init__(self, call: Callable[[], None]) -> None:
         self._call = call

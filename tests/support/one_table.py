@@ -9,6 +9,7 @@ import numpy as np
 from shardkeep.base.contiguous import for_kernels
 from shardkeep.ps.shard.table import index_kernels, table_kernels
 from shardkeep.ps.shard.table.index import RowIndex
+from shardkeep.ps.shard.table.optimizers.optimizer import Update
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
 from shardkeep.ps.shard.table.records import Records
 from shardkeep.ps.shard.table.table import NO_SQUARES, Table
@@ -43,8 +44,8 @@ class OneTable(Table):
 
 
 def scalars_of(table: Table, step: int) -> np.ndarray:
-    """What the kernel of a table's optimizer takes for a step."""
-    return np.array(OPTIMIZERS[table.spec.optimizer.name].scalars(table.spec.optimizer, step), dtype=np.float32)
+    """The scalars of a table's optimizer for a step."""
+    return np.array(OPTIMIZERS[table.spec.optimizer.name].scalars(table.spec.optimizer, Update(step)), dtype=np.float32)
 
 
 def applied(table: Table, ids_U: np.ndarray, grad_UD: np.ndarray, *, step: int) -> None:
@@ -57,11 +58,11 @@ def applied(table: Table, ids_U: np.ndarray, grad_UD: np.ndarray, *, step: int) 
 
 def pulled(table: Table, ids_U: np.ndarray) -> np.ndarray:
     """Weights of ids as a fresh float32 (U, D); the initial value of unknown ones. Never changes the table."""
-    ids_U, scale = for_kernels(ids_U, np.int64), table.scale[None]
+    ids_U, table_starts = for_kernels(ids_U, np.int64), table.starts[None]
     rows_UD, slots_U = np.empty((ids_U.size, table.spec.dim), np.float32), np.empty(ids_U.size, np.int64)
     starts, flat = np.array([0, ids_U.size]), rows_UD.reshape(-1)
     table_kernels.pull(
-        table.descriptor[None], scale, np.zeros(1, np.int64), starts, ids_U, slots_U, np.empty(1, int), flat
+        table.descriptor[None], table_starts, np.zeros(1, np.int64), starts, ids_U, slots_U, np.empty(1, int), flat
     )
     return rows_UD
 

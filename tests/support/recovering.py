@@ -102,7 +102,7 @@ def checkpoint(job: Recovering, step: int, *, sequence: int = 1) -> None:
 
 
 def told(job: Recovering) -> list[dict[str, Any]]:
-    """What was told of recoveries, in order."""
+    """The reported recoveries, in order."""
     return [call[1] for call in job.sink.of("event") if call[1].get("phase") == "recovery"]
 
 

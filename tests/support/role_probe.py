@@ -1,4 +1,4 @@
-"""A role's main for tests of starts: shows what a process gets from its start, then does what it is told to."""
+"""A role's main for tests of starts: shows what a process gets from its start, then does what its environment says."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small data sets in memory, drawn from a seed: what integration tests train on."""
+"""Small data sets in memory, drawn from a seed, for integration tests."""
 
 from __future__ import annotations
 

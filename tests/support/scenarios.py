@@ -31,11 +31,16 @@ class Rank:
         """The last that was formed or skipped."""
         self._formed: list[ProcessCollective] = []
 
-    def form(self, timeout_s: float = LIMIT_S) -> ProcessCollective:
+    def form(self, timeout_s: float = LIMIT_S, backend: str = "gloo") -> ProcessCollective:
         """The next generation."""
         self.generation += 1
         collective = ProcessCollective(
-            self.store, rank=self.number, world_size=self.world_size, generation=self.generation, timeout_s=timeout_s
+            self.store,
+            rank=self.number,
+            world_size=self.world_size,
+            generation=self.generation,
+            timeout_s=timeout_s,
+            backend=backend,
         )
         self._formed.append(collective)
         return collective

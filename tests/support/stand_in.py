@@ -1,4 +1,4 @@
-"""A role that stands in for a worker or a server: a member of its job in all that the launcher sees, without torch.
+"""A role that replaces a worker or a server: a member of its job in all that the launcher sees, without torch.
 
 It takes a role's command line and registers, joins, heartbeats and reports over the real client. `stand-ins.json` in
 the run folder has its plan: {"ROLE INDEX": {"at": STEP, "do": DEED, "times": N}, "steps": N, "step_s": SECONDS,

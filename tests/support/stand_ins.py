@@ -118,7 +118,7 @@ class Job:
         return {f"{m['role']} {m['index']}": psutil.Process(m["pid"]) for m in self.folder.member_list()}
 
     def go(self) -> None:
-        """Lets the workers go on where they hold."""
+        """Lets the workers continue where they hold."""
         (self.folder.path / stand_in.GO).touch()
 
     def until(self, true: Callable[[], bool], otherwise: str) -> None:

@@ -26,7 +26,7 @@ STEPS, SAMPLES = 10, 1000
 
 
 def write_sweep(folder: Path, **changes: Any) -> Path:
-    """A sweep file of the tiny base with two recipes and two seeds, but for `changes`; None leaves a key out."""
+    """A sweep file of the tiny base with two recipes and two seeds, except `changes`; None leaves a key out."""
     keys = {"base": BASE, "recipes": ["fp32", "fp16"], "seeds": [1, 2], **changes}
     path = folder / "sweep.yaml"
     path.write_text(yaml.safe_dump({k: v for k, v in keys.items() if v is not None}, sort_keys=False))
@@ -94,7 +94,7 @@ def main() -> int:
     with (sweep / "started").open("a") as file:
         file.write(f"{run.name}\n")
     if run.name in _lines(sweep / "fail"):
-        print("error: this run was told to fail", file=sys.stderr)
+        print("error: this run fails on purpose", file=sys.stderr)
         return 2 if (sweep / "as-user").exists() else 1
     if run.name in _lines(sweep / "hang"):
         run.mkdir()

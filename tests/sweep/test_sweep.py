@@ -1,4 +1,4 @@
-"""Running a sweep: what is done is not run again, what fails does not stop the others, and a killed one goes on."""
+"""Running a sweep: what is done is not run again, what fails does not stop the others, and a killed one continues."""
 
 from __future__ import annotations
 
@@ -96,9 +96,9 @@ def test_a_failed_run_is_listed_stops_no_other_and_is_tried_again(sweeps: Sweeps
         sweeps.run()
     assert sweeps.started() == ALL
     assert str(caught.value) == (
-        "1 of 4 runs failed (fp16-seed1: this run was told to fail); the same command tries them again"
+        "1 of 4 runs failed (fp16-seed1: this run fails on purpose); the same command tries them again"
     )
-    assert "run 2/4 fp16-seed1: failed: this run was told to fail" in sweeps.printed.splitlines()
+    assert "run 2/4 fp16-seed1: failed: this run fails on purpose" in sweeps.printed.splitlines()
     assert [row["status"] for row in sweeps.rows()] == ["completed", "missing", "completed", "completed"]
     assert "fp16-seed1" in (sweeps.out / "report.html").read_text().split("Not completed")[1].split("</ul>")[0]
     sweeps.tell("fail")
@@ -113,7 +113,7 @@ def test_when_the_first_runs_all_fail_the_others_are_not_tried(
     sweeps.tell("fail", *ALL)
     if as_user:  # as a data file that is not there: exit code 2
         sweeps.tell("as-user")
-    with pytest.raises(kind, match="fp32-seed1: this run was told to fail"):
+    with pytest.raises(kind, match="fp32-seed1: this run fails on purpose"):
         sweeps.run()
     assert sweeps.started() == ALL[:3]
 
@@ -199,7 +199,7 @@ def test_ctrl_c_ends_the_run_and_keeps_what_is_done(sweeps: Sweeps) -> None:
     process.send_signal(signal.SIGINT)
     printed, _ = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "stopped with 1 of 4 runs done; the same command goes on" in printed
+    assert "stopped with 1 of 4 runs done; the same command continues" in printed
     assert [row["status"] for row in sweeps.rows()] == ["completed", "missing", "missing", "missing"]
 
 

@@ -132,7 +132,7 @@ def test_one_seed_says_that_nothing_is_known_of_the_noise(tmp_path: Path) -> Non
     plan = load_sweep(write_sweep(tmp_path, seeds=[1]))
     for run in plan.runs:
         write_run(tmp_path / run.name, run.config.to_yaml(), auc=0.8)
-    assert "no difference below can be told from chance" in power_text(collect(plan, tmp_path))
+    assert "no difference below can be distinguished from chance" in power_text(collect(plan, tmp_path))
     assert "nothing can be compared" in power_text(collect(plan, tmp_path / "empty"))
 
 
@@ -264,7 +264,7 @@ def test_a_recipe_that_loses_nothing_that_shows_cannot_be_told_from_one_that_los
     results = collect(plan, tmp_path)
     assert {comparison.verdict for comparison in against_fp32(results).values()} == {NO_LOSS}
     text = page(results, None)
-    assert text.count("<td>cannot be told from no loss</td>") == 2
+    assert text.count("<td>cannot be distinguished from no loss</td>") == 2
     assert "shown no loss" not in text and "shown no loss" not in " ".join(plot.says for plot in PLOTS)
 
 
@@ -273,7 +273,7 @@ def test_one_seed_tells_nothing_of_any_pair(tmp_path: Path) -> None:
     for run in plan.runs:
         write_run(tmp_path / run.name, run.config.to_yaml(), auc=0.8)
     (pair,) = all_pairs(collect(plan, tmp_path))
-    assert (pair.p, pair.p_holm, pair.told, pair.verdict) == (None, None, False, "one seed: nothing can be told")
+    assert (pair.p, pair.p_holm, pair.told, pair.verdict) == (None, None, False, "one seed: no conclusion")
 
 
 def test_the_report_states_what_a_paper_needs(results: Results, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ RESULT = StepResult(loss=0.5, applied=True, dropped_rows=0, staleness=0)
 
 
 class Clock:
-    """Goes on only when told."""
+    """Continues only when told."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -83,7 +83,7 @@ def test_a_switch_costs_microseconds() -> None:
 
 
 class Seen:
-    """An observer that keeps what it is told, and takes its time at each step."""
+    """An observer that keeps its records and is slow at each step."""
 
     def __init__(self, clock: Clock) -> None:
         self.told: list[str] = []

@@ -63,7 +63,7 @@ class ColumnarWriter:
     """Writes Rows of any number as record batches of exactly 65,536 rows (the last one shorter)."""
 
     def __init__(self, sink: Any) -> None:
-        """`sink`: whatever pyarrow writes to. Holds at most one chunk and what was added last in memory."""
+        """`sink`: anything that pyarrow writes to. Holds at most one chunk and what was added last in memory."""
         self._sink = sink
         self._writer: Any = None
         self._waiting: list[pa.RecordBatch] = []
@@ -90,7 +90,7 @@ class ColumnarWriter:
             self._writer.close()
 
     def checksum(self) -> str:
-        """xxh3 of all values and list lengths written so far, 128 bits, as hex; the same whatever the file's form."""
+        """xxh3 of all values and list lengths written so far, 128 bits, as hex; the same for every form of the file."""
         return self._hash.hexdigest()
 
     def _flush(self, num_rows: int) -> None:

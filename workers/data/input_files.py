@@ -91,7 +91,7 @@ def _not_found(path: Path, key: str) -> str:
 
 
 def identity(path: Path, *, of: int) -> Identity:
-    """What tells that one of a set `of` so many files is still the same: path, size in bytes, time of the last change
+    """What says that one of a set `of` so many files is still the same: path, size in bytes, time of the last change
     in ns, and in small sets the checksum of some of its bytes, for copies that keep time and size. Raises OSError."""
     if of > MOST_PROBED:
         status = path.stat()
@@ -107,7 +107,7 @@ def identity(path: Path, *, of: int) -> Identity:
 
 @dataclass(frozen=True)
 class State:
-    """A file at one time. `inode`: another one means that the file has been replaced, whatever its time and size."""
+    """A file at one time. `inode`: another one means that the file was replaced, even with equal time and size."""
 
     path: Path
     identity: Identity

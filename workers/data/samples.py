@@ -5,13 +5,14 @@ B = rows asked for
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from shardkeep.base.errors import DataError
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.schema import Schema
 
@@ -40,6 +41,17 @@ class Dataset(Protocol):
         ...
 
 
+def gathered(dataset: Dataset, rows_B: NDArray[np.int64]) -> Batch:
+    """`dataset.gather`. Raises DataError if the labels are not (B, T): a dataset of the user's own can be wrong."""
+    batch, names = dataset.gather(rows_B), dataset.schema.labels
+    if batch.label_BT.shape != (expected := (rows_B.size, len(names))):
+        raise DataError(
+            f"the dataset's gather returned labels {batch.label_BT.shape}; "
+            f"expected {expected}: its schema has the labels {', '.join(names)}"
+        )
+    return batch
+
+
 @dataclass(frozen=True)
 class Data:
     """A job's samples.
@@ -51,6 +63,7 @@ class Data:
         source: where it comes from, in a few words, for a person.
         fingerprint: a short hash of the samples' content, the same at another path or time; training and evaluation
             samples apart, with a hyphen between. Of a source of the user's own, what the source says of itself.
+        inputs: how raw columns become inputs, as JSON types (conversion/inputs.py); None = there are no raw columns.
     """
 
     train: Dataset
@@ -58,6 +71,7 @@ class Data:
     best_auc: Callable[[int], float] | None = None
     source: str = ""
     fingerprint: str = ""
+    inputs: Mapping[str, Any] | None = None
 
     def describe(self) -> str:
         """One line: how many samples, columns and features, and where from."""

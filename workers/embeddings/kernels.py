@@ -59,7 +59,7 @@ def number_ids(ids_N: Ints, slots: Int32s, distinct_U: Ints, inverse_N: Int32s) 
 @kernel("void(int64[::1], int64[::1], int32[::1], int32[::1])")
 def sort_ids(keys_U: Ints, spare_U: Ints, order_U: Int32s, spare_order_U: Int32s) -> None:
     """Sorts keys ascending, in place; `order`: where each came from. Radix sort (LSD, 8 bits a pass), of the bytes
-    in which the keys differ: ids of a table below 2**24 take three passes. The spares are of the same size."""
+    in which the keys differ: ids of a table below 2**24 take three passes. The scratch arrays have the same size."""
     size = keys_U.size
     differ = np.uint64(0)
     for i in range(size):
@@ -274,7 +274,7 @@ def add_features(
     grads: Floats,
 ) -> None:
     """The transpose of `pool_features`, added to `grads`, in the order of features, samples and ids. The gradient
-    (B, D) of a feature's pooled rows lies at its address; 0 = it has none. Not of bags with `MAX`: see `add_max`."""
+    (B, D) of a feature's pooled rows is at its address; 0 = it has none. Not of bags with `MAX`: see `add_max`."""
     for f in range(features.shape[0]):
         table, ids_at, num_ids = features[f, TABLE], features[f, IDS_AT], features[f, NUM_IDS]
         offsets_at, weights_at = features[f, OFFSETS_AT], features[f, WEIGHTS_AT]

@@ -16,7 +16,7 @@ Part = Literal[
     "other",
 ]  # fmt: skip
 PARTS: tuple[Part, ...] = get_args(Part)
-"""In the order of a step; docs/performance.md says what each is."""
+"""In the order of a step; docs/guide/performance.md says what each is."""
 
 
 class Observer(Protocol):
@@ -84,7 +84,7 @@ class Stopwatch:
 
     @contextlib.contextmanager
     def within(self, part: Part | None) -> Iterator[None]:
-        """Counts the inside as `part` (None = not at all), then goes on with what ran before."""
+        """Counts the inside as `part` (None = not at all), then continues with what ran before."""
         outer = self._part
         drawn = contextlib.nullcontext() if part is None else self.drawn(part)
         self._switch(part)

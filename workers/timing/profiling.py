@@ -51,7 +51,7 @@ class Profile:
         self._step: record_function | None = None
         self._part: record_function | None = None
 
-    # What a Stopwatch tells; the training thread's, but for `nested`.
+    # What a Stopwatch reports; the training thread's, except `nested`.
 
     def step(self, step: int) -> None:
         """Step `step` begins, and the one before it is over."""

@@ -7,7 +7,7 @@ import ipaddress
 from shardkeep.base.errors import ConfigError
 
 ANY_HOST = frozenset({"", "0.0.0.0", "::", "[::]"})
-"""Hosts to listen on that nobody can connect to."""
+"""Hosts that are valid for listening but not for connecting."""
 
 
 def split_address(address: str, *, lowest_port: int = 1) -> tuple[str, int]:
@@ -34,8 +34,9 @@ def join_address(host: str, port: int) -> str:
 
 
 def check_advertised(advertise: str, *, coordinator: str) -> None:
-    """Raises ConfigError for a loopback address where the coordinator's is none: to members on other machines it
-    would mean themselves, and the group would fail minutes later with a refused connection."""
+    """Raises ConfigError for a loopback address if the coordinator's is not loopback.
+
+    On other machines it would mean those machines, and the group would fail minutes later (connection refused)."""
     if _is_loopback(advertise) and not _is_loopback(coordinator):
         raise ConfigError(
             f"--advertise {advertise}: the coordinator is at {coordinator}, so members may be on several machines; "
@@ -47,8 +48,8 @@ def check_exposed(option: str, host: str, *, accepted: bool) -> None:
     """Raises ConfigError for an address that other machines may reach, unless that is `accepted`."""
     if not accepted and not _is_loopback(host):
         raise ConfigError(
-            f"{option} {host}: other machines may reach it, and whoever can connect to a member's port can run code as "
-            "this user, token or not (docs/security.md); on a private network accept that by --insecure-data-plane"
+            f"{option} {host}: other machines may reach it, and anybody who connects to a member can run code as "
+            "this user, token or not (docs/guide/security.md); on a private network accept it by --insecure-data-plane"
         )
 
 

@@ -46,14 +46,14 @@ class ControlClient:
     """One member's client: register, start_heartbeats, join, report ..., leave, close.
 
     Args:
-        coordinator: Where it is, and the token it wants.
+        coordinator: Its address and token.
         role: "server" or "worker".
         index: Place among its role, from 0.
         advertise: Host under which the other members reach this one. Raises ConfigError when it is loopback and the
             coordinator is not.
         timeout_s: Seconds that one answer may take.
         protocol_version: For tests of the refusal.
-        versions: What is told at registration; None = this process's.
+        versions: What registration reports; None = this process's.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class ControlClient:
 
     @property
     def state(self) -> JobState:
-        """Where the job stands, as last heard."""
+        """The job's last known state."""
         return self._heartbeat.state
 
     @property
@@ -115,9 +115,10 @@ class ControlClient:
         return self._channel.bytes_total
 
     def register(self, *, wait_s: float | None = None) -> str:
-        """Takes the place; returns the resolved config as YAML. Blocks up to `wait_s` seconds until a coordinator
-        appears (None = `timeout_s`). Then `job` names this start of the job, and `before` is its last formation and
-        `kept` what the one before kept, where this member replaces another.
+        """Joins the job and returns the resolved config as YAML.
+
+        Blocks up to `wait_s` seconds (None = `timeout_s`) until a coordinator appears. Sets `job` to the name of this
+        start of the job. If this member replaces another, sets `before` (last formation) and `kept` (recovery folder).
 
         Raises ProtocolError (versions differ), UserError (no such place, or taken), JobError (too late),
         DeadlineExceeded (nobody answers at the address).
@@ -144,12 +145,12 @@ class ControlClient:
         self._heartbeat.start(lease_s=self.lease_s, patience_s=self._patience_s)
 
     def update(self, *, step: int | None = None, phase: str | None = None, unsent_rows: int | None = None) -> None:
-        """What the next heartbeat tells; never blocks. `unsent_rows`: of which something is left to be sent; it
-        dies with this process."""
+        """Sets the content of the next heartbeat; never blocks. `unsent_rows`: rows with a residual, which dies with
+        this process."""
         self._heartbeat.update(step=step, phase=phase, unsent_rows=unsent_rows)
 
     def check(self) -> None:
-        """Returns at once; raises UserError, MemberLost, JobError or JobStopped when the job does not go on."""
+        """Returns at once; raises UserError, MemberLost, JobError or JobStopped when the job does not continue."""
         error = self.state.error()
         if error is not None:
             raise error
@@ -191,7 +192,7 @@ class ControlClient:
         Args:
             tables: The tables of config and data, in order of first use, from workers; None from servers.
             data: The fingerprint of the data, from workers.
-            resume_range: Where this member could go on.
+            resume_range: Where this member could continue.
             after: The generation that this member has lost; 0 = it was in none.
             why: How it lost it.
             kept: Where it keeps what its replacement needs; None = as said before.
@@ -225,7 +226,7 @@ class ControlClient:
         resume_range: ResumeRange,
         why: str,
     ) -> Formation | None:
-        """`join` after a generation was lost; None = there is no other, for the job had been completed before that."""
+        """Joins after a generation was lost; None = the job had already been completed, so no other follows."""
         try:
             return self.join(tables, data=data, resume_range=resume_range, after=lost.generation, why=why)
         except JobError:
@@ -315,7 +316,7 @@ def fetch_status(coordinator: Endpoint, *, timeout_s: float = 5.0) -> Status:
 
 
 def request_stop(coordinator: Endpoint, reason: str, *, timeout_s: float = 5.0) -> JobState:
-    """Asks the job to stop in order; returns its state. Raises TransportError, ProtocolError, UserError."""
+    """Requests a clean stop of the job; returns its state. Raises TransportError, ProtocolError, UserError."""
     return _tell(coordinator, "Stop", pb.StopRequest(reason=reason), timeout_s)
 
 

@@ -1,4 +1,4 @@
-"""The thread that keeps a member's lease and hears of changes of the job. Knows no steps and no trainer."""
+"""The thread that keeps a member's lease and learns of changes of the job. Knows no steps and no trainer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST_POLL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    """What a heartbeat tells of its member."""
+    """What a heartbeat says about its member."""
 
     step: int = -1
     phase: str = ""
@@ -69,10 +69,10 @@ class Heartbeat:
             try:
                 self.hear(self._beat(lease_s))
                 heard = time.monotonic()
-            except ProtocolError as error:  # it does not know us: no use in asking again
+            except ProtocolError as error:  # it does not know this member: a retry cannot help
                 self._give_up(str(error))
             except ShardkeepError as error:
-                # a first failure after a stall of our own is no silence
+                # a first failure after this process hung is no silence
                 if began - heard > patience_s:
                     self._give_up(f"{error}; silent for more than {patience_s:g} s")
             self._ended.wait(max(0.0, RETRY_S - (time.monotonic() - began)))
@@ -88,7 +88,7 @@ class Heartbeat:
         return wire.job_from_pb(self._channel.call("Heartbeat", request, pb.JobState, timeout_s=timeout_s))
 
     def hear(self, job: JobState) -> None:
-        """Takes in where the job stands, also when something else than a heartbeat told it."""
+        """Takes in the job's state, from a heartbeat or any other reply."""
         with self.heard:
             self.state = job
             self.heard.notify_all()

@@ -25,7 +25,7 @@ TICK_S = 0.5
 STOP_POLL_S = 0.2
 LAST_S = 3.0
 """Seconds of `liveness.grace_s` that are left to tell members, and to end this process."""
-ASKED = "the coordinator was asked to end"
+ASKED = "a signal stopped the coordinator"
 _OPTIONS = [
     ("grpc.so_reuseport", 0),  # else a second coordinator on the same port silently takes half of the calls
     ("grpc.max_receive_message_length", 4 << 20),  # of members; who has no token sends none at all
@@ -114,7 +114,7 @@ def _most_connections(num_members: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Stopping:
-    """How a coordinator's process is asked to end its job. A signal handler sets the events."""
+    """Asks a coordinator's process to end its job. A signal handler sets the events."""
 
     stop: threading.Event = field(default_factory=threading.Event)
     """Ends the job in order."""
@@ -157,7 +157,7 @@ def serve_job(
         store.prepare()  # while members start
         grace = _wait_until_over(coordinator, stopping)
         drain_s = spec.lease_s if grace is None else min(spec.lease_s, grace.remaining_s + LAST_S / 2)
-        coordinator.wait_drained(drain_s)  # members still have to hear of it
+        coordinator.wait_drained(drain_s)  # members still have to learn of it
     store.close()
     if coordinator.state.state != "completed" and (error := coordinator.state.error()) is not None:
         raise error

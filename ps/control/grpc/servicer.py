@@ -15,7 +15,7 @@ from shardkeep.ps.control.grpc.statuses import code_of
 
 Reply = TypeVar("Reply")
 LONGEST_WAIT_S = 5.0
-"""A parked call holds a thread; whoever waits longer calls again."""
+"""A parked call holds a thread; a caller that waits longer calls again."""
 
 _log = logging.getLogger("shardkeep.control")
 

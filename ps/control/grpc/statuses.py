@@ -40,10 +40,10 @@ OURS = frozenset(CODES.values()) - {
     grpc.StatusCode.INTERNAL,
     grpc.StatusCode.UNAVAILABLE,
 }
-"""Those that gRPC itself never makes: who sends one must prove that it is the coordinator."""
+"""The codes that gRPC itself never makes. The sender must prove that it is the coordinator."""
 
 HANGS_UP = "it hangs up at once"
-"""What a TLS server does with a peer that speaks none, or whose certificate it does not accept: it tells no reason."""
+"""How a TLS server treats a peer without TLS or with a certificate that it rejects: it gives no reason."""
 # gRPC has one code for all that happens to a connection; only its text says that the peer's certificate was refused
 _TLS_REFUSAL = re.compile(r"SSL routines:\w+:([A-Z_]+)|(Hostname Verification) Check failed")
 _HUNG_UP = re.compile(r"failed to connect .*(Socket closed|Connection reset)")
@@ -52,7 +52,7 @@ _ERRORS = {code: kind for kind, code in CODES.items()}
 
 
 def code_of(error: ShardkeepError) -> grpc.StatusCode:
-    """The status code that stands for `error` on the wire."""
+    """The status code that represents `error` on the wire."""
     return next((code for kind, code in CODES.items() if isinstance(error, kind)), grpc.StatusCode.INTERNAL)
 
 

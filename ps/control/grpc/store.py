@@ -1,7 +1,7 @@
 """Hosts the TCPStore through which generations meet, on a socket of our own, so that it listens where we say.
 
-It is used only while a generation forms, and closed when one is given up, so that whoever still waits in it for a dead
-member hears of it; the next generation opens another. Without `master_listen_fd` a TCPStore listens on every interface,
+It is used only while a generation forms, and closed when one is given up, so that a member that waits in it for a dead
+member learns of it; the next generation opens another. Without `master_listen_fd` it listens on every interface,
 and it authenticates nobody.
 """
 
@@ -18,7 +18,7 @@ class StoreHost:
     """Opens the store at the first generation.
 
     Args:
-        bind: Interface to listen on, at any free port; members are told this host.
+        bind: Interface to listen on, at any free port; members get this host.
     """
 
     def __init__(self, *, bind: str = "127.0.0.1") -> None:
@@ -40,7 +40,7 @@ class StoreHost:
                 self._store, self._bound = self._listen()
 
     def close(self) -> None:
-        """Ends the store; groups that are formed go on without it."""
+        """Ends the store; groups that are formed continue without it."""
         with self._lock:
             self._store = None
 

@@ -1,7 +1,7 @@
 """Compiles modules of kernels in several processes, each module after those that it imports.
 
-A builder is a Python process that imports the modules that it reads on stdin, and answers each with a line. It has no
-words for an error: whoever starts builders imports what they have not built, and sees the error itself.
+A builder is a Python process that imports the modules that it reads on stdin, and answers each with a line. It reports
+no errors: its parent imports what the builders have not built, and sees the error itself.
 """
 
 from __future__ import annotations

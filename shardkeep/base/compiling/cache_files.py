@@ -23,7 +23,7 @@ class CheckedFiles(caching.IndexDataCacheFile):
     """One kernel's index and machine code.
 
     numba loads both by pickle and hands the code to LLVM: a cut one ends the process. It ignores what follows a pickle,
-    so that the checksum (xxh3, 64 bits) can stand there."""
+    so that the checksum (xxh3, 64 bits) fits there."""
 
     def __init__(self, cache_path: str, filename_base: str, source_stamp: Any) -> None:
         """numba's folder for a source's place, below `checked_files`'s, stays empty: that folder's name says which

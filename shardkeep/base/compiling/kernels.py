@@ -111,8 +111,8 @@ def build(module: str) -> None:
 
 
 def _is_marked(module: str) -> bool:
-    """Whether all files of a module's kernels are there, with the sizes that were noted. Whoever loads one looks at its
-    checksum as well."""
+    """Whether all files of a module's kernels are there, with the sizes that were noted. Loading one also checks its
+    checksum."""
     mark = _mark_of(module)
     try:
         sizes = json.loads(mark.read_bytes())

@@ -75,7 +75,7 @@ def _source_of(module: str) -> Path:
 
 
 def _imported_names(source: str) -> Iterator[str]:
-    head = _FUNCTION.split(source, maxsplit=1)[0]  # all imports stand there
+    head = _FUNCTION.split(source, maxsplit=1)[0]  # all imports are there
     for package, names in _IMPORT.findall(head):
         yield package
         yield from (f"{package}.{name}".lstrip(".") for name in _NAME.findall(names))

@@ -1,7 +1,7 @@
-"""File descriptors of this process: as many as the system lets it have, and none for those who connect and say nothing.
+"""File descriptors of this process: as many as the system allows, and none for silent connections.
 
 Idle connections to a port of ours would take them all, and the next file that is opened, in a run folder say, would
-fail. Linux only, but for the limit: elsewhere the kernel does not tell what a connection has received.
+fail. Linux only, except the limit: elsewhere the kernel does not say what a connection has received.
 """
 
 from __future__ import annotations

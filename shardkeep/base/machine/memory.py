@@ -1,4 +1,4 @@
-"""Memory that the system does not give: how much was asked, in one line."""
+"""Memory that the system refuses: one line with the size."""
 
 from __future__ import annotations
 

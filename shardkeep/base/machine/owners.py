@@ -45,8 +45,8 @@ def why_distrusted(path: str | Path, *, above: bool = False) -> str | None:
 
     Trusted is what belongs to us or to root and what nobody else may write. A group may write where it is our
     own and has no other member. A folder with the sticky bit is trusted although others may write it: they cannot
-    replace what is not theirs, but they can add to it, so the files in it need the same question. A link is asked
-    about, and what it leads to. All of it is trusted below a folder that is listed.
+    replace what is not theirs, but they can add to it, so its files are checked too. A link and its target are
+    both checked. Everything below a listed folder is trusted.
 
     Args:
         path: file or folder.
@@ -64,7 +64,7 @@ def why_distrusted(path: str | Path, *, above: bool = False) -> str | None:
 
 
 def lists() -> tuple[Path, Path]:
-    """The files that list folders, one a line, which are trusted whoever can change them: the user's, the machine's."""
+    """The files that list trusted folders, one a line, although others can write them: the user's, the machine's."""
     named = Path(os.environ.get("XDG_CONFIG_HOME", ""))
     if not named.is_absolute():  # such a value is to be ignored
         named = Path(os.path.expanduser("~")) / ".config"  # noqa: PTH111 - Path.home() raises without a home

@@ -60,7 +60,7 @@ def test_a_row_that_moves_fast_is_good_for_less_than_its_lease() -> None:
     read = partial(pool.store, drift=0.05)
     read(0, starts(1, 0), np.array([4]), rows(100))
     assert found(pool, 1, [4], **known) == [100] and np.isnan(found(pool, 2, [4], **known)[0])  # nothing known yet
-    for step in (2, 4, 8):  # it stands still: each time the trust doubles
+    for step in (2, 4, 8):  # it hangs: each time the trust doubles
         read(step, starts(1, 0), np.array([4]), rows(100))
         assert found(pool, step + step, [4], **known) == [100]
         assert np.isnan(found(pool, step + step + 1, [4], **known)[0])

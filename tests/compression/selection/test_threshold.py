@@ -1,4 +1,4 @@
-"""The k largest magnitudes: exactly k, in O(n), whatever the values are."""
+"""The k largest magnitudes: exactly k, in O(n), for any values."""
 
 from __future__ import annotations
 

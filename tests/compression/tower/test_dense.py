@@ -97,7 +97,7 @@ def owed(ranks: list[DenseCompression]) -> dict[str, torch.Tensor]:
 
 
 def assert_conserved(before: Any, grads: list[dict[str, torch.Tensor]], got: Any, after: Any, tol: float) -> None:
-    """Delivered + owed now = gradients of all ranks + owed before, in float64."""
+    """Delivered + residual now = gradients of all ranks + residual before, in float64."""
     for name in SHAPES:
         due = sum((g[name].double() for g in grads), before[name])
         torch.testing.assert_close(got[name].double() + after[name], due, rtol=0, atol=tol)
@@ -496,7 +496,7 @@ def test_one_rank_takes_over_what_several_owed(config: str) -> None:
     heir[0].load_local_state_dict(merge_local(one.local_state_dict() for one in ranks))
     for name, kept in owed(heir).items():
         torch.testing.assert_close(kept, total[name], rtol=1e-6, atol=1e-6)
-    heir[0].load_state_dict(ranks[0].state_dict())  # of another tower: nothing is owed for it
+    heir[0].load_state_dict(ranks[0].state_dict())  # of another tower: no residual
     assert not any(kept.any() for kept in owed(heir).values())
 
 

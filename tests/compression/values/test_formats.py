@@ -44,7 +44,7 @@ def test_an_unknown_tag_or_name_is_refused() -> None:
     with pytest.raises(CorruptMessage, match="unknown value format 77"):
         value_codec(77)
     with pytest.raises(KeyError):
-        value_codec("int3")
+        value_codec("no-such-format")
 
 
 def test_one_line_adds_a_codec(monkeypatch: pytest.MonkeyPatch) -> None:

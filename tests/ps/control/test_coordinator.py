@@ -85,7 +85,7 @@ def test_nobody_registers_once_the_job_is_over() -> None:
     job = Job()
     job.register("worker", 0)
     job.leave("worker", 0, 1, "it broke")
-    with pytest.raises(JobError, match=r"worker 1 comes too late, the job is failed: .*it broke"):
+    with pytest.raises(JobError, match=r"worker 1 comes too late: the job is failed: .*it broke"):
         job.register("worker", 1)
 
 

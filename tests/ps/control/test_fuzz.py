@@ -51,7 +51,7 @@ def mutated(draw: Any, whole: bytes) -> bytes:
 def test_a_decoder_gives_a_record_or_a_protocol_error(name: str, data: st.DataObject) -> None:
     message, decode, encode = CODECS[name]
     content = data.draw(st.one_of(mutated(message.SerializeToString()), st.binary(max_size=80)))
-    with contextlib.suppress(DecodeError):  # what gRPC answers by itself
+    with contextlib.suppress(DecodeError):  # what gRPC answers on its own
         parsed = type(message).FromString(content)
         with contextlib.suppress(ProtocolError):
             record = decode(parsed)

@@ -396,9 +396,9 @@ def test_a_whole_coordinator_serves_one_job_with_a_real_store() -> None:
             stop.set()
             assert worker.stop_requested.wait(LIMIT_S)
             worker.leave(0)
-        with pytest.raises(JobStopped, match="the coordinator was asked to end"):
+        with pytest.raises(JobStopped, match="a signal stopped the coordinator"):
             serving.result(LIMIT_S)
-    assert sink.of("finished")[0][2] == "stopped before the first step: the coordinator was asked to end"
+    assert sink.of("finished")[0][2] == "stopped before the first step: a signal stopped the coordinator"
 
 
 def test_a_taken_place_after_an_early_leave_is_told(start: Callable[..., Cluster]) -> None:

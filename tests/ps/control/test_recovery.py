@@ -1,4 +1,4 @@
-"""Where a generation goes on, and how often a member may die: by a clock that the test turns."""
+"""Where a generation continues, and how often a member may die: by a clock that the test turns."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_what_a_dead_worker_had_not_sent_is_told_in_numbers() -> None:
     job.recover(killed=("worker", 1), pid=300, after=2)
     told = [c[1] for c in job.sink.of("event") if c[1].get("phase") == "recovery"]
     assert [record["lost_unsent_rows"] for record in told] == [1234, 0]
-    assert told[0]["text"].endswith("what was left to be sent of 1,234 rows is lost") and "lost" not in told[1]["text"]
+    assert told[0]["text"].endswith("unsent gradient of 1,234 rows is lost") and "lost" not in told[1]["text"]
 
 
 def test_without_a_common_step_all_go_back_to_the_last_checkpoint() -> None:
@@ -314,7 +314,7 @@ def test_a_replacement_that_reads_other_training_data_fails_the_job_as_the_users
     state = job.coordinator.state
     assert (state.state, state.exit_code) == ("failed", 2)
     told = "worker 1 (pid 200 on 10.0.0.7) reads other training data (fingerprint bbbb) than the job began with "
-    assert state.message == f"{told}(fingerprint aaaa); all workers must read the same files, to the end of the job"
+    assert state.message == f"{told}(fingerprint aaaa); all workers must read the same files until the job ends"
 
 
 def test_all_workers_together_may_not_change_the_data_of_a_job_either() -> None:
@@ -344,9 +344,9 @@ def test_one_that_was_taken_for_dead_is_refused_when_it_wakes_up() -> None:
     job.form()
     job.pass_time(20, alive=[("server", 0), ("worker", 0)])
     assert job.state.state == "recovering"
-    with pytest.raises(ProtocolError, match=r"worker 1 .* was taken for dead, and the job went on without it"):
+    with pytest.raises(ProtocolError, match=r"worker 1 .* was declared dead, and the job continued without it"):
         job.coordinator.heartbeat("worker-1-100")
-    with pytest.raises(ProtocolError, match="was taken for dead"):
+    with pytest.raises(ProtocolError, match="was declared dead"):
         job.come_back("worker", 1)
 
 

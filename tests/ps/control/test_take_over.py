@@ -38,7 +38,7 @@ def test_causes_outlive_the_coordinator() -> None:
     assert [d["role"] for d in restart["died"]] == ["coordinator"]
     assert [(d["role"], d["index"]) for d in recovery["died"]] == [("server", 0), ("server", 1)]
     assert recovery["text"].startswith("server 1 (pid 100 on 10.0.0.7) ended: killed by SIGKILL")
-    assert "; so did server 0 before; training goes on" in recovery["text"]
+    assert "; so did server 0 before; training resumes" in recovery["text"]
 
 
 def test_a_death_that_another_coordinator_hears_of_first_is_told_with_the_step_that_it_knows() -> None:
@@ -59,7 +59,9 @@ def test_how_a_group_was_lost_outlives_the_coordinator() -> None:
     take_over(job)
     for role, index in job.names:
         job.come_back(role, index)
-    assert told(job)[1]["text"].startswith("worker 1 (pid 100 on 10.0.0.7) lost the others: ECONNRESET; training goes")
+    assert told(job)[1]["text"].startswith(
+        "worker 1 (pid 100 on 10.0.0.7) lost the others: ECONNRESET; training resumes"
+    )
 
 
 def test_a_job_that_does_not_form_again_under_another_coordinator_says_why() -> None:
@@ -79,7 +81,7 @@ def test_a_coordinators_restart_is_recorded_at_the_step_that_it_is_told() -> Non
     job.coordinator.heartbeat("worker-0-100", step=12)
     take_over(job)
     (record,) = told(job)
-    assert record["step"] is None and record["text"] == "the coordinator was restarted; training went on meanwhile"
+    assert record["step"] is None and record["text"] == "the coordinator was restarted; training resumed meanwhile"
     job.coordinator.heartbeat("server-0-100", step=0)  # where the generation began
     job.coordinator.heartbeat("worker-1-100", step=57)
     take_over(job)
@@ -112,7 +114,7 @@ def test_another_coordinator_takes_over_with_all_places_and_the_summary() -> Non
     name, version = job.coordinator.id, job.state.version
     job.coordinator = job.another(json.loads(json.dumps(job.sink.kept)))
     assert (job.state.state, job.state.generation, job.coordinator.id) == ("training", 2, name)
-    assert job.state.version > version  # so that every member hears of it at once
+    assert job.state.version > version  # so that every member learns of it at once
     assert job.coordinator.heartbeat("worker-1-100").state == "training"
     job.kill("worker", 1)
     for role, index, pid in (("server", 0, 200), ("worker", 0, 100)):
@@ -141,7 +143,7 @@ def test_a_job_that_was_stopping_has_its_time_to_stop_after_a_take_over_too() ->
 
 
 def test_what_cannot_be_taken_over_is_refused_in_one_line() -> None:
-    with pytest.raises(UserError, match=r"what the coordinator kept of the job is damaged \(KeyError"):
+    with pytest.raises(UserError, match=r"the coordinator.s stored state of the job is damaged \(KeyError"):
         Recovering().another({"job": "x"})
 
 

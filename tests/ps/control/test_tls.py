@@ -139,3 +139,9 @@ def test_the_key_of_another_certificate_is_refused(folder: Path, certs: Path) ->
     (folder / "key.pem").write_bytes((certs / "ours/localhost/key.pem").read_bytes())
     with pytest.raises(ConfigError, match=r"cert\.pem and key\.pem are no certificate and its plain key"):
         read_tls(folder)
+
+
+def test_a_host_that_is_given_twice_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"10\.9\.0\.1 is given twice"):
+        make_certs(tmp_path, ["10.9.0.1", "10.9.0.1,alias.example"], days=2)
+    assert not list(tmp_path.iterdir())

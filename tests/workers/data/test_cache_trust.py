@@ -26,7 +26,7 @@ def _open(folder: Path, **settings: Any) -> tuple[list[float], str]:
 
 @pytest.fixture
 def data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a file of data; the user's own cache lies beside it."""
+    """A folder with a file of data; the user's own cache is beside it."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     folder = tmp_path / "data"

@@ -1,4 +1,4 @@
-"""Delimited text: what is read, and what a person is told when it cannot be."""
+"""Delimited text: what is read, and the error if it cannot be read."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packets of the dense gradient that are damaged on their way, in two processes: who hears of it, how, and how soon."""
+"""Damaged packets of the dense gradient, in two processes: who learns of them, how, and how soon."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tests.support.strange_files import read, refusal
 GOOD = "x,c,y\n1,a,0\n2,b,1\n"
 BOTH: dict[str, Any] = {"dense": [{"column": "x", "fill": -1.0}], "sparse": ["c"]}
 
-# One table in many forms. Its texts hold what forms are told apart by.
+# One table in many forms. Its texts hold the characters by which forms differ.
 TEXTS = ["red", "Grün", "a b", "0", "", "naïve café", "x" * 300]
 NUMBERS = [1.0, -2.5, 3e10, 0.0, -1.0, 1e-3, 7.0]
 LABELS = [0, 1, 1, 0, 1, 0, 1]

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import nn
 
-from shardkeep.workers.dense.state import ModelState
+from shardkeep.workers.collectives.collective import ThreadCollective
+from shardkeep.workers.dense.state import ModelState, share_buffers
+from tests.support.ranks import run_ranks
 
 
 class Counting(nn.Module):
@@ -122,3 +124,42 @@ def test_a_plain_model_is_walked_through_once(monkeypatch: pytest.MonkeyPatch) -
 
 def in_values(state: dict[str, Any]) -> dict[str, Any]:
     return {key: value.tolist() if isinstance(value, torch.Tensor) else value for key, value in state.items()}
+
+
+class Measuring(nn.Module):
+    """Buffers of several shapes and dtypes, full of one value."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.full((3, 2), float(value)))
+        self.register_buffer("sum", torch.full((2,), float(value), dtype=torch.float64))
+        self.register_buffer("var", torch.full((), value + 0.5))
+        self.register_buffer("count", torch.full((2,), value))
+        self.register_buffer("empty", torch.empty(0))
+
+
+def test_rank_0s_floating_buffers_replace_the_others_whatever_their_shapes_and_dtypes() -> None:
+    models = [Measuring(value) for value in (5, 7, 9)]
+
+    def work(collective: ThreadCollective) -> None:
+        share_buffers(models[collective.rank], collective)
+
+    run_ranks(ThreadCollective.group(3), work)
+    first = dict(models[0].named_buffers())
+    for rank, model in enumerate(models):
+        for name, buffer in model.named_buffers():
+            assert buffer.dtype == first[name].dtype
+            assert torch.equal(buffer, first[name]) == (name != "count" or rank == 0), name
+    assert first["mean"].tolist() == [[5.0, 5.0]] * 3 and first["var"].item() == 5.5
+
+
+def test_a_skipped_step_takes_all_buffers_back_and_an_applied_one_does_not() -> None:
+    model = Measuring(1)
+    state = ModelState(model)
+    for applied, expected in ((False, 1.0), (True, 3.0), (False, 3.0)):
+        state.keep_buffers()
+        for value in (2.0, 3.0):  # two micro-batches of one step
+            state.keep_buffers()
+            model.mean.fill_(value)
+        state.settle(applied=applied)
+        assert model.mean.unique().tolist() == [expected]

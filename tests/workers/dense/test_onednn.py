@@ -1,4 +1,4 @@
-"""Linear layers by oneDNN: the values of torch's own, and only where they were asked for or help."""
+"""Linear layers by oneDNN: the values of torch's own, and only where they were requested or help."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ from shardkeep.workers.data.cache.folders import (
 from shardkeep.workers.data.columnar import ColumnarWriter
 from shardkeep.workers.data.conversion.conversion import Converter, Fitted, Layout, left_out
 from shardkeep.workers.data.conversion.decoding import Chunk
+from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.data.conversion.scaling import to_json
 from shardkeep.workers.data.fingerprint import content_fingerprint
 from shardkeep.workers.data.input_files import State, changed_since, find_files, snapshot
@@ -60,7 +61,7 @@ class Job:
         return FileSet(paths, self._settings() | {"split": split})
 
     def evaluation(self, paths: Sequence[Path], fitted: Fitted) -> FileSet:
-        """The entry of the evaluation files. Their scaling is not part of it, but for the origins of stored numbers."""
+        """The entry of the evaluation files. Their scaling is not part of it, except the origins of stored numbers."""
         known = {"lists": sorted(fitted.lists), "kinds": dict(fitted.kinds), "origins": fitted.origins}
         return FileSet(paths, self._settings() | known)
 
@@ -97,7 +98,8 @@ def open_cached(
         [checksums[name] for name in (TRAIN, EVAL) if name in parts],
         to_json(entries[0].fitted.transform),
     )
-    return Data(parts[TRAIN], parts.get(EVAL), None, _described(entries), mark)
+    inputs = Inputs(layout, entries[0].fitted, reading).to_json()
+    return Data(parts[TRAIN], parts.get(EVAL), None, _described(entries), mark, inputs)
 
 
 def first_file(config: DataConfig) -> Path:
@@ -111,6 +113,8 @@ def _input_files(config: DataConfig) -> tuple[list[Path], list[Path]]:
         raise DataError("data.eval_fraction: has no effect with data.eval; leave one of the two out")
     kind = config.source
     train = find_files(root, config.train, key="data.train", kind=kind)
+    if config.test:  # read after training; a wrong name ends the job before it
+        find_files(root, config.test, key="data.test", kind=kind)
     return train, find_files(root, config.eval, key="data.eval", kind=kind) if config.eval else []
 
 

@@ -1,4 +1,4 @@
-"""What lies in cache folders, and the removal of what is of no use. Converts nothing."""
+"""What is in cache folders, and the removal of what is of no use. Converts nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """One cache entry on disk: columnar files and meta.json, which is written last. Both ends of its form.
 
-An entry is made from one file set: the training files, or the evaluation files. It says from which files, of which
-size, time and content, and with which settings.
+An entry is made from one file set: the training files, or the evaluation files. It names the files with their
+size, time and content, and the settings.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Entry:
 
 
 def write_entry(folder: Path, files: FileSet, inputs: Sequence[Identity], content: Content) -> None:
-    """Completes an entry whose columnar files lie in `folder`: nobody but us can change it. Raises OSError."""
+    """Completes an entry whose columnar files are in `folder`: nobody but us can change it. Raises OSError."""
     meta = {
         "format": FORMAT,
         "settings": files.settings,

@@ -48,7 +48,7 @@ def trusted(path: Path) -> bool:
 
 
 def entry_paths(folder: Path, name: str) -> list[Path]:
-    """Where an entry may lie in `folder`: by its name, or by ours too where another user has that name."""
+    """Where an entry may be in `folder`: by its name, or by ours too where another user has that name."""
     return [folder / name, folder / f"{name}-{os.geteuid()}"]
 
 
@@ -81,7 +81,7 @@ def _usable(folder: Path) -> bool:
 
 
 def _make(folder: Path) -> None:
-    """Makes the last resort. Raises DataError where that fails, or where others could change what lies in it."""
+    """Makes the last resort. Raises DataError where that fails, or where others could change what is in it."""
     try:
         _make_own(folder)
         why = why_distrusted(folder)
@@ -98,7 +98,7 @@ def _make(folder: Path) -> None:
 
 
 def _make_own(folder: Path) -> None:
-    """Makes `folder` so that nobody else can write it, whatever the umask; one in a temporary folder for us alone."""
+    """Makes `folder` so that nobody else can write it, with any umask; one in a temporary folder for us alone."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(FileExistsError):
         folder.mkdir(mode=0o700 if folder.parent == Path(tempfile.gettempdir()) else 0o755)
@@ -118,13 +118,12 @@ def locked(entry: Path, progress: Progress) -> Iterator[None]:
 
 
 def temporary_folder(entry: Path) -> Path:
-    """A new folder beside the entry, for its parts until they are complete. Its name tells which entry it is of."""
+    """A new folder beside the entry, for its parts until they are complete. Its name says which entry it is of."""
     return Path(tempfile.mkdtemp(dir=entry.parent, prefix=f".{entry.name}."))
 
 
 def entry_of(path: Path) -> Path | None:
-    """The entry that a folder is, or is a part of; None for any other folder, whatever its name: it is not ours to
-    remove. Raises OSError."""
+    """The entry that a folder is, or is a part of; None for any other folder. Raises OSError."""
     named = NAME.fullmatch(path.name) or PART.fullmatch(path.name)
     if named is None or path.is_symlink() or not path.is_dir():
         return None
@@ -162,5 +161,5 @@ def busy() -> None:
 
 
 def lock_path(entry: Path) -> Path:
-    """The lock of an entry; whoever writes or removes the entry holds it."""
+    """The lock of an entry, held while the entry is written or removed."""
     return entry.parent / f".{entry.name}.lock"

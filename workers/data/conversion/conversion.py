@@ -72,7 +72,7 @@ def layout_of(config: DataConfig, *, scale: Scaling = "standard") -> Layout:
 
 
 def left_out(count: int) -> str:
-    """What a person hears of rows without a label, behind where the samples come from."""
+    """What a person learns of rows without a label, behind where the samples come from."""
     return f"; {count:,} rows left out, their label is missing" if count else ""
 
 
@@ -138,7 +138,7 @@ class Converter:
             if train is not None and held is not None:
                 hold_out(key, row, share, held_N)
             row += len(whole)
-            labels = self._labels(whole)
+            labels = self.labels(whole)
             if unlabelled.add(whole, labels.missing_N):
                 continue  # an error already: only counts
             present_N = ~labels.missing_N
@@ -146,7 +146,7 @@ class Converter:
             for writer, check, keep_N in ((train, checks[0], ~held_N), (held, checks[1], held_N)):
                 if writer is not None and keep_N.any():
                     part = chunk.filter(keep_N)
-                    rows = self._rows(part, label_N[keep_N], learn=writer is train)
+                    rows = self.rows(part, label_N[keep_N], learn=writer is train)
                     check.add(rows.label_N, part, self.layout.label)
                     writer.add(rows)
         if not row:
@@ -158,7 +158,8 @@ class Converter:
             if writer is not None:
                 check.finish(self.layout.label, advice)
 
-    def _rows(self, chunk: Chunk, label_N: NDArray[np.uint8], *, learn: bool) -> Rows:
+    def rows(self, chunk: Chunk, label_N: NDArray[np.uint8], *, learn: bool) -> Rows:
+        """The samples of a chunk; `learn`: they enter the statistics. Raises DataError for what cannot be a sample."""
         layout = self.layout
         if self.lists is None:
             self.lists = frozenset(c.column for c in layout.sparse if _is_multi(chunk, c))
@@ -188,7 +189,8 @@ class Converter:
             raise column.wrong_type(f"{before}, as in the files before; the same value has another id as one of {kind}")
         return column
 
-    def _labels(self, chunk: Chunk) -> Labels:
+    def labels(self, chunk: Chunk) -> Labels:
+        """The labels of a chunk. Raises DataError."""
         label = self.layout.label
         column = chunk.column(label.column)
         with column.named():

@@ -73,7 +73,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class Column:
-    """One column of a chunk, and the number of the row that each value stands in."""
+    """One column of a chunk, and the number of the row that each value is in."""
 
     path: str
     rows_N: Ints
@@ -345,7 +345,7 @@ def kind_of(kind: pa.DataType) -> str | None:
 
 
 def is_empty(values: pa.Array) -> bool:
-    """Whether all values are null or NaN: such a column often has the type of numbers, whatever its name stands for."""
+    """Whether all values are null or NaN: such a column often has a numeric type without meaning it."""
     if values.null_count == len(values):
         return True
     return pa.types.is_floating(values.type) and bool(np.isnan(values.to_numpy(zero_copy_only=False)).all())

@@ -13,7 +13,7 @@ C = TypeVar("C", DenseColumn, SparseColumn)
 
 
 def named_columns(config: DataConfig, names: Callable[[], Sequence[str]]) -> DataConfig:
-    """The config with every pattern in `dense` and `sparse` replaced by the columns it stands for, in file order.
+    """The config with every pattern in `dense` and `sparse` replaced by the columns it represents, in file order.
 
     A pattern leaves out the label, columns of weights and every column that `dense` or `sparse` names in full.
     `names` is called only where there is a pattern. Raises DataError where one matches nothing.

@@ -25,7 +25,7 @@ from shardkeep.workers.data.sources.column_patterns import named_columns
 
 BLOCK_BYTES = 1 << 24  # a row must fit; also what one read holds in memory
 WRONG_ROW = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)", re.DOTALL)
-UNIT = b"\x1f"  # ASCII's unit separator stands for a delimiter of several characters
+UNIT = b"\x1f"  # ASCII's unit separator represents a delimiter of several characters
 COMPRESSIONS = {
     ".gz": ("gzip", b"\x1f\x8b"),
     ".bz2": ("bz2", b"BZh"),
@@ -196,7 +196,7 @@ class BadRow:
 
 def _quietly(open_batches: Callable[..., Any], bad: BadRow, *args: Any) -> Iterator[pa.RecordBatch]:
     """The batches. pyarrow hands a wrong row over as text; where it is no UTF-8, Python prints a traceback and pyarrow
-    goes on to the error, so nothing is lost by leaving that out."""
+    continues to the error, so nothing is lost by leaving that out."""
 
     def hook(unraisable: Any) -> None:
         if unraisable.object is not bad:

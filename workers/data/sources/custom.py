@@ -1,4 +1,4 @@
-"""The source `module:function`: samples from the user's own code, by a contract that docs/data.md states."""
+"""The source `module:function`: samples from the user's own code, by a contract that docs/guide/data.md states."""
 
 from __future__ import annotations
 
