@@ -21,7 +21,7 @@ _OPTIONS = [
     ("grpc.enable_http_proxy", 0),  # members talk to each other, never through a web proxy
     ("grpc.use_local_subchannel_pool", 1),  # two clients in one process share no back-off
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5000),  # also the time that one connecting may take, TLS included
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.max_receive_message_length", 16 << 20),
     ("grpc.max_send_message_length", 16 << 20),

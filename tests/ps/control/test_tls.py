@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import stat
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -71,6 +76,46 @@ def test_whoever_is_not_of_the_authority_gets_nowhere_though_it_has_the_token(
             client.register()
         assert server.coordinator.status().members == ()
     assert capfd.readouterr() == ("", "")  # gRPC keeps its own account to itself
+
+
+@contextmanager
+def answering_late(address: str, delay_s: float) -> Iterator[str]:
+    """An address that leads to `address`, over a network that holds each packet for `delay_s` seconds."""
+    host, port = address.rsplit(":", 1)
+    ends: list[socket.socket] = []
+
+    def carry(source: socket.socket, target: socket.socket) -> None:
+        with suppress(OSError):
+            while data := source.recv(1 << 16):
+                time.sleep(delay_s)
+                target.sendall(data)
+            target.shutdown(socket.SHUT_WR)
+
+    def serve(listener: socket.socket) -> None:
+        with suppress(OSError):
+            while True:
+                near = listener.accept()[0]
+                far = socket.create_connection((host, int(port)))
+                ends.extend((near, far))
+                for pair in ((near, far), (far, near)):
+                    threading.Thread(target=carry, args=pair, daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        try:
+            yield f"127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            for end in ends:
+                end.close()
+
+
+def test_a_slow_network_gets_the_time_that_it_needs_to_connect(certs: Path) -> None:
+    with (
+        ControlServer(Job().coordinator, tls=tls(certs, "ours")) as server,
+        answering_late(server.address, delay_s=0.2) as address,
+    ):
+        assert fetch_status(Endpoint(address, server.endpoint.token, tls(certs, "ours"))).members == ()
 
 
 def test_a_member_that_is_hung_up_on_is_told_of_tls_when_its_patience_ends(certs: Path) -> None:
