@@ -21,8 +21,8 @@ from shardkeep.config import JobConfig, load_config
 from shardkeep.sweep.plan import load_sweep
 from shardkeep.workers.data.sources.registry import open_data
 
-SETTINGS = ("data.root", "data.train", "data.eval", "data.cache", "checkpoint.dir")
-LISTS = ("data.train", "data.eval")
+SETTINGS = ("data.root", "data.train", "data.eval", "data.test", "data.cache", "checkpoint.dir")
+LISTS = ("data.train", "data.eval", "data.test")
 DATA = {"source": "csv", "label": "y", "dense": ["x"]}
 
 

@@ -38,9 +38,9 @@ def test_a_job_in_one_process_fills_its_run_folder(tmp_path: Path) -> None:
     assert folder.metrics_path.exists()
 
 
-def test_a_model_option_of_another_model_is_the_users_error_and_written_down(tmp_path: Path) -> None:
-    config = tiny(servers=0, workers=1, model={"name": "dlrm", "cross_layers": 2})
-    with pytest.raises(UserError, match="cross_layers"):
+def test_a_model_that_is_nowhere_is_the_users_error_and_written_down(tmp_path: Path) -> None:
+    config = tiny(servers=0, workers=1, model={"name": "no_such_module:tower"})
+    with pytest.raises(UserError, match="no_such_module"):
         shardkeep.train(config, run_dir=tmp_path / "run", quiet=True)
     assert (RunFolder(tmp_path / "run").summary() or {})["status"] == "failed"
 
@@ -82,7 +82,7 @@ def test_a_job_that_fails_says_where_it_lies_and_how_to_resume_it(
 
 
 def test_a_job_that_fails_without_a_checkpoint_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config = tiny(servers=0, workers=1, model={"name": "dlrm", "cross_layers": 2})
+    config = tiny(servers=0, workers=1, model={"name": "no_such_module:tower"})
     with pytest.raises(UserError):
         shardkeep.train(config, run_dir=tmp_path / "run")
     (text,) = told(capsys.readouterr().out, "resume")

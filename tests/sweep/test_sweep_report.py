@@ -185,7 +185,7 @@ def test_plots_that_have_nothing_to_draw_are_left_out(tmp_path: Path) -> None:
 
 
 def test_names_of_the_users_are_text_in_the_page(tmp_path: Path) -> None:
-    own = {"name": "few", "settings": {"model.options": {"label": "<b>&"}}}
+    own = {"name": "few", "settings": {"model.name": "a.module:tower", "model.options": {"label": "<b>&"}}}
     text = page(collect(load_sweep(write_sweep(tmp_path, recipes=[own])), tmp_path), None)
     assert "<b>" not in text and "&lt;b&gt;&amp;" in text
 
