@@ -388,6 +388,6 @@ def test_two_hundred_random_kills_change_no_bit(cluster: Cluster) -> None:
 @pytest.mark.parametrize("mode", ["bounded", "async"])
 def test_many_deaths_in_the_other_modes(cluster: Cluster, mode: str) -> None:
     config = {**JOB, "consistency": {"mode": mode}}
-    faults = random_faults(10, seed=5, members=MEMBERS, first=20, every=35)
+    faults = random_faults(10, seed=5, members=MEMBERS, first=20, every=28)  # a fast job outruns late ones
     summary = disturbed(cluster, config, *faults, limit_s=600.0)
     assert 0.5 < summary["eval"]["auc"] < summary["eval"]["best_auc"]

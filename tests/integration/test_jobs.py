@@ -185,11 +185,11 @@ def test_a_stalled_worker_is_named_when_its_lease_ends_and_all_listen_on_loopbac
 
 @pytest.mark.slow  # with stand-ins: tests/launch/test_supervised_jobs.py
 def test_a_mistake_that_only_a_worker_sees_ends_with_code_2_and_one_line(cluster: Cluster) -> None:
-    config = {**TINY, "servers": 1, "workers": 1, "model": {"name": "dlrm", "cross_layers": 2}}
+    config = {**TINY, "servers": 1, "workers": 1, "model": {"name": "no_such_module:tower"}}
     job, folder = cluster.job(config)
     ended = job.end()
     assert ended.code == 2
-    assert ended.err.count("\n") == 1 and "cross_layers" in ended.err
+    assert ended.err.count("\n") == 1 and "no_such_module" in ended.err
     assert (folder.summary() or {})["status"] == "failed"
 
 
