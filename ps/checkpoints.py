@@ -188,6 +188,11 @@ class Checkpoints:
         chain are there; files are not looked at."""
         return [(step, path) for step, path, _ in self._complete()]
 
+    @property
+    def has_start(self) -> bool:
+        """Whether there is a checkpoint of step 0: the model with which the job begins."""
+        return (self.folder / _name(0) / _MANIFEST).is_file()
+
     def last_step(self) -> int:
         """The step of the newest complete checkpoint; 0 = there is none."""
         return max((step for step, _ in self.complete()), default=0)

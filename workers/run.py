@@ -15,7 +15,7 @@ from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffi
 from shardkeep.workers.best import Best
 from shardkeep.workers.checkpoint.checkpointer import Checkpointer, CheckpointPlan
 from shardkeep.workers.checkpoint.rank_state import load_rank_state
-from shardkeep.workers.checkpoint.tower_state import load_tower
+from shardkeep.workers.checkpoint.tower_state import adopt_tower, load_tower
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.collectives.metered import MeteredCollective
 from shardkeep.workers.config import EvalConfig, TrainConfig
@@ -39,6 +39,9 @@ from shardkeep.workers.trainer import Trainer
 COMPILE_ALLOWANCE_S = 600.0
 """Seconds more that a pull or push may take while a peer compiles its tower. Sums between workers need none: nobody
 compiles during one."""
+
+MOST_NAMES = 4
+"""The most names of tensors in a warning."""
 
 _log = EventLog("run")
 
@@ -86,9 +89,19 @@ class TrainingRun:
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Loads the tower, the evaluations, and this rank's residuals. Raises CheckpointError."""
+        if checkpoint.facts.get("from"):
+            self._adopt(checkpoint)
+            return
         self.best.load(checkpoint.facts.get("evaluations", ()))
         load_tower(self.tower, checkpoint)
         load_rank_state(self.client, self.tower, checkpoint, rank=self.client.rank, world_size=self.job.workers)
+
+    def _adopt(self, checkpoint: Checkpoint) -> None:
+        """Begins with the dense model of another run (shardkeep/run/warm_start.py)."""
+        new = adopt_tower(self.tower, checkpoint)
+        if new and not self.client.rank:
+            listed = ", ".join(new[:MOST_NAMES]) + (f" and {len(new) - MOST_NAMES} more" if new[MOST_NAMES:] else "")
+            self.report.warning("model", f"{listed}: not in that run in this shape, so new")
 
     def enter(self, link: Link, after: Continuation | None = None) -> Generation:
         """Makes a generation; every rank calls it; blocks. The link is closed if this fails.

@@ -67,6 +67,8 @@ class Tables(Sequence[Table]):
     """The tables of a server, each under one of a few locks."""
 
     def __init__(self, specs: Sequence[TableSpec], *, seed: int) -> None:
+        self.earlier_steps = 0
+        """Steps of the jobs before, whose rows these continue."""
         self._descriptors = np.zeros((len(specs), at.COLUMNS), dtype=np.int64)
         self._starts = np.zeros((len(specs), at.STARTS), dtype=np.float32)
         self._tables = [
@@ -114,7 +116,7 @@ class Tables(Sequence[Table]):
         step's ranks whose gradients are in `pushes`; the rows decay by this share of `weight_decay`."""
         if not pushes:
             return
-        gradients, update = pushes[0], Update(step, pushes[0].lr_factor, decay_share)
+        gradients, update = pushes[0], Update(step, pushes[0].lr_factor, decay_share, self.earlier_steps)
         for other in pushes[1:]:
             gradients = sum_of(self.dims_T, gradients, other)
         if not all_finite(gradients.values.view(np.uint32)):
@@ -131,6 +133,7 @@ class Tables(Sequence[Table]):
             self._snapshot.drop("another snapshot came")
         locks = [self._changes[self._lock_of(t)] for t in range(len(self))]
         self._snapshot = Snapshot(self._tables, self._images, locks, self.changed.hand_over(base))
+        self._snapshot.earlier_steps = self.earlier_steps
         return self._snapshot
 
     @property

@@ -23,6 +23,7 @@ from shardkeep.cli.options import (
     complete_run,
     load,
     path,
+    which_checkpoint,
 )
 
 ORPHAN_STOP_S = 15.0
@@ -50,6 +51,20 @@ def train(
             help="Resume this run from its newest checkpoint; give no CONFIG.",
         ),
     ] = None,
+    from_run: Annotated[
+        Path | None,
+        typer.Option(
+            "--from",
+            parser=path,
+            metavar="RUN",
+            autocompletion=complete_run,
+            help="Begin with the rows and the dense model of this run.",
+        ),
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option("--model", metavar="last|best|STEP", help="Checkpoint of --from; left out = the newest one."),
+    ] = None,
     code: Code = None,
     parent_pipe: ParentPipe = False,
     debug: Debug = False,
@@ -61,10 +76,14 @@ def train(
             _end_with_sweep()
         if (config is None) == (resume is None):
             raise UserError("shardkeep train requires either a CONFIG or --resume RUN")
+        if model is not None and from_run is None:
+            raise UserError(f"--model {model}: has no effect without --from RUN")
         if resume is not None:
+            if from_run is not None:
+                raise UserError("--from: has no effect with --resume; the run has begun already")
             _resume(resume, set_ or [], run_dir)
         elif config is not None:
-            _run_job(config, set_, run_dir, code)
+            _run_job(config, set_, run_dir, code, start=None if from_run is None else (from_run, model or "last"))
         return 0
 
     run_command(run, debug)
@@ -79,14 +98,28 @@ def _resume(run: Path, overrides: list[str], run_dir: Path | None) -> None:
     resume(run, overrides=overrides, console=console())
 
 
-def _run_job(config: Path, overrides: list[str] | None, run_dir: Path | None, code: Path | None) -> None:
+def _run_job(
+    config: Path,
+    overrides: list[str] | None,
+    run_dir: Path | None,
+    code: Path | None,
+    *,
+    start: tuple[Path, str] | None,
+) -> None:
     from shardkeep.launch.job import run_job
     from shardkeep.run.new_folder import default_run_dir
     from shardkeep.run.screen import console
 
     path, job = load(config, overrides)
     folder = run_dir or default_run_dir(job.name)
-    run_job(job, run_dir=folder, console=console(), code_folder=code or path.resolve().parent)
+    code_folder = code or path.resolve().parent
+    if start is None:
+        run_job(job, run_dir=folder, console=console(), code_folder=code_folder)
+        return
+    from shardkeep.run.warm_start import plan_warm_start
+
+    begins_with = plan_warm_start(job, start[0], which_checkpoint(start[1]))
+    run_job(job, run_dir=folder, console=console(), code_folder=code_folder, start=begins_with)
 
 
 def status(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 import typer
 
 from shardkeep.cli.exits import run_command
-from shardkeep.cli.options import Debug, complete_run, path
+from shardkeep.cli.options import Debug, complete_run, path, which_checkpoint
 
 if TYPE_CHECKING:
     from shardkeep.run.screen import Screen
@@ -27,12 +27,6 @@ Model = Annotated[
         help="Checkpoint: the newest one, the best by train.early_stopping, or of a step.",
     ),
 ]
-
-
-def _which(text: str) -> Any:
-    if text in ("last", "best") or text.isdecimal():
-        return int(text) if text.isdecimal() else text
-    raise typer.BadParameter(f"{text!r}; allowed: last, best, or the step of a checkpoint", param_hint="'--model'")
 
 
 @contextmanager
@@ -60,7 +54,7 @@ def evaluate(
     debug: Debug = False,
 ) -> None:
     """Evaluate the model of a run, without its processes."""
-    which = _which(model)
+    which = which_checkpoint(model)
     if split not in ("eval", "train", "test"):
         raise typer.BadParameter(f"{split!r}; allowed: eval, train, test", param_hint="'--split'")
 
@@ -97,7 +91,7 @@ def predict(
     debug: Debug = False,
 ) -> None:
     """Score each row of files with the model of a run, in order."""
-    which = _which(model)
+    which = which_checkpoint(model)
 
     def body() -> int:
         with _ready(run) as screen:

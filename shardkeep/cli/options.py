@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -138,3 +138,10 @@ def load(path: Path, overrides: list[str] | None) -> tuple[Path, JobConfig]:
     built_in = Path(__file__).parents[1] / "examples" / "demo.yaml"
     found = built_in if str(path) == "demo" and not path.exists() else path
     return found, load_config(found, overrides or [])
+
+
+def which_checkpoint(text: str) -> Any:
+    """The checkpoint that `--model` names: last, best, or a step."""
+    if text in ("last", "best") or text.isdecimal():
+        return int(text) if text.isdecimal() else text
+    raise typer.BadParameter(f"{text!r}; allowed: last, best, or the step of a checkpoint", param_hint="'--model'")

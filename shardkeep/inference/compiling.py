@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from shardkeep.inference.trained_config import config_of
 from shardkeep.roles.kernel_needs import compile_of_job
+from shardkeep.run.trained import config_of
 
 
 def prepare(run: Path, say: Callable[[str], None]) -> None:

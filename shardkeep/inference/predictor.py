@@ -13,7 +13,8 @@ from torch import nn
 from shardkeep.base.arrays import Floats
 from shardkeep.base.errors import DataError
 from shardkeep.inference.frames import chunks_of
-from shardkeep.inference.trained import Trained, Unseen, Which, load_trained
+from shardkeep.inference.trained import Trained, Unseen, load_trained
+from shardkeep.run.trained import Which
 from shardkeep.workers.data.columnar import ColumnarDataset
 from shardkeep.workers.data.conversion.hashing import hash_text
 

@@ -16,8 +16,8 @@ from shardkeep.base.arrays import Floats
 from shardkeep.base.errors import UserError
 from shardkeep.inference.files import Told, chunks_of_files, score_writer
 from shardkeep.inference.predictor import block_logits, scores_of
-from shardkeep.inference.trained import Trained, Unseen, Which, checkpoint_of, inputs_of, load_trained
-from shardkeep.inference.trained_config import config_of
+from shardkeep.inference.trained import Trained, Unseen, inputs_of, load_trained
+from shardkeep.run.trained import Which, checkpoint_of, config_of
 from shardkeep.workers.collectives.collective import Solo
 from shardkeep.workers.data.input_files import find_files
 from shardkeep.workers.data.samples import Data, Dataset, gathered

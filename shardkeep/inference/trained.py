@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -15,13 +14,12 @@ from shardkeep.base.arrays import Floats, Ids, Ints
 from shardkeep.base.errors import CheckpointError, ConfigError, UserError
 from shardkeep.base.machine.memory import memory_errors
 from shardkeep.config import JobConfig
-from shardkeep.inference.trained_config import config_of
 from shardkeep.ps.checkpoints import Checkpoint
 from shardkeep.ps.jagged import JaggedRows, SectionIds
 from shardkeep.ps.shard.snapshot.files import load_snapshots
 from shardkeep.ps.shard.tables import Tables
 from shardkeep.roles.assembly import build_tower, table_specs
-from shardkeep.run.checkpoints import checkpoints_of
+from shardkeep.run.trained import Which, checkpoint_of, config_of
 from shardkeep.workers.blocks import Blocks
 from shardkeep.workers.checkpoint.tower_state import load_tower
 from shardkeep.workers.data.batch import Batch
@@ -30,9 +28,6 @@ from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.plan import Plan
-
-Which = Literal["last", "best"] | int
-"""A checkpoint of a run: the newest one, that of the best evaluation, or that of a step."""
 
 
 class Trained:
@@ -110,30 +105,6 @@ class Unseen:
         """Values without a row, and all values, by feature."""
         pairs = zip(self._missing_F.tolist(), self._values_F.tolist(), strict=True)
         return dict(zip(self.names, pairs, strict=True))
-
-
-def checkpoint_of(config: JobConfig, run: Path, which: Which) -> Checkpoint:
-    """A checkpoint of a run. Raises UserError where there is none, CheckpointError where it is damaged."""
-    checkpoints = checkpoints_of(config, run)
-    steps = [step for step, _ in checkpoints.complete()]
-    if not steps:
-        hint = "; checkpoint.every_steps is 0" if not config.checkpoint.every_steps else ""
-        raise UserError(f"{run}: has no complete checkpoint in {checkpoints.folder}{hint}")
-    step = steps[-1] if which == "last" else checkpoints.load(steps[-1]).facts.get("best_step") or 0
-    if isinstance(which, int):
-        step = which
-    if which == "best" and config.train.early_stopping is None:
-        raise UserError("--model best: the job has no train.early_stopping, which keeps the best model; allowed: last")
-    if step not in steps:
-        found = "" if which == step else f" ({step})"
-        raise UserError(f"--model {which}: there is no checkpoint of that step{found}; allowed: last, {_listed(steps)}")
-    checkpoint = checkpoints.load(step)
-    checkpoint.check_sizes()
-    return checkpoint
-
-
-def _listed(steps: list[int]) -> str:
-    return ", ".join(map(str, steps[-10:]))
 
 
 def load_trained(run: Path, which: Which = "last") -> Trained:

@@ -28,9 +28,19 @@ if TYPE_CHECKING:
     from shardkeep.run.resume import Resumed
     from shardkeep.run.screen import Screen
     from shardkeep.run.summary import Summary
+    from shardkeep.run.trained import Which
+    from shardkeep.run.warm_start import WarmStart
+    from shardkeep.workers.data.samples import Data
 
 
-def train(config: JobConfig | str | Path, *, run_dir: str | Path | None = None, quiet: bool = False) -> Summary:
+def train(
+    config: JobConfig | str | Path,
+    *,
+    run_dir: str | Path | None = None,
+    quiet: bool = False,
+    from_run: str | Path | None = None,
+    model: Which = "last",
+) -> Summary:
     """Runs a whole job on this machine. Blocks until the job is over.
 
     Args:
@@ -38,6 +48,8 @@ def train(config: JobConfig | str | Path, *, run_dir: str | Path | None = None, 
             `data.root`, then beside the file, or beside the running script for a JobConfig.
         run_dir: A new run folder; None = runs/NAME-DATE under the current folder.
         quiet: Prints nothing.
+        from_run: The run folder whose rows and dense model the job begins with; None = it begins with new ones.
+        model: The checkpoint of `from_run`.
 
     Returns:
         The typed content of summary.json, such as `summary.eval.auc` and `summary.bytes.total`, and `summary.run_dir`.
@@ -52,7 +64,15 @@ def train(config: JobConfig | str | Path, *, run_dir: str | Path | None = None, 
     code_folder = _script_folder() if isinstance(config, JobConfig) else Path(config).resolve().parent
     job = config if isinstance(config, JobConfig) else load_config(config)
     path = Path(run_dir) if run_dir is not None else default_run_dir(job.name)
-    return Summary.model_validate(run_job(job, run_dir=path, console=console(quiet=quiet), code_folder=code_folder))
+    start = None if from_run is None else _warm_start(job, Path(from_run), model)
+    shown = console(quiet=quiet)
+    return Summary.model_validate(run_job(job, run_dir=path, console=shown, code_folder=code_folder, start=start))
+
+
+def _warm_start(config: JobConfig, run: Path, which: Which) -> WarmStart:
+    from shardkeep.run.warm_start import plan_warm_start
+
+    return plan_warm_start(config, run, which)
 
 
 def run_job(
@@ -62,6 +82,7 @@ def run_job(
     console: Console,
     code_folder: Path | None = None,
     resumed: Resumed | None = None,
+    start: WarmStart | None = None,
 ) -> dict[str, Any]:
     """Runs a whole job. Returns the content of summary.json and `run_dir`. Blocks and raises like `train`.
 
@@ -71,12 +92,13 @@ def run_job(
         console: Shows phases, progress and the closing table.
         code_folder: Folder of the user's own modules, if the config names any.
         resumed: The checkpoint to resume from; None = a new job.
+        start: The model with which a new job begins; None = a new one.
     """
     from shardkeep.run.screen import Screen
 
     screen = Screen(console)
     with _starting(config, screen) as starter:  # first, because its imports take longest
-        return _run_phases(config, run_dir, screen, code_folder, resumed, starter)
+        return _run_phases(config, run_dir, screen, code_folder, resumed, start, starter)
 
 
 def _run_phases(
@@ -85,6 +107,7 @@ def _run_phases(
     screen: Screen,
     code_folder: Path | None,
     resumed: Resumed | None,
+    start: WarmStart | None,
     starter: Starter,
 ) -> dict[str, Any]:
     from shardkeep.workers.data.sources.registry import check_present
@@ -96,10 +119,10 @@ def _run_phases(
         refuse_taken(run_dir)
     pins = _pins(config)
     with Interrupts() as interrupts, _importable(code_folder):
-        _prepare(config, screen, resumed, starter)
+        _prepare(config, screen, resumed, start, starter)
         if config.affinity.wanted:
             screen.phase("affinity", describe(pins))
-        folder = RunFolder.create(run_dir, config, code_folder=code_folder) if resumed is None else RunFolder(run_dir)
+        folder = RunFolder(run_dir) if resumed is not None else _new_folder(run_dir, config, code_folder, start)
         screen.phase("run", str(run_dir))
         with _says_how_to_resume(folder, screen), folder.held():
             config, summary = _Launch(folder, screen, interrupts, code_folder, starter).run(config, resumed)
@@ -110,6 +133,17 @@ def _run_phases(
         screen.phase("resume", longer_line(config, folder.path))
     screen.closing(summary, run_dir)
     return {**summary, "run_dir": str(folder.path)}
+
+
+def _new_folder(path: Path, config: JobConfig, code_folder: Path | None, start: WarmStart | None) -> RunFolder:
+    from shardkeep.run.warm_start import refuse_start_of_another, write_start
+
+    refuse_start_of_another(config, path)
+    folder = RunFolder.create(path, config, code_folder=code_folder)
+    if start is not None:
+        write_start(start, config, folder.path)
+        folder.event({"text": f"began with {start.text()}"})
+    return folder
 
 
 @dataclass(frozen=True)
@@ -262,17 +296,21 @@ def _starting(config: JobConfig, screen: Screen) -> Iterator[Starter]:
         yield starter
 
 
-def _prepare(config: JobConfig, screen: Screen, resumed: Resumed | None, starter: Starter) -> None:
+def _prepare(
+    config: JobConfig, screen: Screen, resumed: Resumed | None, start: WarmStart | None, starter: Starter
+) -> None:
     """Compiles kernels and converts data, once for all roles. Raises UserError, and JobStopped on Ctrl-C."""
     try:
-        _compile_and_convert(config, screen, resumed, starter)
+        data = _compile_and_convert(config, screen, resumed, starter)
+        if start is not None:
+            _check_columns(start, data, screen)
     except KeyboardInterrupt:
         raise JobStopped("stopped before the first step") from None
     finally:
         screen.end_bar()
 
 
-def _compile_and_convert(config: JobConfig, screen: Screen, resumed: Resumed | None, starter: Starter) -> None:
+def _compile_and_convert(config: JobConfig, screen: Screen, resumed: Resumed | None, starter: Starter) -> Data:
     from shardkeep.roles.checkpoint_facts import check_facts
     from shardkeep.roles.kernel_needs import compile_of_job
     from shardkeep.workers.data.sources.registry import open_data
@@ -285,6 +323,15 @@ def _compile_and_convert(config: JobConfig, screen: Screen, resumed: Resumed | N
     screen.phase("data", f"{data.describe()}; ready in {time.monotonic() - began:.1f} s")
     if resumed is not None and (remark := check_facts(resumed.checkpoint, config, data)):
         screen.phase("data", remark)
+    return data
+
+
+def _check_columns(start: WarmStart, data: Data, screen: Screen) -> None:
+    """Raises ConfigError if the data are not read as in the run with which the job begins."""
+    from shardkeep.run.warm_start import new_columns
+
+    new = new_columns(start.facts["inputs"], data.inputs)
+    screen.phase("from", start.text() + (f"; new columns: {', '.join(new)}" if new else ""))
 
 
 def _anchored(config: JobConfig) -> JobConfig:

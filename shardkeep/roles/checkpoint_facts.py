@@ -8,6 +8,7 @@ from shardkeep.base.errors import ConfigError
 from shardkeep.base.machine.versions import versions
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints import Checkpoint
+from shardkeep.run.warm_start import new_columns
 from shardkeep.workers.data.samples import Data
 
 
@@ -31,6 +32,9 @@ def check_facts(checkpoint: Checkpoint, config: JobConfig, data: Data) -> str:
     Raises ConfigError when the training data or the seed are others: the data position would be one in another order.
     """
     facts = checkpoint.facts
+    if facts.get("from"):
+        new_columns(facts.get("inputs"), data.inputs)
+        return ""
     if facts.get("seed") != config.seed:
         raise ConfigError(f"seed: {config.seed}; the checkpoint {checkpoint.folder} was taken with {facts.get('seed')}")
     (train, held), (train_before, held_before) = _parts(data.fingerprint), _parts(str(facts.get("data", "")))

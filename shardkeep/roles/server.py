@@ -24,7 +24,7 @@ from shardkeep.ps.control.records import ANY_STEP, Formation, ResumeRange
 from shardkeep.ps.rpc.group import RpcGroup
 from shardkeep.ps.shard.journal.journal import Journal
 from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.shard.snapshot.files import load_snapshots
+from shardkeep.ps.shard.snapshot.files import earlier_steps, load_snapshots
 from shardkeep.roles.agreed_checkpoints import AgreedCheckpoints
 from shardkeep.roles.departure import Departure
 from shardkeep.roles.group import join_group
@@ -286,6 +286,7 @@ def build_service(
     )
     if resumed is not None:
         load_snapshots(service.tables, resumed, shard=shard, num_shards=max(config.servers, 1))
+        service.tables.earlier_steps = earlier_steps(resumed)
     if config.checkpoint.full_every > 1:
         service.tables.changed.follow("" if resumed is None else resumed.id)
     return service

@@ -33,5 +33,6 @@ def out_of_grace(config: JobConfig, run_dir: Path) -> str:
 
 
 def resumed_from(checkpoints: Checkpoints, start_step: int) -> Checkpoint | None:
-    """Returns the checkpoint that a job with this start step resumes from. Raises CheckpointError."""
-    return checkpoints.load(start_step) if start_step else None
+    """Returns the checkpoint with which a job starts at this step; None = at step 0, with nothing. A job that continues
+    another run's model (warm_start.py) has one of step 0. Raises CheckpointError."""
+    return checkpoints.load(start_step) if start_step or checkpoints.has_start else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any
 
@@ -42,11 +44,49 @@ def save_tower(state: TowerState, checkpoint: Path) -> list[FileRecord]:
 
 def load_tower(tower: Tower, checkpoint: Checkpoint) -> None:
     """Loads the state in a checkpoint into a tower of the same model and config. Raises CheckpointError."""
+    with _fits(checkpoint):
+        tower.load_state_dict(_state(checkpoint))
+
+
+def adopt_tower(tower: Tower, checkpoint: Checkpoint) -> list[str]:
+    """Gives a new tower the model and the optimizer state of another job, where names and shapes are the same.
+
+    The step, the loss scale and what compression keeps stay new. Returns the names of the model's tensors that stay
+    new. Raises CheckpointError."""
+    with _fits(checkpoint):
+        theirs, mine = _state(checkpoint), tower.state_dict()
+        taken = {name for name, value in mine["model"].items() if _same(theirs["model"].get(name), value)}
+        tower.load_state_dict(
+            mine
+            | {"model": {name: (theirs if name in taken else mine)["model"][name] for name in mine["model"]}}
+            | {"optimizer": mine["optimizer"] | {"state": _slots(tower, theirs, taken)}}
+        )
+    return [name for name in mine["model"] if name not in taken]
+
+
+def _same(theirs: Any, mine: torch.Tensor) -> bool:
+    return isinstance(theirs, torch.Tensor) and (theirs.shape, theirs.dtype) == (mine.shape, mine.dtype)
+
+
+def _slots(tower: Tower, theirs: Any, taken: Set[str]) -> dict[int, Any]:
+    """The optimizer's state of the parameters that were taken, by their number in this tower."""
+    buffers = {name for name, _ in tower.model.named_buffers()}
+    numbers = {name: i for i, name in enumerate(name for name in theirs["model"] if name not in buffers)}
+    if len(numbers) != sum(len(group["params"]) for group in theirs["optimizer"]["param_groups"]):
+        return {}  # which state belongs to which parameter is not known
+    state, names = theirs["optimizer"]["state"], [name for name, _ in tower.model.named_parameters()]
+    return {i: state[numbers[name]] for i, name in enumerate(names) if name in taken and numbers[name] in state}
+
+
+def _state(checkpoint: Checkpoint) -> Any:
     paths = {Path(file.path).name: file.check(checkpoint.folder) for file in checkpoint.below(_PART)}
+    return joined(json.loads(paths[_REST].read_text(encoding="utf-8")), load_file(paths[_TENSORS]))
+
+
+@contextlib.contextmanager
+def _fits(checkpoint: Checkpoint) -> Iterator[None]:
     try:
-        tensors = load_file(paths[_TENSORS])
-        rest = json.loads(paths[_REST].read_text(encoding="utf-8"))
-        tower.load_state_dict(joined(rest, tensors))
+        yield
     except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:
         why = " ".join(str(error).split())[:300]
         raise CheckpointError(f"{checkpoint.folder / _PART}: does not fit the model: {why}") from error

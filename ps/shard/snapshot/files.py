@@ -70,13 +70,15 @@ def write_snapshot(snapshot: Snapshot, checkpoint: Path, *, shard: int) -> list[
             written = [record.result() for record in records]
     finally:
         snapshot.drop("its snapshot is done")
-    index = {
+    index: dict[str, Any] = {
         "tables": [
             {"spec": table.spec.model_dump(mode="json"), "skipped_rows": skipped}
             for table, skipped in zip(snapshot.tables, snapshot.skipped_rows_T, strict=True)
         ],
         "parts": [[p.table, p.file, p.first, p.end, p.rows] for p in parts],
     }
+    if snapshot.earlier_steps:
+        index["earlier_steps"] = snapshot.earlier_steps
     atomic_write(folder / _INDEX, json.dumps(index) + "\n")
     return [*written, FileRecord.of(checkpoint, folder / _INDEX)]
 
@@ -120,14 +122,23 @@ def load_snapshots(tables: Sequence[Table], checkpoint: Checkpoint, *, shard: in
             table.skipped_rows = count
 
 
+def earlier_steps(checkpoint: Checkpoint) -> int:
+    """`Tables.earlier_steps` of the servers that wrote the checkpoint. Raises CheckpointError."""
+    return max((int(index.get("earlier_steps", 0)) for _, index in indexes(checkpoint)), default=0)
+
+
+def indexes(checkpoint: Checkpoint) -> list[tuple[FileRecord, dict[str, Any]]]:
+    """The indexes of a checkpoint, one of each server that wrote it. Raises CheckpointError."""
+    records = [file for file in checkpoint.files if file.path.endswith(f"/{_INDEX}")]
+    return [(record, read_index(record.check(checkpoint.folder))) for record in records]
+
+
 def _load(tables: Sequence[Table], checkpoint: Checkpoint, shard: int, num_shards: int) -> npt.NDArray[np.int64]:
     """Loads the rows of one checkpoint of a chain. Returns the count of skipped rows per table at that time."""
     first, end = _range_of(shard, num_shards)
-    indexes = [file for file in checkpoint.files if file.path.endswith(f"/{_INDEX}")]
     skipped = np.zeros(len(tables), dtype=np.int64)
-    for record in indexes:
+    for record, index in indexes(checkpoint):
         files = {file.path: file for file in checkpoint.below(record.path.rpartition("/")[0])}
-        index = read_index(record.check(checkpoint.folder))
         theirs = _matched(index, tables, checkpoint)
         for number, parts in _by_file(index, first, end).items():
             path = files[f"{record.path.rpartition('/')[0]}/{_file_name(number)}"].check(checkpoint.folder)

@@ -69,6 +69,8 @@ class Snapshot:
         """The bits of the rows in the snapshot for each table, or ALL."""
         self.rows_T = [table.num_rows for table in tables]
         self.skipped_rows_T = [table.skipped_rows for table in tables]
+        self.earlier_steps = 0
+        """`Tables.earlier_steps`."""
         self.over = False
         """Whether no table keeps pre-images any more."""
         self._dropped: str | None = None

@@ -10,7 +10,7 @@ from shardkeep.ps.shard.table.optimizers.optimizer import RowOptimizer, Scalars,
 
 def _scalars(config: AdamConfig, update: Update) -> Scalars:
     beta1, beta2 = config.betas
-    t = update.step + 1
+    t = update.earlier_steps + update.step + 1
     rate = config.lr * update.lr_factor * config.schedule.factor(update.step)
     rate = rate * math.sqrt(1.0 - beta2**t) / (1.0 - beta1**t)
     return rate, config.weight_decay * update.decay_share, config.eps, 1.0 - beta1, 1.0 - beta2

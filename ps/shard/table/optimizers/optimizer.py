@@ -19,6 +19,8 @@ class Update:
     """Multiplies the learning rate, as a schedule does."""
     decay_share: float = 1.0
     """Multiplies the weight decay: the part of a step's ranks whose gradients the update has."""
+    earlier_steps: int = 0
+    """Steps of the jobs before, whose optimizer state the rows continue; Adam's bias correction counts them."""
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,181 @@
+"""`shardkeep train CONFIG --from RUN`: a job that begins with the rows and the dense model of another run.
+
+They become the new run's checkpoint of step 0, so a death before its next checkpoint goes back to them. Files are
+linked where both runs are on one disk. The optimizer state is kept, but what one rank has not sent yet is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shardkeep.base.errors import CheckpointError, ConfigError, UserError
+from shardkeep.base.files import atomic_write
+from shardkeep.base.machine.versions import versions
+from shardkeep.config import JobConfig
+from shardkeep.ps.checkpoints import Checkpoint, FileRecord
+from shardkeep.ps.config import TableSpec
+from shardkeep.run.checkpoints import checkpoints_of, owned
+from shardkeep.run.json_files import to_json
+from shardkeep.run.trained import Which, checkpoint_of, config_of
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStart:
+    """The checkpoint of another run with which a job begins."""
+
+    run: Path
+    checkpoint: Checkpoint
+
+    def text(self) -> str:
+        """One line for the user."""
+        return f"the model of step {self.checkpoint.step} of {self.run}"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The facts of the new run's checkpoint of step 0. The inputs are those of the other run."""
+        origin = {"run": str(self.run.absolute()), "step": self.checkpoint.step}
+        inputs = self.checkpoint.facts.get("inputs")
+        return {"from": origin, "samples": 0, "versions": versions(), "inputs": inputs}
+
+
+def plan_warm_start(config: JobConfig, run: Path, which: Which = "last") -> WarmStart:
+    """Finds the checkpoint, and checks that its model is that of the job. Raises UserError (no such run or checkpoint)
+    and ConfigError (a setting that differs)."""
+    if not config.checkpoint.every_steps:
+        raise ConfigError(
+            "checkpoint.every_steps: 0 with --from, which begins with a checkpoint; allowed: auto or more"
+        )
+    before = config_of(run)
+    checkpoint = checkpoint_of(before, run, which)
+    ours, theirs = config.model.model_dump(mode="json"), before.model.model_dump(mode="json")
+    for key in ours:
+        _same(f"model.{key}", ours[key], theirs[key], run)
+    _same("tower.optimizer.name", config.tower.optimizer.name, before.tower.optimizer.name, run)
+    for spec in _specs(checkpoint):
+        for name, mine, other in _table_settings(config.table(spec.name), before.table(spec.name)):
+            _same(f"tables.{spec.name}.{name}", mine, other, run)
+    return WarmStart(run, checkpoint)
+
+
+def _table_settings(ours: TableSpec, theirs: TableSpec) -> Iterator[tuple[str, Any, Any]]:
+    yield "dim", ours.dim, theirs.dim
+    yield "optimizer.name", ours.optimizer.name, theirs.optimizer.name
+    yield "init", ours.init.model_dump(mode="json"), theirs.init.model_dump(mode="json")
+
+
+def _same(key: str, ours: Any, theirs: Any, run: Path) -> None:
+    if ours != theirs:
+        raise ConfigError(f"{key}: {ours}; --from {run} was trained with {theirs}")
+
+
+def write_start(start: WarmStart, config: JobConfig, folder: Path) -> None:
+    """Writes the checkpoint of step 0 of the run in `folder`. Raises ConfigError (the folder of checkpoints is in use)
+    and CheckpointError."""
+    checkpoints = checkpoints_of(config, folder)
+    if checkpoints.complete():
+        raise ConfigError(
+            f"checkpoint.dir: {checkpoints.folder} holds checkpoints of another run; allowed: an empty one"
+        )
+    checkpoints = owned(checkpoints, config, folder, secrets.token_hex(8))
+    try:
+        partial = checkpoints.begin(0)
+        rows = _merged_rows if start.checkpoint.base is not None else _linked_rows
+        files = [*rows(start.checkpoint, partial), *_links(start.checkpoint, start.checkpoint.below("tower"), partial)]
+        checkpoints.commit(0, files, start.facts)
+    except OSError as error:
+        checkpoints.abandon(0)
+        raise CheckpointError(f"{checkpoints.folder}: cannot be written ({error.strerror or error})") from error
+    finally:
+        checkpoints.release()
+
+
+def refuse_start_of_another(config: JobConfig, folder: Path) -> None:
+    """Raises ConfigError if a new job would take the checkpoint of step 0 of another run for its own."""
+    checkpoints = checkpoints_of(config, folder)
+    if config.checkpoint.dir is not None and checkpoints.has_start:
+        raise UserError(
+            f"checkpoint.dir: {checkpoints.folder} holds the start of another run; allowed: another folder, or --resume"
+        )
+
+
+def _indexes(checkpoint: Checkpoint) -> list[tuple[FileRecord, dict[str, Any]]]:
+    from shardkeep.ps.shard.snapshot.files import indexes
+
+    return indexes(checkpoint)
+
+
+def _specs(checkpoint: Checkpoint) -> list[TableSpec]:
+    return [TableSpec(**entry["spec"]) for _, index in _indexes(checkpoint)[:1] for entry in index["tables"]]
+
+
+def _steps(checkpoint: Checkpoint) -> int:
+    from shardkeep.ps.shard.snapshot.files import earlier_steps
+
+    return earlier_steps(checkpoint) + checkpoint.step
+
+
+def _linked_rows(checkpoint: Checkpoint, partial: Path) -> list[FileRecord]:
+    """The files of a checkpoint that holds all rows, with new indexes."""
+    files = []
+    for record, index in _indexes(checkpoint):
+        server = record.path.rpartition("/")[0]
+        files += _links(checkpoint, [file for file in checkpoint.below(server) if file != record], partial)
+        path = partial / record.path
+        path.parent.mkdir(exist_ok=True)
+        atomic_write(path, to_json({**index, "earlier_steps": _steps(checkpoint)}) + "\n")
+        files.append(FileRecord.of(partial, path))
+    return files
+
+
+def _merged_rows(checkpoint: Checkpoint, partial: Path) -> list[FileRecord]:
+    """The rows of an increment and of what it builds on, in one: all of them are in memory meanwhile."""
+    from shardkeep.ps.shard.snapshot.files import load_snapshots, write_snapshot
+    from shardkeep.ps.shard.tables import Tables
+
+    tables = Tables(_specs(checkpoint), seed=0)
+    load_snapshots(tables, checkpoint, shard=0, num_shards=1)
+    tables.earlier_steps = _steps(checkpoint)
+    return write_snapshot(tables.snapshot(), partial, shard=0)
+
+
+def _links(checkpoint: Checkpoint, files: list[FileRecord], partial: Path) -> list[FileRecord]:
+    """Links files into a new checkpoint, or copies them to another disk."""
+    found = []
+    for file in files:
+        source, path = checkpoint.folder / file.path, partial / file.path
+        path.parent.mkdir(exist_ok=True)
+        try:
+            with contextlib.suppress(FileExistsError):
+                os.link(source, path)
+            found.append(file)
+        except OSError:
+            shutil.copyfile(source, path)
+            found.append(FileRecord.of(partial, path))
+    return found
+
+
+def new_columns(theirs: Mapping[str, Any] | None, ours: Mapping[str, Any] | None) -> list[str]:
+    """The columns of a job that the run with which it begins had not; [] = at least one of them has no raw columns.
+
+    Raises ConfigError for a column of that run that the job has not, or reads in another way.
+    """
+    if theirs is None or ours is None:
+        return []
+    found = []
+    for kind in ("dense", "sparse"):
+        before, now = ({column["column"]: column for column in inputs[kind]} for inputs in (theirs, ours))
+        for name, column in before.items():
+            if name not in now:
+                raise ConfigError(f"data.{kind}: {name} is missing; the run of --from was trained with it")
+            kinds = [inputs["kinds"].get(name) for inputs in (theirs, ours)]
+            if now[name] != column or kinds[0] != kinds[1]:
+                raise ConfigError(f"data.{kind}: {name} is not read as in the run of --from, whose rows it would get")
+        found += [name for name in now if name not in before]
+    return found

@@ -1,0 +1,165 @@
+"""`train --from RUN`: a job that begins with the rows and the dense model of another run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+from typer.testing import CliRunner
+
+import shardkeep
+from shardkeep.base.errors import ConfigError, UserError
+from shardkeep.cli.main import app
+from shardkeep.inference.scoring import evaluate_run
+from shardkeep.run.reader import RunReader
+from tests.support.click_files import click_job, click_rows, write_csv
+
+ADAM = {"default": {"dim": 4, "optimizer": {"name": "adam", "lr": 0.01}}}
+
+
+def job_of(folder: Path, name: str = "monday", *, seed: int = 7, **changes: Any) -> shardkeep.JobConfig:
+    """A job over 400 rows of its own; `changes` are of whole groups."""
+    data = folder / f"{name}.csv"
+    if not data.exists():
+        write_csv(data, click_rows(400, seed=seed))
+    job = click_job(data, tables=ADAM)
+    job |= {key: {**job.get(key, {}), **value} if isinstance(value, dict) else value for key, value in changes.items()}
+    return shardkeep.JobConfig.model_validate(job)
+
+
+def train(config: shardkeep.JobConfig, run: Path, **options: Any) -> shardkeep.Summary:
+    return shardkeep.train(config, run_dir=run, quiet=True, **options)
+
+
+@pytest.fixture(scope="module")
+def monday(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run folder of a job that is done."""
+    folder = tmp_path_factory.mktemp("monday")
+    train(job_of(folder), folder / "run")
+    return folder / "run"
+
+
+def start_of(run: Path) -> Path:
+    return run / "checkpoints" / "step-00000000"
+
+
+def test_before_its_first_step_a_job_has_the_model_of_the_other_run(monday: Path, tmp_path: Path) -> None:
+    tuesday = job_of(tmp_path, "tuesday", seed=8, train={"max_steps": 1}, tower={"optimizer": {"lr": 1e-30}})
+    lazy = {"default": {"dim": 4, "optimizer": {"name": "adam", "lr": 1e-30}}}
+    train(
+        tuesday.model_copy(update={"tables": job_of(tmp_path, tables=lazy).tables}), tmp_path / "run", from_run=monday
+    )
+    rows = click_rows(100, seed=9)
+    file = write_csv(tmp_path / "wednesday.csv", rows)
+    before, after = evaluate_run(monday, files=[file]), evaluate_run(tmp_path / "run", files=[file])
+    ids = np.arange(50)
+    found = [shardkeep.load(run).rows("item", ids) for run in (monday, tmp_path / "run")]
+    trained = np.abs(found[0] - shardkeep.load(tmp_path / "run").rows("item", ids + 10_000)).max()
+    np.testing.assert_allclose(found[0], found[1], atol=1e-9)
+    assert trained > 0.01
+    # Only the scaling of dense columns is that of the new data.
+    assert before["samples"] == after["samples"] and abs(before["auc"] - after["auc"]) < 0.1
+
+
+def test_training_goes_on_as_in_one_job_over_the_same_rows(tmp_path: Path) -> None:
+    """Adam's bias correction counts on: two passes in two jobs equal two passes in one."""
+    still = {"shuffle": False}
+    data = {"eval_fraction": 0.0}
+    one = train(job_of(tmp_path, train={**still, "epochs": 2}, data=data), tmp_path / "one")
+    train(job_of(tmp_path, train=still, data=data), tmp_path / "first")
+    two = train(job_of(tmp_path, train=still, data=data), tmp_path / "second", from_run=tmp_path / "first")
+    assert (two.steps * 2, two.state_digest) == (one.steps, one.state_digest)
+    third = train(job_of(tmp_path, train=still, data=data), tmp_path / "third", from_run=tmp_path / "second")
+    assert (
+        third.state_digest
+        == train(job_of(tmp_path, train={**still, "epochs": 3}, data=data), tmp_path / "three").state_digest
+    )
+
+
+def test_the_same_start_gives_the_same_bits_and_a_resumed_job_too(monday: Path, tmp_path: Path) -> None:
+    config = job_of(tmp_path, "tuesday", seed=8)
+    first, again = (train(config, tmp_path / name, from_run=monday) for name in ("a", "b"))
+    assert first.state_digest == again.state_digest
+    assert first.state_digest != train(config, tmp_path / "new").state_digest
+    # What is left by a job that died before a checkpoint of its own:
+    for path in (tmp_path / "b" / "checkpoints").glob("step-*[1-9]*"):
+        path.rename(path.with_name(f".{path.name}"))
+    (tmp_path / "b" / "summary.json").unlink()
+    done = CliRunner().invoke(app, ["train", "--resume", str(tmp_path / "b")])
+    assert done.exit_code == 0 and "at step 0 from step-00000000" in done.output
+    assert (RunReader(tmp_path / "b").summary() or {})["state_digest"] == first.state_digest
+
+
+def test_files_are_linked_and_a_checkpoint_of_the_other_run_may_go(monday: Path, tmp_path: Path) -> None:
+    train(job_of(tmp_path, "tuesday", checkpoint={"keep": 9}), tmp_path / "run", from_run=monday)
+    rows = start_of(tmp_path / "run") / "server-0" / "rows-00000.safetensors"
+    assert rows.stat().st_nlink > 1
+    with pytest.raises(UserError, match="there is no checkpoint of that step"):
+        shardkeep.load(tmp_path / "run", 0)
+
+
+def test_an_increment_is_merged_with_what_it_builds_on(tmp_path: Path) -> None:
+    increments = {"every_steps": 4, "full_every": 3, "keep": 9}
+    plain = train(job_of(tmp_path, train={"max_steps": 8}), tmp_path / "plain")
+    chained = train(job_of(tmp_path, train={"max_steps": 8}, checkpoint=increments), tmp_path / "chained")
+    assert plain.state_digest == chained.state_digest
+    after = [
+        train(job_of(tmp_path, "tuesday"), tmp_path / f"from-{name}", from_run=tmp_path / name)
+        for name in ("plain", "chained")
+    ]
+    assert after[0].state_digest == after[1].state_digest
+    base = RunReader(tmp_path / "chained")
+    assert base.summary() and not (start_of(tmp_path / "from-chained") / "base").exists()
+
+
+def test_new_columns_are_allowed(monday: Path, tmp_path: Path) -> None:
+    lines = (monday.parent / "monday.csv").read_text().splitlines()
+    city = [f"{line},{'city' if n == 0 else f'c{n % 7}'}" for n, line in enumerate(lines)]
+    (tmp_path / "tuesday.csv").write_text("\n".join(city) + "\n")
+    config = job_of(tmp_path, "tuesday", data={"sparse": [*job_of(tmp_path, "tuesday").data.sparse, "city"]})
+    result = CliRunner()
+    path = tmp_path / "tuesday.yaml"
+    path.write_text(config.to_yaml())
+    done = result.invoke(app, ["train", str(path), "--from", str(monday), "--run-dir", str(tmp_path / "run")])
+    assert done.exit_code == 0, done.output
+    shown = " ".join(done.output.split())
+    assert f"of {monday}; new columns: city" in shown, shown
+    assert "top.blocks.0.0.weight" in shown.replace(" ", "") or "not in that run in this shape" in shown
+    kept = load_file(next((monday / "checkpoints").glob("step-*")) / "tower" / "tower.safetensors")
+    assert any("bottom" in name for name in kept)
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"model": {"top": [9, 6]}}, r"model.top: \[9, 6\]; --from .* was trained with \[9, 5\]"),
+        ({"tables": {"default": {"dim": 8, "optimizer": {"name": "adam"}}}}, "tables.user.dim: 8; .* trained with 4"),
+        ({"tables": {"default": {"dim": 4}}}, "tables.user.optimizer.name: rowwise_adagrad; .* trained with adam"),
+        ({"tower": {"optimizer": {"name": "sgd"}}}, "tower.optimizer.name: sgd; .* trained with adam"),
+        ({"checkpoint": {"every_steps": 0}}, "checkpoint.every_steps: 0 with --from"),
+        ({"data": {"sparse": ["user", "item"]}}, "data.sparse: tags is missing; the run of --from was trained with it"),
+        (
+            {"data": {"sparse": ["user", "item", {"column": "tags", "separator": "|"}]}},
+            "data.sparse: tags is not read as in the run of --from",
+        ),
+    ],
+    ids=["layers", "dim", "row optimizer", "optimizer", "no checkpoints", "lost column", "changed column"],
+)
+def test_what_differs_from_the_other_run_is_refused_by_name(
+    monday: Path, tmp_path: Path, changes: dict[str, Any], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        train(job_of(tmp_path, **changes), tmp_path / "run", from_run=monday)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_folder_of_checkpoints_with_the_start_of_another_run_is_refused(monday: Path, tmp_path: Path) -> None:
+    shared = {"dir": str(tmp_path / "shared")}
+    train(job_of(tmp_path, checkpoint=shared), tmp_path / "a", from_run=monday)
+    with pytest.raises(UserError, match="holds the start of another run"):
+        train(job_of(tmp_path, checkpoint=shared), tmp_path / "b")
+    with pytest.raises(UserError, match="is not a run folder"):
+        train(job_of(tmp_path), tmp_path / "c", from_run=tmp_path)
