@@ -1,10 +1,13 @@
-"""Best: the evaluations of a job by step, which of them was the best, and whether to stop. Holds no model."""
+"""Best: the evaluations of a job by step, and what they decide: the best one, the end, the learning-rate factor.
+
+All of it follows from the evaluations alone, so that a recovery repeats it. Holds no model.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ import torch
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.files import atomic_write
 from shardkeep.workers.collectives.collective import Collective
-from shardkeep.workers.early_stopping import METRIC_SIGNS, EarlyStoppingConfig
+from shardkeep.workers.early_stopping import METRIC_SIGNS, EarlyStoppingConfig, PlateauConfig
 
 Evaluations = list[tuple[int, dict[str, Any]]]
 
@@ -22,41 +25,48 @@ class Best:
     """Every rank has the same evaluations. They are keyed by step, so a step that is evaluated again counts once.
 
     Args:
-        config: None = nothing is recorded, and there is no best.
+        config: None = there is no best, and no early end.
+        plateau: None = the learning-rate factor stays 1. Without both nothing is recorded.
     """
 
-    def __init__(self, config: EarlyStoppingConfig | None) -> None:
+    def __init__(self, config: EarlyStoppingConfig | None, plateau: PlateauConfig | None = None) -> None:
         self.config = config
+        self.plateau = plateau
+        self.lr_factor = 1.0
+        """Multiplies the learning rates of the next step."""
+        watching = {"early_stopping": config, "plateau": plateau}
+        self.watched = {f"train.{key}": each for key, each in watching.items() if each is not None}
+        """The settings that need evaluations, by their keys."""
         self._by_step: dict[int, dict[str, Any]] = {}
         self._file: Path | None = None
 
     def add(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Records the evaluation after `step` steps. Raises ConfigError if it lacks the metric."""
-        if self.config is None:
-            return
-        if self.config.metric not in metrics:
-            known = [name for name in metrics if name.partition("/")[0] in METRIC_SIGNS]
-            raise ConfigError(
-                f"train.early_stopping.metric: {self.config.metric} is not evaluated; allowed: {', '.join(known)}"
-            )
-        self._by_step[step] = dict(metrics)
-        self._write()
+        """Records the evaluation after `step` steps. Raises ConfigError if it lacks a metric."""
+        for key, each in self.watched.items():
+            if each.metric not in metrics:
+                known = [name for name in metrics if name.partition("/")[0] in METRIC_SIGNS]
+                raise ConfigError(f"{key}.metric: {each.metric} is not evaluated; allowed: {', '.join(known)}")
+        if self.watched:
+            self._by_step[step] = dict(metrics)
+            self._changed()
 
     def keep_in(self, file: Path) -> None:
         """Takes the evaluations that a process before this one left in `file`, and writes later ones there. Raises
         OSError."""
-        if self.config is not None:
+        if self.watched:
             if file.exists():
                 self.load(json.loads(file.read_text(encoding="utf-8")))
             self._file = file
 
-    def _write(self) -> None:
+    def _changed(self) -> None:
+        self.lr_factor = self._factor()
         if self._file is not None:
             atomic_write(self._file, json.dumps(sorted(self._by_step.items())))
 
     def forget_after(self, step: int) -> None:
         """Drops evaluations after later steps: the job goes back to `step`."""
         self._by_step = {each: metrics for each, metrics in self._by_step.items() if each <= step}
+        self.lr_factor = self._factor()
 
     @property
     def step(self) -> int | None:
@@ -76,30 +86,46 @@ class Best:
         """The best step, and the number of evaluations since."""
         if self.config is None:
             return None, 0
-        sign = METRIC_SIGNS[self.config.metric.partition("/")[0]]
         best, best_value, since = None, -math.inf, 0
-        for step in sorted(self._by_step):
-            value = self._by_step[step][self.config.metric]
-            value = -math.inf if value is None else sign * float(value)  # None = undefined, such as one class
+        for step, value in self._values(self.config.metric):
             if best is None or value > best_value + self.config.min_delta:
                 best, best_value, since = step, value, 0
             else:
                 since += 1
         return best, since
 
+    def _factor(self) -> float:
+        """The learning-rate factor after the evaluations so far, as torch's ReduceLROnPlateau has it."""
+        factor, best_value, since, plateau = 1.0, -math.inf, 0, self.plateau
+        for _, value in self._values(plateau.metric) if plateau is not None else ():
+            assert plateau is not None
+            improves = value > best_value + plateau.min_delta
+            best_value, since = (value, 0) if improves else (best_value, since + 1)
+            if since == plateau.patience:
+                factor, since = max(factor * plateau.factor, plateau.min_factor), 0
+        return factor
+
+    def _values(self, metric: str) -> Iterator[tuple[int, float]]:
+        """Each step with the metric, more of it being better; an undefined one, such as of one class, is the worst."""
+        sign = METRIC_SIGNS[metric.partition("/")[0]]
+        for step in sorted(self._by_step):
+            value = self._by_step[step][metric]
+            yield step, -math.inf if value is None else sign * float(value)
+
     def facts(self) -> dict[str, Any]:
         """What a checkpoint says of it, as JSON types; {} = nothing."""
-        return {} if self.config is None else {"evaluations": sorted(self._by_step.items()), "best_step": self.step}
+        best = {} if self.config is None else {"best_step": self.step}
+        return {"evaluations": sorted(self._by_step.items())} | best if self.watched else {}
 
     def load(self, evaluations: Sequence[Sequence[Any]]) -> None:
         """Takes the evaluations of a checkpoint's facts."""
-        if self.config is not None:
+        if self.watched:
             self._by_step = {int(step): dict(metrics) for step, metrics in evaluations}
-            self._write()
+            self._changed()
 
     def share(self, collective: Collective) -> None:
         """Takes the evaluations of the rank that has most: a replacement may have none. Every rank calls it."""
-        if self.config is None:
+        if not self.watched:
             return
         counts = collective.all_gather(torch.tensor([len(self._by_step)]), purpose="agreements").view(-1).tolist()
         source = counts.index(max(counts))

@@ -10,7 +10,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from shardkeep.base.schedule import ScheduleConfig
 from shardkeep.base.settings import DAY_S, MOST_STEPS, MOST_WIDTH, FilePath, Named, Settings, Width, bare
-from shardkeep.workers.early_stopping import EarlyStoppingConfig
+from shardkeep.workers.early_stopping import EarlyStoppingConfig, PlateauConfig
 
 Scaling = Literal["none", "standard", "log", "log_standard"]
 SOURCES = ("csv", "parquet", "criteo", "synthetic")
@@ -430,6 +430,8 @@ class TrainConfig(Settings):
     """Seconds between two lines of metrics.jsonl."""
     early_stopping: EarlyStoppingConfig | None = None
     """When to end before the last epoch; left out = never. The checkpoint of the best model is kept."""
+    plateau: PlateauConfig | None = None
+    """When to lower the learning rates; left out = never. Multiplies those of `schedule`."""
     max_bad_steps: int = Field(20, ge=1, le=MOST_STEPS)
     """Consecutive steps with non-finite gradients after which the job fails."""
 

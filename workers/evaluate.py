@@ -130,7 +130,10 @@ class Evaluations:
             metrics = self._evaluation.run(done)
             trained = {"train_samples": self._telemetry.samples, "train_bytes": self._train_bytes()}
         self._report.evaluation(done, metrics, trained)
+        before = self._best.lr_factor
         self._best.add(done, metrics)
+        if self._best.lr_factor != before and not self._collective.rank:
+            self._report.lowered_rates(done, self._best.lr_factor)
 
     def _train_bytes(self) -> dict[str, int]:
         """Sums the bytes of training so far over all ranks, by direction: without evaluation's reads, and without the

@@ -112,16 +112,19 @@ class Pipeline:
             self._add(prepared, self._client.pull(prepared.step, prepared.request))
         return self._in_flight.popleft()
 
-    def push(self, step: int, request: Request, grads: Mapping[str, Rows], *, last: bool = False) -> None:
+    def push(
+        self, step: int, request: Request, grads: Mapping[str, Rows], *, last: bool = False, lr_factor: float = 1.0
+    ) -> None:
         """Pushes a step's gradients. The pull of a later step goes in the same call if the window has room and the
         step is prepared: waiting for data would delay the push, and with it other workers.
 
-        `last`: the job's last step pushes the residuals too."""
+        `last`: the job's last step pushes the residuals too. `lr_factor`: as of `RowClient.push`."""
         following = self._ahead.next() if self._ahead is not None and self._may_pull(self._ahead) else None
         if following is None:
-            self._client.push(step, request, grads, last=last)
+            self._client.push(step, request, grads, last=last, lr_factor=lr_factor)
         else:
-            self._add(following, self._client.exchange(step, request, grads, following.step, following.request))
+            pull = self._client.exchange(step, request, grads, following.step, following.request, lr_factor=lr_factor)
+            self._add(following, pull)
         if self._slow_start_s:
             self._client.calls.extend_deadlines(0.0)
             self._slow_start_s = 0.0

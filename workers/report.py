@@ -44,6 +44,11 @@ class Report:
         """Reports a line for the user."""
         self._progress.report("phase", {"phase": phase, "text": f"warning: {text}"})
 
+    def lowered_rates(self, step: int, factor: float) -> None:
+        """Reports that the learning rates are `factor` times the config's from `step` on."""
+        text = f"no better evaluation: from step {step} on {factor:g} times the learning rates of the config"
+        self._progress.report("phase", {"phase": "plateau", "text": text, "step": step, "lr_factor": factor})
+
     def stopped(self, step: int, figures: dict[str, Any]) -> None:
         """Reports that the job stops before `step`, with what the steps of this start came to."""
         self._progress.report("event", {"text": f"stopped at step {step}", "figures": figures})

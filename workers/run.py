@@ -188,8 +188,8 @@ class TrainingRun:
     def _evaluations(self, collective: Collective, slices: StepSlices) -> Evaluations | None:
         data, config = self.job.data, self.job.evaluate
         if data.eval is None:
-            if self.best.config is not None:
-                raise ConfigError("train.early_stopping: needs data.eval or data.eval_fraction")
+            for key in self.best.watched:
+                raise ConfigError(f"{key}: needs data.eval or data.eval_fraction")
             return None
         evaluation = Evaluation(
             dataset=data.eval,

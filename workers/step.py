@@ -69,23 +69,24 @@ class Step:
         """What the tower chose where the config leaves it open, and why."""
         return self._tower.chosen
 
-    def run(self, prepared: Prepared, pull: Pull, *, last: bool = False) -> StepResult:
-        """Waits for the rows, trains on them, updates the tower, pushes the rows' gradients. The job's `last` step
-        pushes the residuals too."""
+    def run(self, prepared: Prepared, pull: Pull, *, last: bool = False, lr_factor: float = 1.0) -> StepResult:
+        """Waits for the rows, trains on them, updates the tower, pushes the rows' gradients.
+
+        `last`: of the job; pushes the residuals too. `lr_factor`: multiplies all learning rates."""
         self._watch.enter("pull_wait")
         rows = pull.result()
         self._watch.enter("lookup")
         grads = self._client.gradients(prepared.step, prepared.request)
         loss = self._micro_steps(prepared, rows, grads)
         grads, request, dropped = self._finite(grads, prepared.request)
-        update = self._tower.update(prepared.step, rows_finite=not dropped)
+        update = self._tower.update(prepared.step, rows_finite=not dropped, lr_factor=lr_factor)
         if self._rewind is not None:  # before anybody can know that this step is done
             self._watch.enter("keep")
             self._rewind.keep(self._tower)
         self._watch.enter("push")
         scale_rows(grads, update.row_scale)
         overflow = self._tower.precision.scaling and not update.applied  # then every rank drops this step's rows
-        self._pipeline.push(prepared.step, request, {} if overflow else grads, last=last)
+        self._pipeline.push(prepared.step, request, {} if overflow else grads, last=last, lr_factor=lr_factor)
         self._watch.enter("other")
         return StepResult(loss, update.applied, dropped, pull.staleness)
 

@@ -98,7 +98,7 @@ class Trainer:
         following = self.pipeline.next()
         self._telemetry.watch.enter("other")
         self._report.phase(step, "training")
-        result = self.step.run(*following, last=step == self.total_steps - 1)
+        result = self.step.run(*following, last=step == self.total_steps - 1, lr_factor=self._best.lr_factor)
         self._check(step, result)
         if self._telemetry.steady and not self._telemetry.cpu.running:
             self._telemetry.cpu.start(step + 1)

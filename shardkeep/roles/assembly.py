@@ -114,7 +114,7 @@ def build_run(
     embeddings = Embeddings(data.train.schema, client.tables)
     tower = build_tower(config, data.train.schema, embeddings, process.device, Stopwatch(observer=process.profile))
     cpu = CpuTime(partial(_server_cpu_s, client) if process.rank == 0 else None)
-    best = Best(config.train.early_stopping)
+    best = Best(config.train.early_stopping, config.train.plateau)
     if rewind is not None:
         best.keep_in(rewind.evaluations)
     telemetry = Telemetry(tower.watch, resumed=origin != START, cpu=cpu)

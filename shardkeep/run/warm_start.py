@@ -67,6 +67,8 @@ def plan_warm_start(config: JobConfig, run: Path, which: Which = "last") -> Warm
 def _table_settings(ours: TableSpec, theirs: TableSpec) -> Iterator[tuple[str, Any, Any]]:
     yield "dim", ours.dim, theirs.dim
     yield "optimizer.name", ours.optimizer.name, theirs.optimizer.name
+    if ours.optimizer.name == theirs.optimizer.name == "ftrl":  # its z was summed up with that rate
+        yield "optimizer.lr", ours.optimizer.lr, theirs.optimizer.lr
     yield "init", ours.init.model_dump(mode="json"), theirs.init.model_dump(mode="json")
 
 

@@ -14,7 +14,7 @@ import shardkeep
 from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.cli.main import app
 from shardkeep.inference.scoring import evaluate_run
-from shardkeep.run.reader import RunReader
+from shardkeep.run.reader import MetricsTail, RunReader
 from tests.support.click_files import click_job, click_rows, write_csv
 
 ADAM = {"default": {"dim": 4, "optimizer": {"name": "adam", "lr": 0.01}}}
@@ -77,6 +77,31 @@ def test_training_goes_on_as_in_one_job_over_the_same_rows(tmp_path: Path) -> No
         third.state_digest
         == train(job_of(tmp_path, train={**still, "epochs": 3}, data=data), tmp_path / "three").state_digest
     )
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adagrad", "rowwise_adagrad"])
+def test_a_plateau_lowers_the_rates_of_rows_and_dense_model(tmp_path: Path, optimizer: str) -> None:
+    """Three passes, the third at half the rates, equal two passes and one more that begins with their model."""
+
+    def job(rate: float, epochs: int, **plateau: Any) -> shardkeep.JobConfig:
+        return job_of(
+            tmp_path,
+            train={"shuffle": False, "epochs": epochs, "plateau": plateau or None},
+            tables={"default": {"dim": 4, "optimizer": {"name": optimizer, "lr": 0.04 * rate}}},
+            tower={"optimizer": {"lr": 0.002 * rate}},
+        )
+
+    falls = {"factor": 0.5, "min_delta": 1.0}  # the second evaluation is not better by 1
+    three = train(job(1.0, 3, **falls), tmp_path / "three")
+    train(job(1.0, 2, **falls), tmp_path / "two")
+    half = train(job(0.5, 1), tmp_path / "half", from_run=tmp_path / "two")
+    assert three.state_digest == half.state_digest
+    assert half.state_digest != train(job(1.0, 1), tmp_path / "full", from_run=tmp_path / "two").state_digest
+    records = [r for r in MetricsTail(tmp_path / "three" / "metrics.jsonl") if r.get("phase") == "plateau"]
+    assert [(r["step"], r["lr_factor"]) for r in records] == [(2 * half.steps, 0.5), (3 * half.steps, 0.25)]
+    more = CliRunner().invoke(app, ["train", "--resume", str(tmp_path / "two"), "--set", "train.epochs=3"])
+    assert more.exit_code == 0, more.output
+    assert (RunReader(tmp_path / "two").summary() or {})["state_digest"] == three.state_digest
 
 
 def test_the_same_start_gives_the_same_bits_and_a_resumed_job_too(monday: Path, tmp_path: Path) -> None:

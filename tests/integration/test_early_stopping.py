@@ -1,4 +1,4 @@
-"""Early stopping in `sync` while processes die: the same end, the same best model, the same bits."""
+"""Early stopping and a plateau in `sync` while processes die: the same end, the same best model, the same bits."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from shardkeep.run.reader import MetricsTail
 from tests.support.chaos import JOB
 from tests.support.cluster import Cluster, Command, RunFolder
 from tests.support.faults import Fault, play
@@ -32,9 +33,10 @@ def ended(job: Command, folder: RunFolder) -> dict[str, Any]:
 
 def test_deaths_in_the_middle_of_the_patience_change_neither_the_end_nor_the_best_model(cluster: Cluster) -> None:
     stopping = {"metric": "logloss", "patience": PATIENCE, "min_delta": 1.0}  # the first evaluation stays the best
+    falling = {"metric": "auc", "patience": 2, "min_delta": 1.0, "factor": 0.3}
     config: dict[str, Any] = {
         **JOB,
-        "train": {**JOB["train"], "early_stopping": stopping},
+        "train": {**JOB["train"], "early_stopping": stopping, "plateau": falling},
         "eval": {**JOB.get("eval", {}), "every_steps": EVERY},
         "checkpoint": {"every_steps": 30, "keep": 1},
     }
@@ -49,6 +51,10 @@ def test_deaths_in_the_middle_of_the_patience_change_neither_the_end_nor_the_bes
     ]
     assert not play(job, folder, faults, limit_s=200)
     summary = ended(job, folder)
+    assert {r["lr_factor"] for r in MetricsTail(folder.path / "metrics.jsonl") if r.get("phase") == "plateau"} == {
+        0.3,
+        0.09,
+    }
     assert (summary["steps"], summary["best"], summary["eval"]) == (whole["steps"], whole["best"], whole["eval"])
     assert summary["state_digest"] == whole["state_digest"]
     assert f"step-{EVERY:08d}" in [path.name for path in (folder.path / "checkpoints").iterdir()]

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.workers.best import Best
 from shardkeep.workers.collectives.collective import ThreadCollective
-from shardkeep.workers.early_stopping import EarlyStoppingConfig
+from shardkeep.workers.early_stopping import EarlyStoppingConfig, PlateauConfig
 from tests.support.ranks import run_ranks
 
 
@@ -85,6 +87,30 @@ def test_ranks_take_the_evaluations_of_the_one_that_has_most() -> None:
         return best.facts()
 
     assert run_ranks(ThreadCollective.group(3), work) == [best_of(0.6, 0.7).facts()] * 3
+
+
+@pytest.mark.parametrize(("metric", "mode"), [("auc", "max"), ("logloss", "min")])
+@pytest.mark.parametrize(("patience", "min_delta"), [(1, 0.0), (2, 0.0), (3, 0.02)])
+def test_the_learning_rate_factor_is_that_of_torch(metric: str, mode: Any, patience: int, min_delta: float) -> None:
+    values = (0.5 + np.random.default_rng(5).normal(0, 0.05, 60)).tolist()
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    torchs = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, mode, 0.5, patience - 1, threshold=min_delta, threshold_mode="abs", min_lr=0.01, eps=0.0
+    )  # its patience counts the evaluations before the one that lowers the rate
+    config = {"metric": metric, "patience": patience, "min_delta": min_delta, "factor": 0.5, "min_factor": 0.01}
+    best = Best(None, PlateauConfig.model_validate(config))
+    found = []
+    for at, value in enumerate(values):
+        best.add(at + 1, {metric: value})
+        torchs.step(value)
+        assert best.lr_factor == pytest.approx(optimizer.param_groups[0]["lr"])
+        found.append(best.lr_factor)
+    assert len(set(found)) > 4 and found[-1] == 0.01
+    best.forget_after(30)
+    assert best.lr_factor == found[29]
+    other = Best(None, PlateauConfig.model_validate(config))
+    other.load(best.facts()["evaluations"])
+    assert other.lr_factor == found[29] and (best.step, best.ends) == (None, False)
 
 
 def test_a_metric_that_is_not_evaluated_is_one_line() -> None:

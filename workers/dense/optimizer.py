@@ -55,7 +55,7 @@ class DenseOptimizer:
         """Of the last steps' summed gradients; 0 = this process made no step."""
         return sum(self._norms) / max(1, len(self._norms))
 
-    def apply(self, step: int) -> float:
+    def apply(self, step: int, lr_factor: float = 1.0) -> float:
         """Clips and makes one step; none where the gradient is not finite. Returns its norm before clipping."""
         norm = torch.nn.utils.get_total_norm([p.grad for p in self.parameters if p.grad is not None])
         grad_norm = float(norm)
@@ -63,7 +63,7 @@ class DenseOptimizer:
             return grad_norm
         if self._clip_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(self.parameters, self._clip_norm, norm)
-        rate = self._config.lr * self._config.schedule.factor(step)
+        rate = self._config.lr * lr_factor * self._config.schedule.factor(step)
         for group in self.torch.param_groups:
             group["lr"] = rate
         self.torch.step()

@@ -175,12 +175,12 @@ class Tower:
             self.compilation.keep_gradients(self.optimizer.parameters)
         return loss.detach()
 
-    def update(self, step: int, rows_finite: bool = True) -> Update:
+    def update(self, step: int, rows_finite: bool = True, lr_factor: float = 1.0) -> Update:
         """Ends step `step` (counted from 0): sums over ranks, unscales, clips, and steps the optimizer. Blocks.
 
         The dense update is skipped where the summed gradient is not finite. With a GradScaler an overflow
         anywhere, also in the rows of another rank (`rows_finite` = False there), skips it on all ranks, and
-        the caller drops the rows of the step when `applied` is False.
+        the caller drops the rows of the step when `applied` is False. `lr_factor` multiplies the learning rate.
         """
         scaler = self.precision.scaler if self.precision.scaling else None
         self.watch.enter("dense_reduce")
@@ -192,7 +192,7 @@ class Tower:
         self.watch.enter("optimizer")
         if scaler is not None:
             scaler.unscale_(self.optimizer.torch)
-        grad_norm = self.optimizer.apply(step)
+        grad_norm = self.optimizer.apply(step, lr_factor)
         applied = math.isfinite(grad_norm)
         self.sums.compression.settle(applied)
         self._state.settle(applied=applied)
