@@ -28,7 +28,9 @@ from shardkeep.ps.config import (
     TransportConfig,
 )
 from shardkeep.workers.config import (
+    CLASS_METRICS,
     FILE_SOURCES,
+    NUMBER_METRICS,
     CheckpointConfig,
     DataConfig,
     EvalConfig,
@@ -102,7 +104,7 @@ class JobConfig(Settings):
             found["consistency"] = {"mode": "sync"}
         if isinstance(tables := raw.get("tables"), Mapping):
             found["tables"] = _with_kinds(tables)
-        return found
+        return _with_number_label(found)
 
     @field_validator("workers")
     @classmethod
@@ -136,6 +138,22 @@ class JobConfig(Settings):
         if self.data.test and self.data.source not in FILE_SOURCES:
             allowed = ", ".join(FILE_SOURCES)
             raise ValueError(f"data.test: has no effect with source: {self.data.source}; allowed: {allowed}")
+        return self
+
+    @model_validator(mode="after")
+    def _the_loss_is_of_the_labels(self) -> JobConfig:
+        loss, label = self.train.loss, self.data.label
+        if label is not None and label.kind == "number" and not loss.of_numbers:
+            raise ValueError("data.label.kind: number with train.loss: bce, whose labels are 0 and 1; allowed: class")
+        asked = self.eval.asked(loss)
+        if loss.of_numbers and (wrong := [name for name in asked if name in CLASS_METRICS]):
+            raise ValueError(
+                f"eval.metrics: {wrong[0]} needs labels of 0 and 1; allowed with train.loss: {loss.name}: "
+                f"{', '.join(NUMBER_METRICS)}"
+            )
+        for key, watched in (("early_stopping", self.train.early_stopping), ("plateau", self.train.plateau)):
+            if watched is not None and watched.metric.partition("/")[0] not in asked:
+                raise ValueError(f"train.{key}.metric: {watched.metric} is not evaluated; allowed: {', '.join(asked)}")
         return self
 
     @model_validator(mode="after")
@@ -248,6 +266,20 @@ def _validated(raw: dict[str, Any], folder: Path | None) -> JobConfig:
         data = {} if raw.get("data") is None else raw["data"]
         raw = {**raw, "data": {"root": str(folder.resolve()), **data} if isinstance(data, dict) else data}
     return JobConfig.model_validate(raw)
+
+
+def _with_number_label(raw: dict[str, Any]) -> dict[str, Any]:
+    """A label without a kind is a number if the loss needs numbers."""
+    train, data = raw.get("train"), raw.get("data")
+    loss = train.get("loss") if isinstance(train, Mapping) else None
+    name = loss.get("name") if isinstance(loss, Mapping) else loss
+    label = data.get("label") if isinstance(data, Mapping) else None
+    if name not in ("mse", "huber") or not label:
+        return raw
+    label = {"column": label} if isinstance(label, str) else label
+    if not isinstance(label, Mapping) or "kind" in label:
+        return raw
+    return {**raw, "data": {**raw["data"], "label": {**label, "kind": "number"}}}
 
 
 def _with_kinds(tables: Mapping[Any, Any]) -> dict[Any, Any]:

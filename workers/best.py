@@ -109,7 +109,7 @@ class Best:
         """Each step with the metric, more of it being better; an undefined one, such as of one class, is the worst."""
         sign = METRIC_SIGNS[metric.partition("/")[0]]
         for step in sorted(self._by_step):
-            value = self._by_step[step][metric]
+            value = self._by_step[step].get(metric)
             yield step, -math.inf if value is None else sign * float(value)
 
     def facts(self) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class SparseColumn(Settings):
 
 
 class LabelColumn(Settings):
-    """The label: 0 or 1."""
+    """The label: 0 or 1, or a number."""
 
     column: ColumnName
     """Name of the column."""
@@ -136,6 +136,14 @@ class LabelColumn(Settings):
     """Values that mean 1; every other value means 0. Left out = the column holds 0 and 1, or true and false."""
     missing: Literal["error", "skip"] = "error"
     """What to do with rows without a label: error, or skip = leave them out."""
+    kind: Literal["class", "number"] = "class"
+    """class = 0 or 1; number = any number, for train.loss: mse or huber, which sets it."""
+
+    @model_validator(mode="after")
+    def _numbers_have_no_positive_ones(self) -> LabelColumn:
+        if self.kind == "number" and self.positive is not None:
+            raise ValueError("positive: has no effect with kind: number; leave one of them out")
+        return self
 
 
 class SyntheticConfig(Settings):
@@ -411,9 +419,31 @@ class TowerConfig(Settings):
     """Device of the dense model; auto = CUDA if a host has a device for each of its workers."""
 
 
+class LossConfig(Named):
+    """What training minimizes: the mean over the samples of a step."""
+
+    name: Literal["bce", "mse", "huber"] = "bce"
+    """bce = binary cross-entropy of labels 0 and 1; mse = squared error and huber, of labels that are numbers."""
+    delta: float | None = Field(None, gt=0.0, le=1e30)
+    """huber: errors above it count linearly; default 1."""
+
+    @property
+    def of_numbers(self) -> bool:
+        """Whether the model's output is the value itself, not a logit."""
+        return self.name != "bce"
+
+    @model_validator(mode="after")
+    def _delta_is_of_huber(self) -> LossConfig:
+        if self.delta is not None and self.name != "huber":
+            raise ValueError(f"delta: has no effect with name: {self.name}; allowed with huber")
+        return self
+
+
 class TrainConfig(Settings):
     """The training loop."""
 
+    loss: LossConfig = LossConfig()
+    """What training minimizes."""
     batch_size: int = Field(512, ge=1, le=_MOST_SAMPLES)
     """Samples per worker and micro-batch."""
     epochs: int = Field(1, ge=1, le=1_000_000)
@@ -436,6 +466,13 @@ class TrainConfig(Settings):
     """Consecutive steps with non-finite gradients after which the job fails."""
 
 
+CLASS_METRICS = ("auc", "gauc", "logloss", "normalized_entropy", "calibration", "calibration_buckets", "accuracy",
+              "precision", "recall")  # fmt: skip
+NUMBER_METRICS = ("mse", "rmse", "mae")
+"""Metrics that need labels of 0 and 1, and those that take any labels."""
+DEFAULT_METRICS = ("auc", "logloss", "normalized_entropy", "calibration")
+
+
 class EvalConfig(Settings):
     """Evaluation on the evaluation data."""
 
@@ -445,6 +482,36 @@ class EvalConfig(Settings):
     """Samples per worker and batch; left out = 4 times train.batch_size."""
     max_samples: int | None = Field(None, ge=1, le=MOST_STEPS)
     """Number of samples to evaluate, from the first; left out = all."""
+    metrics: Annotated[list[str], Field(min_length=1, max_length=20)] | None = None
+    """auc, gauc, logloss, normalized_entropy, calibration, calibration_buckets, accuracy, precision, recall, mse, rmse,
+    mae (docs/reference/metrics.md); left out = auc, logloss, normalized_entropy and calibration; of
+    labels that are numbers mse, rmse and mae."""
+    threshold: float = Field(0.5, ge=0.0, le=1.0)
+    """Probability from which a sample counts as predicted positive, for accuracy, precision and recall."""
+    group_by: ColumnName | None = None
+    """gauc: the column of data.sparse whose values group the samples, such as the user."""
+
+    @field_validator("metrics")
+    @classmethod
+    def _known_metrics(cls, value: list[str] | None) -> list[str] | None:
+        known = (*CLASS_METRICS, *NUMBER_METRICS)
+        for name in value or ():
+            if name not in known:
+                raise ValueError(f"{name[:60]!r} is unknown; allowed: {', '.join(known)}")
+        return value if value is None else list(dict.fromkeys(value))
+
+    @model_validator(mode="after")
+    def _groups_are_of_gauc(self) -> EvalConfig:
+        asked = "gauc" in (self.metrics or ())
+        if asked and self.group_by is None:
+            raise ValueError("group_by: is missing; gauc needs the column that groups the samples")
+        if self.group_by is not None and not asked:
+            raise ValueError("group_by: has no effect without gauc in metrics")
+        return self
+
+    def asked(self, loss: LossConfig) -> tuple[str, ...]:
+        """The metrics of a job with this loss."""
+        return tuple(self.metrics or (NUMBER_METRICS if loss.of_numbers else DEFAULT_METRICS))
 
 
 class CheckpointConfig(Settings):

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from shardkeep.base.arrays import Floats
+from shardkeep.base.arrays import Floats, Ints
+from shardkeep.base.errors import ConfigError
 from shardkeep.compression.ledger import Ledger
 from shardkeep.ps.client.row_client import Pull, RowClient
 from shardkeep.workers.best import Best
@@ -21,7 +22,7 @@ from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.plan import Plan
-from shardkeep.workers.metrics.quality import evaluate_over_workers
+from shardkeep.workers.metrics.quality import Asked, evaluate_over_workers
 from shardkeep.workers.report import Report
 from shardkeep.workers.telemetry import Telemetry
 
@@ -29,6 +30,17 @@ from shardkeep.workers.telemetry import Telemetry
 READ_AHEAD = 2
 TRAIN_DIRECTIONS = ("push", "pull", "tower")
 """The ledger's directions of training."""
+
+
+def groups_of(batch: Batch, asked: Asked) -> Ints:
+    """The groups of a batch's samples, int64 (B,); empty if no metric needs them. Raises ConfigError."""
+    if asked.group_by is None:
+        return np.empty(0, np.int64)
+    ids = batch.ids.get(asked.group_by)
+    if ids is None or ids.lengths_B is not None:
+        why = "is no feature of the data" if ids is None else "has several values in a row"
+        raise ConfigError(f"eval.group_by: {asked.group_by} {why}; allowed: a column of data.sparse with one")
+    return ids.values_N
 
 
 class Evaluation:
@@ -45,8 +57,10 @@ class Evaluation:
         batch_size: int,
         max_samples: int | None,
         best_auc: Callable[[int], float] | None,
+        asked: Asked | None = None,
     ) -> None:
-        """`best_auc(n)`: the best possible AUC on the first n samples, where the data know it."""
+        """`asked`: the metrics; None = those of classes. `best_auc(n)`: the best possible AUC on the first n samples,
+        where the data know it."""
         self._dataset = dataset
         self._client = client
         self._embeddings = embeddings
@@ -54,7 +68,9 @@ class Evaluation:
         self._collective = collective
         self._batch_size = batch_size
         self._num_samples = min(len(dataset), max_samples) if max_samples else len(dataset)
-        self._best_auc = cache(best_auc) if best_auc is not None else None
+        self._asked = asked or Asked()
+        groups_of(gathered(dataset, np.arange(min(1, len(dataset)))), self._asked)  # now, not after an epoch
+        self._best_auc = cache(best_auc) if best_auc is not None and "auc" in self._asked.metrics else None
 
     def run(self, step: int) -> dict[str, Any]:
         """The metrics over all ranks, the same on every rank. Blocks until all ranks have called it.
@@ -64,15 +80,17 @@ class Evaluation:
         self._collective.barrier(purpose="agreements")  # in bounded and async: the others' last pushes are applied, too
         world, rank = self._collective.world_size, self._collective.rank
         bounds = [self._num_samples * r // world for r in (rank, rank + 1)]
-        logits_NT, labels_NT = self._predict(bounds[0], bounds[1])
         names = self._dataset.schema.labels
-        metrics = evaluate_over_workers(logits_NT, labels_NT, names=names, collective=self._collective)
+        metrics = evaluate_over_workers(
+            *self._predict(bounds[0], bounds[1]), names=names, collective=self._collective, asked=self._asked
+        )
         if self._best_auc is not None:
             metrics["best_auc"] = self._best_auc(self._num_samples)
         return metrics
 
-    def _predict(self, first: int, end: int) -> tuple[Floats, Floats]:
-        """Logits and labels, float32 (N, T), of samples [first, end)."""
+    def _predict(self, first: int, end: int) -> tuple[Floats, Floats, Ints]:
+        """Logits and labels, float32 (N, T), and groups of samples [first, end)."""
+        groups: list[Ints] = [np.empty(0, np.int64)]
         none_0T = np.empty((0, len(self._dataset.schema.labels)), np.float32)
         logits: list[Floats] = [none_0T]
         labels: list[Floats] = [none_0T]
@@ -87,7 +105,8 @@ class Evaluation:
             batch, plan, pull = under_way.popleft()
             logits.append(self._blocks.logits(batch, plan, pull.result()))
             labels.append(batch.label_BT)
-        return np.concatenate(logits), np.concatenate(labels)
+            groups.append(groups_of(batch, self._asked))
+        return np.concatenate(logits), np.concatenate(labels), np.concatenate(groups)
 
 
 class Evaluations:

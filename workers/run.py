@@ -28,6 +28,7 @@ from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.evaluate import Evaluation, Evaluations
 from shardkeep.workers.generation import Generation, Link
+from shardkeep.workers.metrics.quality import Asked
 from shardkeep.workers.pipeline import Pipeline
 from shardkeep.workers.report import Report
 from shardkeep.workers.rewind import Rewind
@@ -200,6 +201,7 @@ class TrainingRun:
             batch_size=config.batch_size or 4 * self.job.train.batch_size,
             max_samples=config.max_samples,
             best_auc=data.best_auc,
+            asked=Asked.by(config, self.job.train.loss),
         )
         return Evaluations(
             evaluation,

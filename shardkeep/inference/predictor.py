@@ -44,7 +44,8 @@ class Predictor:
         return [] if self._trained.inputs is None else self._trained.inputs.columns()
 
     def predict(self, data: object) -> Floats:
-        """Probabilities float32 (N,), or (N, T) for a model of T > 1 labels, in the order of the samples.
+        """Scores float32 (N,), or (N, T) for a model of T > 1 labels, in the order of the samples: probabilities, or
+        values if the labels are numbers.
 
         Args:
             data: A pandas DataFrame, a dict of columns, or a pyarrow Table with the columns that the model reads, as
@@ -57,7 +58,7 @@ class Predictor:
         inputs = self._trained.inputs
         assert inputs is not None  # `load` refuses a run without
         scores = [
-            scores_of(logits_BT)
+            self._trained.scores(logits_BT)
             for chunk in chunks_of(data, inputs)
             for logits_BT in block_logits(self._trained, inputs.samples(chunk))
         ]
@@ -109,9 +110,3 @@ def block_logits(trained: Trained, samples: ColumnarDataset, unseen: Unseen | No
     for start in range(0, len(samples), size):
         batch = samples.gather(np.arange(start, min(start + size, len(samples))))
         yield trained.logits(batch, unseen)
-
-
-def scores_of(logits_BT: Floats) -> Floats:
-    """Probabilities, float32 of the same shape: 1 / (1 + exp(-logit)) in float64, rounded once."""
-    scores_BT: Floats = np.exp(-np.logaddexp(0.0, -logits_BT.astype(np.float64))).astype(np.float32)
-    return scores_BT

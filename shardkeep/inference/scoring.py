@@ -12,16 +12,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from shardkeep.base.arrays import Floats
+from shardkeep.base.arrays import Floats, Ints
 from shardkeep.base.errors import UserError
 from shardkeep.inference.files import Told, chunks_of_files, score_writer
-from shardkeep.inference.predictor import block_logits, scores_of
+from shardkeep.inference.predictor import block_logits
 from shardkeep.inference.trained import Trained, Unseen, inputs_of, load_trained
 from shardkeep.run.trained import Which, checkpoint_of, config_of
 from shardkeep.workers.collectives.collective import Solo
 from shardkeep.workers.data.input_files import find_files
 from shardkeep.workers.data.samples import Data, Dataset, gathered
 from shardkeep.workers.data.sources.registry import open_data
+from shardkeep.workers.evaluate import groups_of
 from shardkeep.workers.metrics.quality import evaluate_over_workers
 
 Split = Literal["eval", "train", "test"]
@@ -60,7 +61,7 @@ def predict_files(
     began, rows, unseen = time.monotonic(), 0, Unseen(tuple(feature.name for feature in trained.schema.features))
     with score_writer(out, trained.schema.labels, keep) as writer:
         for chunk in chunks_of_files(files, inputs, told, extra=keep):
-            scores = [scores_of(part) for part in block_logits(trained, inputs.samples(chunk), unseen)]
+            scores = [trained.scores(part) for part in block_logits(trained, inputs.samples(chunk), unseen)]
             writer.add(np.concatenate(scores), {name: chunk.column(name).values for name in keep})
             rows += len(chunk)
     return Scored(trained.step, rows, time.monotonic() - began, unseen.counts())
@@ -93,10 +94,9 @@ def evaluate_run(
         trained, dataset = _with_data(run, which, split, told)
         found = list(_of_dataset(trained, dataset, told))
     num_labels = len(trained.schema.labels)
-    none: list[Floats] = [np.empty((0, num_labels), np.float32)]
-    logits_NT = np.concatenate(none + [logits for logits, _ in found])
-    labels_NT = np.concatenate(none + [labels for _, labels in found])
-    metrics = evaluate_over_workers(logits_NT, labels_NT, names=trained.schema.labels, collective=Solo())
+    none = [np.empty((0, num_labels), np.float32)] * 2 + [np.empty(0, np.int64)]
+    parts = [np.concatenate(part) for part in zip(none, *found, strict=True)]
+    metrics = evaluate_over_workers(*parts, names=trained.schema.labels, collective=Solo(), asked=trained.asked)
     return {"step": trained.step} | metrics
 
 
@@ -107,7 +107,7 @@ def _test_files(run: Path) -> list[Path]:
     return find_files(Path(data.root), data.test, key="data.test", kind=data.source)
 
 
-def _of_files(trained: Trained, files: Sequence[Path], told: Told) -> Iterator[tuple[Floats, Floats]]:
+def _of_files(trained: Trained, files: Sequence[Path], told: Told) -> Iterator[tuple[Floats, Floats, Ints]]:
     inputs = trained.inputs
     assert inputs is not None
     for whole in chunks_of_files(files, inputs, told, extra=[inputs.layout.label.column]):
@@ -116,13 +116,13 @@ def _of_files(trained: Trained, files: Sequence[Path], told: Told) -> Iterator[t
             yield from _of_dataset(trained, inputs.samples(chunk, label_N), lambda _text, _share: None)
 
 
-def _of_dataset(trained: Trained, dataset: Dataset, told: Told) -> Iterator[tuple[Floats, Floats]]:
+def _of_dataset(trained: Trained, dataset: Dataset, told: Told) -> Iterator[tuple[Floats, Floats, Ints]]:
     size = trained.blocks.size
     most = trained.config.eval.max_samples or len(dataset)
     end = min(len(dataset), most)
     for start in range(0, end, size):
         batch = gathered(dataset, np.arange(start, min(start + size, end)))
-        yield trained.logits(batch), batch.label_BT
+        yield trained.logits(batch), batch.label_BT, groups_of(batch, trained.asked)
         told("scoring", (start + len(batch)) / end)
 
 

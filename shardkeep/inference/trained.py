@@ -28,6 +28,7 @@ from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.plan import Plan
+from shardkeep.workers.metrics.quality import Asked
 
 
 class Trained:
@@ -52,6 +53,8 @@ class Trained:
         load_tower(self.tower, checkpoint)
         self.tower.model.eval()
         self.blocks = Blocks(self.embeddings, self.tower, config.eval.batch_size or 4 * config.train.batch_size)
+        self.asked = Asked.by(config.eval, config.train.loss)
+        """The metrics of an evaluation."""
         self._table_index = {spec.name: t for t, spec in enumerate(specs)}
 
     def logits(self, batch: Batch, unseen: Unseen | None = None) -> Floats:
@@ -67,6 +70,14 @@ class Trained:
         if unseen is not None:
             unseen.add(plan, pulled.slots_V)
         return self.blocks.logits(batch, plan, rows)
+
+    def scores(self, logits_BT: Floats) -> Floats:
+        """What a person reads, float32 of the same shape: 1 / (1 + exp(-logit)) in float64, rounded once; the value
+        itself if the labels are numbers."""
+        if self.asked.numbers:
+            return logits_BT
+        scores_BT: Floats = np.exp(-np.logaddexp(0.0, -logits_BT.astype(np.float64))).astype(np.float32)
+        return scores_BT
 
     def rows(self, table: str, ids_N: Ids) -> Floats:
         """Rows float32 (N, D) of any ids; an id without a row has its initial value. Raises UserError."""

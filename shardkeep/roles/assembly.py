@@ -27,6 +27,7 @@ from shardkeep.workers.collectives.collective import Solo
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sampling import Origin
 from shardkeep.workers.data.schema import Schema
+from shardkeep.workers.dense.loss import loss_of
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.generation import Generation
@@ -204,4 +205,5 @@ def build_tower(
         batch_size=config.train.batch_size,
         seed=config.seed,
         watch=watch,
+        loss=loss_of(config.train.loss),
     )

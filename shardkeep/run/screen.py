@@ -116,24 +116,32 @@ def two_columns(rows: Sequence[tuple[str, str]]) -> Table:
     return table
 
 
+_METRICS = {
+    "auc": "AUC", "gauc": "GAUC", "logloss": "logloss", "normalized_entropy": "normalized entropy",
+    "calibration": "calibration", "accuracy": "accuracy", "precision": "precision", "recall": "recall",
+    "mse": "MSE", "rmse": "RMSE", "mae": "MAE",
+}  # fmt: skip
+_ON_ONE_LINE = 2  # metrics of a label in a line
+
+
 def quality(scores: Mapping[str, Any]) -> str:
-    """AUC, with the best possible beside it where that is known, and logloss; of several labels, each by its name."""
-    if labels := [key.removeprefix("auc/") for key in scores if key.startswith("auc/")]:
-        parts = ({"auc": scores[f"auc/{label}"], "logloss": scores.get(f"logloss/{label}")} for label in labels)
-        return "  ".join(f"{label}: {quality(part)}" for label, part in zip(labels, parts, strict=True))
-    best = f" (best possible {_number(scores['best_auc'], '.4f')})" if scores.get("best_auc") is not None else ""
-    return f"AUC {_number(scores.get('auc'), '.4f')}{best}  logloss {_number(scores.get('logloss'), '.4f')}"
+    """The first metrics, AUC with the best possible one where that is known; of several labels, each by its name."""
+    if names := list(dict.fromkeys(key.partition("/")[2] for key in scores if "/" in key)):
+        parts = ({key.partition("/")[0]: scores[key] for key in scores if key.endswith(f"/{name}")} for name in names)
+        return "  ".join(f"{name}: {quality(part)}" for name, part in zip(names, parts, strict=True))
+    return "  ".join(f"{name} {value}" for name, value in _metrics(scores)[:_ON_ONE_LINE])
+
+
+def _metrics(scores: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The metrics of one label, as a person reads them."""
+    found = [(text, _number(scores[name], ".4f")) for name, text in _METRICS.items() if name in scores]
+    if found and scores.get("best_auc") is not None:
+        found[0] = (found[0][0], f"{found[0][1]} (best possible {_number(scores['best_auc'], '.4f')})")
+    return found
 
 
 def _quality_rows(scores: Mapping[str, Any]) -> list[tuple[str, str]]:
-    if any(key.startswith("auc/") for key in scores):
-        return [("quality", quality(scores))]
-    return [
-        ("AUC", quality(scores).split("  ")[0].removeprefix("AUC ")),
-        ("logloss", _number(scores.get("logloss"), ".4f")),
-        ("normalized entropy", _number(scores.get("normalized_entropy"), ".4f")),
-        ("calibration", _number(scores.get("calibration"), ".4f")),
-    ]
+    return [("quality", quality(scores))] if any("/" in key for key in scores) else _metrics(scores)
 
 
 def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]:

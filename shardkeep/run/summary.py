@@ -28,6 +28,22 @@ class Evaluation(_Part):
     """Log loss divided by the entropy of the base rate; 1 = no better than predicting the average."""
     calibration: float | None = None
     """Predicted positives divided by positives."""
+    gauc: float | None = None
+    """Mean AUC of the groups of `eval.group_by`, weighted by their samples."""
+    accuracy: float | None = None
+    """Share of the samples that are predicted right at `eval.threshold`."""
+    precision: float | None = None
+    """Share of positives among the samples that are predicted positive."""
+    recall: float | None = None
+    """Share of the positives that are predicted positive."""
+    mse: float | None = None
+    """Mean squared error."""
+    rmse: float | None = None
+    """Its root."""
+    mae: float | None = None
+    """Mean absolute error."""
+    calibration_buckets: list[dict[str, float]] | None = None
+    """Mean prediction and mean label of ten buckets of equal size, in order of the prediction."""
     samples: int = 0
     """Samples that were scored."""
     note: str | None = None

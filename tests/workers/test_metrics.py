@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from shardkeep.workers.collectives.collective import ThreadCollective
-from shardkeep.workers.metrics.quality import evaluate_over_workers, evaluate_predictions
+from shardkeep.workers.metrics.quality import Asked, evaluate_over_workers, evaluate_predictions
 from tests.support.ranks import run_ranks
 
 
@@ -107,3 +107,79 @@ def test_two_labels_have_metrics_of_their_own(split):
         expected |= {f"{key}/{name}": value for key, value in metrics.items() if key != "samples"}
     assert results == [expected] * 2
     assert expected["auc/click"] != expected["auc/buy"]
+
+
+def asked_for(*metrics, **settings):
+    return Asked(metrics=metrics, **settings)
+
+
+@pytest.mark.parametrize("threshold", [0.2, 0.5])
+def test_accuracy_precision_and_recall_are_those_of_torchmetrics(threshold):
+    from torchmetrics.functional import classification as tm
+
+    logits, labels = drawn(2000)
+    asked = asked_for("accuracy", "precision", "recall", threshold=threshold)
+    found = evaluate_predictions(logits, labels, asked=asked)
+    p, y = torch.sigmoid(torch.from_numpy(logits).double()), torch.from_numpy(labels).long()
+    for name, function in (
+        ("accuracy", tm.binary_accuracy),
+        ("precision", tm.binary_precision),
+        ("recall", tm.binary_recall),
+    ):
+        assert found[name] == pytest.approx(float(function(p, y, threshold=threshold)), abs=1e-6), name
+
+
+def test_errors_are_of_probabilities_or_of_values():
+    logits, labels = drawn(500)
+    p = 1 / (1 + np.exp(-logits.astype(np.float64)))
+    for predictions, numbers in ((p, False), (logits.astype(np.float64), True)):
+        found = evaluate_predictions(logits, labels, asked=asked_for("mse", "rmse", "mae", numbers=numbers))
+        assert found["mse"] == pytest.approx(np.mean((predictions - labels) ** 2))
+        assert found["rmse"] == pytest.approx(found["mse"] ** 0.5)
+        assert found["mae"] == pytest.approx(np.abs(predictions - labels).mean())
+    assert "note" not in evaluate_predictions(logits, np.full(500, 2.5), asked=asked_for("mse", numbers=True))
+
+
+def test_auc_by_group_is_the_mean_over_groups_with_both_classes():
+    logits, labels = drawn(3000, ties=True)
+    groups = np.random.default_rng(1).integers(-5, 300, 3000)
+    found = evaluate_predictions(logits, labels, groups, asked_for("gauc", group_by="user"))
+    total, samples = 0.0, 0
+    for group in np.unique(groups):
+        part = groups == group
+        if 0 < labels[part].sum() < part.sum():
+            total += part.sum() * evaluate_predictions(logits[part], labels[part])["auc"]
+            samples += part.sum()
+    assert found["gauc"] == pytest.approx(total / samples, rel=1e-12)
+    assert 0 < samples < 3000
+    lonely = evaluate_predictions(logits, labels, np.arange(3000), asked_for("gauc", group_by="user"))
+    assert lonely["gauc"] is None
+
+
+def test_buckets_of_calibration_hold_equal_numbers_of_samples_in_order():
+    logits, labels = drawn(1005)
+    (buckets,) = [evaluate_predictions(logits, labels, asked=asked_for("calibration_buckets"))["calibration_buckets"]]
+    assert [bucket["samples"] for bucket in buckets] == [101] * 5 + [100] * 5
+    assert [bucket["prediction"] for bucket in buckets] == sorted(bucket["prediction"] for bucket in buckets)
+    last = np.argsort(logits, kind="stable")[-100:]
+    assert buckets[-1]["label"] == pytest.approx(labels[last].mean())
+
+
+def test_what_has_no_positives_has_no_precision_and_no_recall():
+    asked = asked_for("accuracy", "precision", "recall", "auc")
+    found = evaluate_predictions(np.full(3, -9.0), np.zeros(3), asked=asked)
+    assert (found["accuracy"], found["precision"], found["recall"], found["auc"]) == (1.0, None, None, None)
+    assert found["note"] == "all 3 labels are 0; AUC needs both classes"
+
+
+def test_groups_of_all_workers_are_evaluated_together():
+    logits, labels = drawn(400)
+    groups = np.arange(400) % 7
+    asked = asked_for("gauc", "mse", group_by="user")
+
+    def rank(collective):
+        part = slice(0, 150) if collective.rank == 0 else slice(150, None)
+        parts = logits[part, None], labels[part, None], groups[part]
+        return evaluate_over_workers(*parts, names=["label"], collective=collective, asked=asked)
+
+    assert run_ranks(ThreadCollective.group(2), rank) == [evaluate_predictions(logits, labels, groups, asked)] * 2

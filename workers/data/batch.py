@@ -52,7 +52,8 @@ class Batch:
     Attributes:
         dense_BI: float32, C-contiguous; I may be 0.
         ids: the ids of each feature, in the schema's order.
-        label_BT: float32 of shape (B, T), a column for each label of the schema, each value 0 or 1.
+        label_BT: float32 of shape (B, T), a column for each label of the schema: 0 or 1, or any
+            number if the loss takes it.
     """
 
     dense_BI: Floats

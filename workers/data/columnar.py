@@ -39,9 +39,9 @@ class Lists:
 
 @dataclass(frozen=True)
 class Rows:
-    """Decoded rows. dense_NI: float32, nan = missing; single_NF: int64, row-major; label_N: uint8."""
+    """Decoded rows. dense_NI: float32, nan = missing; single_NF: int64, row-major; label_N: uint8 or float32."""
 
-    label_N: NDArray[np.uint8]
+    label_N: NDArray[np.uint8] | NDArray[np.float32]
     dense_NI: Floats
     single_NF: Ints
     lists: Mapping[str, Lists]
@@ -150,8 +150,9 @@ class ColumnarDataset:
         words = np.frombuffer(content, np.int64, content.size // 8)
         self._words = words
         self._halves = words.view(np.int32)
-        self._octets = words.view(np.uint8)
         self._floats = words.view(np.float32)
+        types = {field.name: field.type for field in batches[0].schema}
+        self._labels = self._floats if types.get("label") == pa.float32() else words.view(np.uint8)
         self._check(batches[0])
         self._starts = _starts(batches, words)
 
@@ -167,7 +168,7 @@ class ColumnarDataset:
         if len(rows_B) and not 0 <= rows_B.min() <= rows_B.max() < self._num_samples:
             raise IndexError(f"a row is outside [0, {self._num_samples})")
         label_B = np.empty(len(rows_B), np.float32)
-        gather_labels(self._octets, self._starts["label"], rows_B, label_B)
+        gather_labels(self._labels, self._starts["label"], rows_B, label_B)
         single = self._gather_single(rows_B)
         ids = {
             f.name: self._gather_list(f.name, rows_B) if f.name in self._lists else single[f.name]
@@ -203,7 +204,7 @@ class ColumnarDataset:
         return Ragged(values_N, lengths_B, weights_N)
 
     def _check(self, batch: pa.RecordBatch) -> None:
-        expected = {"label": pa.uint8()}
+        expected = {"label": pa.float32() if self._labels is self._floats else pa.uint8()}
         if self._schema.num_dense:
             expected["dense"] = pa.list_(pa.float32(), self._schema.num_dense)
         if self._single:
@@ -238,7 +239,7 @@ def _starts(batches: list[pa.RecordBatch], words: Ints) -> dict[str, Ints]:
                     raise ValueError(f"column {name}: has other lists than its ids")
                 width, count, name = column.type.value_type.bit_width // 8, int(offsets_N[-1]), f"{name}.values"
             elif name == "label":
-                width, count = 1, len(batch)
+                width, count = column.type.bit_width // 8, len(batch)
             else:
                 width, count = column.type.value_type.bit_width // 8, len(batch) * column.type.list_size
             starts.setdefault(name, []).append(_elements(column.buffers()[-1], _DTYPES[width], count, words)[1])

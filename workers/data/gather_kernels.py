@@ -52,14 +52,20 @@ def gather_ids(
             out_FB[f, b] = words[at + f]
 
 
-@kernel("void(Array(uint8, 1, 'C', readonly=True), int64[::1], int64[::1], float32[::1])")
+@kernel(
+    "void(Array(uint8, 1, 'C', readonly=True), int64[::1], int64[::1], float32[::1])",
+    "void(Array(float32, 1, 'C', readonly=True), int64[::1], int64[::1], float32[::1])",
+)
 def gather_labels(
-    octets: NDArray[np.uint8], start_C: NDArray[np.int64], rows_B: NDArray[np.int64], out_B: NDArray[np.float32]
+    labels: NDArray[np.uint8] | NDArray[np.float32],
+    start_C: NDArray[np.int64],
+    rows_B: NDArray[np.int64],
+    out_B: NDArray[np.float32],
 ) -> None:
-    """Labels, stored as one byte each."""
+    """Labels: one byte each for 0 and 1, else floats."""
     for b in range(len(rows_B)):
         row = rows_B[b]
-        out_B[b] = octets[start_C[row >> CHUNK_BITS] + (row & CHUNK_MASK)]
+        out_B[b] = labels[start_C[row >> CHUNK_BITS] + (row & CHUNK_MASK)]
 
 
 @kernel("int64(Array(int32, 1, 'C', readonly=True), int64[::1], int64[::1], int32[::1])")

@@ -1,17 +1,20 @@
 """The losses of the dense tower, by name.
 
-To add one, write a function like `bce` and name it in `LOSSES`.
+To add one, write a function like `bce` and name it in `LOSSES` and in `LossConfig`.
 """
 
 # B = batch, T = labels
 
 from __future__ import annotations
 
+from functools import partial
 from types import MappingProxyType
 from typing import Protocol
 
 import torch
 import torch.nn.functional as F
+
+from shardkeep.workers.config import LossConfig
 
 
 class Loss(Protocol):
@@ -27,4 +30,21 @@ def bce(logits_BT: torch.Tensor, label_BT: torch.Tensor) -> torch.Tensor:
     return F.binary_cross_entropy_with_logits(logits_BT, label_BT, reduction="sum")
 
 
-LOSSES = MappingProxyType[str, Loss]({"bce": bce})
+def mse(logits_BT: torch.Tensor, label_BT: torch.Tensor) -> torch.Tensor:
+    """Squared error of outputs against labels: they are values, not logits."""
+    return F.mse_loss(logits_BT, label_BT, reduction="sum")
+
+
+def huber(logits_BT: torch.Tensor, label_BT: torch.Tensor, delta: float = 1.0) -> torch.Tensor:
+    """Of outputs against labels: half the squared error up to `delta`, above it delta times (the absolute error less
+    half of delta)."""
+    return F.huber_loss(logits_BT, label_BT, reduction="sum", delta=delta)
+
+
+LOSSES = MappingProxyType[str, Loss]({"bce": bce, "mse": mse, "huber": huber})
+
+
+def loss_of(config: LossConfig) -> Loss:
+    """The loss that a config names."""
+    loss = LOSSES[config.name]
+    return loss if config.delta is None else partial(huber, delta=config.delta)

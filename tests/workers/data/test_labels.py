@@ -98,3 +98,49 @@ def test_rows_of_a_source_of_ones_own_are_left_out_too(tmp_path: Path) -> None:
     data = open_data(DataConfig.model_validate(config | {"label": {"column": "label", "missing": "skip"}}), seed=0)
     assert _rows(data) == [(1.0, 0.0), (3.0, 1.0)]
     assert "1 rows left out, their label is missing" in data.describe()
+
+
+NUMBERS = ["3.5", "-2", "0", "1e3", "0.1", "1"]
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_labels_that_are_numbers_keep_their_float32_values(tmp_path: Path, form: str) -> None:
+    label = {"column": "y", "kind": "number"}
+    if form == "csv":
+        data = _open(tmp_path, NUMBERS, label=label)
+    else:
+        columns = {"x": np.arange(6.0), "y": np.array([float(text) for text in NUMBERS])}
+        pq.write_table(pa.table(columns), tmp_path / "a.parquet")
+        data = _open(tmp_path, [], label=label, source="parquet", train="a.parquet")
+    assert [value for _, value in _rows(data)] == [float(np.float32(text)) for text in NUMBERS]
+    again = _open(tmp_path, NUMBERS, label=label) if form == "csv" else data  # from the cache
+    assert _rows(again) == _rows(data)
+
+
+def test_the_same_file_may_have_labels_of_both_kinds(tmp_path: Path) -> None:
+    classes = _open(tmp_path, ["0", "1", "1"], label={"column": "y"})
+    numbers = _open(tmp_path, ["0", "1", "1"], label={"column": "y", "kind": "number"})
+    assert _rows(classes) == _rows(numbers)
+    assert len(list((tmp_path / ".shardkeep-cache").glob("*/meta.json"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("many", "'many' is not a number"),
+        ("1e39", "the label is beyond float32"),
+        ("inf", "is infinite; allowed: finite numbers"),
+        ("?", "the label is missing"),
+    ],
+    ids=["text", "too large", "infinite", "missing"],
+)
+def test_a_label_that_is_no_number_is_named_with_its_row(tmp_path: Path, text: str, what: str) -> None:
+    with pytest.raises(DataError, match=f"a.csv, row 2, column y: {what}"):
+        _open(tmp_path, ["1.5", text, "2"], label={"column": "y", "kind": "number"})
+
+
+def test_a_number_where_a_class_is_expected_names_the_loss_for_numbers(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"the label is 3.5; allowed: 0 and 1, .* or train.loss: mse for numbers"):
+        _open(tmp_path, ["0", "3.5"], label={"column": "y"})
+    with pytest.raises(ValueError, match="positive: has no effect with kind: number"):
+        DataConfig.model_validate({"source": "csv", "train": "a.csv", "label": YES | {"kind": "number"}})

@@ -7,6 +7,7 @@ import logging
 import math
 import re
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,8 +19,9 @@ from shardkeep.base.errors import CheckpointError, JobError, UserError
 from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.workers.checkpoint.tower_state import load_tower, save_tower, tower_state
 from shardkeep.workers.collectives.collective import ThreadCollective
-from shardkeep.workers.config import TowerConfig
+from shardkeep.workers.config import LossConfig, TowerConfig
 from shardkeep.workers.dense import compile as compiling
+from shardkeep.workers.dense.loss import loss_of
 from shardkeep.workers.dense.sharing import share
 from tests.support.ranks import run_ranks
 from tests.support.towers import (
@@ -72,14 +74,25 @@ def test_a_rank_without_samples_leaves_a_gradient_of_exact_zeros():
     assert not run_ranks(ThreadCollective.group(2), work)[1].any()
 
 
-def test_one_worker_trains_as_a_plain_pytorch_loop():
-    tower, plain = tower_of(), seeded_model()
+MEANS = {
+    "bce": F.binary_cross_entropy_with_logits,
+    "mse": F.mse_loss,
+    "huber": F.huber_loss,
+    "huber of 0.2": partial(F.huber_loss, delta=0.2),
+}
+
+
+@pytest.mark.parametrize("name", MEANS)
+def test_one_worker_trains_as_a_plain_pytorch_loop(name):
+    loss_name, _, delta = name.partition(" of ")
+    config = LossConfig(name=loss_name, delta=float(delta) if delta else None)
+    tower, plain = tower_of(loss=loss_of(config)), seeded_model()
     optimizer = torch.optim.Adam(plain.parameters(), lr=0.001)
     for step in range(5):
         dense, leaves, label = part_of(batch(step, 24), 0, 24)
         loss = tower.backward(dense, leaves, label, 1 / 24)
         tower.update(step)
-        mean = F.binary_cross_entropy_with_logits(plain(dense, leaves), label)
+        mean = MEANS[name](plain(dense, leaves), label)
         optimizer.zero_grad()
         mean.backward()
         optimizer.step()

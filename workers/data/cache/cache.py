@@ -70,7 +70,7 @@ class Job:
         return {
             "form": FORM,
             "reading": self.reading,
-            "label": layout.label.model_dump(),
+            "label": layout.label.model_dump(exclude={"kind"} if layout.label.kind == "class" else None),
             "dense": [c.model_dump() for c in layout.dense],
             "sparse": [c.model_dump(exclude={"table", "pooling"}) for c in layout.sparse],
             "scale": layout.scale,

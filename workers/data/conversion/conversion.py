@@ -28,7 +28,7 @@ from shardkeep.workers.data.conversion.decoding import (
     list_lengths,
     present,
 )
-from shardkeep.workers.data.conversion.labels import Labels, PartCheck, Unlabelled, decode_labels
+from shardkeep.workers.data.conversion.labels import Labels, LabelValues, PartCheck, Unlabelled, decode_labels
 from shardkeep.workers.data.conversion.scaling import ColumnScaler, Scaler
 from shardkeep.workers.data.gather_kernels import CHUNK_ROWS, hold_out
 from shardkeep.workers.data.schema import Schema, features_of
@@ -158,7 +158,7 @@ class Converter:
             if writer is not None:
                 check.finish(self.layout.label, advice)
 
-    def rows(self, chunk: Chunk, label_N: NDArray[np.uint8], *, learn: bool) -> Rows:
+    def rows(self, chunk: Chunk, label_N: LabelValues, *, learn: bool) -> Rows:
         """The samples of a chunk; `learn`: they enter the statistics. Raises DataError for what cannot be a sample."""
         layout = self.layout
         if self.lists is None:
@@ -194,7 +194,7 @@ class Converter:
         label = self.layout.label
         column = chunk.column(label.column)
         with column.named():
-            return decode_labels(column, label.positive, self.layout.missing)
+            return decode_labels(column, label, self.layout.missing)
 
     def _dense(self, chunk: Chunk, scaler: ColumnScaler, *, learn: bool) -> NDArray[np.float32]:
         column = chunk.dense_column(scaler.name)

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
-from numpy.typing import NDArray
 
 from shardkeep.base.errors import DataError
 from shardkeep.workers.config import DenseColumn, LabelColumn, SparseColumn
 from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter
 from shardkeep.workers.data.conversion.conversion import Converter, Fitted, Layout
 from shardkeep.workers.data.conversion.decoding import Chunk
+from shardkeep.workers.data.conversion.labels import LabelValues
 from shardkeep.workers.data.conversion.scaling import from_json, to_json
 
 
@@ -62,7 +62,7 @@ class Inputs:
         """Names of the raw columns that the model reads, each once; without the label."""
         return [name for name in self.layout.raw_columns() if name != self.layout.label.column]
 
-    def labelled(self, chunk: Chunk) -> tuple[Chunk, NDArray[np.uint8]]:
+    def labelled(self, chunk: Chunk) -> tuple[Chunk, LabelValues]:
         """The rows of a chunk that have a label, and their labels. Raises DataError for a missing label, unless
         `data.label.missing` is skip."""
         labels = Converter(self.layout, self.fitted).labels(chunk)
@@ -71,7 +71,7 @@ class Inputs:
             raise column.error(int(labels.missing_N.argmax()), "the label is missing")
         return chunk.filter(~labels.missing_N), labels.value_N[~labels.missing_N]
 
-    def samples(self, chunk: Chunk, label_N: NDArray[np.uint8] | None = None) -> ColumnarDataset:
+    def samples(self, chunk: Chunk, label_N: LabelValues | None = None) -> ColumnarDataset:
         """The samples of a chunk of 1 row or more, in memory. Without `label_N` the labels are 0, and no column of
         labels is read. Raises DataError for what cannot be a sample."""
         converter = Converter(self.layout, self.fitted)

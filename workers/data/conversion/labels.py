@@ -25,22 +25,27 @@ from shardkeep.workers.data.conversion.decoding import (
     numbers_of,
 )
 
+LabelValues = NDArray[np.uint8] | NDArray[np.float32]
+
 
 @dataclass(frozen=True)
 class Labels:
-    """value_N: uint8, 0 and 1; missing_N: bool, where there is no label, and the value means nothing."""
+    """value_N: uint8, 0 and 1, or float32, any number; missing_N: bool, where there is no label, and the value means
+    nothing."""
 
-    value_N: NDArray[np.uint8]
+    value_N: LabelValues
     missing_N: NDArray[np.bool_]
 
 
-def decode_labels(column: Column, positive: Sequence[str] | None, missing: Sequence[str]) -> Labels:
+def decode_labels(column: Column, label: LabelColumn, missing: Sequence[str]) -> Labels:
     """The labels; a value of `missing` that `positive` lists too is no missing one.
 
-    Raises DataError, naming the row, where one is neither 0 nor 1.
+    Raises DataError, naming the row, for one that is not 0 or 1, or that is not a number.
     """
-    if positive is not None:
-        return _positives(column, positive, missing)
+    if label.positive is not None:
+        return _positives(column, label.positive, missing)
+    if label.kind == "number":
+        return _numbers(column, missing)
     try:
         numbers_N = decode_numbers(column, missing)
     except DataError as error:
@@ -49,8 +54,18 @@ def decode_labels(column: Column, positive: Sequence[str] | None, missing: Seque
     wrong_N = ~((numbers_N == 0.0) | (numbers_N == 1.0) | missing_N)
     if wrong_N.any():
         index = int(wrong_N.argmax())
-        raise column.error(index, f"the label is {numbers_N[index]:g}; allowed: 0 and 1, or data.label.positive")
+        allowed = "0 and 1, data.label.positive, or train.loss: mse for numbers"
+        raise column.error(index, f"the label is {numbers_N[index]:g}; allowed: {allowed}")
     return Labels((numbers_N == 1.0).astype(np.uint8), missing_N)
+
+
+def _numbers(column: Column, missing: Sequence[str]) -> Labels:
+    numbers_N = decode_numbers(column, missing)
+    with np.errstate(over="ignore"):
+        value_N = numbers_N.astype(np.float32)
+    if np.isinf(value_N).any():
+        raise column.error(int(np.isinf(value_N).argmax()), "the label is beyond float32")
+    return Labels(value_N, np.isnan(numbers_N))
 
 
 def _positives(column: Column, positive: Sequence[str], missing: Sequence[str]) -> Labels:
@@ -86,9 +101,11 @@ class PartCheck:
     num_positive: int = 0
     seen: dict[str, None] = field(default_factory=dict)
 
-    def add(self, labels_N: NDArray[np.uint8], chunk: Chunk, label: LabelColumn) -> None:
+    def add(self, labels_N: LabelValues, chunk: Chunk, label: LabelColumn) -> None:
         """Counts a chunk's labels and remembers the first few texts for the error message."""
         self.num_rows += len(labels_N)
+        if label.kind == "number":
+            return
         self.num_positive += int(labels_N.sum())
         if len(self.seen) < 10:
             texts = pc.unique(label_texts(chunk.column(label.column), ()).slice(0, 10_000))
@@ -98,7 +115,7 @@ class PartCheck:
         """Raises DataError where the part has no rows or one class."""
         if not self.num_rows:
             raise DataError(f"the {self.name} data has no rows{advice}")
-        if self.num_positive in (0, self.num_rows):
+        if label.kind == "class" and self.num_positive in (0, self.num_rows):
             value = 1 if self.num_positive else 0
             held = ", ".join(repr(t) for t in list(self.seen)[:10])
             hint = "; check data.label.positive" if label.positive is not None else ""

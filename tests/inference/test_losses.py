@@ -1,0 +1,94 @@
+"""Jobs whose labels are numbers, and metrics by choice."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardkeep
+from shardkeep.base.errors import ConfigError
+from shardkeep.inference.scoring import evaluate_run, predict_files
+from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
+
+
+def ratings(folder: Path, count: int = 600) -> Path:
+    """Rows whose label `clicked` is a number from -2 to 2, which follows the user."""
+    rows = click_rows(count)
+    random = np.random.default_rng(2)
+    for row in rows:
+        row["clicked"] = f"{int(row['user'][1:]) % 5 - 2 + random.normal(0, 0.1):.4f}"
+    return write_csv(folder / "ratings.csv", rows, COLUMNS)
+
+
+def column(path: Path, name: str) -> np.ndarray:
+    with path.open(newline="") as file:
+        return np.array([float(row[name]) for row in csv.DictReader(file)])
+
+
+def job_of(file: Path, /, **changes: Any) -> shardkeep.JobConfig:
+    job = click_job(file, tables={"default": {"dim": 8, "optimizer": {"name": "adagrad", "lr": 0.1}}})
+    job["tower"] |= {"optimizer": {"lr": 0.01}}
+    for key, value in changes.items():
+        job[key] = {**job.get(key, {}), **value}
+    return shardkeep.JobConfig.model_validate(job)
+
+
+@pytest.mark.parametrize("loss", ["mse", "huber", {"name": "huber", "delta": 0.5}], ids=["mse", "huber", "delta"])
+def test_a_job_learns_numbers_and_predicts_them(tmp_path: Path, loss: Any) -> None:
+    data = ratings(tmp_path)
+    config = job_of(data, train={"loss": loss, "epochs": 8})
+    assert config.data.label is not None and config.data.label.kind == "number"
+    summary = shardkeep.train(config, run_dir=tmp_path / "run", quiet=True)
+    assert summary.eval is not None and summary.eval.auc is None
+    assert summary.eval.mse is not None and summary.eval.mse < 1.0 < np.var([-2, -1, 0, 1, 2])
+    assert summary.eval.rmse == pytest.approx(summary.eval.mse**0.5)
+    found = evaluate_run(tmp_path / "run")
+    assert found == {"step": summary.steps} | {key: found[key] for key in ("mse", "rmse", "mae", "samples")}
+    assert found["mse"] == summary.eval.mse
+    predict_files(tmp_path / "run", [data], tmp_path / "scores.csv")
+    scores, labels = column(tmp_path / "scores.csv", "score"), column(data, "clicked")
+    assert scores.min() < -0.5 and scores.max() > 1.0
+    whole = evaluate_run(tmp_path / "run", files=[data])
+    assert np.mean((scores - labels) ** 2) == pytest.approx(whole["mse"], rel=1e-4)
+
+
+def test_the_metrics_that_a_job_asks_for_are_those_of_evaluate(tmp_path: Path) -> None:
+    data = write_csv(tmp_path / "clicks.csv", click_rows(600))
+    names = ["gauc", "auc", "accuracy", "precision", "recall", "mse", "calibration_buckets"]
+    config = job_of(data, eval={"metrics": names, "group_by": "user", "threshold": 0.3})
+    summary = shardkeep.train(config, run_dir=tmp_path / "run", quiet=True)
+    assert summary.eval is not None and set(summary.to_dict()["eval"]) == {*names, "samples"}
+    assert evaluate_run(tmp_path / "run") == {"step": summary.steps} | summary.to_dict()["eval"]
+    buckets = summary.eval.calibration_buckets
+    assert buckets is not None and sum(bucket["samples"] for bucket in buckets) == summary.eval.samples
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"eval": {"metrics": ["auk"]}}, "'auk' is unknown; allowed: auc, gauc"),
+        ({"eval": {"metrics": ["gauc"]}}, "group_by: is missing"),
+        ({"eval": {"group_by": "user"}}, "group_by: has no effect without gauc"),
+        ({"train": {"loss": "mse"}, "eval": {"metrics": ["mse", "auc"]}}, "eval.metrics: auc needs labels of 0 and 1"),
+        ({"train": {"loss": "mse", "early_stopping": {}}}, "train.early_stopping.metric: auc is not evaluated; allo"),
+        ({"train": {"plateau": {}}, "eval": {"metrics": ["logloss"]}}, "train.plateau.metric: auc is not evaluated"),
+        ({"data": {"label": {"column": "clicked", "kind": "number"}}}, "data.label.kind: number with train.loss: bce"),
+        ({"train": {"loss": {"name": "mse", "delta": 2}}}, "delta: has no effect with name: mse"),
+    ],
+    ids=["unknown", "no groups", "no gauc", "classes", "stopping", "plateau", "kind", "delta"],
+)
+def test_settings_that_do_not_go_together_are_refused(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        job_of(Path("clicks.csv"), **changes)
+
+
+def test_groups_need_a_column_with_one_value_in_a_row(tmp_path: Path) -> None:
+    data = write_csv(tmp_path / "clicks.csv", click_rows(100))
+    for column, why in (("tags", "has several values in a row"), ("price", "is no feature of the data")):
+        config = job_of(data, eval={"metrics": ["gauc"], "group_by": column})
+        with pytest.raises(ConfigError, match=f"eval.group_by: {column} {why}"):
+            shardkeep.train(config, run_dir=tmp_path / column, quiet=True)
