@@ -69,7 +69,8 @@ class Evaluation:
         self._batch_size = batch_size
         self._num_samples = min(len(dataset), max_samples) if max_samples else len(dataset)
         self._asked = asked or Asked()
-        groups_of(gathered(dataset, np.arange(min(1, len(dataset)))), self._asked)  # now, not after an epoch
+        if self._asked.group_by is not None:
+            groups_of(gathered(dataset, np.arange(1)), self._asked)  # now, not after an epoch
         self._best_auc = cache(best_auc) if best_auc is not None and "auc" in self._asked.metrics else None
 
     def run(self, step: int) -> dict[str, Any]:

@@ -215,13 +215,15 @@ class Tower:
 
         Without mixed precision on a CPU, the bits of a sample depend on B, not on its place or the other samples."""
         was_training = self.model.training
-        self.model.eval()
+        if was_training:  # a walk through all modules
+            self.model.eval()
         try:
             with torch.inference_mode(), self.precision.autocast(), onednn.rows_alone(self.model):
                 logits_BT: torch.Tensor = self.model(dense_BI, embeddings)
                 return logits_BT.float()
         finally:
-            self.model.train(was_training)
+            if was_training:
+                self.model.train()
 
     def state_dict(self) -> dict[str, Any]:
         """Parameters, buffers, optimizer, scaler and the next step: what is the same on all ranks; tensors are the
