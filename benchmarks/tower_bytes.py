@@ -32,7 +32,7 @@ TOWERS = {"w1": ([512, 256], [512, 256]), "small": ([256, 64], [256, 128])}
 
 def shapes_of(bottom: list[int], top: list[int], dim: int) -> dict[str, tuple[int, ...]]:
     """Shapes of DLRM's parameters over W1's columns."""
-    from shardkeep.workers.config import ModelConfig
+    from shardkeep.workers.model_config import ModelConfig
     from shardkeep.workers.models.registry import build_model
 
     model = build_model(

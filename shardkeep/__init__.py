@@ -116,28 +116,14 @@ if TYPE_CHECKING:
         TransportConfig as TransportConfig,
     )
     from shardkeep.run.summary import Summary as Summary
-    from shardkeep.workers.config import (
-        CheckpointConfig as CheckpointConfig,
-    )
-    from shardkeep.workers.config import (
-        DataConfig as DataConfig,
-    )
-    from shardkeep.workers.config import (
-        EvalConfig as EvalConfig,
-    )
-    from shardkeep.workers.config import (
-        ModelConfig as ModelConfig,
-    )
-    from shardkeep.workers.config import (
-        TowerConfig as TowerConfig,
-    )
-    from shardkeep.workers.config import (
-        TowerOptimizerConfig as TowerOptimizerConfig,
-    )
-    from shardkeep.workers.config import (
-        TrainConfig as TrainConfig,
-    )
+    from shardkeep.workers.config import CheckpointConfig as CheckpointConfig
+    from shardkeep.workers.config import EvalConfig as EvalConfig
+    from shardkeep.workers.config import TowerConfig as TowerConfig
+    from shardkeep.workers.config import TowerOptimizerConfig as TowerOptimizerConfig
+    from shardkeep.workers.config import TrainConfig as TrainConfig
+    from shardkeep.workers.data_config import DataConfig as DataConfig
     from shardkeep.workers.embeddings.lookup import Lookup as Lookup
+    from shardkeep.workers.model_config import ModelConfig as ModelConfig
 
 _MODULES = {  # the same names, for the interpreter; tests/test_public_names.py compares the two
     "base.errors": "CheckpointError ConfigError CorruptMessage DataError DeadlineExceeded Diverged JobError JobStopped "
@@ -151,7 +137,9 @@ _MODULES = {  # the same names, for the interpreter; tests/test_public_names.py 
     "ps.config": "AdagradConfig AdamConfig ConsistencyConfig FtrlConfig InitConfig LivenessConfig RecoveryConfig "
     "RowwiseAdagradConfig SgdConfig TableConfig TableSpec TransportConfig",
     "run.summary": "Summary",
-    "workers.config": "CheckpointConfig DataConfig EvalConfig ModelConfig TowerConfig TowerOptimizerConfig TrainConfig",
+    "workers.config": "CheckpointConfig EvalConfig TowerConfig TowerOptimizerConfig TrainConfig",
+    "workers.data_config": "DataConfig",
+    "workers.model_config": "ModelConfig",
     "workers.embeddings.lookup": "Lookup",
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names.split()}

@@ -29,17 +29,16 @@ from shardkeep.ps.config import (
 )
 from shardkeep.workers.config import (
     CLASS_METRICS,
-    FILE_SOURCES,
     NUMBER_METRICS,
     CheckpointConfig,
-    DataConfig,
     EvalConfig,
-    ModelConfig,
     OnOff,
     ProfileConfig,
     TowerConfig,
     TrainConfig,
 )
+from shardkeep.workers.data_config import FILE_SOURCES, DataConfig
+from shardkeep.workers.model_config import ModelConfig
 
 TableName = Annotated[str, Field(min_length=1, max_length=200)]
 

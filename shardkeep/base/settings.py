@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,3 +59,13 @@ FilePath = Annotated[str, AfterValidator(_checked_path)]
 """Path of a file or folder, or a pattern."""
 CodeName = Annotated[str, Field(max_length=300)]
 Width = Annotated[int, Field(ge=1, le=MOST_WIDTH)]
+
+
+def own_code(value: str, built_in: tuple[str, ...], form: str) -> str:
+    """`value` where it is built in or has the form module:name. Raises ValueError."""
+    module, colon, name = value.partition(":")
+    if value in built_in or (colon and all(part.isidentifier() for part in [*module.split("."), name])):
+        return value
+    near = difflib.get_close_matches(value, built_in, n=1, cutoff=0.6)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    raise ValueError(f"allowed: {', '.join(built_in)} or {form} of your own{hint}")

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from shardkeep.base.errors import ConfigError, DataError
-from shardkeep.workers.config import DataConfig
 from shardkeep.workers.data.sources.registry import open_data
+from shardkeep.workers.data_config import DataConfig
 
 LIMIT_S = 20.0  # a file that takes so long is a hang
 

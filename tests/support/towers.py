@@ -9,8 +9,9 @@ import torch
 from torch import nn
 
 from shardkeep.workers.collectives.collective import Collective, Solo
-from shardkeep.workers.config import ModelConfig, TowerConfig
+from shardkeep.workers.config import TowerConfig
 from shardkeep.workers.dense.tower import Tower
+from shardkeep.workers.model_config import ModelConfig
 from shardkeep.workers.models.registry import build_model
 
 CPU = torch.device("cpu")

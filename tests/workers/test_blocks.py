@@ -12,12 +12,13 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import JaggedRows
 from shardkeep.workers.blocks import Blocks
 from shardkeep.workers.collectives.collective import Solo
-from shardkeep.workers.config import ModelConfig, TowerConfig
+from shardkeep.workers.config import TowerConfig
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Feature, Schema
 from shardkeep.workers.dense.cpu import onednn
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
+from shardkeep.workers.model_config import ModelConfig
 from shardkeep.workers.models.registry import MODELS, build_model
 
 NUM_DENSE, DIM = 5, 7

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from shardkeep.workers.config import SparseColumn
+from shardkeep.workers.data_config import SparseColumn
 
 Pooling = Literal["sum", "mean", "max", "weighted"]
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import nn
 
-from shardkeep.workers.config import AttentionConfig
+from shardkeep.workers.model_config import AttentionConfig
 from shardkeep.workers.models.layers.fields import Fields
 from shardkeep.workers.models.layers.hidden import HiddenOptions, Mlp
 from shardkeep.workers.models.layers.inputs import Joined

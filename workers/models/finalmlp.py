@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from shardkeep.base.errors import UserError
-from shardkeep.workers.config import GatesConfig
+from shardkeep.workers.model_config import GatesConfig
 from shardkeep.workers.models.layers.hidden import HiddenOptions, Mlp
 from shardkeep.workers.models.layers.inputs import Joined
 

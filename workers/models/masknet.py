@@ -10,7 +10,7 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from shardkeep.workers.config import MaskConfig
+from shardkeep.workers.model_config import MaskConfig
 from shardkeep.workers.models.layers.hidden import HiddenOptions, Mlp
 from shardkeep.workers.models.layers.inputs import Joined
 

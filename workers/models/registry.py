@@ -13,8 +13,8 @@ from torch import nn
 from shardkeep.base.errors import UserError
 from shardkeep.base.machine.memory import memory_errors, size_text
 from shardkeep.base.modules import load_named
-from shardkeep.workers.config import MODELS as OPTIONS
-from shardkeep.workers.config import AttentionConfig, GatesConfig, MaskConfig, ModelConfig
+from shardkeep.workers.model_config import MODELS as OPTIONS
+from shardkeep.workers.model_config import AttentionConfig, GatesConfig, MaskConfig, ModelConfig
 from shardkeep.workers.models.autoint import AutoInt
 from shardkeep.workers.models.dcn_v2 import DcnV2
 from shardkeep.workers.models.deepfm import DeepFm

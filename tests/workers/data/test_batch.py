@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from shardkeep.workers.config import SparseColumn
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Feature, Schema, features_of
+from shardkeep.workers.data_config import SparseColumn
 
 
 def test_slices_of_a_ragged_batch_hold_their_own_ids_and_weights() -> None:

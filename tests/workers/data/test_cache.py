@@ -17,9 +17,9 @@ import pytest
 
 from shardkeep.base.errors import DataError
 from shardkeep.base.files import file_lock
-from shardkeep.workers.config import DataConfig
 from shardkeep.workers.data.cache.folders import own_folders
 from shardkeep.workers.data.sources.registry import Data, open_data
+from shardkeep.workers.data_config import DataConfig
 
 
 def _write(folder: Path, num_rows: int = 40, first: int = 0) -> None:

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from shardkeep.base.errors import DataError
-from shardkeep.workers.config import DataConfig
 from shardkeep.workers.data.sources.registry import open_data
+from shardkeep.workers.data_config import DataConfig
 from tests.support.owners import STRANGER, make_foreign
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from shardkeep.base.errors import ConfigError, DataError
-from shardkeep.workers.config import DataConfig
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
 from shardkeep.workers.data.sources.registry import Data, open_data
+from shardkeep.workers.data_config import DataConfig
 
 
 def _line(label: int, seed: int) -> str:

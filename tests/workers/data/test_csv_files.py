@@ -13,10 +13,10 @@ import pytest
 from pydantic import ValidationError
 
 from shardkeep.base.errors import ConfigError, DataError
-from shardkeep.workers.config import DataConfig
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
 from shardkeep.workers.data.sources.csv_files import OneByteDelimiter
 from shardkeep.workers.data.sources.registry import Data, open_data
+from shardkeep.workers.data_config import DataConfig
 
 GOOD = "x,c,y\n1.5,red,0\n2.5,blue,1\n,,1\n"
 

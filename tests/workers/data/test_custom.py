@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from shardkeep.base.errors import ConfigError, DataError, ShardkeepError
-from shardkeep.workers.config import DataConfig
 from shardkeep.workers.data.conversion.hashing import hash_text
 from shardkeep.workers.data.sources.registry import Data, open_data
+from shardkeep.workers.data_config import DataConfig
 
 CODE = """
 import numpy as np

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.workers.config import SOURCES as CONFIG_SOURCES
-from shardkeep.workers.config import DataConfig
 from shardkeep.workers.data.sources.registry import SOURCES, open_data, source_named
+from shardkeep.workers.data_config import SOURCES as CONFIG_SOURCES
+from shardkeep.workers.data_config import DataConfig
 
 ROOT = Path(__file__).resolve().parents[3]
 

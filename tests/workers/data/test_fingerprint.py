@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.workers.config import DataConfig
 from shardkeep.workers.data.sources.registry import open_data
+from shardkeep.workers.data_config import DataConfig
 
 LINES = [f"{i}.5,{i % 7},{i % 3}|{i % 5},{i % 2}" for i in range(40)]
 

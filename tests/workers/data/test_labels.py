@@ -11,8 +11,8 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from shardkeep.base.errors import DataError
-from shardkeep.workers.config import DataConfig
 from shardkeep.workers.data.sources.registry import Data, open_data
+from shardkeep.workers.data_config import DataConfig
 
 YES = {"column": "y", "positive": ["yes"]}
 

@@ -13,10 +13,10 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
 from shardkeep.base.errors import DataError
-from shardkeep.workers.config import DataConfig
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
 from shardkeep.workers.data.sources.registry import open_data
+from shardkeep.workers.data_config import DataConfig
 
 
 def _read(folder: Path, columns: dict[str, Any], *, row_group_size: int = 2, **settings: Any) -> Batch:

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from shardkeep.workers.config import DataConfig
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
 from shardkeep.workers.data.sources.registry import Data, open_data
+from shardkeep.workers.data_config import DataConfig
 
 VALUES = np.array([-3.0, 0.0, 1.0, 2.0, 50.0])
 

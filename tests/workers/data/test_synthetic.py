@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.workers.config import DataConfig, SyntheticConfig
 from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.data.sources.registry import Data, open_data
 from shardkeep.workers.data.sources.synthetic import DEFAULT_SIZES, SyntheticDataset
+from shardkeep.workers.data_config import DataConfig, SyntheticConfig
 
 
 def _stream(seed: int = 7, **settings: object) -> Data:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from shardkeep.config import parse_config
-from shardkeep.workers.config import DataConfig
 from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data.weights import doubtful_weights
+from shardkeep.workers.data_config import DataConfig
 from tests.support.local_job import LocalJob
 
 

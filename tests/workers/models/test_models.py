@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from shardkeep.base.errors import UserError
-from shardkeep.workers.config import MODELS as CONFIG_MODELS
-from shardkeep.workers.config import ModelConfig
+from shardkeep.workers.model_config import MODELS as CONFIG_MODELS
+from shardkeep.workers.model_config import ModelConfig
 from shardkeep.workers.models.layers.interaction import DotInteraction
 from shardkeep.workers.models.registry import MODELS, build_model, row_dim
 

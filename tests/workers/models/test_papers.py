@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from shardkeep.workers.config import ModelConfig
+from shardkeep.workers.model_config import ModelConfig
 from shardkeep.workers.models.registry import build_model, row_dim
 
 DIM = 4

@@ -16,7 +16,6 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from shardkeep.base.errors import DataError
-from shardkeep.workers.config import DataConfig
 from shardkeep.workers.data.cache.entry import Content, Entry, FileSet, read_entry, write_entry
 from shardkeep.workers.data.cache.folders import (
     cache_folders,
@@ -35,6 +34,7 @@ from shardkeep.workers.data.conversion.scaling import to_json
 from shardkeep.workers.data.fingerprint import content_fingerprint
 from shardkeep.workers.data.input_files import State, changed_since, find_files, snapshot
 from shardkeep.workers.data.samples import Data, Progress
+from shardkeep.workers.data_config import DataConfig
 
 TRAIN, EVAL = "train.arrow", "eval.arrow"
 FORM = 1  # of the conversion itself: a new number where equal files and settings give other samples

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from shardkeep.base.files import file_lock
-from shardkeep.workers.config import DataConfig
 from shardkeep.workers.data.cache.entry import META, read_meta
 from shardkeep.workers.data.cache.folders import (
     BESIDE_DATA,
@@ -23,6 +22,7 @@ from shardkeep.workers.data.cache.folders import (
     own_folders,
 )
 from shardkeep.workers.data.input_files import find_files, identity
+from shardkeep.workers.data_config import DataConfig
 
 DAY_S = 86_400.0
 

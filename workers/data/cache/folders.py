@@ -15,8 +15,8 @@ from pathlib import Path
 from shardkeep.base.errors import DataError
 from shardkeep.base.files import file_lock
 from shardkeep.base.machine.owners import lists, why_distrusted
-from shardkeep.workers.config import DataConfig
 from shardkeep.workers.data.samples import Progress
+from shardkeep.workers.data_config import DataConfig
 
 BESIDE_DATA = ".shardkeep-cache"
 NAME = re.compile(r"(?P<entry>[^/]*-[0-9a-f]{16}(-[0-9]+)?)")

@@ -13,7 +13,6 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardkeep.base.errors import ConfigError, DataError
-from shardkeep.workers.config import DataConfig, DenseColumn, LabelColumn, Scaling, SparseColumn
 from shardkeep.workers.data.columnar import ColumnarWriter, DenseTransform, Lists, Rows
 from shardkeep.workers.data.conversion.decoding import (
     Chunk,
@@ -32,6 +31,7 @@ from shardkeep.workers.data.conversion.labels import Labels, LabelValues, PartCh
 from shardkeep.workers.data.conversion.scaling import ColumnScaler, Scaler
 from shardkeep.workers.data.gather_kernels import CHUNK_ROWS, hold_out
 from shardkeep.workers.data.schema import Schema, features_of
+from shardkeep.workers.data_config import DataConfig, DenseColumn, LabelColumn, Scaling, SparseColumn
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from shardkeep.base.errors import DataError
-from shardkeep.workers.config import DenseColumn, LabelColumn, SparseColumn
 from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter
 from shardkeep.workers.data.conversion.conversion import Converter, Fitted, Layout
 from shardkeep.workers.data.conversion.decoding import Chunk
 from shardkeep.workers.data.conversion.labels import LabelValues
 from shardkeep.workers.data.conversion.scaling import from_json, to_json
+from shardkeep.workers.data_config import DenseColumn, LabelColumn, SparseColumn
 
 
 @dataclass(frozen=True)

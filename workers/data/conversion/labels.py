@@ -14,7 +14,6 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
 from shardkeep.base.errors import DataError
-from shardkeep.workers.config import LabelColumn
 from shardkeep.workers.data.conversion.decoding import (
     Chunk,
     Column,
@@ -24,6 +23,7 @@ from shardkeep.workers.data.conversion.decoding import (
     is_text,
     numbers_of,
 )
+from shardkeep.workers.data_config import LabelColumn
 
 LabelValues = NDArray[np.uint8] | NDArray[np.float32]
 

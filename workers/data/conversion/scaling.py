@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from shardkeep.base.arrays import Float64s
-from shardkeep.workers.config import DenseColumn, Scaling
 from shardkeep.workers.data.columnar import DenseTransform
+from shardkeep.workers.data_config import DenseColumn, Scaling
 
 
 @dataclass

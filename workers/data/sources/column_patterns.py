@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from shardkeep.base.errors import DataError
-from shardkeep.workers.config import DataConfig, DenseColumn, SparseColumn
+from shardkeep.workers.data_config import DataConfig, DenseColumn, SparseColumn
 
 C = TypeVar("C", DenseColumn, SparseColumn)
 

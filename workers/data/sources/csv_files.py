@@ -16,12 +16,12 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.csv as pacsv  # type: ignore[import-untyped]
 
 from shardkeep.base.errors import DataError
-from shardkeep.workers.config import DataConfig
 from shardkeep.workers.data.cache.cache import first_file, open_cached
 from shardkeep.workers.data.conversion.conversion import layout_of, refuse
 from shardkeep.workers.data.conversion.decoding import Chunk, missing_column
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.sources.column_patterns import named_columns
+from shardkeep.workers.data_config import DataConfig
 
 BLOCK_BYTES = 1 << 24  # a row must fit; also what one read holds in memory
 WRONG_ROW = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)", re.DOTALL)

@@ -11,7 +11,6 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.base.modules import load_named
-from shardkeep.workers.config import DataConfig, DenseColumn, LabelColumn, SparseColumn
 from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter
 from shardkeep.workers.data.conversion.conversion import Converter, Layout, layout_of, left_out, refuse
 from shardkeep.workers.data.conversion.decoding import Chunk
@@ -19,6 +18,7 @@ from shardkeep.workers.data.conversion.scaling import to_json
 from shardkeep.workers.data.fingerprint import content_fingerprint, fingerprint
 from shardkeep.workers.data.gather_kernels import CHUNK_ROWS
 from shardkeep.workers.data.samples import Data, Dataset, Progress
+from shardkeep.workers.data_config import DataConfig, DenseColumn, LabelColumn, SparseColumn
 
 
 def open_custom(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:

@@ -10,13 +10,13 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from shardkeep.base.errors import DataError
-from shardkeep.workers.config import DataConfig
 from shardkeep.workers.data.cache.cache import first_file, open_cached
 from shardkeep.workers.data.conversion.conversion import layout_of, refuse
 from shardkeep.workers.data.conversion.decoding import Chunk, missing_column
 from shardkeep.workers.data.gather_kernels import CHUNK_ROWS
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.sources.column_patterns import named_columns
+from shardkeep.workers.data_config import DataConfig
 
 
 def open_parquet(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:

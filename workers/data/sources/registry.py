@@ -9,8 +9,8 @@ import importlib
 from typing import Protocol, cast
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.workers.config import DataConfig
 from shardkeep.workers.data.samples import Data, Dataset, Progress
+from shardkeep.workers.data_config import DataConfig
 
 
 class Source(Protocol):

@@ -13,11 +13,11 @@ import xxhash
 from numpy.typing import NDArray
 
 from shardkeep.base.errors import ConfigError
-from shardkeep.workers.config import DataConfig, SyntheticConfig
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.fingerprint import fingerprint
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.schema import Feature, Schema
+from shardkeep.workers.data_config import DataConfig, SyntheticConfig
 
 # The teacher. Few, frequent ids carry most of the signal, because nobody can learn the effect of an id seen twice; the
 # features with the smallest tables interact. Chosen so that on the default stream a logistic regression stays 0.02

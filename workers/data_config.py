@@ -1,0 +1,217 @@
+"""Settings of data: where samples come from and what their columns mean."""
+
+from __future__ import annotations
+
+from pathlib import PurePosixPath
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from shardkeep.base.settings import MOST_STEPS, FilePath, Settings, bare, own_code
+
+Scaling = Literal["none", "standard", "log", "log_standard"]
+SOURCES = ("csv", "parquet", "criteo", "synthetic")
+FILE_SOURCES = SOURCES[:3]
+_SUFFIXES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".pq": "parquet", ".parq": "parquet"}
+_COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
+_MOST_COLUMNS = 100_000
+
+
+def _listed(value: Any) -> Any:
+    return [value] if isinstance(value, str) else value
+
+
+def _texts(value: Any) -> Any:
+    if isinstance(value, bool) or (isinstance(value, list) and any(isinstance(v, bool) for v in value)):
+        raise ValueError(
+            'a bare yes, no, on, off, true or false is a truth value in YAML; put the text in quotes: ["yes"]'
+        )
+    if isinstance(value, list):
+        return [str(v) if isinstance(v, int | float) else v for v in value]
+    return [str(value)] if isinstance(value, str | int | float) else value
+
+
+def _delimiter(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if not value or any(c in value for c in '"\r\n'):
+        raise ValueError("allowed: one or more characters, none of them a quote or the end of a line")
+    if len(value) == 1 and not value.isascii():
+        raise ValueError("allowed: a character of ASCII, or several characters")
+    return "\t" if value in ("\\t", "tab") else value
+
+
+Paths = Annotated[list[FilePath], BeforeValidator(_listed, json_schema_input_type=str | list[str])]
+"""One name needs no list."""
+Texts = Annotated[list[str], BeforeValidator(_texts)]  # YAML reads 4 as a number; a file holds texts
+
+
+ColumnName = Annotated[str, Field(min_length=1)]
+
+
+class DenseColumn(Settings):
+    """One number per sample."""
+
+    column: ColumnName
+    """Name of the column, or a pattern with *."""
+    scale: Scaling | None = None
+    """none, standard = (x - mean) / std over the training data, log = sign(x) * log(1 + |x|),
+    log_standard = both; left out = `data.scale`."""
+    fill: float | Literal["mean"] = "mean"
+    """Value of a missing entry, before scaling; mean = the mean of the training data."""
+
+
+class SparseColumn(Settings):
+    """One feature: the ids of a sample, looked up in a table."""
+
+    column: ColumnName
+    """Name of the column, also the feature's name; or a pattern with *."""
+    table: ColumnName | None = None
+    """Table with its rows; features that name one table share it; left out = a table of its own."""
+    pooling: Literal["sum", "mean", "max", "weighted"] = "sum"
+    """How the rows of several ids become one: sum, mean, max of each dimension, or sum weighted by `weights`."""
+    separator: str | None = None
+    """Text between the ids of a multi-valued field, at least one character; left out = a single value (or a list
+    column)."""
+    weights: ColumnName | None = None
+    """Column with a weight per id; for pooling: weighted."""
+
+    @field_validator("separator")
+    @classmethod
+    def _a_separator_has_characters(cls, value: str | None) -> str | None:
+        if value == "":
+            raise ValueError("allowed: one or more characters; left out = a single value")
+        return value
+
+    @model_validator(mode="after")
+    def _weights_go_with_weighted(self) -> SparseColumn:
+        if self.pooling == "max" and self.weights is not None:
+            raise ValueError(
+                f"pooling: max takes no weights, and weights: {self.weights} is set; leave one of them out"
+            )
+        if (self.pooling == "weighted") != (self.weights is not None):
+            raise ValueError("pooling: weighted and weights: COLUMN go together; one is missing")
+        return self
+
+
+class LabelColumn(Settings):
+    """The label: 0 or 1, or a number."""
+
+    column: ColumnName
+    """Name of the column."""
+    positive: Texts | None = None
+    """Values that mean 1; every other value means 0. Left out = the column holds 0 and 1, or true and false."""
+    missing: Literal["error", "skip"] = "error"
+    """What to do with rows without a label: error, or skip = leave them out."""
+    kind: Literal["class", "number"] = "class"
+    """class = 0 or 1; number = any number, for train.loss: mse or huber, which sets it."""
+
+    @model_validator(mode="after")
+    def _numbers_have_no_positive_ones(self) -> LabelColumn:
+        if self.kind == "number" and self.positive is not None:
+            raise ValueError("positive: has no effect with kind: number; leave one of them out")
+        return self
+
+
+class SyntheticConfig(Settings):
+    """The synthetic stream: Zipf ids, and labels drawn from a planted model."""
+
+    train_samples: int = Field(1_000_000, ge=1, le=MOST_STEPS)
+    """Samples of one epoch."""
+    eval_samples: int = Field(100_000, ge=2, le=100_000_000)
+    """Samples of the evaluation set."""
+    num_dense: int = Field(13, ge=0, le=_MOST_COLUMNS)
+    """Dense columns."""
+    table_sizes: Annotated[list[Annotated[int, Field(ge=1, le=2_000_000_000)]], Field(max_length=_MOST_COLUMNS)] = (
+        Field(default_factory=list)
+    )
+    """Ids of each sparse feature; left out = 26 tables from 100 to 1 M ids."""
+    zipf: float = Field(1.05, gt=0.0, le=100.0)
+    """Exponent of the ids' popularity."""
+    ids: Literal["hashed", "numbered"] = "hashed"
+    """hashed = any 64 bits, like hashes of texts, which no code makes shorter; numbered = 0 to the table's size, in
+    random order."""
+
+
+def _names(value: Any) -> list[str]:
+    return [name for name in (value if isinstance(value, list) else [value]) if isinstance(name, str)]
+
+
+def _suffix(name: str) -> str:
+    """The suffix that says what a file holds; empty where it has none such."""
+    path = PurePosixPath(name.lower())
+    suffix = PurePosixPath(path.stem).suffix if path.suffix in _COMPRESSED else path.suffix
+    return suffix if suffix in _SUFFIXES else ""
+
+
+class DataConfig(Settings):
+    """Where samples come from and what their columns mean."""
+
+    source: str = ""
+    """csv, parquet, criteo, synthetic, or your own module:function; left out = by the suffix of the files (.csv and
+    .tsv, also compressed, .parquet, .pq, .parq), or synthetic if that has settings."""
+    root: FilePath = "."
+    """Folder to which the paths below are relative; . = the config's folder."""
+    train: Paths = Field(default_factory=list)
+    """Training files, folders or glob patterns."""
+    eval: Paths = Field(default_factory=list)
+    """Evaluation files, folders or glob patterns."""
+    test: Paths = Field(default_factory=list)
+    """Test files, folders or glob patterns: scored once, after training, by the best model or the last."""
+    eval_fraction: float = Field(0.0, ge=0.0, lt=1.0)
+    """Share of the training rows held out for evaluation, by a seeded hash of the row number; only without `eval`."""
+    columns: list[str] | None = None
+    """Names of all columns of a csv without a header; left out = the first line is the header."""
+    delimiter: Annotated[str, BeforeValidator(_delimiter)] = ","
+    """Between the fields of a csv; tab = "\\t"; with more than one character, quotes mean nothing."""
+    decimal: Literal[".", ","] = "."
+    """Decimal point of a csv's numbers."""
+    missing: Texts = Field(default_factory=lambda: ["", "?", "NA", "nan", "NaN", "null"])
+    """Values that mean a missing value: texts, after stripping spaces, and numbers."""
+    label: Annotated[LabelColumn, bare("column")] | None = None
+    """The column to predict; criteo and synthetic have their own."""
+    dense: list[Annotated[DenseColumn, bare("column")]] = Field(default_factory=list)
+    """Columns of numbers; criteo and synthetic have their own."""
+    sparse: list[Annotated[SparseColumn, bare("column")]] = Field(default_factory=list)
+    """Columns of categories; criteo and synthetic have their own."""
+    scale: Scaling | None = None
+    """Scaling of dense columns that name none; left out = standard (criteo: log)."""
+    cache: FilePath | None = None
+    """Folder of the cache, relative to `data.root`; left out = `.shardkeep-cache` beside the data, or your cache folder
+    if that is read-only or others can write it."""
+    synthetic: SyntheticConfig = SyntheticConfig()
+    """The synthetic stream."""
+    accept: str | None = None
+    """Fingerprint of other training data with which `--resume` may continue; the error that refuses them names it."""
+    options: dict[str, Any] = Field(default_factory=dict)
+    """Keyword arguments of your module:function."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _source_by_suffix(cls, value: Any) -> Any:
+        if not isinstance(value, dict) or value.get("source"):
+            return value
+        names = [name for key in ("train", "eval", "test") for name in _names(value.get(key))]
+        if not names:  # the resolved config of a job without data says source: ""
+            return {**value, "source": "synthetic" if "synthetic" in value and "source" not in value else ""}
+        suffixes = {_suffix(name) for name in names}
+        sources = {_SUFFIXES.get(suffix, "") for suffix in suffixes}
+        tabs = {"delimiter": "tab"} if suffixes == {".tsv"} and "delimiter" not in value else {}
+        return {**value, "source": sources.pop() if len(sources) == 1 else "", **tabs}
+
+    @model_validator(mode="after")
+    def _files_have_a_source(self) -> DataConfig:
+        if self.source or not (names := [*self.train, *self.eval, *self.test]):
+            return self
+        by_suffix = {_suffix(name): name[:60] for name in names}
+        why = (
+            f"{by_suffix['']!r} has no suffix that says it"
+            if "" in by_suffix
+            else (f"the suffixes of {' and '.join(by_suffix.values())} say different ones")
+        )
+        raise ValueError(f"source: is missing, and {why}; allowed: {', '.join(SOURCES[:3])} or module:function")
+
+    @field_validator("source")
+    @classmethod
+    def _known_source(cls, value: str) -> str:
+        return value and own_code(value, SOURCES, "module:function")
