@@ -170,6 +170,9 @@ class DataConfig(Settings):
     """Values that mean a missing value: texts, after stripping spaces, and numbers."""
     label: Annotated[LabelColumn, bare("column")] | None = None
     """The column to predict; criteo and synthetic have their own."""
+    weight: ColumnName | None = None
+    """Column of numbers from 0 on: each multiplies the loss of its sample in training, not in evaluation; csv and
+    parquet."""
     dense: list[Annotated[DenseColumn, bare("column")]] = Field(default_factory=list)
     """Columns of numbers; criteo and synthetic have their own."""
     sparse: list[Annotated[SparseColumn, bare("column")]] = Field(default_factory=list)

@@ -113,9 +113,9 @@ class Step:
         self._watch.enter("lookup")
         batch = prepared.batch.slice(part.start, part.stop)
         leaves = self._embeddings.lookup(prepared.plan, rows, part=part, device=self._device)
-        loss = self._tower.backward(
-            self._on_device(batch.dense_BI), leaves, self._on_device(batch.label_BT), weight, last=last
-        )
+        samples = self._on_device(batch.dense_BI), leaves, self._on_device(batch.label_BT)
+        factors_B = None if batch.weight_B is None else self._on_device(batch.weight_B)
+        loss = self._tower.backward(*samples, weight, factors_B, last=last)
         self._watch.enter("collect")
         self._embeddings.collect(prepared.plan, leaves, grads, part=part, rows=rows)
         return float(loss)

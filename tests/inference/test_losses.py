@@ -56,6 +56,20 @@ def test_a_job_learns_numbers_and_predicts_them(tmp_path: Path, loss: Any) -> No
     assert np.mean((scores - labels) ** 2) == pytest.approx(whole["mse"], rel=1e-4)
 
 
+def test_weights_of_one_change_no_bit_and_others_do(tmp_path: Path) -> None:
+    lines = write_csv(tmp_path / "clicks.csv", click_rows(300)).read_text().splitlines()
+    digests = []
+    for name, weight in (("none", None), ("ones", 1.0), ("halves", 0.5)):
+        file = tmp_path / f"{name}.csv"
+        file.write_text("\n".join([f"{lines[0]},w", *(f"{line},{weight or 1.0}" for line in lines[1:])]) + "\n")
+        config = job_of(file, data={"weight": None if weight is None else "w"})
+        digests.append(shardkeep.train(config, run_dir=tmp_path / name, quiet=True).state_digest)
+    assert digests[0] == digests[1] != digests[2]
+    rows = tmp_path / "rows.csv"
+    rows.write_text("\n".join(lines) + "\n")  # no column of weights: scoring needs none
+    assert evaluate_run(tmp_path / "halves", files=[rows])["samples"] == 300
+
+
 def test_the_metrics_that_a_job_asks_for_are_those_of_evaluate(tmp_path: Path) -> None:
     data = write_csv(tmp_path / "clicks.csv", click_rows(600))
     names = ["gauc", "auc", "accuracy", "precision", "recall", "mse", "calibration_buckets"]

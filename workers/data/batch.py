@@ -54,11 +54,13 @@ class Batch:
         ids: the ids of each feature, in the schema's order.
         label_BT: float32 of shape (B, T), a column for each label of the schema: 0 or 1, or any
             number if the loss takes it.
+        weight_B: float32 factor on each sample's loss; None = all 1.
     """
 
     dense_BI: Floats
     ids: Mapping[str, Ragged]
     label_BT: Floats
+    weight_B: Floats | None = None
 
     def __len__(self) -> int:
         """Number of samples; may be 0."""
@@ -69,4 +71,5 @@ class Batch:
         if start == 0 and stop >= len(self):
             return self
         ids = {name: ragged.slice(start, stop) for name, ragged in self.ids.items()}
-        return Batch(self.dense_BI[start:stop], ids, self.label_BT[start:stop])
+        weight_B = None if self.weight_B is None else self.weight_B[start:stop]
+        return Batch(self.dense_BI[start:stop], ids, self.label_BT[start:stop], weight_B)

@@ -27,6 +27,9 @@ from shardkeep.workers.data.gather_kernels import (
 )
 from shardkeep.workers.data.schema import Schema
 
+_SCALARS = ("label", "weight")
+"""Columns of one number in each row."""
+
 
 @dataclass(frozen=True)
 class Lists:
@@ -39,12 +42,14 @@ class Lists:
 
 @dataclass(frozen=True)
 class Rows:
-    """Decoded rows. dense_NI: float32, nan = missing; single_NF: int64, row-major; label_N: uint8 or float32."""
+    """Decoded rows. dense_NI: float32, nan = missing; single_NF: int64, row-major; label_N: uint8 or float32; weight_N:
+    float32, None = all 1."""
 
     label_N: NDArray[np.uint8] | NDArray[np.float32]
     dense_NI: Floats
     single_NF: Ints
     lists: Mapping[str, Lists]
+    weight_N: Floats | None = None
 
     def __len__(self) -> int:
         return len(self.label_N)
@@ -56,7 +61,8 @@ class Rows:
             entries_V = np.repeat(keep_N, column.lengths_N)
             weights_V = None if column.weights_V is None else column.weights_V[entries_V]
             lists[name] = Lists(column.ids_V[entries_V], column.lengths_N[keep_N], weights_V)
-        return Rows(self.label_N[keep_N], self.dense_NI[keep_N], self.single_NF[keep_N], lists)
+        weight_N = None if self.weight_N is None else self.weight_N[keep_N]
+        return Rows(self.label_N[keep_N], self.dense_NI[keep_N], self.single_NF[keep_N], lists, weight_N)
 
 
 class ColumnarWriter:
@@ -103,7 +109,7 @@ class ColumnarWriter:
                 self._hash.update(f"{name} {len(column)};".encode())
                 if pa.types.is_list(column.type):
                     self._hash.update(np.asarray(column.value_lengths()).data)
-                self._hash.update(np.asarray(column if name == "label" else column.flatten()).data)
+                self._hash.update(np.asarray(column if name in _SCALARS else column.flatten()).data)
         rest = table.slice(num_rows)
         self._waiting = rest.combine_chunks().to_batches() if len(rest) else []
         self._num_waiting = len(rest)
@@ -111,6 +117,8 @@ class ColumnarWriter:
 
 def _record_batch(rows: Rows) -> pa.RecordBatch:
     columns: dict[str, pa.Array] = {"label": pa.array(rows.label_N)}
+    if rows.weight_N is not None:
+        columns["weight"] = pa.array(rows.weight_N)
     for name, matrix in (("dense", rows.dense_NI), ("single", rows.single_NF)):
         if matrix.shape[1]:
             flat = pa.array(np.ascontiguousarray(matrix).reshape(-1))
@@ -174,7 +182,14 @@ class ColumnarDataset:
             f.name: self._gather_list(f.name, rows_B) if f.name in self._lists else single[f.name]
             for f in self._schema.features
         }
-        return Batch(self._gather_dense(rows_B), ids, label_B[:, None])
+        return Batch(self._gather_dense(rows_B), ids, label_B[:, None], self._gather_weights(rows_B))
+
+    def _gather_weights(self, rows_B: Ints) -> Floats | None:
+        if "weight" not in self._starts:
+            return None
+        weight_B = np.empty(len(rows_B), np.float32)
+        gather_labels(self._floats, self._starts["weight"], rows_B, weight_B)
+        return weight_B
 
     def _gather_dense(self, rows_B: Ints) -> Floats:
         dense_BI = np.empty((len(rows_B), self._schema.num_dense), np.float32)
@@ -205,6 +220,8 @@ class ColumnarDataset:
 
     def _check(self, batch: pa.RecordBatch) -> None:
         expected = {"label": pa.float32() if self._labels is self._floats else pa.uint8()}
+        if "weight" in batch.schema.names:
+            expected["weight"] = pa.float32()
         if self._schema.num_dense:
             expected["dense"] = pa.list_(pa.float32(), self._schema.num_dense)
         if self._single:
@@ -238,7 +255,7 @@ def _starts(batches: list[pa.RecordBatch], words: Ints) -> dict[str, Ints]:
                 if not np.array_equal(lists.setdefault(feature, offsets_N), offsets_N):
                     raise ValueError(f"column {name}: has other lists than its ids")
                 width, count, name = column.type.value_type.bit_width // 8, int(offsets_N[-1]), f"{name}.values"
-            elif name == "label":
+            elif name in _SCALARS:
                 width, count = column.type.bit_width // 8, len(batch)
             else:
                 width, count = column.type.value_type.bit_width // 8, len(batch) * column.type.list_size

@@ -141,6 +141,7 @@ class Tower:
         embeddings: dict[str, torch.Tensor],
         label_BT: torch.Tensor,
         weight: float,
+        factors_B: torch.Tensor | None = None,
         *,
         last: bool = True,
     ) -> torch.Tensor:
@@ -150,6 +151,7 @@ class Tower:
             embeddings: Feature -> (B, D) leaves with requires_grad. Their gradients are scaled where a
                 GradScaler is on: multiply by `Update.row_scale`.
             weight: Of each sample's loss: 1 / samples of the step over all ranks, 0 for a stand-in batch.
+            factors_B: A further factor on each sample's loss; None = all 1.
             last: The step's last micro-batch; gradients are summed over ranks with it (may block).
 
         Returns:
@@ -168,7 +170,7 @@ class Tower:
             if logits_BT.shape != label_BT.shape:  # of a user's own model
                 wanted = tuple(label_BT.shape)
                 raise UserError(f"model.name: forward returned logits {tuple(logits_BT.shape)}; expected {wanted}")
-            loss = self._loss(logits_BT.float(), label_BT) * weight
+            loss = self._loss(logits_BT.float(), label_BT, factors_B) * weight
             self.watch.enter("backward")
             self.precision.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
         if not last:

@@ -10,7 +10,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 
-from shardkeep.base.errors import DataError
+from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.workers.data.sources.registry import Data, open_data
 from shardkeep.workers.data_config import DataConfig
 
@@ -144,3 +144,44 @@ def test_a_number_where_a_class_is_expected_names_the_loss_for_numbers(tmp_path:
         _open(tmp_path, ["0", "3.5"], label={"column": "y"})
     with pytest.raises(ValueError, match="positive: has no effect with kind: number"):
         DataConfig.model_validate({"source": "csv", "train": "a.csv", "label": YES | {"kind": "number"}})
+
+
+def _weighted(folder: Path, weights: list[str], form: str, **settings: Any) -> Data:
+    rows = [f"{i},{i % 2},{weight}" for i, weight in enumerate(weights)]
+    (folder / "a.csv").write_text("\n".join(["x,y,w", *rows]))
+    if form == "parquet":
+        columns = {"x": np.arange(float(len(weights))), "y": np.arange(len(weights)) % 2}
+        numbers = [None if weight == "" else float(weight) for weight in weights]
+        pq.write_table(pa.table(columns | {"w": numbers}), folder / "a.parquet")
+    base: dict[str, Any] = {"root": str(folder), "train": f"a.{form}", "label": "y", "dense": ["*"], "scale": "none"}
+    return open_data(DataConfig.model_validate(base | {"weight": "w"} | settings), seed=0)
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+def test_weights_of_samples_are_gathered_and_no_pattern_takes_their_column(tmp_path: Path, form: str) -> None:
+    weights = ["0.5", "2", "0", "1e3"]
+    for _ in range(2):  # converted, then from the cache
+        data = _weighted(tmp_path, weights, form)
+        batch = data.train.gather(np.array([3, 0, 2]))
+        assert data.train.schema.dense == ("x",)
+        assert batch.weight_B is not None and batch.weight_B.tolist() == [1000.0, 0.5, 0.0]
+        part = batch.slice(1, 3)
+        assert part.weight_B is not None and part.weight_B.tolist() == [0.5, 0.0]
+    plain = _weighted(tmp_path, weights, form, weight=None, dense=["x"])
+    assert plain.train.gather(np.array([0])).weight_B is None
+    assert plain.fingerprint != data.fingerprint
+
+
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+@pytest.mark.parametrize(("text", "what"), [("-0.5", "is -0.5"), ("", "is missing")], ids=["negative", "missing"])
+def test_a_weight_that_is_none_is_named_with_its_row(tmp_path: Path, form: str, text: str, what: str) -> None:
+    with pytest.raises(DataError, match=f"a.{form}, row 3, column w: the weight {what}; allowed: numbers from 0 on"):
+        _weighted(tmp_path, ["1", "1", text, "1"], form)
+
+
+def test_the_label_is_no_weight_and_a_stream_has_none() -> None:
+    config = {"source": "csv", "train": "a.csv", "label": "y", "dense": ["x"], "weight": "y"}
+    with pytest.raises(ConfigError, match=r"data.weight: names y, which is the label"):
+        open_data(DataConfig.model_validate(config), seed=0)
+    with pytest.raises(ConfigError, match=r"data.weight: has no effect with source: synthetic"):
+        open_data(DataConfig.model_validate({"source": "synthetic", "weight": "w"}), seed=0)

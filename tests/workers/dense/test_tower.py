@@ -101,6 +101,22 @@ def test_one_worker_trains_as_a_plain_pytorch_loop(name):
     torch.testing.assert_close(values_of(tower), plain_values, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("name", MEANS)
+def test_factors_of_samples_multiply_their_losses(name):
+    loss_name, _, delta = name.partition(" of ")
+    config = LossConfig(name=loss_name, delta=float(delta) if delta else None)
+    dense, leaves, label = part_of(batch(0, 24), 0, 24)
+    factors_B = torch.rand(24)
+    tower, plain = tower_of(loss=loss_of(config)), seeded_model()
+    loss = tower.backward(dense, leaves, label, 1 / 24, factors_B)
+    own = {feature: leaf.detach().clone().requires_grad_() for feature, leaf in leaves.items()}
+    expected = (MEANS[name](plain(dense, own), label, reduction="none") * factors_B[:, None]).mean()
+    expected.backward()
+    torch.testing.assert_close(loss, expected.detach())
+    for feature, leaf in leaves.items():
+        torch.testing.assert_close(leaf.grad, own[feature].grad)
+
+
 class TwoLabels(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -67,7 +67,8 @@ class Job:
 
     def _settings(self) -> dict[str, Any]:
         layout = self.layout
-        return {
+        weight = {} if layout.weight is None else {"weight": layout.weight}
+        return weight | {
             "form": FORM,
             "reading": self.reading,
             "label": layout.label.model_dump(exclude={"kind"} if layout.label.kind == "class" else None),

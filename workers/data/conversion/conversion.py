@@ -43,6 +43,7 @@ class Layout:
     sparse: tuple[SparseColumn, ...]
     scale: Scaling
     missing: tuple[str, ...]
+    weight: str | None = None
 
     @property
     def schema(self) -> Schema:
@@ -53,7 +54,7 @@ class Layout:
         """Names of the columns to read, each once."""
         weights = [c.weights for c in self.sparse if c.weights is not None]
         used = [self.label.column, *(c.column for c in self.dense), *(c.column for c in self.sparse), *weights]
-        return list(dict.fromkeys(used))
+        return list(dict.fromkeys(used if self.weight is None else [*used, self.weight]))
 
 
 def layout_of(config: DataConfig, *, scale: Scaling = "standard") -> Layout:
@@ -68,7 +69,10 @@ def layout_of(config: DataConfig, *, scale: Scaling = "standard") -> Layout:
             raise ConfigError(f"data.{key}: names column {twice[0]} twice; allowed: each column once")
         if config.label.column in names:
             raise ConfigError(f"data.{key}: names {config.label.column}, which is the label")
-    return Layout(config.label, tuple(config.dense), tuple(config.sparse), config.scale or scale, tuple(config.missing))
+    if config.weight == config.label.column:
+        raise ConfigError(f"data.weight: names {config.weight}, which is the label")
+    dense, sparse = tuple(config.dense), tuple(config.sparse)
+    return Layout(config.label, dense, sparse, config.scale or scale, tuple(config.missing), config.weight)
 
 
 def left_out(count: int) -> str:
@@ -177,7 +181,18 @@ class Converter:
             if sparse.column in self.lists:
                 with self._same_kind(chunk.column(sparse.column)).named():
                     lists[sparse.column] = self._lists(chunk, sparse)
-        return Rows(label_N, dense_NI, single_NF, lists)
+        return Rows(label_N, dense_NI, single_NF, lists, None if layout.weight is None else self._sample_weights(chunk))
+
+    def _sample_weights(self, chunk: Chunk) -> NDArray[np.float32]:
+        column = chunk.column(self.layout.weight or "")
+        with column.named():
+            weight_N = decode_numbers(column, self.layout.missing).astype(np.float32)
+        wrong_N = ~(weight_N >= 0) | np.isinf(weight_N)
+        if wrong_N.any():
+            index = int(wrong_N.argmax())
+            what = "is missing" if np.isnan(weight_N[index]) else f"is {weight_N[index]:g}"
+            raise column.error(index, f"the weight {what}; allowed: numbers from 0 on")
+        return weight_N
 
     def _same_kind(self, column: Column) -> Column:
         """The column of ids. Raises DataError where it holds texts now and held numbers before: their ids differ."""

@@ -22,7 +22,7 @@ def named_columns(config: DataConfig, names: Callable[[], Sequence[str]]) -> Dat
     if not any("*" in name for name in named):
         return config
     known = list(dict.fromkeys(names()))
-    taken: set[str | None] = {*named, *(c.weights for c in config.sparse)}
+    taken: set[str | None] = {*named, config.weight, *(c.weights for c in config.sparse)}
     taken |= {config.label.column} if config.label is not None else set()
     free = [name for name in known if name not in taken]
     dense = _expand("dense", config.dense, known, free)
