@@ -33,7 +33,7 @@ def test_the_settings_know_every_source() -> None:
 
 def test_a_source_loads_no_library_of_another_one() -> None:
     code = (
-        "import sys; from shardkeep.workers.config import DataConfig; "
+        "import sys; from shardkeep.workers.data_config import DataConfig; "
         "from shardkeep.workers.data.sources.registry import open_data; "
         "open_data(DataConfig(source='synthetic'), seed=0); "
         "print([m for m in ('pyarrow', 'numba', 'torch') if m in sys.modules])"
