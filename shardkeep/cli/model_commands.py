@@ -14,6 +14,8 @@ from shardkeep.cli.exits import run_command
 from shardkeep.cli.options import Debug, complete_run, path, which_checkpoint
 
 if TYPE_CHECKING:
+    from rich.table import Table
+
     from shardkeep.run.screen import Screen
 
 TrainedRun = Annotated[
@@ -27,6 +29,10 @@ Model = Annotated[
         help="Checkpoint: the newest one, the best by train.early_stopping, or of a step.",
     ),
 ]
+
+
+MOST_GROUPS = 20
+"""The most values of a column in a table on the screen."""
 
 
 @contextmanager
@@ -50,6 +56,10 @@ def evaluate(
     split: Annotated[
         str, typer.Option(metavar="eval|train|test", help="The run's own data, where --data is not given.")
     ] = "eval",
+    by: Annotated[
+        str | None,
+        typer.Option(metavar="COLUMN", help="Also evaluate the rows of each value of this column of the files."),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     debug: Debug = False,
 ) -> None:
@@ -69,12 +79,17 @@ def evaluate(
                 screen.working("evaluate", text, share)
 
             part = cast(Literal["eval", "train", "test"], split)
-            found = evaluate_run(run, which=which, split=part, files=input_files(data or []), told=told)
+            found = evaluate_run(run, which=which, split=part, files=input_files(data or []), by=by, told=told)
         if as_json:
             print(json.dumps(found, indent=2))
         else:
+            groups = found.pop("by", None)
+            buckets = found.pop("calibration_buckets", None)
             rows = [(name, _number(value)) for name, value in found.items() if value is not None]
+            rows += [("bucket", "  ".join(f"{k} {_number(v)}" for k, v in bucket.items())) for bucket in buckets or ()]
             console().print(two_columns(rows))
+            if groups is not None:
+                console().print(_table_of_groups(groups))
         return 0
 
     run_command(body, debug)
@@ -111,6 +126,21 @@ def predict(
         return 0
 
     run_command(body, debug)
+
+
+def _table_of_groups(by: dict[str, Any]) -> Table:
+    """The most frequent values of a column, with their metrics."""
+    from rich.table import Table
+
+    groups, title = by["groups"], None
+    if len(groups) > MOST_GROUPS:
+        title = f"the {MOST_GROUPS} most frequent of {len(groups):,} values; --json has all"
+    names = [name for name in groups[0] if name not in ("value", "note", "calibration_buckets")] if groups else []
+    table = Table(by["column"], *names, title=title, box=None)
+    for group in groups[:MOST_GROUPS]:
+        shown = ["-" if group.get(name) is None else _number(group[name]) for name in names]
+        table.add_row("(missing)" if group["value"] is None else str(group["value"]), *shown)
+    return table
 
 
 def _number(value: Any) -> str:

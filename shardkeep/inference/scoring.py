@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
 
 from shardkeep.base.arrays import Floats, Ints
 from shardkeep.base.errors import UserError
@@ -73,9 +74,13 @@ def evaluate_run(
     which: Which = "last",
     split: Split = "eval",
     files: Sequence[Path] = (),
+    by: str | None = None,
     told: Told = lambda _text, _share: None,
 ) -> dict[str, Any]:
     """The metrics of a run's model: on `files`, or else on the run's own data.
+
+    Args:
+        by: A column of the files: `by` of the result has the metrics of each of its values, the most frequent first.
 
     Returns:
         `step` of the checkpoint, and what the trainer's evaluation reports: of the run's evaluation data and its last
@@ -87,9 +92,12 @@ def evaluate_run(
     """
     if split == "test" and not files:
         files = _test_files(run)
+    values: list[pa.Array] = []
     if files:
         trained = load_trained(run, which)
-        found = list(_of_files(trained, files, told))
+        found = list(_of_files(trained, files, told, by, values))
+    elif by is not None:
+        raise UserError(f"--by {by}: needs files; allowed: with --data FILE, or --split test")
     else:
         trained, dataset = _with_data(run, which, split, told)
         found = list(_of_dataset(trained, dataset, told))
@@ -97,7 +105,26 @@ def evaluate_run(
     none = [np.empty((0, num_labels), np.float32)] * 2 + [np.empty(0, np.int64)]
     parts = [np.concatenate(part) for part in zip(none, *found, strict=True)]
     metrics = evaluate_over_workers(*parts, names=trained.schema.labels, collective=Solo(), asked=trained.asked)
-    return {"step": trained.step} | metrics
+    result = {"step": trained.step} | metrics
+    return result if by is None else result | {"by": {"column": by, "groups": _by_group(trained, parts, values)}}
+
+
+def _by_group(trained: Trained, parts: Sequence[Any], values: Sequence[pa.Array]) -> list[dict[str, Any]]:
+    """`value` and the metrics of each value, the most frequent first."""
+    encoded = pa.chunked_array(values or [pa.array([], pa.string())]).cast(pa.string()).dictionary_encode("encode")
+    encoded = encoded.combine_chunks()
+    encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
+    index_N = np.asarray(encoded.indices)
+    order_N, groups = np.argsort(index_N, kind="stable"), encoded.dictionary.to_pylist()
+    bounds = np.searchsorted(index_N[order_N], np.arange(len(groups) + 1))
+    found = []
+    for g, value in enumerate(groups):
+        rows_N = order_N[bounds[g] : bounds[g + 1]]
+        own = [part[rows_N] if len(part) else part for part in parts]
+        names = trained.schema.labels
+        metrics = evaluate_over_workers(*own, names=names, collective=Solo(), asked=trained.asked)
+        found.append({"value": value} | metrics)
+    return sorted(found, key=lambda group: -int(group["samples"]))
 
 
 def _test_files(run: Path) -> list[Path]:
@@ -107,12 +134,19 @@ def _test_files(run: Path) -> list[Path]:
     return find_files(Path(data.root), data.test, key="data.test", kind=data.source)
 
 
-def _of_files(trained: Trained, files: Sequence[Path], told: Told) -> Iterator[tuple[Floats, Floats, Ints]]:
+def _of_files(
+    trained: Trained, files: Sequence[Path], told: Told, by: str | None, values: list[pa.Array]
+) -> Iterator[tuple[Floats, Floats, Ints]]:
+    """Logits, labels and groups. Adds the column `by` of the scored rows to `values`."""
     inputs = trained.inputs
     assert inputs is not None
-    for whole in chunks_of_files(files, inputs, told, extra=[inputs.layout.label.column]):
+    extra = [inputs.layout.label.column] + ([] if by is None else [by])
+    for whole in chunks_of_files(files, inputs, told, extra=extra):
         chunk, label_N = inputs.labelled(whole)
         if len(chunk):
+            if by is not None:
+                column = chunk.column(by).values
+                values.append(column.dictionary_decode() if pa.types.is_dictionary(column.type) else column)
             yield from _of_dataset(trained, inputs.samples(chunk, label_N), lambda _text, _share: None)
 
 

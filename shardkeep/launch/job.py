@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -141,8 +142,12 @@ def _new_folder(path: Path, config: JobConfig, code_folder: Path | None, start: 
     refuse_start_of_another(config, path)
     folder = RunFolder.create(path, config, code_folder=code_folder)
     if start is not None:
-        write_start(start, config, folder.path)
-        folder.event({"text": f"began with {start.text()}"})
+        try:
+            write_start(start, config, folder.path)
+            folder.event({"text": f"began with {start.text()}"})
+        except BaseException:  # without its model it is no run
+            shutil.rmtree(folder.path, ignore_errors=True)
+            raise
     return folder
 
 

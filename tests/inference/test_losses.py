@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import csv
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 import shardkeep
-from shardkeep.base.errors import ConfigError
+from shardkeep.base.errors import ConfigError, DataError
+from shardkeep.cli.main import app
 from shardkeep.inference.scoring import evaluate_run, predict_files
 from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
 
@@ -106,3 +109,27 @@ def test_groups_need_a_column_with_one_value_in_a_row(tmp_path: Path) -> None:
         config = job_of(data, eval={"metrics": ["gauc"], "group_by": column})
         with pytest.raises(ConfigError, match=f"eval.group_by: {column} {why}"):
             shardkeep.train(config, run_dir=tmp_path / column, quiet=True)
+
+
+def test_metrics_of_each_value_of_a_column(tmp_path: Path) -> None:
+    rows = click_rows(600)
+    config = job_of(write_csv(tmp_path / "clicks.csv", rows))
+    shardkeep.train(config, run_dir=tmp_path / "run", quiet=True)
+    for row in rows[:50]:
+        row["item"] = ""
+    new = write_csv(tmp_path / "new.csv", rows)
+    found = evaluate_run(tmp_path / "run", files=[new], by="item")
+    groups = found["by"]["groups"]
+    assert sum(group["samples"] for group in groups) == 600 == found["samples"]
+    assert [group["samples"] for group in groups] == sorted((g["samples"] for g in groups), reverse=True)
+    value = groups[1]["value"]
+    own = write_csv(tmp_path / "own.csv", [row for row in rows if row["item"] == value])
+    assert {"value": value} | evaluate_run(tmp_path / "run", files=[own]) == {"step": found["step"]} | groups[1]
+    shown = CliRunner().invoke(app, ["evaluate", str(tmp_path / "run"), "--data", str(new), "--by", "item"])
+    assert shown.exit_code == 0 and "the 20 most frequent of 51 values; --json has all" in shown.output
+    told = CliRunner().invoke(app, ["evaluate", str(tmp_path / "run"), "--data", str(new), "--by", "item", "--json"])
+    assert json.loads(told.stdout) == found
+    refused = CliRunner().invoke(app, ["evaluate", str(tmp_path / "run"), "--by", "item"])
+    assert refused.exit_code == 2 and "--by item: needs files" in refused.output
+    with pytest.raises(DataError, match="no column city"):
+        evaluate_run(tmp_path / "run", files=[new], by="city")

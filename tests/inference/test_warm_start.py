@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import shardkeep
-from shardkeep.base.errors import ConfigError, UserError
+from shardkeep.base.errors import CheckpointError, ConfigError, UserError
 from shardkeep.cli.main import app
 from shardkeep.inference.scoring import evaluate_run
 from shardkeep.run.reader import MetricsTail, RunReader
@@ -116,6 +118,25 @@ def test_the_same_start_gives_the_same_bits_and_a_resumed_job_too(monday: Path, 
     done = CliRunner().invoke(app, ["train", "--resume", str(tmp_path / "b")])
     assert done.exit_code == 0 and "at step 0 from step-00000000" in done.output
     assert (RunReader(tmp_path / "b").summary() or {})["state_digest"] == first.state_digest
+
+
+def test_a_full_disk_leaves_no_run_without_its_model(
+    monday: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    config = job_of(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "link", full)
+        patch.setattr(shutil, "copyfile", full)
+        with pytest.raises(CheckpointError, match=r"run/checkpoints: cannot be written \(No space left on device\)"):
+            train(config, tmp_path / "run", from_run=monday)
+    assert not (tmp_path / "run").exists()
+    with monkeypatch.context() as patch:  # another disk: files are copied
+        patch.setattr(os, "link", full)
+        copied = train(config, tmp_path / "run", from_run=monday)
+    assert copied.state_digest == train(config, tmp_path / "linked", from_run=monday).state_digest
 
 
 def test_files_are_linked_and_a_checkpoint_of_the_other_run_may_go(monday: Path, tmp_path: Path) -> None:
