@@ -53,7 +53,7 @@ def recipe(model: str, seed: int) -> dict[str, Any]:
         "workers": 1,
         "model": MODELS[model],
         "tables": {"default": {**dim, "optimizer": ROWS}},
-        "tower": {"optimizer": {"name": "adam", "lr": DENSE_LR}},
+        "tower": {"optimizer": {"name": "adam", "lr": DENSE_LR}, "amp": "off"},
         "train": {"epochs": EPOCHS, "early_stopping": {"metric": "auc", "patience": PATIENCE}},
     }
 
