@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -16,17 +18,21 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from shardkeep.base.arrays import Floats, Ints
 from shardkeep.base.errors import UserError
 from shardkeep.inference.files import Told, chunks_of_files, score_writer
-from shardkeep.inference.predictor import block_logits
-from shardkeep.inference.trained import Trained, Unseen, inputs_of, load_trained
+from shardkeep.inference.trained import LookedUp, Trained, Unseen, inputs_of, load_trained
 from shardkeep.run.trained import Which, checkpoint_of, config_of
 from shardkeep.workers.collectives.collective import Solo
+from shardkeep.workers.data.conversion.decoding import Chunk
 from shardkeep.workers.data.input_files import find_files
 from shardkeep.workers.data.samples import Data, Dataset, gathered
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.evaluate import groups_of
 from shardkeep.workers.metrics.quality import evaluate_over_workers
+from shardkeep.workers.prefetch import Prefetch
 
 Split = Literal["eval", "train", "test"]
+Item = TypeVar("Item")
+AHEAD = 4
+"""Blocks that are read and looked up while one is in the dense model."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +66,37 @@ def predict_files(
     inputs = trained.inputs
     assert inputs is not None
     began, rows, unseen = time.monotonic(), 0, Unseen(tuple(feature.name for feature in trained.schema.features))
-    with score_writer(out, trained.schema.labels, keep) as writer:
-        for chunk in chunks_of_files(files, inputs, told, extra=keep):
-            scores = [trained.scores(part) for part in block_logits(trained, inputs.samples(chunk), unseen)]
-            writer.add(np.concatenate(scores), {name: chunk.column(name).values for name in keep})
-            rows += len(chunk)
+    blocks = _looked_up(trained, chunks_of_files(files, inputs, told, extra=keep), keep, unseen)
+    with score_writer(out, trained.schema.labels, keep) as writer, contextlib.closing(_ahead(blocks)) as coming:
+        scores: list[Floats] = []
+        for found, kept in coming:
+            scores.append(trained.scores(trained.logits_of(found)))
+            rows += len(found.batch)
+            if kept is not None:
+                writer.add(np.concatenate(scores), kept)
+                scores.clear()
     return Scored(trained.step, rows, time.monotonic() - began, unseen.counts())
+
+
+def _looked_up(
+    trained: Trained, chunks: Iterator[Chunk], keep: Sequence[str], unseen: Unseen
+) -> Iterator[tuple[LookedUp, dict[str, pa.Array] | None]]:
+    """The blocks of chunks with their rows; with the last one of a chunk the columns to keep."""
+    assert trained.inputs is not None
+    size = trained.blocks.size
+    for chunk in chunks:
+        samples = trained.inputs.samples(chunk)
+        for start in range(0, len(samples), size):
+            end = min(start + size, len(samples))
+            kept = {name: chunk.column(name).values for name in keep} if end == len(samples) else None
+            yield trained.looked_up(samples.gather(np.arange(start, end)), unseen), kept
+
+
+def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
+    """The items, made by another thread while earlier ones are used."""
+    with contextlib.closing(Prefetch(lambda _: next(items, None), start=0, stop=sys.maxsize, depth=AHEAD)) as made:
+        while (item := made.next()) is not None:
+            yield item
 
 
 def evaluate_run(

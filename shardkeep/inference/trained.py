@@ -31,6 +31,15 @@ from shardkeep.workers.embeddings.plan import Plan
 from shardkeep.workers.metrics.quality import Asked
 
 
+@dataclass(frozen=True)
+class LookedUp:
+    """A batch with its rows."""
+
+    batch: Batch
+    plan: Plan
+    rows: JaggedRows
+
+
 class Trained:
     """Rows and dense model of one checkpoint, on the CPU. Stateless between calls.
 
@@ -62,6 +71,10 @@ class Trained:
 
         Args:
             unseen: Counts the ids without a row."""
+        return self.logits_of(self.looked_up(batch, unseen))
+
+    def looked_up(self, batch: Batch, unseen: Unseen | None = None) -> LookedUp:
+        """The rows of a batch. Another thread may compute logits meanwhile."""
         plan = self.embeddings.plan(batch)
         ids = plan.unique
         rows = JaggedRows(ids.layout, np.empty(ids.layout.num_values, np.float32))
@@ -69,7 +82,11 @@ class Trained:
         pulled = self.tables.pull(sections, rows.flat)
         if unseen is not None:
             unseen.add(plan, pulled.slots_V)
-        return self.blocks.logits(batch, plan, rows)
+        return LookedUp(batch, plan, rows)
+
+    def logits_of(self, found: LookedUp) -> Floats:
+        """Logits as of `logits`."""
+        return self.blocks.logits(found.batch, found.plan, found.rows)
 
     def scores(self, logits_BT: Floats) -> Floats:
         """What a person reads, float32 of the same shape: 1 / (1 + exp(-logit)) in float64, rounded once; the value
