@@ -131,7 +131,7 @@ def evaluate_run(
         raise UserError(f"--by {by}: needs files; allowed: with --data FILE, or --split test")
     else:
         trained, dataset = _with_data(run, which, split, told)
-        found = list(_of_dataset(trained, dataset, told))
+        found = list(_of_dataset(trained, dataset, told, trained.config.eval.max_samples))
     num_labels = len(trained.schema.labels)
     none = [np.empty((0, num_labels), np.float32)] * 2 + [np.empty(0, np.int64)]
     parts = [np.concatenate(part) for part in zip(none, *found, strict=True)]
@@ -181,10 +181,12 @@ def _of_files(
             yield from _of_dataset(trained, inputs.samples(chunk, label_N), lambda _text, _share: None)
 
 
-def _of_dataset(trained: Trained, dataset: Dataset, told: Told) -> Iterator[tuple[Floats, Floats, Ints]]:
+def _of_dataset(
+    trained: Trained, dataset: Dataset, told: Told, most: int | None = None
+) -> Iterator[tuple[Floats, Floats, Ints]]:
+    """Logits, labels and groups of the first `most` samples; None = of all."""
     size = trained.blocks.size
-    most = trained.config.eval.max_samples or len(dataset)
-    end = min(len(dataset), most)
+    end = min(len(dataset), most or len(dataset))
     for start in range(0, end, size):
         batch = gathered(dataset, np.arange(start, min(start + size, end)))
         yield trained.logits(batch), batch.label_BT, groups_of(batch, trained.asked)

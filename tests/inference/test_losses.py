@@ -133,3 +133,11 @@ def test_metrics_of_each_value_of_a_column(tmp_path: Path) -> None:
     assert refused.exit_code == 2 and "--by item: needs files" in refused.output
     with pytest.raises(DataError, match="no column city"):
         evaluate_run(tmp_path / "run", files=[new], by="city")
+
+
+def test_files_are_scored_whole_whatever_the_jobs_evaluation_is_limited_to(tmp_path: Path) -> None:
+    data = write_csv(tmp_path / "clicks.csv", click_rows(600))
+    summary = shardkeep.train(job_of(data, eval={"max_samples": 90}), run_dir=tmp_path / "run", quiet=True)
+    assert summary.eval is not None and summary.eval.samples == 90 == evaluate_run(tmp_path / "run")["samples"]
+    found = evaluate_run(tmp_path / "run", files=[data], by="item")
+    assert sum(group["samples"] for group in found["by"]["groups"]) == found["samples"] == 600

@@ -15,6 +15,7 @@ import pytest
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
+from shardkeep.workers.data.sources.parquet_files import read_parquet
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.data_config import DataConfig
 
@@ -190,3 +191,15 @@ def test_a_column_of_texts_may_be_empty_and_of_numbers_in_another_file(
     files = [f"{name}.parquet" for name in order]
     config = {"source": "parquet", "root": str(tmp_path), "train": files, "label": "y", "sparse": ["s"]}
     assert len(open_data(DataConfig.model_validate(config), seed=0).train) == 4
+
+
+def test_reading_holds_one_row_group_and_not_the_file(tmp_path: Path) -> None:
+    rows, groups = 1_000_000, 20
+    columns = {name: np.random.default_rng(1).integers(0, 2**62, rows) for name in ("a", "b", "c")}
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table(columns), path, row_group_size=rows // groups)
+    del columns
+    before, most = pa.total_allocated_bytes(), 0
+    for _ in read_parquet(path, ["a", "b", "c"], lambda _share: None):
+        most = max(most, pa.total_allocated_bytes() - before)
+    assert 0 < most < 6 * path.stat().st_size / groups

@@ -18,6 +18,9 @@ from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.sources.column_patterns import named_columns
 from shardkeep.workers.data_config import DataConfig
 
+BUFFER_BYTES = 1 << 20
+"""Read at once of each column."""
+
 
 def open_parquet(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
     """The source `parquet`. Raises DataError for what is wrong with the files, ConfigError for the settings."""
@@ -39,7 +42,9 @@ def parquet_names(path: Path) -> list[str]:
 def read_parquet(path: Path, columns: Sequence[str], progress: Callable[[float], None]) -> Iterator[Chunk]:
     """Yields the file's rows in batches of at most 65,536, the named columns only."""
     try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+        # pre_buffer, pyarrow's default, keeps the bytes of all columns that were read until the file is closed
+        options = {"page_checksum_verification": True, "pre_buffer": False, "buffer_size": BUFFER_BYTES}
+        with pq.ParquetFile(path, **options) as file:
             names = file.schema_arrow.names
             for column in columns:
                 if column not in names:
