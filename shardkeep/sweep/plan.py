@@ -252,7 +252,12 @@ def _refuse_seed(settings: Mapping[str, Any], where: str) -> None:
 
 def _job(base: Nested, variant: Variant, folder: Path) -> JobConfig:
     """The job of a variant of the sweep file in `folder`."""
-    return _validated(anchored(merged(base, variant.settings), folder), variant.name)
+    config = _validated(anchored(merged(base, variant.settings), folder), variant.name)
+    if "auc" not in config.eval.asked(config.train.loss):
+        raise ConfigError(
+            f"{variant.name}: does not evaluate auc, by which a sweep compares; allowed: eval.metrics with it"
+        )
+    return config
 
 
 def _validated(raw: Nested, where: str) -> JobConfig:

@@ -164,3 +164,10 @@ def test_settings_are_laid_over_each_other_without_changing_either() -> None:
     assert (below["a"], above["a"]) == ({"x": 1, "y": 2}, {"y": 3})
     assert nested({"a.x": 1, "a": {"y": 2}}, "") == {"a": {"x": 1, "y": 2}}
     assert flat({"a": {"x": 1, "y": {}}}) == {"a.x": 1, "a.y": {}}
+
+
+@pytest.mark.parametrize("settings", [{"train.loss": "mse"}, {"eval.metrics": ["logloss"]}], ids=["loss", "metrics"])
+def test_a_run_without_auc_cannot_be_compared(tmp_path: Path, settings: dict[str, object]) -> None:
+    path = write_sweep(tmp_path, recipes=[{"name": "few", "settings": settings}])
+    with pytest.raises(ConfigError, match="few: does not evaluate auc, by which a sweep compares"):
+        load_sweep(path)
