@@ -177,6 +177,8 @@ def _of_files(
         if len(chunk):
             if by is not None:
                 column = chunk.column(by).values
+                if pa.types.is_nested(column.type):
+                    raise UserError(f"--by {by}: has several values in a row; allowed: a column with one")
                 values.append(column.dictionary_decode() if pa.types.is_dictionary(column.type) else column)
             yield from _of_dataset(trained, inputs.samples(chunk, label_N), lambda _text, _share: None)
 

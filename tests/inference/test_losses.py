@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
 import pytest
 from typer.testing import CliRunner
 
 import shardkeep
-from shardkeep.base.errors import ConfigError, DataError
+from shardkeep.base.errors import ConfigError, DataError, UserError
 from shardkeep.cli.main import app
 from shardkeep.inference.scoring import evaluate_run, predict_files
 from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
@@ -131,6 +133,11 @@ def test_metrics_of_each_value_of_a_column(tmp_path: Path) -> None:
     assert json.loads(told.stdout) == found
     refused = CliRunner().invoke(app, ["evaluate", str(tmp_path / "run"), "--by", "item"])
     assert refused.exit_code == 2 and "--by item: needs files" in refused.output
+    columns = {"clicked": [1, 0], "user": ["u1", "u2"], "item": [1, 2], "tags": [["t1"], []]}
+    table = pa.table(columns | {"price": [1.0, 2.0], "age": [20, 30]})
+    pq.write_table(table, tmp_path / "lists.parquet")
+    with pytest.raises(UserError, match="--by tags: has several values in a row"):
+        evaluate_run(tmp_path / "run", files=[tmp_path / "lists.parquet"], by="tags")
     with pytest.raises(DataError, match="no column city"):
         evaluate_run(tmp_path / "run", files=[new], by="city")
 
