@@ -24,7 +24,8 @@ from shardkeep.ps.control.records import ANY_STEP, Formation, ResumeRange
 from shardkeep.ps.rpc.group import RpcGroup
 from shardkeep.ps.shard.journal.journal import Journal
 from shardkeep.ps.shard.service import ShardService
-from shardkeep.ps.shard.snapshot.files import earlier_steps, load_snapshots
+from shardkeep.ps.shard.snapshot.files import load_snapshots
+from shardkeep.ps.shard.snapshot.index import earlier_steps
 from shardkeep.roles.agreed_checkpoints import AgreedCheckpoints
 from shardkeep.roles.departure import Departure
 from shardkeep.roles.group import join_group

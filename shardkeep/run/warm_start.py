@@ -21,6 +21,7 @@ from shardkeep.base.machine.versions import versions
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints import Checkpoint, FileRecord
 from shardkeep.ps.config import TableSpec
+from shardkeep.ps.shard.snapshot.index import earlier_steps, indexes
 from shardkeep.run.checkpoints import checkpoints_of, owned
 from shardkeep.run.json_files import to_json
 from shardkeep.run.trained import Which, checkpoint_of, config_of
@@ -107,26 +108,18 @@ def refuse_start_of_another(config: JobConfig, folder: Path) -> None:
         )
 
 
-def _indexes(checkpoint: Checkpoint) -> list[tuple[FileRecord, dict[str, Any]]]:
-    from shardkeep.ps.shard.snapshot.files import indexes
-
-    return indexes(checkpoint)
-
-
 def _specs(checkpoint: Checkpoint) -> list[TableSpec]:
-    return [TableSpec(**entry["spec"]) for _, index in _indexes(checkpoint)[:1] for entry in index["tables"]]
+    return [TableSpec(**entry["spec"]) for _, index in indexes(checkpoint)[:1] for entry in index["tables"]]
 
 
 def _steps(checkpoint: Checkpoint) -> int:
-    from shardkeep.ps.shard.snapshot.files import earlier_steps
-
     return earlier_steps(checkpoint) + checkpoint.step
 
 
 def _linked_rows(checkpoint: Checkpoint, partial: Path) -> list[FileRecord]:
     """The files of a checkpoint that holds all rows, with new indexes."""
     files = []
-    for record, index in _indexes(checkpoint):
+    for record, index in indexes(checkpoint):
         server = record.path.rpartition("/")[0]
         files += _links(checkpoint, [file for file in checkpoint.below(server) if file != record], partial)
         path = partial / record.path

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -137,6 +139,16 @@ def test_a_full_disk_leaves_no_run_without_its_model(
         patch.setattr(os, "link", full)
         copied = train(config, tmp_path / "run", from_run=monday)
     assert copied.state_digest == train(config, tmp_path / "linked", from_run=monday).state_digest
+
+
+def test_a_start_is_planned_before_kernels_are_loaded(monday: Path) -> None:
+    lines = [
+        "import sys; from pathlib import Path; import shardkeep; from shardkeep.run.warm_start import plan_warm_start",
+        f"run = Path({str(monday)!r}); plan_warm_start(shardkeep.load_config(run / 'config.yaml'), run)",
+        "print([name for name in ('numba', 'torch', 'pyarrow') if name in sys.modules])",
+    ]
+    done = subprocess.run([sys.executable, "-c", "; ".join(lines)], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_files_are_linked_and_a_checkpoint_of_the_other_run_may_go(monday: Path, tmp_path: Path) -> None:

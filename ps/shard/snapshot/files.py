@@ -26,6 +26,7 @@ from shardkeep.ps.checkpoints import Checkpoint, FileRecord
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import BUCKETS, server_of
 from shardkeep.ps.shard.snapshot.array_file import ArrayFile
+from shardkeep.ps.shard.snapshot.index import INDEX, indexes
 from shardkeep.ps.shard.snapshot.snapshot import Snapshot
 from shardkeep.ps.shard.snapshot.spill import Spill
 from shardkeep.ps.shard.snapshot.walk import walk
@@ -36,7 +37,6 @@ FILE_BYTES = 64 << 20
 PART_BYTES = 8 << 20
 """The approximate size of a part. One part is in memory while a snapshot is written. In addition there are 4 bytes for
 each row of the largest table, one bit for each row of every table, and the pre-images (limit in spill.py)."""
-_INDEX = "snapshot.json"
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -79,8 +79,8 @@ def write_snapshot(snapshot: Snapshot, checkpoint: Path, *, shard: int) -> list[
     }
     if snapshot.earlier_steps:
         index["earlier_steps"] = snapshot.earlier_steps
-    atomic_write(folder / _INDEX, json.dumps(index) + "\n")
-    return [*written, FileRecord.of(checkpoint, folder / _INDEX)]
+    atomic_write(folder / INDEX, json.dumps(index) + "\n")
+    return [*written, FileRecord.of(checkpoint, folder / INDEX)]
 
 
 def _write_rows(
@@ -120,17 +120,6 @@ def load_snapshots(tables: Sequence[Table], checkpoint: Checkpoint, *, shard: in
     if shard == 0:  # the count is of the whole job, so one server carries it
         for table, count in zip(tables, skipped.tolist(), strict=True):
             table.skipped_rows = count
-
-
-def earlier_steps(checkpoint: Checkpoint) -> int:
-    """`Tables.earlier_steps` of the servers that wrote the checkpoint. Raises CheckpointError."""
-    return max((int(index.get("earlier_steps", 0)) for _, index in indexes(checkpoint)), default=0)
-
-
-def indexes(checkpoint: Checkpoint) -> list[tuple[FileRecord, dict[str, Any]]]:
-    """The indexes of a checkpoint, one of each server that wrote it. Raises CheckpointError."""
-    records = [file for file in checkpoint.files if file.path.endswith(f"/{_INDEX}")]
-    return [(record, read_index(record.check(checkpoint.folder))) for record in records]
 
 
 def _load(tables: Sequence[Table], checkpoint: Checkpoint, shard: int, num_shards: int) -> npt.NDArray[np.int64]:
@@ -188,14 +177,6 @@ def _shape(spec: TableSpec) -> str:
     """The settings that must match for one table's rows to fit another."""
     first, second = spec.init.parameters
     return f"dim {spec.dim}, optimizer {spec.optimizer.name}, init {spec.init.name} {first:g} {second:g}"
-
-
-def read_index(path: Path) -> dict[str, Any]:
-    """The index of a snapshot: its parts, their tables and rows. Raises CheckpointError."""
-    try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
-    except ValueError as error:
-        raise CheckpointError(f"{path}: damaged ({error})") from error
 
 
 def read_arrays(path: Path) -> Arrays:

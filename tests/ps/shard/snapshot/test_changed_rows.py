@@ -13,6 +13,7 @@ from shardkeep.ps.placement import server_of
 from shardkeep.ps.shard.snapshot import files as snapshot
 from shardkeep.ps.shard.snapshot import spill, walk
 from shardkeep.ps.shard.snapshot.files import load_snapshots, write_snapshot
+from shardkeep.ps.shard.snapshot.index import read_index
 from shardkeep.ps.shard.snapshot.snapshot import Snapshot
 from shardkeep.ps.shard.tables import Tables
 from tests.support.marked_tables import IDS, SPECS, Between, filled, random_push, same, state
@@ -136,7 +137,7 @@ class Job:
 
 def rows_in(checkpoint: Checkpoint) -> int:
     """Rows that a checkpoint has itself."""
-    indexes = [snapshot.read_index(path) for path in checkpoint.folder.glob("server-*/snapshot.json")]
+    indexes = [read_index(path) for path in checkpoint.folder.glob("server-*/snapshot.json")]
     return sum(part[4] for index in indexes for part in index["parts"])
 
 

@@ -1,0 +1,31 @@
+"""The index of a snapshot, snapshot.json: its tables, and where their rows are. Loads no kernel."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from shardkeep.base.errors import CheckpointError
+from shardkeep.ps.checkpoints import Checkpoint, FileRecord
+
+INDEX = "snapshot.json"
+
+
+def earlier_steps(checkpoint: Checkpoint) -> int:
+    """`Tables.earlier_steps` of the servers that wrote the checkpoint. Raises CheckpointError."""
+    return max((int(index.get("earlier_steps", 0)) for _, index in indexes(checkpoint)), default=0)
+
+
+def indexes(checkpoint: Checkpoint) -> list[tuple[FileRecord, dict[str, Any]]]:
+    """The indexes of a checkpoint, one of each server that wrote it. Raises CheckpointError."""
+    records = [file for file in checkpoint.files if file.path.endswith(f"/{INDEX}")]
+    return [(record, read_index(record.check(checkpoint.folder))) for record in records]
+
+
+def read_index(path: Path) -> dict[str, Any]:
+    """The index of a snapshot: its parts, their tables and rows. Raises CheckpointError."""
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except ValueError as error:
+        raise CheckpointError(f"{path}: damaged ({error})") from error
