@@ -10,6 +10,7 @@ Figures: rows/s; seconds without those inside the dense model; the largest anony
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import subprocess
 import sys
@@ -160,12 +161,18 @@ def main() -> int:
     parser.add_argument("--ids", nargs="+", choices=["texts", "numbers"], default=["texts", "numbers"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--smoke", action="store_true", help="one round of few rows: does it run at all")
     parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
         side, run, data, out, rows = options.one
         print(json.dumps((ours if side == "ours" else plain)(Path(run), Path(data), Path(out), int(rows))))
         return 0
+    if importlib.util.find_spec("pandas") is None:
+        print("predict.py: pandas is needed, in the same environment")
+        return 2
+    if options.smoke:
+        options.rows, options.rounds, options.ids = [20_000], 1, ["numbers"]
     results: dict[str, Any] = {}
     for ids in options.ids:
         with tempfile.TemporaryDirectory() as name:

@@ -196,14 +196,22 @@ def _spread(values: Sequence[float]) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--data", type=Path, required=True, help="folder of adult/ and census_income_kdd/")
+    parser.add_argument("--data", type=Path, help="folder of adult/ and census_income_kdd/")
     parser.add_argument("--examples", nargs="+", choices=list(FOLDERS), default=list(FOLDERS))
     parser.add_argument("--models", nargs="+", choices=list(MODELS), default=list(MODELS))
     parser.add_argument("--census-models", nargs="+", choices=list(MODELS), default=["deepfm", "dlrm", "dcn_v2"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     parser.add_argument("--json", type=Path, help="write the figures to this file")
+    parser.add_argument("--smoke", action="store_true", help="one run of each side: does it run at all")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.data is None:
+        print(
+            "published_models.py: --data FOLDER is needed: it holds adult/ and census_income_kdd/ (docs/guide/data.md)"
+        )
+        return 2
+    if options.smoke:
+        options.examples, options.models, options.seeds = ["adult"], ["lr"], [1]
     if options.one:
         example, model, seed, side = options.one
         config = config_of(example, model, int(seed), options.data)
