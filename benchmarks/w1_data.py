@@ -1,6 +1,6 @@
 """W1's samples as a data source of shardkeep's (`data.source: w1_data:ready`): batches ready in memory.
 
-Drawn once per machine into a temporary folder. With `shuffle: false` a step's samples lie side by side, so that
+Drawn once per machine into a temporary folder. With `order: stored` a step's samples lie side by side, so that
 `gather` hands out views and costs next to nothing, as the ready-made batches of the opponents do.
 """
 # S = samples, B = batch, F = features, I = dense inputs
@@ -44,7 +44,7 @@ class Ready:
         """Consecutive samples, as views that nobody writes to."""
         part = slice(int(rows_B[0]), int(rows_B[-1]) + 1)
         if part.stop - part.start != len(rows_B):
-            raise ValueError("w1_data: samples of a step must be consecutive: train.shuffle: false")
+            raise ValueError("w1_data: samples of a step must be consecutive: train.order: stored")
         ids = {name: Ragged(ids_S[part]) for name, ids_S in zip(self.names, self._ids_FS, strict=True)}
         return Batch(self._dense_SI[part], ids, self._label_S1[part])
 

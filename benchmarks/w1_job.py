@@ -111,7 +111,7 @@ def job_config(
         "model": {"name": "dlrm", "bottom": [512, 256], "top": [512, 256]},
         "tables": {"default": {"dim": dim, "optimizer": {"name": "rowwise_adagrad", "lr": 0.01, "eps": 1e-8}}},
         "tower": {"optimizer": {"name": "sgd", "lr": 0.01}, "compile": "off", "amp": "off", "device": device},
-        "train": {"batch_size": batch, "epochs": 1_000_000, "shuffle": False, "report_every_s": report_every_s},
+        "train": {"batch_size": batch, "epochs": 1_000_000, "order": "stored", "report_every_s": report_every_s},
         "consistency": consistency,
         "checkpoint": {"every_steps": 0},
     }

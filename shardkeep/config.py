@@ -156,6 +156,14 @@ class JobConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _time_is_an_order(self) -> JobConfig:
+        if self.data.time is not None and self.train.order != "time":
+            raise ValueError(
+                f"data.time: has no effect with train.order: {self.train.order}; allowed: train.order: time, or no time"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _dgc_has_no_other_optimizer(self) -> JobConfig:
         names = {self.table(name).optimizer.name for name in (*self.tables, "default")} - {"sgd"}
         if self.compression.push.dgc is not None and names:

@@ -104,8 +104,9 @@ class TrainConfig(Settings):
     """Micro-batches per step; one push and one dense update per step."""
     clip_norm: float | None = Field(None, gt=0.0, le=1e30)
     """Largest norm of the dense gradient, over all parameters; left out = no clipping."""
-    shuffle: bool = True
-    """Visit the samples in a seeded random order, a new one per epoch."""
+    order: Literal["shuffled", "stored", "time"] = "shuffled"
+    """Order of the samples: shuffled = a seeded random order, a new one per epoch; stored = that of files and rows;
+    time = one pass by `data.time`, or as stored without it, where each step is scored before it trains."""
     report_every_s: float = Field(2.0, gt=0.0, le=DAY_S)
     """Seconds between two lines of metrics.jsonl."""
     early_stopping: EarlyStoppingConfig | None = None
@@ -114,6 +115,12 @@ class TrainConfig(Settings):
     """When to lower the learning rates; left out = never. Multiplies those of `schedule`."""
     max_bad_steps: int = Field(20, ge=1, le=MOST_STEPS)
     """Consecutive steps with non-finite gradients after which the job fails."""
+
+    @model_validator(mode="after")
+    def _time_passes_once(self) -> TrainConfig:
+        if self.order == "time" and self.epochs != 1:
+            raise ValueError(f"epochs: {self.epochs} with order: time, which is one pass; allowed: 1")
+        return self
 
 
 CLASS_METRICS = ("auc", "gauc", "logloss", "normalized_entropy", "calibration", "calibration_buckets", "accuracy",

@@ -173,6 +173,8 @@ class DataConfig(Settings):
     weight: ColumnName | None = None
     """Column of numbers from 0 on: each multiplies the loss of its sample in training, not in evaluation; csv and
     parquet."""
+    time: ColumnName | None = None
+    """Column of numbers, dates or times by which `train.order: time` sorts the training samples; csv and parquet."""
     dense: list[Annotated[DenseColumn, bare("column")]] = Field(default_factory=list)
     """Columns of numbers; criteo and synthetic have their own."""
     sparse: list[Annotated[SparseColumn, bare("column")]] = Field(default_factory=list)

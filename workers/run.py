@@ -236,7 +236,7 @@ def step_slices(job: TrainingJob, origin: Origin | None = None) -> StepSlices:
         accumulate=job.train.accumulate,
         epochs=job.train.epochs,
         seed=job.seed,
-        shuffle=job.train.shuffle,
+        shuffle=job.train.order == "shuffled",
         origin=origin or Origin(),
     )
 

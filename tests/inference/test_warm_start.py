@@ -70,7 +70,7 @@ def test_before_its_first_step_a_job_has_the_model_of_the_other_run(monday: Path
 
 def test_training_goes_on_as_in_one_job_over_the_same_rows(tmp_path: Path) -> None:
     """Adam's bias correction counts on: two passes in two jobs equal two passes in one."""
-    still = {"shuffle": False}
+    still = {"order": "stored"}
     data = {"eval_fraction": 0.0}
     one = train(job_of(tmp_path, train={**still, "epochs": 2}, data=data), tmp_path / "one")
     train(job_of(tmp_path, train=still, data=data), tmp_path / "first")
@@ -90,7 +90,7 @@ def test_a_plateau_lowers_the_rates_of_rows_and_dense_model(tmp_path: Path, opti
     def job(rate: float, epochs: int, **plateau: Any) -> shardkeep.JobConfig:
         return job_of(
             tmp_path,
-            train={"shuffle": False, "epochs": epochs, "plateau": plateau or None},
+            train={"order": "stored", "epochs": epochs, "plateau": plateau or None},
             tables={"default": {"dim": 4, "optimizer": {"name": optimizer, "lr": 0.04 * rate}}},
             tower={"optimizer": {"lr": 0.002 * rate}},
         )

@@ -58,5 +58,5 @@ def test_the_jobs_samples_are_the_workloads_batches_in_order() -> None:
     assert len(data) == 2 * workload.BATCH
     assert np.array_equal(second.dense_BI, dense_NBI[1]) and np.array_equal(second.label_BT, label_NB1[1])
     assert all(np.array_equal(second.ids[name].values_N, ids_NFB[1, f]) for f, name in enumerate(data.names))
-    with pytest.raises(ValueError, match=r"consecutive.*shuffle: false"):
+    with pytest.raises(ValueError, match=r"consecutive.*order: stored"):
         data.gather(np.array([0, 2]))

@@ -15,7 +15,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import xxhash
 from numpy.typing import NDArray
 
-from shardkeep.base.arrays import Floats, Ints
+from shardkeep.base.arrays import Float64s, Floats, Ints
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.gather_kernels import (
     CHUNK_ROWS,
@@ -27,7 +27,7 @@ from shardkeep.workers.data.gather_kernels import (
 )
 from shardkeep.workers.data.schema import Schema
 
-_SCALARS = ("label", "weight")
+_SCALARS = ("label", "weight", "time")
 """Columns of one number in each row."""
 
 
@@ -43,26 +43,17 @@ class Lists:
 @dataclass(frozen=True)
 class Rows:
     """Decoded rows. dense_NI: float32, nan = missing; single_NF: int64, row-major; label_N: uint8 or float32; weight_N:
-    float32, None = all 1."""
+    float32, None = all 1; time_N: float64, None = no order but the rows' own."""
 
     label_N: NDArray[np.uint8] | NDArray[np.float32]
     dense_NI: Floats
     single_NF: Ints
     lists: Mapping[str, Lists]
     weight_N: Floats | None = None
+    time_N: Float64s | None = None
 
     def __len__(self) -> int:
         return len(self.label_N)
-
-    def take(self, keep_N: NDArray[np.bool_]) -> Rows:
-        """The rows where `keep_N` is true."""
-        lists = {}
-        for name, column in self.lists.items():
-            entries_V = np.repeat(keep_N, column.lengths_N)
-            weights_V = None if column.weights_V is None else column.weights_V[entries_V]
-            lists[name] = Lists(column.ids_V[entries_V], column.lengths_N[keep_N], weights_V)
-        weight_N = None if self.weight_N is None else self.weight_N[keep_N]
-        return Rows(self.label_N[keep_N], self.dense_NI[keep_N], self.single_NF[keep_N], lists, weight_N)
 
 
 class ColumnarWriter:
@@ -119,6 +110,8 @@ def _record_batch(rows: Rows) -> pa.RecordBatch:
     columns: dict[str, pa.Array] = {"label": pa.array(rows.label_N)}
     if rows.weight_N is not None:
         columns["weight"] = pa.array(rows.weight_N)
+    if rows.time_N is not None:
+        columns["time"] = pa.array(rows.time_N)
     for name, matrix in (("dense", rows.dense_NI), ("single", rows.single_NF)):
         if matrix.shape[1]:
             flat = pa.array(np.ascontiguousarray(matrix).reshape(-1))
@@ -184,6 +177,13 @@ class ColumnarDataset:
         }
         return Batch(self._gather_dense(rows_B), ids, label_B[:, None], self._gather_weights(rows_B))
 
+    def times(self) -> Float64s:
+        """The time of each sample, float64 (len,), a fresh array. Raises KeyError where none was written."""
+        ends = [*range(CHUNK_ROWS, self._num_samples, CHUNK_ROWS), self._num_samples]
+        sizes = np.diff([0, *ends])
+        floats = self._words.view(np.float64)
+        return np.concatenate([floats[at : at + n] for at, n in zip(self._starts["time"], sizes, strict=True)])
+
     def _gather_weights(self, rows_B: Ints) -> Floats | None:
         if "weight" not in self._starts:
             return None
@@ -222,6 +222,8 @@ class ColumnarDataset:
         expected = {"label": pa.float32() if self._labels is self._floats else pa.uint8()}
         if "weight" in batch.schema.names:
             expected["weight"] = pa.float32()
+        if "time" in batch.schema.names:
+            expected["time"] = pa.float64()
         if self._schema.num_dense:
             expected["dense"] = pa.list_(pa.float32(), self._schema.num_dense)
         if self._single:

@@ -33,7 +33,8 @@ from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.data.conversion.scaling import to_json
 from shardkeep.workers.data.fingerprint import content_fingerprint
 from shardkeep.workers.data.input_files import State, changed_since, find_files, snapshot
-from shardkeep.workers.data.samples import Data, Progress
+from shardkeep.workers.data.order import by_time
+from shardkeep.workers.data.samples import Data, Dataset, Progress
 from shardkeep.workers.data_config import DataConfig
 
 TRAIN, EVAL = "train.arrow", "eval.arrow"
@@ -67,8 +68,8 @@ class Job:
 
     def _settings(self) -> dict[str, Any]:
         layout = self.layout
-        weight = {} if layout.weight is None else {"weight": layout.weight}
-        return weight | {
+        scalars = {"weight": layout.weight, "time": layout.time}
+        return {key: name for key, name in scalars.items() if name is not None} | {
             "form": FORM,
             "reading": self.reading,
             "label": layout.label.model_dump(exclude={"kind"} if layout.label.kind == "class" else None),
@@ -86,9 +87,9 @@ def open_cached(
 
     Blocks while this or another process converts. Raises DataError for what is wrong with the input.
     """
-    train, held = _input_files(config)
+    files, held = _input_files(config)
     job = Job(config, layout, read, reading, seed)
-    entries = [_obtain(job, job.training(train), None, progress)]
+    entries = [_obtain(job, job.training(files), None, progress)]
     if held:
         fitted = entries[0].fitted
         entries.append(_obtain(job, job.evaluation(held, fitted), fitted, progress))
@@ -100,7 +101,8 @@ def open_cached(
         to_json(entries[0].fitted.transform),
     )
     inputs = Inputs(layout, entries[0].fitted, reading).to_json()
-    return Data(parts[TRAIN], parts.get(EVAL), None, _described(entries), mark, inputs)
+    train: Dataset = parts[TRAIN] if layout.time is None else by_time(parts[TRAIN])
+    return Data(train, parts.get(EVAL), None, _described(entries), mark, inputs)
 
 
 def first_file(config: DataConfig) -> Path:

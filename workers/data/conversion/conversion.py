@@ -20,6 +20,7 @@ from shardkeep.workers.data.conversion.decoding import (
     as_lists,
     decode_ids,
     decode_numbers,
+    decode_times,
     is_empty,
     is_list,
     is_text,
@@ -44,6 +45,7 @@ class Layout:
     scale: Scaling
     missing: tuple[str, ...]
     weight: str | None = None
+    time: str | None = None
 
     @property
     def schema(self) -> Schema:
@@ -53,8 +55,9 @@ class Layout:
     def raw_columns(self) -> list[str]:
         """Names of the columns to read, each once."""
         weights = [c.weights for c in self.sparse if c.weights is not None]
+        scalars = [name for name in (self.weight, self.time) if name is not None]
         used = [self.label.column, *(c.column for c in self.dense), *(c.column for c in self.sparse), *weights]
-        return list(dict.fromkeys(used if self.weight is None else [*used, self.weight]))
+        return list(dict.fromkeys([*used, *scalars]))
 
 
 def layout_of(config: DataConfig, *, scale: Scaling = "standard") -> Layout:
@@ -72,7 +75,7 @@ def layout_of(config: DataConfig, *, scale: Scaling = "standard") -> Layout:
     if config.weight == config.label.column:
         raise ConfigError(f"data.weight: names {config.weight}, which is the label")
     dense, sparse = tuple(config.dense), tuple(config.sparse)
-    return Layout(config.label, dense, sparse, config.scale or scale, tuple(config.missing), config.weight)
+    return Layout(config.label, dense, sparse, config.scale or scale, tuple(config.missing), config.weight, config.time)
 
 
 def left_out(count: int) -> str:
@@ -181,7 +184,17 @@ class Converter:
             if sparse.column in self.lists:
                 with self._same_kind(chunk.column(sparse.column)).named():
                     lists[sparse.column] = self._lists(chunk, sparse)
-        return Rows(label_N, dense_NI, single_NF, lists, None if layout.weight is None else self._sample_weights(chunk))
+        weight_N = None if layout.weight is None else self._sample_weights(chunk)
+        time_N = self._times(chunk) if layout.time is not None and learn else None
+        return Rows(label_N, dense_NI, single_NF, lists, weight_N, time_N)
+
+    def _times(self, chunk: Chunk) -> NDArray[np.float64]:
+        column = chunk.column(self.layout.time or "")
+        with column.named():
+            time_N = decode_times(column, self.layout.missing)
+        if np.isnan(time_N).any():
+            raise column.error(int(np.isnan(time_N).argmax()), "the time is missing; allowed: numbers, dates or times")
+        return time_N
 
     def _sample_weights(self, chunk: Chunk) -> NDArray[np.float32]:
         column = chunk.column(self.layout.weight or "")

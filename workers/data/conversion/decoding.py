@@ -147,6 +147,16 @@ def decode_numbers(column: Column, missing: Sequence[str]) -> Float64s:
     return found_N
 
 
+def decode_times(column: Column, missing: Sequence[str]) -> Float64s:
+    """A column of times as float64_N: numbers as they are, dates and times as seconds since 1970; missing is nan."""
+    kind = column.values.type
+    if not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        return decode_numbers(column, missing)
+    zone = kind.tz if pa.types.is_timestamp(kind) else None
+    micros = column.values.cast(pa.timestamp("us", zone), safe=False).cast(pa.int64()).cast(pa.float64(), safe=False)
+    return np.array(pc.fill_null(micros, float("nan")), np.float64) / 1e6
+
+
 def decode_ids(column: Column, missing: Sequence[str]) -> Ints:
     """A single-valued category as int64_N: whole numbers are the ids, texts are hashed, missing is its own id."""
     values = column.values
