@@ -32,16 +32,17 @@ class Blocks:
         self.tower = tower
         self._padded = -(-size // _MULTIPLE) * _MULTIPLE
 
-    def logits(self, batch: Batch, plan: Plan, rows: Mapping[str, Rows]) -> Floats:
+    def logits(self, batch: Batch, plan: Plan, rows: Mapping[str, Rows], part: slice | None = None) -> Floats:
         """Logits float32 (B, T) of a batch of 1 to `size` samples.
 
         Args:
-            plan: The batch's.
-            rows: Per table the values of the plan's unique ids, float32 (U, D)."""
+            plan: The batch's, or that of a larger one.
+            rows: Per table the values of the plan's unique ids, float32 (U, D).
+            part: Where the batch is in the larger one; None = all of it."""
         if not 0 < len(batch) <= self.size:
             raise ValueError(f"{len(batch)} samples; allowed: 1 to {self.size}")
         device, missing = self.tower.device, self._padded - len(batch)
-        leaves = self._embeddings.lookup(plan, rows, part=None, device=device)
+        leaves = self._embeddings.lookup(plan, rows, part=part, device=device)
         pad = (0, 0, 0, missing)
         embeddings = {name: F.pad(leaf.detach(), pad) for name, leaf in leaves.items()}
         dense_PI = F.pad(torch.from_numpy(batch.dense_BI).to(device), pad)

@@ -71,8 +71,14 @@ class Generation:
         """Trains to the end of the job. Returns the summary on rank 0, None elsewhere. Raises as `Trainer.run`."""
         steps = self.trainer.run(self.start_step, should_stop, self._stopping, follows=self.follows)
         self.report.closing(steps)
+        progressive = self.trainer.progressive
         return summarize(
-            self.counted, self.process, steps=steps, evaluation=self.report.last_evaluation, best=self.best.metrics()
+            self.counted,
+            self.process,
+            steps=steps,
+            evaluation=self.report.last_evaluation,
+            best=self.best.metrics(),
+            progressive=None if progressive is None else progressive.total(),
         )
 
     def _stopping(self, step: int) -> None:

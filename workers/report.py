@@ -49,6 +49,13 @@ class Report:
         text = f"no better evaluation: from step {step} on {factor:g} times the learning rates of the config"
         self._progress.report("phase", {"phase": "plateau", "text": text, "step": step, "lr_factor": factor})
 
+    def progressive(self, step: int, metrics: dict[str, Any]) -> None:
+        """Reports the metrics of samples of steps before `step`, each scored before it was trained."""
+        if self._client.rank == 0:
+            shown = [f"{name} {value:.4f}" for name, value in metrics.items() if isinstance(value, float)][:2]
+            text = f"to step {step:,}  {'  '.join(shown)}  on {metrics['samples']:,} samples before training on them"
+            self._progress.report("phase", {"phase": "progressive", "text": text, "step": step} | metrics)
+
     def stopped(self, step: int, figures: dict[str, Any]) -> None:
         """Reports that the job stops before `step`, with what the steps of this start came to."""
         self._progress.report("event", {"text": f"stopped at step {step}", "figures": figures})

@@ -23,6 +23,7 @@ from shardkeep.base.files import fill
 from shardkeep.base.log import EventLog
 from shardkeep.workers.dense.state_tree import joined, split
 from shardkeep.workers.dense.tower import Tower
+from shardkeep.workers.metrics.binned import BinnedScores
 
 _HEAD = struct.Struct("<8sqqqQ")  # magic, step (-1 = none), bytes of the text, where tensors begin, checksum
 _MAGIC = b"SKREWIN2"
@@ -59,22 +60,25 @@ class Rewind:
             first -= 1
         return first, last
 
-    def keep(self, tower: Tower) -> None:
+    def keep(self, tower: Tower, scores: BinnedScores | None = None) -> None:
         """Keeps the state at the start of the step that the tower is at, instead of the oldest one."""
         tensors: dict[str, torch.Tensor] = {}
-        state = split({"tower": tower.state_dict(), "local": tower.sums.local_state_dict()}, tensors)
+        own = {} if scores is None else {"scores": scores.state()}
+        state = split({"tower": tower.state_dict(), "local": tower.sums.local_state_dict()} | own, tensors)
         slot = self._slots[tower.step % len(self._slots)]
         try:
             slot.write(tower.step, state, tensors)
         except OSError as error:
             raise CheckpointError(f"{self._folder}: cannot be written ({error.strerror or error})") from error
 
-    def take_back(self, tower: Tower, step: int) -> None:
+    def take_back(self, tower: Tower, step: int, scores: BinnedScores | None = None) -> None:
         """Gives a tower the state at the start of a step, and what belonged to this rank only. Raises KeyError (it is
         not kept) and CheckpointError (it is damaged)."""
         kept = self._read(step)
         tower.load_state_dict(kept["tower"])
         tower.sums.load_local_state_dict(kept["local"])
+        if scores is not None:
+            scores.load([kept["scores"]])
 
     def _read(self, step: int) -> dict[str, Any]:
         slot = self._slots[step % len(self._slots)]

@@ -13,6 +13,7 @@ from shardkeep.ps.checkpoints import Checkpoint
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
 from shardkeep.workers.best import Best
+from shardkeep.workers.blocks import Blocks
 from shardkeep.workers.checkpoint.checkpointer import Checkpointer, CheckpointPlan
 from shardkeep.workers.checkpoint.rank_state import load_rank_state
 from shardkeep.workers.checkpoint.tower_state import adopt_tower, load_tower
@@ -28,8 +29,10 @@ from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.evaluate import Evaluation, Evaluations
 from shardkeep.workers.generation import Generation, Link
+from shardkeep.workers.metrics.binned import BinnedScores
 from shardkeep.workers.metrics.quality import Asked
 from shardkeep.workers.pipeline import Pipeline
+from shardkeep.workers.progressive import ProgressiveValidation
 from shardkeep.workers.report import Report
 from shardkeep.workers.rewind import Rewind
 from shardkeep.workers.step import Step
@@ -87,6 +90,8 @@ class TrainingRun:
     plan: CheckpointPlan | None = None
     rewind: Rewind | None = None
     best: Best = field(default_factory=lambda: Best(None))
+    scores: BinnedScores | None = None
+    """Of progressive validation; None = there is none."""
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Loads the tower, the evaluations, and this rank's residuals. Raises CheckpointError."""
@@ -95,7 +100,8 @@ class TrainingRun:
             return
         self.best.load(checkpoint.facts.get("evaluations", ()))
         load_tower(self.tower, checkpoint)
-        load_rank_state(self.client, self.tower, checkpoint, rank=self.client.rank, world_size=self.job.workers)
+        rank, workers = self.client.rank, self.job.workers
+        load_rank_state(self.client, self.tower, checkpoint, rank=rank, world_size=workers, scores=self.scores)
 
     def _adopt(self, checkpoint: Checkpoint) -> None:
         """Begins with the dense model of another run (shardkeep/run/warm_start.py)."""
@@ -128,7 +134,7 @@ class TrainingRun:
             self._continue(collective, after)
         self.client.regroup(MeteredTransport(link.transport, meter), link.number, self.tower.step)
         if self.rewind is not None:
-            self.rewind.keep(self.tower)
+            self.rewind.keep(self.tower, self.scores)
         slices = step_slices(self.job, self.origin)
         self.telemetry.enter(slices.samples_before(self.tower.step))
         if after is None and not collective.rank:
@@ -143,7 +149,9 @@ class TrainingRun:
         """Brings the tower to the step where the generation begins. Blocks."""
         assert self.rewind is not None  # a job without restarts loses no generation
         if collective.rank not in after.lacking:  # also at this very step: an aborted one may have left its traces
-            self.rewind.take_back(self.tower, after.step)
+            self.rewind.take_back(self.tower, after.step, self.scores)
+        elif self.scores is not None:
+            self.scores.load([])  # of this rank; the others' are there
         self.best.share(collective)
         self.best.forget_after(after.step)
         self.rewind.forget_after(after.step)  # before any rank can leave `share`
@@ -165,6 +173,7 @@ class TrainingRun:
             window=self.job.window,
             slow_start_s=COMPILE_ALLOWANCE_S if self.tower.compilation.due else 0.0,
         )
+        progressive = self._progressive(collective)
         step = Step(
             client=self.client,
             pipeline=pipeline,
@@ -173,6 +182,7 @@ class TrainingRun:
             micro_batch=self.job.train.batch_size,
             device=self.tower.device,
             rewind=self.rewind,
+            progressive=progressive,
         )
         return Trainer(
             step=step,
@@ -184,7 +194,15 @@ class TrainingRun:
             report=self.report,
             train=self.job.train,
             best=self.best,
+            progressive=progressive,
         )
+
+    def _progressive(self, collective: Collective) -> ProgressiveValidation | None:
+        if self.scores is None:
+            return None
+        blocks = Blocks(self.embeddings, self.tower, self.job.train.batch_size)
+        every = self.job.evaluate.every_steps
+        return ProgressiveValidation(self.scores, blocks, every_steps=every, collective=collective)
 
     def _evaluations(self, collective: Collective, slices: StepSlices) -> Evaluations | None:
         data, config = self.job.data, self.job.evaluate
@@ -224,6 +242,7 @@ class TrainingRun:
             tower=self.tower,
             collective=collective,
             samples=lambda: self.telemetry.samples,
+            scores=self.scores,
         )
 
 

@@ -17,6 +17,7 @@ from shardkeep.ps.jagged import JaggedRows
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings, all_finite_rows, non_finite_rows, scale_rows
 from shardkeep.workers.pipeline import Pipeline, Prepared
+from shardkeep.workers.progressive import ProgressiveValidation
 from shardkeep.workers.rewind import Rewind
 
 
@@ -42,6 +43,7 @@ class Step:
         micro_batch: Samples of a forward and backward pass.
         device: Where the tower is.
         rewind: Keeps the tower's state at the start of each step; None = nothing does.
+        progressive: Scores each step before it trains; None = nothing does.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class Step:
         micro_batch: int,
         device: torch.device,
         rewind: Rewind | None = None,
+        progressive: ProgressiveValidation | None = None,
     ) -> None:
         self._client = client
         self._pipeline = pipeline
@@ -62,6 +65,7 @@ class Step:
         self._micro_batch = micro_batch
         self._device = device
         self._rewind = rewind
+        self._progressive = progressive
         self._watch = tower.watch
 
     @property
@@ -75,6 +79,9 @@ class Step:
         `last`: of the job; pushes the residuals too. `lr_factor`: multiplies all learning rates."""
         self._watch.enter("pull_wait")
         rows = pull.result()
+        if self._progressive is not None:
+            self._watch.enter("forward")
+            self._progressive.score(prepared, rows)
         self._watch.enter("lookup")
         grads = self._client.gradients(prepared.step, prepared.request)
         loss = self._micro_steps(prepared, rows, grads)
@@ -82,7 +89,7 @@ class Step:
         update = self._tower.update(prepared.step, rows_finite=not dropped, lr_factor=lr_factor)
         if self._rewind is not None:  # before anybody can know that this step is done
             self._watch.enter("keep")
-            self._rewind.keep(self._tower)
+            self._rewind.keep(self._tower, None if self._progressive is None else self._progressive.scores)
         self._watch.enter("push")
         scale_rows(grads, update.row_scale)
         overflow = self._tower.precision.scaling and not update.applied  # then every rank drops this step's rows

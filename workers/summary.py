@@ -50,6 +50,7 @@ def summarize(
     steps: int,
     evaluation: Mapping[str, Any] | None,
     best: Mapping[str, Any] | None = None,
+    progressive: Mapping[str, Any] | None = None,
 ) -> dict[str, Any] | None:
     """The job's summary on rank 0, None elsewhere. Blocks until every rank has called it.
 
@@ -69,6 +70,7 @@ def summarize(
         **_of_workers(workers),
         "eval": dict(evaluation or {}),
         **({"best": dict(best)} if best is not None else {}),
+        **({"progressive": dict(progressive)} if progressive is not None else {}),
         "bytes": _per_sample(merge_totals([*(w["bytes"] for w in workers), _control_of(servers)]), telemetry.trained),
         **_saturated(counted.client.compressor.format.codec.name, workers),
         "skipped_steps": workers[0]["skipped_steps"],

@@ -14,6 +14,7 @@ from shardkeep.workers.collectives.stop_vote import StopVote
 from shardkeep.workers.config import TrainConfig
 from shardkeep.workers.evaluate import Evaluations
 from shardkeep.workers.pipeline import Pipeline
+from shardkeep.workers.progressive import ProgressiveValidation
 from shardkeep.workers.report import Report
 from shardkeep.workers.step import Step, StepResult
 from shardkeep.workers.telemetry import Telemetry
@@ -34,11 +35,13 @@ class Trainer:
         report: Report,
         train: TrainConfig,
         best: Best,
+        progressive: ProgressiveValidation | None = None,
     ) -> None:
         self.step = step
         self.pipeline = pipeline
         self.total_steps = min(pipeline.slices.num_steps, train.max_steps or pipeline.slices.num_steps)
         self.checkpoints = checkpoints
+        self.progressive = progressive
         self._evaluations = evaluations
         self._collective = collective
         self._telemetry = telemetry
@@ -128,8 +131,13 @@ class Trainer:
         self._report.step_done(step, slices, total_steps=self.total_steps)
 
     def _evaluate_after(self, step: int) -> None:
+        last = step == self.total_steps - 1
         if self._evaluations is not None:
-            self._evaluations.after(step, last=step == self.total_steps - 1)
+            self._evaluations.after(step, last=last)
+        if self.progressive is not None:
+            metrics = self.progressive.after(step, last=last)
+            if metrics is not None:
+                self._report.progressive(step + 1, metrics)
 
     def _save_after(self, step: int) -> None:
         done = step + 1

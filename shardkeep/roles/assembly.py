@@ -31,6 +31,7 @@ from shardkeep.workers.dense.loss import loss_of
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.generation import Generation
+from shardkeep.workers.metrics.binned import BinnedScores
 from shardkeep.workers.models.registry import build_model, row_dim
 from shardkeep.workers.report import Progress, Report
 from shardkeep.workers.rewind import Rewind
@@ -132,7 +133,14 @@ def build_run(
         plan=_checkpoint_plan(config, data, client, checkpoints),
         rewind=rewind,
         best=best,
+        scores=_scores(config, data),
     )
+
+
+def _scores(config: JobConfig, data: Data) -> BinnedScores | None:
+    if config.train.order != "time":
+        return None
+    return BinnedScores(data.train.schema.labels, numbers=config.train.loss.of_numbers)
 
 
 def check_steps(config: JobConfig, run: TrainingRun, generation: Generation, *, starts: bool) -> None:

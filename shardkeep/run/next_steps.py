@@ -50,8 +50,10 @@ def resume_line(path: Path) -> str:
 
 
 def longer_line(config: JobConfig, path: Path) -> str:
-    """How a completed job of `shardkeep train` trains twice as long."""
+    """How a completed job of `shardkeep train` trains twice as long, or on later data after its one pass."""
     train = config.train
+    if train.order == "time":
+        return f"to train on later samples: shardkeep train CONFIG --from {shlex.quote(str(path.absolute()))}"
     more = [f"train.epochs={2 * train.epochs}"] + (
         [f"train.max_steps={2 * train.max_steps}"] if train.max_steps else []
     )

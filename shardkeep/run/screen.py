@@ -158,6 +158,8 @@ def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]
     scores = summary.get("eval")
     if scores:
         rows += _quality_rows(scores)
+    if found := summary.get("progressive"):
+        rows += [("progressive", quality(found))]
     for name in ("best", "test"):
         if found := summary.get(name):
             rows += [(name, f"step {found['step']:,}  {quality(found)}")]

@@ -18,7 +18,7 @@ class _Part(BaseModel):
 
 
 class Evaluation(_Part):
-    """Metrics of the last evaluation. With several labels, each metric is a key METRIC/LABEL."""
+    """Metrics of an evaluation. With several labels, each metric is a key METRIC/LABEL."""
 
     auc: float | None = None
     """Area under the ROC curve; null = undefined, see `note`."""
@@ -226,6 +226,8 @@ class Summary(_Part):
     """Metrics of the last evaluation."""
     best: BestEvaluation | None = None
     """Metrics of the best evaluation; absent without `train.early_stopping`."""
+    progressive: Evaluation | None = None
+    """Metrics of all samples, each scored before training on it; absent without `train.order: time`."""
     test: TestEvaluation | None = None
     """Metrics on the test data; absent without `data.test`."""
     bytes: Traffic = Traffic()

@@ -18,6 +18,7 @@ from shardkeep.workers.checkpoint.writer import TIMEOUT_S, CheckpointWriter, Con
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.config import CheckpointConfig
 from shardkeep.workers.dense.tower import Tower
+from shardkeep.workers.metrics.binned import BinnedScores
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class Checkpointer:
 
     Args:
         samples: Returns the samples of the steps that are done; called at the step boundary.
+        scores: Of progressive validation; None = there is none.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Checkpointer:
         tower: Tower,
         collective: Collective,
         samples: Callable[[], int],
+        scores: BinnedScores | None = None,
     ) -> None:
         self._checkpoints = plan.checkpoints
         self._interval = plan.interval
@@ -57,6 +60,7 @@ class Checkpointer:
         self._tower = tower
         self._collective = collective
         self._samples = samples
+        self._scores = scores
         self._writer = CheckpointWriter(plan.checkpoints, plan.config, client.admin)
 
     def open(self, start_step: int) -> None:
@@ -110,7 +114,9 @@ class Checkpointer:
         self._client.fence(step)
         # The others' pushes are applied, too, and nobody pushes before the next barrier.
         self._collective.barrier(purpose="agreements")
-        ranks = self._collective.gather_arrays(rank_state(self._client, self._tower), purpose="agreements")
+        ranks = self._collective.gather_arrays(
+            rank_state(self._client, self._tower, self._scores), purpose="agreements"
+        )
         if self._collective.rank == 0:
             self._lead(step, ranks, began, waited_s)
         self._collective.barrier(purpose="agreements")

@@ -1,7 +1,8 @@
-"""What only one rank knows and a checkpoint must hold: gradients it has not sent yet, of rows and of the tower.
+"""What only one rank knows and a checkpoint must hold: gradients it has not sent yet, of rows and of the tower, and its
+scores of progressive validation.
 
-Saved, not sent: a job that resumes from the checkpoint sends them later. With another number of workers each of the old
-ranks' states goes to one of the new ranks, which takes their sum.
+Gradients are saved, not sent: a job that resumes from the checkpoint sends them later. With another number of workers
+each of the old ranks' states goes to one of the new ranks, which takes their sum.
 """
 
 from __future__ import annotations
@@ -23,18 +24,21 @@ from shardkeep.ps.checkpoints import Checkpoint, FileRecord
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.workers.dense.state_tree import joined, split
 from shardkeep.workers.dense.tower import Tower
+from shardkeep.workers.metrics.binned import BinnedScores
 
 _PART = "ranks"
-_ROWS, _TOWER = "rows/", "tower/"
+_ROWS, _TOWER, _SCORES = "rows/", "tower/", "scores"
 
 
-def rank_state(client: RowClient, tower: Tower) -> Bytes:
+def rank_state(client: RowClient, tower: Tower, scores: BinnedScores | None = None) -> Bytes:
     """This rank's state, uint8; empty where there is nothing to hold."""
     tensors: dict[str, torch.Tensor] = {}
     rest = split(tower.sums.local_state_dict(), tensors)
     tensors = {_TOWER + key: t.detach().cpu().contiguous() for key, t in tensors.items()}
     if client.memory.sends_later:
         tensors |= {_ROWS + key: torch.from_numpy(np.ascontiguousarray(a)) for key, a in client.memory.state().items()}
+    if scores is not None:
+        tensors[_SCORES] = scores.state()
     if not tensors:
         return np.empty(0, dtype=np.uint8)
     return np.frombuffer(save(tensors, {"tower": json.dumps(rest)}), dtype=np.uint8)
@@ -52,11 +56,19 @@ def save_rank_states(states: Sequence[Bytes], checkpoint: Path) -> list[FileReco
     return [FileRecord.of(checkpoint, path) for path in paths]
 
 
-def load_rank_state(client: RowClient, tower: Tower, checkpoint: Checkpoint, *, rank: int, world_size: int) -> None:
+def load_rank_state(
+    client: RowClient,
+    tower: Tower,
+    checkpoint: Checkpoint,
+    *,
+    rank: int,
+    world_size: int,
+    scores: BinnedScores | None = None,
+) -> None:
     """Gives a rank what the checkpoint holds for it. Raises CheckpointError."""
     files = {Path(file.path).stem: file for file in checkpoint.below(_PART)}
     mine = [files[f"rank-{old}"].check(checkpoint.folder) for old in range(rank, len(files), world_size)]
-    rows, towers = [], []
+    rows, towers, scored = [], [], []
     try:
         for path in mine:
             if not path.stat().st_size:
@@ -67,6 +79,9 @@ def load_rank_state(client: RowClient, tower: Tower, checkpoint: Checkpoint, *, 
             rows.append({key.removeprefix(_ROWS): t.numpy() for key, t in tensors.items() if key.startswith(_ROWS)})
             of_tower = {key.removeprefix(_TOWER): t for key, t in tensors.items() if key.startswith(_TOWER)}
             towers.append(joined(rest, of_tower))
+            scored += [tensors[_SCORES]] if _SCORES in tensors else []
+        if scores is not None:
+            scores.load(scored)
         if any(rows):
             client.memory.load(rows)
         if any(towers):

@@ -1,0 +1,136 @@
+"""Metrics of a stream of samples in memory that does not grow: counts of predictions in bins, and sums."""
+
+# B = samples, T = labels
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from shardkeep.base.arrays import Float64s, Floats
+from shardkeep.workers.collectives.collective import Collective
+from shardkeep.workers.metrics.quality import entropy
+
+BINS = 16384
+_RANGE = 16.0
+"""Logits from -16 to 16 have bins of 1/512, others the first or the last. Two logits in one bin are a tie for AUC: of
+logits with a standard deviation of 1 that changes it by less than 1e-5."""
+_SUMS = ("samples", "broken", "labels", "logloss", "predictions", "squares", "absolute")
+_SAMPLES, _BROKEN, _LABELS, _LOGLOSS, _PREDICTIONS, _SQUARES, _ABSOLUTE = range(len(_SUMS))
+
+
+class BinnedScores:
+    """Scores of one rank. All of it are sums: the state of two ranks together is the sum of their states.
+
+    Args:
+        labels: Names of the T labels.
+        numbers: Outputs are values, not logits, and labels any numbers.
+    """
+
+    def __init__(self, labels: Sequence[str], *, numbers: bool) -> None:
+        self._names = tuple(labels)
+        self._numbers = numbers
+        self._width = len(_SUMS) + (0 if numbers else 2 * BINS)
+        self._parts = np.zeros((2, len(self._names), self._width))  # since `close`, and before it
+
+    def add(self, outputs_BT: Floats, labels_BT: Floats) -> None:
+        """Adds samples, float32 (B, T) each."""
+        for t, part in enumerate(self._parts[0]):
+            finite_B = np.isfinite(outputs_BT[:, t])
+            part[_BROKEN] += len(finite_B) - int(finite_B.sum())
+            self._add(part, outputs_BT[finite_B, t].astype(np.float64), labels_BT[finite_B, t].astype(np.float64))
+
+    def _add(self, part: Float64s, output_B: Float64s, label_B: Float64s) -> None:
+        prediction_B = output_B
+        if not self._numbers:
+            softplus_B = np.logaddexp(0.0, output_B)
+            prediction_B = np.exp(output_B - softplus_B)
+            part[_LOGLOSS] += (softplus_B - label_B * output_B).sum()
+            bins_B = np.clip((output_B + _RANGE) * (BINS / 2 / _RANGE), 0, BINS - 1).astype(np.int64)
+            part[len(_SUMS) :] += np.bincount(bins_B + BINS * (label_B > 0.5), minlength=2 * BINS)
+        part[_SAMPLES] += len(output_B)
+        part[_LABELS] += label_B.sum()
+        part[_PREDICTIONS] += prediction_B.sum()
+        part[_SQUARES] += ((prediction_B - label_B) ** 2).sum()
+        part[_ABSOLUTE] += np.abs(prediction_B - label_B).sum()
+
+    def close(self, collective: Collective) -> dict[str, Any]:
+        """The metrics of all ranks' samples since the last `close`; blocks until every rank has called it."""
+        found = self._metrics(_together(self._parts[0], collective))
+        self._parts[1] += self._parts[0]
+        self._parts[0] = 0.0
+        return found
+
+    def total(self, collective: Collective) -> dict[str, Any]:
+        """The metrics of all samples of all ranks; blocks until every rank has called it."""
+        return self._metrics(_together(self._parts.sum(axis=0), collective))
+
+    def state(self) -> torch.Tensor:
+        """All of it, float64; shares memory."""
+        return torch.from_numpy(self._parts)
+
+    def load(self, states: Sequence[torch.Tensor]) -> None:
+        """Takes the sum of states; none = no samples."""
+        self._parts[:] = 0.0
+        for state in states:
+            self._parts += state.numpy()
+
+    def _metrics(self, sums_TK: Float64s) -> dict[str, Any]:
+        """Keys as of `evaluate_predictions`; with several labels METRIC/LABEL."""
+        found = [_of_numbers(sums) if self._numbers else _of_classes(sums) for sums in sums_TK]
+        if len(found) == 1:
+            return found[0]
+        each = {
+            f"{key}/{name}": value
+            for name, metrics in zip(self._names, found, strict=True)
+            for key, value in metrics.items()
+            if key != "samples"
+        }
+        return {"samples": max(metrics["samples"] for metrics in found)} | each
+
+
+def _together(sums_TK: Float64s, collective: Collective) -> Float64s:
+    parts = collective.gather_arrays(np.ascontiguousarray(sums_TK).reshape(-1), purpose="metrics")
+    together: Float64s = np.sum(parts, axis=0)
+    return together.reshape(sums_TK.shape)
+
+
+def _of_numbers(sums: Float64s) -> dict[str, Any]:
+    samples = float(sums[_SAMPLES])
+    found: dict[str, Any] = dict.fromkeys(("mse", "rmse", "mae")) | _counts(sums)
+    if samples and not sums[_BROKEN]:
+        mse = float(sums[_SQUARES]) / samples
+        found |= {"mse": mse, "rmse": math.sqrt(mse), "mae": float(sums[_ABSOLUTE]) / samples}
+    return found
+
+
+def _of_classes(sums: Float64s) -> dict[str, Any]:
+    samples, positives = float(sums[_SAMPLES]), float(sums[_LABELS])
+    found: dict[str, Any] = dict.fromkeys(("auc", "logloss", "normalized_entropy", "calibration")) | _counts(sums)
+    if samples and not sums[_BROKEN]:
+        found["logloss"] = logloss = float(sums[_LOGLOSS]) / samples
+        if positives:
+            found["calibration"] = float(sums[_PREDICTIONS]) / positives
+        if 0 < positives < samples:
+            found["normalized_entropy"] = logloss / entropy(positives / samples)
+            found["auc"] = _auc(sums[len(_SUMS) :].reshape(2, BINS))
+    return found
+
+
+def _counts(sums: Float64s) -> dict[str, Any]:
+    broken = int(sums[_BROKEN])
+    total = int(sums[_SAMPLES]) + broken
+    note = {"note": f"{broken} of {total} predictions are not finite"} if broken else {}
+    return {"samples": total} | note
+
+
+def _auc(counts: Float64s) -> float | None:
+    """Area under the ROC curve of negatives and positives by bin, ties one half."""
+    negatives, positives = counts
+    pairs = float(positives.sum() * negatives.sum())
+    below = np.cumsum(negatives) - negatives
+    return float((positives * (below + negatives / 2)).sum()) / pairs if pairs else None

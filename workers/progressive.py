@@ -1,0 +1,50 @@
+"""Progressive validation: each sample is scored by the model of its step, before the model trains on it.
+
+So one pass over samples in the order of time gives both a model and its quality on samples that it had not seen (Blum,
+Kalai and Langford, "Beating the Hold-Out", COLT 1999).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shardkeep.ps.jagged import JaggedRows
+from shardkeep.workers.blocks import Blocks
+from shardkeep.workers.collectives.collective import Collective
+from shardkeep.workers.metrics.binned import BinnedScores
+from shardkeep.workers.pipeline import Prepared
+
+
+class ProgressiveValidation:
+    """Scores steps in one generation. Every rank makes the same calls, `score` excepted.
+
+    Args:
+        scores: Of this process; checkpoints and the states for recovery hold them.
+        blocks: Score samples.
+        every_steps: Steps between two reports; 0 = one report, at the end.
+    """
+
+    def __init__(self, scores: BinnedScores, blocks: Blocks, *, every_steps: int, collective: Collective) -> None:
+        self.scores = scores
+        self._blocks = blocks
+        self._every_steps = every_steps
+        self._collective = collective
+
+    def score(self, prepared: Prepared, rows: JaggedRows) -> None:
+        """Scores this rank's samples of a step with the rows and the dense model that the step begins with."""
+        size = self._blocks.size
+        for start in range(0, prepared.rank_samples, size):
+            part = slice(start, min(start + size, prepared.rank_samples))
+            batch = prepared.batch.slice(part.start, part.stop)
+            self.scores.add(self._blocks.logits(batch, prepared.plan, rows, part), batch.label_BT)
+
+    def after(self, step: int, *, last: bool) -> dict[str, Any] | None:
+        """The metrics of the samples since the last report, if one is due after `step`. Blocks."""
+        if not last and (not self._every_steps or (step + 1) % self._every_steps):
+            return None
+        metrics = self.scores.close(self._collective)
+        return metrics if metrics["samples"] else None  # none if a generation was lost right after the report
+
+    def total(self) -> dict[str, Any]:
+        """The metrics of all samples of the job. Blocks until every rank has called it."""
+        return self.scores.total(self._collective)
