@@ -1,0 +1,102 @@
+"""A job in this process whose workers push random gradients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from shardkeep.compression.config import CompressionConfig
+from shardkeep.ps.client.row_client import RowClient
+from shardkeep.ps.config import ConsistencyConfig, TableSpec
+from shardkeep.ps.shard.journal.journal import Journal
+from shardkeep.ps.shard.service import ShardService
+from shardkeep.ps.transport.local import LocalTransport
+
+IDS = np.arange(0, 60, 3, dtype=np.int64)
+DIM = 6
+
+
+def gradient(step: int, rank: int, rows: int) -> np.ndarray:
+    """What a rank pushes at a step."""
+    return np.random.default_rng(100 * step + rank).normal(size=(rows, DIM)).astype(np.float32)
+
+
+class Job:
+    """A job in this process: services of all servers, a client of each worker."""
+
+    def __init__(
+        self,
+        mode: str,
+        optimizer: dict[str, Any],
+        *,
+        workers: int = 1,
+        servers: int = 1,
+        compression: CompressionConfig | None = None,
+        init: Any = None,
+        journals: Path | None = None,
+    ) -> None:
+        tables = (TableSpec(name="t", dim=DIM, optimizer=optimizer, init=init or {"name": "normal", "std": 0.5}),)
+        consistency, compression = ConsistencyConfig(mode=mode), compression or CompressionConfig()
+        self.journals = [] if journals is None else [Journal(journals / str(s), sync=False) for s in range(servers)]
+        self.services = [
+            ShardService(
+                shard=s,
+                tables=tables,
+                consistency=consistency,
+                num_workers=workers,
+                seed=1,
+                compression=compression,
+                journal=self.journals[s] if self.journals else None,
+            )
+            for s in range(servers)
+        ]
+        for service in self.services if self.journals else []:
+            service.life.begin(1, 0)
+        self.clients = [
+            RowClient(
+                LocalTransport([service.handle for service in self.services]),
+                tables=tables,
+                rank=rank,
+                generation=1 if self.journals else 0,
+                consistency=consistency,
+                compression=compression,
+                seed=1,
+                num_workers=workers,
+            )
+            for rank in range(workers)
+        ]
+
+    def step(self, step: int, *, factor: float = 1.0, ids: dict[int, np.ndarray] | None = None, size: float = 1.0):
+        """Every rank pulls, pushes gradients of its own; in sync the next pulls apply them."""
+        requests = [client.request({"t": (ids or {}).get(rank, IDS)}) for rank, client in enumerate(self.clients)]
+        pulls = [client.pull(step, request) for client, request in zip(self.clients, requests, strict=True)]
+        for pull in pulls:
+            pull.result()
+        for rank, (client, request) in enumerate(zip(self.clients, requests, strict=True)):
+            grads = client.gradients(step, request)
+            grads["t"][:] = size * gradient(step, rank, len(grads["t"]))
+            client.push(step, request, grads, lr_factor=factor)
+            client.wait_acknowledged()
+
+    def train(self, factors: list[float]) -> Job:
+        for step, factor in enumerate(factors):
+            self.step(step, factor=factor)
+        return self.fenced(len(factors))
+
+    def fenced(self, step: int) -> Job:
+        """All pushes before `step` are applied afterwards."""
+        for client in self.clients:
+            client.wait_acknowledged()
+        pulls = [client.pull(step, client.request({})) for client in self.clients]
+        for pull in pulls:
+            pull.result()
+        return self
+
+    def rows(self, ids: np.ndarray = IDS) -> np.ndarray:
+        return self.clients[0].read(self.clients[0].request({"t": ids})).result()["t"].copy()
+
+    @property
+    def digests(self) -> list[dict[str, int]]:
+        return [service.tables.digests() for service in self.services]
