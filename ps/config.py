@@ -12,18 +12,31 @@ from pydantic import Field, model_validator
 from shardkeep.base.schedule import ScheduleConfig
 from shardkeep.base.settings import DAY_S, Named, Settings, bare
 
+DecayOn = Literal["touched", "table"]
+"""Which rows an update decays."""
+
+
+def _decays_something(config: Any) -> Any:
+    if config.weight_decay_on == "table" and not config.weight_decay:
+        raise ValueError("weight_decay_on: table with weight_decay: 0; allowed: touched, or weight_decay above 0")
+    return config
+
 
 class SgdConfig(Settings):
-    """`w -= lr * (g + weight_decay * w)` (torch.optim.SGD without momentum, touched rows only)."""
+    """`w -= lr * (g + weight_decay * w)` (torch.optim.SGD without momentum)."""
 
     name: Literal["sgd"] = "sgd"
     """Plain stochastic gradient descent."""
     lr: float = Field(0.05, gt=0.0, le=1e6)
     """Learning rate."""
     weight_decay: float = Field(0.0, ge=0.0, le=1e6)
-    """L2 penalty added to the gradient of touched rows (lazy)."""
+    """L2 penalty added to the gradient of rows: `g + weight_decay * w`."""
+    weight_decay_on: DecayOn = "touched"
+    """touched = the rows of a push; table = all rows of the table, at each update, the others with gradient 0."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate over steps."""
+
+    _decays = model_validator(mode="after")(_decays_something)
 
 
 class AdagradConfig(Settings):
@@ -38,9 +51,13 @@ class AdagradConfig(Settings):
     initial_accumulator: float = Field(0.0, ge=0.0, le=1e6)
     """Accumulator of a new row."""
     weight_decay: float = Field(0.0, ge=0.0, le=1e6)
-    """L2 penalty added to the gradient of touched rows (lazy)."""
+    """L2 penalty added to the gradient of rows: `g + weight_decay * w`."""
+    weight_decay_on: DecayOn = "touched"
+    """touched = the rows of a push; table = all rows of the table, at each update, the others with gradient 0."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate over steps."""
+
+    _decays = model_validator(mode="after")(_decays_something)
 
 
 class RowwiseAdagradConfig(Settings):
@@ -55,13 +72,19 @@ class RowwiseAdagradConfig(Settings):
     initial_accumulator: float = Field(0.0, ge=0.0, le=1e6)
     """Accumulator of a new row."""
     weight_decay: float = Field(0.0, ge=0.0, le=1e6)
-    """L2 penalty added to the gradient of touched rows (lazy)."""
+    """L2 penalty added to the gradient of rows: `g + weight_decay * w`."""
+    weight_decay_on: DecayOn = "touched"
+    """touched = the rows of a push; table = all rows of the table, at each update, the others with gradient 0."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate over steps."""
 
+    _decays = model_validator(mode="after")(_decays_something)
+
 
 class AdamConfig(Settings):
-    """Lazy Adam (torch.optim.SparseAdam): moments of touched rows only, bias correction by the job's step."""
+    """Lazy Adam (torch.optim.SparseAdam): moments of touched rows only, bias correction by the job's step.
+
+    With `weight_decay_on: table` it is no longer lazy: all rows and moments change, as in torch.optim.Adam."""
 
     name: Literal["adam"] = "adam"
     """Lazy Adam; two slots per value."""
@@ -75,9 +98,13 @@ class AdamConfig(Settings):
     eps: float = Field(1e-8, ge=0.0, le=1e6)
     """Added to the root of the second moment."""
     weight_decay: float = Field(0.0, ge=0.0, le=1e6)
-    """L2 penalty added to the gradient of touched rows (lazy)."""
+    """L2 penalty added to the gradient of rows: `g + weight_decay * w`."""
+    weight_decay_on: DecayOn = "touched"
+    """touched = the rows of a push; table = all rows of the table, at each update, the others with gradient 0."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate over steps."""
+
+    _decays = model_validator(mode="after")(_decays_something)
 
 
 class FtrlConfig(Settings):
@@ -168,6 +195,11 @@ class TableSpec(Settings):
     """How pushed gradients change rows."""
     init: InitConfig = InitConfig()
     """Values of a row before its first push."""
+
+    @property
+    def decays_all_rows(self) -> bool:
+        """Whether each update decays all rows of the table."""
+        return getattr(self.optimizer, "weight_decay_on", "touched") == "table"
 
 
 class TableConfig(Settings):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,7 +13,7 @@ from shardkeep.affinity import AffinityConfig, check_counts
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.settings import Settings
 from shardkeep.base.yaml_text import YamlError, read_text, read_yaml
-from shardkeep.compression.config import CompressionConfig
+from shardkeep.compression.config import CompressionConfig, PushConfig
 from shardkeep.config_files.overrides import Override, blamed, overridden
 from shardkeep.config_files.paths import anchored, below_shell
 from shardkeep.config_files.problems import MOST_LINES, Problem, lines, problems_of, shown
@@ -174,6 +174,11 @@ class JobConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _selection_decays_touched_rows(self) -> JobConfig:
+        check_decay([self.table(name) for name in (*self.tables, "default")], self.compression.push)
+        return self
+
+    @model_validator(mode="after")
     def _rows_of_lr_are_one_weight(self) -> JobConfig:
         wide = [name for name, table in self.tables.items() if table.dim not in (None, 1)]
         if self.model.name == "lr" and wide:
@@ -207,6 +212,18 @@ class JobConfig(Settings):
     def to_yaml(self) -> str:
         """The resolved config as YAML; loading it gives an equal config."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
+
+
+def check_decay(tables: Iterable[TableSpec], push: PushConfig) -> None:
+    """Raises ValueError where an update decays all rows of a table, but workers send only some of their gradients."""
+    key = "keep_values" if push.keep_values is not None else "keep_rows"
+    if key == "keep_rows" and push.keep_rows == 1.0:
+        return
+    if names := [table.name for table in tables if table.decays_all_rows]:
+        raise ValueError(
+            f"tables.{names[0]}.optimizer.weight_decay_on: table with compression.push.{key}: {push.keep:g}, which "
+            "sends gradients later or never; allowed: touched, or no selection"
+        )
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:

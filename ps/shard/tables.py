@@ -27,6 +27,7 @@ from shardkeep.ps.shard.table.changed_rows import ChangedRows
 from shardkeep.ps.shard.table.optimizers.optimizer import Update
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
 from shardkeep.ps.shard.table.table import NO_SQUARES, Table
+from shardkeep.ps.shard.table.whole_decay import decay_rows, slots_besides
 
 MOST_LOCKS = 4
 """The number of RPC threads: each can work on other tables. A machine with fewer cores has fewer locks."""
@@ -75,6 +76,7 @@ class Tables(Sequence[Table]):
             Table(spec, seed=seed, descriptor=self._descriptors[t], starts=self._starts[t])
             for t, spec in enumerate(specs)
         ]
+        self._decaying = [t for t, spec in enumerate(specs) if spec.decays_all_rows]
         self.dims_T: Ints = self._descriptors[:, at.DIM].copy()
         configs = list(dict.fromkeys(spec.optimizer for spec in specs))
         self._optimizers = [(config, OPTIMIZERS[config.name].scalars) for config in configs]
@@ -113,7 +115,8 @@ class Tables(Sequence[Table]):
         """Adds the gradients row by row, in the order of `pushes`, then makes one optimizer update per row.
 
         Creates the rows of new ids. Skips and counts rows whose gradient is not finite. `decay_share`: the part of the
-        step's ranks whose gradients are in `pushes`; the rows decay by this share of `weight_decay`."""
+        step's ranks whose gradients are in `pushes`; the rows decay by this share of `weight_decay`. In tables with
+        `weight_decay_on: table` the other rows get an update with gradient 0."""
         if not pushes:
             return
         gradients, update = pushes[0], Update(step, pushes[0].lr_factor, decay_share, self.earlier_steps)
@@ -159,6 +162,19 @@ class Tables(Sequence[Table]):
                 self._descriptors, self._starts, self._images, tables_S, starts_S1, sections.ids_V[ids], slots_V[ids],
                 found, gradients.values[where], squares_V[ids] if squares_V.size else NO_SQUARES, scalars_SK[part],
             )  # fmt: skip
+        if self._decaying:
+            self._decay_others(sections, slots_V, update)
+
+    def _decay_others(self, sections: SectionIds, slots_V: Ints, update: Update) -> None:
+        """Updates the rows that are not in `slots_V`, with gradient 0, of tables whose every row decays."""
+        for t, scalars_K in zip(self._decaying, self._scalars(np.array(self._decaying), update), strict=True):
+            first, end = sections.starts_S1[np.searchsorted(sections.tables_S, [t, t + 1])].tolist()
+            lock = self._lock_of(t)
+            with self._locks[lock], self._changes[lock]:
+                for slots_U in slots_besides(self._tables[t], slots_V[first:end]):
+                    if self._snapshot is not None and not self._snapshot.over:
+                        self._snapshot.make_room(np.array([t]), np.array([slots_U.size]))
+                    decay_rows(self._tables[t], self._images[t], slots_U, scalars_K)
 
     def _make_room(self, tables_S: Ints, rows_S: Ints) -> None:
         tight_S = (self._descriptors[tables_S, at.COUNT] + rows_S > self._descriptors[tables_S, at.ROOM]) & (rows_S > 0)

@@ -20,7 +20,7 @@ from shardkeep.base.errors import ConfigError, JobStopped, TransportError, UserE
 from shardkeep.base.log import EventLog
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.ledger import Ledger
-from shardkeep.config import JobConfig
+from shardkeep.config import JobConfig, check_decay
 from shardkeep.ps.client.request import Request
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, LivenessConfig, TableConfig, TableSpec
@@ -101,7 +101,7 @@ class EmbeddingClient:
             ConfigError: A setting or a table is wrong.
         """
         config = loop_config(servers=0, seed=seed, consistency=consistency, compression=compression)
-        tables = checked_tables(tables)
+        tables = checked_tables(tables, config)
         load_kernels(needed_kernels(config, "server", "client", tables=tables))
         service = build_service(config, tables, shard=0, generation=0)
         transport = LocalTransport([service.handle])
@@ -145,7 +145,7 @@ class EmbeddingClient:
         if servers < 1:
             raise ConfigError(f"servers: {servers}; allowed: 1 or more, or EmbeddingClient.local for none")
         config = loop_config(servers=servers, seed=seed, consistency=consistency, compression=compression)
-        tables = checked_tables(tables)
+        tables = checked_tables(tables, config)
         with server_processes(config, tables, run_dir) as run, connect(run, index=0, tables=tables) as client:
             yield client
 
@@ -346,7 +346,9 @@ def _joined(control: ControlClient, specs: Sequence[TableSpec] | None, timeout_s
     with contextlib.ExitStack() as stack:
         config = stack.enter_context(Membership(control, wait_s=timeout_s))
         load_kernels(needed_kernels(config, "client"))
-        formation = control.join(specs if specs is not None else _tables_of(config))
+        specs = _tables_of(config) if specs is None else specs
+        _check_decay(specs, config)
+        formation = control.join(specs)
         transport = join_group(config, formation, "worker", index, host, None)
         stack.callback(transport.close)
         counted = _row_client(config, transport, formation.tables, rank=index, generation=formation.generation)
@@ -372,8 +374,9 @@ def loop_config(
     )
 
 
-def checked_tables(tables: Tables) -> list[TableSpec]:
-    """Returns the tables as a list. Raises ConfigError if it is empty, has a name twice, or holds no TableSpec."""
+def checked_tables(tables: Tables, config: JobConfig | None = None) -> list[TableSpec]:
+    """Returns the tables as a list. Raises ConfigError if it is empty, has a name twice, or holds no TableSpec, or if
+    a table does not go with `config`."""
     found = list(tables)
     for table in found:
         if not isinstance(table, TableSpec):
@@ -385,7 +388,16 @@ def checked_tables(tables: Tables) -> list[TableSpec]:
         raise ConfigError(f"tables: two of them are named {next(n for n in names if names.count(n) > 1)}")
     if not found:
         raise ConfigError("tables: is empty; allowed: at least one TableSpec")
+    if config is not None:
+        _check_decay(found, config)
     return found
+
+
+def _check_decay(tables: Tables, config: JobConfig) -> None:
+    try:
+        check_decay(tables, config.compression.push)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _tables_of(config: JobConfig) -> list[TableSpec]:

@@ -166,6 +166,24 @@ def test_an_unknown_key_names_the_nearest_known_one(text: str, line: str) -> Non
             "compression: {push: {keep_values: 0.1, pool_rows: 9, dgc: {momentum: 0.9}}}",
             ["dgc: has momentum of its own, and tables have the optimizer", "allowed: sgd"],
         ),
+        (
+            "tables: {t: {optimizer: {name: adam, weight_decay_on: table}}}",
+            ["tables.t.optimizer", "weight_decay_on: table with weight_decay: 0; allowed: touched, or weight_decay"],
+        ),
+        (
+            "tables: {t: {optimizer: {name: ftrl, weight_decay_on: table}}}",
+            ["tables.t.optimizer", "weight_decay_on"],
+        ),
+        (
+            "{tables: {t: {optimizer: {name: sgd, weight_decay: 1, weight_decay_on: table}}}, "
+            "compression: {push: {keep_rows: 0.1}}}",
+            ["tables.t.optimizer.weight_decay_on: table with compression.push.keep_rows: 0.1", "allowed: touched, or"],
+        ),
+        (
+            "{tables: {default: {optimizer: {weight_decay: 1, weight_decay_on: table}}}, "
+            "compression: {push: {keep_values: 1, pool_rows: 9}}}",
+            ["tables.default.optimizer.weight_decay_on: table with compression.push.keep_values: 1, which"],
+        ),
         ("compression: {pull: {lease: 8}}", ["cache_rows: 0 with lease: 8; allowed: both 0, or both above 0"]),
         ("compression: {push: {rounding: nearest}}", ["push", "rounding: has no effect with values: fp32"]),
         (

@@ -118,6 +118,21 @@ def test_compressed_gradients_outlive_the_deaths_of_servers_bit_for_bit(
 
 
 @pytest.mark.chaos
+def test_tables_that_decay_as_a_whole_outlive_deaths_bit_for_bit_on_any_number_of_servers(
+    cluster: Cluster, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    optimizer = {"name": "adam", "weight_decay": 1e-3, "weight_decay_on": "table"}
+    config = {**JOB, "tables": {"default": {"optimizer": optimizer}}}
+    config["checkpoint"] = {"every_steps": 60, "full_every": 3}
+    with Cluster(tmp_path_factory.mktemp("whole")) as another:
+        whole = completed(*another.job({**config, "servers": 1}))
+    summary = disturbed(cluster, config, kill("server 1", at=90), kill("server 0", "worker 1", at=250))
+    assert summary["state_digest"] == whole["state_digest"]
+    assert summary["eval"] == whole["eval"]
+    assert all(victim in causes(summary) for victim in ("server 0", "server 1"))
+
+
+@pytest.mark.chaos
 def test_a_bounded_job_of_one_worker_outlives_its_death_and_applies_every_step_once(cluster: Cluster) -> None:
     config = {**JOB, "workers": 1, "consistency": {"mode": "bounded", "staleness": 2}}
     config["train"] = {**JOB["train"], "batch_size": 100}
