@@ -36,9 +36,9 @@ class AdminClient:
         the usual one."""
         self._ask = ask
 
-    def report(self) -> list[ServerReport]:
-        """Scans all rows on the servers: tables, digests and counts."""
-        return self._replies(GetReport(), GetReport.reply)
+    def report(self, *, digest: bool = True) -> list[ServerReport]:
+        """Tables and counts and, by a scan of all rows on the servers, digests."""
+        return self._replies(GetReport(digest), GetReport.reply)
 
     def cpu_time(self) -> list[CpuTime]:
         """Reads process ids and CPU seconds."""

@@ -43,7 +43,7 @@ class AdminServer:
         journal: The journal of the server's pushes; None = there is none.
         frozen: Inside, all steps before the given step are applied and no push can be. Raises if the server is at
             another step.
-        report: The facts that a server reports about itself.
+        report: The facts that a server reports about itself, with or without digests of its rows.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class AdminServer:
         journal: Journal | None,
         *,
         frozen: Callable[[int], AbstractContextManager[None]],
-        report: Callable[[], ServerReport],
+        report: Callable[[bool], ServerReport],
     ) -> None:
         self._serving, self._snapshots, self._journal, self._frozen = serving, snapshots, journal, frozen
         self._report = report
@@ -70,7 +70,7 @@ class AdminServer:
     def _reply(self, call: Call) -> Reply:
         match call:
             case GetReport():
-                return self._report()
+                return self._report(call.digest)
             case GetCpuTime():
                 return CpuTime(os.getpid(), time.process_time())
             case GetJournalSize():

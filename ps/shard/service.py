@@ -130,9 +130,9 @@ class ShardService:
         """Fails every parked future and every later message with TransportError(reason). Idempotent."""
         self.life.close(reason)
 
-    def report(self) -> dict[str, Any]:
-        """Tables, digests and counts, as JSON types. Blocks while it scans all rows."""
-        digests = self.tables.digests()
+    def report(self, digest: bool = True) -> dict[str, Any]:
+        """Tables, counts and, if asked for, digests, as JSON types. Blocks while it scans all rows for a digest."""
+        digests = self.tables.digests() if digest else {}
         with self._serving.lock:
             counts = self.applier.counts + self.pulls.counts
             staleness = dict(sorted(self.pulls.staleness.items()))

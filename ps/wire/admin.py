@@ -50,10 +50,11 @@ R = TypeVar("R", Done, CpuTime, JournalSize, SnapshotFiles, ServerReport)
 
 @dataclass(frozen=True, slots=True)
 class GetReport:
-    """Scans all rows for the report of a server."""
+    """Reports on a server; `digest`: scans all rows for the digest of each table."""
 
     word: ClassVar[str] = "report"
     reply: ClassVar[type[ServerReport]] = dict
+    digest: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,8 +143,10 @@ CALLS: dict[str, type[Call]] = {
 
 
 def encode_call(call: Call) -> str:
-    """The text of an ASK."""
-    return json.dumps({"ask": call.word, **_facts(call)})
+    """The text of an ASK, without arguments that have their default."""
+    usual = {field.name: field.default for field in fields(call)}
+    given = {name: value for name, value in _facts(call).items() if value != usual[name]}
+    return json.dumps({"ask": call.word, **given})
 
 
 def decode_call(text: str) -> Call:
@@ -195,9 +198,17 @@ def _token(name: str, question: dict[str, Any]) -> str:
     return str(question.get(name))
 
 
+def _truth(name: str, question: dict[str, Any]) -> bool:
+    truth = question.get(name, True)
+    if not isinstance(truth, bool):
+        raise ProtocolError(f"{name} {truth!r}; allowed: true or false")
+    return truth
+
+
 _ARGUMENTS: dict[str, Callable[[str, dict[str, Any]], Any]] = {
     "step": _step,
     "base": _checkpoint,
     "id": _checkpoint,
     "token": _token,
+    "digest": _truth,
 }

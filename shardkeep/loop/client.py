@@ -224,22 +224,23 @@ class EmbeddingClient:
         if self._control is not None:
             self._control.update(step=self.step, phase="training")
 
-    def summary(self) -> dict[str, Any]:
-        """Returns steps, rows and bytes per table, bytes sent, staleness, and a digest of all rows and optimizer slots.
+    def summary(self, *, digest: bool = False) -> dict[str, Any]:
+        """Returns steps, rows and bytes per table, bytes sent and staleness.
 
-        Blocks while the servers scan all rows. Equal digests mean equal tables, bit for bit."""
+        Args:
+            digest: Also `state_digest`, of all rows and optimizer slots: blocks while the servers scan them. Equal
+                digests mean equal tables, bit for bit."""
         self._check_open("summary")
         with self._verdict():
             self._rows.fence(self.step)
-            servers = self._rows.admin.report()
+            servers = self._rows.admin.report(digest=digest)
         return {
             "steps": self.step,
             "tables": table_totals(servers),
             "bytes": self._ledger.totals(),
             "staleness": {str(steps): times for steps, times in sorted(self._rows.staleness_seen.items())},
             "dropped_rows": self.dropped_rows,
-            "state_digest": state_digest(servers, b""),
-        }
+        } | ({"state_digest": state_digest(servers, b"")} if digest else {})
 
     def close(self) -> None:
         """Waits until the servers have applied all pushes, then leaves the job. A second call does nothing."""

@@ -106,7 +106,7 @@ def test_several_lookups_of_a_step_add_up() -> None:
             for rows in lookups:
                 rows["user"].sum().backward()
             client.apply(*lookups)
-            digests.append(client.summary()["state_digest"])
+            digests.append(client.summary(digest=True)["state_digest"])
             assert client.step == 1
     assert digests[0] == digests[1]
 
@@ -253,7 +253,7 @@ def test_every_public_name_is_there() -> None:
 def _local_digest() -> str:
     with EmbeddingClient.local(TABLES, seed=5, consistency="sync") as client:
         some_steps(client)
-        return str(client.summary()["state_digest"])
+        return str(client.summary(digest=True)["state_digest"])
 
 
 def shardkeep_children() -> list[psutil.Process]:
@@ -267,9 +267,10 @@ def test_a_script_serves_twice_and_a_server_that_dies_ends_its_loop_with_its_nam
     expected = _local_digest()
     with EmbeddingClient.serve(TABLES, servers=1, seed=5, consistency="sync", run_dir=tmp_path / "first") as client:
         some_steps(client)
-        assert client.summary()["state_digest"] == expected
+        assert client.summary(digest=True)["state_digest"] == expected
     summary = RunFolder(tmp_path / "first").summary()
     assert summary is not None and (summary["status"], summary["steps"]) == ("completed", 4)
+    assert summary["state_digest"] is None  # closing scans no rows
 
     run = tmp_path / "second"
     with (
@@ -277,7 +278,7 @@ def test_a_script_serves_twice_and_a_server_that_dies_ends_its_loop_with_its_nam
         EmbeddingClient.serve(TABLES, servers=2, seed=5, consistency="sync", run_dir=run) as client,
     ):
         some_steps(client)
-        assert client.summary()["state_digest"] == expected
+        assert client.summary(digest=True)["state_digest"] == expected
         pid = next(m["pid"] for m in RunFolder(run).member_list() if (m["role"], m["index"]) == ("server", 1))
         os.kill(pid, signal.SIGKILL)
         while True:  # a lookup fails, within the client's own deadline
@@ -292,7 +293,7 @@ def test_tables_are_served_without_a_run_folder_of_the_users_own(tmp_path: Path,
     monkeypatch.chdir(tmp_path)
     with EmbeddingClient.serve(TABLES, servers=1, seed=5, consistency="sync") as client:
         some_steps(client)
-        assert client.summary()["state_digest"] == _local_digest()
+        assert client.summary(digest=True)["state_digest"] == _local_digest()
 
 
 TRAINER = """
@@ -304,7 +305,7 @@ with connect(run, index=index) as client:
         rows = client.lookup({"user": torch.arange(6) + index})
         (rows["user"] ** 2).sum().backward()
         client.apply(rows, scale=0.5)
-    print(client.summary()["state_digest"])
+    print(client.summary(digest=True)["state_digest"])
 """
 
 
@@ -342,7 +343,7 @@ def _both_trainers_in_one() -> str:
             for rows in lookups:
                 (rows["user"] ** 2).sum().backward()
             client.apply(*lookups, scale=0.5)
-        return str(client.summary()["state_digest"])
+        return str(client.summary(digest=True)["state_digest"])
 
 
 SCRIPT = """

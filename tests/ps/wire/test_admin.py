@@ -29,6 +29,7 @@ from shardkeep.ps.wire.admin import (
 
 TEXTS: dict[str, Call] = {
     '{"ask": "report"}': GetReport(),
+    '{"ask": "report", "digest": false}': GetReport(digest=False),
     '{"ask": "cpu"}': GetCpuTime(),
     '{"ask": "see", "token": "a7"}': CheckFolder("a7"),
     '{"ask": "mark", "step": 4, "base": ""}': TakeSnapshot(4, ""),
