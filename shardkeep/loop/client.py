@@ -20,25 +20,20 @@ from shardkeep.base.errors import ConfigError, JobStopped, TransportError, UserE
 from shardkeep.base.log import EventLog
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.ledger import Ledger
-from shardkeep.config import JobConfig, check_decay
+from shardkeep.loop.joining import Tables, checked_tables, join, loop_config, row_client
 from shardkeep.ps.client.request import Request
 from shardkeep.ps.client.row_client import RowClient
-from shardkeep.ps.config import ConsistencyConfig, LivenessConfig, TableConfig, TableSpec
+from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.control.grpc.addresses import check_exposed
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.transport.local import LocalTransport
-from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
-from shardkeep.ps.transport.transport import Transport
 from shardkeep.roles.access import endpoint_of
-from shardkeep.roles.group import join_group
 from shardkeep.roles.kernel_needs import needed_kernels
-from shardkeep.roles.membership import Membership
 from shardkeep.roles.place import index_of
 from shardkeep.roles.server import build_service
 from shardkeep.workers.embeddings.lookup import Lookup, Wanted, check_lookups, finite_only, read_ids, summed
 from shardkeep.workers.summary import state_digest, table_totals
 
-Tables = Sequence[TableSpec]
 IdsByTable = Mapping[str, "torch.Tensor | np.ndarray[Any, Any]"]
 
 VERDICT_S = 2.0
@@ -65,9 +60,8 @@ class EmbeddingClient:
         rows: RowClient,
         ledger: Ledger,
         ending: contextlib.ExitStack,
-        *,
         start_step: int = 0,
-        control: ControlClient | None,
+        control: ControlClient | None = None,
     ) -> None:
         self._rows = rows
         self._ledger = ledger
@@ -108,7 +102,7 @@ class EmbeddingClient:
         ending = contextlib.ExitStack()
         ending.callback(service.close, "the client is closed")
         ending.callback(transport.close)
-        return cls(*_row_client(config, transport, tables, rank=0, generation=0), ending, control=None)
+        return cls(*row_client(config, transport, tables, rank=0, generation=0), ending)
 
     @staticmethod
     @contextlib.contextmanager
@@ -334,93 +328,8 @@ def connect(
     endpoint = endpoint_of(str(coordinator), token_file=_path(token_file), tls=_path(tls))
     number = index_of(index)
     control = ControlClient(endpoint, role="worker", index=number, advertise=advertise, timeout_s=timeout_s)
-    return _joined(control, specs, timeout_s)
+    return EmbeddingClient(*join(control, specs, timeout_s))
 
 
 def _path(given: str | Path | None) -> Path | None:
     return None if given is None else Path(given)
-
-
-def _joined(control: ControlClient, specs: Sequence[TableSpec] | None, timeout_s: float) -> EmbeddingClient:
-    """Registers with the coordinator and joins the group. `specs`: None = the tables of the job's config."""
-    index, host = control.member.index, control.member.host
-    with contextlib.ExitStack() as stack:
-        config = stack.enter_context(Membership(control, wait_s=timeout_s))
-        load_kernels(needed_kernels(config, "client"))
-        specs = _tables_of(config) if specs is None else specs
-        _check_decay(specs, config)
-        formation = control.join(specs)
-        transport = join_group(config, formation, "worker", index, host, None)
-        stack.callback(transport.close)
-        counted = _row_client(config, transport, formation.tables, rank=index, generation=formation.generation)
-        return EmbeddingClient(*counted, stack.pop_all(), start_step=formation.start_step, control=control)
-
-
-def loop_config(
-    *, servers: int, seed: int, consistency: ConsistencyConfig | str, compression: CompressionConfig | None
-) -> JobConfig:
-    """The config of a job of servers and one trainer. Raises ConfigError."""
-    if isinstance(consistency, str):
-        if consistency not in ("sync", "bounded", "async"):
-            raise ConfigError(f"consistency: {consistency!r}; allowed: sync, bounded, async or a ConsistencyConfig")
-        consistency = ConsistencyConfig.model_validate({"mode": consistency})
-    return JobConfig(
-        name="custom-loop",
-        seed=seed,
-        servers=servers,
-        workers=1,
-        consistency=consistency,
-        compression=compression or CompressionConfig(),
-        liveness=LivenessConfig(restarts=0),  # only the caller, who owns the loop, could repeat a step
-    )
-
-
-def checked_tables(tables: Tables, config: JobConfig | None = None) -> list[TableSpec]:
-    """Returns the tables as a list. Raises ConfigError if it is empty, has a name twice, or holds no TableSpec, or if
-    a table does not go with `config`."""
-    found = list(tables)
-    for table in found:
-        if not isinstance(table, TableSpec):
-            why = " (an entry of a job's config, without a name)" if isinstance(table, TableConfig) else ""
-            kind = f"{type(table).__name__}{why}"
-            raise ConfigError(f"tables: holds a {kind}; allowed: TableSpec(name=..., dim=..., ...)")
-    names = [table.name for table in found]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"tables: two of them are named {next(n for n in names if names.count(n) > 1)}")
-    if not found:
-        raise ConfigError("tables: is empty; allowed: at least one TableSpec")
-    if config is not None:
-        _check_decay(found, config)
-    return found
-
-
-def _check_decay(tables: Tables, config: JobConfig) -> None:
-    try:
-        check_decay(tables, config.compression.push)
-    except ValueError as error:
-        raise ConfigError(str(error)) from error
-
-
-def _tables_of(config: JobConfig) -> list[TableSpec]:
-    names = [name for name in config.tables if name != "default"]
-    if not names:
-        raise ConfigError("tables: the job's config names none; give them to connect(..., tables=[...])")
-    return [config.table(name) for name in names]
-
-
-def _row_client(
-    config: JobConfig, transport: Transport, tables: Tables, *, rank: int, generation: int
-) -> tuple[RowClient, Ledger]:
-    """Returns a client and the ledger of its bytes."""
-    traffic = Traffic()
-    client = RowClient(
-        MeteredTransport(transport, LedgerMeter(traffic)),
-        tables=tables,
-        rank=rank,
-        generation=generation,
-        consistency=config.consistency,
-        compression=config.compression,
-        seed=config.seed,
-        timeout_s=config.liveness.step_timeout_s,
-    )
-    return client, traffic.ledger

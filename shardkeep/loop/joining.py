@@ -1,0 +1,118 @@
+"""What a loop of the user's own joins: the tables, the config, and the row client over the servers' connections."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from shardkeep.base.compiling.kernels import load_kernels
+from shardkeep.base.errors import ConfigError
+from shardkeep.compression.config import CompressionConfig
+from shardkeep.compression.ledger import Ledger
+from shardkeep.config import JobConfig, check_decay
+from shardkeep.ps.client.row_client import RowClient
+from shardkeep.ps.config import ConsistencyConfig, LivenessConfig, TableConfig, TableSpec
+from shardkeep.ps.control.grpc.client import ControlClient
+from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
+from shardkeep.ps.transport.transport import Transport
+from shardkeep.roles.group import join_group
+from shardkeep.roles.kernel_needs import needed_kernels
+from shardkeep.roles.membership import Membership
+
+Tables = Sequence[TableSpec]
+
+
+class Joined(NamedTuple):
+    """The parts of a client. Closing `ending` leaves the group."""
+
+    rows: RowClient
+    ledger: Ledger
+    ending: contextlib.ExitStack
+    start_step: int = 0
+    control: ControlClient | None = None
+
+
+def join(control: ControlClient, specs: Sequence[TableSpec] | None, timeout_s: float) -> Joined:
+    """Registers with the coordinator and joins the group; blocks. `specs`: None = the tables of the job's config."""
+    index, host = control.member.index, control.member.host
+    with contextlib.ExitStack() as stack:
+        config = stack.enter_context(Membership(control, wait_s=timeout_s))
+        load_kernels(needed_kernels(config, "client"))
+        specs = _tables_of(config) if specs is None else specs
+        _check_decay(specs, config)
+        formation = control.join(specs)
+        transport = join_group(config, formation, "worker", index, host, None)
+        stack.callback(transport.close)
+        counted = row_client(config, transport, formation.tables, rank=index, generation=formation.generation)
+        return Joined(*counted, stack.pop_all(), formation.start_step, control)
+
+
+def loop_config(
+    *, servers: int, seed: int, consistency: ConsistencyConfig | str, compression: CompressionConfig | None
+) -> JobConfig:
+    """The config of a job of servers and one trainer. Raises ConfigError."""
+    if isinstance(consistency, str):
+        if consistency not in ("sync", "bounded", "async"):
+            raise ConfigError(f"consistency: {consistency!r}; allowed: sync, bounded, async or a ConsistencyConfig")
+        consistency = ConsistencyConfig.model_validate({"mode": consistency})
+    return JobConfig(
+        name="custom-loop",
+        seed=seed,
+        servers=servers,
+        workers=1,
+        consistency=consistency,
+        compression=compression or CompressionConfig(),
+        liveness=LivenessConfig(restarts=0),  # only the caller, who owns the loop, could repeat a step
+    )
+
+
+def checked_tables(tables: Tables, config: JobConfig | None = None) -> list[TableSpec]:
+    """Returns the tables as a list. Raises ConfigError if it is empty, has a name twice, or holds no TableSpec, or if
+    a table does not go with `config`."""
+    found = list(tables)
+    for table in found:
+        if not isinstance(table, TableSpec):
+            why = " (an entry of a job's config, without a name)" if isinstance(table, TableConfig) else ""
+            kind = f"{type(table).__name__}{why}"
+            raise ConfigError(f"tables: holds a {kind}; allowed: TableSpec(name=..., dim=..., ...)")
+    names = [table.name for table in found]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"tables: two of them are named {next(n for n in names if names.count(n) > 1)}")
+    if not found:
+        raise ConfigError("tables: is empty; allowed: at least one TableSpec")
+    if config is not None:
+        _check_decay(found, config)
+    return found
+
+
+def _check_decay(tables: Tables, config: JobConfig) -> None:
+    try:
+        check_decay(tables, config.compression.push)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _tables_of(config: JobConfig) -> list[TableSpec]:
+    names = [name for name in config.tables if name != "default"]
+    if not names:
+        raise ConfigError("tables: the job's config names none; give them to connect(..., tables=[...])")
+    return [config.table(name) for name in names]
+
+
+def row_client(
+    config: JobConfig, transport: Transport, tables: Tables, *, rank: int, generation: int
+) -> tuple[RowClient, Ledger]:
+    """Returns a client and the ledger of its bytes."""
+    traffic = Traffic()
+    client = RowClient(
+        MeteredTransport(transport, LedgerMeter(traffic)),
+        tables=tables,
+        rank=rank,
+        generation=generation,
+        consistency=config.consistency,
+        compression=config.compression,
+        seed=config.seed,
+        timeout_s=config.liveness.step_timeout_s,
+    )
+    return client, traffic.ledger
