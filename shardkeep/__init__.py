@@ -77,6 +77,7 @@ if TYPE_CHECKING:
     from shardkeep.inference.predictor import Predictor as Predictor
     from shardkeep.inference.predictor import load as load
     from shardkeep.launch.job import train as train
+    from shardkeep.loop.ahead import Pending as Pending
     from shardkeep.loop.client import EmbeddingClient as EmbeddingClient
     from shardkeep.loop.client import connect as connect
     from shardkeep.ps.config import (
@@ -122,6 +123,8 @@ if TYPE_CHECKING:
     from shardkeep.workers.config import TowerOptimizerConfig as TowerOptimizerConfig
     from shardkeep.workers.config import TrainConfig as TrainConfig
     from shardkeep.workers.data_config import DataConfig as DataConfig
+    from shardkeep.workers.embeddings.bags import Bag as Bag
+    from shardkeep.workers.embeddings.bags import Pooled as Pooled
     from shardkeep.workers.embeddings.lookup import Lookup as Lookup
     from shardkeep.workers.model_config import ModelConfig as ModelConfig
 
@@ -133,6 +136,7 @@ _MODULES = {  # the same names, for the interpreter; tests/test_public_names.py 
     "config": "JobConfig load_config",
     "inference.predictor": "Predictor load",
     "launch.job": "train",
+    "loop.ahead": "Pending",
     "loop.client": "EmbeddingClient connect",
     "ps.config": "AdagradConfig AdamConfig ConsistencyConfig FtrlConfig InitConfig LivenessConfig RecoveryConfig "
     "RowwiseAdagradConfig SgdConfig TableConfig TableSpec TransportConfig",
@@ -140,6 +144,7 @@ _MODULES = {  # the same names, for the interpreter; tests/test_public_names.py 
     "workers.config": "CheckpointConfig EvalConfig TowerConfig TowerOptimizerConfig TrainConfig",
     "workers.data_config": "DataConfig",
     "workers.model_config": "ModelConfig",
+    "workers.embeddings.bags": "Bag Pooled",
     "workers.embeddings.lookup": "Lookup",
 }
 _HOMES = {name: f"{__name__}.{module}" for module, names in _MODULES.items() for name in names.split()}

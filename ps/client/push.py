@@ -64,7 +64,8 @@ class Pusher:
         self._pulls = pulls
         self._writer = writer
         self._compressor = None if compressor.plain else compressor
-        self._window = window
+        self.window = window
+        """Most steps without an acknowledgement."""
         self._unacknowledged: dict[int, _Unacknowledged] = {}
 
     def restart(self, step: int) -> None:
@@ -163,7 +164,7 @@ class Pusher:
 
     def _wait_for_window(self, step: int) -> None:
         for earlier in sorted(self._unacknowledged):
-            if earlier <= step - self._window or all(f.done() for f in self._unacknowledged[earlier].all()):
+            if earlier <= step - self.window or all(f.done() for f in self._unacknowledged[earlier].all()):
                 self._finish(earlier)
 
     def _finish(self, step: int) -> None:

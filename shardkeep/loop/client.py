@@ -6,11 +6,10 @@ Also `connect`, which joins a job whose roles were started by hand.
 from __future__ import annotations
 
 import contextlib
-import difflib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,8 +19,9 @@ from shardkeep.base.errors import ConfigError, JobStopped, TransportError, UserE
 from shardkeep.base.log import EventLog
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.ledger import Ledger
+from shardkeep.loop.ahead import Pending, PullsAhead, batches_with_rows
+from shardkeep.loop.demands import Demands, IdsByTable
 from shardkeep.loop.joining import Tables, checked_tables, join, loop_config, row_client
-from shardkeep.ps.client.request import Request
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.control.grpc.addresses import check_exposed
@@ -31,10 +31,11 @@ from shardkeep.roles.access import endpoint_of
 from shardkeep.roles.kernel_needs import needed_kernels
 from shardkeep.roles.place import index_of
 from shardkeep.roles.server import build_service
-from shardkeep.workers.embeddings.lookup import Lookup, Wanted, check_lookups, finite_only, read_ids, summed
+from shardkeep.workers.embeddings.bags import Bag, Pooled
+from shardkeep.workers.embeddings.lookup import Lookup, check_lookups, finite_only, summed
 from shardkeep.workers.summary import state_digest, table_totals
 
-IdsByTable = Mapping[str, "torch.Tensor | np.ndarray[Any, Any]"]
+B = TypeVar("B")
 
 VERDICT_S = 2.0
 """Seconds the coordinator gets, after a lost message, to report which member was lost."""
@@ -69,6 +70,8 @@ class EmbeddingClient:
         self._control = control
         self._open = True
         self._applied: Sequence[Lookup] = ()
+        self._demands = Demands(rows)
+        self._ahead = PullsAhead(rows, window=rows.pushes.window, around=self._verdict)
         self.step = start_step
         """Number of steps done. Learning-rate schedules and Adam's bias correction depend on it."""
         self.dropped_rows = 0
@@ -170,32 +173,97 @@ class EmbeddingClient:
         Raises:
             UserError: A table is unknown, or the ids are not integers.
         """
-        wanted, request = self._request("lookup", ids)
+        self._check_open("lookup")
+        request, made = self._demands.of("lookup", self, ids)
         with self._verdict():
-            rows = self._rows.pull(self.step, request).result()
-        return Lookup(self, self.step, wanted, rows)
+            return made(self.step, self._rows.pull(self.step, request).result())
 
-    def read(self, ids: IdsByTable) -> dict[str, torch.Tensor]:
-        """Pulls rows for evaluation, without gradients. They include every `apply` of this trainer.
+    def pool(self, bags: Mapping[str, Bag]) -> Pooled:
+        """Pulls rows for training and pools those of each bag, by the kernels of jobs.
 
-        Arguments and errors: see `lookup`. In `sync` it waits until the other trainers reach this step."""
-        wanted, request = self._request("read", ids)
+        Args:
+            bags: Per feature its ids in B bags, the same number of all. Features may share a table.
+
+        Returns:
+            Per feature, a tensor that requires grad: float32, (B, dim), on the device of the ids. An empty bag is 0.
+
+        Raises:
+            UserError: A table is unknown, or a Bag's parts do not fit each other.
+        """
+        self._check_open("pool")
+        request, made = self._demands.of_bags("pool", self, bags)
         with self._verdict():
-            self._rows.fence(self.step)
+            return made(self.step, self._rows.pull(self.step, request).result())
+
+    def prefetch(self, ids: IdsByTable | Mapping[str, Bag]) -> Pending[Lookup]:
+        """Requests the rows of the next step that has no prefetch yet, and returns at once.
+
+        The request leaves as early as the consistency mode allows: in `sync` right after `apply` of the step before, in
+        `bounded` and `async` up to `staleness` steps before.
+
+        Args:
+            ids: As of `lookup`, or bags as of `pool`.
+
+        Returns:
+            `result()` returns what `lookup` or `pool` would. Call it in its step, and `apply` it there.
+        """
+        self._check_open("prefetch")
+        request, made = self._demands.of("prefetch", self, ids)
+        with self._verdict():
+            return self._ahead.add(self.step, request, made)
+
+    def ahead(
+        self, batches: Iterable[B], ids: Callable[[B], IdsByTable | Mapping[str, Bag]], *, depth: int = 2
+    ) -> Iterator[tuple[B, Lookup]]:
+        """Yields each batch with its rows, which were requested up to `depth` batches before.
+
+            for batch, rows in client.ahead(loader, lambda batch: {"user": batch.user}):
+                ...
+                client.apply(rows)
+
+        Every batch is one step: end it with `apply`, without lookups to skip it.
+
+        Args:
+            batches: Any iterable; up to `depth` of its items are held.
+            ids: Returns a batch's ids, as of `lookup` or `pool`.
+        """
+        return batches_with_rows(
+            batches,
+            lambda batch: self.prefetch(ids(batch)),
+            depth,
+            running=lambda: self.step,
+            forget=self._ahead.forget,
+        )
+
+    def read(self, ids: IdsByTable, *, fresh: bool = True) -> dict[str, torch.Tensor]:
+        """Pulls rows for evaluation, without gradients. Errors: see `lookup`.
+
+        Args:
+            ids: As of `lookup`.
+            fresh: The rows include every `apply` of this trainer; in `sync` that waits until the other trainers reach
+                this step. False = rows as they are now, without waiting for anybody: one trainer may evaluate alone.
+        """
+        self._check_open("read")
+        wanted, request = self._demands.of_ids("read", ids)
+        with self._verdict():
+            if fresh:
+                self._rows.fence(self.step)
             rows = self._rows.read(request).result()
         return {table: w.gather(rows[table]) for table, w in wanted.items()}
 
-    def apply(self, *lookups: Lookup, scale: float = 1.0) -> None:
+    def apply(self, *lookups: Lookup, scale: float = 1.0, lr_factor: float = 1.0) -> None:
         """Pushes the gradients of this step's lookups, summed per row, and starts the next step.
 
         A trainer without samples calls it without lookups. Gradients that are not finite are not sent, and counted in
         `dropped_rows`.
 
         Args:
-            lookups: The results of `lookup` in this step, after `loss.backward()`.
+            lookups: The results of `lookup`, `pool` and `prefetch` for this step, after `loss.backward()`.
             scale: Factor of all gradients. Servers add the gradients of all trainers. For the mean over all samples of
                 the step, pass n_rank / n_step, this trainer's share of them. With a GradScaler, multiply by 1 / its
                 scale.
+            lr_factor: Multiplies the learning rates of the tables in this step, as a schedule does; 1.2e-38 to 3.4e38.
+                In `sync`, all trainers pass the same.
 
         Raises:
             UserError: There are no gradients, a lookup is of an earlier step, or it was applied already.
@@ -212,7 +280,8 @@ class EmbeddingClient:
         for table, (_, grad_UD) in grads.items():
             np.multiply(grad_UD, np.float32(scale), out=scaled[table])
         with self._verdict():
-            self._rows.push(self.step, request, scaled)
+            self._rows.push(self.step, request, scaled, lr_factor=lr_factor)
+            self._ahead.send(self.step + 1)
         self._applied = lookups
         self.step += 1
         if self._control is not None:
@@ -261,19 +330,6 @@ class EmbeddingClient:
                         self._rows.fence(self.step)
             finally:
                 self._open = False
-
-    def _request(self, call: str, ids: IdsByTable) -> tuple[dict[str, Wanted], Request]:
-        self._check_open(call)
-        if not isinstance(ids, Mapping):
-            raise UserError(f"{call}: is given a {type(ids).__name__}; allowed: a dict of table name to ids")
-        for table in ids:
-            if table not in self._rows.tables:
-                known = list(self._rows.tables)
-                near = difflib.get_close_matches(str(table), known, n=1)
-                hint = f"did you mean {near[0]}?" if near else f"the tables are {', '.join(known)}"
-                raise UserError(f"{call}: unknown table {table}; {hint}")
-        wanted = {table: read_ids(table, values) for table, values in ids.items()}
-        return wanted, self._rows.request({table: w.unique_U for table, w in wanted.items()})
 
     def _check_open(self, call: str) -> None:
         if not self._open:

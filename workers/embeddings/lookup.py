@@ -76,7 +76,7 @@ class Lookup(Mapping[str, torch.Tensor]):
         try:
             return self._leaves[table]
         except KeyError:
-            raise KeyError(f"no rows of table {table!r} in this lookup; it has {', '.join(self) or 'none'}") from None
+            raise KeyError(f"no rows of {table!r} in this lookup; it has {', '.join(self) or 'none'}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._leaves)
@@ -97,30 +97,36 @@ class Lookup(Mapping[str, torch.Tensor]):
             for table, wanted in self._wanted.items()
             if (grad := self._leaves[table].grad) is not None
         }
-        if not found and any(leaf.numel() for leaf in self._leaves.values()):
+        self._check_reached(reached=bool(found))
+        return found
+
+    def _check_reached(self, *, reached: bool) -> None:
+        if not reached and any(leaf.numel() for leaf in self._leaves.values()):
             raise UserError(
                 f"apply: the rows of {', '.join(self)} have no gradients; call loss.backward() first, on a loss that "
                 "is computed from them"
             )
-        return found
 
 
 def read_ids(table: str, ids: object) -> Wanted:
     """Checks and deduplicates ids of any shape; a tensor or a numpy array of whole numbers. Any 64-bit pattern is an
     id, the negative ones too. Raises DataError."""
+    flat_N, shape = flat_ids(f"table {table}", ids)
+    unique_U, inverse_N = dedupe(flat_N)
+    return Wanted(shape, ids.device if isinstance(ids, torch.Tensor) else torch.device("cpu"), unique_U, inverse_N)
+
+
+def flat_ids(whose: str, ids: object) -> tuple[Ids, tuple[int, ...]]:
+    """Ids of any shape as int64 (N,), C-contiguous, and their shape. Raises DataError, with `whose` before."""
     if not isinstance(ids, torch.Tensor | np.ndarray):
-        raise DataError(
-            f"table {table}: ids are a {type(ids).__name__}; allowed: a tensor or numpy array of whole numbers"
-        )
-    device = ids.device if isinstance(ids, torch.Tensor) else torch.device("cpu")
+        raise DataError(f"{whose}: ids are a {type(ids).__name__}; allowed: a tensor or numpy array of whole numbers")
     array: npt.NDArray[Any] = ids.detach().cpu().numpy() if isinstance(ids, torch.Tensor) else ids
     if array.dtype.kind not in "iu":
-        raise DataError(f"table {table}: ids are {array.dtype}; allowed: whole numbers (int64)")
+        raise DataError(f"{whose}: ids are {array.dtype}; allowed: whole numbers (int64)")
     if array.size >= 2**31:
-        raise DataError(f"table {table}: {array.size} ids in one lookup; allowed: fewer than 2**31")
+        raise DataError(f"{whose}: {array.size} ids in one lookup; allowed: fewer than 2**31")
     flat_N = np.ascontiguousarray(array.reshape(-1)).astype(np.int64, copy=False)  # uint64 keeps its bits
-    unique_U, inverse_N = dedupe(flat_N)
-    return Wanted(tuple(array.shape), device, unique_U, inverse_N)
+    return flat_N, tuple(array.shape)
 
 
 def dedupe(ids_N: Ids) -> tuple[Ids, npt.NDArray[np.int32]]:

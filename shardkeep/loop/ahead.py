@@ -1,0 +1,119 @@
+"""Pulls ahead: the rows of later steps, requested while a step trains."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager
+from typing import Any, Generic, TypeVar
+
+from shardkeep.base.errors import UserError
+from shardkeep.ps.client.request import Request
+from shardkeep.ps.client.row_client import Pull, RowClient
+from shardkeep.ps.jagged import JaggedRows
+
+B = TypeVar("B")
+L = TypeVar("L")
+Around = AbstractContextManager[None]
+
+
+class Pending(Generic[L]):
+    """Rows of a later step, which are on their way."""
+
+    def __init__(
+        self, step: int, request: Request, made: Callable[[int, JaggedRows], L], around: Callable[[], Around]
+    ) -> None:
+        self.step = step
+        """The step that the rows are of."""
+        self.request = request
+        self.pull: Pull | None = None
+        """None = not sent yet."""
+        self._made = made
+        self._around = around
+
+    def result(self) -> L:
+        """The lookup. Blocks until its rows are there.
+
+        Raises UserError where they cannot come before an earlier step is applied, and what `lookup` raises."""
+        if self.pull is None:
+            raise UserError(f"prefetch: the rows of step {self.step} cannot come yet; apply the steps before it first")
+        with self._around():
+            return self._made(self.step, self.pull.result())
+
+
+class PullsAhead:
+    """Sends the pulls of later steps in their order, as early as the consistency mode allows.
+
+    Args:
+        window: Steps whose pulls may be under way, the running one included.
+        around: A context for each wait for rows.
+    """
+
+    def __init__(self, rows: RowClient, *, window: int, around: Callable[[], Around]) -> None:
+        self._rows = rows
+        self._around = around
+        self._window = window
+        self._waiting: deque[Pending[Any]] = deque()
+        self._next = 0
+
+    def add(self, step: int, request: Request, made: Callable[[int, JaggedRows], L]) -> Pending[L]:
+        """Adds the lookup of the first step from `step`, the running one, that has none here yet."""
+        self._next = max(self._next, step)
+        pending = Pending(self._next, request, made, self._around)
+        self._next += 1
+        self._waiting.append(pending)
+        self.send(step)
+        return pending
+
+    def send(self, step: int) -> None:
+        """Sends the pulls that may go while `step` runs."""
+        while self._waiting and self._waiting[0].step < step + self._window:
+            pending = self._waiting.popleft()
+            if pending.step >= step:  # else that step ended without it
+                pending.pull = self._rows.pull(pending.step, pending.request)
+
+    def forget(self, step: int) -> None:
+        """Forgets lookups that a loop will not use; `step` is the running one."""
+        self._waiting.clear()
+        self._next = step
+
+
+def batches_with_rows(
+    batches: Iterable[B],
+    prefetch: Callable[[B], Pending[L]],
+    depth: int,
+    *,
+    running: Callable[[], int],
+    forget: Callable[[int], None],
+) -> Iterator[tuple[B, L]]:
+    """`EmbeddingClient.ahead`. `running`: returns the running step. `forget`: as `PullsAhead.forget`."""
+    if depth < 1:
+        raise UserError(f"ahead: depth {depth}; allowed: 1 or more")
+    return _with_rows(batches, prefetch, depth, running, forget)
+
+
+def _with_rows(
+    batches: Iterable[B],
+    prefetch: Callable[[B], Pending[L]],
+    depth: int,
+    running: Callable[[], int],
+    forget: Callable[[int], None],
+) -> Iterator[tuple[B, L]]:
+    waiting: deque[tuple[B, Pending[L]]] = deque()
+
+    def first() -> tuple[B, L]:
+        batch, pending = waiting.popleft()
+        if pending.step != running():
+            why = "call apply for every batch, without rows to skip it"
+            raise UserError(f"ahead: step {running()} was not ended; {why}")
+        return batch, pending.result()
+
+    try:
+        for batch in batches:
+            waiting.append((batch, prefetch(batch)))
+            if len(waiting) > depth:
+                yield first()
+        while waiting:
+            yield first()
+    finally:
+        forget(running())

@@ -1,0 +1,167 @@
+"""Bags: jagged ids pooled to one row a sample, for loops of the user's own. Plans and pools by the kernels of jobs."""
+
+# B = bags, N = ids of all of them, U = unique ids of a table, D = embedding dim
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from shardkeep.base.arrays import Ids, Rows
+from shardkeep.base.errors import DataError, UserError
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.jagged import JaggedRows
+from shardkeep.workers.data.batch import Batch, Ragged
+from shardkeep.workers.data.schema import Feature, Schema
+from shardkeep.workers.embeddings.layer import Embeddings
+from shardkeep.workers.embeddings.lookup import Lookup, flat_ids
+from shardkeep.workers.embeddings.plan import FeaturePlan, Plan
+from shardkeep.workers.embeddings.pooling import to_device
+
+
+@dataclass(frozen=True)
+class Bag:
+    """The ids of B bags of one feature, as torch.nn.EmbeddingBag and TorchRec's JaggedTensor have them.
+
+    Args:
+        values: Ids of all bags, one after the other: whole numbers (N,), a tensor or a numpy array.
+        lengths: Ids of each bag (B,). Give either these or `offsets`.
+        offsets: Where each bag begins, and the end of the last one (B + 1,).
+        weights: A weight for each id, float32 (N,); they get gradients if they require them. None = all 1.
+        table: The table; None = the name under which the bag is given.
+        pooling: How the rows of a bag become one. "mean" takes no weights.
+    """
+
+    values: Any
+    lengths: Any = None
+    offsets: Any = None
+    weights: Any = None
+    table: str | None = None
+    pooling: Literal["sum", "mean", "max"] = "sum"
+
+
+@dataclass(frozen=True, slots=True)
+class BagPlan:
+    """What some bags need, before their rows are there."""
+
+    embeddings: Embeddings
+    plan: Plan
+    bags: Mapping[str, Bag]
+    device: torch.device
+
+
+class BagPlanner:
+    """Plans bags over a client's tables. Keeps what depends on the features alone."""
+
+    def __init__(self, tables: Mapping[str, TableSpec]) -> None:
+        self._tables = tables
+        self._known: dict[tuple[Feature, ...], Embeddings] = {}
+
+    def plan(self, bags: Mapping[str, Bag]) -> BagPlan:
+        """Checks and deduplicates the ids of some features. Raises UserError and DataError."""
+        ragged = {name: _ragged(name, bag) for name, bag in bags.items()}
+        sizes = {name: len(each) for name, each in ragged.items()}
+        if len(set(sizes.values())) > 1:
+            told = ", ".join(f"{size} of {name}" for name, size in list(sizes.items())[:4])
+            raise DataError(f"the features have different numbers of bags: {told}; allowed: the same of all")
+        features = tuple(_feature(name, bag) for name, bag in bags.items())
+        if features not in self._known:
+            self._known[features] = Embeddings(Schema((), features), self._tables)
+        count = next(iter(sizes.values()), 0)
+        batch = Batch(np.empty((count, 0), np.float32), ragged, np.empty((count, 0), np.float32))
+        device = next((bag.values.device for bag in bags.values() if isinstance(bag.values, torch.Tensor)), _CPU)
+        return BagPlan(self._known[features], self._known[features].plan(batch), bags, device)
+
+
+class Pooled(Lookup):
+    """What `EmbeddingClient.pool` returns: per feature a tensor, float32 (B, D), that requires grad.
+
+    Read it like a dict. Good for one `apply`, in the step it was made in.
+    """
+
+    def __init__(self, owner: object, step: int, planned: BagPlan, rows: JaggedRows) -> None:
+        self.owner, self.step = owner, step
+        self._planned, self._rows = planned, rows
+        self._leaves = planned.embeddings.lookup(planned.plan, rows, device=planned.device)
+        self._outputs = {name: self._with_weights(name, leaf) for name, leaf in self._leaves.items()}
+
+    def _with_weights(self, name: str, leaf: torch.Tensor) -> torch.Tensor:
+        weights = self._planned.bags[name].weights
+        if not (isinstance(weights, torch.Tensor) and weights.requires_grad):
+            return leaf
+        feature = self._planned.plan.feature(name)
+        found = _OfWeights.apply(leaf, weights, feature, self._rows[feature.table])  # type: ignore[no-untyped-call]
+        return cast(torch.Tensor, found)
+
+    def __getitem__(self, name: str) -> torch.Tensor:
+        super().__getitem__(name)
+        return self._outputs[name]
+
+    def gradients(self) -> dict[str, tuple[Ids, Rows]]:
+        reached = {name for name, leaf in self._leaves.items() if leaf.grad is not None}
+        self._check_reached(reached=bool(reached))
+        unique = self._planned.plan.unique
+        grads = JaggedRows.zeros(unique)
+        self._planned.embeddings.collect(self._planned.plan, self._leaves, grads, rows=self._rows)
+        tables = {self._planned.bags[name].table or name for name in reached}
+        return {table: (unique[table], grad_UD) for table, grad_UD in grads.items() if table in tables}
+
+
+class _OfWeights(torch.autograd.Function):
+    """Passes pooled rows on. In backward each weight gets the dot product of its row and its bag's gradient."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, leaf: torch.Tensor, weights: torch.Tensor, feature: FeaturePlan, rows_UD: Rows
+    ) -> torch.Tensor:
+        ctx.feature, ctx.rows_UD, ctx.shape = feature, rows_UD, weights.shape
+        return leaf.view_as(leaf)
+
+    @staticmethod
+    def backward(ctx: Any, grad_BD: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None, None]:
+        feature: FeaturePlan = ctx.feature
+        rows_UD = to_device(ctx.rows_UD, grad_BD.device)
+        row_ND = rows_UD.index_select(0, to_device(feature.inverse_N, grad_BD.device))
+        grad_ND = grad_BD
+        if feature.offsets_B1 is not None:
+            lengths_B = to_device(np.diff(feature.offsets_B1), grad_BD.device)
+            grad_ND = grad_BD.repeat_interleave(lengths_B, dim=0, output_size=feature.inverse_N.size)
+        return grad_BD, (row_ND * grad_ND).sum(dim=1).reshape(ctx.shape), None, None
+
+
+_CPU = torch.device("cpu")
+
+
+def _feature(name: str, bag: Bag) -> Feature:
+    if bag.pooling not in ("sum", "mean", "max"):
+        raise UserError(f"feature {name}: pooling {bag.pooling!r}; allowed: sum, mean, max")
+    if bag.weights is not None and bag.pooling != "sum":
+        raise UserError(f"feature {name}: pooling {bag.pooling} takes no weights; allowed: sum")
+    return Feature(name, bag.table or name, bag.pooling if bag.weights is None else "weighted")
+
+
+def _ragged(name: str, bag: object) -> Ragged:
+    if not isinstance(bag, Bag):
+        raise UserError(f"feature {name}: is given a {type(bag).__name__}; allowed: a Bag")
+    if (bag.lengths is None) == (bag.offsets is None):
+        raise UserError(f"feature {name}: a Bag takes lengths or offsets, one of the two")
+    values_N = flat_ids(f"feature {name}", bag.values)[0]
+    weights_N = None if bag.weights is None else _numbers(name, bag.weights, np.float32)
+    if bag.offsets is None:
+        return Ragged(values_N, _numbers(name, bag.lengths, np.int32), weights_N)
+    offsets_B1 = _numbers(name, bag.offsets, np.int64)
+    if not offsets_B1.size or offsets_B1[0] != 0 or (np.diff(offsets_B1) < 0).any():
+        raise UserError(f"feature {name}: offsets begin at 0, do not fall, and end with the number of ids")
+    return Ragged(values_N, np.diff(offsets_B1).astype(np.int32), weights_N)
+
+
+def _numbers(name: str, values: Any, dtype: Any) -> npt.NDArray[Any]:
+    array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
+    if np.issubdtype(dtype, np.integer) and array.dtype.kind not in "iu":
+        raise UserError(f"feature {name}: lengths or offsets are {array.dtype}; allowed: whole numbers")
+    return np.ascontiguousarray(array.reshape(-1), dtype=dtype)
