@@ -53,22 +53,25 @@ class PullsAhead:
         self._rows = rows
         self._around = around
         self._window = window
-        self._waiting: deque[Pending[Any]] = deque()
+        self._waiting: list[Pending[Any]] = []
         self._next = 0
 
-    def add(self, step: int, request: Request, made: Callable[[int, JaggedRows], L]) -> Pending[L]:
-        """Adds the lookup of the first step from `step`, the running one, that has none here yet."""
-        self._next = max(self._next, step)
-        pending = Pending(self._next, request, made, self._around)
-        self._next += 1
+    def add(self, running: int, step: int | None, request: Request, made: Callable[[int, JaggedRows], L]) -> Pending[L]:
+        """Adds the lookup of a step; None = the first one, from the running one on, that has none here yet."""
+        step = max(self._next, running) if step is None else step
+        self._next = max(self._next, step + 1)
+        pending = Pending(step, request, made, self._around)
         self._waiting.append(pending)
-        self.send(step)
+        self.send(running)
         return pending
 
     def send(self, step: int) -> None:
         """Sends the pulls that may go while `step` runs."""
-        while self._waiting and self._waiting[0].step < step + self._window:
-            pending = self._waiting.popleft()
+        if not self._waiting:
+            return
+        due = [pending for pending in self._waiting if pending.step < step + self._window]
+        self._waiting = [pending for pending in self._waiting if pending.step >= step + self._window]
+        for pending in sorted(due, key=lambda pending: pending.step):
             if pending.step >= step:  # else that step ended without it
                 pending.pull = self._rows.pull(pending.step, pending.request)
 

@@ -63,12 +63,15 @@ class EmbeddingClient:
         ending: contextlib.ExitStack,
         start_step: int = 0,
         control: ControlClient | None = None,
+        num_trainers: int = 1,
     ) -> None:
         self._rows = rows
         self._ledger = ledger
         self._ending = ending
         self._control = control
         self._open = True
+        self.num_trainers = num_trainers
+        """Trainers of the job. Each pushes every step."""
         self._applied: Sequence[Lookup] = ()
         self._demands = Demands(rows)
         self._ahead = PullsAhead(rows, window=rows.pushes.window, around=self._verdict)
@@ -160,12 +163,12 @@ class EmbeddingClient:
     def num_servers(self) -> int:
         return self._rows.num_servers
 
-    def lookup(self, ids: IdsByTable) -> Lookup:
+    def lookup(self, ids: IdsByTable | Mapping[str, Bag]) -> Lookup:
         """Pulls rows for training. One step may have several lookups.
 
         Args:
             ids: Per table, integers of any shape, as a tensor or a numpy array. Any int64 is an id; ids may repeat. A
-                new id gets its initial value, which only `apply` stores.
+                new id gets its initial value, which only `apply` stores. With a Bag per feature this is `pool`.
 
         Returns:
             Per table, a leaf tensor that requires grad: float32, (*shape, dim), on the device of the ids.
@@ -195,14 +198,15 @@ class EmbeddingClient:
         with self._verdict():
             return made(self.step, self._rows.pull(self.step, request).result())
 
-    def prefetch(self, ids: IdsByTable | Mapping[str, Bag]) -> Pending[Lookup]:
-        """Requests the rows of the next step that has no prefetch yet, and returns at once.
+    def prefetch(self, ids: IdsByTable | Mapping[str, Bag], *, step: int | None = None) -> Pending[Lookup]:
+        """Requests the rows of a later step, and returns at once.
 
         The request leaves as early as the consistency mode allows: in `sync` right after `apply` of the step before, in
         `bounded` and `async` up to `staleness` steps before.
 
         Args:
             ids: As of `lookup`, or bags as of `pool`.
+            step: The step, not before the running one; None = the next one that has no prefetch yet.
 
         Returns:
             `result()` returns what `lookup` or `pool` would. Call it in its step, and `apply` it there.
@@ -210,7 +214,7 @@ class EmbeddingClient:
         self._check_open("prefetch")
         request, made = self._demands.of("prefetch", self, ids)
         with self._verdict():
-            return self._ahead.add(self.step, request, made)
+            return self._ahead.add(self.step, step, request, made)
 
     def ahead(
         self, batches: Iterable[B], ids: Callable[[B], IdsByTable | Mapping[str, Bag]], *, depth: int = 2
@@ -235,21 +239,22 @@ class EmbeddingClient:
             forget=self._ahead.forget,
         )
 
-    def read(self, ids: IdsByTable, *, fresh: bool = True) -> dict[str, torch.Tensor]:
+    def read(self, ids: IdsByTable | Mapping[str, Bag], *, fresh: bool = True) -> dict[str, torch.Tensor]:
         """Pulls rows for evaluation, without gradients. Errors: see `lookup`.
 
         Args:
-            ids: As of `lookup`.
+            ids: As of `lookup`, or bags as of `pool`.
             fresh: The rows include every `apply` of this trainer; in `sync` that waits until the other trainers reach
                 this step. False = rows as they are now, without waiting for anybody: one trainer may evaluate alone.
         """
         self._check_open("read")
-        wanted, request = self._demands.of_ids("read", ids)
+        request, made = self._demands.of("read", self, ids)
         with self._verdict():
             if fresh:
                 self._rows.fence(self.step)
             rows = self._rows.read(request).result()
-        return {table: w.gather(rows[table]) for table, w in wanted.items()}
+        with torch.no_grad():
+            return {name: found.detach() for name, found in made(self.step, rows).items()}
 
     def apply(self, *lookups: Lookup, scale: float = 1.0, lr_factor: float = 1.0) -> None:
         """Pushes the gradients of this step's lookups, summed per row, and starts the next step.

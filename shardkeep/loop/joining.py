@@ -31,6 +31,7 @@ class Joined(NamedTuple):
     ending: contextlib.ExitStack
     start_step: int = 0
     control: ControlClient | None = None
+    num_trainers: int = 1
 
 
 def join(control: ControlClient, specs: Sequence[TableSpec] | None, timeout_s: float) -> Joined:
@@ -45,7 +46,7 @@ def join(control: ControlClient, specs: Sequence[TableSpec] | None, timeout_s: f
         transport = join_group(config, formation, "worker", index, host, None)
         stack.callback(transport.close)
         counted = row_client(config, transport, formation.tables, rank=index, generation=formation.generation)
-        return Joined(*counted, stack.pop_all(), formation.start_step, control)
+        return Joined(*counted, stack.pop_all(), formation.start_step, control, config.workers)
 
 
 def loop_config(

@@ -88,6 +88,10 @@ class Lookup(Mapping[str, torch.Tensor]):
         shapes = ", ".join(f"{table}: {tuple(leaf.shape)}" for table, leaf in self._leaves.items())
         return f"Lookup(step {self.step}; {shapes})"
 
+    def leaves(self) -> list[torch.Tensor]:
+        """The tensors whose gradients `apply` pushes."""
+        return list(self._leaves.values())
+
     def gradients(self) -> dict[str, tuple[Ids, Rows]]:
         """Per table that the loss depends on: its ids, sorted and unique, and their summed gradients (U, D).
 

@@ -1,0 +1,88 @@
+"""Jagged input by duck typing: TorchRec's KeyedJaggedTensor and JaggedTensor, nested tensors, plain tensors."""
+
+# B = samples, N = ids of a feature, D = embedding dim
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from shardkeep.base.errors import UserError
+
+
+@dataclass(frozen=True)
+class Jagged:
+    """Ids or rows of B samples, one sample after the other.
+
+    Args:
+        ids: Ids (N,), or rows (N, D).
+        counts: Of each sample (B,), whole numbers.
+        weights: Of each id (N,), None = none.
+    """
+
+    ids: torch.Tensor
+    counts: torch.Tensor
+    weights: torch.Tensor | None = None
+
+    def values(self) -> torch.Tensor:
+        return self.ids
+
+    def lengths(self) -> torch.Tensor:
+        return self.counts
+
+    def offsets(self) -> torch.Tensor:
+        """Where each sample begins, and the end of the last one (B + 1,)."""
+        return torch.cat([self.counts.new_zeros(1), self.counts.cumsum(0)])
+
+    def weights_or_none(self) -> torch.Tensor | None:
+        return self.weights
+
+
+def jagged_of(features: Any, names: Sequence[str]) -> dict[str, Jagged]:
+    """The named features of an input, in the order of the names; others are left alone.
+
+    Args:
+        features: A mapping of feature name to a tensor (B,) or (B, K) or to a jagged tensor, or a keyed jagged tensor.
+
+    Raises UserError for a feature that is missing or has no such form.
+    """
+    found = (
+        _of_keyed(features) if callable(getattr(features, "keys", None)) and hasattr(features, "lengths") else features
+    )
+    if not isinstance(found, Mapping):
+        kind = type(features).__name__
+        raise UserError(f"features are a {kind}; allowed: a dict of feature name to tensors, or a KeyedJaggedTensor")
+    for name in names:
+        if name not in found:
+            raise UserError(f"feature {name}: is missing; there are {', '.join(map(str, found)) or 'none'}")
+    return {name: found[name] if isinstance(found[name], Jagged) else _of_one(name, found[name]) for name in names}
+
+
+def _of_keyed(features: Any) -> dict[str, Jagged]:
+    """Each key of a keyed jagged tensor: its lengths are those of all samples, key by key."""
+    keys = list(features.keys())
+    lengths = features.lengths().reshape(len(keys), -1) if keys else features.lengths()
+    sizes = lengths.sum(dim=1).tolist() if keys else []
+    weights = features.weights_or_none()
+    parts = features.values().split(sizes)
+    own: Sequence[torch.Tensor | None] = [None] * len(keys) if weights is None else weights.split(sizes)
+    return {key: Jagged(part, lengths[k], own[k]) for k, (key, part) in enumerate(zip(keys, parts, strict=True))}
+
+
+def _of_one(name: str, feature: Any) -> Jagged:
+    if isinstance(feature, torch.Tensor) and not feature.is_nested:
+        if feature.dim() not in (1, 2):
+            raise UserError(
+                f"feature {name}: a tensor {tuple(feature.shape)}; allowed: (B,), (B, K), or a jagged tensor"
+            )
+        each = feature.shape[1] if feature.dim() == 2 else 1
+        return Jagged(feature.reshape(-1), torch.full((feature.shape[0],), each, dtype=torch.int64))
+    if not (callable(getattr(feature, "values", None)) and callable(getattr(feature, "offsets", None))):
+        raise UserError(f"feature {name}: is a {type(feature).__name__}; allowed: a tensor, or a jagged tensor")
+    lengths = feature.lengths() if hasattr(feature, "lengths") else None
+    lengths = feature.offsets().diff() if lengths is None else lengths
+    weights = feature.weights_or_none() if hasattr(feature, "weights_or_none") else None
+    return Jagged(feature.values(), lengths, weights)

@@ -1,0 +1,89 @@
+"""One push a step for all modules over a client: at the end of the backward pass, or with an optimizer's step."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from functools import partial
+from typing import Any, Literal
+
+import torch
+
+from shardkeep.base.errors import UserError
+from shardkeep.loop.client import EmbeddingClient
+from shardkeep.workers.embeddings.lookup import Lookup
+
+Scale = Literal["mean", "sum"] | float | Callable[[], float]
+
+
+class StepPush:
+    """Collects the lookups of a step and applies them together.
+
+    Args:
+        scale: Of row gradients: mean = 1 / number of trainers, as DDP averages dense gradients; sum; a number; or a
+            function, such as `lambda: 1 / scaler.get_scale()`.
+        at: backward = at the end of the backward pass; or the optimizer after whose step it happens.
+    """
+
+    def __init__(
+        self, client: EmbeddingClient, *, scale: Scale, at: Literal["backward"] | torch.optim.Optimizer
+    ) -> None:
+        self._client = weakref.ref(client)
+        self.settings = (scale, at)
+        self._scale = scale
+        self._live: list[Lookup] = []
+        self._reached: set[int] = set()  # by identity, of `_live`
+        self._pass = -1  # the backward pass at whose end the push is due
+        if isinstance(at, torch.optim.Optimizer):
+            at.register_step_post_hook(lambda *_: self.push())
+
+    @classmethod
+    def of(cls, client: EmbeddingClient, *, scale: Scale, at: Literal["backward"] | torch.optim.Optimizer) -> StepPush:
+        """The one of a client, for all of its modules. Raises UserError where another module has other settings."""
+        found = _PUSHES.get(client)
+        if found is None:
+            found = _PUSHES[client] = cls(client, scale=scale, at=at)
+        if found.settings != (scale, at):
+            raise UserError("scale or steps: another module over this client has other ones; allowed: the same for all")
+        return found
+
+    def add(self, lookup: Lookup) -> None:
+        """Adds a lookup of the running step."""
+        if self._live and self._live[0].step != lookup.step:
+            self._forget()  # of a step that was ended by `client.apply`
+        self._live.append(lookup)
+        for leaf in lookup.leaves():
+            leaf.register_post_accumulate_grad_hook(partial(self._reach, lookup))  # type: ignore[no-untyped-call]
+
+    def push(self) -> None:
+        """Applies what a backward pass has reached. Without such rows, the step of this trainer is empty."""
+        client = self._client()
+        assert client is not None  # lookups hold it
+        reached = [lookup for lookup in self._live if id(lookup) in self._reached]
+        self._forget()
+        client.apply(*reached, scale=self._factor(client))
+
+    def _factor(self, client: EmbeddingClient) -> float:
+        if callable(self._scale):
+            return self._scale()
+        named = {"mean": 1.0 / client.num_trainers, "sum": 1.0}
+        return named[self._scale] if isinstance(self._scale, str) else self._scale
+
+    def _forget(self) -> None:
+        self._live, self._reached = [], set()
+
+    def _reach(self, lookup: Lookup, _leaf: torch.Tensor) -> None:
+        if not any(lookup is each for each in self._live):
+            raise UserError(
+                f"backward: the rows of step {lookup.step} were pushed by an earlier backward pass; add the losses up "
+                "before one backward, or push with the optimizer (steps=optimizer)"
+            )
+        self._reached.add(id(lookup))
+        running = torch._C._current_graph_task_id()
+        if self.settings[1] == "backward" and running != self._pass:
+            self._pass = running  # a pass that raised has no end, so its number tells the next one apart
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self.push)
+
+
+_PUSHES: weakref.WeakKeyDictionary[EmbeddingClient, StepPush] = weakref.WeakKeyDictionary()

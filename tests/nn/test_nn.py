@@ -1,0 +1,229 @@
+"""Modules over a client beside torch.nn: same output, same training, one push a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from shardkeep import EmbeddingClient, TableSpec
+from shardkeep.base.errors import UserError
+from shardkeep.nn import EmbeddingBagCollection, EmbeddingCollection, Jagged
+
+LR = 0.3
+TABLES = [
+    TableSpec(name=name, dim=dim, optimizer={"name": "sgd", "lr": LR}) for name, dim in (("item", 4), ("user", 3))
+]
+FEATURES = {"user": "user", "seen": "item", "bought": "item"}
+
+
+class Keyed:
+    """A keyed jagged tensor as TorchRec has it: values and lengths of all keys, one key after the other."""
+
+    def __init__(self, parts: dict[str, Jagged]) -> None:
+        self._parts = parts
+
+    def keys(self) -> list[str]:
+        return list(self._parts)
+
+    def values(self) -> torch.Tensor:
+        return torch.cat([part.values() for part in self._parts.values()])
+
+    def lengths(self) -> torch.Tensor:
+        return torch.cat([part.lengths() for part in self._parts.values()])
+
+    def weights_or_none(self) -> torch.Tensor | None:
+        weights = [part.weights_or_none() for part in self._parts.values()]
+        return None if weights[0] is None else torch.cat([each for each in weights if each is not None])
+
+
+def jagged(count: int, seed: int, *, most: int = 3, weighted: bool = False) -> Jagged:
+    random = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, most + 1, (count,), generator=random)
+    values = torch.randint(0, 9, (int(lengths.sum()),), generator=random)
+    return Jagged(values, lengths, torch.rand(values.numel(), generator=random) if weighted else None)
+
+
+def batch(seed: int, *, weighted: bool = False) -> dict[str, Jagged]:
+    return {name: jagged(6, 7 * seed + n, weighted=weighted) for n, name in enumerate(("other", *FEATURES))}
+
+
+class Plain(nn.Module):
+    """The same collection by torch.nn.EmbeddingBag, with the values of a client."""
+
+    def __init__(self, client: EmbeddingClient, **options: Any) -> None:
+        super().__init__()
+        self.tables = nn.ModuleDict()
+        for spec in client.tables:
+            self.tables[spec.name] = nn.EmbeddingBag(9, spec.dim, include_last_offset=True, **options)
+            with torch.no_grad():
+                self.tables[spec.name].weight.copy_(client.read({spec.name: torch.arange(9)})[spec.name])
+
+    def forward(self, features: dict[str, Jagged]) -> dict[str, torch.Tensor]:
+        bags = {name: features[name] for name in FEATURES}
+        return {
+            name: self.tables[FEATURES[name]](bag.values(), bag.offsets(), bag.weights_or_none())
+            for name, bag in bags.items()
+        }
+
+
+@pytest.fixture
+def client() -> Iterator[EmbeddingClient]:
+    with EmbeddingClient.local(TABLES, seed=5, consistency="sync") as client:
+        yield client
+
+
+def loss_of(rows: dict[str, torch.Tensor]) -> torch.Tensor:
+    return sum(((n + 1) * row * torch.arange(1, 7)[:, None]).square().mean() for n, row in enumerate(rows.values()))  # type: ignore[return-value]
+
+
+FORMS: dict[str, Any] = {
+    "dict": lambda features: features,
+    "keyed": Keyed,
+    "nested": lambda features: {
+        name: torch.nested.nested_tensor_from_jagged(each.values(), offsets=each.offsets())
+        for name, each in features.items()
+    },
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("pooling", ["sum", "mean", "max"])
+def test_a_model_trains_as_with_embedding_bags(client: EmbeddingClient, form: str, pooling: Any) -> None:
+    bags, plain = EmbeddingBagCollection(client, FEATURES, pooling=pooling), Plain(client, mode=pooling)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=LR)
+    for step in range(4):
+        found, expected = bags(FORMS[form](batch(step))), plain(batch(step))
+        assert list(found) == list(FEATURES)
+        torch.testing.assert_close(found, expected)
+        loss_of(found).backward()  # pushes
+        optimizer.zero_grad()
+        loss_of(expected).backward()
+        optimizer.step()
+        assert client.step == step + 1
+    with torch.no_grad():
+        torch.testing.assert_close(bags(batch(9)), plain(batch(9)))
+    assert client.step == 4 and not list(bags.parameters()) and not bags.state_dict()
+
+
+def test_weights_of_the_input_multiply_the_rows(client: EmbeddingClient) -> None:
+    bags, plain = EmbeddingBagCollection(client, FEATURES, weighted=True), Plain(client, mode="sum")
+    features = batch(1, weighted=True)
+    torch.testing.assert_close(bags(Keyed(features)), plain(features))
+
+
+def test_plain_tensors_are_features_of_equal_numbers_of_ids(client: EmbeddingClient) -> None:
+    bags = EmbeddingBagCollection(client, {"user": "user", "seen": "item"})
+    rows = bags({"user": torch.tensor([1, 2]), "seen": torch.tensor([[1, 2, 3], [4, 4, 4]])})
+    table = client.read({"item": torch.arange(5)})["item"]
+    torch.testing.assert_close(rows["seen"].detach(), torch.stack([table[1] + table[2] + table[3], 3 * table[4]]))
+
+
+def test_sequences_keep_a_row_for_each_id_and_train(client: EmbeddingClient) -> None:
+    sequences = EmbeddingCollection(client, FEATURES)
+    before = client.read({"item": torch.arange(9)})["item"]
+    features = batch(2)
+    rows = sequences(features)
+    assert torch.equal(rows["seen"].values().detach(), before[features["seen"].values()])
+    assert torch.equal(rows["bought"].lengths(), features["bought"].lengths())
+    (rows["seen"].values().sum() + 2 * rows["bought"].values().sum()).backward()
+    counts = [torch.bincount(features[name].values(), minlength=9)[:, None] for name in ("seen", "bought")]
+    after = client.read({"item": torch.arange(9)})["item"]
+    torch.testing.assert_close(after, before - LR * (counts[0] + 2 * counts[1]))
+
+
+def test_all_modules_over_a_client_are_one_step(client: EmbeddingClient) -> None:
+    bags, sequences = EmbeddingBagCollection(client, {"user": "user"}), EmbeddingCollection(client, {"seen": "item"})
+    unused = EmbeddingBagCollection(client, {"bought": "item"})
+    for step in range(3):
+        features = batch(step)
+        pooled, rows, _ = bags(features), sequences(features), unused(features)
+        (pooled["user"].sum() + rows["seen"].values().sum()).backward()
+        assert client.step == step + 1
+
+
+def test_rows_ahead_are_those_of_the_plain_call() -> None:
+    digests = []
+    for ahead in (False, True):
+        with EmbeddingClient.local(TABLES, seed=5, consistency="sync") as client:
+            bags, sequences = EmbeddingBagCollection(client, FEATURES), EmbeddingCollection(client, {"other": "item"})
+            coming: list[Any] = []
+            for step in range(7):
+                if step < 6 and ahead:
+                    coming.append((bags.prefetch(batch(step)), sequences.prefetch(batch(step))))
+                if step == 0:
+                    continue
+                first, second = coming.pop(0) if ahead else (batch(step - 1), batch(step - 1))
+                (loss_of(bags(first)) + sequences(second)["other"].values().sum()).backward()
+            assert client.step == 6
+            digests.append(client.summary(digest=True)["state_digest"])
+    assert digests[0] == digests[1]
+
+
+def test_with_an_optimizer_several_backward_passes_are_one_step(client: EmbeddingClient) -> None:
+    top = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(top.parameters(), lr=0.1)
+    bags = EmbeddingBagCollection(client, {"user": "user"}, steps=optimizer)
+    before = client.read({"user": torch.arange(9)})["user"]
+    ids = torch.tensor([1, 2])
+    for step in range(2):
+        for _ in range(3):
+            bags({"user": ids})["user"].sum().backward()
+        assert client.step == step
+        optimizer.step()
+        assert client.step == step + 1
+    after = client.read({"user": torch.arange(9)})["user"]
+    torch.testing.assert_close(after[1:3], before[1:3] - 2 * 3 * LR)
+    optimizer.step()  # without samples: an empty step
+    assert client.step == 3
+
+
+def test_a_factor_scales_the_gradients(client: EmbeddingClient) -> None:
+    bags = EmbeddingBagCollection(client, {"user": "user"}, scale=lambda: 0.5)
+    before = client.read({"user": torch.tensor([1])})["user"]
+    bags({"user": torch.tensor([1])})["user"].sum().backward()
+    torch.testing.assert_close(client.read({"user": torch.tensor([1])})["user"], before - 0.5 * LR)
+
+
+def test_a_backward_pass_that_raises_is_followed_by_a_good_one(client: EmbeddingClient) -> None:
+    bags = EmbeddingBagCollection(client, {"user": "user", "seen": "item"})
+
+    class Fails(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+            return value.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> Any:
+            raise RuntimeError("no gradient")
+
+    rows = bags(batch(0))
+    with pytest.raises(RuntimeError, match="no gradient"):
+        (rows["user"].sum() + Fails.apply(rows["seen"]).sum()).backward()  # type: ignore[no-untyped-call]
+    assert client.step == 0
+    loss_of(bags(batch(1))).backward()
+    assert client.step == 1
+
+
+def test_misuse_is_told_in_one_line(client: EmbeddingClient) -> None:
+    bags = EmbeddingBagCollection(client, {"user": "user", "seen": "item"})
+    for features, text in (
+        ({"user": torch.tensor([1])}, "feature seen: is missing; there are user"),
+        ([1], "features are a list; allowed: a dict of feature name to tensors, or a KeyedJaggedTensor"),
+        ({"user": torch.ones(1, 1, 1), "seen": 1}, r"feature user: a tensor \(1, 1, 1\); allowed: \(B,\), \(B, K\)"),
+        ({"user": torch.tensor([1]), "seen": 1}, "feature seen: is a int; allowed: a tensor, or a jagged tensor"),
+    ):
+        with pytest.raises(UserError, match=text):
+            bags(features)
+    with pytest.raises(UserError, match="feature user: unknown table usr; the tables are item, user"):
+        EmbeddingBagCollection(client, {"user": "usr"})
+    with pytest.raises(UserError, match="scale or steps: another module over this client has other ones"):
+        EmbeddingCollection(client, {"user": "user"}, scale="sum")
+    rows = bags(batch(0))
+    loss = rows["user"].sum()
+    loss.backward(retain_graph=True)
+    with pytest.raises(UserError, match="the rows of step 0 were pushed by an earlier backward pass; add the losses"):
+        loss.backward()
