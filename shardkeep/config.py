@@ -156,6 +156,17 @@ class JobConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _synced_norms_take_whole_batches(self) -> JobConfig:
+        if self.model.sync_norm and self.train.accumulate != 1:
+            raise ValueError(
+                f"train.accumulate: {self.train.accumulate} with model.sync_norm: workers may have different numbers "
+                "of micro-batches; allowed: 1"
+            )
+        if self.model.sync_norm and self.tower.compile == "on":
+            raise ValueError("tower.compile: on with model.sync_norm; allowed: auto or off")
+        return self
+
+    @model_validator(mode="after")
     def _time_is_an_order(self) -> JobConfig:
         if self.data.time is not None and self.train.order != "time":
             raise ValueError(

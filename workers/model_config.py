@@ -8,7 +8,7 @@ from pydantic import Field, field_validator, model_validator
 
 from shardkeep.base.settings import MOST_WIDTH, Named, Settings, Width, own_code
 
-_HIDDEN = ("top", "dropout", "norm", "activation", "init", "activation_checkpointing")
+_HIDDEN = ("top", "dropout", "norm", "activation", "init", "activation_checkpointing", "sync_norm")
 MODELS: dict[str, tuple[str, ...]] = {
     "lr": (),
     "fm": (),
@@ -82,6 +82,8 @@ class ModelConfig(Named):
     """Dropout after every hidden layer; default 0."""
     norm: Literal["none", "batch", "layer"] | None = None
     """Normalization in every hidden layer, before the activation (docs/guide/models.md); default none."""
+    sync_norm: bool = False
+    """Batch norm and Dice take the statistics of all workers' samples, not of one worker's."""
     activation: Literal["relu", "gelu", "prelu", "dice"] | None = None
     """Activation of the hidden layers; default relu."""
     init: Literal["dlrm", "xavier_normal", "xavier_uniform", "kaiming_uniform"] | None = None
@@ -126,6 +128,8 @@ class ModelConfig(Named):
             if not (key == "name" or key in used or value is None or value is False or value == {}):
                 allowed = f"it uses {', '.join(used)}" if used else "it has no options"
                 raise ValueError(f"{key}: has no effect with model.name: {self.name}; {allowed}")
+        if self.sync_norm and self.norm != "batch" and self.activation != "dice":
+            raise ValueError("sync_norm: has no effect; allowed with norm: batch or activation: dice")
         structures = _STRUCTURES.get(self.name, ())
         if self.structure is not None and self.structure not in structures:
             raise ValueError(

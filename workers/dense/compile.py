@@ -106,7 +106,7 @@ class Switch(nn.Module):
                 buffer.copy_(before)
 
 
-def choose(config: TowerConfig, device: torch.device, *, sync: bool) -> tuple[bool, str]:
+def choose(config: TowerConfig, device: torch.device, *, sync: bool, synced: bool = False) -> tuple[bool, str]:
     """Whether the tower is to run compiled, with the reason. Raises UserError: `compile: on` where it cannot."""
     if config.compile == "on" and (lacking := why_no_compiler(device)):
         raise UserError(f"tower.compile: on is not possible here: {lacking}; allowed: auto or off")
@@ -114,6 +114,8 @@ def choose(config: TowerConfig, device: torch.device, *, sync: bool) -> tuple[bo
         return config.compile == "on", f"{config.compile}: as configured"
     if device.type == "cpu":
         return False, "off: auto compiles on GPUs only"
+    if synced:
+        return False, "off: model.sync_norm asks the other workers in the forward pass"
     if sync:
         return False, "off: torch.compile may select GPU kernels by time, and nothing in sync may depend on time"
     return True, "on: the tower is on a GPU"
@@ -123,6 +125,7 @@ class Compilation:
     """Turns `switch` on where the job runs compiled. Every rank makes the same calls.
 
     Args:
+        synced: the model has layers that talk to the other ranks.
         context: what the model is compiled in (autocast).
         say: receives one line: whether the tower runs compiled, and why.
 
@@ -141,6 +144,7 @@ class Compilation:
         device: torch.device,
         *,
         sync: bool,
+        synced: bool = False,
         context: Callable[[], AbstractContextManager[Any]],
         say: Callable[[str], None],
     ) -> None:
@@ -152,7 +156,7 @@ class Compilation:
         self._say = say
         self._tried = False
         self._problem: str | None = None
-        self._wanted, reason = choose(config, device, sync=sync)
+        self._wanted, reason = choose(config, device, sync=sync, synced=synced)
         self.due = self._wanted
         say(reason)
 

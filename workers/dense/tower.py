@@ -29,6 +29,7 @@ from shardkeep.workers.dense.optimizer import DenseOptimizer
 from shardkeep.workers.dense.seeds import MicroBatchSeeds
 from shardkeep.workers.dense.state import ModelState, broadcast, digest_bytes
 from shardkeep.workers.dense.sums import GradientSums
+from shardkeep.workers.dense.synced import Ranks, synced_layers
 from shardkeep.workers.timing.clock import Stopwatch
 
 log = logging.getLogger(__name__)
@@ -98,8 +99,11 @@ class Tower:
         linear = onednn.choose(config.linear, self.model, device, amp=self.precision.chosen.dtype is not None)
         if linear is not None:
             self._choose("linear", linear)
+        self._synced = synced_layers(self.model)
         switch, say = Switch(self.model, batch_size), partial(self._choose, "compile")
-        self.compilation = Compilation(switch, config, device, sync=sync, context=self.precision.autocast, say=say)
+        self.compilation = Compilation(
+            switch, config, device, sync=sync, synced=bool(self._synced), context=self.precision.autocast, say=say
+        )
         compression = compression or TowerCompressionConfig()
         self.sums = GradientSums(switch, parameters, compression, sync=sync, device=device, watch=self.watch)
         self._seeds = MicroBatchSeeds(seed, device)
@@ -131,6 +135,9 @@ class Tower:
     def join(self, collective: Collective) -> None:
         """Takes the ranks of another generation. Sends nothing: see sharing.py."""
         self.sums.join(collective)
+        self._ranks = Ranks(collective)
+        for layer in self._synced:
+            layer.ranks = self._ranks if collective.world_size > 1 else None
         self._state.settle(applied=True)
         self.compilation.regroup()
         self._seeds.restart()
@@ -162,6 +169,7 @@ class Tower:
                 dims = {name: leaf.shape[1] for name, leaf in embeddings.items()}
                 self.compilation.run(self.collective, dense_BI.shape[1], dims)
         self._state.keep_buffers()
+        self._ranks.empty = weight == 0.0
         around = self.sums.around_backward(self._step, loss_scale=self.precision.scaler.get_scale(), last=last)
         with around as run, self._seeds.of_next(self._step, self.collective.rank):
             self.watch.enter("forward")

@@ -44,7 +44,7 @@ MODELS: dict[str, type[nn.Module]] = {
     "finalmlp": FinalMlp,
 }
 _NEEDS_DEFAULT_DIM = ("fm", "deepfm", "xdeepfm", "dlrm", "autoint", "fibinet", "finalmlp")
-_OF_HIDDEN_LAYERS = ("dropout", "norm", "activation", "init", "activation_checkpointing")
+_OF_HIDDEN_LAYERS = ("dropout", "norm", "activation", "init", "activation_checkpointing", "sync_norm")
 _DEFAULTS: dict[str, Any] = {
     "top": [512, 256],
     "bottom": [512, 256],
@@ -132,6 +132,7 @@ def _arguments(config: ModelConfig) -> dict[str, Any]:
             dropout=config.dropout or 0.0,
             init=config.init or "dlrm",
             checkpointing=config.activation_checkpointing,
+            sync_norm=config.sync_norm,
         )
     return arguments
 

@@ -34,6 +34,7 @@ class HiddenOptions:
         init: Initial values of all linear layers, a key of `INITS` in linear.py.
         checkpointing: Keep only the inputs of each hidden layer for the backward pass and compute the rest again.
         bias: Whether hidden layers have one.
+        sync_norm: Batch norm and Dice take the statistics of all workers' samples.
     """
 
     norm: str = "none"
@@ -42,6 +43,7 @@ class HiddenOptions:
     init: str = "dlrm"
     checkpointing: bool = False
     bias: bool = True
+    sync_norm: bool = False
 
     def linear(self, inputs: int, outputs: int, *, bias: bool = True) -> nn.Linear:
         """A Linear with these initial values."""
@@ -55,7 +57,13 @@ class HiddenOptions:
         layers.append(ACTIVATIONS[self.activation](width))
         if self.dropout:
             layers.append(nn.Dropout(self.dropout))
-        return _Measured(*layers) if any(isinstance(layer, _MEASURING) for layer in layers) else nn.Sequential(*layers)
+        if not any(isinstance(layer, _MEASURING) for layer in layers):
+            return nn.Sequential(*layers)
+        block = _Measured(*layers)
+        for layer in block.modules():
+            if isinstance(layer, BatchNorm):
+                layer.synced = self.sync_norm
+        return block
 
 
 _MEASURING = (BatchNorm, Dice)
