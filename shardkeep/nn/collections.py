@@ -60,7 +60,7 @@ class _Collection(nn.Module):
         self.features = dict(features)
         self.feature_dims = {name: dims[table] for name, table in features.items()}
         """Values of a row of each feature."""
-        self._push = StepPush.of(client, scale=scale, at=steps)
+        self._push = StepPush.of(client, scale=scale, steps=steps)
         self._next = 0
 
     def prefetch(self, features: Any) -> Ahead:
@@ -74,14 +74,14 @@ class _Collection(nn.Module):
 
     def _rows(self, features: Any) -> tuple[Mapping[str, Jagged], Mapping[str, torch.Tensor]]:
         """The input, and the rows under the keys of `_wanted`."""
-        if isinstance(features, Ahead):
-            inputs, lookup = features.inputs, features.pending.result()
-        else:
-            inputs = jagged_of(features, list(self.features))
-            wanted = self._wanted(inputs)
-            if not torch.is_grad_enabled():
-                return inputs, self.client.read(wanted, fresh=self.client.num_trainers == 1)
-            lookup = self.client.lookup(wanted)
+        inputs = features.inputs if isinstance(features, Ahead) else jagged_of(features, list(self.features))
+        if not torch.is_grad_enabled():
+            return inputs, self.client.read(self._wanted(inputs), fresh=self.client.num_trainers == 1)
+        if isinstance(features, Ahead) and features.pending.step == self.client.step:
+            lookup = features.pending.result()
+        else:  # also where an earlier step was left out, so that what was requested ahead is of another step
+            self._next = self.client.step + 1
+            lookup = self.client.lookup(self._wanted(inputs))
         self._push.add(lookup)
         return inputs, lookup
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 
@@ -13,7 +13,17 @@ from shardkeep.base.errors import UserError
 from shardkeep.loop.client import EmbeddingClient
 from shardkeep.workers.embeddings.lookup import Lookup
 
+Steps = Literal["backward"] | torch.optim.Optimizer
 Scale = Literal["mean", "sum"] | float | Callable[[], float]
+
+
+class HasFactor(Protocol):
+    """An optimizer of rows on servers."""
+
+    @property
+    def factor(self) -> float:
+        """What multiplies the tables' learning rates."""
+        ...
 
 
 class StepPush:
@@ -22,30 +32,33 @@ class StepPush:
     Args:
         scale: Of row gradients: mean = 1 / number of trainers, as DDP averages dense gradients; sum; a number; or a
             function, such as `lambda: 1 / scaler.get_scale()`.
-        at: backward = at the end of the backward pass; or the optimizer after whose step it happens.
+        steps: backward = at the end of the backward pass; or the optimizer after whose step it happens.
     """
 
-    def __init__(
-        self, client: EmbeddingClient, *, scale: Scale, at: Literal["backward"] | torch.optim.Optimizer
-    ) -> None:
+    def __init__(self, client: EmbeddingClient, *, scale: Scale, steps: Steps) -> None:
         self._client = weakref.ref(client)
-        self.settings = (scale, at)
+        self.settings = (scale, steps)
         self._scale = scale
         self._live: list[Lookup] = []
         self._reached: set[int] = set()  # by identity, of `_live`
+        self._optimizers: list[HasFactor] = []
         self._pass = -1  # the backward pass at whose end the push is due
-        if isinstance(at, torch.optim.Optimizer):
-            at.register_step_post_hook(lambda *_: self.push())
+        if isinstance(steps, torch.optim.Optimizer):
+            steps.register_step_post_hook(lambda *_: self.push())
 
     @classmethod
-    def of(cls, client: EmbeddingClient, *, scale: Scale, at: Literal["backward"] | torch.optim.Optimizer) -> StepPush:
+    def of(cls, client: EmbeddingClient, *, scale: Scale, steps: Steps) -> StepPush:
         """The one of a client, for all of its modules. Raises UserError where another module has other settings."""
         found = _PUSHES.get(client)
         if found is None:
-            found = _PUSHES[client] = cls(client, scale=scale, at=at)
-        if found.settings != (scale, at):
+            found = _PUSHES[client] = cls(client, scale=scale, steps=steps)
+        if found.settings != (scale, steps):
             raise UserError("scale or steps: another module over this client has other ones; allowed: the same for all")
         return found
+
+    def watch_lr(self, optimizer: HasFactor) -> None:
+        """Multiplies learning rates by an optimizer's `factor` in each step; all such factors must be equal."""
+        self._optimizers.append(optimizer)
 
     def add(self, lookup: Lookup) -> None:
         """Adds a lookup of the running step."""
@@ -61,13 +74,20 @@ class StepPush:
         assert client is not None  # lookups hold it
         reached = [lookup for lookup in self._live if id(lookup) in self._reached]
         self._forget()
-        client.apply(*reached, scale=self._factor(client))
+        client.apply(*reached, scale=self._factor(client), lr_factor=self._lr_factor())
 
     def _factor(self, client: EmbeddingClient) -> float:
         if callable(self._scale):
             return self._scale()
         named = {"mean": 1.0 / client.num_trainers, "sum": 1.0}
         return named[self._scale] if isinstance(self._scale, str) else self._scale
+
+    def _lr_factor(self) -> float:
+        factors = [optimizer.factor for optimizer in self._optimizers] or [1.0]
+        if max(factors) - min(factors) > 1e-6 * max(factors):
+            found = f"{min(factors):g} to {max(factors):g} times their first ones"
+            raise UserError(f"learning rates: modules have {found}; allowed: the same factor for all")
+        return factors[0]
 
     def _forget(self) -> None:
         self._live, self._reached = [], set()

@@ -1,0 +1,99 @@
+"""TorchRec models whose tables are on parameter servers: `shard(model, client)` in place of TorchRec's sharding.
+
+Importing it needs no torchrec; calling it does. Works with torchrec 1.8 and torch 2.13.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
+
+import torch
+from torch import nn
+
+from shardkeep.base.errors import UserError
+from shardkeep.nn.push import Scale
+from shardkeep.ps.config import TableSpec
+
+if TYPE_CHECKING:
+    from shardkeep.loop.client import EmbeddingClient
+
+__all__ = ["shard", "tables_of", "unshard"]
+
+M = TypeVar("M", bound=nn.Module)
+
+
+def tables_of(model: nn.Module, *, optimizer: Any = None) -> list[TableSpec]:
+    """The tables of a model's embedding collections, for `EmbeddingClient.local`, `serve` and `connect`.
+
+    Names, dims and initial values (uniform from `weight_init_min` to `weight_init_max`) are those of the collections'
+    configs. Optimizers are those of `apply_optimizer_in_backward`.
+
+    Args:
+        model: Holds EmbeddingBagCollections or EmbeddingCollections; may be on the device "meta".
+        optimizer: Of tables without one: a config such as `AdagradConfig(lr=0.1)`; None = every table must have one.
+
+    Raises UserError, which names what cannot be mapped.
+    """
+    _needed()
+    from shardkeep.torchrec.configs import specs_of
+
+    return specs_of(model, optimizer)
+
+
+def shard(
+    model: M,
+    client: EmbeddingClient,
+    *,
+    tables: Mapping[str, str] | None = None,
+    scale: Scale = "mean",
+    steps: Literal["backward"] | torch.optim.Optimizer = "backward",
+    scaler: Any = None,
+) -> M:
+    """Replaces the embedding collections of a model, in place, by modules whose rows are on the client's servers.
+
+    The result works in TorchRec's DistributedModelParallel, which leaves it alone, in its pipelines, which pull ahead,
+    and in any loop. Rows are pushed at the end of `backward`.
+
+    Args:
+        model: Holds EmbeddingBagCollections or EmbeddingCollections. If it is one itself, the result is another module.
+        tables: Table of the model to table of the client, where names differ.
+        scale: Of row gradients: mean = 1 / number of trainers, as TorchRec; sum; a number; or a function.
+        steps: backward, or the optimizer after whose `step` rows are pushed.
+        scaler: A GradScaler, whose scale the row gradients have.
+
+    Raises UserError, which names the table, feature or module that cannot be mapped.
+    """
+    _needed()
+    from shardkeep.torchrec.modules import sharded
+
+    return cast(M, sharded(model, client, tables or {}, scale=_unscaled(scale, client, scaler), steps=steps))
+
+
+def unshard(model: M) -> M:
+    """Replaces what `shard` made, in place, by TorchRec's own modules with the rows that the servers have now.
+
+    Every table gets the `num_embeddings` rows of its config. Blocks while they are read."""
+    _needed()
+    from shardkeep.torchrec.modules import unsharded
+
+    return cast(M, unsharded(model))
+
+
+def _unscaled(scale: Scale, client: EmbeddingClient, scaler: Any) -> Scale:
+    if scaler is None:
+        return scale
+
+    def factor() -> float:
+        named = {"mean": 1.0 / client.num_trainers, "sum": 1.0}
+        base = named[scale] if isinstance(scale, str) else scale() if callable(scale) else scale
+        return float(base / scaler.get_scale())
+
+    return factor
+
+
+def _needed() -> None:
+    try:
+        import torchrec  # noqa: F401
+    except ImportError as error:
+        raise UserError("shardkeep.torchrec: needs the package torchrec, which is not installed") from error

@@ -1,0 +1,218 @@
+"""Sharded modules over a client: what TorchRec's DistributedModelParallel and pipelines find in a sharded model."""
+
+# B = samples, D = embedding dim
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import chain
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torchrec import EmbeddingBagCollection, EmbeddingCollection, JaggedTensor, KeyedTensor
+from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
+from torchrec.distributed.types import LazyNoWait, NoWait, NullShardedModuleContext, ShardedModule
+from torchrec.modules.embedding_modules import get_embedding_names_by_table
+from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
+
+from shardkeep import nn as snn
+from shardkeep.base.errors import UserError
+from shardkeep.loop.client import EmbeddingClient
+from shardkeep.nn.jagged import Jagged, jagged_of
+from shardkeep.nn.push import Scale, StepPush
+from shardkeep.torchrec.configs import collections_of, configs_of, optimizer_of
+
+BLOCK = 65_536
+"""Rows that `unshard` reads at once."""
+
+
+class RowOptimizer(FusedOptimizer):  # type: ignore[misc]
+    """The row optimizers of servers, as TorchRec sees them: `step` does nothing here, and `lr` is honoured."""
+
+    def __init__(self, lrs: Mapping[str, float]) -> None:
+        params = {table: nn.Parameter(torch.empty(0), requires_grad=False) for table in lrs}
+        groups = [{"params": [params[table]], "lr": lr} for table, lr in lrs.items()]
+        self._lrs = list(lrs.values())
+        super().__init__(params, {}, groups)
+
+    @property
+    def factor(self) -> float:
+        """What multiplies all tables' learning rates now. Raises UserError where groups' factors differ."""
+        factors = {float(group["lr"]) / lr for group, lr in zip(self.param_groups, self._lrs, strict=True)}
+        least, largest = min(factors), max(factors)
+        if largest - least > 1e-6 * largest:
+            found = f"{least:g} to {largest:g} times their first learning rates"
+            raise UserError(f"fused optimizer: its groups have {found}; allowed: the same factor for all")
+        return max(largest, 2.0**-126)
+
+    def step(self, closure: Any = None) -> None:
+        pass
+
+    def zero_grad(self, set_to_none: bool = False) -> None:
+        pass
+
+
+class _Splits(KJTListSplitsAwaitable):  # type: ignore[misc]
+    """Features whose rows are on their way; nothing to wait for: `compute` does."""
+
+    def __init__(self, found: Any, ctx: Any) -> None:
+        super().__init__([NoWait(NoWait(found))], ctx)
+
+
+class _OnServers(ShardedModule, FusedOptimizerModule):  # type: ignore[misc]
+    """A collection over a client."""
+
+    def __init__(self, own: nn.Module, client: EmbeddingClient, tables: Mapping[str, str], **push: Any) -> None:
+        super().__init__()
+        self.configs = configs_of(own)
+        self.kind = type(own)
+        names = get_embedding_names_by_table(self.configs)
+        self.names: list[str] = list(chain(*names))
+        """Of the outputs: a feature, or FEATURE@TABLE for one that several tables have."""
+        features = list(chain(*(config.feature_names for config in self.configs)))
+        self._feature_of = dict(zip(self.names, features, strict=True))
+        table_of = {
+            name: tables.get(config.name, config.name)
+            for config, some in zip(self.configs, names, strict=True)
+            for name in some
+        }
+        self._inner = self._collection(own, client, table_of, **push)
+        lrs = {spec.name: spec.optimizer.lr for spec in client.tables if spec.name in set(table_of.values())}
+        self._optimizer = RowOptimizer(lrs)
+        StepPush.of(client, **push).watch_lr(self._optimizer)
+        self._table_names = tables
+
+    def _collection(self, own: nn.Module, client: EmbeddingClient, table_of: Mapping[str, str], **push: Any) -> Any:
+        raise NotImplementedError
+
+    def _restored(self, device: torch.device) -> nn.Module:
+        raise NotImplementedError
+
+    @property
+    def fused_optimizer(self) -> RowOptimizer:
+        return self._optimizer
+
+    @property
+    def unsharded_module_type(self) -> type[nn.Module]:
+        return self.kind
+
+    def create_context(self) -> Any:
+        return NullShardedModuleContext()
+
+    def input_dist(self, ctx: Any, features: Any) -> Any:
+        """Requests the rows; does not wait for them."""
+        given = jagged_of(features, list(dict.fromkeys(self._feature_of.values())))
+        inputs = {name: given[feature] for name, feature in self._feature_of.items()}
+        return _Splits(self._inner.prefetch(inputs) if torch.is_grad_enabled() else inputs, ctx)
+
+    def output_dist(self, ctx: Any, output: Any) -> Any:
+        return LazyNoWait(output)
+
+    def state_dict(self, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
+        return {} if destination is None else destination
+
+    def rows(self, config: Any) -> torch.Tensor:
+        """All rows of a table, float32 (num_embeddings, D), as the servers have them."""
+        client, table = self._inner.client, self._table_names.get(config.name, config.name)
+        starts = range(0, config.num_embeddings, BLOCK)
+        ids = (torch.arange(start, min(start + BLOCK, config.num_embeddings)) for start in starts)
+        return torch.cat([client.read({table: block})[table] for block in ids])
+
+
+class BagsOnServers(_OnServers):
+    """An EmbeddingBagCollection over a client."""
+
+    def _collection(self, own: nn.Module, client: EmbeddingClient, table_of: Mapping[str, str], **push: Any) -> Any:
+        pooling = {
+            name: config.pooling.value.lower()
+            for config, some in zip(self.configs, get_embedding_names_by_table(self.configs), strict=True)
+            for name in some
+        }
+        self._weighted = bool(own.is_weighted())  # type: ignore[operator]
+        return snn.EmbeddingBagCollection(client, table_of, pooling=pooling, weighted=self._weighted, **push)
+
+    def compute(self, ctx: Any, dist_input: Any) -> Any:
+        rows = self._inner(dist_input[0])
+        dims = [rows[name].shape[1] for name in self.names]
+        return KeyedTensor(keys=self.names, length_per_key=dims, values=torch.cat([rows[n] for n in self.names], dim=1))
+
+    def _restored(self, device: torch.device) -> nn.Module:
+        found: nn.Module = EmbeddingBagCollection(self.configs, is_weighted=self._weighted, device=device)
+        return found
+
+
+class RowsOnServers(_OnServers):
+    """An EmbeddingCollection over a client."""
+
+    def _collection(self, own: nn.Module, client: EmbeddingClient, table_of: Mapping[str, str], **push: Any) -> Any:
+        return snn.EmbeddingCollection(client, table_of, **push)
+
+    def compute(self, ctx: Any, dist_input: Any) -> Any:
+        found: Mapping[str, Jagged] = self._inner(dist_input[0])
+        return {
+            name: JaggedTensor(values=each.values(), lengths=each.lengths(), weights=each.weights_or_none())
+            for name, each in found.items()
+        }
+
+    def _restored(self, device: torch.device) -> nn.Module:
+        found: nn.Module = EmbeddingCollection(self.configs, device=device)
+        return found
+
+
+def sharded(
+    model: Any,
+    client: EmbeddingClient,
+    tables: Mapping[str, str],
+    *,
+    scale: Scale,
+    steps: Literal["backward"] | torch.optim.Optimizer,
+) -> Any:
+    """As `shardkeep.torchrec.shard`."""
+    found = list(collections_of(model))
+    if not found:
+        raise UserError("the model holds no EmbeddingBagCollection and no EmbeddingCollection")
+    for _, own in found:
+        _check_tables(own, client, tables)
+    for name, own in found:
+        kind = BagsOnServers if isinstance(own, EmbeddingBagCollection) else RowsOnServers
+        model = _replaced(model, name, kind(own, client, tables, scale=scale, steps=steps))
+    return model
+
+
+def unsharded(model: Any) -> Any:
+    """As `shardkeep.torchrec.unshard`."""
+    found = [(name, module) for name, module in model.named_modules() if isinstance(module, _OnServers)]
+    for name, module in found:
+        own = module._restored(torch.device("cpu"))
+        with torch.no_grad():
+            for config in module.configs:
+                held: Any = own.embedding_bags if isinstance(own, EmbeddingBagCollection) else own.embeddings
+                held[config.name].weight.copy_(module.rows(config))
+        model = _replaced(model, name, own)
+    return model
+
+
+def _replaced(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
+    if not name:
+        return module
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, module)
+    return model
+
+
+def _check_tables(own: nn.Module, client: EmbeddingClient, tables: Mapping[str, str]) -> None:
+    held = {spec.name: spec for spec in client.tables}
+    for config in configs_of(own):
+        spec = held.get(tables.get(config.name, config.name))
+        if spec is None:
+            raise UserError(f"table {config.name}: the client has no such table; it has {', '.join(held)}")
+        if spec.dim != config.embedding_dim:
+            dims = f"{config.embedding_dim} values, the client's {spec.dim}"
+            raise UserError(f"table {config.name}: its rows have {dims}")
+        wanted = optimizer_of(own, config.name)
+        if wanted is not None and wanted != spec.optimizer:
+            raise UserError(
+                f"table {config.name}: the model's optimizer is {wanted.name} with lr {wanted.lr:g}, the client's "
+                f"{spec.optimizer.name} with lr {spec.optimizer.lr:g}; allowed: the same (tables_of(model))"
+            )

@@ -1,0 +1,225 @@
+"""TorchRec models under `shard()` beside plain PyTorch. Needs torchrec (installed as CONTRIBUTING.md says)."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from shardkeep import AdagradConfig, EmbeddingClient, SgdConfig, TableSpec, UserError
+from shardkeep.torchrec import shard, tables_of, unshard
+
+torchrec = pytest.importorskip("torchrec")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+LR = 0.1
+ROWS = 50
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_rank() -> Iterator[None]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    os.environ.update(LOCAL_RANK="0", LOCAL_WORLD_SIZE="1", RANK="0", WORLD_SIZE="1")
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE", "RANK", "WORLD_SIZE"):
+        del os.environ[name]
+
+
+def bag_configs(pooling: Any = None) -> list[Any]:
+    """Three tables; the feature `shared` is in two of them, and one table has two features."""
+    pooling = pooling or torchrec.PoolingType.SUM
+    made = [("t0", ["f0", "shared"]), ("t1", ["f1"]), ("t2", ["shared"])]
+    return [
+        torchrec.EmbeddingBagConfig(
+            name=name, embedding_dim=8, num_embeddings=ROWS, feature_names=features, pooling=pooling
+        )
+        for name, features in made
+    ]
+
+
+def kjt(seed: int, *, weighted: bool = False, count: int = 16) -> Any:
+    """Keys in another order than the model's, one key too many, empty bags."""
+    random = torch.Generator().manual_seed(seed)
+    keys = ["other", "f1", "shared", "f0"]
+    lengths = torch.randint(0, 4, (len(keys) * count,), generator=random)
+    values = torch.randint(0, ROWS, (int(lengths.sum()),), generator=random)
+    weights = torch.rand(values.numel(), generator=random) if weighted else None
+    return torchrec.KeyedJaggedTensor.from_lengths_sync(keys=keys, values=values, lengths=lengths, weights=weights)
+
+
+def taken_from(client: EmbeddingClient, own: Any) -> Any:
+    """A plain collection with the client's rows."""
+    held = own.embedding_bags if hasattr(own, "embedding_bags") else own.embeddings
+    with torch.no_grad():
+        for name, table in held.items():
+            table.weight.copy_(client.read({name: torch.arange(ROWS)})[name])
+    return own
+
+
+def value_of(out: Any) -> torch.Tensor:
+    """A loss that weighs every output differently."""
+    parts = out.to_dict().items() if hasattr(out, "to_dict") else out.items()
+    found = []
+    for n, (_, each) in enumerate(parts):
+        rows = each if isinstance(each, torch.Tensor) else each.values()
+        found.append(((n + 1) * rows * torch.arange(1, rows.shape[1] + 1)).square().mean())
+    return torch.stack(found).sum()
+
+
+@pytest.mark.parametrize(("pooling", "weighted"), [("SUM", False), ("MEAN", False), ("SUM", True)])
+def test_bags_train_as_torchrecs_own(pooling: str, weighted: bool) -> None:
+    configs = bag_configs(torchrec.PoolingType[pooling])
+
+    def made() -> Any:
+        return torchrec.EmbeddingBagCollection(configs, is_weighted=weighted)
+
+    with EmbeddingClient.local(tables_of(made(), optimizer=SgdConfig(lr=LR)), consistency="sync") as client:
+        plain, ours = taken_from(client, made()), shard(made(), client)
+        optimizer = torch.optim.SGD(plain.parameters(), lr=LR)
+        for step in range(5):
+            features = kjt(step, weighted=weighted)
+            expected, found = plain(features), ours(features).wait()
+            assert list(found.keys()) == list(expected.keys()) == ["f0", "shared@t0", "f1", "shared@t2"]
+            torch.testing.assert_close(found.values(), expected.values())
+            optimizer.zero_grad()
+            value_of(expected).backward()
+            optimizer.step()
+            value_of(found).backward()
+        assert client.step == 5
+        back = unshard(ours)
+        assert type(back) is torchrec.EmbeddingBagCollection
+        for name, table in plain.embedding_bags.items():
+            torch.testing.assert_close(back.embedding_bags[name].weight, table.weight)
+
+
+def test_sequences_train_as_torchrecs_own() -> None:
+    configs = [
+        torchrec.EmbeddingConfig(name="t0", embedding_dim=8, num_embeddings=ROWS, feature_names=["f0", "shared"]),
+        torchrec.EmbeddingConfig(name="t1", embedding_dim=8, num_embeddings=ROWS, feature_names=["f1"]),
+    ]
+    made = lambda: torchrec.EmbeddingCollection(tables=configs)  # noqa: E731
+    with EmbeddingClient.local(tables_of(made(), optimizer=SgdConfig(lr=LR)), consistency="sync") as client:
+        plain, ours = taken_from(client, made()), shard(made(), client)
+        optimizer = torch.optim.SGD(plain.parameters(), lr=LR)
+        for step in range(4):
+            expected, found = plain(kjt(step)), ours(kjt(step)).wait()
+            assert list(found) == list(expected)
+            for name, each in expected.items():
+                torch.testing.assert_close(found[name].values(), each.values())
+                torch.testing.assert_close(found[name].lengths(), each.lengths())
+            optimizer.zero_grad()
+            value_of(expected).backward()
+            optimizer.step()
+            value_of(found).backward()
+
+
+def dlrm() -> Any:
+    from torchrec.models.dlrm import DLRM, DLRMTrain
+
+    torch.manual_seed(0)
+    configs = [
+        torchrec.EmbeddingBagConfig(name=f"t{i}", embedding_dim=8, num_embeddings=ROWS, feature_names=[f"f{i}"])
+        for i in range(3)
+    ]
+    cpu = torch.device("cpu")
+    bags = torchrec.EmbeddingBagCollection(configs, device=cpu)
+    return DLRMTrain(DLRM(bags, 4, [8, 8], [8, 1], dense_device=cpu))
+
+
+def clicks(count: int = 12) -> Iterator[Any]:
+    from torchrec.datasets.utils import Batch
+
+    random = torch.Generator().manual_seed(7)
+    for _ in range(count):
+        lengths = torch.randint(0, 4, (3 * 32,), generator=random)
+        values = torch.randint(0, ROWS, (int(lengths.sum()),), generator=random)
+        features = torchrec.KeyedJaggedTensor.from_lengths_sync(["f0", "f1", "f2"], values, lengths)
+        labels = torch.randint(0, 2, (32,), generator=random)
+        yield Batch(torch.randn(32, 4, generator=random), features, labels)
+
+
+def test_dlrm_in_torchrecs_pipeline_has_plain_pytorchs_losses_to_the_last_bit() -> None:
+    from torchrec.distributed.model_parallel import DistributedModelParallel
+    from torchrec.distributed.train_pipeline import TrainPipelineSparseDist
+    from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+    from torchrec.optim.optimizers import in_backward_optimizer_filter
+
+    with EmbeddingClient.local(tables_of(dlrm(), optimizer=SgdConfig(lr=LR)), consistency="sync") as client:
+        plain = dlrm()
+        taken_from(client, plain.model.sparse_arch.embedding_bag_collection)
+        optimizer = torch.optim.SGD(plain.parameters(), lr=LR)
+        expected = []
+        for batch in clicks():
+            optimizer.zero_grad()
+            loss, _ = plain(batch)
+            loss.backward()
+            optimizer.step()
+            expected.append(loss.item())
+        cpu = torch.device("cpu")
+        parallel = DistributedModelParallel(module=shard(dlrm(), client), device=cpu)
+        dense = KeyedOptimizerWrapper(
+            dict(in_backward_optimizer_filter(parallel.named_parameters())), lambda p: torch.optim.SGD(p, lr=LR)
+        )
+        pipeline = TrainPipelineSparseDist(parallel, CombinedOptimizer([parallel.fused_optimizer, dense]), cpu)
+        batches, found = iter(clicks()), []
+        for _ in range(12):
+            found.append(pipeline.progress(batches)[0].item())
+        assert found == expected and client.step == 12
+
+
+def test_the_fused_optimizers_learning_rate_is_honoured() -> None:
+    with EmbeddingClient.local(tables_of(dlrm(), optimizer=SgdConfig(lr=LR))) as client:
+        ours = shard(dlrm(), client)
+        sharded = ours.model.sparse_arch.embedding_bag_collection
+        before = client.read({"t0": torch.arange(ROWS)})["t0"]
+        schedule = torch.optim.lr_scheduler.LambdaLR(sharded.fused_optimizer, lambda _: 0.5)
+        features = next(clicks()).sparse_features
+        sharded(features).wait().values().sum().backward()
+        counts = torch.bincount(features["f0"].values(), minlength=ROWS)[:, None]
+        torch.testing.assert_close(client.read({"t0": torch.arange(ROWS)})["t0"], before - 0.5 * LR * counts)
+        assert schedule.get_last_lr() == [0.5 * LR] * 3
+        sharded.fused_optimizer.param_groups[0]["lr"] = LR
+        with pytest.raises(UserError, match=r"its groups have 0\.5 to 1 times their first learning rates"):
+            sharded(features).wait().values().sum().backward()
+
+
+def test_optimizers_in_backward_become_those_of_the_tables() -> None:
+    from torch.distributed.optim import _apply_optimizer_in_backward as in_backward
+    from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
+
+    bags = torchrec.EmbeddingBagCollection(bag_configs())
+    weights = {name: table.weight for name, table in bags.embedding_bags.items()}
+    in_backward(torch.optim.SGD, [weights["t0"]], {"lr": 0.2, "weight_decay": 0.01})
+    in_backward(RowWiseAdagrad, [weights["t1"]], {"lr": 0.3})
+    specs = {spec.name: spec for spec in tables_of(bags, optimizer=AdagradConfig(lr=0.5))}
+    assert specs["t0"].optimizer == SgdConfig(lr=0.2, weight_decay=0.01)
+    assert (specs["t1"].optimizer.name, specs["t1"].optimizer.lr) == ("rowwise_adagrad", 0.3)
+    assert specs["t2"].optimizer == AdagradConfig(lr=0.5)
+    bound = ROWS**-0.5
+    assert specs["t2"].init.high == pytest.approx(bound) and specs["t2"].init.low == pytest.approx(-bound)
+    in_backward(torch.optim.SGD, [weights["t2"]], {"lr": 0.2, "momentum": 0.9})
+    with pytest.raises(UserError, match=r"table t2: optimizer SGD with momentum=0\.9, which servers do not have"):
+        tables_of(bags)
+
+
+def test_what_cannot_be_mapped_is_named() -> None:
+    bags = torchrec.EmbeddingBagCollection(bag_configs())
+    with pytest.raises(
+        UserError, match="table t0: has no optimizer; allowed: apply_optimizer_in_backward, or tables_of"
+    ):
+        tables_of(bags)
+    with pytest.raises(UserError, match="the model holds no EmbeddingBagCollection and no EmbeddingCollection"):
+        tables_of(torch.nn.Linear(1, 1))
+    with EmbeddingClient.local([TableSpec(name="t0", dim=8), TableSpec(name="t1", dim=4)]) as client:
+        with pytest.raises(UserError, match="table t1: its rows have 8 values, the client's 4"):
+            shard(bags, client)
+        with pytest.raises(UserError, match="table t2: the client has no such table; it has t0, t1"):
+            shard(bags, client, tables={"t1": "t0"})
