@@ -39,8 +39,9 @@ class StepPush:
         self._client = weakref.ref(client)
         self.settings = (scale, steps)
         self._scale = scale
-        self._live: list[Lookup] = []
-        self._reached: set[int] = set()  # by identity, of `_live`
+        self._count = 0
+        self._live: dict[int, Lookup] = {}  # by their number: hooks that held a lookup would hold themselves
+        self._reached: set[int] = set()  # numbers of `_live`
         self._optimizers: list[HasFactor] = []
         self._pass = -1  # the backward pass at whose end the push is due
         if isinstance(steps, torch.optim.Optimizer):
@@ -62,17 +63,18 @@ class StepPush:
 
     def add(self, lookup: Lookup) -> None:
         """Adds a lookup of the running step."""
-        if self._live and self._live[0].step != lookup.step:
+        if any(live.step != lookup.step for live in self._live.values()):
             self._forget()  # of a step that was ended by `client.apply`
-        self._live.append(lookup)
+        self._count += 1
+        self._live[self._count] = lookup
         for leaf in lookup.leaves():
-            leaf.register_post_accumulate_grad_hook(partial(self._reach, lookup))  # type: ignore[no-untyped-call]
+            leaf.register_post_accumulate_grad_hook(partial(self._reach, self._count, lookup.step))  # type: ignore[no-untyped-call]
 
     def push(self) -> None:
         """Applies what a backward pass has reached. Without such rows, the step of this trainer is empty."""
         client = self._client()
         assert client is not None  # lookups hold it
-        reached = [lookup for lookup in self._live if id(lookup) in self._reached]
+        reached = [lookup for number, lookup in self._live.items() if number in self._reached]
         self._forget()
         client.apply(*reached, scale=self._factor(client), lr_factor=self._lr_factor())
 
@@ -90,15 +92,15 @@ class StepPush:
         return factors[0]
 
     def _forget(self) -> None:
-        self._live, self._reached = [], set()
+        self._live, self._reached = {}, set()
 
-    def _reach(self, lookup: Lookup, _leaf: torch.Tensor) -> None:
-        if not any(lookup is each for each in self._live):
+    def _reach(self, number: int, step: int, _leaf: torch.Tensor) -> None:
+        if number not in self._live:
             raise UserError(
-                f"backward: the rows of step {lookup.step} were pushed by an earlier backward pass; add the losses up "
+                f"backward: the rows of step {step} were pushed by an earlier backward pass; add the losses up "
                 "before one backward, or push with the optimizer (steps=optimizer)"
             )
-        self._reached.add(id(lookup))
+        self._reached.add(number)
         running = torch._C._current_graph_task_id()
         if self.settings[1] == "backward" and running != self._pass:
             self._pass = running  # a pass that raised has no end, so its number tells the next one apart

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from shardkeep import EmbeddingClient, TableSpec
+from shardkeep import EmbeddingClient, Lookup, TableSpec
 from shardkeep.base.errors import UserError
 from shardkeep.nn import EmbeddingBagCollection, EmbeddingCollection, Jagged
 
@@ -206,6 +207,26 @@ def test_a_backward_pass_that_raises_is_followed_by_a_good_one(client: Embedding
     assert client.step == 0
     loss_of(bags(batch(1))).backward()
     assert client.step == 1
+
+
+@pytest.mark.parametrize("kind", [EmbeddingBagCollection, EmbeddingCollection])
+def test_a_step_leaves_no_memory_behind(client: EmbeddingClient, kind: Any) -> None:
+    module = kind(client, {"user": "user"})
+
+    def lookups() -> int:
+        return sum(issubclass(type(each), Lookup) for each in gc.get_objects())
+
+    gc.collect()
+    before = lookups()
+    gc.disable()  # what only it would find is found too late
+    try:
+        for step in range(4):
+            out = module({"user": torch.tensor([step])})["user"]
+            (out if isinstance(out, torch.Tensor) else out.values()).sum().backward()
+        del out
+        assert lookups() - before == 1  # that of the last step
+    finally:
+        gc.enable()
 
 
 def test_misuse_is_told_in_one_line(client: EmbeddingClient) -> None:
