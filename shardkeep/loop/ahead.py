@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
+from shardkeep.base.arrays import Rows
 from shardkeep.base.errors import UserError
 from shardkeep.ps.client.request import Request
 from shardkeep.ps.client.row_client import Pull, RowClient
@@ -67,13 +68,28 @@ class PullsAhead:
 
     def send(self, step: int) -> None:
         """Sends the pulls that may go while `step` runs."""
-        if not self._waiting:
+        for pending in self._due(step):
+            pending.pull = self._rows.pull(pending.step, pending.request)
+
+    def push(self, step: int, request: Request, grads: Mapping[str, Rows], lr_factor: float) -> None:
+        """Ends a step by its push, with the pull of a later step in the same call where one may go."""
+        due = self._due(step + 1)
+        if not due:
+            self._rows.push(step, request, grads, lr_factor=lr_factor)
             return
-        due = [pending for pending in self._waiting if pending.step < step + self._window]
+        first, *rest = due
+        following = first.step, first.request
+        first.pull = self._rows.exchange(step, request, grads, *following, lr_factor=lr_factor)
+        for pending in rest:
+            pending.pull = self._rows.pull(pending.step, pending.request)
+
+    def _due(self, step: int) -> list[Pending[Any]]:
+        """Takes the lookups whose pulls may go while `step` runs, in the order of their steps."""
+        if not self._waiting:
+            return []
+        due = [pending for pending in self._waiting if step <= pending.step < step + self._window]
         self._waiting = [pending for pending in self._waiting if pending.step >= step + self._window]
-        for pending in sorted(due, key=lambda pending: pending.step):
-            if pending.step >= step:  # else that step ended without it
-                pending.pull = self._rows.pull(pending.step, pending.request)
+        return sorted(due, key=lambda pending: pending.step)
 
     def forget(self, step: int) -> None:
         """Forgets lookups that a loop will not use; `step` is the running one."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 
 from shardkeep.base.compiling.kernels import load_kernels
@@ -21,6 +20,7 @@ from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.ledger import Ledger
 from shardkeep.loop.ahead import Pending, PullsAhead, batches_with_rows
 from shardkeep.loop.demands import Demands, IdsByTable
+from shardkeep.loop.gradients import gradients_of
 from shardkeep.loop.joining import Tables, checked_tables, join, loop_config, row_client
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
@@ -32,7 +32,7 @@ from shardkeep.roles.kernel_needs import needed_kernels
 from shardkeep.roles.place import index_of
 from shardkeep.roles.server import build_service
 from shardkeep.workers.embeddings.bags import Bag, Pooled
-from shardkeep.workers.embeddings.lookup import Lookup, check_lookups, finite_only, summed
+from shardkeep.workers.embeddings.lookup import Lookup, check_lookups
 from shardkeep.workers.summary import state_digest, table_totals
 
 B = TypeVar("B")
@@ -275,18 +275,12 @@ class EmbeddingClient:
         """
         self._check_open("apply")
         check_lookups(lookups, owner=self, step=self.step, applied=self._applied)
-        found = summed([one.gradients() for one in lookups])
-        grads = {table: finite_only(*gradients) for table, gradients in found.items()}
-        if dropped := sum(found[table][0].size - ids_U.size for table, (ids_U, _) in grads.items()):
+        request, grads, dropped = gradients_of(self._rows, self.step, lookups, scale)
+        if dropped:
             self.dropped_rows += dropped
             _log.warning("rows with non-finite gradients are not sent", step=self.step, once="non-finite")
-        request = self._rows.request({table: ids_U for table, (ids_U, _) in grads.items()})
-        scaled = self._rows.gradients(self.step, request)
-        for table, (_, grad_UD) in grads.items():
-            np.multiply(grad_UD, np.float32(scale), out=scaled[table])
         with self._verdict():
-            self._rows.push(self.step, request, scaled, lr_factor=lr_factor)
-            self._ahead.send(self.step + 1)
+            self._ahead.push(self.step, request, grads, lr_factor)
         self._applied = lookups
         self.step += 1
         if self._control is not None:

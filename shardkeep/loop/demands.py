@@ -44,7 +44,8 @@ class Demands:
         for name, bag in bags.items():
             self._check_table(call, bag.table if isinstance(bag, Bag) and bag.table is not None else name)
         planned = self._bags.plan(bags)
-        return self._rows.request(planned.plan.unique), lambda step, rows: Pooled(owner, step, planned, rows)
+        request = self._rows.request(planned.plan.unique)
+        return request, lambda step, rows: Pooled(owner, step, planned, rows, request)
 
     def of_ids(self, call: str, ids: IdsByTable) -> tuple[dict[str, Wanted], Request]:
         """The request of ids by table."""

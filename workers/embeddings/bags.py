@@ -14,6 +14,7 @@ import torch
 
 from shardkeep.base.arrays import Ids, Rows
 from shardkeep.base.errors import DataError, UserError
+from shardkeep.ps.client.request import Request
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import JaggedRows
 from shardkeep.workers.data.batch import Batch, Ragged
@@ -84,8 +85,8 @@ class Pooled(Lookup):
     Read it like a dict. Good for one `apply`, in the step it was made in.
     """
 
-    def __init__(self, owner: object, step: int, planned: BagPlan, rows: JaggedRows) -> None:
-        self.owner, self.step = owner, step
+    def __init__(self, owner: object, step: int, planned: BagPlan, rows: JaggedRows, request: Request) -> None:
+        self.owner, self.step, self.request = owner, step, request
         self._planned, self._rows = planned, rows
         self._leaves = planned.embeddings.lookup(planned.plan, rows, device=planned.device)
         self._outputs = {name: self._with_weights(name, leaf) for name, leaf in self._leaves.items()}
@@ -102,12 +103,21 @@ class Pooled(Lookup):
         super().__getitem__(name)
         return self._outputs[name]
 
+    @property
+    def reaches_all(self) -> bool:
+        """Whether `backward` has reached every feature."""
+        return all(leaf.grad is not None for leaf in self._leaves.values())
+
+    def collect(self, grads: JaggedRows) -> None:
+        """Adds the gradients of the features that `backward` has reached to zeros of the request's rows."""
+        self._planned.embeddings.collect(self._planned.plan, self._leaves, grads, rows=self._rows)
+
     def gradients(self) -> dict[str, tuple[Ids, Rows]]:
         reached = {name for name, leaf in self._leaves.items() if leaf.grad is not None}
         self._check_reached(reached=bool(reached))
         unique = self._planned.plan.unique
         grads = JaggedRows.zeros(unique)
-        self._planned.embeddings.collect(self._planned.plan, self._leaves, grads, rows=self._rows)
+        self.collect(grads)
         tables = {self._planned.bags[name].table or name for name in reached}
         return {table: (unique[table], grad_UD) for table, grad_UD in grads.items() if table in tables}
 
