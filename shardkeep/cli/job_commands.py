@@ -89,6 +89,46 @@ def train(
     run_command(run, debug)
 
 
+def with_(
+    command: Annotated[list[str], typer.Argument(metavar="COMMAND", help="What to run, such as torchrun.")],
+    servers: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Server processes; left out = the config's, or 2.")
+    ] = None,
+    trainers: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Processes that call connect(); left out = torchrun's --nproc-per-node, the config's, or 1.",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            parser=path,
+            metavar="CONFIG",
+            autocompletion=complete_path,
+            help="YAML file with tables, consistency, compression.",
+        ),
+    ] = None,
+    set_: Set = None,
+    run_dir: RunDir = None,
+    debug: Debug = False,
+) -> None:
+    """Run a command between the start and the end of servers, for a training loop of your own."""
+
+    def run() -> int:
+        from shardkeep.cli.exits import say
+        from shardkeep.loop.around import run_around, trainers_of
+        from shardkeep.loop.joining import config_around
+        from shardkeep.run.new_folder import default_run_dir
+
+        job = config_around(config, set_ or [], servers=servers, trainers=trainers or trainers_of(command))
+        return run_around(command, job, run_dir or default_run_dir(job.name), say)
+
+    run_command(run, debug)
+
+
 def _resume(run: Path, overrides: list[str], run_dir: Path | None) -> None:
     from shardkeep.launch.job import resume
     from shardkeep.run.screen import console

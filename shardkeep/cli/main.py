@@ -14,7 +14,7 @@ import typer
 
 from shardkeep import __version__
 from shardkeep.cli.exits import report
-from shardkeep.cli.job_commands import scale, status, train
+from shardkeep.cli.job_commands import scale, status, train, with_
 from shardkeep.cli.model_commands import evaluate, predict
 from shardkeep.cli.options import Debug
 from shardkeep.cli.output import OutputError, drop_output, guard_output
@@ -46,6 +46,7 @@ for command in (
     version,
 ):
     app.command()(command)
+app.command("with")(with_)
 app.command("fork-server", hidden=True)(fork_server)
 
 

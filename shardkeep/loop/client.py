@@ -21,7 +21,7 @@ from shardkeep.compression.ledger import Ledger
 from shardkeep.loop.ahead import Pending, PullsAhead, batches_with_rows
 from shardkeep.loop.demands import Demands, IdsByTable
 from shardkeep.loop.gradients import gradients_of
-from shardkeep.loop.joining import Tables, checked_tables, join, loop_config, row_client
+from shardkeep.loop.joining import Tables, checked_tables, join, loop_config, row_client, run_of
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.control.grpc.addresses import check_exposed
@@ -140,14 +140,16 @@ class EmbeddingClient:
             UserError: A setting is wrong.
             JobError: A process died. The text names the process and the folder of its log.
         """
-        from shardkeep.loop.serve import server_processes
+        from shardkeep.loop.serve import CLOSE_S, server_processes
 
         if servers < 1:
             raise ConfigError(f"servers: {servers}; allowed: 1 or more, or EmbeddingClient.local for none")
         config = loop_config(servers=servers, seed=seed, consistency=consistency, compression=compression)
         tables = checked_tables(tables, config)
-        with server_processes(config, tables, run_dir) as run, connect(run, index=0, tables=tables) as client:
-            yield client
+        with server_processes(config, tables, run_dir) as serving:
+            with connect(serving.run, index=0, tables=tables) as client:
+                yield client
+            serving.wait(CLOSE_S)
 
     @property
     def tables(self) -> list[TableSpec]:
@@ -348,7 +350,7 @@ class EmbeddingClient:
 
 
 def connect(
-    coordinator: str | Path,
+    coordinator: str | Path | None = None,
     *,
     index: int | None = None,
     tables: Tables | None = None,
@@ -363,7 +365,8 @@ def connect(
     Blocks until all servers and trainers of the job have joined. All trainers must take the same number of steps.
 
     Args:
-        coordinator: The run folder, if this process can read it; or HOST:PORT, with `token_file`.
+        coordinator: The run folder, if this process can read it; or HOST:PORT, with `token_file`; None = the run
+            folder in SHARDKEEP_RUN, which `shardkeep with` sets.
         index: The number of this trainer, from 0 to `workers` - 1 of the job's config; None = the first of RANK,
             SLURM_PROCID and JOB_COMPLETION_INDEX that is set.
         tables: The tables, the same in every trainer; None = the named `tables` of the job's config.
@@ -380,10 +383,10 @@ def connect(
     """
     specs = None if tables is None else checked_tables(tables)
     check_exposed("--advertise", advertise, accepted=insecure_data_plane)
-    endpoint = endpoint_of(str(coordinator), token_file=_path(token_file), tls=_path(tls))
+    endpoint = endpoint_of(str(run_of(coordinator)), token_file=_path(token_file), tls=_path(tls))
     number = index_of(index)
     control = ControlClient(endpoint, role="worker", index=number, advertise=advertise, timeout_s=timeout_s)
-    return EmbeddingClient(*join(control, specs, timeout_s))
+    return EmbeddingClient(*join(control, specs, timeout_s, launched=index is None))
 
 
 def _path(given: str | Path | None) -> Path | None:

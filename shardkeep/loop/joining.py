@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from shardkeep.base.compiling.kernels import load_kernels
-from shardkeep.base.errors import ConfigError
+from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.ledger import Ledger
-from shardkeep.config import JobConfig, check_decay
+from shardkeep.config import JobConfig, check_decay, load_config, parse_config
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, LivenessConfig, TableConfig, TableSpec
 from shardkeep.ps.control.grpc.client import ControlClient
@@ -34,11 +36,33 @@ class Joined(NamedTuple):
     num_trainers: int = 1
 
 
-def join(control: ControlClient, specs: Sequence[TableSpec] | None, timeout_s: float) -> Joined:
-    """Registers with the coordinator and joins the group; blocks. `specs`: None = the tables of the job's config."""
+def run_of(coordinator: str | Path | None) -> str | Path:
+    """What `connect` was given, or the run folder that `shardkeep with` put into the environment. Raises UserError."""
+    if coordinator is not None:
+        return coordinator
+    if run := os.environ.get("SHARDKEEP_RUN", ""):
+        return run
+    raise UserError("connect: no run; start the script with `shardkeep with -- COMMAND`, or give connect(RUN)")
+
+
+def join(
+    control: ControlClient, specs: Sequence[TableSpec] | None, timeout_s: float, *, launched: bool = False
+) -> Joined:
+    """Registers with the coordinator and joins the group; blocks.
+
+    Args:
+        specs: None = the tables of the job's config.
+        launched: A launcher numbers the trainers, and WORLD_SIZE must be their number.
+    """
     index, host = control.member.index, control.member.host
     with contextlib.ExitStack() as stack:
         config = stack.enter_context(Membership(control, wait_s=timeout_s))
+        world = os.environ.get("WORLD_SIZE", "") if launched else ""
+        if world.isdecimal() and int(world) != config.workers:
+            raise UserError(
+                f"WORLD_SIZE is {world} and the job has {config.workers} trainers; allowed: `shardkeep with --trainers "
+                f"{world}`, or workers: {world} in the job's config"
+            )
         load_kernels(needed_kernels(config, "client"))
         specs = _tables_of(config) if specs is None else specs
         _check_decay(specs, config)
@@ -66,6 +90,24 @@ def loop_config(
         compression=compression or CompressionConfig(),
         liveness=LivenessConfig(restarts=0),  # only the caller, who owns the loop, could repeat a step
     )
+
+
+def config_around(
+    path: Path | None, overrides: Sequence[str], *, servers: int | None, trainers: int | None
+) -> JobConfig:
+    """The config of a command between servers: that of a file, or of none, with these numbers. Raises ConfigError."""
+    given: dict[str, object] = {}
+    if path is not None:
+        given = load_config(path, overrides).model_dump(exclude_unset=True)
+    elif overrides:
+        given = parse_config("", overrides).model_dump(exclude_unset=True)
+    job = {"name": "custom-loop", "workers": 1, "servers": 2, **given}
+    job |= {} if servers is None else {"servers": servers}
+    job |= {} if trainers is None else {"workers": trainers}
+    job["liveness"] = {**given.get("liveness", {}), "restarts": 0}  # type: ignore[dict-item]
+    if not job["servers"]:
+        raise ConfigError("servers: 0; allowed: 1 or more, or EmbeddingClient.local in the script")
+    return JobConfig.model_validate(job)
 
 
 def checked_tables(tables: Tables, config: JobConfig | None = None) -> list[TableSpec]:

@@ -30,9 +30,27 @@ DEATH_S = 0.5
 """Seconds between a lost connection and the end of its process, at most."""
 
 
+class Serving:
+    """A coordinator and servers that run. `run`: the run folder, which names the coordinator's address."""
+
+    def __init__(self, run: Path, processes: JobProcesses) -> None:
+        self.run = run
+        self._processes = processes
+
+    def died(self) -> str:
+        """How the first of them ended that a signal ended; "" = none. Others end when the job fails, which their
+        trainers tell."""
+        return next((death.text() for death in self._processes.deaths() if death.by_signal), "")
+
+    def wait(self, limit_s: float) -> bool:
+        """Waits until all have ended; whether they have."""
+        self._processes.wait(limit_s)
+        return not self._processes.running()
+
+
 @contextlib.contextmanager
-def server_processes(config: JobConfig, tables: Sequence[TableSpec], run_dir: str | Path | None) -> Iterator[Path]:
-    """Starts a coordinator and the config's servers; yields the run folder, which names the coordinator's address.
+def server_processes(config: JobConfig, tables: Sequence[TableSpec], run_dir: str | Path | None) -> Iterator[Serving]:
+    """Starts a coordinator and the config's servers.
 
     Ends every process afterwards. Replaces an error that follows from a death by one that names the dead process.
 
@@ -46,10 +64,8 @@ def server_processes(config: JobConfig, tables: Sequence[TableSpec], run_dir: st
         processes = JobProcesses(
             RoleStarts(config, folder, Spawn(), {}, code_folder=None, start_step=0), CoordinatorLine(folder)
         )
-        with _ending(processes, folder):
-            with _naming_the_dead(processes, folder):
-                yield _started(processes, folder, config)
-            processes.wait(CLOSE_S)
+        with _ending(processes, folder), _naming_the_dead(processes, folder):
+            yield Serving(_started(processes, folder, config), processes)
 
 
 def _started(processes: JobProcesses, folder: RunFolder, config: JobConfig) -> Path:

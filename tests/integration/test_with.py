@@ -1,0 +1,112 @@
+"""`shardkeep with`: servers around a command, torchrun's own among others."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shardkeep.loop.around import trainers_of
+from shardkeep.run.folder import RunFolder
+from tests.support.cluster import Command, kill
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
+
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
+Start = Callable[..., Command]
+SCRIPT = """
+import os, torch, torch.distributed as dist
+import shardkeep
+from shardkeep import TableSpec
+from shardkeep.nn import EmbeddingBagCollection
+if "RANK" in os.environ:
+    dist.init_process_group("gloo")
+with shardkeep.connect(index=None if "RANK" in os.environ else 0, tables=[TableSpec(name="item", dim=4)]) as client:
+    bags = EmbeddingBagCollection(client, {"item": "item"})
+    while client.step < int(os.environ["STEPS"]):
+        bags({"item": torch.randint(0, 100, (8, 3))})["item"].square().sum().backward()
+        if client.step == 5 and client.rank == 0:
+            print("five", flush=True)
+    if client.rank == 0:
+        print(f"{client.step} steps of {client.num_trainers}, {client.num_servers} servers", flush=True)
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts `shardkeep with ... -- COMMAND`."""
+    commands = []
+    (tmp_path / "train.py").write_text(SCRIPT)
+
+    def started(*command: str, steps: int = 20, options: tuple[str, ...] = ()) -> Command:
+        run = ("--run-dir", str(tmp_path / "run"))
+        commands.append(Command("with", *run, *options, "--", *command, cwd=tmp_path, env={"STEPS": str(steps)}))
+        return commands[-1]
+
+    yield started
+    for command in commands:
+        command.kill()
+
+
+def servers(folder: Path) -> list[psutil.Process]:
+    return [psutil.Process(m["pid"]) for m in RunFolder(folder / "run").member_list() if m["role"] == "server"]
+
+
+def test_torchrun_trains_on_servers_that_start_and_end_with_it(tmp_path: Path, start: Start) -> None:
+    job = start(*TORCHRUN, "--nproc-per-node", "2", "train.py", options=("--servers", "2"))
+    job.line("five", limit_s=60)
+    running = servers(tmp_path)
+    done = job.end(limit_s=60)
+    assert done.code == 0 and "20 steps of 2, 2 servers" in done.out
+    assert "servers: 2, trainers: 2, run folder: " in done.err
+    assert len(running) == 2 and not any(server.is_running() for server in running)
+    assert (RunFolder(tmp_path / "run").summary() or {})["status"] == "completed"
+
+
+def test_a_server_that_dies_ends_the_command_with_its_name(tmp_path: Path, start: Start) -> None:
+    job = start(sys.executable, "train.py", steps=10_000_000, options=("--servers", "1"))
+    job.line("five", limit_s=60)
+    (server,) = servers(tmp_path)
+    kill([server])
+    done = job.end(limit_s=60)
+    assert done.code == 1
+    assert done.err.splitlines()[-1].startswith(f"error: server 0 (pid {server.pid}) ended: killed by SIGKILL; logs: ")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_the_command_and_all_processes_end(
+    tmp_path: Path, start: Start, number: signal.Signals
+) -> None:
+    job = start(sys.executable, "train.py", steps=10_000_000)
+    job.line("five", limit_s=60)
+    running = servers(tmp_path)
+    job.process.send_signal(number)
+    done = job.end(limit_s=60)
+    assert done.code not in (0, 2) and len(running) == 2
+    assert not any(server.is_running() for server in running)
+
+
+@pytest.mark.parametrize(
+    ("command", "code", "text"),
+    [
+        ((sys.executable, "-c", "raise SystemExit(3)"), 3, "trainers: 1"),
+        (("nowhere",), 2, "error: nowhere: cannot be started (No such file or directory)"),
+        ((*TORCHRUN, "--nproc-per-node=2", "train.py"), 1, "WORLD_SIZE is 2 and the job has 3 trainers; allowed:"),
+    ],
+    ids=["exit status", "no command", "other numbers"],
+)
+def test_how_a_command_ends_is_how_it_ends(start: Start, command: tuple[str, ...], code: int, text: str) -> None:
+    options = ("--trainers", "3") if "train.py" in command else ()
+    done = start(*command, options=options).end(limit_s=90)
+    assert done.code == code and text in done.err and "coordinator 0" not in done.err
+
+
+def test_torchruns_own_option_tells_the_number_of_trainers() -> None:
+    assert trainers_of(["torchrun", "--nproc-per-node", "4", "t.py"]) == 4
+    assert trainers_of(["torchrun", "--nproc_per_node=2", "t.py"]) == 2
+    assert trainers_of(["torchrun", "--nproc-per-node=auto", "t.py"]) is None
+    assert trainers_of(["python", "t.py"]) is None
