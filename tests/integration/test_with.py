@@ -19,10 +19,11 @@ pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run")
 Start = Callable[..., Command]
 SCRIPT = """
-import os, torch, torch.distributed as dist
+import os, signal, torch, torch.distributed as dist
 import shardkeep
 from shardkeep import TableSpec
 from shardkeep.nn import EmbeddingBagCollection
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a test session in the background ignores it
 if "RANK" in os.environ:
     dist.init_process_group("gloo")
 with shardkeep.connect(index=None if "RANK" in os.environ else 0, tables=[TableSpec(name="item", dim=4)]) as client:
