@@ -8,14 +8,14 @@ from typing import Any
 
 from shardkeep.affinity import Pins
 from shardkeep.base.deadlines import Deadline
-from shardkeep.base.errors import JobError, UserError
+from shardkeep.base.errors import JobError
 from shardkeep.config import JobConfig
-from shardkeep.launch.children import Death, Spawn, Starter
+from shardkeep.launch.children import Spawn, Starter
 from shardkeep.launch.coordinator_line import CoordinatorLine
 from shardkeep.launch.ending import Ending
 from shardkeep.launch.interrupts import Interrupts
 from shardkeep.launch.processes import JobProcesses
-from shardkeep.launch.restart_policy import Restarts, Vacancy
+from shardkeep.launch.replacing import Replacing
 from shardkeep.launch.role_starts import RoleStarts
 from shardkeep.launch.silence import watch_silence
 from shardkeep.run.folder import RunFolder
@@ -57,8 +57,15 @@ class Supervisor:
         self._line = CoordinatorLine(folder)
         self._processes = JobProcesses(self._roles, self._line)
         self._tail = MetricsTail(folder.metrics_path, from_end=start_step > 0)
-        self._restarts = Restarts(config.liveness.restarts)
         self._ending = Ending(config, folder, step=start_step or None)
+        self._replacing = Replacing(
+            self._processes,
+            self._line,
+            folder,
+            limit=config.liveness.restarts,
+            step=lambda: self._ending.step,
+            say=lambda text: screen.phase("restart", text),
+        )
 
     def run(self) -> dict[str, Any]:
         """Starts all roles and waits for the end of the job. Leaves no process behind, even after an error."""
@@ -81,6 +88,7 @@ class Supervisor:
             self._processes.end(grace_s=TERMINATE_S)
             self._folder.forget_token()
             self._folder.forget_recovery()
+        self._ending.no_take_over = self._replacing.no_take_over
         summary = self._ending.conclude(deaths, interrupted=bool(self._interrupts.count), heard=self._line.heard)
         if (asked := scale.taken(self._folder.path)) is not None:
             self._screen.phase("scale", f"not with {', '.join(asked)}: all steps were trained by then")
@@ -99,7 +107,7 @@ class Supervisor:
         import shardkeep.ps.control.grpc.client  # noqa: F401 - while the roles start; needed at once when one dies
 
         while not self._folder.member_list() and not self._ends:
-            self._replace_dead()
+            self._replacing.replace_dead()
             if not self._alive:
                 return
             self._line.endpoint()
@@ -112,13 +120,13 @@ class Supervisor:
     @property
     def _ends(self) -> bool:
         """Whether the job stops, is over, or a child has ended too early."""
-        return bool(self._interrupts.count or self._fatal() or self._folder.summary() is not None)
+        return bool(self._interrupts.count or self._replacing.fatal() or self._folder.summary() is not None)
 
     @property
     def _alive(self) -> bool:
         """Whether a role is running or will be started."""
-        processes, restarts = self._processes, self._restarts
-        return bool(restarts.vacancies) or processes.running() or not all(map(restarts.fatal, processes.ended()))
+        processes, replacing = self._processes, self._replacing
+        return replacing.waiting or processes.running() or any(map(replacing.replaceable, processes.ended()))
 
     def _watch(self) -> None:
         """Shows records and reports deaths and Ctrl-C, until the job is over or cannot continue."""
@@ -127,7 +135,7 @@ class Supervisor:
         while self._alive:
             self._show_records()
             if limit is None or stopping:
-                self._replace_dead()
+                self._replacing.replace_dead()
             self._processes.report_deaths()
             if self._folder.summary() is not None or self._interrupts.at_once:
                 return
@@ -144,7 +152,9 @@ class Supervisor:
                 what = "stopping, with a checkpoint" if saves else "stopping"
                 self._screen.phase("stop", f"{what}; press Ctrl-C again to end it at once")
                 self._line.request_stop()
-            elif not stopping and (deaths := self._fatal()) and (limit is None or self._line.outlived(deaths)):
+            elif (
+                not stopping and (deaths := self._replacing.fatal()) and (limit is None or self._line.outlived(deaths))
+            ):
                 alone = any(death.role == "coordinator" for death in deaths) or self._line.outlived(deaths)
                 limit = Deadline(0.0 if alone else VERDICT_S)
             time.sleep(POLL_S)
@@ -158,53 +168,6 @@ class Supervisor:
                 self._processes.report_deaths()
                 time.sleep(POLL_S)
         self._show_records()
-
-    def _replace_dead(self) -> None:
-        """Replaces killed processes.
-
-        A replacement starts when the coordinator knows of the death and the restart policy's delay is over.
-        A stopping job replaces only the coordinator."""
-        if self._folder.summary() is not None:  # the job is over: deaths no longer matter
-            return
-        if self._line.stop_heard:
-            self._restarts.only_coordinator()
-        for death in self._processes.ended():
-            if not self._restarts.fatal(death):
-                self._replace(death)
-        for vacancy in self._restarts.take_due(self._may_start):
-            self._processes.start(vacancy.role, vacancy.index)
-
-    def _replace(self, death: Death) -> None:
-        """Opens the vacancy of a killed child, unless the job stops or does not survive the death."""
-        stops = self._line.stop_heard and death.role != "coordinator"
-        if stops or not self._restarts.counts(death, self._ending.step) or not self._may_take_over(death):
-            self._restarts.refuse(death)
-            return
-        self._processes.forget(death)
-        self._restarts.replace(death)
-        self._screen.phase("restart", f"{death.text()}; starting another")
-        if death.role != "coordinator":
-            self._line.report_until_heard(death)
-
-    def _may_start(self, vacancy: Vacancy) -> bool:
-        """Whether the coordinator knows of the death, or is itself the vacancy."""
-        return vacancy.role == "coordinator" or self._line.settled(vacancy.pid)
-
-    def _may_take_over(self, death: Death) -> bool:
-        """Whether a new coordinator can continue the job. A coordinator that never listened is simply started again."""
-        if death.role == "coordinator" and self._folder.address() is not None:
-            try:
-                self._folder.take_over()
-            except UserError as error:
-                self._ending.no_take_over = (
-                    f"; {error}; `shardkeep train --resume {self._folder.path}` resumes from the last checkpoint"
-                )
-                return False
-        return True
-
-    def _fatal(self) -> list[Death]:
-        """The deaths of processes that are not replaced."""
-        return [death for death in self._processes.deaths() if self._restarts.fatal(death)]
 
     def _show_records(self) -> None:
         for record in self._tail:
