@@ -31,6 +31,8 @@ MAGIC = 0x4B53  # "SK"
 VERSION = 3
 _HEADER = struct.Struct("<HBBIIIqqQ")  # magic, version, kind, generation, rank, sections, step, value, length
 _VALUE, _VALUE_AT = struct.Struct("<q"), 24
+_GENERATION, _GENERATION_AT = struct.Struct("<I"), 4
+_STEP, _STEP_AT = struct.Struct("<q"), 16
 _FLOAT, _BITS = struct.Struct("<f"), struct.Struct("<I")
 _ONE, _INFINITY = 0x3F800000, 0x7F800000  # float32 bits
 _LEAST, _LARGEST = 2.0**-126, (2.0 - 2.0**-23) * 2.0**127  # normal float32 numbers above 0
@@ -254,6 +256,16 @@ def lr_factor_of(packed: Packed) -> float:
 def set_value(packed: Packed, value: int) -> None:
     """Writes another `value` into the buffer of a message that is not sent yet."""
     _VALUE.pack_into(packed.buffer.data, _VALUE_AT, value)
+
+
+def step_of(buffer: Bytes, kind: Kind) -> int:
+    """The step of a packed message of this kind; -1 = it is of another kind."""
+    return int(_STEP.unpack_from(buffer.data, _STEP_AT)[0]) if buffer[KIND_AT] == kind else -1
+
+
+def set_generation(buffer: Bytes, generation: int) -> None:
+    """Writes another generation into a packed message, which is sent again."""
+    _GENERATION.pack_into(buffer.data, _GENERATION_AT, generation)
 
 
 def text_message(kind: Kind, text: str, *, generation: int = 0, rank: int = 0) -> Bytes:

@@ -1,0 +1,221 @@
+"""LastingTransport: trainers that lose their servers again and again, and end with the rows of an undisturbed run."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardkeep.base.arrays import Bytes
+from shardkeep.base.errors import JobStopped, TransportError
+from shardkeep.compression.config import CompressionConfig
+from shardkeep.ps.client.row_client import RowClient
+from shardkeep.ps.config import ConsistencyConfig, TableSpec
+from shardkeep.ps.control.records import ResumeRange
+from shardkeep.ps.control.resume_step import agreed_start
+from shardkeep.ps.shard.journal.journal import Journal
+from shardkeep.ps.shard.service import ShardService
+from shardkeep.ps.transport.lasting import LastingTransport
+from shardkeep.ps.transport.local import LocalTransport
+from shardkeep.ps.transport.transport import Handler
+
+SERVERS, RANKS, STEPS, KILLS = 2, 2, 150, 12
+EXACT: dict[str, Any] = {"optimizer": {"name": "sgd", "lr": 0.5}, "init": {"name": "zeros"}}
+TABLES = [TableSpec(name="item", dim=4, **EXACT), TableSpec(name="tag", dim=2, **EXACT)]
+PLAIN = CompressionConfig()
+CODED = CompressionConfig.model_validate({"ids": "coded"})
+LATER = CompressionConfig.model_validate({"ids": "coded", "push": {"keep_rows": 0.25, "pool_rows": 4096}})
+
+
+class Wire:
+    """A transport of one generation. `cut` lets later messages vanish, or arrive without an answer."""
+
+    def __init__(self, handlers: list[Handler], chance: random.Random) -> None:
+        self.num_servers = len(handlers)
+        self._inner, self._chance = LocalTransport(handlers), chance
+        self._lock = threading.Lock()
+        self._cut = False
+        self._open: list[Future[Bytes]] = []
+
+    def send(self, server: int, message: Bytes, then: Bytes | None = None, *, timeout_s: float) -> Future[Bytes]:
+        reply: Future[Bytes] = Future()
+        with self._lock:
+            cut = self._cut
+            self._open.append(reply)
+        arrived = message.copy()  # as a network would
+        if not (cut and self._chance.random() < 0.5):
+            found = self._inner.send(server, arrived, None if then is None else then.copy(), timeout_s=timeout_s)
+            found.add_done_callback(lambda found: self._answer(reply, found, lost=cut))
+        return reply
+
+    def _answer(self, reply: Future[Bytes], found: Future[Bytes], *, lost: bool) -> None:
+        with self._lock:
+            lost = lost or self._cut or reply not in self._open
+            if not lost:
+                self._open.remove(reply)
+        if not lost and found.exception() is not None:
+            reply.set_exception(found.exception())
+        elif not lost:
+            reply.set_result(found.result())
+
+    def cut(self) -> None:
+        with self._lock:
+            self._cut = True
+
+    def close(self) -> None:
+        with self._lock:
+            self._cut, waiting, self._open = True, self._open, []
+        for reply in waiting:
+            reply.set_exception(TransportError("the connection is lost"))
+
+
+class Cluster:
+    """Servers with journals, and trainers; `kill` replaces a server as coordinator and roles do."""
+
+    def __init__(self, folder: Path, mode: str, compression: CompressionConfig, seed: int) -> None:
+        self._folder, self._chance = folder, random.Random(seed)
+        self._consistency = ConsistencyConfig.model_validate({"mode": mode})
+        self._generation = 1
+        self._journals = [self._journal(shard) for shard in range(SERVERS)]
+        self.services = [self._service(shard) for shard in range(SERVERS)]
+        for service in self.services:
+            service.life.begin(1, 0)
+        self._wires = [self._wire() for _ in range(RANKS)]
+        coded = compression.ids == "coded"
+        self.transports = [LastingTransport(wire, self._consistency, by_reference=coded) for wire in self._wires]
+        self.clients = [
+            RowClient(
+                transport, tables=TABLES, rank=rank, generation=1, consistency=self._consistency,
+                compression=compression, seed=3, num_workers=RANKS, patience_s=60.0,
+            )
+            for rank, transport in enumerate(self.transports)
+        ]  # fmt: skip
+
+    def _journal(self, shard: int) -> Journal:
+        return Journal(self._folder / f"journal-{shard}", sync=False)
+
+    def _service(self, shard: int) -> ShardService:
+        settings: dict[str, Any] = {"tables": TABLES, "consistency": self._consistency, "num_workers": RANKS, "seed": 3}
+        return ShardService(shard=shard, journal=self._journals[shard], generation=0, **settings)
+
+    def _wire(self) -> Wire:
+        return Wire([service.handle for service in self.services], self._chance)
+
+    def kill(self, shard: int) -> None:
+        for wire in self._wires:
+            wire.cut()
+        time.sleep(self._chance.uniform(0.0, 0.004))  # some messages arrive, and their answers do not
+        for service in self.services:
+            service.life.suspend("the generation is lost")
+        self._journals[shard].close()
+        self._journals[shard] = journal = self._journal(shard)
+        self.services[shard] = revived = self._service(shard)
+        revived.life.replay(journal.replay())
+        for transport in self.transports:
+            transport.suspend()
+        servers = {i: ResumeRange(*service.life.resume_range) for i, service in enumerate(self.services)}
+        ranges = {i: ResumeRange(*t.resume_range(), holds=True) for i, t in enumerate(self.transports)}
+        start = agreed_start(servers, ranges)
+        assert start is not None and not start.lacking, (servers, ranges)
+        self._generation += 1
+        for service in self.services:
+            service.life.begin(self._generation, start.step)
+        self._wires = [self._wire() for _ in range(RANKS)]
+        for transport, wire in zip(self.transports, self._wires, strict=True):
+            transport.renew(wire, self._generation, start.step)
+
+    def digests(self) -> list[str]:
+        return [str(service.report()["digest"]) for service in self.services]
+
+
+def train(cluster: Cluster, rank: int, errors: list[BaseException]) -> None:
+    """Gradients that a float32 adds without rounding: the order of the ranks' pushes does not matter."""
+    client, random_ids = cluster.clients[rank], np.random.default_rng(rank)
+    try:
+        for step in range(STEPS):
+            ids = {name: np.unique(random_ids.integers(0, 60, 20)) for name in ("item", "tag")}
+            request = client.request(ids)
+            rows = client.pull(step, request).result()
+            grads = client.gradients(step, request)
+            for name in rows:
+                grads[name][:] = 1.0 + rank + step % 3
+            client.push(step, request, grads, last=step == STEPS - 1)
+        client.fence(STEPS)
+    except BaseException as error:
+        errors.append(error)
+
+
+def trained(cluster: Cluster, kills: int, chance: random.Random) -> list[str]:
+    errors: list[BaseException] = []
+    threads = [threading.Thread(target=train, args=(cluster, rank, errors)) for rank in range(RANKS)]
+    for thread in threads:
+        thread.start()
+    for _ in range(kills):
+        time.sleep(chance.uniform(0.0, 0.03))
+        cluster.kill(chance.randrange(SERVERS))
+    for thread in threads:
+        thread.join(60)
+        assert not thread.is_alive()
+    assert not errors, errors[0]
+    return cluster.digests()
+
+
+@pytest.mark.parametrize("mode", ["sync", "bounded"])
+@pytest.mark.parametrize("compression", [PLAIN, CODED, LATER], ids=["plain", "coded", "top_k"])
+@pytest.mark.parametrize("seed", range(3))
+def test_servers_that_die_change_no_bit(tmp_path: Path, mode: str, compression: CompressionConfig, seed: int) -> None:
+    chance = random.Random(seed)
+    undisturbed = trained(Cluster(tmp_path / "one", mode, compression, seed), 0, chance)
+    assert trained(Cluster(tmp_path / "two", mode, compression, seed), KILLS, chance) == undisturbed
+
+
+def test_what_is_sent_between_two_generations_waits(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "bounded", PLAIN, 0)
+    client, transport = cluster.clients[0], cluster.transports[0]
+    transport.suspend()
+    pull = client.pull(0, client.request({"item": np.arange(5)}))
+    assert not any(future.done() for _, future in pull.futures)
+    transport.renew(LocalTransport([service.handle for service in cluster.services]), 1, 0)
+    assert pull.result()["item"].shape == (5, 4)
+
+
+def test_an_answered_push_is_kept_in_sync_until_the_next_step_has_begun(tmp_path: Path) -> None:
+    for mode in ("sync", "bounded"):
+        cluster = Cluster(tmp_path / mode, mode, PLAIN, 0)
+        for client in cluster.clients:
+            request = client.request({"item": np.arange(5)})
+            client.pull(0, request).result()
+            client.push(0, request, client.gradients(0, request))
+            client.wait_acknowledged()
+        assert cluster.transports[0].resume_range() == (0, 1)
+        assert len(cluster.transports[0]._kept) == (2 if mode == "sync" else 0)
+        pulls = [client.pull(1, client.request({"item": np.arange(5)})) for client in cluster.clients]
+        assert [pull.result() is not None for pull in pulls] == [True, True]
+        assert not cluster.transports[0]._kept
+
+
+def test_a_job_that_is_over_ends_every_call_with_its_error(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "bounded", PLAIN, 0)
+    client, transport = cluster.clients[0], cluster.transports[0]
+    transport.suspend()
+    waiting = client.pull(0, client.request({"item": np.arange(5)}))
+    transport.fail(JobStopped("it is over"))
+    for pull in (waiting, client.pull(1, client.request({"item": np.arange(5)}))):
+        with pytest.raises(JobStopped, match="it is over"):
+            pull.result()
+
+
+def test_a_lost_call_is_told_once_it_fails_and_not_to_its_caller(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "bounded", PLAIN, 0)
+    told: list[str] = []
+    transport = LastingTransport(
+        LocalTransport([]), ConsistencyConfig(), by_reference=False, on_loss=lambda: told.append(transport.loss)
+    )
+    reply = transport.send(0, cluster.clients[0].calls.allocate(4, 0).buffer, timeout_s=1.0)  # type: ignore[arg-type]
+    assert told == ["server 0 cannot be reached: the transport is closed"] and not reply.done()
