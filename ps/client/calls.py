@@ -19,12 +19,16 @@ from shardkeep.ps.wire.message import Kind, Packed, allocate, read, text_message
 class ServerCalls:
     """Calls of one worker. Thread safe, except `regroup` and `extend_deadlines`."""
 
-    def __init__(self, transport: Transport, *, rank: int, generation: int, timeout_s: float) -> None:
+    def __init__(
+        self, transport: Transport, *, rank: int, generation: int, timeout_s: float, patience_s: float = 0.0
+    ) -> None:
+        """`patience_s`: seconds more for a reply, where the transport itself ends a call."""
         self.rank = rank
         self._transport = transport
         self._generation = generation
         self._timeout_s = timeout_s
         self._extra_s = 0.0
+        self._patience_s = patience_s
 
     def regroup(self, transport: Transport, generation: int) -> None:
         """Continues over another generation's transport."""
@@ -56,7 +60,7 @@ class ServerCalls:
 
         Raises DeadlineExceeded, TransportError, RemoteError for an ERROR, CorruptMessage, and ProtocolError for a
         reply of another kind."""
-        timeout_s = (self.limit_s if limit_s is None else limit_s) + 1.0
+        timeout_s = (self.limit_s if limit_s is None else limit_s) + 1.0 + self._patience_s
         packed = wait_for_reply(future, peer=f"server {server}", timeout_s=timeout_s)
         try:
             reply = read(packed)

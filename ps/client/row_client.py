@@ -45,18 +45,22 @@ class RowClient:
         consistency: ConsistencyConfig | None = None,
         compression: CompressionConfig | None = None,
         timeout_s: float = 30.0,
+        patience_s: float = 0.0,
         seed: int = 0,
         history: int = 0,
         num_workers: int = 1,
     ) -> None:
-        """`seed`: for initial values and stochastic rounding; `history`: steps by which `regroup` can go back;
+        """`patience_s`: seconds more for a reply, where the transport itself ends a call (`LastingTransport`);
+        `seed`: for initial values and stochastic rounding; `history`: steps by which `regroup` can go back;
         `num_workers`: of the job."""
         consistency = consistency or ConsistencyConfig()
         compression = compression or CompressionConfig()
         self._catalog = catalog = Catalog(tables)
         self._sync = consistency.mode == "sync"
         self.tables = {spec.name: spec for spec in tables}
-        self.calls = ServerCalls(transport, rank=rank, generation=generation, timeout_s=timeout_s)
+        self.calls = ServerCalls(
+            transport, rank=rank, generation=generation, timeout_s=timeout_s, patience_s=patience_s
+        )
         self.admin = AdminClient(self.calls.admin_replies)
         self.memory = RowMemory(catalog, compression, history=history, num_workers=num_workers)
         """Residuals and cached rows."""

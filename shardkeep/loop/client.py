@@ -21,12 +21,13 @@ from shardkeep.compression.ledger import Ledger
 from shardkeep.loop.ahead import Pending, PullsAhead, batches_with_rows
 from shardkeep.loop.demands import Demands, IdsByTable
 from shardkeep.loop.gradients import gradients_of
-from shardkeep.loop.joining import Tables, checked_tables, join, loop_config, row_client, run_of
+from shardkeep.loop.joining import Tables, checked_tables, join, loop_config, metered, row_client, run_of
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.control.grpc.addresses import check_exposed
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.transport.local import LocalTransport
+from shardkeep.ps.transport.metered import Traffic
 from shardkeep.roles.access import endpoint_of
 from shardkeep.roles.kernel_needs import needed_kernels
 from shardkeep.roles.place import index_of
@@ -108,7 +109,9 @@ class EmbeddingClient:
         ending = contextlib.ExitStack()
         ending.callback(service.close, "the client is closed")
         ending.callback(transport.close)
-        return cls(*row_client(config, transport, tables, rank=0, generation=0), ending)
+        traffic = Traffic()
+        rows = row_client(config, metered(transport, traffic), tables, rank=0, generation=0)
+        return cls(rows, traffic.ledger, ending)
 
     @staticmethod
     @contextlib.contextmanager
@@ -120,6 +123,7 @@ class EmbeddingClient:
         consistency: ConsistencyConfig | str = "bounded",
         compression: CompressionConfig | None = None,
         run_dir: str | Path | None = None,
+        restarts: int = 3,
     ) -> Iterator[EmbeddingClient]:
         """Creates the tables in server processes on this machine, which run until the `with` block ends.
 
@@ -128,6 +132,9 @@ class EmbeddingClient:
         At the end of the block, the servers apply all pushes and every process ends. The processes also end when the
         block raises and when this process is killed. Nothing is saved.
 
+        A server or the coordinator that dies is replaced, with all its rows: calls take some seconds longer, and in
+        `sync` no bit changes. For this each server writes the pushes that it receives to the run folder.
+
         Args:
             tables: Each with a name, a dim, an optimizer and an initializer.
             servers: Number of server processes. A hash of an id selects its server.
@@ -135,16 +142,21 @@ class EmbeddingClient:
             consistency: "sync", "bounded", "async" or a ConsistencyConfig.
             compression: Compression of pushes and pulls; None = none.
             run_dir: New folder for logs and summary.json; None = a temporary one, kept only if the servers fail.
+            restarts: Deaths of one process, without a step in between, after which it is replaced; 0 = none.
 
         Raises:
             UserError: A setting is wrong.
-            JobError: A process died. The text names the process and the folder of its log.
+            JobError: A process died and was not replaced. The text names the process and the folder of its log.
         """
         from shardkeep.loop.serve import CLOSE_S, server_processes
 
         if servers < 1:
             raise ConfigError(f"servers: {servers}; allowed: 1 or more, or EmbeddingClient.local for none")
-        config = loop_config(servers=servers, seed=seed, consistency=consistency, compression=compression)
+        if restarts < 0:
+            raise ConfigError(f"restarts: {restarts}; allowed: 0 or more")
+        config = loop_config(
+            servers=servers, seed=seed, consistency=consistency, compression=compression, restarts=restarts
+        )
         tables = checked_tables(tables, config)
         with server_processes(config, tables, run_dir) as serving:
             with connect(serving.run, index=0, tables=tables) as client:

@@ -10,17 +10,21 @@ from typing import NamedTuple
 
 from shardkeep.base.compiling.kernels import load_kernels
 from shardkeep.base.errors import ConfigError, UserError
+from shardkeep.base.settings import DAY_S
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.ledger import Ledger
 from shardkeep.config import JobConfig, check_decay, load_config, parse_config
+from shardkeep.loop.rejoining import Rejoining
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, LivenessConfig, TableConfig, TableSpec
 from shardkeep.ps.control.grpc.client import ControlClient
+from shardkeep.ps.transport.lasting import LastingTransport
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
 from shardkeep.ps.transport.transport import Transport
 from shardkeep.roles.group import join_group
 from shardkeep.roles.kernel_needs import needed_kernels
 from shardkeep.roles.membership import Membership
+from shardkeep.workers.config import CheckpointConfig
 
 Tables = Sequence[TableSpec]
 
@@ -67,14 +71,30 @@ def join(
         specs = _tables_of(config) if specs is None else specs
         _check_decay(specs, config)
         formation = control.join(specs)
-        transport = join_group(config, formation, "worker", index, host, None)
+        group: Transport = join_group(config, formation, "worker", index, host, None)
+        traffic = Traffic()
+        transport = metered(group, traffic)
+        if config.liveness.restarts:
+            transport = lasting = LastingTransport(
+                transport,
+                config.consistency,
+                by_reference=config.compression.ids == "coded",
+                on_loss=control.wake,
+            )
+            rejoining = Rejoining(control, config, formation, specs, lasting, lambda new: metered(new, traffic))
+            stack.callback(rejoining.close)
         stack.callback(transport.close)
-        counted = row_client(config, transport, formation.tables, rank=index, generation=formation.generation)
-        return Joined(*counted, stack.pop_all(), formation.start_step, control, config.workers)
+        rows = row_client(config, transport, formation.tables, rank=index, generation=formation.generation)
+        return Joined(rows, traffic.ledger, stack.pop_all(), formation.start_step, control, config.workers)
 
 
 def loop_config(
-    *, servers: int, seed: int, consistency: ConsistencyConfig | str, compression: CompressionConfig | None
+    *,
+    servers: int,
+    seed: int,
+    consistency: ConsistencyConfig | str,
+    compression: CompressionConfig | None,
+    restarts: int = 0,
 ) -> JobConfig:
     """The config of a job of servers and one trainer. Raises ConfigError."""
     if isinstance(consistency, str):
@@ -88,7 +108,8 @@ def loop_config(
         workers=1,
         consistency=consistency,
         compression=compression or CompressionConfig(),
-        liveness=LivenessConfig(restarts=0),  # only the caller, who owns the loop, could repeat a step
+        checkpoint=CheckpointConfig(every_steps=0),
+        liveness=LivenessConfig(restarts=restarts),
     )
 
 
@@ -104,7 +125,7 @@ def config_around(
     job = {"name": "custom-loop", "workers": 1, "servers": 2, **given}
     job |= {} if servers is None else {"servers": servers}
     job |= {} if trainers is None else {"workers": trainers}
-    job["liveness"] = {**given.get("liveness", {}), "restarts": 0}  # type: ignore[dict-item]
+    job["checkpoint"] = {**given.get("checkpoint", {}), "every_steps": 0}  # type: ignore[dict-item]
     if not job["servers"]:
         raise ConfigError("servers: 0; allowed: 1 or more, or EmbeddingClient.local in the script")
     return JobConfig.model_validate(job)
@@ -143,13 +164,16 @@ def _tables_of(config: JobConfig) -> list[TableSpec]:
     return [config.table(name) for name in names]
 
 
-def row_client(
-    config: JobConfig, transport: Transport, tables: Tables, *, rank: int, generation: int
-) -> tuple[RowClient, Ledger]:
-    """Returns a client and the ledger of its bytes."""
-    traffic = Traffic()
-    client = RowClient(
-        MeteredTransport(transport, LedgerMeter(traffic)),
+def metered(transport: Transport, traffic: Traffic) -> Transport:
+    """The transport of one generation; `traffic` counts its bytes."""
+    return MeteredTransport(transport, LedgerMeter(traffic))
+
+
+def row_client(config: JobConfig, transport: Transport, tables: Tables, *, rank: int, generation: int) -> RowClient:
+    """Returns a client that sends through `transport`."""
+    lasts = isinstance(transport, LastingTransport)
+    return RowClient(
+        transport,
         tables=tables,
         rank=rank,
         generation=generation,
@@ -157,5 +181,5 @@ def row_client(
         compression=config.compression,
         seed=config.seed,
         timeout_s=config.liveness.step_timeout_s,
+        patience_s=DAY_S if lasts else 0.0,  # its calls end by themselves, after the servers have formed again
     )
-    return client, traffic.ledger

@@ -13,15 +13,19 @@ from pathlib import Path
 from shardkeep.base.compiling.kernels import compile_kernels
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import JobError, ShardkeepError, TransportError
+from shardkeep.base.log import EventLog
 from shardkeep.config import JobConfig
 from shardkeep.launch.children import Spawn
 from shardkeep.launch.coordinator_line import CoordinatorLine
 from shardkeep.launch.processes import JobProcesses
+from shardkeep.launch.replacing import Replacing
 from shardkeep.launch.role_starts import RoleStarts
+from shardkeep.launch.silence import watch_silence
 from shardkeep.ps.config import TableSpec
 from shardkeep.roles.kernel_needs import needed_kernels
 from shardkeep.run.folder import RunFolder
 
+_log = EventLog("custom")
 POLL_S = 0.05
 CLOSE_S = 10.0
 """Seconds the processes get to end after the trainer has left."""
@@ -33,14 +37,14 @@ DEATH_S = 0.5
 class Serving:
     """A coordinator and servers that run. `run`: the run folder, which names the coordinator's address."""
 
-    def __init__(self, run: Path, processes: JobProcesses) -> None:
+    def __init__(self, run: Path, processes: JobProcesses, replacing: Replacing) -> None:
         self.run = run
-        self._processes = processes
+        self._processes, self._replacing = processes, replacing
 
     def died(self) -> str:
-        """How the first of them ended that a signal ended; "" = none. Others end when the job fails, which their
-        trainers tell."""
-        return next((death.text() for death in self._processes.deaths() if death.by_signal), "")
+        """How the first of them ended that a signal ended and that is not replaced; "" = none. Others end when the job
+        fails, which their trainers tell."""
+        return next((death.text() for death in self._replacing.fatal() if death.by_signal), "")
 
     def wait(self, limit_s: float) -> bool:
         """Waits until all have ended; whether they have."""
@@ -61,11 +65,21 @@ def server_processes(config: JobConfig, tables: Sequence[TableSpec], run_dir: st
     """
     compile_kernels(needed_kernels(config, "server", "client", tables=tables))
     with _run_folder(run_dir, config) as folder:
-        processes = JobProcesses(
-            RoleStarts(config, folder, Spawn(), {}, code_folder=None, start_step=0), CoordinatorLine(folder)
+        line = CoordinatorLine(folder)
+        processes = JobProcesses(RoleStarts(config, folder, Spawn(), {}, code_folder=None, start_step=0), line)
+        replacing = Replacing(
+            processes,
+            line,
+            folder,
+            limit=config.liveness.restarts,
+            step=lambda: _step(line),
+            say=lambda text: _log.warning(text),
         )
-        with _ending(processes, folder), _naming_the_dead(processes, folder):
-            yield Serving(_started(processes, folder, config), processes)
+        with _ending(processes, folder, line, replacing), _naming_the_dead(processes, folder):
+            run = _started(processes, folder, config)
+            if config.liveness.restarts:
+                watch_silence(line, processes.coordinator, lease_s=config.liveness.lease_s)
+            yield Serving(run, processes, replacing)
 
 
 def _started(processes: JobProcesses, folder: RunFolder, config: JobConfig) -> Path:
@@ -83,23 +97,36 @@ def _started(processes: JobProcesses, folder: RunFolder, config: JobConfig) -> P
 
 
 @contextlib.contextmanager
-def _ending(processes: JobProcesses, folder: RunFolder) -> Iterator[None]:
-    """Runs a thread that reports dead servers to the coordinator. Ends every process afterwards."""
+def _ending(processes: JobProcesses, folder: RunFolder, line: CoordinatorLine, replacing: Replacing) -> Iterator[None]:
+    """Runs a thread that replaces dead servers. Ends every process afterwards."""
     over = threading.Event()
-    reporter = threading.Thread(target=_report_deaths, args=(processes, over), name="report-deaths", daemon=True)
-    reporter.start()
+    watch = threading.Thread(target=_watch, args=(processes, replacing, over), name="replace-dead", daemon=True)
+    watch.start()
     try:
         yield
     finally:
         over.set()
-        reporter.join()
+        watch.join()
+        line.close()
         processes.end(grace_s=TERMINATE_S)
         folder.forget_token()
+        folder.forget_recovery()
 
 
-def _report_deaths(processes: JobProcesses, over: threading.Event) -> None:
+def _watch(processes: JobProcesses, replacing: Replacing, over: threading.Event) -> None:
     while not over.wait(POLL_S):
+        replacing.replace_dead()
         processes.report_deaths()
+
+
+def _step(line: CoordinatorLine) -> int | None:
+    """The last step that the coordinator knows of; None = it does not answer, or there is none."""
+    from shardkeep.ps.control.grpc.client import fetch_status
+
+    with contextlib.suppress(ShardkeepError):
+        if (endpoint := line.endpoint()) is not None:
+            return max((member.step for member in fetch_status(endpoint, timeout_s=1.0).members), default=None)
+    return None
 
 
 @contextlib.contextmanager

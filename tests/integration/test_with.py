@@ -68,8 +68,9 @@ def test_torchrun_trains_on_servers_that_start_and_end_with_it(tmp_path: Path, s
     assert (RunFolder(tmp_path / "run").summary() or {})["status"] == "completed"
 
 
-def test_a_server_that_dies_ends_the_command_with_its_name(tmp_path: Path, start: Start) -> None:
-    job = start(sys.executable, "train.py", steps=10_000_000, options=("--servers", "1"))
+def test_without_restarts_a_server_that_dies_ends_the_command_with_its_name(tmp_path: Path, start: Start) -> None:
+    options = ("--servers", "1", "--set", "liveness.restarts=0")
+    job = start(sys.executable, "train.py", steps=10_000_000, options=options)
     job.line("five", limit_s=60)
     (server,) = servers(tmp_path)
     kill([server])

@@ -21,6 +21,7 @@ import shardkeep
 from shardkeep import EmbeddingClient, Lookup, TableConfig, TableSpec, connect
 from shardkeep.base.errors import ConfigError, DataError, JobError, ShardkeepError, UserError
 from shardkeep.base.files import atomic_write
+from shardkeep.compression.config import CompressionConfig
 from shardkeep.launch.children import SHARDKEEP
 from shardkeep.ps.control.grpc.endpoint import make_token
 from shardkeep.run.folder import RunFolder
@@ -262,7 +263,9 @@ def shardkeep_children() -> list[psutil.Process]:
 
 
 @pytest.mark.processes
-def test_a_script_serves_twice_and_a_server_that_dies_ends_its_loop_with_its_name(tmp_path: Path) -> None:
+def test_a_script_serves_twice_and_without_restarts_a_server_that_dies_ends_its_loop_with_its_name(
+    tmp_path: Path,
+) -> None:
     before = shardkeep_children()  # the stand-ins' fork server, if other tests ran
     expected = _local_digest()
     with EmbeddingClient.serve(TABLES, servers=1, seed=5, consistency="sync", run_dir=tmp_path / "first") as client:
@@ -275,7 +278,7 @@ def test_a_script_serves_twice_and_a_server_that_dies_ends_its_loop_with_its_nam
     run = tmp_path / "second"
     with (
         pytest.raises(JobError) as told,
-        EmbeddingClient.serve(TABLES, servers=2, seed=5, consistency="sync", run_dir=run) as client,
+        EmbeddingClient.serve(TABLES, servers=2, seed=5, consistency="sync", run_dir=run, restarts=0) as client,
     ):
         some_steps(client)
         assert client.summary(digest=True)["state_digest"] == expected
@@ -285,6 +288,33 @@ def test_a_script_serves_twice_and_a_server_that_dies_ends_its_loop_with_its_nam
             some_steps(client, client.step)
     assert f"server 1 (pid {pid}) ended: killed by SIGKILL" in str(told.value)
     assert shardkeep_children() == before
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+@pytest.mark.parametrize("compression", [None, {"ids": "coded", "push": {"keep_rows": 0.5, "pool_rows": 64}}])
+def test_a_loop_goes_on_with_equal_bits_when_a_server_or_the_coordinator_dies(
+    tmp_path: Path, compression: Any, caplog: Any
+) -> None:
+    settings = {"seed": 5, "consistency": "sync", "compression": compression and CompressionConfig(**compression)}
+    with EmbeddingClient.local(TABLES, **settings) as client:
+        some_steps(client, count=40)
+        expected = client.summary(digest=True)["state_digest"]
+    with EmbeddingClient.serve(TABLES, servers=2, run_dir=tmp_path / "run", **settings) as client:
+        for first, (role, index) in zip((0, 10, 20, 30), (("server", 1), ("server", 0), ("coordinator", 0), ("", 0))):
+            some_steps(client, first, count=10)
+            members = {(m["role"], m["index"]): m["pid"] for m in RunFolder(tmp_path / "run").member_list()}
+            if role == "coordinator":
+                (pid,) = [p.pid for p in shardkeep_children() if "coordinator" in p.cmdline()]
+                os.kill(pid, signal.SIGKILL)
+            elif role:
+                os.kill(members[role, index], signal.SIGKILL)
+        found = client.summary(digest=True)
+    assert (found["state_digest"], found["steps"]) == (expected, 40)
+    told = [record.getMessage() for record in caplog.records if "starting another" in record.getMessage()]
+    assert [text.split(" (pid")[0] for text in told] == ["server 1", "server 0", "coordinator 0"]
+    recoveries = (RunFolder(tmp_path / "run").summary() or {})["recoveries"]
+    assert [record["lost_steps"] for record in recoveries] == [0, 0, 0]
 
 
 @pytest.mark.slow

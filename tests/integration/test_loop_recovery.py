@@ -1,0 +1,86 @@
+"""Servers die under a loop of the user's own, two trainers with gloo DDP: the same rows and model as undisturbed."""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from shardkeep.run.folder import RunFolder
+from tests.support.cluster import Command, kill
+
+pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(400)]
+
+STEPS, KILLS = 120, 4
+SCRIPT = f"""
+import hashlib, json, os, torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+import shardkeep
+from shardkeep.nn import EmbeddingBagCollection
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+with shardkeep.connect() as client:
+    bags = EmbeddingBagCollection(client, {{"user": "user", "tags": "tag"}}, pooling="mean")
+    torch.manual_seed(0)
+    top = DistributedDataParallel(nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(top.parameters(), lr=0.01)
+    random = torch.Generator().manual_seed(rank)
+    parts = [
+        {{"user": torch.randint(0, 50, (16,), generator=random), "tags": torch.randint(0, 90, (16, 3), generator=random)}}
+        for _ in range({STEPS})
+    ]
+    coming = [bags.prefetch(parts[0])]
+    for step, part in enumerate(parts):
+        if step + 1 < {STEPS}:
+            coming.append(bags.prefetch(parts[step + 1]))
+        rows = bags(coming.pop(0))
+        score = top(torch.cat([rows["user"], rows["tags"]], dim=1))[:, 0]
+        optimizer.zero_grad()
+        nn.functional.binary_cross_entropy_with_logits(score, (part["user"] % 2).float()).backward()
+        optimizer.step()
+        if rank == 0:
+            print("step", step, flush=True)
+    digest = client.summary(digest=True)["state_digest"]
+    if rank == 0:
+        tower = b"".join(p.detach().numpy().tobytes() for p in top.parameters())
+        print("found", digest, hashlib.sha256(tower).hexdigest(), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+TABLES = "tables: {user: {dim: 8, optimizer: {name: adagrad, lr: 0.05}}, tag: {dim: 8, optimizer: {name: adam}}}\n"
+BY_REFERENCE = "compression: {ids: coded, push: {keep_rows: 0.5, pool_rows: 4096, values: bf16}}\n"
+
+
+def trained(folder: Path, settings: str, kills: int, chance: random.Random) -> str:
+    """The digests of rows and model."""
+    folder.mkdir()
+    (folder / "train.py").write_text(SCRIPT)
+    (folder / "tables.yaml").write_text("servers: 2\nconsistency: sync\nseed: 5\n" + TABLES + settings)
+    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py")
+    job = Command("with", "--config", "tables.yaml", "--run-dir", "run", "--", *torchrun, cwd=folder)
+    try:
+        for step in sorted(chance.sample(range(5, STEPS - 5), kills)):
+            job.line(f"step {step}", limit_s=60)
+            servers = [m for m in RunFolder(folder / "run").member_list() if m["role"] == "server"]
+            kill([psutil.Process(chance.choice(servers)["pid"])])
+        line = job.line("found", limit_s=120)
+        assert job.end(limit_s=60).code == 0
+        return line
+    finally:
+        job.kill()
+
+
+@pytest.mark.parametrize("settings", ["", BY_REFERENCE], ids=["plain", "by_reference"])
+def test_servers_that_die_change_no_bit_of_two_trainers(tmp_path: Path, settings: str) -> None:
+    chance = random.Random(len(settings))
+    undisturbed = trained(tmp_path / "one", settings, 0, chance)
+    assert trained(tmp_path / "two", settings, KILLS, chance) == undisturbed
+    summary = RunFolder(tmp_path / "two" / "run").summary() or {}
+    assert summary["status"] == "completed" and summary["steps"] == STEPS
+    deaths = [death for record in summary["recoveries"] for death in record["died"]]
+    assert len(deaths) == KILLS, json.dumps(summary["recoveries"])
