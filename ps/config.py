@@ -252,6 +252,9 @@ class RecoveryConfig(Settings):
     max_lost_steps: int | None = Field(None, ge=0)
     """Trained steps that may be lost by going back to a checkpoint; a job that would lose more ends. Left out = one
     checkpoint period; 0 if no checkpoints are kept."""
+    max_journal_bytes: int | None = Field(None, ge=1_000_000)
+    """Bytes of one server's journal above which it is given up: the server cannot be replaced then. Left out = no
+    limit; under a loop of your own, 8 GB."""
 
 
 class LivenessConfig(Settings):

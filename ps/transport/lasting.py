@@ -89,6 +89,11 @@ class LastingTransport:
                 self._follow(sent, transport.send(server, message, then, timeout_s=timeout_s))
         return sent.reply
 
+    @property
+    def num_kept(self) -> int:
+        """Answered calls that would be sent again."""
+        return len(self._kept)
+
     def resume_range(self) -> tuple[int, int]:
         """The first and the last step at which the servers could begin another generation.
 
@@ -101,10 +106,6 @@ class LastingTransport:
         elif not self._stages:
             first = min(first, 1)
         return first, self._next_step
-
-    def begin(self, step: int) -> None:
-        """Counts pushes from `step` on, where a client begins later than at step 0."""
-        self._next_step = step
 
     def suspend(self) -> None:
         """Closes the lost generation's transport. Messages wait until `renew`."""

@@ -101,7 +101,7 @@ class EmbeddingClient:
         Raises:
             ConfigError: A setting or a table is wrong.
         """
-        config = loop_config(servers=0, seed=seed, consistency=consistency, compression=compression)
+        config = loop_config(0, seed, consistency, compression)
         tables = checked_tables(tables, config)
         load_kernels(needed_kernels(config, "server", "client", tables=tables))
         service = build_service(config, tables, shard=0, generation=0)
@@ -130,10 +130,8 @@ class EmbeddingClient:
             with EmbeddingClient.serve([TableSpec(name="user", dim=16)], servers=2) as client: ...
 
         At the end of the block, the servers apply all pushes and every process ends. The processes also end when the
-        block raises and when this process is killed. Nothing is saved.
-
-        A server or the coordinator that dies is replaced, with all its rows: calls take some seconds longer, and in
-        `sync` no bit changes. For this each server writes the pushes that it receives to the run folder.
+        block raises and when this process is killed. Nothing is saved. A server or the coordinator that dies is
+        replaced, with all rows: calls take some seconds longer, and in `sync` no bit changes.
 
         Args:
             tables: Each with a name, a dim, an optimizer and an initializer.
@@ -142,7 +140,7 @@ class EmbeddingClient:
             consistency: "sync", "bounded", "async" or a ConsistencyConfig.
             compression: Compression of pushes and pulls; None = none.
             run_dir: New folder for logs and summary.json; None = a temporary one, kept only if the servers fail.
-            restarts: Deaths of one process, without a step in between, after which it is replaced; 0 = none.
+            restarts: Deaths of one process in a row, without a step, that are survived; 0 = none, and no journal.
 
         Raises:
             UserError: A setting is wrong.
@@ -150,13 +148,10 @@ class EmbeddingClient:
         """
         from shardkeep.loop.serve import CLOSE_S, server_processes
 
-        if servers < 1:
-            raise ConfigError(f"servers: {servers}; allowed: 1 or more, or EmbeddingClient.local for none")
-        if restarts < 0:
-            raise ConfigError(f"restarts: {restarts}; allowed: 0 or more")
-        config = loop_config(
-            servers=servers, seed=seed, consistency=consistency, compression=compression, restarts=restarts
-        )
+        least = {"servers": (servers, 1), "restarts": (restarts, 0)}
+        if wrong := [f"{name}: {given}; allowed: {m} or more" for name, (given, m) in least.items() if given < m]:
+            raise ConfigError(wrong[0])
+        config = loop_config(servers, seed, consistency, compression, restarts)
         tables = checked_tables(tables, config)
         with server_processes(config, tables, run_dir) as serving:
             with connect(serving.run, index=0, tables=tables) as client:

@@ -16,7 +16,7 @@ from shardkeep.compression.ledger import Ledger
 from shardkeep.config import JobConfig, check_decay, load_config, parse_config
 from shardkeep.loop.rejoining import Rejoining
 from shardkeep.ps.client.row_client import RowClient
-from shardkeep.ps.config import ConsistencyConfig, LivenessConfig, TableConfig, TableSpec
+from shardkeep.ps.config import ConsistencyConfig, LivenessConfig, RecoveryConfig, TableConfig, TableSpec
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.transport.lasting import LastingTransport
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
@@ -27,6 +27,8 @@ from shardkeep.roles.membership import Membership
 from shardkeep.workers.config import CheckpointConfig
 
 Tables = Sequence[TableSpec]
+JOURNAL_BYTES = 8_000_000_000
+"""Of one server's journal, which no checkpoint of a loop shortens."""
 
 
 class Joined(NamedTuple):
@@ -89,7 +91,6 @@ def join(
 
 
 def loop_config(
-    *,
     servers: int,
     seed: int,
     consistency: ConsistencyConfig | str,
@@ -110,6 +111,7 @@ def loop_config(
         compression=compression or CompressionConfig(),
         checkpoint=CheckpointConfig(every_steps=0),
         liveness=LivenessConfig(restarts=restarts),
+        recovery=RecoveryConfig(max_journal_bytes=JOURNAL_BYTES),
     )
 
 
@@ -126,6 +128,7 @@ def config_around(
     job |= {} if servers is None else {"servers": servers}
     job |= {} if trainers is None else {"workers": trainers}
     job["checkpoint"] = {**given.get("checkpoint", {}), "every_steps": 0}  # type: ignore[dict-item]
+    job["recovery"] = {"max_journal_bytes": JOURNAL_BYTES, **given.get("recovery", {})}  # type: ignore[dict-item]
     if not job["servers"]:
         raise ConfigError("servers: 0; allowed: 1 or more, or EmbeddingClient.local in the script")
     return JobConfig.model_validate(job)

@@ -1,6 +1,6 @@
 """Rejoining: the thread by which a loop's client follows its servers from one generation to the next.
 
-Never the user's call does it: another trainer may stand in the user's own all-reduce and wait for this one.
+It is a thread, because another trainer may be in the user's own all-reduce and wait for this one.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Rejoining:
         self._formation = formation
         if formation.restores or formation.lacking:
             who = "the servers" if formation.restores else f"worker {formation.lacking[0]}"
-            raise MemberLost(f"{who} cannot continue at step {last}: start all trainers again")
+            raise MemberLost(f"{why}; {who} cannot continue at step {last}: start all trainers again")
         try:
             group = join_group(config, formation, "worker", index, control.member.host, None, lost=control.lost)
             self._transport.renew(self._metered(group), formation.generation, formation.start_step)

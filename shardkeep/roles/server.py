@@ -22,7 +22,7 @@ from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.grpc.endpoint import Endpoint
 from shardkeep.ps.control.records import ANY_STEP, Formation, ResumeRange
 from shardkeep.ps.rpc.group import RpcGroup
-from shardkeep.ps.shard.journal.journal import Journal
+from shardkeep.ps.shard.journal.journal import GIVEN_UP, Journal
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.shard.snapshot.files import load_snapshots
 from shardkeep.ps.shard.snapshot.index import earlier_steps
@@ -113,7 +113,12 @@ class _Life:
         self._journal: Journal | None = None
         if config.liveness.restarts and config.journal != "off":
             self.kept = replaced_folder(control, folder)
-            self._journal = Journal(self.kept / "journal", sync=config.journal == "fsync")
+            self._journal = Journal(
+                self.kept / "journal",
+                sync=config.journal == "fsync",
+                limit_bytes=config.recovery.max_journal_bytes,
+                on_given_up=self._journal_given_up,
+            )
         self._profile = _open_profile(config, folder, self._index)
         if control.before is not None:
             self._agreed.follow(control.before)
@@ -224,10 +229,17 @@ class _Life:
             return missed(self._control, "its journal")
         if self._journal.base <= step:
             return ""
+        if self._journal.base == GIVEN_UP:
+            return f"the journal of server {self._index} was given up (recovery.max_journal_bytes)"
         return (
             f"the journal of server {self._index} begins after the checkpoint of step {self._journal.base}, which is "
             f"missing in {self._agreed.checkpoints.folder}"
         )
+
+    def _journal_given_up(self, size: int) -> None:
+        text = f"the journal of server {self._index} has {size / 1e9:.1f} GB and is given up: it cannot be replaced now"
+        _log.warning(text)
+        self._control.report("event", {"text": text})
 
     def _build(self, tables: Sequence[TableSpec], resumed: Checkpoint | None) -> ShardService:
         return build_service(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import sys
 from pathlib import Path
@@ -10,33 +11,35 @@ from pathlib import Path
 import psutil
 import pytest
 
+from benchmarks.harness import write
 from shardkeep.run.folder import RunFolder
 from tests.support.cluster import Command, kill
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(400)]
 
 STEPS, KILLS = 120, 4
-SCRIPT = f"""
+SCRIPT = """
 import hashlib, json, os, torch, torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 import shardkeep
 from shardkeep.nn import EmbeddingBagCollection
 dist.init_process_group("gloo")
+steps = int(os.environ["STEPS"])
 rank = dist.get_rank()
 with shardkeep.connect() as client:
-    bags = EmbeddingBagCollection(client, {{"user": "user", "tags": "tag"}}, pooling="mean")
+    bags = EmbeddingBagCollection(client, {"user": "user", "tags": "tag"}, pooling="mean")
     torch.manual_seed(0)
     top = DistributedDataParallel(nn.Linear(16, 1))
     optimizer = torch.optim.Adam(top.parameters(), lr=0.01)
     random = torch.Generator().manual_seed(rank)
     parts = [
-        {{"user": torch.randint(0, 50, (16,), generator=random), "tags": torch.randint(0, 90, (16, 3), generator=random)}}
-        for _ in range({STEPS})
+        {name: torch.randint(0, 50, shape, generator=random) for name, shape in (("user", (16,)), ("tags", (16, 3)))}
+        for _ in range(steps)
     ]
     coming = [bags.prefetch(parts[0])]
     for step, part in enumerate(parts):
-        if step + 1 < {STEPS}:
+        if step + 1 < steps:
             coming.append(bags.prefetch(parts[step + 1]))
         rows = bags(coming.pop(0))
         score = top(torch.cat([rows["user"], rows["tags"]], dim=1))[:, 0]
@@ -56,15 +59,17 @@ TABLES = "tables: {user: {dim: 8, optimizer: {name: adagrad, lr: 0.05}}, tag: {d
 BY_REFERENCE = "compression: {ids: coded, push: {keep_rows: 0.5, pool_rows: 4096, values: bf16}}\n"
 
 
-def trained(folder: Path, settings: str, kills: int, chance: random.Random) -> str:
+def trained(folder: Path, settings: str, kills: int, chance: random.Random, *, steps: int = STEPS) -> str:
     """The digests of rows and model."""
     folder.mkdir()
     (folder / "train.py").write_text(SCRIPT)
     (folder / "tables.yaml").write_text("servers: 2\nconsistency: sync\nseed: 5\n" + TABLES + settings)
     torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py")
-    job = Command("with", "--config", "tables.yaml", "--run-dir", "run", "--", *torchrun, cwd=folder)
+    job = Command(
+        "with", "--config", "tables.yaml", "--run-dir", "run", "--", *torchrun, cwd=folder, env={"STEPS": str(steps)}
+    )
     try:
-        for step in sorted(chance.sample(range(5, STEPS - 5), kills)):
+        for step in sorted(chance.sample(range(5, steps - 5), kills)):
             job.line(f"step {step}", limit_s=60)
             servers = [m for m in RunFolder(folder / "run").member_list() if m["role"] == "server"]
             kill([psutil.Process(chance.choice(servers)["pid"])])
@@ -84,3 +89,18 @@ def test_servers_that_die_change_no_bit_of_two_trainers(tmp_path: Path, settings
     assert summary["status"] == "completed" and summary["steps"] == STEPS
     deaths = [death for record in summary["recoveries"] for death in record["died"]]
     assert len(deaths) == KILLS, json.dumps(summary["recoveries"])
+
+
+@pytest.mark.chaos
+@pytest.mark.timeout(1200)
+def test_fifty_kills_of_servers_change_no_bit(tmp_path: Path) -> None:
+    chance = random.Random(50)
+    undisturbed = trained(tmp_path / "one", BY_REFERENCE, 0, chance, steps=2000)
+    assert trained(tmp_path / "two", BY_REFERENCE, 50, chance, steps=2000) == undisturbed
+    summary = RunFolder(tmp_path / "two" / "run").summary() or {}
+    deaths = [death for record in summary["recoveries"] for death in record["died"]]
+    assert len(deaths) == 50 and not sum(record["lost_steps"] for record in summary["recoveries"])
+    seconds = sorted(record["seconds"] for record in summary["recoveries"])
+    if (path := os.environ.get("LOOP_KILLS_JSON")) is not None:
+        found = {"kills": len(deaths), "steps": 2000, "recoveries": len(seconds), "lost_steps": 0, "equal": True}
+        write(Path(path), "chaos: 50 kills of servers under a loop", found | {"seconds": seconds})

@@ -16,7 +16,7 @@ import json
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ from shardkeep.ps.shard.journal.write_behind import WriteBehind
 __all__ = ["EMPTY", "Entry", "Journal", "Record"]
 
 _BASE = "base"
+GIVEN_UP = 2**62
+"""The base of a log that was given up because of its size."""
 
 
 class Journal:
@@ -39,13 +41,26 @@ class Journal:
 
     Never appends to a segment of an earlier process. All methods raise JournalError if the disk fails."""
 
-    def __init__(self, folder: Path, *, sync: bool, segment_bytes: int = 64 << 20, lock_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        sync: bool,
+        segment_bytes: int = 64 << 20,
+        lock_s: float = 10.0,
+        limit_bytes: int | None = None,
+        on_given_up: Callable[[int], None] = lambda _size: None,
+    ) -> None:
         """Creates the folder and takes its lock.
 
         `sync`: sync every record to disk, so that it survives a machine failure; else it survives only the process.
         `segment_bytes`: size at which the next record starts another segment. Blocks up to `lock_s` seconds while
-        another process holds the lock, then raises JournalError with its pid."""
+        another process holds the lock, then raises JournalError with its pid. `limit_bytes`: size of all segments above
+        which the log is given up: it is deleted and takes no records any more; None = no limit. `on_given_up`: called
+        then, with the size."""
         self._folder, self._sync, self._segment_bytes = folder, sync, segment_bytes
+        self._limit_bytes, self._on_given_up = limit_bytes, on_given_up
+        self._given_up = False
         self._guard = threading.RLock()
         self._open: OpenSegment | None = None
         self._behind = WriteBehind()
@@ -82,10 +97,15 @@ class Journal:
 
         `body`: C-contiguous and not copied; do not change it during the call. Raises JournalError; the journal is then
         unchanged and usable."""
+        if self._given_up:
+            return
         parts = record_parts(entry, rank, step, body)
         with self._guard:
             if self._opened().segment.size >= self._segment_bytes and self._opened().segment.highest >= 0:
                 self.roll()
+                if self._limit_bytes is not None and (size := self.size_bytes) > self._limit_bytes:
+                    self._give_up(size)
+                    return
             opened = self._opened()
             with failing(opened.segment.path, "cannot be written"):
                 opened.write(parts)
@@ -96,6 +116,14 @@ class Journal:
         with self._guard:
             opened = self._opened()
             self._start(opened.segment.generation, opened.start)
+
+    def _give_up(self, size: int) -> None:
+        """Deletes what it has, except the open segment, which stays empty."""
+        self._given_up = True
+        self.build_on(GIVEN_UP)
+        for segment in self._segments[:-1]:
+            self._delete(segment)
+        self._on_given_up(size)
 
     def to_disk(self) -> None:
         """Syncs all records to disk, so that they survive a machine failure."""
@@ -139,7 +167,7 @@ class Journal:
             for segment in reversed(self._segments):  # a crash in between leaves a valid earlier state
                 self._delete(segment)
             self.build_on(0)
-            self._replayed = True
+            self._replayed, self._given_up = True, False
             self._sync_folder()
 
     @property

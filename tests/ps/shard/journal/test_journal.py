@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pytest
 
 from shardkeep.base.errors import JournalError
-from shardkeep.ps.shard.journal.journal import Entry, Journal, Record
+from shardkeep.ps.shard.journal.journal import GIVEN_UP, Entry, Journal, Record
 
 LIMIT_S = 60.0
 
@@ -609,3 +609,21 @@ def test_damage_early_in_a_large_segment_is_found_in_time(folder: Path) -> None:
             with pytest.raises(JournalError, match="damaged at byte"):
                 replayed(folder)
     assert time.perf_counter() - start < 10.0
+
+
+def test_a_journal_above_its_limit_is_given_up_and_takes_no_more(tmp_path: Path) -> None:
+    told: list[int] = []
+    journal = Journal(tmp_path, sync=False, segment_bytes=4000, limit_bytes=20_000, on_given_up=told.append)
+    journal.begin(1, step=0, facts={})
+    for step in range(40):
+        journal.append(Entry.PUSH, rank=0, step=step, body=body_of(1000, step))
+    assert len(told) == 1 and 20_000 < told[0] < 30_000
+    assert journal.base == GIVEN_UP and journal.size_bytes < 1000 and len(segments(tmp_path)) == 1
+    journal.begin(2, step=40, facts={})
+    journal.append(Entry.PUSH, rank=0, step=40, body=body_of(1000))
+    assert journal.size_bytes < 1000
+    journal.clear()  # the job begins again
+    journal.begin(3, step=0, facts={})
+    journal.append(Entry.PUSH, rank=0, step=0, body=body_of(1000))
+    journal.close()
+    assert steps(tmp_path) == [0] and len(told) == 1
