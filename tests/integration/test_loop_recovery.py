@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from benchmarks.harness import write
+from shardkeep.benchmarks.harness import write
 from shardkeep.run.folder import RunFolder
 from tests.support.cluster import Command, kill
 
