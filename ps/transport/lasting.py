@@ -120,6 +120,9 @@ class LastingTransport:
         """Sends what is kept to the servers of another generation, which begins at `step`. Blocks until they have the
         pushes. Raises TransportError when this generation is lost as well."""
         with self._sending:
+            if self._error is not None:  # it was closed meanwhile
+                transport.close()
+                return
             with self._lock:
                 self.loss, self._generation = "", generation
                 self._kept = {n: sent for n, sent in self._kept.items() if max(sent.push, sent.pull) >= step}

@@ -18,6 +18,9 @@ from shardkeep.ps.transport.lasting import LastingTransport
 from shardkeep.ps.transport.transport import Transport
 from shardkeep.roles.group import join_group
 
+CLOSE_S = 5.0
+"""Seconds that closing a client waits for the thread, which may be joining a generation."""
+
 _log = EventLog("custom")
 
 
@@ -47,10 +50,10 @@ class Rejoining:
         self._thread.start()
 
     def close(self) -> None:
-        """Ends the thread. A generation that it is joining ends with the transport."""
+        """Ends the thread, which joins no other generation."""
         self._closed = True
         self._control.wake()
-        self._thread.join()
+        self._thread.join(CLOSE_S)
 
     def _run(self) -> None:
         try:
@@ -83,9 +86,12 @@ class Rejoining:
             who = "the servers" if formation.restores else f"worker {formation.lacking[0]}"
             raise MemberLost(f"{why}; {who} cannot continue at step {last}: start all trainers again")
         try:
-            group = join_group(config, formation, "worker", index, control.member.host, None, lost=control.lost)
+            group = join_group(config, formation, "worker", index, control.member.host, None, lost=self._given_up)
             self._transport.renew(self._metered(group), formation.generation, formation.start_step)
         except TransportError as error:  # this generation is lost as well
             self._transport.loss = self._transport.loss or str(error)
             return
         _log.info("the servers formed again", generation=formation.generation, step=last)
+
+    def _given_up(self, generation: int) -> bool:
+        return self._closed or self._control.lost(generation)

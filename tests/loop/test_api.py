@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -315,6 +316,22 @@ def test_a_loop_goes_on_with_equal_bits_when_a_server_or_the_coordinator_dies(
     assert [text.split(" (pid")[0] for text in told] == ["server 1", "server 0", "coordinator 0"]
     recoveries = (RunFolder(tmp_path / "run").summary() or {})["recoveries"]
     assert [record["lost_steps"] for record in recoveries] == [0, 0, 0]
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_loop_that_raises_while_a_server_is_replaced_ends_within_seconds(tmp_path: Path) -> None:
+    with (
+        pytest.raises(ValueError, match="the loop's own"),
+        EmbeddingClient.serve(TABLES, servers=1, consistency="sync", run_dir=tmp_path / "run") as client,
+    ):
+        some_steps(client)
+        os.kill(RunFolder(tmp_path / "run").member_list()[0]["pid"], signal.SIGKILL)
+        time.sleep(0.3)
+        began = time.monotonic()
+        raise ValueError("the loop's own")
+    assert time.monotonic() - began < 15
+    assert not shardkeep_children()
 
 
 @pytest.mark.slow
