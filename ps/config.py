@@ -84,6 +84,8 @@ class RowwiseAdagradConfig(Settings):
 class AdamConfig(Settings):
     """Lazy Adam (torch.optim.SparseAdam): moments of touched rows only, bias correction by the job's step.
 
+    `w -= lr * sqrt(1-b2^t)/(1-b1^t) * m / (sqrt(v) + eps)`, or with `eps_after_correction`
+    `w -= lr / (1-b1^t) * m / (sqrt(v / (1-b2^t)) + eps)`.
     With `weight_decay_on: table` it is no longer lazy: all rows and moments change, as in torch.optim.Adam."""
 
     name: Literal["adam"] = "adam"
@@ -97,6 +99,9 @@ class AdamConfig(Settings):
     """Decay of the first and the second moment."""
     eps: float = Field(1e-8, ge=0.0, le=1e6)
     """Added to the root of the second moment."""
+    eps_after_correction: bool = False
+    """false = eps is added before bias correction, as in torch.optim.SparseAdam; true = after it, as in
+    torch.optim.Adam and FBGEMM."""
     weight_decay: float = Field(0.0, ge=0.0, le=1e6)
     """L2 penalty added to the gradient of rows: `g + weight_decay * w`."""
     weight_decay_on: DecayOn = "touched"

@@ -4,26 +4,51 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.embedding_configs import DataType
+from torchrec.optim import optimizers as fused
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from shardkeep.base.errors import UserError
 from shardkeep.ps.config import AdagradConfig, AdamConfig, InitConfig, RowwiseAdagradConfig, SgdConfig, TableSpec
 
 KINDS = (EmbeddingBagCollection, EmbeddingCollection)
-_RENAMED = {"initial_accumulator_value": "initial_accumulator"}
-_CONFIGS: Mapping[type[torch.optim.Optimizer], Any] = {
-    torch.optim.SGD: SgdConfig,
-    torch.optim.Adagrad: AdagradConfig,
-    torch.optim.Adam: AdamConfig,
-    RowWiseAdagrad: RowwiseAdagradConfig,
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """What servers do for an optimizer class of torch or TorchRec."""
+
+    config: Any
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Settings in which the class differs from the config's defaults."""
+    fbgemm: bool = False
+    """Whether the class only names an optimizer of FBGEMM, whose arguments and defaults it then has."""
+    refused: frozenset[str] = frozenset()
+    """Arguments that mean something else there than on servers."""
+
+
+_DECOUPLED = frozenset({"weight_decay"})
+"""FBGEMM's Adams decay weights apart from the gradient; servers add the decay to it."""
+_RULES: Mapping[type[torch.optim.Optimizer], _Rule] = {
+    torch.optim.SGD: _Rule(SgdConfig),
+    torch.optim.Adagrad: _Rule(AdagradConfig),
+    torch.optim.Adam: _Rule(AdamConfig, {"eps_after_correction": True}),
+    torch.optim.SparseAdam: _Rule(AdamConfig),
+    RowWiseAdagrad: _Rule(RowwiseAdagradConfig),
+    fused.Adam: _Rule(AdamConfig, {"eps_after_correction": True}, fbgemm=True, refused=_DECOUPLED),
 }
 """Optimizers of torch and TorchRec, and those of servers with the same rule."""
+_RENAMED = {"initial_accumulator_value": "initial_accumulator", "learning_rate": "lr"}
+_NOT_THEIRS = ("name", "schedule")
+"""Settings of servers that no class has."""
+_FBGEMM: Mapping[str, Any] = {"lr": 0.01, "eps": 1e-8, "betas": (0.9, 0.999), "weight_decay": 0.0}
+"""FBGEMM's defaults."""
 
 
 def collections_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -79,16 +104,34 @@ def optimizer_of(collection: nn.Module, table: str) -> Any:
 
 
 def _optimizer(table: str, kind: type[torch.optim.Optimizer], given: Mapping[str, Any]) -> Any:
-    config = _CONFIGS.get(kind)
-    if config is None:
-        allowed = ", ".join(each.__name__ for each in _CONFIGS)
+    rule = _RULES.get(kind)
+    if rule is None:
+        allowed = ", ".join(dict.fromkeys(each.__name__ for each in _RULES))
         raise UserError(f"table {table}: optimizer {kind.__name__} has no rule on servers; allowed: {allowed}")
-    usual = {name: each.default for name, each in inspect.signature(kind.__init__).parameters.items()}
+    usual = dict(_FBGEMM) if rule.fbgemm else _defaults_of(kind)
     settings: dict[str, Any] = {}
-    for name, value in (usual | dict(given)).items():
-        key = _RENAMED.get(name, name)
-        if key in config.model_fields and value is not inspect.Parameter.empty:
-            settings[key] = value
-        elif name in given and value != usual.get(name):
-            raise UserError(f"table {table}: optimizer {kind.__name__} with {name}={value}, which servers do not have")
-    return config(**{key: value for key, value in settings.items() if key not in ("name", "schedule")})
+    for name, value in (usual | _renamed(given)).items():
+        unlike = value != usual.get(name)
+        if name in _NOT_THEIRS or name not in rule.config.model_fields or (unlike and name in rule.refused):
+            if unlike:
+                raise UserError(
+                    f"table {table}: optimizer {kind.__name__} with {name}={value}, which servers do not have"
+                )
+        else:
+            settings[name] = value
+    return rule.config(**settings, **rule.settings)
+
+
+def _defaults_of(kind: type[torch.optim.Optimizer]) -> dict[str, Any]:
+    """The arguments of an optimizer class that have a default."""
+    found = {name: each.default for name, each in inspect.signature(kind.__init__).parameters.items()}
+    return _renamed({name: value for name, value in found.items() if value is not inspect.Parameter.empty})
+
+
+def _renamed(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments by their names on servers; `beta1` and `beta2` of FBGEMM are one there."""
+    renamed = {_RENAMED.get(name, name): value for name, value in arguments.items()}
+    if "beta1" in renamed or "beta2" in renamed:
+        first, second = _FBGEMM["betas"]
+        renamed["betas"] = (renamed.pop("beta1", first), renamed.pop("beta2", second))
+    return renamed

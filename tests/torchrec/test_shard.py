@@ -11,7 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardkeep import AdagradConfig, EmbeddingClient, SgdConfig, TableSpec, UserError
+from shardkeep import AdagradConfig, AdamConfig, EmbeddingClient, SgdConfig, TableSpec, UserError
 from shardkeep.torchrec import shard, tables_of, unshard
 
 torchrec = pytest.importorskip("torchrec")
@@ -208,6 +208,29 @@ def test_optimizers_in_backward_become_those_of_the_tables() -> None:
     in_backward(torch.optim.SGD, [weights["t2"]], {"lr": 0.2, "momentum": 0.9})
     with pytest.raises(UserError, match=r"table t2: optimizer SGD with momentum=0\.9, which servers do not have"):
         tables_of(bags)
+
+
+def in_backward_spec(kind: type[torch.optim.Optimizer], **settings: Any) -> Any:
+    """The optimizer of a table that has a class in its backward pass."""
+    from torch.distributed.optim import _apply_optimizer_in_backward as in_backward
+
+    bags = torchrec.EmbeddingBagCollection(bag_configs()[:1])
+    in_backward(kind, bags.parameters(), settings)
+    return tables_of(bags)[0].optimizer
+
+
+def test_adams_of_torch_and_torchrec_keep_the_place_of_their_eps() -> None:
+    from torchrec import optim
+
+    after = AdamConfig(lr=0.2, betas=(0.8, 0.99), eps_after_correction=True)
+    assert in_backward_spec(torch.optim.Adam, lr=0.2, betas=(0.8, 0.99)) == after
+    assert in_backward_spec(torch.optim.SparseAdam, lr=0.2) == AdamConfig(lr=0.2)
+    assert in_backward_spec(optim.Adam, learning_rate=0.2, beta1=0.8, beta2=0.99) == after
+    assert in_backward_spec(optim.Adam) == AdamConfig(lr=0.01, eps_after_correction=True)
+    with pytest.raises(UserError, match=r"table t0: optimizer Adam with weight_decay=0\.1, which servers do not have"):
+        in_backward_spec(optim.Adam, weight_decay=0.1)
+    with pytest.raises(UserError, match=r"table t0: optimizer Adam with amsgrad=True, which servers do not have"):
+        in_backward_spec(torch.optim.Adam, amsgrad=True)
 
 
 def test_what_cannot_be_mapped_is_named() -> None:

@@ -31,7 +31,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "sgd": {"name": "sgd", "lr": 0.1, **ALL},
     "adagrad": {"name": "adagrad", "lr": 0.1, **ALL},
     "rowwise_adagrad": {"name": "rowwise_adagrad", "lr": 0.1, **ALL},
-    "adam": {"name": "adam", "lr": 0.01, "eps": 1e-12, **ALL},
+    "adam": {"name": "adam", "lr": 0.01, "eps_after_correction": True, **ALL},
 }
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 
@@ -51,7 +51,7 @@ DENSE: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adagrad": torch.optim.Adagrad,
     "rowwise_adagrad": lambda p, **settings: RowwiseAdagrad(p, settings),
-    "adam": lambda p, **settings: torch.optim.Adam(p, eps=1e-12, **settings),
+    "adam": torch.optim.Adam,
 }
 
 

@@ -12,8 +12,10 @@ def _scalars(config: AdamConfig, update: Update) -> Scalars:
     beta1, beta2 = config.betas
     t = update.earlier_steps + update.step + 1
     rate = config.lr * update.lr_factor * config.schedule.factor(update.step)
-    rate = rate * math.sqrt(1.0 - beta2**t) / (1.0 - beta1**t)
-    return rate, config.weight_decay * update.decay_share, config.eps, 1.0 - beta1, 1.0 - beta2
+    root = math.sqrt(1.0 - beta2**t)
+    eps = config.eps * root if config.eps_after_correction else config.eps  # sqrt(v) / root + eps, times root
+    rate = rate * root / (1.0 - beta1**t)
+    return rate, config.weight_decay * update.decay_share, eps, 1.0 - beta1, 1.0 - beta2
 
 
 ENTRY = RowOptimizer(

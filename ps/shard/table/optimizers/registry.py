@@ -7,7 +7,7 @@ To add one, write its settings (ps/config.py), a module with its kernel, a modul
 | sgd | torch.optim.SGD | - | - | L2 | - | on lr |
 | adagrad | torch.optim.Adagrad | outside the root | initial_accumulator | L2 | - | on lr |
 | rowwise_adagrad | FBGEMM exact row-wise | outside the root | initial_accumulator | L2 | - | on lr |
-| adam | torch.optim.SparseAdam | outside the root, uncorrected | 0 | L2 | by the job's step + 1 | on lr |
+| adam | torch.optim.SparseAdam | outside the root, corrected or not | 0 | L2 | by the job's step + 1 | on lr |
 | ftrl | McMahan et al. 2013, Algorithm 1 | beta | z = n = 0 | l2 of the paper | - | on the gradient in z |
 """
 

@@ -85,6 +85,34 @@ def test_fifty_sparse_steps_agree_with_torch(name: str, dim: int) -> None:
     assert_close(table.pull(all_ids()), weight.detach().numpy(), 1e-6)
 
 
+DENSE_TORCH: dict[str, tuple[dict[str, Any], Callable[[list[torch.Tensor]], torch.optim.Optimizer]]] = {
+    "adam": (
+        {"name": "adam", "lr": 0.05, "betas": (0.8, 0.99), "eps": 0.01, "eps_after_correction": True},
+        lambda p: torch.optim.Adam(p, lr=0.05, betas=(0.8, 0.99), eps=0.01),
+    ),
+    "adam with decay": (
+        {"name": "adam", "lr": 0.01, "weight_decay": 0.05, "eps_after_correction": True},
+        lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.05),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DENSE_TORCH)
+@pytest.mark.parametrize("dim", [1, 7, 16], ids=lambda d: f"dim {d}")
+def test_fifty_steps_with_gradients_for_all_rows_agree_with_torchs_dense_optimizers(name: str, dim: int) -> None:
+    config, make = DENSE_TORCH[name]
+    table = make_table(config, dim)
+    weight = torch.nn.Parameter(torch.from_numpy(table.pull(all_ids())).double())
+    optimizer = make([weight])
+    rng = np.random.default_rng(7)
+    for step in range(STEPS):
+        grad = rng.normal(size=(NUM_IDS, dim)).astype(np.float32)
+        table.apply(all_ids(), grad, step=step)
+        weight.grad = torch.from_numpy(grad).double()
+        optimizer.step()
+    assert_close(table.pull(all_ids()), weight.detach().numpy(), 1e-6)
+
+
 def sgd(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, slots: list[np.ndarray]) -> np.ndarray:
     return w - rate * (g + c.weight_decay * w)
 
@@ -106,6 +134,8 @@ def adam(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, slots: list[
     beta1, beta2 = c.betas
     slots[0][:] = beta1 * slots[0] + (1 - beta1) * g
     slots[1][:] = beta2 * slots[1] + (1 - beta2) * g * g
+    if c.eps_after_correction:
+        return w - rate / (1 - beta1 ** (t + 1)) * slots[0] / (np.sqrt(slots[1] / (1 - beta2 ** (t + 1))) + c.eps)
     rate = rate * math.sqrt(1 - beta2 ** (t + 1)) / (1 - beta1 ** (t + 1))
     return w - rate * slots[0] / (np.sqrt(slots[1]) + c.eps)
 
@@ -126,6 +156,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"name": "rowwise_adagrad", "lr": 0.1},
     {"name": "rowwise_adagrad", "lr": 0.1, "weight_decay": 0.01, "initial_accumulator": 0.1, "schedule": WARM_UP},
     {"name": "adam", "lr": 0.01, "weight_decay": 0.01, "schedule": WARM_UP},
+    {"name": "adam", "lr": 0.01, "eps": 0.1, "eps_after_correction": True},
     {"name": "ftrl", "lr": 0.1},
     {"name": "ftrl", "lr": 0.1, "beta": 0.5, "l1": 0.3, "l2": 0.1},
     {"name": "ftrl", "lr": 0.1, "l2": 0.1, "schedule": WARM_UP},
@@ -149,7 +180,7 @@ def test_fifty_sparse_steps_agree_with_the_formula_in_float64(config: dict[str, 
     assert_close(table.pull(all_ids()), weights, 1e-6)
 
 
-SUMMED = [c for c in CONFIGS if c["name"] in {"adagrad", "adam", "ftrl"}]
+SUMMED = [c for c in CONFIGS if c["name"] in {"adagrad", "adam", "ftrl"} and "eps_after_correction" not in c]
 
 
 @pytest.mark.parametrize("config", SUMMED, ids=lambda c: " ".join(f"{k}={v}" for k, v in c.items() if k != "schedule"))
