@@ -112,6 +112,31 @@ class AdamConfig(Settings):
     _decays = model_validator(mode="after")(_decays_something)
 
 
+class PartialRowwiseAdamConfig(Settings):
+    """Lazy Adam with one second moment per row: `v += (1-b2)(mean_d(g*g)-v); w -= lr / (1-b1^t) * m /
+    (sqrt(v / (1-b2^t)) + eps)` (FBGEMM PARTIAL_ROWWISE_ADAM), bias correction by the job's step."""
+
+    name: Literal["partial_rowwise_adam"] = "partial_rowwise_adam"
+    """Lazy Adam; a slot per value and one per row."""
+    lr: float = Field(0.001, gt=0.0, le=1e6)
+    """Learning rate."""
+    betas: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], Annotated[float, Field(ge=0.0, lt=1.0)]] = (
+        0.9,
+        0.999,
+    )
+    """Decay of the first and the second moment."""
+    eps: float = Field(1e-8, ge=0.0, le=1e6)
+    """Added to the root of the second moment, after bias correction."""
+    weight_decay: float = Field(0.0, ge=0.0, le=1e6)
+    """L2 penalty added to the gradient of rows: `g + weight_decay * w`."""
+    weight_decay_on: DecayOn = "touched"
+    """touched = the rows of a push; table = all rows of the table, at each update, the others with gradient 0."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """Learning rate over steps."""
+
+    _decays = model_validator(mode="after")(_decays_something)
+
+
 class FtrlConfig(Settings):
     """FTRL-Proximal, Algorithm 1 of McMahan et al., KDD 2013, per element."""
 
@@ -130,7 +155,7 @@ class FtrlConfig(Settings):
 
 
 RowOptimizerConfig = Annotated[
-    SgdConfig | AdagradConfig | RowwiseAdagradConfig | AdamConfig | FtrlConfig,
+    SgdConfig | AdagradConfig | RowwiseAdagradConfig | AdamConfig | PartialRowwiseAdamConfig | FtrlConfig,
     Field(discriminator="name"),
     bare("name"),
 ]

@@ -99,6 +99,9 @@ if TYPE_CHECKING:
         LivenessConfig as LivenessConfig,
     )
     from shardkeep.ps.config import (
+        PartialRowwiseAdamConfig as PartialRowwiseAdamConfig,
+    )
+    from shardkeep.ps.config import (
         RecoveryConfig as RecoveryConfig,
     )
     from shardkeep.ps.config import (
@@ -140,6 +143,9 @@ _MODULES = {  # the same names, for the interpreter; tests/test_public_names.py 
     "loop.client": "EmbeddingClient connect",
     "ps.config": "AdagradConfig AdamConfig ConsistencyConfig FtrlConfig InitConfig LivenessConfig RecoveryConfig "
     "RowwiseAdagradConfig SgdConfig TableConfig TableSpec TransportConfig",
+    "loop.client": "EmbeddingClient connect",
+    "ps.config": "AdagradConfig AdamConfig ConsistencyConfig FtrlConfig InitConfig LivenessConfig "
+    "PartialRowwiseAdamConfig RecoveryConfig RowwiseAdagradConfig SgdConfig TableConfig TableSpec TransportConfig",
     "run.summary": "Summary",
     "workers.config": "CheckpointConfig EvalConfig TowerConfig TowerOptimizerConfig TrainConfig",
     "workers.data_config": "DataConfig",

@@ -15,7 +15,15 @@ from torchrec.optim import optimizers as fused
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from shardkeep.base.errors import UserError
-from shardkeep.ps.config import AdagradConfig, AdamConfig, InitConfig, RowwiseAdagradConfig, SgdConfig, TableSpec
+from shardkeep.ps.config import (
+    AdagradConfig,
+    AdamConfig,
+    InitConfig,
+    PartialRowwiseAdamConfig,
+    RowwiseAdagradConfig,
+    SgdConfig,
+    TableSpec,
+)
 
 KINDS = (EmbeddingBagCollection, EmbeddingCollection)
 
@@ -42,6 +50,7 @@ _RULES: Mapping[type[torch.optim.Optimizer], _Rule] = {
     torch.optim.SparseAdam: _Rule(AdamConfig),
     RowWiseAdagrad: _Rule(RowwiseAdagradConfig),
     fused.Adam: _Rule(AdamConfig, {"eps_after_correction": True}, fbgemm=True, refused=_DECOUPLED),
+    fused.PartialRowWiseAdam: _Rule(PartialRowwiseAdamConfig, fbgemm=True, refused=_DECOUPLED),
 }
 """Optimizers of torch and TorchRec, and those of servers with the same rule."""
 _RENAMED = {"initial_accumulator_value": "initial_accumulator", "learning_rate": "lr"}

@@ -11,7 +11,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from shardkeep import AdagradConfig, AdamConfig, EmbeddingClient, SgdConfig, TableSpec, UserError
+from shardkeep import (
+    AdagradConfig,
+    AdamConfig,
+    EmbeddingClient,
+    PartialRowwiseAdamConfig,
+    SgdConfig,
+    TableSpec,
+    UserError,
+)
 from shardkeep.torchrec import shard, tables_of, unshard
 
 torchrec = pytest.importorskip("torchrec")
@@ -231,6 +239,14 @@ def test_adams_of_torch_and_torchrec_keep_the_place_of_their_eps() -> None:
         in_backward_spec(optim.Adam, weight_decay=0.1)
     with pytest.raises(UserError, match=r"table t0: optimizer Adam with amsgrad=True, which servers do not have"):
         in_backward_spec(torch.optim.Adam, amsgrad=True)
+
+
+def test_optimizers_that_only_fbgemm_has_keep_its_defaults() -> None:
+    from torchrec import optim
+
+    assert in_backward_spec(optim.PartialRowWiseAdam, eps=1e-6) == PartialRowwiseAdamConfig(lr=0.01, eps=1e-6)
+    with pytest.raises(UserError, match=r"PartialRowWiseAdam with weight_decay=0\.1, which servers do not have"):
+        in_backward_spec(optim.PartialRowWiseAdam, weight_decay=0.1)
 
 
 def test_what_cannot_be_mapped_is_named() -> None:

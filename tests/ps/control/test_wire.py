@@ -10,18 +10,19 @@ import pytest
 from shardkeep.base import errors
 from shardkeep.base.errors import ProtocolError, ShardkeepError
 from shardkeep.proto import control_pb2 as pb
-from shardkeep.ps.config import AdagradConfig, AdamConfig, FtrlConfig, RowwiseAdagradConfig, SgdConfig, TableSpec
+from shardkeep.ps.config import FtrlConfig, RowOptimizerConfig, SgdConfig, TableSpec
 from shardkeep.ps.control.grpc import wire
 from shardkeep.ps.control.grpc.statuses import CODES, code_of
 from shardkeep.ps.control.records import Formation, Hello, JobState, Member, MemberStatus, Status
+from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS as REGISTRY
 
 MEMBER = Member("worker", 3, "10.1.2.3", 4242)
-OPTIMIZERS = [SgdConfig(lr=1 / 3), AdagradConfig(), RowwiseAdagradConfig(), AdamConfig(), FtrlConfig(l1=1e-7)]
+OPTIMIZERS = [SgdConfig(lr=1 / 3), FtrlConfig(l1=1e-7), *(entry.config() for entry in REGISTRY.values())]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
 def test_a_formation_survives_the_wire_bit_for_bit(
-    optimizer: SgdConfig | AdagradConfig | RowwiseAdagradConfig | AdamConfig | FtrlConfig,
+    optimizer: RowOptimizerConfig,
 ) -> None:
     table = TableSpec(name="größe", dim=7, optimizer=optimizer)
     formation = Formation(2, "h", 65535, (MEMBER,), (table,), start_step=2**40, data="1f-2e")

@@ -32,6 +32,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adagrad": {"name": "adagrad", "lr": 0.1, **ALL},
     "rowwise_adagrad": {"name": "rowwise_adagrad", "lr": 0.1, **ALL},
     "adam": {"name": "adam", "lr": 0.01, "eps_after_correction": True, **ALL},
+    "partial_rowwise_adam": {"name": "partial_rowwise_adam", "lr": 0.01, **ALL},
 }
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 
@@ -47,11 +48,25 @@ class RowwiseAdagrad(torch.optim.Optimizer):
             w.data -= group["lr"] * g / s.sqrt()
 
 
+class PartialRowwiseAdam(torch.optim.Optimizer):
+    """The formula of the documents with its default betas and eps, for dense gradients."""
+
+    def step(self, closure: None = None) -> None:
+        (group,) = self.param_groups
+        for w in group["params"]:
+            g, state = w.grad + group["weight_decay"] * w.detach(), self.state[w]
+            t = state["t"] = state.get("t", 0) + 1
+            m = state["m"] = 0.9 * state.get("m", 0.0) + 0.1 * g
+            v = state["v"] = 0.999 * state.get("v", 0.0) + 0.001 * (g * g).mean(1, keepdim=True)
+            w.data -= group["lr"] * m / (1 - 0.9**t) / ((v / (1 - 0.999**t)).sqrt() + 1e-8)
+
+
 DENSE: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adagrad": torch.optim.Adagrad,
     "rowwise_adagrad": lambda p, **settings: RowwiseAdagrad(p, settings),
     "adam": torch.optim.Adam,
+    "partial_rowwise_adam": lambda p, **settings: PartialRowwiseAdam(p, settings),
 }
 
 

@@ -7,7 +7,8 @@ To add one, write its settings (ps/config.py), a module with its kernel, a modul
 | sgd | torch.optim.SGD | - | - | L2 | - | on lr |
 | adagrad | torch.optim.Adagrad | outside the root | initial_accumulator | L2 | - | on lr |
 | rowwise_adagrad | FBGEMM exact row-wise | outside the root | initial_accumulator | L2 | - | on lr |
-| adam | torch.optim.SparseAdam | outside the root, corrected or not | 0 | L2 | by the job's step + 1 | on lr |
+| adam | torch.optim.SparseAdam | outside the root, corrected or not | 0 | L2 | by the step + 1 | on lr |
+| partial_rowwise_adam | FBGEMM partial row-wise | outside the root, corrected | 0 | L2 | by the step + 1 | on lr |
 | ftrl | McMahan et al. 2013, Algorithm 1 | beta | z = n = 0 | l2 of the paper | - | on the gradient in z |
 """
 
@@ -17,11 +18,14 @@ import functools
 import importlib
 from types import MappingProxyType
 
-from shardkeep.ps.shard.table.optimizers import adagrad, adam, ftrl, rowwise_adagrad, sgd
+from shardkeep.ps.shard.table.optimizers import adagrad, adam, ftrl, partial_rowwise_adam, rowwise_adagrad, sgd
 from shardkeep.ps.shard.table.optimizers.optimizer import RowOptimizer
 
 OPTIMIZERS = MappingProxyType[str, RowOptimizer](
-    {entry.name: entry for entry in (m.ENTRY for m in (sgd, adagrad, rowwise_adagrad, adam, ftrl))}
+    {
+        entry.name: entry
+        for entry in (m.ENTRY for m in (sgd, adagrad, rowwise_adagrad, adam, partial_rowwise_adam, ftrl))
+    }
 )
 
 

@@ -13,8 +13,9 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import server_of
 from shardkeep.ps.shard.snapshot import files as snapshot
 from shardkeep.ps.shard.snapshot.files import load_snapshots, write_snapshot
+from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
 from shardkeep.ps.shard.tables import Tables
-from tests.support.one_table import OneTable, applied, ids_in
+from tests.support.one_table import OneTable, applied, ids_in, pulled
 
 SPECS = [
     TableSpec(name="user", dim=4, optimizer={"name": "adam"}),  # type: ignore[arg-type]
@@ -72,6 +73,25 @@ def test_any_number_of_servers_goes_on_with_the_same_rows(
         assert len(checkpoint.files) == 2 * then
     else:
         assert len(checkpoint.files) > 6 * then
+
+
+@pytest.mark.parametrize("optimizer", sorted(OPTIMIZERS))
+def test_every_optimizer_goes_on_with_its_slots(tmp_path: Path, optimizer: str) -> None:
+    spec, ids = TableSpec(name="t", dim=5, optimizer={"name": optimizer}), np.arange(-40, 40)  # type: ignore[arg-type]
+    grads = np.random.default_rng(3).normal(size=(4, ids.size, 5)).astype(np.float32)
+    trained, read, fresh = (Tables([spec], seed=7) for _ in range(3))
+    for step in range(3):
+        applied(trained[0], ids, grads[step], step=step)
+    checkpoints = Checkpoints(tmp_path)
+    partial = checkpoints.begin(3)
+    checkpoint = checkpoints.commit(3, write_snapshot(trained.snapshot(), partial, shard=0), {})
+    load_snapshots(read, checkpoint, shard=0, num_shards=1)
+    fresh[0].load(ids, pulled(trained[0], ids), np.zeros((ids.size, fresh[0].layout.num_slots), np.float32))
+    assert read.digests() == trained.digests()
+    for tables in (trained, read, fresh):
+        applied(tables[0], ids, grads[3], step=3)
+    assert read.digests() == trained.digests()
+    assert (fresh.digests() != trained.digests()) == (optimizer != "sgd")
 
 
 def test_tables_without_a_row_are_fine(tmp_path: Path) -> None:

@@ -140,6 +140,16 @@ def adam(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, slots: list[
     return w - rate * slots[0] / (np.sqrt(slots[1]) + c.eps)
 
 
+def partial_adam(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, slots: list[np.ndarray]) -> np.ndarray:
+    """As FBGEMM's kernel: the moments as weighted means, both corrected, then eps."""
+    g = g + c.weight_decay * w
+    beta1, beta2 = c.betas
+    slots[0][:] = beta1 * slots[0] + (1 - beta1) * g
+    slots[1][:] = beta2 * slots[1] + (1 - beta2) * np.mean(g * g)
+    mean, square = slots[0] / (1 - beta1 ** (t + 1)), slots[1] / (1 - beta2 ** (t + 1))
+    return w - rate * mean / (np.sqrt(square) + c.eps)
+
+
 def ftrl(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, slots: list[np.ndarray]) -> np.ndarray:
     z, n = slots
     sigma = (np.sqrt(n + g * g) - np.sqrt(n)) / c.lr
@@ -148,7 +158,14 @@ def ftrl(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, slots: list[
     return np.where(np.abs(z) <= c.l1, 0, -(z - np.sign(z) * c.l1) / ((c.beta + np.sqrt(n)) / c.lr + c.l2))
 
 
-FORMULAS = {"sgd": sgd, "adagrad": adagrad, "rowwise_adagrad": rowwise, "adam": adam, "ftrl": ftrl}
+FORMULAS = {
+    "sgd": sgd,
+    "adagrad": adagrad,
+    "rowwise_adagrad": rowwise,
+    "adam": adam,
+    "partial_rowwise_adam": partial_adam,
+    "ftrl": ftrl,
+}
 CONFIGS: list[dict[str, Any]] = [
     {"name": "sgd", "lr": 0.1, "weight_decay": 0.01},
     {"name": "sgd", "lr": 0.1, "schedule": WARM_UP},
@@ -157,6 +174,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"name": "rowwise_adagrad", "lr": 0.1, "weight_decay": 0.01, "initial_accumulator": 0.1, "schedule": WARM_UP},
     {"name": "adam", "lr": 0.01, "weight_decay": 0.01, "schedule": WARM_UP},
     {"name": "adam", "lr": 0.01, "eps": 0.1, "eps_after_correction": True},
+    {"name": "partial_rowwise_adam", "lr": 0.01},
+    {"name": "partial_rowwise_adam", "lr": 0.01, "eps": 0.1, "weight_decay": 0.01, "schedule": WARM_UP},
     {"name": "ftrl", "lr": 0.1},
     {"name": "ftrl", "lr": 0.1, "beta": 0.5, "l1": 0.3, "l2": 0.1},
     {"name": "ftrl", "lr": 0.1, "l2": 0.1, "schedule": WARM_UP},
@@ -232,13 +251,23 @@ def test_gradients_that_cancel_leave_the_squares_of_their_parts_and_nothing_more
     assert (np.abs(found / blend - 1e-4 - shrunk**2) <= 2 * 1e-2 * shrunk + 1e-6).all()  # the binomial's third term
 
 
+def test_partial_rowwise_adam_takes_a_rows_mean_square_as_it_is_given() -> None:
+    table, dim = make_table({"name": "partial_rowwise_adam", "lr": 0.1}), DIM
+    grad = np.random.default_rng(3).normal(size=(NUM_IDS, dim)).astype(np.float32)
+    squares = np.random.default_rng(4).uniform(0.1, 9.0, NUM_IDS).astype(np.float32)
+    before = table.pull(all_ids())
+    update(table, all_ids(), grad, squares, 0)
+    assert_close(table.pull(all_ids()), before - 0.1 * grad / np.sqrt(squares)[:, None], 1e-5)
+    assert_close(exported(table)[2][:, dim], 0.001 * squares, 1e-6)
+
+
 def test_ftrl_with_l1_makes_weights_exactly_zero() -> None:
     table = make_table({"name": "ftrl", "l1": 5.0})
     table.apply(all_ids(), np.full((NUM_IDS, DIM), 0.1, np.float32), step=0)
     assert (table.pull(all_ids()) == 0.0).all()
 
 
-@pytest.mark.parametrize("name", ["adagrad", "rowwise_adagrad", "adam"])
+@pytest.mark.parametrize("name", ["adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam"])
 def test_a_zero_gradient_with_eps_zero_changes_no_weight(name: str) -> None:
     table = make_table({"name": name, "eps": 0.0})
     before = table.pull(all_ids())

@@ -1,0 +1,26 @@
+"""Partial row-wise Adam as the registry knows it; its kernel is in partial_rowwise_adam_kernels.py."""
+
+from __future__ import annotations
+
+import math
+
+from shardkeep.ps.config import PartialRowwiseAdamConfig
+from shardkeep.ps.shard.table.optimizers.optimizer import RowOptimizer, Scalars, Update
+
+
+def _scalars(config: PartialRowwiseAdamConfig, update: Update) -> Scalars:
+    beta1, beta2 = config.betas
+    t = update.earlier_steps + update.step + 1
+    root = math.sqrt(1.0 - beta2**t)
+    rate = config.lr * update.lr_factor * config.schedule.factor(update.step)
+    rate = rate * root / (1.0 - beta1**t)
+    eps = config.eps * root  # sqrt(v) / root + eps, times root
+    return rate, config.weight_decay * update.decay_share, eps, 1.0 - beta1, 1.0 - beta2
+
+
+ENTRY = RowOptimizer(
+    config=PartialRowwiseAdamConfig,
+    kernels="shardkeep.ps.shard.table.optimizers.partial_rowwise_adam_kernels",
+    num_slots=lambda dim: dim + 1,
+    scalars=_scalars,
+)
