@@ -137,6 +137,26 @@ class PartialRowwiseAdamConfig(Settings):
     _decays = model_validator(mode="after")(_decays_something)
 
 
+class LarsSgdConfig(Settings):
+    """SGD with a rate per row by norms (LARS of You et al. 2017, FBGEMM LARS_SGD): `r = lr * eta * norm(w) / (norm(g) +
+    weight_decay * norm(w)); m = momentum * m + r * (g + weight_decay * w); w -= m`.
+
+    A row of zeros stays zero, so the table needs an init other than zeros."""
+
+    name: Literal["lars_sgd"] = "lars_sgd"
+    """SGD in steps as long as a part of the row; one slot per value."""
+    lr: float = Field(1.0, gt=0.0, le=1e6)
+    """Learning rate."""
+    eta: float = Field(0.001, gt=0.0, le=1e6)
+    """Trust coefficient: the step's length over the row's, at lr 1 and without momentum."""
+    momentum: float = Field(0.9, ge=0.0, lt=1.0)
+    """Decay of earlier steps."""
+    weight_decay: float = Field(0.0, ge=0.0, le=1e6)
+    """L2 penalty added to the gradient of rows, and its norm to the divisor."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """Learning rate over steps."""
+
+
 class FtrlConfig(Settings):
     """FTRL-Proximal, Algorithm 1 of McMahan et al., KDD 2013, per element."""
 
@@ -155,7 +175,13 @@ class FtrlConfig(Settings):
 
 
 RowOptimizerConfig = Annotated[
-    SgdConfig | AdagradConfig | RowwiseAdagradConfig | AdamConfig | PartialRowwiseAdamConfig | FtrlConfig,
+    SgdConfig
+    | AdagradConfig
+    | RowwiseAdagradConfig
+    | AdamConfig
+    | PartialRowwiseAdamConfig
+    | LarsSgdConfig
+    | FtrlConfig,
     Field(discriminator="name"),
     bare("name"),
 ]

@@ -96,6 +96,9 @@ if TYPE_CHECKING:
         InitConfig as InitConfig,
     )
     from shardkeep.ps.config import (
+        LarsSgdConfig as LarsSgdConfig,
+    )
+    from shardkeep.ps.config import (
         LivenessConfig as LivenessConfig,
     )
     from shardkeep.ps.config import (
@@ -144,7 +147,7 @@ _MODULES = {  # the same names, for the interpreter; tests/test_public_names.py 
     "ps.config": "AdagradConfig AdamConfig ConsistencyConfig FtrlConfig InitConfig LivenessConfig RecoveryConfig "
     "RowwiseAdagradConfig SgdConfig TableConfig TableSpec TransportConfig",
     "loop.client": "EmbeddingClient connect",
-    "ps.config": "AdagradConfig AdamConfig ConsistencyConfig FtrlConfig InitConfig LivenessConfig "
+    "ps.config": "AdagradConfig AdamConfig ConsistencyConfig FtrlConfig InitConfig LarsSgdConfig LivenessConfig "
     "PartialRowwiseAdamConfig RecoveryConfig RowwiseAdagradConfig SgdConfig TableConfig TableSpec TransportConfig",
     "run.summary": "Summary",
     "workers.config": "CheckpointConfig EvalConfig TowerConfig TowerOptimizerConfig TrainConfig",

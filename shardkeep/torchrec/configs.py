@@ -19,6 +19,7 @@ from shardkeep.ps.config import (
     AdagradConfig,
     AdamConfig,
     InitConfig,
+    LarsSgdConfig,
     PartialRowwiseAdamConfig,
     RowwiseAdagradConfig,
     SgdConfig,
@@ -51,12 +52,20 @@ _RULES: Mapping[type[torch.optim.Optimizer], _Rule] = {
     RowWiseAdagrad: _Rule(RowwiseAdagradConfig),
     fused.Adam: _Rule(AdamConfig, {"eps_after_correction": True}, fbgemm=True, refused=_DECOUPLED),
     fused.PartialRowWiseAdam: _Rule(PartialRowwiseAdamConfig, fbgemm=True, refused=_DECOUPLED),
+    fused.LarsSGD: _Rule(LarsSgdConfig, fbgemm=True),
 }
 """Optimizers of torch and TorchRec, and those of servers with the same rule."""
 _RENAMED = {"initial_accumulator_value": "initial_accumulator", "learning_rate": "lr"}
 _NOT_THEIRS = ("name", "schedule")
 """Settings of servers that no class has."""
-_FBGEMM: Mapping[str, Any] = {"lr": 0.01, "eps": 1e-8, "betas": (0.9, 0.999), "weight_decay": 0.0}
+_FBGEMM: Mapping[str, Any] = {
+    "lr": 0.01,
+    "eps": 1e-8,
+    "betas": (0.9, 0.999),
+    "eta": 0.001,
+    "momentum": 0.9,
+    "weight_decay": 0.0,
+}
 """FBGEMM's defaults."""
 
 

@@ -38,7 +38,7 @@ def test_rows_that_all_ranks_touch_decay_once_a_step(mode: str, workers: int) ->
     assert np.allclose(job.rows(), 1.0 - 3 * rate * decay, rtol=1e-5, atol=0)
 
 
-@pytest.mark.parametrize("name", ["sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam"])
+@pytest.mark.parametrize("name", ["sgd", "adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam", "lars_sgd"])
 def test_one_of_two_ranks_decays_its_rows_by_half(name: str) -> None:
     settings = {"name": name, "lr": 0.1}
     pushed = {0: IDS, 1: np.empty(0, np.int64)}
@@ -59,6 +59,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "rowwise_adagrad": {"name": "rowwise_adagrad", "lr": 0.1},
     "adam": {"name": "adam", "lr": 0.01, "schedule": {"warmup_steps": 4}},
     "partial_rowwise_adam": {"name": "partial_rowwise_adam", "lr": 0.01},
+    "lars_sgd": {"name": "lars_sgd", "lr": 3.0, "weight_decay": 0.01},
 }
 
 

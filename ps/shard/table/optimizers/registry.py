@@ -9,6 +9,7 @@ To add one, write its settings (ps/config.py), a module with its kernel, a modul
 | rowwise_adagrad | FBGEMM exact row-wise | outside the root | initial_accumulator | L2 | - | on lr |
 | adam | torch.optim.SparseAdam | outside the root, corrected or not | 0 | L2 | by the step + 1 | on lr |
 | partial_rowwise_adam | FBGEMM partial row-wise | outside the root, corrected | 0 | L2 | by the step + 1 | on lr |
+| lars_sgd | FBGEMM LARS_SGD | - | 0 | L2, its norm in the divisor | - | on lr |
 | ftrl | McMahan et al. 2013, Algorithm 1 | beta | z = n = 0 | l2 of the paper | - | on the gradient in z |
 """
 
@@ -18,15 +19,19 @@ import functools
 import importlib
 from types import MappingProxyType
 
-from shardkeep.ps.shard.table.optimizers import adagrad, adam, ftrl, partial_rowwise_adam, rowwise_adagrad, sgd
+from shardkeep.ps.shard.table.optimizers import (
+    adagrad,
+    adam,
+    ftrl,
+    lars_sgd,
+    partial_rowwise_adam,
+    rowwise_adagrad,
+    sgd,
+)
 from shardkeep.ps.shard.table.optimizers.optimizer import RowOptimizer
 
-OPTIMIZERS = MappingProxyType[str, RowOptimizer](
-    {
-        entry.name: entry
-        for entry in (m.ENTRY for m in (sgd, adagrad, rowwise_adagrad, adam, partial_rowwise_adam, ftrl))
-    }
-)
+_MODULES = (sgd, adagrad, rowwise_adagrad, adam, partial_rowwise_adam, lars_sgd, ftrl)
+OPTIMIZERS = MappingProxyType[str, RowOptimizer]({module.ENTRY.name: module.ENTRY for module in _MODULES})
 
 
 @functools.cache

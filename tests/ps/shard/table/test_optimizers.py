@@ -150,6 +150,13 @@ def partial_adam(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, slot
     return w - rate * mean / (np.sqrt(square) + c.eps)
 
 
+def lars(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, slots: list[np.ndarray]) -> np.ndarray:
+    length = np.linalg.norm(w)
+    trust = c.eta * length / (np.linalg.norm(g) + c.weight_decay * length)
+    slots[0][:] = c.momentum * slots[0] + rate * trust * (g + c.weight_decay * w)
+    return w - slots[0]
+
+
 def ftrl(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, slots: list[np.ndarray]) -> np.ndarray:
     z, n = slots
     sigma = (np.sqrt(n + g * g) - np.sqrt(n)) / c.lr
@@ -164,6 +171,7 @@ FORMULAS = {
     "rowwise_adagrad": rowwise,
     "adam": adam,
     "partial_rowwise_adam": partial_adam,
+    "lars_sgd": lars,
     "ftrl": ftrl,
 }
 CONFIGS: list[dict[str, Any]] = [
@@ -176,6 +184,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"name": "adam", "lr": 0.01, "eps": 0.1, "eps_after_correction": True},
     {"name": "partial_rowwise_adam", "lr": 0.01},
     {"name": "partial_rowwise_adam", "lr": 0.01, "eps": 0.1, "weight_decay": 0.01, "schedule": WARM_UP},
+    {"name": "lars_sgd", "lr": 10.0},
+    {"name": "lars_sgd", "lr": 50.0, "eta": 0.002, "momentum": 0.5, "weight_decay": 3.0, "schedule": WARM_UP},
     {"name": "ftrl", "lr": 0.1},
     {"name": "ftrl", "lr": 0.1, "beta": 0.5, "l1": 0.3, "l2": 0.1},
     {"name": "ftrl", "lr": 0.1, "l2": 0.1, "schedule": WARM_UP},
@@ -259,6 +269,24 @@ def test_partial_rowwise_adam_takes_a_rows_mean_square_as_it_is_given() -> None:
     update(table, all_ids(), grad, squares, 0)
     assert_close(table.pull(all_ids()), before - 0.1 * grad / np.sqrt(squares)[:, None], 1e-5)
     assert_close(exported(table)[2][:, dim], 0.001 * squares, 1e-6)
+
+
+@pytest.mark.parametrize("name", ["lars_sgd"])
+def test_a_row_of_zeros_stays_zero_where_its_norm_scales_the_step(name: str) -> None:
+    table = OneTable(TableSpec(name="t", dim=DIM, optimizer={"name": name}, init="zeros"), seed=3)
+    table.apply(all_ids(), np.ones((NUM_IDS, DIM), np.float32), step=0)
+    assert (table.pull(all_ids()) == 0.0).all()
+
+
+def test_lars_without_gradient_and_decay_moves_a_row_by_its_momentum_alone() -> None:
+    table = make_table({"name": "lars_sgd", "lr": 10.0})
+    before, zeros = table.pull(all_ids()), np.zeros((NUM_IDS, DIM), np.float32)
+    table.apply(all_ids(), zeros, step=0)
+    assert (table.pull(all_ids()) == before).all()
+    table.apply(all_ids(), np.ones((NUM_IDS, DIM), np.float32), step=1)
+    once = table.pull(all_ids())
+    table.apply(all_ids(), zeros, step=2)
+    assert np.allclose(table.pull(all_ids()) - once, 0.9 * (once - before), rtol=1e-4, atol=1e-7)
 
 
 def test_ftrl_with_l1_makes_weights_exactly_zero() -> None:
