@@ -157,6 +157,29 @@ class LarsSgdConfig(Settings):
     """Learning rate over steps."""
 
 
+class LambConfig(Settings):
+    """Lazy Adam in steps as long as a part of the row (LAMB of You et al. 2020, FBGEMM LAMB): `u = m / (1-b1^t) /
+    (sqrt(v / (1-b2^t)) + eps) + weight_decay * w; w -= lr * norm(w) / norm(u) * u`, bias correction by the job's step.
+
+    A row of zeros stays zero, so the table needs an init other than zeros."""
+
+    name: Literal["lamb"] = "lamb"
+    """Adam in steps as long as a part of the row; two slots per value."""
+    lr: float = Field(0.001, gt=0.0, le=1e6)
+    """Learning rate: the step's length over the row's."""
+    betas: tuple[Annotated[float, Field(ge=0.0, lt=1.0)], Annotated[float, Field(ge=0.0, lt=1.0)]] = (
+        0.9,
+        0.999,
+    )
+    """Decay of the first and the second moment."""
+    eps: float = Field(1e-8, ge=0.0, le=1e6)
+    """Added to the root of the second moment, after bias correction."""
+    weight_decay: float = Field(0.0, ge=0.0, le=1e6)
+    """Weight of the row in the direction of its step; not in the moments."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """Learning rate over steps."""
+
+
 class FtrlConfig(Settings):
     """FTRL-Proximal, Algorithm 1 of McMahan et al., KDD 2013, per element."""
 
@@ -181,6 +204,7 @@ RowOptimizerConfig = Annotated[
     | AdamConfig
     | PartialRowwiseAdamConfig
     | LarsSgdConfig
+    | LambConfig
     | FtrlConfig,
     Field(discriminator="name"),
     bare("name"),

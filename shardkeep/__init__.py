@@ -96,6 +96,9 @@ if TYPE_CHECKING:
         InitConfig as InitConfig,
     )
     from shardkeep.ps.config import (
+        LambConfig as LambConfig,
+    )
+    from shardkeep.ps.config import (
         LarsSgdConfig as LarsSgdConfig,
     )
     from shardkeep.ps.config import (
@@ -147,8 +150,9 @@ _MODULES = {  # the same names, for the interpreter; tests/test_public_names.py 
     "ps.config": "AdagradConfig AdamConfig ConsistencyConfig FtrlConfig InitConfig LivenessConfig RecoveryConfig "
     "RowwiseAdagradConfig SgdConfig TableConfig TableSpec TransportConfig",
     "loop.client": "EmbeddingClient connect",
-    "ps.config": "AdagradConfig AdamConfig ConsistencyConfig FtrlConfig InitConfig LarsSgdConfig LivenessConfig "
-    "PartialRowwiseAdamConfig RecoveryConfig RowwiseAdagradConfig SgdConfig TableConfig TableSpec TransportConfig",
+    "ps.config": "AdagradConfig AdamConfig ConsistencyConfig FtrlConfig InitConfig LambConfig LarsSgdConfig "
+    "LivenessConfig PartialRowwiseAdamConfig RecoveryConfig RowwiseAdagradConfig SgdConfig TableConfig TableSpec "
+    "TransportConfig",
     "run.summary": "Summary",
     "workers.config": "CheckpointConfig EvalConfig TowerConfig TowerOptimizerConfig TrainConfig",
     "workers.data_config": "DataConfig",

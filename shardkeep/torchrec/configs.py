@@ -19,6 +19,7 @@ from shardkeep.ps.config import (
     AdagradConfig,
     AdamConfig,
     InitConfig,
+    LambConfig,
     LarsSgdConfig,
     PartialRowwiseAdamConfig,
     RowwiseAdagradConfig,
@@ -53,6 +54,7 @@ _RULES: Mapping[type[torch.optim.Optimizer], _Rule] = {
     fused.Adam: _Rule(AdamConfig, {"eps_after_correction": True}, fbgemm=True, refused=_DECOUPLED),
     fused.PartialRowWiseAdam: _Rule(PartialRowwiseAdamConfig, fbgemm=True, refused=_DECOUPLED),
     fused.LarsSGD: _Rule(LarsSgdConfig, fbgemm=True),
+    fused.LAMB: _Rule(LambConfig, fbgemm=True),
 }
 """Optimizers of torch and TorchRec, and those of servers with the same rule."""
 _RENAMED = {"initial_accumulator_value": "initial_accumulator", "learning_rate": "lr"}

@@ -15,6 +15,7 @@ from shardkeep import (
     AdagradConfig,
     AdamConfig,
     EmbeddingClient,
+    LambConfig,
     LarsSgdConfig,
     PartialRowwiseAdamConfig,
     SgdConfig,
@@ -248,6 +249,9 @@ def test_optimizers_that_only_fbgemm_has_keep_its_defaults() -> None:
     assert in_backward_spec(optim.PartialRowWiseAdam, eps=1e-6) == PartialRowwiseAdamConfig(lr=0.01, eps=1e-6)
     assert in_backward_spec(optim.LarsSGD, lr=3.0, weight_decay=0.1) == LarsSgdConfig(lr=3.0, weight_decay=0.1)
     assert in_backward_spec(optim.LarsSGD, eta=0.01, momentum=0.0) == LarsSgdConfig(lr=0.01, eta=0.01, momentum=0.0)
+    assert in_backward_spec(optim.LAMB, beta2=0.99, weight_decay=0.1) == LambConfig(
+        lr=0.01, betas=(0.9, 0.99), weight_decay=0.1
+    )
     with pytest.raises(UserError, match=r"PartialRowWiseAdam with weight_decay=0\.1, which servers do not have"):
         in_backward_spec(optim.PartialRowWiseAdam, weight_decay=0.1)
 

@@ -10,6 +10,7 @@ To add one, write its settings (ps/config.py), a module with its kernel, a modul
 | adam | torch.optim.SparseAdam | outside the root, corrected or not | 0 | L2 | by the step + 1 | on lr |
 | partial_rowwise_adam | FBGEMM partial row-wise | outside the root, corrected | 0 | L2 | by the step + 1 | on lr |
 | lars_sgd | FBGEMM LARS_SGD | - | 0 | L2, its norm in the divisor | - | on lr |
+| lamb | FBGEMM LAMB | outside the root, corrected | 0 | in the step, not in the moments | by the step + 1 | on lr |
 | ftrl | McMahan et al. 2013, Algorithm 1 | beta | z = n = 0 | l2 of the paper | - | on the gradient in z |
 """
 
@@ -23,6 +24,7 @@ from shardkeep.ps.shard.table.optimizers import (
     adagrad,
     adam,
     ftrl,
+    lamb,
     lars_sgd,
     partial_rowwise_adam,
     rowwise_adagrad,
@@ -30,7 +32,7 @@ from shardkeep.ps.shard.table.optimizers import (
 )
 from shardkeep.ps.shard.table.optimizers.optimizer import RowOptimizer
 
-_MODULES = (sgd, adagrad, rowwise_adagrad, adam, partial_rowwise_adam, lars_sgd, ftrl)
+_MODULES = (sgd, adagrad, rowwise_adagrad, adam, partial_rowwise_adam, lars_sgd, lamb, ftrl)
 OPTIMIZERS = MappingProxyType[str, RowOptimizer]({module.ENTRY.name: module.ENTRY for module in _MODULES})
 
 

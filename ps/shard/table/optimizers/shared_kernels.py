@@ -4,7 +4,7 @@ The formulas are those of ps/config.py. Every value is float32; what depends on 
 float64 by the caller and handed over in `scalars`. A zero divisor (eps 0, no gradient yet) means no change.
 
 `squares_U`: a row's mean squared gradient, where the gradient is a sum of several steps' and its own square would be
-something else; its elements share it like their own squares. Empty = the gradient's own. Plain SGD ignores it.
+something else; its elements share it like their own squares. Empty = the gradient's own. SGD and LARS ignore it.
 """
 # U = unique ids, D = embedding dim
 

@@ -113,34 +113,39 @@ def test_fifty_steps_with_gradients_for_all_rows_agree_with_torchs_dense_optimiz
     assert_close(table.pull(all_ids()), weight.detach().numpy(), 1e-6)
 
 
-def sgd(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, slots: list[np.ndarray]) -> np.ndarray:
+"""The formulas for one row: its config, step and rate, weights, gradient, the roots whose squares the second moments
+take (the gradient, unless it is a sum of several), and slots, which change in place."""
+Slots = list[np.ndarray]
+
+
+def sgd(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.ndarray, slots: Slots) -> np.ndarray:
     return w - rate * (g + c.weight_decay * w)
 
 
-def adagrad(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, slots: list[np.ndarray]) -> np.ndarray:
-    g = g + c.weight_decay * w
-    slots[0] += g * g
-    return w - rate * g / (np.sqrt(slots[0]) + c.eps)
+def adagrad(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.ndarray, slots: Slots) -> np.ndarray:
+    slots[0] += (root + c.weight_decay * w) ** 2
+    return w - rate * (g + c.weight_decay * w) / (np.sqrt(slots[0]) + c.eps)
 
 
-def rowwise(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, slots: list[np.ndarray]) -> np.ndarray:
+def rowwise(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.ndarray, slots: Slots) -> np.ndarray:
     g = g + c.weight_decay * w
     slots[0] += np.mean(g * g)
     return w - rate * g / (np.sqrt(slots[0]) + c.eps)
 
 
-def adam(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, slots: list[np.ndarray]) -> np.ndarray:
-    g = g + c.weight_decay * w
+def adam(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.ndarray, slots: Slots) -> np.ndarray:
     beta1, beta2 = c.betas
-    slots[0][:] = beta1 * slots[0] + (1 - beta1) * g
-    slots[1][:] = beta2 * slots[1] + (1 - beta2) * g * g
+    slots[0][:] = beta1 * slots[0] + (1 - beta1) * (g + c.weight_decay * w)
+    slots[1][:] = beta2 * slots[1] + (1 - beta2) * (root + c.weight_decay * w) ** 2
     if c.eps_after_correction:
         return w - rate / (1 - beta1 ** (t + 1)) * slots[0] / (np.sqrt(slots[1] / (1 - beta2 ** (t + 1))) + c.eps)
     rate = rate * math.sqrt(1 - beta2 ** (t + 1)) / (1 - beta1 ** (t + 1))
     return w - rate * slots[0] / (np.sqrt(slots[1]) + c.eps)
 
 
-def partial_adam(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, slots: list[np.ndarray]) -> np.ndarray:
+def partial_adam(
+    c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.ndarray, slots: Slots
+) -> np.ndarray:
     """As FBGEMM's kernel: the moments as weighted means, both corrected, then eps."""
     g = g + c.weight_decay * w
     beta1, beta2 = c.betas
@@ -150,18 +155,27 @@ def partial_adam(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, slot
     return w - rate * mean / (np.sqrt(square) + c.eps)
 
 
-def lars(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, slots: list[np.ndarray]) -> np.ndarray:
+def lars(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.ndarray, slots: Slots) -> np.ndarray:
     length = np.linalg.norm(w)
     trust = c.eta * length / (np.linalg.norm(g) + c.weight_decay * length)
     slots[0][:] = c.momentum * slots[0] + rate * trust * (g + c.weight_decay * w)
     return w - slots[0]
 
 
-def ftrl(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, slots: list[np.ndarray]) -> np.ndarray:
+def lamb(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.ndarray, slots: Slots) -> np.ndarray:
+    beta1, beta2 = c.betas
+    slots[0][:] = beta1 * slots[0] + (1 - beta1) * g
+    slots[1][:] = beta2 * slots[1] + (1 - beta2) * root**2
+    mean, square = slots[0] / (1 - beta1 ** (t + 1)), slots[1] / (1 - beta2 ** (t + 1))
+    direction = mean / (np.sqrt(square) + c.eps) + c.weight_decay * w
+    return w - rate * np.linalg.norm(w) / np.linalg.norm(direction) * direction
+
+
+def ftrl(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.ndarray, slots: Slots) -> np.ndarray:
     z, n = slots
-    sigma = (np.sqrt(n + g * g) - np.sqrt(n)) / c.lr
+    sigma = (np.sqrt(n + root**2) - np.sqrt(n)) / c.lr
     z += (rate / c.lr) * g - sigma * w
-    n += g * g
+    n += root**2
     return np.where(np.abs(z) <= c.l1, 0, -(z - np.sign(z) * c.l1) / ((c.beta + np.sqrt(n)) / c.lr + c.l2))
 
 
@@ -172,6 +186,7 @@ FORMULAS = {
     "adam": adam,
     "partial_rowwise_adam": partial_adam,
     "lars_sgd": lars,
+    "lamb": lamb,
     "ftrl": ftrl,
 }
 CONFIGS: list[dict[str, Any]] = [
@@ -186,6 +201,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"name": "partial_rowwise_adam", "lr": 0.01, "eps": 0.1, "weight_decay": 0.01, "schedule": WARM_UP},
     {"name": "lars_sgd", "lr": 10.0},
     {"name": "lars_sgd", "lr": 50.0, "eta": 0.002, "momentum": 0.5, "weight_decay": 3.0, "schedule": WARM_UP},
+    {"name": "lamb", "lr": 0.01},
+    {"name": "lamb", "lr": 0.05, "betas": (0.8, 0.99), "eps": 0.1, "weight_decay": 0.5, "schedule": WARM_UP},
     {"name": "ftrl", "lr": 0.1},
     {"name": "ftrl", "lr": 0.1, "beta": 0.5, "l1": 0.3, "l2": 0.1},
     {"name": "ftrl", "lr": 0.1, "l2": 0.1, "schedule": WARM_UP},
@@ -205,11 +222,11 @@ def test_fifty_sparse_steps_agree_with_the_formula_in_float64(config: dict[str, 
         table.apply(ids, grad, step=step)
         rate = c.lr * c.schedule.factor(step)
         for id_, g in zip(ids.tolist(), grad.astype(np.float64), strict=True):
-            weights[id_] = FORMULAS[c.name](c, step, rate, weights[id_], g, slots[id_])
+            weights[id_] = FORMULAS[c.name](c, step, rate, weights[id_], g, g, slots[id_])
     assert_close(table.pull(all_ids()), weights, 1e-6)
 
 
-SUMMED = [c for c in CONFIGS if c["name"] in {"adagrad", "adam", "ftrl"} and "eps_after_correction" not in c]
+SUMMED = [c for c in CONFIGS if c["name"] in {"adagrad", "adam", "lamb", "ftrl"}]
 
 
 @pytest.mark.parametrize("config", SUMMED, ids=lambda c: " ".join(f"{k}={v}" for k, v in c.items() if k != "schedule"))
@@ -222,33 +239,17 @@ def test_a_sum_of_gradients_is_squared_as_its_parts_were(config: dict[str, Any])
     for step, (ids, grad) in enumerate(random_steps(11)):
         squares = np.random.default_rng(step).uniform(0.1, 9.0, ids.size).astype(np.float32)
         update(table, ids, grad, squares, step)
+        rate = c.lr * c.schedule.factor(step)
         for id_, g, square in zip(ids.tolist(), grad.astype(np.float64), squares.tolist(), strict=True):
             root = g * math.sqrt(square * dim / (g @ g))
-            decay = getattr(c, "weight_decay", 0.0) * weights[id_]
-            plain, told = [s.copy() for s in slots[id_]], slots[id_]
-            rate, w = c.lr * c.schedule.factor(step), weights[id_]
-            if c.name == "adagrad":
-                told[0] += (root + decay) ** 2
-                weights[id_] = w - rate * (g + decay) / (np.sqrt(told[0]) + c.eps)
-            elif c.name == "adam":
-                beta1, beta2 = c.betas
-                told[0][:] = beta1 * plain[0] + (1 - beta1) * (g + decay)
-                told[1][:] = beta2 * plain[1] + (1 - beta2) * (root + decay) ** 2
-                rate *= math.sqrt(1 - beta2 ** (step + 1)) / (1 - beta1 ** (step + 1))
-                weights[id_] = w - rate * told[0] / (np.sqrt(told[1]) + c.eps)
-            else:
-                told[1] += root**2
-                told[0] += (rate / c.lr) * g - (np.sqrt(told[1]) - np.sqrt(plain[1])) / c.lr * w
-                shrunk = told[0] - np.sign(told[0]) * c.l1
-                divisor = (c.beta + np.sqrt(told[1])) / c.lr + c.l2
-                weights[id_] = np.where(np.abs(told[0]) <= c.l1, 0, -shrunk / divisor)
+            weights[id_] = FORMULAS[c.name](c, step, rate, weights[id_], g, root, slots[id_])
     assert_close(table.pull(all_ids()), weights, 1e-5)
 
 
 @pytest.mark.parametrize("size", [1e-5, 1e-22, 0.0])
-@pytest.mark.parametrize("name", ["adagrad", "adam", "ftrl"])
+@pytest.mark.parametrize("name", ["adagrad", "adam", "lamb", "ftrl"])
 def test_gradients_that_cancel_leave_the_squares_of_their_parts_and_nothing_more(name: str, size: float) -> None:
-    decay = {} if name == "ftrl" else {"weight_decay": 0.5}
+    decay = {} if name in ("ftrl", "lamb") else {"weight_decay": 0.5}
     table = make_table({"name": name, "lr": 0.1, **decay})
     ids, weights = all_ids(), table.pull(all_ids())
     squares = np.full(ids.size, 1e-4, np.float32)
@@ -256,7 +257,7 @@ def test_gradients_that_cancel_leave_the_squares_of_their_parts_and_nothing_more
     _, after, slots_NS = exported(table)
     shrunk = np.abs(weights) * decay.get("weight_decay", 0.0)
     found = slots_NS[:, :DIM] if name == "adagrad" else slots_NS[:, DIM:]
-    blend = 1.0 - table.spec.optimizer.betas[1] if name == "adam" else 1.0
+    blend = 1.0 - table.spec.optimizer.betas[1] if name in ("adam", "lamb") else 1.0
     assert np.isfinite(after).all()
     assert (np.abs(found / blend - 1e-4 - shrunk**2) <= 2 * 1e-2 * shrunk + 1e-6).all()  # the binomial's third term
 
@@ -271,7 +272,7 @@ def test_partial_rowwise_adam_takes_a_rows_mean_square_as_it_is_given() -> None:
     assert_close(exported(table)[2][:, dim], 0.001 * squares, 1e-6)
 
 
-@pytest.mark.parametrize("name", ["lars_sgd"])
+@pytest.mark.parametrize("name", ["lars_sgd", "lamb"])
 def test_a_row_of_zeros_stays_zero_where_its_norm_scales_the_step(name: str) -> None:
     table = OneTable(TableSpec(name="t", dim=DIM, optimizer={"name": name}, init="zeros"), seed=3)
     table.apply(all_ids(), np.ones((NUM_IDS, DIM), np.float32), step=0)
@@ -295,7 +296,7 @@ def test_ftrl_with_l1_makes_weights_exactly_zero() -> None:
     assert (table.pull(all_ids()) == 0.0).all()
 
 
-@pytest.mark.parametrize("name", ["adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam"])
+@pytest.mark.parametrize("name", ["adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam", "lamb"])
 def test_a_zero_gradient_with_eps_zero_changes_no_weight(name: str) -> None:
     table = make_table({"name": name, "eps": 0.0})
     before = table.pull(all_ids())
