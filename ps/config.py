@@ -180,6 +180,28 @@ class LambConfig(Settings):
     """Learning rate over steps."""
 
 
+class RmspropConfig(Settings):
+    """`v += (1-alpha)(g*g-v); w -= lr * g / (sqrt(v) + eps)` per element (torch.optim.RMSprop without momentum, not
+    centered), v of touched rows only."""
+
+    name: Literal["rmsprop"] = "rmsprop"
+    """RMSprop; one slot per value."""
+    lr: float = Field(0.01, gt=0.0, le=1e6)
+    """Learning rate."""
+    alpha: float = Field(0.99, ge=0.0, lt=1.0)
+    """Decay of the mean of squares."""
+    eps: float = Field(1e-8, ge=0.0, le=1e6)
+    """Added to the root of the mean of squares."""
+    weight_decay: float = Field(0.0, ge=0.0, le=1e6)
+    """L2 penalty added to the gradient of rows: `g + weight_decay * w`."""
+    weight_decay_on: DecayOn = "touched"
+    """touched = the rows of a push; table = all rows of the table, at each update, the others with gradient 0."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """Learning rate over steps."""
+
+    _decays = model_validator(mode="after")(_decays_something)
+
+
 class FtrlConfig(Settings):
     """FTRL-Proximal, Algorithm 1 of McMahan et al., KDD 2013, per element."""
 
@@ -205,6 +227,7 @@ RowOptimizerConfig = Annotated[
     | PartialRowwiseAdamConfig
     | LarsSgdConfig
     | LambConfig
+    | RmspropConfig
     | FtrlConfig,
     Field(discriminator="name"),
     bare("name"),

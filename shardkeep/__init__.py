@@ -111,6 +111,9 @@ if TYPE_CHECKING:
         RecoveryConfig as RecoveryConfig,
     )
     from shardkeep.ps.config import (
+        RmspropConfig as RmspropConfig,
+    )
+    from shardkeep.ps.config import (
         RowwiseAdagradConfig as RowwiseAdagradConfig,
     )
     from shardkeep.ps.config import (
@@ -151,8 +154,8 @@ _MODULES = {  # the same names, for the interpreter; tests/test_public_names.py 
     "RowwiseAdagradConfig SgdConfig TableConfig TableSpec TransportConfig",
     "loop.client": "EmbeddingClient connect",
     "ps.config": "AdagradConfig AdamConfig ConsistencyConfig FtrlConfig InitConfig LambConfig LarsSgdConfig "
-    "LivenessConfig PartialRowwiseAdamConfig RecoveryConfig RowwiseAdagradConfig SgdConfig TableConfig TableSpec "
-    "TransportConfig",
+    "LivenessConfig PartialRowwiseAdamConfig RecoveryConfig RmspropConfig RowwiseAdagradConfig SgdConfig TableConfig "
+    "TableSpec TransportConfig",
     "run.summary": "Summary",
     "workers.config": "CheckpointConfig EvalConfig TowerConfig TowerOptimizerConfig TrainConfig",
     "workers.data_config": "DataConfig",

@@ -18,6 +18,7 @@ from shardkeep import (
     LambConfig,
     LarsSgdConfig,
     PartialRowwiseAdamConfig,
+    RmspropConfig,
     SgdConfig,
     TableSpec,
     UserError,
@@ -241,6 +242,13 @@ def test_adams_of_torch_and_torchrec_keep_the_place_of_their_eps() -> None:
         in_backward_spec(optim.Adam, weight_decay=0.1)
     with pytest.raises(UserError, match=r"table t0: optimizer Adam with amsgrad=True, which servers do not have"):
         in_backward_spec(torch.optim.Adam, amsgrad=True)
+
+
+def test_other_optimizers_of_torch_keep_its_defaults() -> None:
+    rmsprop = in_backward_spec(torch.optim.RMSprop, alpha=0.9, weight_decay=0.1)
+    assert rmsprop == RmspropConfig(lr=0.01, alpha=0.9, weight_decay=0.1)
+    with pytest.raises(UserError, match=r"optimizer RMSprop with momentum=0\.9, which servers do not have"):
+        in_backward_spec(torch.optim.RMSprop, momentum=0.9)
 
 
 def test_optimizers_that_only_fbgemm_has_keep_its_defaults() -> None:

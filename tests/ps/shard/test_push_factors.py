@@ -62,6 +62,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "partial_rowwise_adam": {"name": "partial_rowwise_adam", "lr": 0.01},
     "lars_sgd": {"name": "lars_sgd", "lr": 3.0, "weight_decay": 0.01},
     "lamb": {"name": "lamb", "lr": 0.01, "weight_decay": 0.01},
+    "rmsprop": {"name": "rmsprop", "lr": 0.01},
 }
 
 

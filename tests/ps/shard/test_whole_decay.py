@@ -33,6 +33,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "rowwise_adagrad": {"name": "rowwise_adagrad", "lr": 0.1, **ALL},
     "adam": {"name": "adam", "lr": 0.01, "eps_after_correction": True, **ALL},
     "partial_rowwise_adam": {"name": "partial_rowwise_adam", "lr": 0.01, **ALL},
+    "rmsprop": {"name": "rmsprop", "lr": 0.01, **ALL},
 }
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 
@@ -66,6 +67,7 @@ DENSE: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adagrad": torch.optim.Adagrad,
     "rowwise_adagrad": lambda p, **settings: RowwiseAdagrad(p, settings),
     "adam": torch.optim.Adam,
+    "rmsprop": torch.optim.RMSprop,
     "partial_rowwise_adam": lambda p, **settings: PartialRowwiseAdam(p, settings),
 }
 

@@ -94,6 +94,11 @@ DENSE_TORCH: dict[str, tuple[dict[str, Any], Callable[[list[torch.Tensor]], torc
         {"name": "adam", "lr": 0.01, "weight_decay": 0.05, "eps_after_correction": True},
         lambda p: torch.optim.Adam(p, lr=0.01, weight_decay=0.05),
     ),
+    "rmsprop": ({"name": "rmsprop"}, torch.optim.RMSprop),
+    "rmsprop with decay": (
+        {"name": "rmsprop", "lr": 0.02, "alpha": 0.8, "eps": 0.1, "weight_decay": 0.05},
+        lambda p: torch.optim.RMSprop(p, lr=0.02, alpha=0.8, eps=0.1, weight_decay=0.05),
+    ),
 }
 
 
@@ -171,6 +176,11 @@ def lamb(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.nda
     return w - rate * np.linalg.norm(w) / np.linalg.norm(direction) * direction
 
 
+def rmsprop(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.ndarray, slots: Slots) -> np.ndarray:
+    slots[0][:] = c.alpha * slots[0] + (1 - c.alpha) * (root + c.weight_decay * w) ** 2
+    return w - rate * (g + c.weight_decay * w) / (np.sqrt(slots[0]) + c.eps)
+
+
 def ftrl(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.ndarray, slots: Slots) -> np.ndarray:
     z, n = slots
     sigma = (np.sqrt(n + root**2) - np.sqrt(n)) / c.lr
@@ -187,6 +197,7 @@ FORMULAS = {
     "partial_rowwise_adam": partial_adam,
     "lars_sgd": lars,
     "lamb": lamb,
+    "rmsprop": rmsprop,
     "ftrl": ftrl,
 }
 CONFIGS: list[dict[str, Any]] = [
@@ -203,6 +214,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"name": "lars_sgd", "lr": 50.0, "eta": 0.002, "momentum": 0.5, "weight_decay": 3.0, "schedule": WARM_UP},
     {"name": "lamb", "lr": 0.01},
     {"name": "lamb", "lr": 0.05, "betas": (0.8, 0.99), "eps": 0.1, "weight_decay": 0.5, "schedule": WARM_UP},
+    {"name": "rmsprop", "lr": 0.01, "alpha": 0.9},
+    {"name": "rmsprop", "lr": 0.01, "eps": 0.1, "weight_decay": 0.01, "schedule": WARM_UP},
     {"name": "ftrl", "lr": 0.1},
     {"name": "ftrl", "lr": 0.1, "beta": 0.5, "l1": 0.3, "l2": 0.1},
     {"name": "ftrl", "lr": 0.1, "l2": 0.1, "schedule": WARM_UP},
@@ -226,7 +239,7 @@ def test_fifty_sparse_steps_agree_with_the_formula_in_float64(config: dict[str, 
     assert_close(table.pull(all_ids()), weights, 1e-6)
 
 
-SUMMED = [c for c in CONFIGS if c["name"] in {"adagrad", "adam", "lamb", "ftrl"}]
+SUMMED = [c for c in CONFIGS if c["name"] in {"adagrad", "adam", "lamb", "rmsprop", "ftrl"}]
 
 
 @pytest.mark.parametrize("config", SUMMED, ids=lambda c: " ".join(f"{k}={v}" for k, v in c.items() if k != "schedule"))
@@ -247,7 +260,7 @@ def test_a_sum_of_gradients_is_squared_as_its_parts_were(config: dict[str, Any])
 
 
 @pytest.mark.parametrize("size", [1e-5, 1e-22, 0.0])
-@pytest.mark.parametrize("name", ["adagrad", "adam", "lamb", "ftrl"])
+@pytest.mark.parametrize("name", ["adagrad", "adam", "lamb", "rmsprop", "ftrl"])
 def test_gradients_that_cancel_leave_the_squares_of_their_parts_and_nothing_more(name: str, size: float) -> None:
     decay = {} if name in ("ftrl", "lamb") else {"weight_decay": 0.5}
     table = make_table({"name": name, "lr": 0.1, **decay})
@@ -256,8 +269,8 @@ def test_gradients_that_cancel_leave_the_squares_of_their_parts_and_nothing_more
     update(table, ids, np.full((ids.size, DIM), size, np.float32), squares, 0)
     _, after, slots_NS = exported(table)
     shrunk = np.abs(weights) * decay.get("weight_decay", 0.0)
-    found = slots_NS[:, :DIM] if name == "adagrad" else slots_NS[:, DIM:]
-    blend = 1.0 - table.spec.optimizer.betas[1] if name in ("adam", "lamb") else 1.0
+    found = slots_NS[:, :DIM] if name in ("adagrad", "rmsprop") else slots_NS[:, DIM:]
+    blend = {"adam": 0.001, "lamb": 0.001, "rmsprop": 0.01}.get(name, 1.0)
     assert np.isfinite(after).all()
     assert (np.abs(found / blend - 1e-4 - shrunk**2) <= 2 * 1e-2 * shrunk + 1e-6).all()  # the binomial's third term
 
@@ -296,7 +309,7 @@ def test_ftrl_with_l1_makes_weights_exactly_zero() -> None:
     assert (table.pull(all_ids()) == 0.0).all()
 
 
-@pytest.mark.parametrize("name", ["adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam", "lamb"])
+@pytest.mark.parametrize("name", ["adagrad", "rowwise_adagrad", "adam", "partial_rowwise_adam", "lamb", "rmsprop"])
 def test_a_zero_gradient_with_eps_zero_changes_no_weight(name: str) -> None:
     table = make_table({"name": name, "eps": 0.0})
     before = table.pull(all_ids())
