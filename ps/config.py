@@ -202,6 +202,28 @@ class RmspropConfig(Settings):
     _decays = model_validator(mode="after")(_decays_something)
 
 
+class AdadeltaConfig(Settings):
+    """`v += (1-rho)(g*g-v); u = sqrt(a + eps) / sqrt(v + eps) * g; a += (1-rho)(u*u-a); w -= lr * u` per element
+    (torch.optim.Adadelta), v and a of touched rows only."""
+
+    name: Literal["adadelta"] = "adadelta"
+    """Adadelta; two slots per value."""
+    lr: float = Field(1.0, gt=0.0, le=1e6)
+    """Learning rate."""
+    rho: float = Field(0.9, ge=0.0, lt=1.0)
+    """Decay of both means of squares."""
+    eps: float = Field(1e-6, ge=1e-30, le=1e6)
+    """Added to both means of squares, under the root; the first steps are as long as its root."""
+    weight_decay: float = Field(0.0, ge=0.0, le=1e6)
+    """L2 penalty added to the gradient of rows: `g + weight_decay * w`."""
+    weight_decay_on: DecayOn = "touched"
+    """touched = the rows of a push; table = all rows of the table, at each update, the others with gradient 0."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """Learning rate over steps."""
+
+    _decays = model_validator(mode="after")(_decays_something)
+
+
 class FtrlConfig(Settings):
     """FTRL-Proximal, Algorithm 1 of McMahan et al., KDD 2013, per element."""
 
@@ -228,6 +250,7 @@ RowOptimizerConfig = Annotated[
     | LarsSgdConfig
     | LambConfig
     | RmspropConfig
+    | AdadeltaConfig
     | FtrlConfig,
     Field(discriminator="name"),
     bare("name"),

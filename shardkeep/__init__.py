@@ -81,6 +81,9 @@ if TYPE_CHECKING:
     from shardkeep.loop.client import EmbeddingClient as EmbeddingClient
     from shardkeep.loop.client import connect as connect
     from shardkeep.ps.config import (
+        AdadeltaConfig as AdadeltaConfig,
+    )
+    from shardkeep.ps.config import (
         AdagradConfig as AdagradConfig,
     )
     from shardkeep.ps.config import (
@@ -153,9 +156,9 @@ _MODULES = {  # the same names, for the interpreter; tests/test_public_names.py 
     "ps.config": "AdagradConfig AdamConfig ConsistencyConfig FtrlConfig InitConfig LivenessConfig RecoveryConfig "
     "RowwiseAdagradConfig SgdConfig TableConfig TableSpec TransportConfig",
     "loop.client": "EmbeddingClient connect",
-    "ps.config": "AdagradConfig AdamConfig ConsistencyConfig FtrlConfig InitConfig LambConfig LarsSgdConfig "
-    "LivenessConfig PartialRowwiseAdamConfig RecoveryConfig RmspropConfig RowwiseAdagradConfig SgdConfig TableConfig "
-    "TableSpec TransportConfig",
+    "ps.config": "AdadeltaConfig AdagradConfig AdamConfig ConsistencyConfig FtrlConfig InitConfig LambConfig "
+    "LarsSgdConfig LivenessConfig PartialRowwiseAdamConfig RecoveryConfig RmspropConfig RowwiseAdagradConfig SgdConfig "
+    "TableConfig TableSpec TransportConfig",
     "run.summary": "Summary",
     "workers.config": "CheckpointConfig EvalConfig TowerConfig TowerOptimizerConfig TrainConfig",
     "workers.data_config": "DataConfig",

@@ -16,6 +16,7 @@ from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
 from shardkeep.base.errors import UserError
 from shardkeep.ps.config import (
+    AdadeltaConfig,
     AdagradConfig,
     AdamConfig,
     InitConfig,
@@ -52,6 +53,7 @@ _RULES: Mapping[type[torch.optim.Optimizer], _Rule] = {
     torch.optim.Adam: _Rule(AdamConfig, {"eps_after_correction": True}),
     torch.optim.SparseAdam: _Rule(AdamConfig),
     torch.optim.RMSprop: _Rule(RmspropConfig),
+    torch.optim.Adadelta: _Rule(AdadeltaConfig),
     RowWiseAdagrad: _Rule(RowwiseAdagradConfig),
     fused.Adam: _Rule(AdamConfig, {"eps_after_correction": True}, fbgemm=True, refused=_DECOUPLED),
     fused.PartialRowWiseAdam: _Rule(PartialRowwiseAdamConfig, fbgemm=True, refused=_DECOUPLED),

@@ -97,7 +97,7 @@ def test_all_that_is_wrong_with_a_file_and_the_settings_is_told_line_by_line(tmp
         f"error: {tmp_path}/job.yaml: servers: 'two' is not allowed; allowed: a whole number from 0 to 1,024",
         f"error: {tmp_path}/job.yaml: data.sparse: 7 is not allowed; allowed: a list",
         "error: --set tables.default.optimizer=adom: tables.default.optimizer.name: 'adom' is not allowed; "
-        "allowed: adagrad, adam, ftrl, lamb, lars_sgd, partial_rowwise_adam, rmsprop, rowwise_adagrad or sgd",
+        "allowed: adadelta, adagrad, adam, ftrl, lamb, lars_sgd, partial_rowwise_adam, rmsprop, rowwise_adagrad or sgd",
     ]
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from shardkeep import (
+    AdadeltaConfig,
     AdagradConfig,
     AdamConfig,
     EmbeddingClient,
@@ -247,6 +248,7 @@ def test_adams_of_torch_and_torchrec_keep_the_place_of_their_eps() -> None:
 def test_other_optimizers_of_torch_keep_its_defaults() -> None:
     rmsprop = in_backward_spec(torch.optim.RMSprop, alpha=0.9, weight_decay=0.1)
     assert rmsprop == RmspropConfig(lr=0.01, alpha=0.9, weight_decay=0.1)
+    assert in_backward_spec(torch.optim.Adadelta, rho=0.8) == AdadeltaConfig(lr=1.0, rho=0.8, eps=1e-6)
     with pytest.raises(UserError, match=r"optimizer RMSprop with momentum=0\.9, which servers do not have"):
         in_backward_spec(torch.optim.RMSprop, momentum=0.9)
 

@@ -63,6 +63,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "lars_sgd": {"name": "lars_sgd", "lr": 3.0, "weight_decay": 0.01},
     "lamb": {"name": "lamb", "lr": 0.01, "weight_decay": 0.01},
     "rmsprop": {"name": "rmsprop", "lr": 0.01},
+    "adadelta": {"name": "adadelta", "lr": 1.0},
 }
 
 

@@ -34,6 +34,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
     "adam": {"name": "adam", "lr": 0.01, "eps_after_correction": True, **ALL},
     "partial_rowwise_adam": {"name": "partial_rowwise_adam", "lr": 0.01, **ALL},
     "rmsprop": {"name": "rmsprop", "lr": 0.01, **ALL},
+    "adadelta": {"name": "adadelta", "lr": 1.0, **ALL},
 }
 every_optimizer = pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
 
@@ -68,6 +69,7 @@ DENSE: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "rowwise_adagrad": lambda p, **settings: RowwiseAdagrad(p, settings),
     "adam": torch.optim.Adam,
     "rmsprop": torch.optim.RMSprop,
+    "adadelta": torch.optim.Adadelta,
     "partial_rowwise_adam": lambda p, **settings: PartialRowwiseAdam(p, settings),
 }
 

@@ -12,6 +12,7 @@ To add one, write its settings (ps/config.py), a module with its kernel, a modul
 | lars_sgd | FBGEMM LARS_SGD | - | 0 | L2, its norm in the divisor | - | on lr |
 | lamb | FBGEMM LAMB | outside the root, corrected | 0 | in the step, not in the moments | by the step + 1 | on lr |
 | rmsprop | torch.optim.RMSprop | outside the root | 0 | L2 | - | on lr |
+| adadelta | torch.optim.Adadelta | inside both roots | 0 | L2 | - | on lr |
 | ftrl | McMahan et al. 2013, Algorithm 1 | beta | z = n = 0 | l2 of the paper | - | on the gradient in z |
 """
 
@@ -22,6 +23,7 @@ import importlib
 from types import MappingProxyType
 
 from shardkeep.ps.shard.table.optimizers import (
+    adadelta,
     adagrad,
     adam,
     ftrl,
@@ -34,7 +36,7 @@ from shardkeep.ps.shard.table.optimizers import (
 )
 from shardkeep.ps.shard.table.optimizers.optimizer import RowOptimizer
 
-_MODULES = (sgd, adagrad, rowwise_adagrad, adam, partial_rowwise_adam, lars_sgd, lamb, rmsprop, ftrl)
+_MODULES = (sgd, adagrad, rowwise_adagrad, adam, partial_rowwise_adam, lars_sgd, lamb, rmsprop, adadelta, ftrl)
 OPTIMIZERS = MappingProxyType[str, RowOptimizer]({module.ENTRY.name: module.ENTRY for module in _MODULES})
 
 

@@ -99,6 +99,11 @@ DENSE_TORCH: dict[str, tuple[dict[str, Any], Callable[[list[torch.Tensor]], torc
         {"name": "rmsprop", "lr": 0.02, "alpha": 0.8, "eps": 0.1, "weight_decay": 0.05},
         lambda p: torch.optim.RMSprop(p, lr=0.02, alpha=0.8, eps=0.1, weight_decay=0.05),
     ),
+    "adadelta": ({"name": "adadelta"}, torch.optim.Adadelta),
+    "adadelta with decay": (
+        {"name": "adadelta", "lr": 0.5, "rho": 0.8, "eps": 0.01, "weight_decay": 0.05},
+        lambda p: torch.optim.Adadelta(p, lr=0.5, rho=0.8, eps=0.01, weight_decay=0.05),
+    ),
 }
 
 
@@ -181,6 +186,13 @@ def rmsprop(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.
     return w - rate * (g + c.weight_decay * w) / (np.sqrt(slots[0]) + c.eps)
 
 
+def adadelta(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.ndarray, slots: Slots) -> np.ndarray:
+    slots[0][:] = c.rho * slots[0] + (1 - c.rho) * (root + c.weight_decay * w) ** 2
+    step = np.sqrt((slots[1] + c.eps) / (slots[0] + c.eps)) * (g + c.weight_decay * w)
+    slots[1][:] = c.rho * slots[1] + (1 - c.rho) * step**2
+    return w - rate * step
+
+
 def ftrl(c: Any, t: int, rate: float, w: np.ndarray, g: np.ndarray, root: np.ndarray, slots: Slots) -> np.ndarray:
     z, n = slots
     sigma = (np.sqrt(n + root**2) - np.sqrt(n)) / c.lr
@@ -198,6 +210,7 @@ FORMULAS = {
     "lars_sgd": lars,
     "lamb": lamb,
     "rmsprop": rmsprop,
+    "adadelta": adadelta,
     "ftrl": ftrl,
 }
 CONFIGS: list[dict[str, Any]] = [
@@ -216,6 +229,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"name": "lamb", "lr": 0.05, "betas": (0.8, 0.99), "eps": 0.1, "weight_decay": 0.5, "schedule": WARM_UP},
     {"name": "rmsprop", "lr": 0.01, "alpha": 0.9},
     {"name": "rmsprop", "lr": 0.01, "eps": 0.1, "weight_decay": 0.01, "schedule": WARM_UP},
+    {"name": "adadelta", "rho": 0.95},
+    {"name": "adadelta", "lr": 0.5, "eps": 0.01, "weight_decay": 0.01, "schedule": WARM_UP},
     {"name": "ftrl", "lr": 0.1},
     {"name": "ftrl", "lr": 0.1, "beta": 0.5, "l1": 0.3, "l2": 0.1},
     {"name": "ftrl", "lr": 0.1, "l2": 0.1, "schedule": WARM_UP},
@@ -239,7 +254,7 @@ def test_fifty_sparse_steps_agree_with_the_formula_in_float64(config: dict[str, 
     assert_close(table.pull(all_ids()), weights, 1e-6)
 
 
-SUMMED = [c for c in CONFIGS if c["name"] in {"adagrad", "adam", "lamb", "rmsprop", "ftrl"}]
+SUMMED = [c for c in CONFIGS if c["name"] in {"adagrad", "adam", "lamb", "rmsprop", "adadelta", "ftrl"}]
 
 
 @pytest.mark.parametrize("config", SUMMED, ids=lambda c: " ".join(f"{k}={v}" for k, v in c.items() if k != "schedule"))
@@ -260,7 +275,7 @@ def test_a_sum_of_gradients_is_squared_as_its_parts_were(config: dict[str, Any])
 
 
 @pytest.mark.parametrize("size", [1e-5, 1e-22, 0.0])
-@pytest.mark.parametrize("name", ["adagrad", "adam", "lamb", "rmsprop", "ftrl"])
+@pytest.mark.parametrize("name", ["adagrad", "adam", "lamb", "rmsprop", "adadelta", "ftrl"])
 def test_gradients_that_cancel_leave_the_squares_of_their_parts_and_nothing_more(name: str, size: float) -> None:
     decay = {} if name in ("ftrl", "lamb") else {"weight_decay": 0.5}
     table = make_table({"name": name, "lr": 0.1, **decay})
@@ -269,8 +284,8 @@ def test_gradients_that_cancel_leave_the_squares_of_their_parts_and_nothing_more
     update(table, ids, np.full((ids.size, DIM), size, np.float32), squares, 0)
     _, after, slots_NS = exported(table)
     shrunk = np.abs(weights) * decay.get("weight_decay", 0.0)
-    found = slots_NS[:, :DIM] if name in ("adagrad", "rmsprop") else slots_NS[:, DIM:]
-    blend = {"adam": 0.001, "lamb": 0.001, "rmsprop": 0.01}.get(name, 1.0)
+    found = slots_NS[:, :DIM] if name in ("adagrad", "rmsprop", "adadelta") else slots_NS[:, DIM:]
+    blend = {"adam": 0.001, "lamb": 0.001, "rmsprop": 0.01, "adadelta": 0.1}.get(name, 1.0)
     assert np.isfinite(after).all()
     assert (np.abs(found / blend - 1e-4 - shrunk**2) <= 2 * 1e-2 * shrunk + 1e-6).all()  # the binomial's third term
 
