@@ -175,6 +175,18 @@ def test_an_unknown_key_names_the_nearest_known_one(text: str, line: str) -> Non
             ["tables.t.optimizer", "weight_decay_on"],
         ),
         (
+            "tables: {t: {optimizer: {name: lars_sgd, weight_decay_on: table}}}",
+            ["tables.t.optimizer", "weight_decay_on"],
+        ),
+        (
+            "tables: {t: {optimizer: {name: lamb, weight_decay_on: table}}}",
+            ["tables.t.optimizer", "weight_decay_on"],
+        ),
+        (
+            "tables: {t: {optimizer: {name: adadelta, eps: 0}}}",
+            ["tables.t.optimizer", "eps"],
+        ),
+        (
             "{tables: {t: {optimizer: {name: sgd, weight_decay: 1, weight_decay_on: table}}}, "
             "compression: {push: {keep_rows: 0.1}}}",
             ["tables.t.optimizer.weight_decay_on: table with compression.push.keep_rows: 0.1", "allowed: touched, or"],
