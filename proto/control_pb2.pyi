@@ -201,6 +201,26 @@ class ReportRequest(_message.Message):
     record_json: str
     def __init__(self, token: _Optional[str] = ..., sequence: _Optional[int] = ..., kind: _Optional[str] = ..., record_json: _Optional[str] = ...) -> None: ...
 
+class MeetRequest(_message.Message):
+    __slots__ = ("token", "point", "wait_s")
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    POINT_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    token: str
+    point: int
+    wait_s: float
+    def __init__(self, token: _Optional[str] = ..., point: _Optional[int] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
+class MeetReply(_message.Message):
+    __slots__ = ("job", "met", "awaited")
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    MET_FIELD_NUMBER: _ClassVar[int]
+    AWAITED_FIELD_NUMBER: _ClassVar[int]
+    job: JobState
+    met: bool
+    awaited: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, job: _Optional[_Union[JobState, _Mapping]] = ..., met: _Optional[bool] = ..., awaited: _Optional[_Iterable[int]] = ...) -> None: ...
+
 class LeaveRequest(_message.Message):
     __slots__ = ("token", "code", "message", "symptom", "refused")
     TOKEN_FIELD_NUMBER: _ClassVar[int]

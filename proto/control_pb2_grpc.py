@@ -54,6 +54,11 @@ class ControlStub:
                 request_serializer=shardkeep_dot_proto_dot_control__pb2.ReportRequest.SerializeToString,
                 response_deserializer=shardkeep_dot_proto_dot_control__pb2.JobState.FromString,
                 _registered_method=True)
+        self.Meet = channel.unary_unary(
+                '/shardkeep.control.Control/Meet',
+                request_serializer=shardkeep_dot_proto_dot_control__pb2.MeetRequest.SerializeToString,
+                response_deserializer=shardkeep_dot_proto_dot_control__pb2.MeetReply.FromString,
+                _registered_method=True)
         self.Leave = channel.unary_unary(
                 '/shardkeep.control.Control/Leave',
                 request_serializer=shardkeep_dot_proto_dot_control__pb2.LeaveRequest.SerializeToString,
@@ -102,6 +107,13 @@ class ControlServicer:
 
     def Report(self, request, context):
         """one record: progress, eval, phase, event, summary
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Meet(self, request, context):
+        """waits until every worker has come as far
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -157,6 +169,11 @@ def add_ControlServicer_to_server(servicer, server):
                     servicer.Report,
                     request_deserializer=shardkeep_dot_proto_dot_control__pb2.ReportRequest.FromString,
                     response_serializer=shardkeep_dot_proto_dot_control__pb2.JobState.SerializeToString,
+            ),
+            'Meet': grpc.unary_unary_rpc_method_handler(
+                    servicer.Meet,
+                    request_deserializer=shardkeep_dot_proto_dot_control__pb2.MeetRequest.FromString,
+                    response_serializer=shardkeep_dot_proto_dot_control__pb2.MeetReply.SerializeToString,
             ),
             'Leave': grpc.unary_unary_rpc_method_handler(
                     servicer.Leave,
@@ -287,6 +304,33 @@ class Control:
             '/shardkeep.control.Control/Report',
             shardkeep_dot_proto_dot_control__pb2.ReportRequest.SerializeToString,
             shardkeep_dot_proto_dot_control__pb2.JobState.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Meet(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/shardkeep.control.Control/Meet',
+            shardkeep_dot_proto_dot_control__pb2.MeetRequest.SerializeToString,
+            shardkeep_dot_proto_dot_control__pb2.MeetReply.FromString,
             options,
             channel_credentials,
             insecure,

@@ -29,6 +29,9 @@ from shardkeep.ps.control.records import (
 from shardkeep.ps.control.recovery import Recovery
 from shardkeep.ps.control.versions import own_versions
 
+DOUBT_POLL_S = 0.2
+"""How often a newcomer looks whether the member before it is alive."""
+
 
 class Coordinator:
     """Coordinates one job.
@@ -74,8 +77,15 @@ class Coordinator:
     def register(self, hello: Hello) -> Admission:
         """Admits a member. A repeated Hello is welcome.
 
+        Blocks for some seconds where another member has the place and has been silent since.
+
         Raises ProtocolError (versions), ConfigError (no such place), UserError (place taken), JobError (late).
         """
+        job, came = self._job, self._job.clock()
+        with job.locked():
+            for _ in range(round(self.spec.doubt_s / DOUBT_POLL_S)):
+                if job.wait_for(lambda: not self._places.in_doubt(hello, came), DOUBT_POLL_S):
+                    break
         with self._job.transaction() as scope:
             scope.save = not self._job.members.known(hello.token)
             seat = self._places.admit(hello)
@@ -126,6 +136,25 @@ class Coordinator:
         with job.locked():
             job.wait_for(lambda: job.life.now.version != seen or job.closed, wait_s)
             return job.life.now
+
+    def meet(self, token: str, point: int, *, wait_s: float = 0.0) -> tuple[JobState, tuple[int, ...]]:
+        """Takes note that a worker has come to a point, and blocks up to `wait_s` seconds until all have.
+
+        Returns: The job's state, and the indices of the workers that have not come so far. Points grow; they outlive
+        generations and this process."""
+        job = self._job
+        with job.transaction() as scope:
+            seat = self._places.touch(token)
+            if point > seat.met:
+                seat.met = point
+                scope.save = True
+        with job.locked():
+            job.wait_for(lambda: not self._awaited(point) or not job.waits, wait_s)
+            return job.life.now, self._awaited(point)
+
+    def _awaited(self, point: int) -> tuple[int, ...]:
+        workers = {seat.member.index: seat.met for seat in self._job.members.seats("worker") if not seat.lost}
+        return tuple(index for index in range(self.spec.num_workers) if workers.get(index, -1) < point)
 
     def report(self, token: str, *, sequence: int, kind: str, record: Record) -> JobState:
         """Takes one record. Ignores a record that was sent again. Raises ProtocolError."""

@@ -46,6 +46,7 @@ class PersistedState:
                 "unsent_rows": seat.unsent_rows,
                 "kept": asdict(seat.kept),
                 "unseen": seat.offer.unseen,
+                "met": seat.met,
             }
             for seat in self.seats
         ]
@@ -107,4 +108,5 @@ def _seat(record: dict[str, Any], now: float) -> Seat:
         step=int(record["step"]),
         unsent_rows=int(record["unsent_rows"]),
         kept=Kept(**record.get("kept", {})),
+        met=int(record.get("met", -1)),
     )

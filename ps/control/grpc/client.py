@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import JobError, ShardkeepError
 from shardkeep.base.log import EventLog
 from shardkeep.proto import control_pb2 as pb
@@ -233,6 +234,27 @@ class ControlClient:
             if self.state.state == "completed":
                 return None
             raise
+
+    def meet(self, point: int, *, limit_s: float) -> None:
+        """Blocks until every worker has called this with `point` or a later one. Points grow from call to call; a
+        meeting outlives generations and coordinators.
+
+        Raises DeadlineExceeded, which names who did not come within `limit_s` seconds, and what `check` raises."""
+        deadline = Deadline(limit_s)
+        while True:
+            wait_s = min(JOIN_WAIT_S, deadline.remaining_s)
+            request = pb.MeetRequest(token=self._token, point=point, wait_s=wait_s)
+            timeout_s = wait_s + max(self.timeout_s, self._patience_s)
+            reply = self._channel.insist("Meet", request, pb.MeetReply, timeout_s=timeout_s)
+            if reply.met:
+                return
+            job = wire.job_from_pb(reply.job)
+            if (error := job.error()) is not None:
+                self._heartbeat.hear(job)
+                raise error
+            self.check()  # our own heartbeats may know more: a silent coordinator
+            who = ", ".join(f"worker {index}" for index in reply.awaited)
+            deadline.check(f"{who} to come to the same call")
 
     def report(self, kind: str, record: Record) -> None:
         """Queues one record (progress | eval | phase | event | summary); sent in order, never blocks.

@@ -70,6 +70,14 @@ class ControlServicer:
 
         return _answer(context, reply)
 
+    def Meet(self, request: pb.MeetRequest, context: grpc.ServicerContext) -> pb.MeetReply:  # noqa: N802
+        def reply() -> pb.MeetReply:
+            wait_s = _wait(request.wait_s)
+            job, awaited = self._coordinator.meet(request.token, request.point, wait_s=wait_s)
+            return pb.MeetReply(job=wire.job_to_pb(job), met=not awaited, awaited=awaited)
+
+        return _answer(context, reply)
+
     def Leave(self, request: pb.LeaveRequest, context: grpc.ServicerContext) -> pb.JobState:  # noqa: N802
         def reply() -> pb.JobState:
             job = self._coordinator.leave(

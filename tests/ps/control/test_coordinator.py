@@ -423,3 +423,13 @@ def test_status_shows_every_member_with_age_step_and_phase() -> None:
     members = {(m.role, m.index): m for m in job.coordinator.status().members}
     worker = members["worker", 1]
     assert (worker.step, worker.phase, worker.age_s, worker.condition) == (3, "train", 4.0, "joined")
+
+
+def test_workers_meet_where_all_have_come_as_far() -> None:
+    job = Job(servers=1, workers=2)
+    job.form()
+    assert job.coordinator.meet("worker-0-100", 1)[1] == (1,)
+    assert job.coordinator.meet("worker-1-100", 1)[1] == ()
+    assert job.coordinator.meet("worker-1-100", 2)[1] == (0,)
+    assert job.coordinator.meet("worker-0-100", 1)[1] == ()  # a repeated call, after the other left it
+    assert job.coordinator.meet("worker-0-100", 2)[1] == ()
