@@ -14,6 +14,7 @@ from shardkeep.ps.wire.admin import (
     GetJournalSize,
     GetReport,
     JournalSize,
+    LoadRows,
     R,
     ServerReport,
     SnapshotFiles,
@@ -48,17 +49,22 @@ class AdminClient:
         """Reads the sizes of the journals."""
         return self._replies(GetJournalSize(), GetJournalSize.reply)
 
-    def check_folder(self, token: str) -> None:
-        """Checks that the servers see the checkpoint folder that has `token`."""
-        self._replies(CheckFolder(token), CheckFolder.reply)
+    def check_folder(self, token: str, folder: str = "") -> None:
+        """Checks that the servers see the checkpoint folder that has `token`. `folder`: its path; "" = the job's."""
+        self._replies(CheckFolder(token, folder), CheckFolder.reply)
 
     def take_snapshot(self, step: int, base: str = "") -> None:
         """Fixes the rows of a step boundary, or those that changed since checkpoint `base`."""
         self._replies(TakeSnapshot(step, base), TakeSnapshot.reply)
 
-    def write_snapshot(self, step: int, *, timeout_s: float) -> list[SnapshotFiles]:
-        """Writes the rows that `take_snapshot` fixed; blocks until the files are written."""
-        return self._replies(WriteSnapshot(step), WriteSnapshot.reply, timeout_s)
+    def write_snapshot(self, step: int, *, timeout_s: float, folder: str = "") -> list[SnapshotFiles]:
+        """Writes the rows that `take_snapshot` fixed; blocks until the files are written. `folder`: of checkpoints, as
+        servers see it; "" = the job's."""
+        return self._replies(WriteSnapshot(step, folder), WriteSnapshot.reply, timeout_s)
+
+    def load_rows(self, folder: str, step: int, *, servers: int, timeout_s: float) -> None:
+        """Fills the empty tables of the job's `servers` with the rows of the checkpoint of `step` in a folder."""
+        self._replies(LoadRows(folder, step, servers), LoadRows.reply, timeout_s)
 
     def drop_snapshot(self) -> None:
         """Drops the snapshot, also while it is written."""

@@ -7,12 +7,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import TransportError
 from shardkeep.ps.checkpoint_probe import check_token
 from shardkeep.ps.shard.journal.journal import Journal
-from shardkeep.ps.shard.serving import Serving, done, promised
+from shardkeep.ps.shard.serving import Serving, done, in_thread, promised
 from shardkeep.ps.shard.snapshot.writer import SnapshotWriter
 from shardkeep.ps.wire.admin import (
     Call,
@@ -25,9 +26,10 @@ from shardkeep.ps.wire.admin import (
     GetJournalSize,
     GetReport,
     JournalSize,
+    LoadRows,
+    R,
     Reply,
     ServerReport,
-    SnapshotFiles,
     TakeSnapshot,
     WriteSnapshot,
     decode_call,
@@ -44,6 +46,7 @@ class AdminServer:
         frozen: Inside, all steps before the given step are applied and no push can be. Raises if the server is at
             another step.
         report: The facts that a server reports about itself, with or without digests of its rows.
+        load: Fills the server's empty tables with the rows of a checkpoint.
     """
 
     def __init__(
@@ -54,9 +57,10 @@ class AdminServer:
         *,
         frozen: Callable[[int], AbstractContextManager[None]],
         report: Callable[[bool], ServerReport],
+        load: Callable[[LoadRows], None],
     ) -> None:
         self._serving, self._snapshots, self._journal, self._frozen = serving, snapshots, journal, frozen
-        self._report = report
+        self._report, self._load = report, load
 
     def handle(self, message: Packed) -> Future[Bytes]:
         """The ANSWER to an ASK. Raises ProtocolError, CheckpointError or TransportError."""
@@ -64,7 +68,9 @@ class AdminServer:
         with self._serving.lock:
             self._serving.check_open(message.generation)
         if isinstance(call, WriteSnapshot):
-            return self._later(self._snapshots.write(call.step), message.rank)
+            return self._later(self._snapshots.write(call.step, call.folder), message.rank)
+        if isinstance(call, LoadRows):
+            return self._later(in_thread(lambda: self._loaded(call), name="load-rows"), message.rank)
         return done(self._packed(self._reply(call), message.rank))
 
     def _reply(self, call: Call) -> Reply:
@@ -76,13 +82,17 @@ class AdminServer:
             case GetJournalSize():
                 return JournalSize(0 if self._journal is None else self._journal.size_bytes)
             case CheckFolder():
-                check_token(self._snapshots.folder().folder, call.token)
+                check_token(Path(call.folder) if call.folder else self._snapshots.folder().folder, call.token)
             case TakeSnapshot():
                 self._take_snapshot(call)
             case DropSnapshot():
                 self._snapshots.drop()
             case CheckpointSaved():
                 self._checkpoint_saved(call)
+        return Done()
+
+    def _loaded(self, call: LoadRows) -> Done:
+        self._load(call)
         return Done()
 
     def _take_snapshot(self, call: TakeSnapshot) -> None:
@@ -99,11 +109,11 @@ class AdminServer:
     def _packed(self, reply: Reply, rank: int) -> Bytes:
         return self._serving.text(Kind.ANSWER, encode_reply(reply), rank)
 
-    def _later(self, found: Future[SnapshotFiles], rank: int) -> Future[Bytes]:
+    def _later(self, found: Future[R], rank: int) -> Future[Bytes]:
         """The reply of a call that takes long."""
         message = promised()
 
-        def finish(found: Future[SnapshotFiles]) -> None:
+        def finish(found: Future[R]) -> None:
             error = found.exception()
             if isinstance(error, TransportError):
                 message.set_exception(error)

@@ -46,6 +46,18 @@ class GenerationLife:
         with self._serving.lock:
             self._serving.generation, self._serving.closed = generation, None
 
+    def resume_at(self, step: int) -> None:
+        """Continues at a later step, with the rows of its checkpoint; the journal needs that one. Raises
+        JournalError."""
+        journal = self._applier.journal
+        if journal is not None:
+            journal.clear()
+            journal.build_on(step)
+            facts = {"generation": self._serving.generation, "shard": self._serving.shard}
+            journal.begin(self._serving.generation, step=step, facts=facts)
+        with self._serving.lock:
+            self._applier.begin(step)
+
     def _rewind(self, step: int) -> None:
         self._applier.complete(step)
         with self._serving.lock:

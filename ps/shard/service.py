@@ -24,8 +24,11 @@ from shardkeep.ps.shard.journal.journal import Journal
 from shardkeep.ps.shard.pulls import Pulls, Replies
 from shardkeep.ps.shard.push_reader import PushReader
 from shardkeep.ps.shard.serving import Serving, done, failed, pass_on, promised
+from shardkeep.ps.shard.snapshot.files import load_snapshots
+from shardkeep.ps.shard.snapshot.index import earlier_steps
 from shardkeep.ps.shard.snapshot.writer import SnapshotWriter
 from shardkeep.ps.shard.tables import Gradients, Tables
+from shardkeep.ps.wire.admin import LoadRows
 from shardkeep.ps.wire.message import KIND_AT, Kind, Packed, read
 
 
@@ -67,7 +70,9 @@ class ShardService:
         self.snapshots = SnapshotWriter(self.tables, checkpoints, shard=shard)
         self.life = GenerationLife(self._serving, self.applier, self.pulls, reader, self.snapshots)
         frozen, report = self.life.frozen, self.report
-        self._admin = AdminServer(self._serving, self.snapshots, journal, frozen=frozen, report=report)
+        self._admin = AdminServer(
+            self._serving, self.snapshots, journal, frozen=frozen, report=report, load=self._load_rows
+        )
         self._handlers: dict[Kind, Callable[[Packed], Future[Bytes]]] = {
             Kind.PULL: self._pull,
             Kind.READ: self.pulls.read,
@@ -129,6 +134,17 @@ class ShardService:
     def close(self, reason: str) -> None:
         """Fails every parked future and every later message with TransportError(reason). Idempotent."""
         self.life.close(reason)
+
+    def _load_rows(self, call: LoadRows) -> None:
+        """Fills empty tables. Raises CheckpointError, and ProtocolError where there are rows."""
+        if self._serving.shard >= call.servers:
+            raise ProtocolError(f"server {self._serving.shard} of {call.servers}; allowed: a job that has this server")
+        if any(table.num_rows for table in self.tables):
+            raise ProtocolError(f"server {self._serving.shard} has rows; a checkpoint is loaded before the first step")
+        checkpoint = Checkpoints(call.folder).load(call.step)
+        load_snapshots(self.tables, checkpoint, shard=self._serving.shard, num_shards=call.servers)
+        self.tables.earlier_steps = earlier_steps(checkpoint)
+        self.life.resume_at(call.step)
 
     def report(self, digest: bool = True) -> dict[str, Any]:
         """Tables, counts and, if asked for, digests, as JSON types. Blocks while it scans all rows for a digest."""

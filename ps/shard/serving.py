@@ -6,11 +6,15 @@ Knows no table.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from concurrent.futures import Future
+from typing import TypeVar
 
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import ProtocolError, ShardkeepError, TransportError
 from shardkeep.ps.wire.message import Kind, allocate, text_message
+
+T = TypeVar("T")
 
 
 class Serving:
@@ -85,3 +89,20 @@ def failed(error: ShardkeepError) -> Future[Bytes]:
     future: Future[Bytes] = Future()
     future.set_exception(error)
     return future
+
+
+def in_thread(call: Callable[[], T], *, name: str) -> Future[T]:
+    """Runs a call that takes long in a thread of its own."""
+    result: Future[T] = Future()
+    result.set_running_or_notify_cancel()
+
+    def run() -> None:
+        try:
+            found = call()
+        except Exception as error:
+            result.set_exception(error)
+        else:
+            result.set_result(found)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return result

@@ -72,6 +72,8 @@ class CheckFolder:
     word: ClassVar[str] = "see"
     reply: ClassVar[type[Done]] = Done
     token: str
+    folder: str = ""
+    """Of checkpoints; "" = the job's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,8 @@ class WriteSnapshot:
     word: ClassVar[str] = "snapshot"
     reply: ClassVar[type[SnapshotFiles]] = SnapshotFiles
     step: int
+    folder: str = ""
+    """Of checkpoints; "" = the job's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,19 @@ class CheckpointSaved:
 
 
 @dataclass(frozen=True, slots=True)
+class LoadRows:
+    """Fills empty tables with the rows of a checkpoint; the next step is the checkpoint's."""
+
+    word: ClassVar[str] = "load"
+    reply: ClassVar[type[Done]] = Done
+    folder: str
+    """Of checkpoints."""
+    step: int
+    servers: int
+    """The job's."""
+
+
+@dataclass(frozen=True, slots=True)
 class GetJournalSize:
     """Reads the size of a server's journal."""
 
@@ -128,6 +145,7 @@ Call = (
     | WriteSnapshot
     | DropSnapshot
     | CheckpointSaved
+    | LoadRows
     | GetJournalSize
 )
 CALLS: dict[str, type[Call]] = {
@@ -138,6 +156,7 @@ CALLS: dict[str, type[Call]] = {
     "snapshot": WriteSnapshot,
     "unmark": DropSnapshot,
     "saved": CheckpointSaved,
+    "load": LoadRows,
     "journal": GetJournalSize,
 }
 
@@ -198,6 +217,13 @@ def _token(name: str, question: dict[str, Any]) -> str:
     return str(question.get(name))
 
 
+def _folder(name: str, question: dict[str, Any]) -> str:
+    folder = question.get(name, "")
+    if not isinstance(folder, str) or "\0" in folder:
+        raise ProtocolError(f"{name} {folder!r}; allowed: a path")
+    return folder
+
+
 def _truth(name: str, question: dict[str, Any]) -> bool:
     truth = question.get(name, True)
     if not isinstance(truth, bool):
@@ -211,4 +237,6 @@ _ARGUMENTS: dict[str, Callable[[str, dict[str, Any]], Any]] = {
     "id": _checkpoint,
     "token": _token,
     "digest": _truth,
+    "folder": _folder,
+    "servers": _step,
 }

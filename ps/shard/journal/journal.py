@@ -112,8 +112,10 @@ class Journal:
             opened.segment.highest = max(opened.segment.highest, step)
 
     def roll(self) -> None:
-        """Closes the open segment and starts the next, with the same GENERATION record."""
+        """Closes the open segment and starts the next, with the same GENERATION record. A log that was given up takes
+        records again: they build on the checkpoint that the caller takes."""
         with self._guard:
+            self._given_up = False
             opened = self._opened()
             self._start(opened.segment.generation, opened.start)
 
@@ -137,6 +139,8 @@ class Journal:
     def forget_before(self, step: int) -> None:
         """Deletes segments whose records are all of steps below `step`, except the newest segment."""
         with self._guard:
+            if self.base == GIVEN_UP and not self._given_up:
+                self.build_on(step)
             doomed = [s for s in self._segments[:-1] if self._replayed and s.highest < step]
             if doomed:
                 self.build_on(max(self.base, 1 + max(segment.highest for segment in doomed)))

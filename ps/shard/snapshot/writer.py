@@ -39,22 +39,22 @@ class SnapshotWriter:
 
         Drops an earlier snapshot that is not being written. `base`: the id of a checkpoint. If this server knows which
         rows changed since, the snapshot has only these. Raises CheckpointError while a snapshot is being written."""
-        self.folder()
         with self._lock:
             if self._answer is not None:
                 raise CheckpointError(f"the snapshot of step {self._step} is still being written")
             self._snapshot, self._step = self._tables.snapshot(base), step
 
-    def write(self, step: int) -> Future[SnapshotFiles]:
+    def write(self, step: int, folder: str = "") -> Future[SnapshotFiles]:
         """Starts to write the snapshot of `step`. The result has the files' records, and whether they hold all rows.
 
-        Raises ProtocolError if there is no such snapshot."""
+        `folder`: of checkpoints; "" = the job's. Raises ProtocolError if there is no such snapshot."""
         with self._lock:
             if self._snapshot is None or self._step != step or self._answer is not None:
                 raise ProtocolError(f"cannot write the snapshot of step {step}: no snapshot was taken at that step")
-            answer = self._answer = Future()
+            partial = (Checkpoints(folder) if folder else self.folder()).partial(step)
+            answer, snapshot = Future[SnapshotFiles](), self._snapshot
             answer.set_running_or_notify_cancel()
-            partial, snapshot = self.folder().partial(step), self._snapshot
+            self._answer = answer
         threading.Thread(target=self._run, args=(answer, snapshot, partial), name="snapshot", daemon=True).start()
         return answer
 
@@ -90,7 +90,7 @@ class SnapshotWriter:
             files = [asdict(file) for file in write_snapshot(snapshot, partial, shard=self._shard)]
             written = SnapshotFiles(files, snapshot.full)
         except OSError as error:
-            failed = CheckpointError(f"{error.filename or self.folder().folder}: {error.strerror or error}")
+            failed = CheckpointError(f"{error.filename or partial}: {error.strerror or error}")
         except Exception as error:  # the caller must learn of a bug, too
             failed = error.with_traceback(None)  # its frames hold the walk's memory
         snapshot.drop("its snapshot is done")

@@ -17,6 +17,7 @@ from shardkeep.ps.wire.admin import (
     GetJournalSize,
     GetReport,
     JournalSize,
+    LoadRows,
     Reply,
     SnapshotFiles,
     TakeSnapshot,
@@ -32,10 +33,13 @@ TEXTS: dict[str, Call] = {
     '{"ask": "report", "digest": false}': GetReport(digest=False),
     '{"ask": "cpu"}': GetCpuTime(),
     '{"ask": "see", "token": "a7"}': CheckFolder("a7"),
+    '{"ask": "see", "token": "a7", "folder": "/f"}': CheckFolder("a7", "/f"),
     '{"ask": "mark", "step": 4, "base": ""}': TakeSnapshot(4, ""),
     '{"ask": "snapshot", "step": 4}': WriteSnapshot(4),
+    '{"ask": "snapshot", "step": 4, "folder": "/f"}': WriteSnapshot(4, "/f"),
     '{"ask": "unmark"}': DropSnapshot(),
     '{"ask": "saved", "step": 4, "id": "c1"}': CheckpointSaved(4, "c1"),
+    '{"ask": "load", "folder": "/f", "step": 4, "servers": 2}': LoadRows("/f", 4, 2),
     '{"ask": "journal"}': GetJournalSize(),
 }
 REPLIES: dict[str, Reply] = {

@@ -107,7 +107,37 @@ def test_one_snapshot_at_a_time(service: ShardService, held: Held) -> None:
 
 def test_a_server_without_a_folder_says_so() -> None:
     text = "this server has no folder for checkpoints"
-    assert told(ask(make_service(), ask="mark", step=0)) == (Kind.ERROR, text)
+    service = make_service()
+    assert told(ask(service, ask="mark", step=0)) == (Kind.ANSWER, "{}")
+    assert told(ask(service, ask="snapshot", step=0)) == (Kind.ERROR, text)
+
+
+def test_a_snapshot_goes_to_another_folder_and_is_loaded_from_there(service: ShardService, tmp_path: Path) -> None:
+    other = Checkpoints(tmp_path / "other")
+    other.begin(1)
+    told(ask(service, ask="mark", step=1))
+    kind, text = told(ask(service, ask="snapshot", step=1, folder=str(other.folder)))
+    assert kind is Kind.ANSWER
+    other.commit(1, [FileRecord(**file) for file in json.loads(text)["files"]], {})
+    fresh = make_service()
+    assert told(ask(fresh, ask="load", step=1, servers=1, folder=str(other.folder))) == (Kind.ANSWER, "{}")
+    assert fresh.tables.digests() == service.tables.digests()
+    assert told(ask(fresh, ask="mark", step=1)) == (Kind.ANSWER, "{}")
+
+
+def test_rows_are_loaded_into_empty_tables_of_a_checkpoint_that_is_there(service: ShardService, tmp_path: Path) -> None:
+    def load(service: ShardService, servers: object = 1, folder: object = str(tmp_path)) -> str:
+        kind, text = told(ask(service, ask="load", step=1, servers=servers, folder=folder))
+        assert kind is Kind.ERROR
+        return text
+
+    assert load(service) == "server 0 has rows; a checkpoint is loaded before the first step"
+    fresh = make_service()
+    assert "step-00000001" in load(fresh)
+    assert load(fresh, 0) == "server 0 of 0; allowed: a job that has this server"
+    assert load(fresh, folder=5) == "folder 5; allowed: a path"
+    assert load(fresh, folder="a\0b").startswith("folder ")
+    assert not any(table.num_rows for table in fresh.tables)
 
 
 def test_what_is_given_up_ends_at_once_and_leaves_room_for_the_next(
