@@ -39,6 +39,8 @@ class JobSpec:
     """How many steps a recovery may lose."""
     shared: Shared | None = None
     """The folder for checkpoints if all members see it; None = the config says where they go."""
+    doubt_s: float = 4.0
+    """Seconds that a newcomer waits where another member has its place and may be dead."""
     run_dir: str = ""
     """The job's run folder, which members name to other jobs."""
 

@@ -29,6 +29,8 @@ class Seat:
     lost: bool = False
     last_sequence: int = 0
     kept: Kept = NOTHING_KEPT
+    met: int = -1
+    """The last point at which it has waited for the other workers."""
 
     def join(self, offer: Offer) -> None:
         """Records that the member is ready to form. A reason in `unseen` stays once set."""

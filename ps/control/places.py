@@ -48,14 +48,32 @@ class Places:
         seat.last_seen = self._job.clock()
         return seat
 
+    def in_doubt(self, hello: Hello, since: float) -> bool:
+        """Whether the member before a newcomer may be dead: it has been silent `since` the newcomer came, and not long
+        enough to be sure."""
+        job = self._job
+        held = job.members.at(hello.member.role, hello.member.index)
+        if held is None or held.gone or held.token == hello.token or not (job.recoveries.on and job.life.running):
+            return False
+        return held.last_seen <= since and job.clock() - held.last_seen <= self._silent_s
+
+    @property
+    def _silent_s(self) -> float:
+        return min(SILENT_S, self._job.members.lease_s)
+
     def _make_room(self, newcomer: Member) -> None:
         """Declares the member before `newcomer` dead before its lease ends: it is silent, and somebody started another
         process in its place."""
         job = self._job
         held = job.members.at(newcomer.role, newcomer.index)
-        if job.life.now.state == "recovering" and held is not None and not (held.gone or held.joined):
+        if (
+            job.recoveries.on
+            and job.life.now.state in ("training", "recovering")
+            and held is not None
+            and not held.gone
+        ):
             silent_s = job.clock() - held.last_seen
-            if silent_s > min(SILENT_S, job.members.lease_s):
+            if silent_s > self._silent_s:
                 text = f"{held.member} died: no heartbeat for {silent_s:.0f} s, and another process took its place"
                 self._recovery.lose(held, text)
 

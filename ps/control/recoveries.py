@@ -140,6 +140,7 @@ class Recoveries:
         ranges = [*servers.values(), *(() if holders else workers.values())]
         if start.source < 0:
             lost = max([self.reached, *(one.last for one in holders)]) - start.step
+            self.reached = max([self.reached, *(one.last for one in servers.values() if one.holds)])  # for the record
             step = start.step
         else:
             step = min((one.lost_from for one in ranges if one.lost_from is not None), default=start.step)

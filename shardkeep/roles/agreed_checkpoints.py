@@ -36,7 +36,8 @@ class AgreedCheckpoints:
         if config != self.config:
             self.config, self.checkpoints = config, checkpoints_of(config, self._folder)
         self._own()
-        self._looks = bool(config.checkpoint.every_steps or formation.origin)
+        here = config.checkpoint.dir is None and formation.checkpoints is None and self.checkpoints.folder.is_dir()
+        self._looks = bool(config.checkpoint.every_steps or formation.origin or here)  # here: of a loop
 
     def _own(self) -> None:
         if self._writes:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,9 @@ from shardkeep.base.errors import (
     PlaceRefused,
     ShardkeepError,
     TransportError,
+    UserError,
 )
+from shardkeep.base.exit_codes import code_of_leaving
 from shardkeep.base.log import EventLog
 from shardkeep.base.machine.sockets import Counters, Watched
 from shardkeep.base.machine.versions import peak_rss_bytes
@@ -90,10 +93,18 @@ def control_bytes(control: ControlClient, sockets: Watched) -> int:
 class Membership:
     """Registered and alive inside the `with`; on the way out says how it ended, with the job's verdict on the cause."""
 
-    def __init__(self, control: ControlClient, departure: Departure | None = None, *, wait_s: float = LISTEN_S) -> None:
+    def __init__(
+        self,
+        control: ControlClient,
+        departure: Departure | None = None,
+        *,
+        wait_s: float = LISTEN_S,
+        restarted: bool = False,
+    ) -> None:
         """`departure`: how the process leaves on a signal; None = it is not ours. `wait_s`: seconds that the
-        coordinator gets to appear."""
+        coordinator gets to appear. `restarted`: a launcher starts another process after an error."""
         self._control, self._departure, self._wait_s = control, departure, wait_s
+        self._restarted = restarted
 
     def __enter__(self) -> JobConfig:
         try:
@@ -119,6 +130,9 @@ class Membership:
                 return
             if isinstance(error, Leaving):
                 say_leaving(control, str(error), error.code)
+                return
+            if self._restarted and isinstance(error, Exception) and not isinstance(error, UserError):
+                say_leaving(control, f"ended: {_one_line(error)}", code_of_leaving(signal.SIGTERM))
                 return
             # Losing a peer is a symptom: who died comes first in the job's message when the coordinator learns it.
             symptom = isinstance(error, TransportError | MemberLost) or not isinstance(error, ShardkeepError)

@@ -132,7 +132,8 @@ class _Life:
             return ResumeRange()
         first, last = self._service.life.resume_range
         lost_from = None
-        if self._loss.follows and not self._service.applier.gate.stages:
+        follows = self._loss.follows and bool(self._agreed.config.checkpoint.every_steps)  # a loop starts again
+        if follows and not self._service.applier.gate.stages:
             first, last, lost_from = 0, ANY_STEP, self._loss.since
         return ResumeRange(first, last, holds=True, saved=self._agreed.saved, lost_from=lost_from, why=self._loss.why)
 

@@ -48,6 +48,7 @@ class Recovering(Job):
             restarts=self.restarts,
             losses=self.losses or Losses(),
             shared=self.shared,
+            doubt_s=0.0,
         )
         return Coordinator(
             spec,

@@ -7,6 +7,7 @@ from datetime import datetime, timedelta
 import pytest
 
 from shardkeep.base.errors import JobError, ProtocolError, UserError
+from shardkeep.ps.control.losses import Losses
 from shardkeep.ps.control.records import ANY_STEP, ResumeRange, Role
 from shardkeep.ps.control.recoveries import Recoveries
 from shardkeep.ps.control.resume_step import Start, agreed_start
@@ -361,6 +362,32 @@ def test_a_replacement_may_come_before_the_lease_ends_if_the_others_miss_the_one
     job.pass_time(4, alive=[("server", 0), ("worker", 0)])
     job.register("worker", 1, pid=200)
     assert job.state.state == "recovering"
+
+
+def test_a_newcomer_takes_the_place_of_a_member_that_is_silent_while_the_job_trains() -> None:
+    job = Recovering()
+    job.form()
+    with pytest.raises(UserError, match="worker 1 is already in the job"):
+        job.register("worker", 1, pid=200)
+    job.pass_time(4, alive=[("server", 0), ("worker", 0)])
+    job.register("worker", 1, pid=200)
+    assert job.state.state == "recovering"
+    assert job.state.message.endswith("died: no heartbeat for 4 s, and another process took its place")
+
+
+def test_trainers_that_all_start_again_begin_at_the_last_checkpoint() -> None:
+    job = Recovering(losses=Losses(most=10**9))
+    job.form()
+    checkpoint(job, 20)
+    job.coordinator.heartbeat("worker-0-100", step=27)
+    job.pass_time(4, alive=[("server", 0)])
+    for index in (0, 1):
+        job.register("worker", index, pid=200)
+    job.come_back("server", 0, held(27, 28))
+    assert job.come_back("worker", 0, ResumeRange(), pid=200, after=0) is None
+    formation = job.come_back("worker", 1, ResumeRange(), pid=200, after=0)
+    assert formation is not None and formation.restores and formation.start_step == 20
+    assert told(job)[-1]["lost_steps"] == 8  # servers have one that no trainer reported before it died
 
 
 def test_once_the_summary_is_in_no_death_matters() -> None:
