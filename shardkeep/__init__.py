@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from shardkeep.launch.job import train as train
     from shardkeep.loop.ahead import Pending as Pending
     from shardkeep.loop.client import EmbeddingClient as EmbeddingClient
-    from shardkeep.loop.client import connect as connect
+    from shardkeep.loop.connecting import connect as connect
     from shardkeep.ps.config import (
         AdadeltaConfig as AdadeltaConfig,
     )
@@ -152,10 +152,8 @@ _MODULES = {  # the same names, for the interpreter; tests/test_public_names.py 
     "inference.predictor": "Predictor load",
     "launch.job": "train",
     "loop.ahead": "Pending",
-    "loop.client": "EmbeddingClient connect",
-    "ps.config": "AdagradConfig AdamConfig ConsistencyConfig FtrlConfig InitConfig LivenessConfig RecoveryConfig "
-    "RowwiseAdagradConfig SgdConfig TableConfig TableSpec TransportConfig",
-    "loop.client": "EmbeddingClient connect",
+    "loop.client": "EmbeddingClient",
+    "loop.connecting": "connect",
     "ps.config": "AdadeltaConfig AdagradConfig AdamConfig ConsistencyConfig FtrlConfig InitConfig LambConfig "
     "LarsSgdConfig LivenessConfig PartialRowwiseAdamConfig RecoveryConfig RmspropConfig RowwiseAdagradConfig SgdConfig "
     "TableConfig TableSpec TransportConfig",

@@ -107,6 +107,10 @@ class LastingTransport:
             first = min(first, 1)
         return first, self._next_step
 
+    def begin(self, step: int) -> None:
+        """The first step is this one, and not step 0."""
+        self._next_step = step
+
     def suspend(self) -> None:
         """Closes the lost generation's transport. Messages wait until `renew`."""
         with self._sending:

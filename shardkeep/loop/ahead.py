@@ -57,6 +57,11 @@ class PullsAhead:
         self._waiting: list[Pending[Any]] = []
         self._next = 0
 
+    @property
+    def pending(self) -> bool:
+        """Whether a lookup was requested."""
+        return self._next > 0
+
     def add(self, running: int, step: int | None, request: Request, made: Callable[[int, JaggedRows], L]) -> Pending[L]:
         """Adds the lookup of a step; None = the first one, from the running one on, that has none here yet."""
         step = max(self._next, running) if step is None else step

@@ -1,7 +1,4 @@
-"""EmbeddingClient: embedding tables for the user's own training loop, model and dense optimizer.
-
-Also `connect`, which joins a job whose roles were started by hand.
-"""
+"""EmbeddingClient: embedding tables for the user's own training loop, model and dense optimizer."""
 
 from __future__ import annotations
 
@@ -17,20 +14,15 @@ from shardkeep.base.compiling.kernels import load_kernels
 from shardkeep.base.errors import ConfigError, JobStopped, TransportError, UserError
 from shardkeep.base.log import EventLog
 from shardkeep.compression.config import CompressionConfig
-from shardkeep.compression.ledger import Ledger
 from shardkeep.loop.ahead import Pending, PullsAhead, batches_with_rows
 from shardkeep.loop.demands import Demands, IdsByTable
 from shardkeep.loop.gradients import gradients_of
-from shardkeep.loop.joining import Tables, checked_tables, join, loop_config, metered, row_client, run_of
-from shardkeep.ps.client.row_client import RowClient
+from shardkeep.loop.joining import Joined, Tables, checked_tables, join, loop_config, member_of, metered, row_client
+from shardkeep.loop.saving import LoopCheckpoints
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.control.grpc.addresses import check_exposed
-from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.transport.local import LocalTransport
 from shardkeep.ps.transport.metered import Traffic
-from shardkeep.roles.access import endpoint_of
 from shardkeep.roles.kernel_needs import needed_kernels
-from shardkeep.roles.place import index_of
 from shardkeep.roles.server import build_service
 from shardkeep.workers.embeddings.bags import Bag, Pooled
 from shardkeep.workers.embeddings.lookup import Lookup, check_lookups
@@ -38,6 +30,8 @@ from shardkeep.workers.summary import state_digest, table_totals
 
 B = TypeVar("B")
 
+JOIN_S = 10.0
+"""Seconds that a coordinator started here gets to answer."""
 VERDICT_S = 2.0
 """Seconds the coordinator gets, after a lost message, to report which member was lost."""
 
@@ -57,27 +51,21 @@ class EmbeddingClient:
     TransportError when a server does not answer in time, and JobError (MemberLost, JobStopped) when the job is over.
     """
 
-    def __init__(
-        self,
-        rows: RowClient,
-        ledger: Ledger,
-        ending: contextlib.ExitStack,
-        start_step: int = 0,
-        control: ControlClient | None = None,
-        num_trainers: int = 1,
-    ) -> None:
-        self._rows = rows
-        self._ledger = ledger
-        self._ending = ending
-        self._control = control
+    def __init__(self, joined: Joined) -> None:
+        self._rows = rows = joined.rows
+        self._ledger = joined.ledger
+        self._ending = joined.ending
+        self._saving = joined.saving
+        self._control = joined.control
         self._open = True
-        self.num_trainers = num_trainers
-        """Trainers of the job. Each pushes every step."""
+        self.num_trainers = joined.num_trainers
         self._applied: Sequence[Lookup] = ()
         self._demands = Demands(rows)
         self._ahead = PullsAhead(rows, window=rows.pushes.window, around=self._verdict)
-        self.step = start_step
+        self.step = joined.start_step
         """Number of steps done. Learning-rate schedules and Adam's bias correction depend on it."""
+        self.dense_state = joined.dense_state
+        """The loop's own state, of the checkpoint that it resumed from; None = there is none."""
         self.dropped_rows = 0
         """Number of row gradients that were not sent because they contain an infinity or a NaN."""
 
@@ -111,11 +99,13 @@ class EmbeddingClient:
         ending.callback(transport.close)
         traffic = Traffic()
         rows = row_client(config, metered(transport, traffic), tables, rank=0, generation=0)
-        return cls(rows, traffic.ledger, ending)
+        saving = LoopCheckpoints(rows, None, None, num_trainers=1, seed=seed)
+        return cls(Joined(rows, traffic.ledger, ending, saving))
 
-    @staticmethod
+    @classmethod
     @contextlib.contextmanager
     def serve(
+        cls,
         tables: Tables,
         *,
         servers: int = 2,
@@ -148,13 +138,13 @@ class EmbeddingClient:
         """
         from shardkeep.loop.serve import CLOSE_S, server_processes
 
-        least = {"servers": (servers, 1), "restarts": (restarts, 0)}
-        if wrong := [f"{name}: {given}; allowed: {m} or more" for name, (given, m) in least.items() if given < m]:
-            raise ConfigError(wrong[0])
+        for name, given, least in (("servers", servers, 1), ("restarts", restarts, 0)):
+            if given < least:
+                raise ConfigError(f"{name}: {given}; allowed: {least} or more")
         config = loop_config(servers, seed, consistency, compression, restarts)
         tables = checked_tables(tables, config)
         with server_processes(config, tables, run_dir) as serving:
-            with connect(serving.run, index=0, tables=tables) as client:
+            with cls(join(member_of(serving.run, 0, JOIN_S), tables, JOIN_S)) as client:
                 yield client
             serving.wait(CLOSE_S)
 
@@ -214,7 +204,7 @@ class EmbeddingClient:
         `bounded` and `async` up to `staleness` steps before.
 
         Args:
-            ids: As of `lookup`, or bags as of `pool`.
+            ids: As of `lookup` or `pool`.
             step: The step, not before the running one; None = the next one that has no prefetch yet.
 
         Returns:
@@ -252,9 +242,9 @@ class EmbeddingClient:
         """Pulls rows for evaluation, without gradients. Errors: see `lookup`.
 
         Args:
-            ids: As of `lookup`, or bags as of `pool`.
-            fresh: The rows include every `apply` of this trainer; in `sync` that waits until the other trainers reach
-                this step. False = rows as they are now, without waiting for anybody: one trainer may evaluate alone.
+            ids: As of `lookup` or `pool`.
+            fresh: Include every `apply` of this trainer; in `sync` that waits until the others reach this step.
+                False = rows as they are now, without waiting for anybody: one trainer may evaluate alone.
         """
         self._check_open("read")
         request, made = self._demands.of("read", self, ids)
@@ -295,12 +285,55 @@ class EmbeddingClient:
         if self._control is not None:
             self._control.update(step=self.step, phase="training")
 
+    def checkpoint(self, step: int, dense_state: Any = None) -> None:
+        """Begins a checkpoint of all rows and of the loop's own state; returns while it is written.
+
+        All trainers call it between the same two steps. It goes to the run folder. Trainers that are started again by
+        torchrun resume from the newest one: see `dense_state`. A failure to write one is logged on stderr.
+
+        Args:
+            step: Number of steps done, which must be this client's.
+            dense_state: Of the first trainer: state of model, optimizer, schedule. Tensors and what JSON has, in dicts
+                and lists.
+
+        Raises:
+            UserError: Another number of steps, or something else in `dense_state`.
+        """
+        self._check_open("checkpoint")
+        if step != self.step:
+            raise UserError(f"checkpoint: step {step}; this client has done {self.step} steps")
+        with self._verdict():
+            self._saving.checkpoint(step, dense_state)
+
+    def save(self, folder: str | Path, dense_state: Any = None) -> None:
+        """Writes a checkpoint into a folder that servers and trainers see; blocks until it is complete.
+
+        Called and raises as `checkpoint`, and CheckpointError."""
+        self._check_open("save")
+        with self._verdict():
+            self._saving.save(Path(folder).absolute(), self.step, dense_state)
+
+    def load(self, folder: str | Path) -> Any:
+        """Resumes from the newest checkpoint in a folder, of any number of servers and trainers. All trainers call it
+        before their first step. Returns the dense state.
+
+        Raises:
+            UserError: There is none, or a step is done.
+            CheckpointError: It is damaged, or of other tables.
+        """
+        self._check_open("load")
+        if self.step or self._ahead.pending:
+            raise UserError("load: the loop has begun; allowed: before its first step and prefetch")
+        with self._verdict():
+            self.step, self.dense_state = self._saving.load(Path(folder).absolute())
+        return self.dense_state
+
     def summary(self, *, digest: bool = False) -> dict[str, Any]:
         """Returns steps, rows and bytes per table, bytes sent and staleness.
 
         Args:
-            digest: Also `state_digest`, of all rows and optimizer slots: blocks while the servers scan them. Equal
-                digests mean equal tables, bit for bit."""
+            digest: Also `state_digest`, of all rows and optimizer slots, which the servers scan: equal digests mean
+                equal tables, bit for bit."""
         self._check_open("summary")
         with self._verdict():
             self._rows.fence(self.step)
@@ -336,6 +369,7 @@ class EmbeddingClient:
                         self._control.report("summary", self.summary())
                     else:
                         self._rows.fence(self.step)
+                    self._saving.wait()
             finally:
                 self._open = False
 
@@ -354,47 +388,3 @@ class EmbeddingClient:
             if self._control is not None and error.retryable and self._control.failed.wait(VERDICT_S):
                 raise self._control.state.error() or error from error
             raise
-
-
-def connect(
-    coordinator: str | Path | None = None,
-    *,
-    index: int | None = None,
-    tables: Tables | None = None,
-    advertise: str = "127.0.0.1",
-    token_file: str | Path | None = None,
-    tls: str | Path | None = None,
-    insecure_data_plane: bool = False,
-    timeout_s: float = 10.0,
-) -> EmbeddingClient:
-    """Joins a job, whose coordinator and servers you started, as its trainer `index`.
-
-    Blocks until all servers and trainers of the job have joined. All trainers must take the same number of steps.
-
-    Args:
-        coordinator: The run folder, if this process can read it; or HOST:PORT, with `token_file`; None = the run
-            folder in SHARDKEEP_RUN, which `shardkeep with` sets.
-        index: The number of this trainer, from 0 to `workers` - 1 of the job's config; None = the first of RANK,
-            SLURM_PROCID and JOB_COMPLETION_INDEX that is set.
-        tables: The tables, the same in every trainer; None = the named `tables` of the job's config.
-        advertise: Address of this machine for the other members.
-        token_file: File with the job's token, readable only by its owner; None = your token for the run folder.
-        tls: Folder with ca.pem, cert.pem and key.pem, if the coordinator uses TLS; None = no TLS.
-        insecure_data_plane: Accepts an `advertise` that other machines can reach; see docs/guide/security.md.
-        timeout_s: Seconds to wait for the coordinator.
-
-    Raises:
-        UserError: The tables, the address, the token, the TLS files or the index are wrong.
-        JobError: The job failed or was stopped before training.
-        DeadlineExceeded: No coordinator answers at the address.
-    """
-    specs = None if tables is None else checked_tables(tables)
-    check_exposed("--advertise", advertise, accepted=insecure_data_plane)
-    endpoint = endpoint_of(str(run_of(coordinator)), token_file=_path(token_file), tls=_path(tls))
-    number = index_of(index)
-    control = ControlClient(endpoint, role="worker", index=number, advertise=advertise, timeout_s=timeout_s)
-    return EmbeddingClient(*join(control, specs, timeout_s, launched=index is None))
-
-
-def _path(given: str | Path | None) -> Path | None:
-    return None if given is None else Path(given)

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from shardkeep.base.compiling.kernels import load_kernels
 from shardkeep.base.errors import ConfigError, UserError
@@ -15,15 +15,19 @@ from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.ledger import Ledger
 from shardkeep.config import JobConfig, check_decay, load_config, parse_config
 from shardkeep.loop.rejoining import Rejoining
+from shardkeep.loop.saving import LoopCheckpoints
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, LivenessConfig, RecoveryConfig, TableConfig, TableSpec
 from shardkeep.ps.control.grpc.client import ControlClient
+from shardkeep.ps.control.records import ANY_STEP
 from shardkeep.ps.transport.lasting import LastingTransport
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
 from shardkeep.ps.transport.transport import Transport
+from shardkeep.roles.access import endpoint_of
 from shardkeep.roles.group import join_group
 from shardkeep.roles.kernel_needs import needed_kernels
 from shardkeep.roles.membership import Membership
+from shardkeep.run.checkpoints import checkpoints_of
 from shardkeep.workers.config import CheckpointConfig
 
 Tables = Sequence[TableSpec]
@@ -37,9 +41,11 @@ class Joined(NamedTuple):
     rows: RowClient
     ledger: Ledger
     ending: contextlib.ExitStack
+    saving: LoopCheckpoints
     start_step: int = 0
     control: ControlClient | None = None
     num_trainers: int = 1
+    dense_state: Any = None
 
 
 def run_of(coordinator: str | Path | None) -> str | Path:
@@ -49,6 +55,20 @@ def run_of(coordinator: str | Path | None) -> str | Path:
     if run := os.environ.get("SHARDKEEP_RUN", ""):
         return run
     raise UserError("connect: no run; start the script with `shardkeep with -- COMMAND`, or give connect(RUN)")
+
+
+def member_of(
+    run: str | Path,
+    index: int,
+    timeout_s: float,
+    *,
+    advertise: str = "127.0.0.1",
+    token_file: Path | None = None,
+    tls: Path | None = None,
+) -> ControlClient:
+    """Returns the connection of trainer `index` to the coordinator. Arguments and errors: see `connect`."""
+    endpoint = endpoint_of(str(run), token_file=token_file, tls=tls)
+    return ControlClient(endpoint, role="worker", index=index, advertise=advertise, timeout_s=timeout_s)
 
 
 def join(
@@ -62,7 +82,7 @@ def join(
     """
     index, host = control.member.index, control.member.host
     with contextlib.ExitStack() as stack:
-        config = stack.enter_context(Membership(control, wait_s=timeout_s))
+        config = stack.enter_context(Membership(control, wait_s=timeout_s, restarted=_restarts_left()))
         world = os.environ.get("WORLD_SIZE", "") if launched else ""
         if world.isdecimal() and int(world) != config.workers:
             raise UserError(
@@ -73,9 +93,12 @@ def join(
         specs = _tables_of(config) if specs is None else specs
         _check_decay(specs, config)
         formation = control.join(specs)
+        while index in formation.lacking:  # the others learn by it that they must start again, too
+            why = f"worker {index} was started again"
+            formation = control.join(specs, after=formation.generation, why=why)
         group: Transport = join_group(config, formation, "worker", index, host, None)
         traffic = Traffic()
-        transport = metered(group, traffic)
+        transport, lasting = metered(group, traffic), None
         if config.liveness.restarts:
             transport = lasting = LastingTransport(
                 transport,
@@ -87,7 +110,19 @@ def join(
             stack.callback(rejoining.close)
         stack.callback(transport.close)
         rows = row_client(config, transport, formation.tables, rank=index, generation=formation.generation)
-        return Joined(rows, traffic.ledger, stack.pop_all(), formation.start_step, control, config.workers)
+        checkpoints = checkpoints_of(config, Path(control.run_dir)) if control.run_dir else None
+        folder = None if checkpoints is None else checkpoints.folder
+        saving = LoopCheckpoints(rows, control, folder, num_trainers=config.workers, seed=config.seed, lasting=lasting)
+        step, dense_state = formation.start_step, None
+        if step and checkpoints is not None:
+            dense_state = saving.resume(checkpoints.load(step))
+        return Joined(rows, traffic.ledger, stack.pop_all(), saving, step, control, config.workers, dense_state)
+
+
+def _restarts_left() -> bool:
+    """Whether torchrun starts all trainers again after an error of this one."""
+    count, most = (os.environ.get(f"TORCHELASTIC_{name}", "") for name in ("RESTART_COUNT", "MAX_RESTARTS"))
+    return count.isdecimal() and most.isdecimal() and int(count) < int(most)
 
 
 def loop_config(
@@ -111,7 +146,7 @@ def loop_config(
         compression=compression or CompressionConfig(),
         checkpoint=CheckpointConfig(every_steps=0),
         liveness=LivenessConfig(restarts=restarts),
-        recovery=RecoveryConfig(max_journal_bytes=JOURNAL_BYTES),
+        recovery=RecoveryConfig(max_journal_bytes=JOURNAL_BYTES, max_lost_steps=ANY_STEP),
     )
 
 
@@ -128,7 +163,8 @@ def config_around(
     job |= {} if servers is None else {"servers": servers}
     job |= {} if trainers is None else {"workers": trainers}
     job["checkpoint"] = {**given.get("checkpoint", {}), "every_steps": 0}  # type: ignore[dict-item]
-    job["recovery"] = {"max_journal_bytes": JOURNAL_BYTES, **given.get("recovery", {})}  # type: ignore[dict-item]
+    recovery = {"max_journal_bytes": JOURNAL_BYTES, "max_lost_steps": ANY_STEP}
+    job["recovery"] = {**recovery, **given.get("recovery", {})}  # type: ignore[dict-item]
     if not job["servers"]:
         raise ConfigError("servers: 0; allowed: 1 or more, or EmbeddingClient.local in the script")
     return JobConfig.model_validate(job)

@@ -1,4 +1,4 @@
-"""Servers die under a loop of the user's own, two trainers with gloo DDP: the same rows and model as undisturbed."""
+"""Servers and trainers die under a loop of the user's own, two trainers with gloo DDP: the same rows and model."""
 
 from __future__ import annotations
 
@@ -24,9 +24,11 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 import shardkeep
 from shardkeep.nn import EmbeddingBagCollection
-dist.init_process_group("gloo")
+rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+store = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)  # torch 2.13 keeps addresses of the dead
+dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
 steps = int(os.environ["STEPS"])
-rank = dist.get_rank()
 with shardkeep.connect() as client:
     bags = EmbeddingBagCollection(client, {"user": "user", "tags": "tag"}, pooling="mean")
     torch.manual_seed(0)
@@ -37,8 +39,18 @@ with shardkeep.connect() as client:
         {name: torch.randint(0, 50, shape, generator=random) for name, shape in (("user", (16,)), ("tags", (16, 3)))}
         for _ in range(steps)
     ]
-    coming = [bags.prefetch(parts[0])]
-    for step, part in enumerate(parts):
+    if client.dense_state is not None:
+        top.load_state_dict(client.dense_state["model"])
+        optimizer.load_state_dict(client.dense_state["optimizer"])
+    coming = [bags.prefetch(parts[client.step])]
+    for step, part in list(enumerate(parts))[client.step :]:
+        if step and step % 25 == 0 and os.environ.get("CHECKPOINTS"):
+            client.checkpoint(step, {"model": top.state_dict(), "optimizer": optimizer.state_dict()})
+        if rank == 1 and step == 60 and not int(os.environ["TORCHELASTIC_RESTART_COUNT"]):
+            if os.environ.get("DEATH") == "kill":
+                os.kill(os.getpid(), 9)
+            if os.environ.get("DEATH") == "raise":
+                raise RuntimeError("a bug")
         if step + 1 < steps:
             coming.append(bags.prefetch(parts[step + 1]))
         rows = bags(coming.pop(0))
@@ -59,14 +71,33 @@ TABLES = "tables: {user: {dim: 8, optimizer: {name: adagrad, lr: 0.05}}, tag: {d
 BY_REFERENCE = "compression: {ids: coded, push: {keep_rows: 0.5, pool_rows: 4096, values: bf16}}\n"
 
 
-def trained(folder: Path, settings: str, kills: int, chance: random.Random, *, steps: int = STEPS) -> str:
+def trained(
+    folder: Path, settings: str, kills: int, chance: random.Random, *, steps: int = STEPS, **variables: str
+) -> str:
     """The digests of rows and model."""
     folder.mkdir()
     (folder / "train.py").write_text(SCRIPT)
     (folder / "tables.yaml").write_text("servers: 2\nconsistency: sync\nseed: 5\n" + TABLES + settings)
-    torchrun = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "train.py")
+    torchrun = (
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "2",
+        "--max-restarts",
+        "1",
+        "train.py",
+    )
     job = Command(
-        "with", "--config", "tables.yaml", "--run-dir", "run", "--", *torchrun, cwd=folder, env={"STEPS": str(steps)}
+        "with",
+        "--config",
+        "tables.yaml",
+        "--run-dir",
+        "run",
+        "--",
+        *torchrun,
+        cwd=folder,
+        env={"STEPS": str(steps), **variables},
     )
     try:
         for step in sorted(chance.sample(range(5, steps - 5), kills)):
@@ -89,6 +120,22 @@ def test_servers_that_die_change_no_bit_of_two_trainers(tmp_path: Path, settings
     assert summary["status"] == "completed" and summary["steps"] == STEPS
     deaths = [death for record in summary["recoveries"] for death in record["died"]]
     assert len(deaths) == KILLS, json.dumps(summary["recoveries"])
+
+
+@pytest.mark.parametrize("death", ["kill", "raise"])
+def test_a_trainer_that_torchrun_starts_again_resumes_from_the_checkpoint(tmp_path: Path, death: str) -> None:
+    chance = random.Random(0)
+    undisturbed = trained(tmp_path / "one", BY_REFERENCE, 0, chance, CHECKPOINTS="yes")
+    assert trained(tmp_path / "two", BY_REFERENCE, 0, chance, CHECKPOINTS="yes", DEATH=death) == undisturbed
+    summary = RunFolder(tmp_path / "two" / "run").summary() or {}
+    assert summary["status"] == "completed" and summary["steps"] == STEPS
+    assert 8 <= sum(record["lost_steps"] for record in summary["recoveries"]) <= 11, json.dumps(summary["recoveries"])
+
+
+def test_servers_that_die_after_checkpoints_change_no_bit(tmp_path: Path) -> None:
+    chance = random.Random(3)
+    undisturbed = trained(tmp_path / "one", BY_REFERENCE, 0, chance)
+    assert trained(tmp_path / "two", BY_REFERENCE, KILLS, chance, CHECKPOINTS="yes") == undisturbed
 
 
 @pytest.mark.chaos

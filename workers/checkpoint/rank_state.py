@@ -30,10 +30,10 @@ _PART = "ranks"
 _ROWS, _TOWER, _SCORES = "rows/", "tower/", "scores"
 
 
-def rank_state(client: RowClient, tower: Tower, scores: BinnedScores | None = None) -> Bytes:
-    """This rank's state, uint8; empty where there is nothing to hold."""
+def rank_state(client: RowClient, tower: Tower | None, scores: BinnedScores | None = None) -> Bytes:
+    """This rank's state, uint8; empty where there is nothing to hold. `tower`: None = of a loop of the user's own."""
     tensors: dict[str, torch.Tensor] = {}
-    rest = split(tower.sums.local_state_dict(), tensors)
+    rest = split({} if tower is None else tower.sums.local_state_dict(), tensors)
     tensors = {_TOWER + key: t.detach().cpu().contiguous() for key, t in tensors.items()}
     if client.memory.sends_later:
         tensors |= {_ROWS + key: torch.from_numpy(np.ascontiguousarray(a)) for key, a in client.memory.state().items()}
@@ -58,7 +58,7 @@ def save_rank_states(states: Sequence[Bytes], checkpoint: Path) -> list[FileReco
 
 def load_rank_state(
     client: RowClient,
-    tower: Tower,
+    tower: Tower | None,
     checkpoint: Checkpoint,
     *,
     rank: int,
@@ -84,7 +84,7 @@ def load_rank_state(
             scores.load(scored)
         if any(rows):
             client.memory.load(rows)
-        if any(towers):
+        if any(towers) and tower is not None:
             tower.sums.load_local_state_dict(merge_local([state for state in towers if state]))
     except (OSError, SafetensorError, ValueError, KeyError, RuntimeError) as error:
         why = " ".join(str(error).split())[:300]

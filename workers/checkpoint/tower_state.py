@@ -42,6 +42,12 @@ def save_tower(state: TowerState, checkpoint: Path) -> list[FileRecord]:
     return [FileRecord.of(checkpoint, folder / name) for name in (_TENSORS, _REST)]
 
 
+def read_tower(checkpoint: Checkpoint) -> Any:
+    """The state in a checkpoint. Raises CheckpointError."""
+    with _fits(checkpoint):
+        return _state(checkpoint)
+
+
 def load_tower(tower: Tower, checkpoint: Checkpoint) -> None:
     """Loads the state in a checkpoint into a tower of the same model and config. Raises CheckpointError."""
     with _fits(checkpoint):

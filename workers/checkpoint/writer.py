@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,14 +34,27 @@ class Contents:
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of one generation. Only `records` is shared with the thread that writes."""
+    """Writes the checkpoints of one generation. Only `records` is shared with the thread that writes.
 
-    def __init__(self, checkpoints: Checkpoints, config: CheckpointConfig, admin: AdminClient) -> None:
+    Args:
+        folder: Where servers write their rows, which is not where the job looks for checkpoints; "" = it is.
+        tell: Called, in the thread that writes, with each record; None = no call.
+    """
+
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        config: CheckpointConfig,
+        admin: AdminClient,
+        *,
+        folder: str = "",
+        tell: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
         self.records: deque[dict[str, Any]] = deque()
         """For the user: one record for each checkpoint that is complete or failed."""
         self._checkpoints = checkpoints
         self._config = config
-        self._admin = admin
+        self._admin, self._folder, self._tell = admin, folder, tell
         self._thread: threading.Thread | None = None
         self._left = False
         self._base: Checkpoint | None = None  # the newest complete one, if increments are wanted
@@ -79,7 +92,7 @@ class CheckpointWriter:
             self._admin.drop_snapshot()
         self._checkpoints.abandon(step)
         why = " ".join(str(error).split()) or type(error).__name__
-        self.records.append({"step": step, "text": f"no checkpoint at step {step}: {why}; training continues"})
+        self._note({"step": step, "text": f"no checkpoint at step {step}: {why}; training continues"})
 
     def wait(self) -> None:
         """Blocks until the thread has ended."""
@@ -103,13 +116,18 @@ class CheckpointWriter:
         seconds, size = time.perf_counter() - began, sum(file.size for file in done.files)
         what = f"{size / 1e6:.1f} MB" + (f" changed since step {done.base.step}" if done.base is not None else "")
         text = f"step {step} in {done.folder.name}: {what}, {seconds:.2f} s, training held up {held_s:.2f} s"
-        self.records.append({"step": step, "bytes": size, "seconds": seconds, "held_s": held_s, "text": text})
+        self._note({"step": step, "bytes": size, "seconds": seconds, "held_s": held_s, "text": text})
+
+    def _note(self, record: dict[str, Any]) -> None:
+        self.records.append(record)
+        if self._tell is not None:
+            self._tell(record)
 
     def _write(self, contents: Contents, base: Checkpoint | None) -> Checkpoint:
         """Writes all parts, then the manifest."""
         step = contents.step
         partial = self._checkpoints.begin(step)
-        snapshots = self._admin.write_snapshot(step, timeout_s=TIMEOUT_S)
+        snapshots = self._admin.write_snapshot(step, timeout_s=TIMEOUT_S, folder=self._folder)
         files = [FileRecord(**file) for snapshot in snapshots for file in snapshot.files]
         files += save_tower(contents.tower, partial)  # last: servers keep rows until they write them
         files += save_rank_states(contents.ranks, partial)
@@ -118,6 +136,8 @@ class CheckpointWriter:
         done = self._checkpoints.commit(step, files, contents.facts, base=base)
         if self._config.full_every > 1:
             self._base = done
+        if self._folder:
+            return done
         with contextlib.suppress(ShardkeepError):  # then journals, and the next checkpoint, have more than they need
             self._admin.checkpoint_saved(step, done.id)
         with contextlib.suppress(OSError):  # the next one tries again

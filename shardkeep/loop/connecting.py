@@ -1,0 +1,53 @@
+"""connect: joins a job whose coordinator and servers run, as one of its trainers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from shardkeep.loop.client import EmbeddingClient
+from shardkeep.loop.joining import Tables, checked_tables, join, member_of, run_of
+from shardkeep.ps.control.grpc.addresses import check_exposed
+from shardkeep.roles.place import index_of
+
+
+def connect(
+    coordinator: str | Path | None = None,
+    *,
+    index: int | None = None,
+    tables: Tables | None = None,
+    advertise: str = "127.0.0.1",
+    token_file: str | Path | None = None,
+    tls: str | Path | None = None,
+    insecure_data_plane: bool = False,
+    timeout_s: float = 10.0,
+) -> EmbeddingClient:
+    """Joins a job, whose coordinator and servers you started, as its trainer `index`.
+
+    Blocks until all servers and trainers of the job have joined. All trainers must take the same number of steps.
+
+    Args:
+        coordinator: The run folder, if this process can read it; or HOST:PORT, with `token_file`; None = the run
+            folder in SHARDKEEP_RUN, which `shardkeep with` sets.
+        index: The number of this trainer, from 0 to `workers` - 1 of the job's config; None = the first of RANK,
+            SLURM_PROCID and JOB_COMPLETION_INDEX that is set.
+        tables: The tables, the same in every trainer; None = the named `tables` of the job's config.
+        advertise: Address of this machine for the other members.
+        token_file: File with the job's token, readable only by its owner; None = your token for the run folder.
+        tls: Folder with ca.pem, cert.pem and key.pem, if the coordinator uses TLS; None = no TLS.
+        insecure_data_plane: Accepts an `advertise` that other machines can reach; see docs/guide/security.md.
+        timeout_s: Seconds to wait for the coordinator.
+
+    Raises:
+        UserError: The tables, the address, the token, the TLS files or the index are wrong.
+        JobError: The job failed or was stopped before training.
+        DeadlineExceeded: No coordinator answers at the address.
+    """
+    specs = None if tables is None else checked_tables(tables)
+    check_exposed("--advertise", advertise, accepted=insecure_data_plane)
+    access = {"token_file": _path(token_file), "tls": _path(tls)}
+    control = member_of(run_of(coordinator), index_of(index), timeout_s, advertise=advertise, **access)
+    return EmbeddingClient(join(control, specs, timeout_s, launched=index is None))
+
+
+def _path(given: str | Path | None) -> Path | None:
+    return None if given is None else Path(given)

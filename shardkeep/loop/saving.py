@@ -1,0 +1,192 @@
+"""A loop's checkpoints: the rows and the loop's own dense state of one step boundary, saved and loaded."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from shardkeep.base.arrays import Bytes
+from shardkeep.base.errors import CheckpointError, RemoteError, UserError
+from shardkeep.base.files import atomic_write
+from shardkeep.base.log import EventLog
+from shardkeep.base.machine.versions import versions
+from shardkeep.ps.checkpoint_probe import write_token
+from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
+from shardkeep.ps.client.row_client import RowClient
+from shardkeep.ps.control.grpc.client import ControlClient
+from shardkeep.ps.transport.lasting import LastingTransport
+from shardkeep.workers.checkpoint.rank_state import load_rank_state, rank_state
+from shardkeep.workers.checkpoint.tower_state import TowerState, read_tower
+from shardkeep.workers.checkpoint.writer import TIMEOUT_S, CheckpointWriter, Contents
+from shardkeep.workers.config import CheckpointConfig
+from shardkeep.workers.dense.state_tree import split
+
+MEET_S = 1800.0
+"""Seconds that the trainers get to come to the same call."""
+ALL = 1_000_000
+"""More checkpoints than anybody keeps."""
+
+_log = EventLog("custom")
+
+
+class LoopCheckpoints:
+    """Saves and loads with all trainers of a loop. Every trainer makes the same calls.
+
+    Args:
+        control: The trainers meet through it; None = there is one trainer.
+        folder: The job's checkpoints; None = there are none.
+        num_trainers: Of the job.
+        seed: Of the job.
+        lasting: What sends pushes again after deaths; None = nothing does.
+    """
+
+    def __init__(
+        self,
+        rows: RowClient,
+        control: ControlClient | None,
+        folder: Path | None,
+        *,
+        num_trainers: int,
+        seed: int,
+        lasting: LastingTransport | None = None,
+    ) -> None:
+        self._lasting = lasting
+        self._rows, self._control, self._num_trainers, self._seed = rows, control, num_trainers, seed
+        self._points = 0
+        self._folder = folder
+        self._writer: CheckpointWriter | None = None
+
+    def checkpoint(self, step: int, dense_state: Any) -> None:
+        """Begins the job's checkpoint; a thread of rank 0 writes it while training continues."""
+        if self._folder is None:
+            raise UserError("checkpoint: this client has no run folder; allowed: save(DIR)")
+        if self._writer is None:
+            config = CheckpointConfig(every_steps=0)
+            self._writer = CheckpointWriter(Checkpoints(self._folder), config, self._rows.admin, tell=self._tell)
+            self._check_seen(self._folder)
+        self._begin(self._writer, self._folder, step, dense_state)
+
+    def save(self, folder: Path, step: int, dense_state: Any) -> None:
+        """Writes a checkpoint into a folder; blocks until it is complete. Raises CheckpointError."""
+        config = CheckpointConfig(every_steps=0, keep=ALL)
+        writer = CheckpointWriter(Checkpoints(folder), config, self._rows.admin, folder=str(folder))
+        self._check_seen(folder)
+        self._begin(writer, folder, step, dense_state)
+        writer.wait()
+        failed = [record["text"] for record in writer.records if "bytes" not in record]
+        self._meet()
+        if failed:
+            raise CheckpointError(f"save: {failed[0]}")
+
+    def load(self, folder: Path) -> tuple[int, Any]:
+        """Fills the servers' empty tables. Returns the step and the dense state. Raises UserError, CheckpointError."""
+        checkpoint = Checkpoints(folder).latest()
+        if checkpoint is None:
+            raise UserError(f"load: {folder} has no checkpoint")
+        self._meet()
+        if not self._rows.rank:
+            servers = self._rows.num_servers
+            try:
+                self._rows.admin.load_rows(str(folder), checkpoint.step, servers=servers, timeout_s=TIMEOUT_S)
+            except RemoteError as error:
+                raise CheckpointError(f"load: {error}") from error
+        self._meet()
+        state = self.resume(checkpoint)
+        if self._folder is not None:
+            self.checkpoint(checkpoint.step, state)  # replaced servers look nowhere else
+            self.wait()
+        return checkpoint.step, state
+
+    def resume(self, checkpoint: Checkpoint) -> Any:
+        """Begins at a checkpoint whose rows the servers have: takes its residuals. Returns the dense state."""
+        load_rank_state(self._rows, None, checkpoint, rank=self._rows.rank, world_size=self._num_trainers)
+        self._rows.pushes.restart(checkpoint.step)
+        if self._lasting is not None:
+            self._lasting.begin(checkpoint.step)
+        return read_tower(checkpoint)
+
+    def wait(self) -> None:
+        """Blocks until the job's checkpoint under way is written."""
+        if self._writer is not None:
+            self._writer.wait()
+
+    def _begin(self, writer: CheckpointWriter, folder: Path, step: int, dense_state: Any) -> None:
+        """Blocks until every trainer has called it and the state of this step boundary is fixed."""
+        rank = self._rows.rank
+        state = _copied(dense_state) if not rank else ({}, {"value": None})
+        writer.wait()
+        self._rows.fence(step)
+        mine = rank_state(self._rows, None)
+        if rank:
+            self._hand_over(folder, rank, mine)
+        self._meet()
+        if not rank:
+            began = time.perf_counter()
+            base = None
+            try:
+                base = writer.take_snapshot(step)
+            except Exception as error:
+                writer.give_up(step, error)
+            else:
+                contents = Contents(step, self._facts(), state, self._taken_over(folder, mine))
+                writer.start(contents, base, began, held_s=time.perf_counter() - began)
+        self._meet()
+
+    def _hand_over(self, folder: Path, rank: int, state: Bytes) -> None:
+        """Gives rank 0 what only this trainer knows."""
+        if state.size:
+            folder.mkdir(parents=True, exist_ok=True)
+            atomic_write(folder / f".rank-{rank}", state.tobytes())
+
+    def _taken_over(self, folder: Path, mine: Bytes) -> list[Bytes]:
+        states = [mine]
+        for rank in range(1, self._num_trainers):
+            path = folder / f".rank-{rank}"
+            found = path.read_bytes() if mine.size else b""
+            path.unlink(missing_ok=True)
+            states.append(np.frombuffer(found, dtype=np.uint8))
+        return states
+
+    def _facts(self) -> dict[str, Any]:
+        return {
+            "loop": True,
+            "samples": 0,
+            "servers": self._rows.num_servers,
+            "workers": self._num_trainers,
+            "seed": self._seed,
+            "versions": versions(),
+        }
+
+    def _check_seen(self, folder: Path) -> None:
+        """Raises CheckpointError or RemoteError where the servers do not see a folder of this trainer."""
+        if not self._rows.rank:
+            token = write_token(folder)
+            self._rows.admin.check_folder(token, str(folder))
+
+    def _meet(self) -> None:
+        """Blocks until every trainer has come to this call."""
+        self._points += 1
+        if self._control is not None and self._num_trainers > 1:
+            self._control.meet(self._points, limit_s=MEET_S)
+
+    def _tell(self, record: dict[str, Any]) -> None:
+        if "bytes" not in record:
+            _log.warning(str(record["text"]))
+        if self._control is not None:
+            self._control.report("phase", {"phase": "checkpoint", **record})
+
+
+def _copied(dense_state: Any) -> TowerState:
+    """A copy of the state. Raises UserError."""
+    tensors: dict[str, torch.Tensor] = {}
+    rest = split(dense_state, tensors)
+    try:
+        json.dumps(rest)
+    except TypeError as error:
+        raise UserError(f"dense_state: {error}; allowed: tensors, and what JSON has, in dicts and lists") from error
+    return {key: t.to("cpu", copy=True).contiguous() for key, t in tensors.items()}, rest

@@ -1,0 +1,114 @@
+"""Checkpoints of a loop: rows and dense state, for other numbers of servers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from shardkeep import EmbeddingClient, TableSpec
+from shardkeep.base.errors import CheckpointError, UserError
+from shardkeep.compression.config import CompressionConfig
+from shardkeep.run.folder import RunFolder
+from tests.support.cluster import kill
+
+TABLES = [TableSpec(name="item", dim=4, optimizer={"name": "adam", "lr": 0.1}), TableSpec(name="tag", dim=2)]
+LATER = CompressionConfig.model_validate({"push": {"keep_rows": 0.25, "pool_rows": 256}})
+STATE = {"model": {"weight": torch.arange(3.0)}, "steps": [1, None, "two"], 5: {"exp": 0.5}}
+
+
+def some_steps(client: EmbeddingClient, count: int) -> None:
+    for _ in range(count):
+        random = torch.Generator().manual_seed(client.step)
+        rows = client.lookup({t.name: torch.randint(0, 40, (12,), generator=random) for t in TABLES})
+        sum((row**2).sum() for row in rows.values()).backward()  # type: ignore[union-attr]
+        client.apply(rows)
+
+
+def digest(client: EmbeddingClient) -> Any:
+    return client.summary(digest=True)["state_digest"]
+
+
+@pytest.mark.parametrize("compression", [None, LATER], ids=["plain", "residuals"])
+def test_a_loop_that_is_loaded_ends_with_the_rows_of_one_that_went_on(tmp_path: Path, compression: Any) -> None:
+    with EmbeddingClient.local(TABLES, consistency="sync", compression=compression) as client:
+        some_steps(client, 6)
+        client.save(tmp_path / "saved", STATE)
+        some_steps(client, 6)
+        expected = digest(client)
+    with EmbeddingClient.local(TABLES, consistency="sync", compression=compression) as client:
+        found = client.load(tmp_path / "saved")
+        assert client.step == 6 and client.dense_state is found
+        assert torch.equal(found["model"]["weight"], torch.arange(3.0))
+        assert (found["steps"], found[5]) == ([1, None, "two"], {"exp": 0.5})
+        some_steps(client, 6)
+        assert digest(client) == expected
+
+
+def test_the_newest_of_several_is_loaded(tmp_path: Path) -> None:
+    with EmbeddingClient.local(TABLES) as client:
+        for number in range(3):
+            some_steps(client, 2)
+            client.save(tmp_path / "saved", {"number": number})
+    with EmbeddingClient.local(TABLES) as client:
+        assert client.load(tmp_path / "saved") == {"number": 2} and client.step == 6
+
+
+def test_what_cannot_be_saved_or_loaded_is_told(tmp_path: Path) -> None:
+    with EmbeddingClient.local(TABLES) as client:
+        with pytest.raises(UserError, match="no run folder; allowed: save"):
+            client.checkpoint(0)
+        with pytest.raises(UserError, match="step 3; this client has done 0 steps"):
+            client.checkpoint(3)
+        with pytest.raises(UserError, match="has no checkpoint"):
+            client.load(tmp_path / "nothing")
+        some_steps(client, 1)
+        with pytest.raises(UserError, match="set is not JSON serializable; allowed: tensors"):
+            client.save(tmp_path / "saved", {"ids": {1, 2}})
+        client.save(tmp_path / "saved")
+        with pytest.raises(UserError, match="the loop has begun"):
+            client.load(tmp_path / "saved")
+        (tmp_path / "file").touch()
+        with pytest.raises(CheckpointError):
+            client.save(tmp_path / "file")
+    others = [TableSpec(name="item", dim=8, optimizer={"name": "adam"}), TABLES[1]]
+    with EmbeddingClient.local(others) as client, pytest.raises(CheckpointError, match="table item has dim 4"):
+        client.load(tmp_path / "saved")
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_checkpoint_is_of_any_number_of_servers(tmp_path: Path) -> None:
+    with EmbeddingClient.local(TABLES, consistency="sync") as client:
+        some_steps(client, 9)
+        expected = digest(client)
+    with EmbeddingClient.serve(TABLES, servers=3, consistency="sync", run_dir=tmp_path / "first") as client:
+        some_steps(client, 3)
+        client.checkpoint(3, STATE)
+        some_steps(client, 3)
+        client.checkpoint(6, STATE)
+    with EmbeddingClient.serve(TABLES, servers=2, consistency="sync", run_dir=tmp_path / "second") as client:
+        client.load(tmp_path / "first" / "checkpoints")
+        assert client.step == 6
+        some_steps(client, 3)
+        assert digest(client) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_server_that_dies_after_a_load_has_the_loaded_rows_again(tmp_path: Path) -> None:
+    with EmbeddingClient.local(TABLES, consistency="sync") as client:
+        some_steps(client, 4)
+        client.save(tmp_path / "saved")
+        some_steps(client, 6)
+        expected = digest(client)
+    with EmbeddingClient.serve(TABLES, servers=2, consistency="sync", run_dir=tmp_path / "run") as client:
+        client.load(tmp_path / "saved")
+        for _ in range(2):
+            server = next(m for m in RunFolder(tmp_path / "run").member_list() if m["role"] == "server")
+            kill([psutil.Process(server["pid"])])
+            some_steps(client, 3)
+        assert client.step == 10 and digest(client) == expected
