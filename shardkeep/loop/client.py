@@ -10,20 +10,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from shardkeep.base.compiling.kernels import load_kernels
 from shardkeep.base.errors import ConfigError, JobStopped, TransportError, UserError
 from shardkeep.base.log import EventLog
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.loop.ahead import Pending, PullsAhead, batches_with_rows
 from shardkeep.loop.demands import Demands, IdsByTable
 from shardkeep.loop.gradients import gradients_of
-from shardkeep.loop.joining import Joined, Tables, checked_tables, join, loop_config, member_of, metered, row_client
-from shardkeep.loop.saving import LoopCheckpoints
+from shardkeep.loop.joining import Joined, Tables, checked_tables, join, join_local, loop_config, member_of
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
-from shardkeep.ps.transport.local import LocalTransport
-from shardkeep.ps.transport.metered import Traffic
-from shardkeep.roles.kernel_needs import needed_kernels
-from shardkeep.roles.server import build_service
 from shardkeep.workers.embeddings.bags import Bag, Pooled
 from shardkeep.workers.embeddings.lookup import Lookup, check_lookups
 from shardkeep.workers.summary import state_digest, table_totals
@@ -59,6 +53,7 @@ class EmbeddingClient:
         self._control = joined.control
         self._open = True
         self.num_trainers = joined.num_trainers
+        self._resumed = joined.resumed
         self._applied: Sequence[Lookup] = ()
         self._demands = Demands(rows)
         self._ahead = PullsAhead(rows, window=rows.pushes.window, around=self._verdict)
@@ -89,18 +84,7 @@ class EmbeddingClient:
         Raises:
             ConfigError: A setting or a table is wrong.
         """
-        config = loop_config(0, seed, consistency, compression)
-        tables = checked_tables(tables, config)
-        load_kernels(needed_kernels(config, "server", "client", tables=tables))
-        service = build_service(config, tables, shard=0, generation=0)
-        transport = LocalTransport([service.handle])
-        ending = contextlib.ExitStack()
-        ending.callback(service.close, "the client is closed")
-        ending.callback(transport.close)
-        traffic = Traffic()
-        rows = row_client(config, metered(transport, traffic), tables, rank=0, generation=0)
-        saving = LoopCheckpoints(rows, None, None, num_trainers=1, seed=seed)
-        return cls(Joined(rows, traffic.ledger, ending, saving))
+        return cls(join_local(tables, loop_config(0, seed, consistency, compression)))
 
     @classmethod
     @contextlib.contextmanager
@@ -315,18 +299,30 @@ class EmbeddingClient:
 
     def load(self, folder: str | Path) -> Any:
         """Resumes from the newest checkpoint in a folder, of any number of servers and trainers. All trainers call it
-        before their first step. Returns the dense state.
+        before their first step. Returns the dense state. Once trainers were started again, it returns `dense_state`.
 
         Raises:
             UserError: There is none, or a step is done.
             CheckpointError: It is damaged, or of other tables.
         """
-        self._check_open("load")
-        if self.step or self._ahead.pending:
-            raise UserError("load: the loop has begun; allowed: before its first step and prefetch")
-        with self._verdict():
-            self.step, self.dense_state = self._saving.load(Path(folder).absolute())
+        if self._empty("load"):
+            with self._verdict():
+                self.step, self.dense_state = self._saving.load(Path(folder).absolute())
         return self.dense_state
+
+    def fill(self, rows: Mapping[str, torch.Tensor]) -> None:
+        """Gives tables rows of your own, such as pretrained embeddings. All trainers call it before their first step.
+        Once trainers were started again, it does nothing: the servers have the rows.
+
+        Args:
+            rows: Of the first trainer: per table floats (N, dim), the rows of the ids 0 to N - 1. Optimizer state is
+                new. Needs memory for one more copy.
+
+        Raises UserError for rows that do not fit and after a step, CheckpointError where they cannot be written.
+        """
+        if self._empty("fill"):
+            with self._verdict():
+                self._saving.fill(rows)
 
     def summary(self, *, digest: bool = False) -> dict[str, Any]:
         """Returns steps, rows and bytes per table, bytes sent and staleness.
@@ -372,6 +368,15 @@ class EmbeddingClient:
                     self._saving.wait()
             finally:
                 self._open = False
+
+    def _empty(self, call: str) -> bool:
+        """Whether the servers' tables are. Raises UserError after a step."""
+        self._check_open(call)
+        if self._resumed:
+            return False
+        if self.step or self._ahead.pending:
+            raise UserError(f"{call}: the loop has begun; allowed: before its first step and prefetch")
+        return True
 
     def _check_open(self, call: str) -> None:
         if not self._open:

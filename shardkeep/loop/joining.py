@@ -21,13 +21,15 @@ from shardkeep.ps.config import ConsistencyConfig, LivenessConfig, RecoveryConfi
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.records import ANY_STEP
 from shardkeep.ps.transport.lasting import LastingTransport
+from shardkeep.ps.transport.local import LocalTransport
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
 from shardkeep.ps.transport.transport import Transport
 from shardkeep.roles.access import endpoint_of
 from shardkeep.roles.group import join_group
 from shardkeep.roles.kernel_needs import needed_kernels
 from shardkeep.roles.membership import Membership
-from shardkeep.run.checkpoints import checkpoints_of
+from shardkeep.roles.server import build_service
+from shardkeep.run.checkpoints import checkpoints_of, resumed_from
 from shardkeep.workers.config import CheckpointConfig
 
 Tables = Sequence[TableSpec]
@@ -46,6 +48,8 @@ class Joined(NamedTuple):
     control: ControlClient | None = None
     num_trainers: int = 1
     dense_state: Any = None
+    resumed: bool = False
+    """Whether the servers have the rows of a checkpoint."""
 
 
 def run_of(coordinator: str | Path | None) -> str | Path:
@@ -113,10 +117,32 @@ def join(
         checkpoints = checkpoints_of(config, Path(control.run_dir)) if control.run_dir else None
         folder = None if checkpoints is None else checkpoints.folder
         saving = LoopCheckpoints(rows, control, folder, num_trainers=config.workers, seed=config.seed, lasting=lasting)
-        step, dense_state = formation.start_step, None
-        if step and checkpoints is not None:
-            dense_state = saving.resume(checkpoints.load(step))
-        return Joined(rows, traffic.ledger, stack.pop_all(), saving, step, control, config.workers, dense_state)
+        found = None if checkpoints is None else resumed_from(checkpoints, formation.start_step)
+        return Joined(
+            rows,
+            traffic.ledger,
+            stack.pop_all(),
+            saving,
+            formation.start_step,
+            control,
+            config.workers,
+            None if found is None else saving.resume(found),
+            found is not None,
+        )
+
+
+def join_local(tables: Tables, config: JobConfig) -> Joined:
+    """Creates the tables in this process. Raises ConfigError."""
+    tables = checked_tables(tables, config)
+    load_kernels(needed_kernels(config, "server", "client", tables=tables))
+    service = build_service(config, tables, shard=0, generation=0)
+    transport = LocalTransport([service.handle])
+    ending = contextlib.ExitStack()
+    ending.callback(service.close, "the client is closed")
+    ending.callback(transport.close)
+    traffic = Traffic()
+    rows = row_client(config, metered(transport, traffic), tables, rank=0, generation=0)
+    return Joined(rows, traffic.ledger, ending, LoopCheckpoints(rows, None, None, num_trainers=1, seed=config.seed))
 
 
 def _restarts_left() -> bool:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from shardkeep.base.errors import CheckpointError, RemoteError, UserError
 from shardkeep.base.files import atomic_write
 from shardkeep.base.log import EventLog
 from shardkeep.base.machine.versions import versions
+from shardkeep.loop.filling import checked_rows, write_rows
 from shardkeep.ps.checkpoint_probe import write_token
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.client.row_client import RowClient
@@ -90,17 +94,28 @@ class LoopCheckpoints:
             raise UserError(f"load: {folder} has no checkpoint")
         self._meet()
         if not self._rows.rank:
-            servers = self._rows.num_servers
-            try:
-                self._rows.admin.load_rows(str(folder), checkpoint.step, servers=servers, timeout_s=TIMEOUT_S)
-            except RemoteError as error:
-                raise CheckpointError(f"load: {error}") from error
+            self._load_rows("load", folder, checkpoint.step)
         self._meet()
         state = self.resume(checkpoint)
         if self._folder is not None:
             self.checkpoint(checkpoint.step, state)  # replaced servers look nowhere else
             self.wait()
         return checkpoint.step, state
+
+    def fill(self, rows: Mapping[str, torch.Tensor]) -> None:
+        """Fills the servers' empty tables with rows of trainer 0. Raises UserError, CheckpointError."""
+        tables = list(self._rows.tables.values())
+        checked_rows(tables, rows)
+        self._meet()
+        if not self._rows.rank:
+            with contextlib.ExitStack() as stack:
+                found = self._folder or stack.enter_context(tempfile.TemporaryDirectory(prefix="shardkeep-"))
+                try:
+                    write_rows(tables, rows, Checkpoints(found), seed=self._seed)
+                except OSError as error:
+                    raise CheckpointError(f"fill: {error.filename or found}: {error.strerror or error}") from error
+                self._load_rows("fill", Path(found), 0)
+        self._meet()
 
     def resume(self, checkpoint: Checkpoint) -> Any:
         """Begins at a checkpoint whose rows the servers have: takes its residuals. Returns the dense state."""
@@ -136,6 +151,12 @@ class LoopCheckpoints:
                 contents = Contents(step, self._facts(), state, self._taken_over(folder, mine))
                 writer.start(contents, base, began, held_s=time.perf_counter() - began)
         self._meet()
+
+    def _load_rows(self, call: str, folder: Path, step: int) -> None:
+        try:
+            self._rows.admin.load_rows(str(folder), step, servers=self._rows.num_servers, timeout_s=TIMEOUT_S)
+        except RemoteError as error:
+            raise CheckpointError(f"{call}: {error}") from error
 
     def _hand_over(self, folder: Path, rank: int, state: Bytes) -> None:
         """Gives rank 0 what only this trainer knows."""

@@ -112,3 +112,43 @@ def test_a_server_that_dies_after_a_load_has_the_loaded_rows_again(tmp_path: Pat
             kill([psutil.Process(server["pid"])])
             some_steps(client, 3)
         assert client.step == 10 and digest(client) == expected
+
+
+ROWS = {"item": torch.arange(320.0).view(80, 4) / 320, "tag": torch.randn(7, 2, dtype=torch.float64)}
+
+
+def test_tables_filled_with_rows_have_them_and_train_like_others(tmp_path: Path) -> None:
+    with EmbeddingClient.local(TABLES, consistency="sync") as client:
+        start = client.read({"item": torch.arange(200)})["item"]
+        client.fill({"item": start[:50]})
+        assert torch.equal(client.read({"item": torch.arange(200)})["item"], start)
+        some_steps(client, 4)
+        filled = digest(client), client.read({"item": torch.arange(50)})["item"]
+        with pytest.raises(UserError, match="fill: the loop has begun"):
+            client.fill(ROWS)
+    with EmbeddingClient.local(TABLES, consistency="sync") as client:
+        some_steps(client, 4)
+        assert torch.equal(client.read({"item": torch.arange(50)})["item"], filled[1])
+        assert digest(client) != filled[0]  # fewer rows exist
+
+
+def test_rows_that_do_not_fit_are_refused() -> None:
+    with EmbeddingClient.local(TABLES) as client:
+        for rows, why in (
+            ({"x": ROWS["tag"]}, "no table x; the client has item, tag"),
+            ({"item": ROWS["tag"]}, r"rows of item are float64 \(7, 2\); allowed: floats, \(rows, 4\)"),
+            ({"tag": torch.zeros(2, 2, dtype=torch.int64)}, r"rows of tag are int64 \(2, 2\)"),
+        ):
+            with pytest.raises(UserError, match=why):
+                client.fill(rows)
+
+
+@pytest.mark.slow
+@pytest.mark.processes
+def test_a_server_that_dies_after_a_fill_has_the_rows_again(tmp_path: Path) -> None:
+    with EmbeddingClient.serve(TABLES, servers=2, run_dir=tmp_path / "run") as client:
+        client.fill(ROWS)
+        server = next(m for m in RunFolder(tmp_path / "run").member_list() if m["role"] == "server")
+        kill([psutil.Process(server["pid"])])
+        found = client.read({"item": torch.arange(80), "tag": torch.arange(7)})
+        assert torch.equal(found["item"], ROWS["item"]) and torch.equal(found["tag"], ROWS["tag"].float())

@@ -94,10 +94,15 @@ class Table:
 
     def load(self, ids: Ids, rows: Rows, slots: Rows) -> None:
         """Sets weights (N, D) and optimizer slots (N, S) of unique ids (N), adding what is absent."""
-        where_N = self.slots_to_load(for_kernels(ids, np.int64))
-        kernels.write_words(*self._records_at, where_N, self.layout.first_weight, self._shaped(rows, ids.size))
+        where_N = self.fill(ids, rows)
         slots_NS = for_kernels(slots, np.float32).reshape(ids.size, self.layout.num_slots)
         kernels.write_words(*self._records_at, where_N, self.layout.first_slot, slots_NS)
+
+    def fill(self, ids: Ids, rows: Rows) -> Ids:
+        """Sets weights (N, D) of unique ids (N), adding what is absent. Returns where they are."""
+        where_N = self.slots_to_load(for_kernels(ids, np.int64))
+        kernels.write_words(*self._records_at, where_N, self.layout.first_weight, self._shaped(rows, ids.size))
+        return where_N
 
     @property
     def _records_at(self) -> tuple[npt.NDArray[np.int64], int, int]:
