@@ -6,6 +6,7 @@ Importing it needs no torchrec; calling it does. Works with torchrec 1.8 and tor
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
@@ -18,7 +19,7 @@ from shardkeep.ps.config import TableSpec
 if TYPE_CHECKING:
     from shardkeep.loop.client import EmbeddingClient
 
-__all__ = ["shard", "tables_of", "unshard"]
+__all__ = ["load", "save", "shard", "tables_of", "unshard"]
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -78,6 +79,39 @@ def unshard(model: M) -> M:
     from shardkeep.torchrec.modules import unsharded
 
     return cast(M, unsharded(model))
+
+
+def load(
+    checkpoint: nn.Module | Mapping[str, torch.Tensor] | str | Path,
+    client: EmbeddingClient,
+    *,
+    tables: Mapping[str, str] | None = None,
+) -> list[str]:
+    """Gives the client's tables the weights of a TorchRec model that is not sharded. Returns the tables it found.
+
+    All trainers call it before their first step. Optimizer state is new; tables that are not there keep their initial
+    rows. Load the dense weights with `load_state_dict(..., strict=False)`.
+
+    Args:
+        checkpoint: A model, its state dict, or the file to which `torch.save` or `save` wrote that.
+        tables: Table of the model to table of the client, where names differ.
+
+    Raises UserError, which names the table that does not fit, and CheckpointError where nothing can be read or written.
+    """
+    from shardkeep.torchrec.weights import loaded
+
+    return loaded(checkpoint, client, tables or {})
+
+
+def save(model: nn.Module, path: str | Path) -> None:
+    """Writes the state dict that the model would have without `shard`, by `torch.save`, for TorchRec and PyTorch.
+
+    All trainers call it between the same two steps; the first one writes. Holds all rows in memory meanwhile. Raises
+    CheckpointError where the file cannot be written."""
+    _needed()
+    from shardkeep.torchrec.weights import saved
+
+    saved(model, Path(path))
 
 
 def _unscaled(scale: Scale, client: EmbeddingClient, scaler: Any) -> Scale:

@@ -60,7 +60,7 @@ class _Splits(KJTListSplitsAwaitable):  # type: ignore[misc]
         super().__init__([NoWait(NoWait(found))], ctx)
 
 
-class _OnServers(ShardedModule, FusedOptimizerModule):  # type: ignore[misc]
+class OnServers(ShardedModule, FusedOptimizerModule):  # type: ignore[misc]
     """A collection over a client."""
 
     def __init__(self, own: nn.Module, client: EmbeddingClient, tables: Mapping[str, str], **push: Any) -> None:
@@ -112,15 +112,25 @@ class _OnServers(ShardedModule, FusedOptimizerModule):  # type: ignore[misc]
     def state_dict(self, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
         return {} if destination is None else destination
 
-    def rows(self, config: Any) -> torch.Tensor:
-        """All rows of a table, float32 (num_embeddings, D), as the servers have them."""
+    @property
+    def client(self) -> EmbeddingClient:
+        found: EmbeddingClient = self._inner.client
+        return found
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """The state that the collection has in TorchRec: the rows that the servers have now."""
+        held = "embedding_bags" if isinstance(self, BagsOnServers) else "embeddings"
+        return {f"{held}.{config.name}.weight": self._rows(config) for config in self.configs}
+
+    def _rows(self, config: Any) -> torch.Tensor:
+        """All rows of a table, float32 (num_embeddings, D)."""
         client, table = self._inner.client, self._table_names.get(config.name, config.name)
         starts = range(0, config.num_embeddings, BLOCK)
         ids = (torch.arange(start, min(start + BLOCK, config.num_embeddings)) for start in starts)
         return torch.cat([client.read({table: block})[table] for block in ids])
 
 
-class BagsOnServers(_OnServers):
+class BagsOnServers(OnServers):
     """An EmbeddingBagCollection over a client."""
 
     def _collection(self, own: nn.Module, client: EmbeddingClient, table_of: Mapping[str, str], **push: Any) -> Any:
@@ -142,7 +152,7 @@ class BagsOnServers(_OnServers):
         return found
 
 
-class RowsOnServers(_OnServers):
+class RowsOnServers(OnServers):
     """An EmbeddingCollection over a client."""
 
     def _collection(self, own: nn.Module, client: EmbeddingClient, table_of: Mapping[str, str], **push: Any) -> Any:
@@ -182,13 +192,10 @@ def sharded(
 
 def unsharded(model: Any) -> Any:
     """As `shardkeep.torchrec.unshard`."""
-    found = [(name, module) for name, module in model.named_modules() if isinstance(module, _OnServers)]
+    found = [(name, module) for name, module in model.named_modules() if isinstance(module, OnServers)]
     for name, module in found:
         own = module._restored(torch.device("cpu"))
-        with torch.no_grad():
-            for config in module.configs:
-                held: Any = own.embedding_bags if isinstance(own, EmbeddingBagCollection) else own.embeddings
-                held[config.name].weight.copy_(module.rows(config))
+        own.load_state_dict(module.weights())
         model = _replaced(model, name, own)
     return model
 
