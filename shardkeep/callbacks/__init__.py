@@ -1,0 +1,1 @@
+"""Rows in the checkpoints of other libraries' trainers. Each module needs its library, which is no dependency."""

@@ -1,0 +1,124 @@
+"""Hugging Face's Trainer over embedding servers. Needs transformers, in an environment of its own (CONTRIBUTING.md)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from shardkeep import EmbeddingClient, SgdConfig, TableSpec, UserError
+from shardkeep.nn import EmbeddingBagCollection
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+TABLES = [TableSpec(name="user", dim=8, optimizer=SgdConfig(lr=0.1))]
+BATCH, STEPS = 16, 12
+
+
+def data() -> list[dict[str, torch.Tensor]]:
+    ids = torch.randint(0, 50, (BATCH * STEPS,), generator=torch.Generator().manual_seed(0))
+    return [{"ids": one, "labels": (one % 2).float()} for one in ids]
+
+
+class Model(nn.Module):
+    def __init__(self, client: EmbeddingClient, *, by_optimizer: bool = False) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.top = nn.Linear(8, 1)
+        self.optimizer = torch.optim.SGD(self.top.parameters(), lr=0.1)
+        self.bags = EmbeddingBagCollection(
+            client, {"user": "user"}, steps=self.optimizer if by_optimizer else "backward"
+        )
+        self.losses: list[float] = []
+
+    def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        score = self.top(self.bags({"user": ids})["user"])[:, 0]
+        loss = nn.functional.binary_cross_entropy_with_logits(score.float(), labels)
+        self.losses.append(loss.item())
+        return {"loss": loss, "logits": score}
+
+
+def trained(model: Model, folder: Path, callbacks: Any = (), resume: bool = False, **settings: Any) -> None:
+    settings = {"max_steps": STEPS, "save_strategy": "no", **settings}
+    args = transformers.TrainingArguments(
+        folder,
+        per_device_train_batch_size=BATCH,
+        report_to=[],
+        use_cpu=True,
+        lr_scheduler_type="constant",
+        learning_rate=0.1,
+        max_grad_norm=0.0,
+        disable_tqdm=True,
+        train_sampling_strategy="sequential",
+        **settings,
+    )
+    trainer = transformers.Trainer(
+        model, args, train_dataset=data(), callbacks=list(callbacks), optimizers=(model.optimizer, None)
+    )
+    trainer.train(resume_from_checkpoint=resume or None)
+
+
+def digest(client: EmbeddingClient) -> Any:
+    return client.summary(digest=True)["state_digest"]
+
+
+@pytest.mark.parametrize("per_step", [1, 2], ids=["each", "accumulated"])
+def test_losses_and_rows_are_those_of_a_plain_loop(tmp_path: Path, per_step: int) -> None:
+    found = []
+    for theirs in (False, True):
+        with EmbeddingClient.local(TABLES, consistency="sync") as client:
+            model = Model(client, by_optimizer=per_step > 1)
+            if theirs:
+                trained(model, tmp_path, gradient_accumulation_steps=per_step, max_steps=STEPS // per_step)
+            else:
+                samples = data()
+                for number in range(STEPS):
+                    some = samples[number * BATCH : (number + 1) * BATCH]
+                    batch = {name: torch.stack([one[name] for one in some]) for name in some[0]}
+                    (model(**batch)["loss"] / per_step).backward()
+                    if (number + 1) % per_step == 0:
+                        model.optimizer.step()
+                        model.optimizer.zero_grad()
+            assert client.step == STEPS // per_step
+            found.append((digest(client), model.losses, model.top.weight.tolist()))
+    assert found[0] == found[1]
+
+
+def test_a_checkpoint_has_rows_and_model_of_one_step(tmp_path: Path) -> None:
+    from shardkeep.callbacks.transformers import RowsCallback
+
+    with EmbeddingClient.local(TABLES, consistency="sync") as client:
+        model = Model(client)
+        trained(model, tmp_path / "whole")
+        expected = digest(client), model.top.weight.tolist()
+    saving: dict[str, Any] = {"save_strategy": "steps", "save_steps": 4, "save_total_limit": 1}
+    with EmbeddingClient.local(TABLES, consistency="sync") as client:
+        trained(Model(client), tmp_path / "parts", [RowsCallback(client)], max_steps=8, **saving)
+    assert [path.name for path in (tmp_path / "parts").glob("checkpoint-*")] == ["checkpoint-8"]  # theirs cleans up
+    with EmbeddingClient.local(TABLES, consistency="sync") as client:
+        model = Model(client)
+        trained(model, tmp_path / "parts", [RowsCallback(client)], resume=True, **saving)
+        assert client.step == STEPS
+        assert (digest(client), model.top.weight.tolist()) == expected
+
+
+def test_a_checkpoint_without_rows_is_refused(tmp_path: Path) -> None:
+    from shardkeep.callbacks.transformers import RowsCallback
+
+    with EmbeddingClient.local(TABLES) as client:
+        trained(Model(client), tmp_path, max_steps=4, save_strategy="steps", save_steps=4)
+    with EmbeddingClient.local(TABLES) as client, pytest.raises(UserError, match="checkpoint-4/rows: no rows"):
+        trained(Model(client), tmp_path, [RowsCallback(client)], resume=True)
+
+
+def test_the_client_is_closed_at_the_end_where_that_is_asked_for(tmp_path: Path) -> None:
+    from shardkeep.callbacks.transformers import RowsCallback
+
+    client = EmbeddingClient.local(TABLES)
+    trained(Model(client), tmp_path, [RowsCallback(client, close=True)], max_steps=2)
+    with pytest.raises(UserError, match="the client is closed"):
+        client.read({"user": torch.arange(2)})
