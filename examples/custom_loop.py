@@ -26,9 +26,9 @@ def logits(user: torch.Tensor, item: torch.Tensor) -> torch.Tensor:
 
 
 with EmbeddingClient.serve(tables, servers=2) as client:  # or EmbeddingClient.local(tables): no other process
-    for _ in range(400):
-        user, item, liked = samples(1024)
-        rows = client.lookup({"user": user, "item": item})  # leaves of autograd, (1024, 16) each
+    batches = (samples(1024) for _ in range(400))
+    for (_, _, liked), rows in client.ahead(batches, lambda batch: {"user": batch[0], "item": batch[1]}):
+        # requested while earlier batches trained; leaves of autograd, (1024, 16) each
         loss = F.binary_cross_entropy_with_logits(logits(rows["user"], rows["item"]), liked)
         optimizer.zero_grad()
         loss.backward()
