@@ -41,6 +41,8 @@ class _Rule:
     """Settings in which the class differs from the config's defaults."""
     fbgemm: bool = False
     """Whether the class only names an optimizer of FBGEMM, whose arguments and defaults it then has."""
+    usual: Mapping[str, Any] = field(default_factory=dict)
+    """Defaults that FBGEMM has in place of the class's own: TorchRec's sharding passes only what was given."""
     refused: frozenset[str] = frozenset()
     """Arguments that mean something else there than on servers."""
 
@@ -49,12 +51,14 @@ _DECOUPLED = frozenset({"weight_decay"})
 """FBGEMM's Adams decay weights apart from the gradient; servers add the decay to it."""
 _RULES: Mapping[type[torch.optim.Optimizer], _Rule] = {
     torch.optim.SGD: _Rule(SgdConfig),
-    torch.optim.Adagrad: _Rule(AdagradConfig),
+    torch.optim.Adagrad: _Rule(AdagradConfig, usual={"eps": 1e-8}),
     torch.optim.Adam: _Rule(AdamConfig, {"eps_after_correction": True}),
     torch.optim.SparseAdam: _Rule(AdamConfig),
     torch.optim.RMSprop: _Rule(RmspropConfig),
     torch.optim.Adadelta: _Rule(AdadeltaConfig),
-    RowWiseAdagrad: _Rule(RowwiseAdagradConfig),
+    RowWiseAdagrad: _Rule(RowwiseAdagradConfig, usual={"eps": 1e-8}),
+    fused.SGD: _Rule(SgdConfig, fbgemm=True),
+    fused.Adagrad: _Rule(AdagradConfig, fbgemm=True),
     fused.Adam: _Rule(AdamConfig, {"eps_after_correction": True}, fbgemm=True, refused=_DECOUPLED),
     fused.PartialRowWiseAdam: _Rule(PartialRowwiseAdamConfig, fbgemm=True, refused=_DECOUPLED),
     fused.LarsSGD: _Rule(LarsSgdConfig, fbgemm=True),
@@ -132,7 +136,7 @@ def _optimizer(table: str, kind: type[torch.optim.Optimizer], given: Mapping[str
     if rule is None:
         allowed = ", ".join(dict.fromkeys(each.__name__ for each in _RULES))
         raise UserError(f"table {table}: optimizer {kind.__name__} has no rule on servers; allowed: {allowed}")
-    usual = dict(_FBGEMM) if rule.fbgemm else _defaults_of(kind)
+    usual = dict(_FBGEMM) if rule.fbgemm else {**_defaults_of(kind), **rule.usual}
     settings: dict[str, Any] = {}
     for name, value in (usual | _renamed(given)).items():
         unlike = value != usual.get(name)

@@ -237,6 +237,10 @@ def test_adams_of_torch_and_torchrec_keep_the_place_of_their_eps() -> None:
     after = AdamConfig(lr=0.2, betas=(0.8, 0.99), eps_after_correction=True)
     assert in_backward_spec(torch.optim.Adam, lr=0.2, betas=(0.8, 0.99)) == after
     assert in_backward_spec(torch.optim.SparseAdam, lr=0.2) == AdamConfig(lr=0.2)
+    assert in_backward_spec(optim.SGD, lr=0.2) == SgdConfig(lr=0.2)
+    for kind in (optim.Adagrad, torch.optim.Adagrad):  # FBGEMM's eps in place of 1e-10
+        assert in_backward_spec(kind, lr=0.2) == AdagradConfig(lr=0.2, eps=1e-8)
+    assert in_backward_spec(torch.optim.Adagrad, lr=0.2, eps=1e-10) == AdagradConfig(lr=0.2, eps=1e-10)
     assert in_backward_spec(optim.Adam, learning_rate=0.2, beta1=0.8, beta2=0.99) == after
     assert in_backward_spec(optim.Adam) == AdamConfig(lr=0.01, eps_after_correction=True)
     with pytest.raises(UserError, match=r"table t0: optimizer Adam with weight_decay=0\.1, which servers do not have"):
