@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import random
@@ -67,16 +68,136 @@ with shardkeep.connect() as client:
     dist.barrier()
     dist.destroy_process_group()
 """
+COMMON = """
+import hashlib, os, torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+import shardkeep
+
+steps, rank = int(os.environ["STEPS"]), int(os.environ["RANK"])
+random = torch.Generator().manual_seed(rank)
+parts = [{"user": torch.randint(0, 50, (16,), generator=random), "tag": torch.randint(0, 50, (16, 3), generator=random)}
+         for _ in range(steps)]
+def loss_of(score, user):
+    return nn.functional.binary_cross_entropy_with_logits(score[:, 0], (user % 2).float())
+def told(step):
+    if rank == 0:
+        print("step", step, flush=True)
+def found(client, model):
+    digest = client.summary(digest=True)["state_digest"]
+    if rank == 0:
+        tower = b"".join(p.detach().numpy().tobytes() for p in model.parameters())
+        print("found", digest, hashlib.sha256(tower).hexdigest(), flush=True)
+"""
+PLAIN = (
+    COMMON
+    + """
+dist.init_process_group("gloo")
+with shardkeep.connect() as client:
+    torch.manual_seed(0)
+    top = DistributedDataParallel(nn.Linear(16, 1))
+    optimizer = torch.optim.Adam(top.parameters(), lr=0.01)
+    for step, (part, rows) in enumerate(client.ahead(parts, lambda part: part)):
+        score = top(torch.cat([rows["user"], rows["tag"].mean(1)], dim=1))
+        optimizer.zero_grad()
+        loss_of(score, part["user"]).backward()
+        optimizer.step()
+        client.apply(rows, scale=0.5)
+        told(step)
+    found(client, top)
+    dist.barrier()
+dist.destroy_process_group()
+"""
+)
+TORCHREC = (
+    COMMON
+    + """
+from torchrec import EmbeddingBagCollection, EmbeddingBagConfig, KeyedJaggedTensor
+from torchrec.datasets.utils import Batch
+from torchrec.distributed import DistributedModelParallel, TrainPipelineSparseDist
+from torchrec.optim.keyed import CombinedOptimizer, KeyedOptimizerWrapper
+from torchrec.optim.optimizers import in_backward_optimizer_filter
+from shardkeep.torchrec import shard
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.bags = EmbeddingBagCollection(tables=[EmbeddingBagConfig(name=name, embedding_dim=8, num_embeddings=50,
+                                                   feature_names=[name]) for name in ("user", "tag")])
+        self.top = nn.Linear(16, 1)
+    def forward(self, batch):
+        loss = loss_of(self.top(self.bags(batch.sparse_features).values()), batch.labels)
+        return loss, loss.detach()
+def batch_of(part):
+    lengths = torch.tensor([[1], [3]]).expand(-1, 16).flatten()
+    ids = torch.cat([part["user"], part["tag"].flatten()])
+    return Batch(torch.zeros(16, 1), KeyedJaggedTensor.from_lengths_sync(["user", "tag"], ids, lengths=lengths),
+                 part["user"])
+dist.init_process_group("gloo")
+with shardkeep.connect() as client:
+    model = DistributedModelParallel(shard(Model(), client), device=torch.device("cpu"))
+    dense = KeyedOptimizerWrapper(dict(in_backward_optimizer_filter(model.named_parameters())),
+                                  lambda p: torch.optim.Adam(p, lr=0.01))
+    both = CombinedOptimizer([model.fused_optimizer, dense])
+    pipeline = TrainPipelineSparseDist(model, both, torch.device("cpu"))
+    batches = iter([batch_of(part) for part in parts])
+    for step in range(steps):
+        pipeline.progress(batches)
+        told(step)
+    found(client, model.module.top)
+    dist.barrier()
+dist.destroy_process_group()
+"""
+)
+LIGHTNING = (
+    COMMON
+    + """
+import lightning as L
+from shardkeep.nn import EmbeddingBagCollection
+class Module(L.LightningModule):
+    def __init__(self, client):
+        super().__init__()
+        torch.manual_seed(0)
+        self.bags, self.top = EmbeddingBagCollection(client, {"user": "user", "tag": "tag"}), nn.Linear(16, 1)
+    def training_step(self, part, batch_idx):
+        rows = self.bags(part)
+        told(batch_idx)
+        return loss_of(self.top(torch.cat([rows["user"], rows["tag"]], dim=1)), part["user"])
+    def configure_optimizers(self):
+        return torch.optim.Adam(self.parameters(), lr=0.01)
+with shardkeep.connect() as client:
+    module = Module(client)
+    trainer = L.Trainer(max_epochs=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+                        accelerator="cpu", devices=2, strategy="ddp", use_distributed_sampler=False)
+    trainer.fit(module, torch.utils.data.DataLoader(parts, batch_size=None))
+    found(client, module.top)
+    dist.barrier()
+"""
+)
+SCRIPTS = {
+    "nn": ("torch", SCRIPT),
+    "plain": ("torch", PLAIN),
+    "torchrec": ("torchrec", TORCHREC),
+    "lightning": ("lightning", LIGHTNING),
+}
+"""By kind of loop: the library that it needs, and its script."""
 TABLES = "tables: {user: {dim: 8, optimizer: {name: adagrad, lr: 0.05}}, tag: {dim: 8, optimizer: {name: adam}}}\n"
 BY_REFERENCE = "compression: {ids: coded, push: {keep_rows: 0.5, pool_rows: 4096, values: bf16}}\n"
 
 
 def trained(
-    folder: Path, settings: str, kills: int, chance: random.Random, *, steps: int = STEPS, **variables: str
+    folder: Path,
+    settings: str,
+    kills: int,
+    chance: random.Random,
+    *,
+    steps: int = STEPS,
+    script: str = SCRIPT,
+    **variables: str,
 ) -> str:
     """The digests of rows and model."""
     folder.mkdir()
-    (folder / "train.py").write_text(SCRIPT)
+    (folder / "train.py").write_text(script)
     (folder / "tables.yaml").write_text("servers: 2\nconsistency: sync\nseed: 5\n" + TABLES + settings)
     torchrun = (
         sys.executable,
@@ -140,14 +261,25 @@ def test_servers_that_die_after_checkpoints_change_no_bit(tmp_path: Path) -> Non
 
 @pytest.mark.chaos
 @pytest.mark.timeout(1200)
-def test_fifty_kills_of_servers_change_no_bit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("loop", SCRIPTS)
+def test_fifty_kills_of_servers_change_no_bit(tmp_path: Path, loop: str) -> None:
+    library, script = SCRIPTS[loop]
+    if importlib.util.find_spec(library) is None:
+        pytest.skip(f"needs {library}")
     chance = random.Random(50)
-    undisturbed = trained(tmp_path / "one", BY_REFERENCE, 0, chance, steps=2000)
-    assert trained(tmp_path / "two", BY_REFERENCE, 50, chance, steps=2000) == undisturbed
+    undisturbed = trained(tmp_path / "one", BY_REFERENCE, 0, chance, steps=2000, script=script)
+    assert trained(tmp_path / "two", BY_REFERENCE, 50, chance, steps=2000, script=script) == undisturbed
     summary = RunFolder(tmp_path / "two" / "run").summary() or {}
     deaths = [death for record in summary["recoveries"] for death in record["died"]]
     assert len(deaths) == 50 and not sum(record["lost_steps"] for record in summary["recoveries"])
     seconds = sorted(record["seconds"] for record in summary["recoveries"])
     if (path := os.environ.get("LOOP_KILLS_JSON")) is not None:
-        found = {"kills": len(deaths), "steps": 2000, "recoveries": len(seconds), "lost_steps": 0, "equal": True}
+        found = {
+            "kills": len(deaths),
+            "steps": 2000,
+            "recoveries": len(seconds),
+            "lost_steps": 0,
+            "equal": True,
+            "loop": loop,
+        }
         write(Path(path), "chaos: 50 kills of servers under a loop", found | {"seconds": seconds})
