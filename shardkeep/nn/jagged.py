@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,12 +20,12 @@ class Jagged:
     Args:
         ids: Ids (N,), or rows (N, D).
         counts: Of each sample (B,), whole numbers.
-        weights: Of each id (N,), None = none.
+        weights: Of each id (N,), None = none; or a function, as of `Bag`.
     """
 
     ids: torch.Tensor
     counts: torch.Tensor
-    weights: torch.Tensor | None = None
+    weights: torch.Tensor | Callable[[], torch.Tensor] | None = None
 
     def values(self) -> torch.Tensor:
         return self.ids
@@ -37,7 +37,7 @@ class Jagged:
         """Where each sample begins, and the end of the last one (B + 1,)."""
         return torch.cat([self.counts.new_zeros(1), self.counts.cumsum(0)])
 
-    def weights_or_none(self) -> torch.Tensor | None:
+    def weights_or_none(self) -> Any:
         return self.weights
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torchrec import EmbeddingBagCollection, EmbeddingCollection
 from torchrec.modules.embedding_configs import DataType
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.optim import optimizers as fused
 from torchrec.optim.rowwise_adagrad import RowWiseAdagrad
 
@@ -29,7 +30,9 @@ from shardkeep.ps.config import (
     TableSpec,
 )
 
-KINDS = (EmbeddingBagCollection, EmbeddingCollection)
+KINDS = (EmbeddingBagCollection, EmbeddingCollection, FeatureProcessedEmbeddingBagCollection)
+PROCESSED = "_embedding_bag_collection"
+"""Where a collection with feature processors holds its own collection of bags."""
 
 
 @dataclass(frozen=True)
@@ -80,16 +83,23 @@ _FBGEMM: Mapping[str, Any] = {
 
 
 def collections_of(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """The embedding collections of a model by their names in it; "" = the model itself."""
+    """The embedding collections of a model by their names in it; "" = the model itself. One with feature processors
+    comes in place of the bags that it holds."""
     for name, module in model.named_modules():
-        if type(module) in KINDS:
+        if type(module) in KINDS and not name.endswith(PROCESSED):
             yield name, module
+
+
+def bags_of(collection: Any) -> Any:
+    """The collection that has the tables."""
+    return getattr(collection, PROCESSED, collection)
 
 
 def configs_of(collection: Any) -> list[Any]:
     """The configs of a collection's tables."""
-    bags = isinstance(collection, EmbeddingBagCollection)
-    found: list[Any] = collection.embedding_bag_configs() if bags else collection.embedding_configs()
+    own = bags_of(collection)
+    bags = isinstance(own, EmbeddingBagCollection)
+    found: list[Any] = own.embedding_bag_configs() if bags else own.embedding_configs()
     return found
 
 
@@ -125,7 +135,8 @@ def _is_own(function: Any) -> bool:
 
 def optimizer_of(collection: nn.Module, table: str) -> Any:
     """The optimizer that `apply_optimizer_in_backward` gave a table; None = none."""
-    tables: Any = collection.embedding_bags if isinstance(collection, EmbeddingBagCollection) else collection.embeddings
+    own = bags_of(collection)
+    tables: Any = own.embedding_bags if isinstance(own, EmbeddingBagCollection) else own.embeddings
     weight = tables[table].weight
     classes = getattr(weight, "_optimizer_classes", None)
     return _optimizer(table, classes[0], weight._optimizer_kwargs[0]) if classes else None

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
@@ -14,6 +15,8 @@ from torchrec import EmbeddingBagCollection, EmbeddingCollection, JaggedTensor, 
 from torchrec.distributed.embedding_sharding import KJTListSplitsAwaitable
 from torchrec.distributed.types import LazyNoWait, NoWait, NullShardedModuleContext, ShardedModule
 from torchrec.modules.embedding_modules import get_embedding_names_by_table
+from torchrec.modules.feature_processor_ import FeatureProcessorsCollection
+from torchrec.modules.fp_embedding_modules import FeatureProcessedEmbeddingBagCollection
 from torchrec.optim.fused import FusedOptimizer, FusedOptimizerModule
 
 from shardkeep import nn as snn
@@ -21,7 +24,7 @@ from shardkeep.base.errors import UserError
 from shardkeep.loop.client import EmbeddingClient
 from shardkeep.nn.jagged import Jagged, jagged_of
 from shardkeep.nn.push import Scale, StepPush
-from shardkeep.torchrec.configs import collections_of, configs_of, optimizer_of
+from shardkeep.torchrec.configs import PROCESSED, collections_of, configs_of, optimizer_of
 
 BLOCK = 65_536
 """Rows that `unshard` reads at once."""
@@ -152,6 +155,62 @@ class BagsOnServers(OnServers):
         return found
 
 
+class _Processed:
+    """Features on their way to a collection with feature processors, whose weights `compute` sets."""
+
+    def __init__(self, features: Any, names: Sequence[str]) -> None:
+        self.features = features
+        self.weights: dict[str, torch.Tensor] = {}
+        self.inputs = {
+            name: Jagged(each.values(), each.lengths(), partial(self.weights.__getitem__, name))
+            for name, each in jagged_of(features, names).items()
+        }
+
+
+class ProcessedBagsOnServers(BagsOnServers):
+    """A FeatureProcessedEmbeddingBagCollection over a client. The processors are part of the dense model: they run
+    with the forward pass, so that rows requested ahead get the weights of their own step."""
+
+    def __init__(self, own: Any, client: EmbeddingClient, tables: Mapping[str, str], **push: Any) -> None:
+        super().__init__(own, client, tables, **push)
+        self._feature_processors = own._feature_processors
+
+    def input_dist(self, ctx: Any, features: Any) -> Any:
+        given = _Processed(features, list(dict.fromkeys(self._feature_of.values())))
+        inputs = {name: given.inputs[feature] for name, feature in self._feature_of.items()}
+        return _Splits((given, self._inner.prefetch(inputs) if torch.is_grad_enabled() else inputs), ctx)
+
+    def compute(self, ctx: Any, dist_input: Any) -> Any:
+        given, inputs = dist_input[0]
+        given.weights.update(self._weights(given))
+        return super().compute(ctx, [inputs])
+
+    def _weights(self, given: _Processed) -> dict[str, torch.Tensor]:
+        if isinstance(self._feature_processors, FeatureProcessorsCollection):
+            done = self._feature_processors(given.features).to_dict()
+        else:
+            parts = given.features.to_dict()
+            done = {name: self._feature_processors[name](parts[name]) for name in given.inputs}
+        return {name: done[name].weights() for name in given.inputs}
+
+    def state_dict(self, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
+        return self._feature_processors.state_dict(
+            destination=super().state_dict(destination), prefix=f"{prefix}_feature_processors.", keep_vars=keep_vars
+        )
+
+    def sharded_parameter_names(self, prefix: str = "") -> Iterator[str]:
+        return iter(())  # so that DDP takes the processors' parameters
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {f"{PROCESSED}.{name}": rows for name, rows in super().weights().items()}
+
+    def _restored(self, device: torch.device) -> nn.Module:
+        processors = self._feature_processors
+        given = dict(processors.items()) if isinstance(processors, nn.ModuleDict) else processors
+        found: nn.Module = FeatureProcessedEmbeddingBagCollection(super()._restored(device), given)
+        return found
+
+
 class RowsOnServers(OnServers):
     """An EmbeddingCollection over a client."""
 
@@ -170,6 +229,13 @@ class RowsOnServers(OnServers):
         return found
 
 
+_ON_SERVERS: Mapping[type[nn.Module], type[OnServers]] = {
+    EmbeddingBagCollection: BagsOnServers,
+    EmbeddingCollection: RowsOnServers,
+    FeatureProcessedEmbeddingBagCollection: ProcessedBagsOnServers,
+}
+
+
 def sharded(
     model: Any,
     client: EmbeddingClient,
@@ -185,8 +251,7 @@ def sharded(
     for _, own in found:
         _check_tables(own, client, tables)
     for name, own in found:
-        kind = BagsOnServers if isinstance(own, EmbeddingBagCollection) else RowsOnServers
-        model = _replaced(model, name, kind(own, client, tables, scale=scale, steps=steps))
+        model = _replaced(model, name, _ON_SERVERS[type(own)](own, client, tables, scale=scale, steps=steps))
     return model
 
 
@@ -195,7 +260,7 @@ def unsharded(model: Any) -> Any:
     found = [(name, module) for name, module in model.named_modules() if isinstance(module, OnServers)]
     for name, module in found:
         own = module._restored(torch.device("cpu"))
-        own.load_state_dict(module.weights())
+        own.load_state_dict(module.state_dict() | module.weights())
         model = _replaced(model, name, own)
     return model
 

@@ -78,6 +78,23 @@ def test_trainable_weights_get_the_gradients_of_embedding_bag() -> None:
         torch.testing.assert_close(found, (table - LR * table.grad).detach())
 
 
+def test_weights_may_come_when_the_rows_are_there() -> None:
+    values, lengths = bags_of(7, 1)
+    weight = torch.rand(values.numel(), generator=torch.Generator().manual_seed(3)).requires_grad_()
+    with EmbeddingClient.local(TABLES, consistency="sync") as client:
+        later = client.prefetch({"tags": Bag(values, lengths, weights=lambda: weight * 2.0, table="item")})
+        with torch.no_grad():
+            weight.mul_(3.0)  # as an optimizer's step in between does
+        expected = client.pool({"tags": Bag(values, lengths, weights=weight.detach() * 2.0, table="item")})
+        rows = later.result()
+        assert torch.equal(rows["tags"], expected["tags"])
+        rows["tags"].sum().backward()
+        assert weight.grad is not None and bool(weight.grad.any())
+        short = {"tags": Bag(values, lengths, weights=lambda: torch.ones(1), table="item")}
+        with pytest.raises(ShardkeepError, match=rf"feature tags: 1 weights for {values.numel()} ids"):
+            client.pool(short)
+
+
 def test_features_share_a_table_and_a_step_has_bags_and_ids() -> None:
     digests = []
     values, lengths = bags_of(5, 4)

@@ -203,6 +203,19 @@ def test_the_fused_optimizers_learning_rate_is_honoured() -> None:
             sharded(features).wait().values().sum().backward()
 
 
+def test_a_grad_scalers_scale_is_taken_out_of_row_gradients() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    found = []
+    for scaled in (False, True):
+        with EmbeddingClient.local(tables_of(dlrm(), optimizer=SgdConfig(lr=LR)), consistency="sync") as client:
+            ours = shard(dlrm(), client, scaler=scaler if scaled else None)
+            for batch in clicks(4):
+                loss, _ = ours(batch)
+                (scaler.scale(loss) if scaled else loss).backward()
+            found.append(client.read({"t0": torch.arange(ROWS)})["t0"])
+    assert torch.equal(*found)  # a power of two changes no bit
+
+
 def test_optimizers_in_backward_become_those_of_the_tables() -> None:
     from torch.distributed.optim import _apply_optimizer_in_backward as in_backward
     from torchrec.optim.rowwise_adagrad import RowWiseAdagrad

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -19,6 +19,7 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import JaggedRows
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.schema import Feature, Schema
+from shardkeep.workers.embeddings import kernels
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.lookup import Lookup, flat_ids
 from shardkeep.workers.embeddings.plan import FeaturePlan, Plan
@@ -33,7 +34,8 @@ class Bag:
         values: Ids of all bags, one after the other: whole numbers (N,), a tensor or a numpy array.
         lengths: Ids of each bag (B,). Give either these or `offsets`.
         offsets: Where each bag begins, and the end of the last one (B + 1,).
-        weights: A weight for each id, float32 (N,); they get gradients if they require them. None = all 1.
+        weights: A weight for each id, float32 (N,); they get gradients if they require them. None = all 1. Or a
+            function that returns them, called when the rows are there: for weights that depend on trained parameters.
         table: The table; None = the name under which the bag is given.
         pooling: How the rows of a bag become one. "mean" takes no weights.
     """
@@ -54,6 +56,19 @@ class BagPlan:
     plan: Plan
     bags: Mapping[str, Bag]
     device: torch.device
+
+    def with_weights(self) -> BagPlan:
+        """Calls what returns weights; the plan itself where no bag has such a function. Raises UserError."""
+        called = {name: replace(bag, weights=bag.weights()) for name, bag in self.bags.items() if callable(bag.weights)}
+        if not called:
+            return self
+        weights = self.plan.weights.copy()
+        for name, bag in called.items():
+            weights_N, ours_N = _numbers(name, bag.weights, np.float32), _weights_of(self.plan, name, weights)
+            if weights_N.size != ours_N.size:
+                raise UserError(f"feature {name}: {weights_N.size} weights for {ours_N.size} ids")
+            ours_N[:] = weights_N
+        return replace(self, plan=replace(self.plan, weights=weights), bags={**self.bags, **called})
 
 
 class BagPlanner:
@@ -86,6 +101,7 @@ class Pooled(Lookup):
     """
 
     def __init__(self, owner: object, step: int, planned: BagPlan, rows: JaggedRows, request: Request) -> None:
+        planned = planned.with_weights()
         self.owner, self.step, self.request = owner, step, request
         self._planned, self._rows = planned, rows
         self._leaves = planned.embeddings.lookup(planned.plan, rows, device=planned.device)
@@ -161,13 +177,27 @@ def _ragged(name: str, bag: object) -> Ragged:
     if (bag.lengths is None) == (bag.offsets is None):
         raise UserError(f"feature {name}: a Bag takes lengths or offsets, one of the two")
     values_N = flat_ids(f"feature {name}", bag.values)[0]
-    weights_N = None if bag.weights is None else _numbers(name, bag.weights, np.float32)
+    weights_N = _weights(name, bag, values_N.size)
     if bag.offsets is None:
         return Ragged(values_N, _numbers(name, bag.lengths, np.int32), weights_N)
     offsets_B1 = _numbers(name, bag.offsets, np.int64)
     if not offsets_B1.size or offsets_B1[0] != 0 or (np.diff(offsets_B1) < 0).any():
         raise UserError(f"feature {name}: offsets begin at 0, do not fall, and end with the number of ids")
     return Ragged(values_N, np.diff(offsets_B1).astype(np.int32), weights_N)
+
+
+def _weights(name: str, bag: Bag, num_ids: int) -> npt.NDArray[np.float32] | None:
+    """The weights; ones where a function returns them later."""
+    if callable(bag.weights):
+        return np.ones(num_ids, np.float32)
+    return None if bag.weights is None else _numbers(name, bag.weights, np.float32)
+
+
+def _weights_of(plan: Plan, name: str, weights: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """The part of a plan's weights that a feature has."""
+    columns = plan.features_FK[plan.names.index(name)]
+    first = max(int(columns[kernels.WEIGHTS_AT]), 0)  # -1 for a feature without ids
+    return weights[first : first + int(columns[kernels.NUM_IDS])]
 
 
 def _numbers(name: str, values: Any, dtype: Any) -> npt.NDArray[Any]:
