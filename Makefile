@@ -3,6 +3,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11 pytho
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+LOOPS := $(VENV)/.loops # what only the long tests need: TorchRec, Lightning, transformers
 PARALLEL := -n 3 # on two cores: tests with processes often wait
 PYTEST ?= # more options of pytest
 BUDGET ?= # CI sets it to scripts/cpu-budget, which limits the CPU seconds of the default tests
@@ -15,14 +16,15 @@ demo: $(STAMP)
 test: $(STAMP)
 	@$(if $(BUDGET),$(BIN)/python $(BUDGET)) $(BIN)/python -m pytest $(PARALLEL) $(PYTEST)
 
-test-long: $(STAMP)
+test-long: $(LOOPS)
 	@SHARDKEEP_LONG_TESTS=1 $(BIN)/python -m pytest $(PARALLEL) $(PYTEST) -m "(slow or chaos or property) and not gpu" --timeout 1500
 
 coverage: $(STAMP)
 	@scripts/coverage $(PARALLEL) $(PYTEST)
 
-chaos: $(STAMP)
+chaos: $(LOOPS)
 	@$(BIN)/python -m pytest tests/integration/test_chaos.py tests/integration/test_chaos_system.py -m "chaos or not chaos"
+	@LOOP_KILLS=50 $(BIN)/python -m pytest tests/integration/test_loop_recovery.py -m "chaos"
 
 check: $(STAMP)
 	@scripts/check
@@ -30,6 +32,10 @@ check: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt scripts/install
 	@scripts/install "$(PYTHON)" $(VENV)
 	@touch $(STAMP)
+
+$(LOOPS): $(STAMP) scripts/install-loops
+	@scripts/install-loops $(VENV)
+	@touch $(LOOPS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

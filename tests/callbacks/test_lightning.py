@@ -1,4 +1,4 @@
-"""Lightning's Trainer over embedding servers. Needs lightning, in an environment of its own (CONTRIBUTING.md)."""
+"""Lightning's Trainer over embedding servers. Needs lightning (CONTRIBUTING.md says how)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer over embedding servers. Needs transformers, in an environment of its own (CONTRIBUTING.md)."""
+"""Hugging Face's Trainer over embedding servers. Needs transformers (CONTRIBUTING.md says how)."""
 
 from __future__ import annotations
 
