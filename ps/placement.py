@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from shardkeep.base.arrays import Bytes, Ids, Rows
 from shardkeep.base.contiguous import for_kernels
@@ -67,6 +68,19 @@ def bucket_of(ids_U: Ids) -> Ids:
     buckets_U = np.empty(ids_U.size, dtype=np.int64)
     placement_kernels.find_buckets(for_kernels(ids_U, np.int64), buckets_U)
     return buckets_U
+
+
+def keys_of(ids_U: Ids) -> npt.NDArray[np.uint64]:
+    """The placement key of each id: `mix(id)`, whose top BUCKET_BITS are the bucket. Distinct ids have distinct keys.
+
+    In numpy, bit for bit what the kernel `mix` computes, so that readers of files need no kernel."""
+    keys_U = ids_U.astype(np.int64).view(np.uint64)
+    keys_U ^= keys_U >> np.uint64(30)
+    keys_U *= np.uint64(0xBF58476D1CE4E5B9)
+    keys_U ^= keys_U >> np.uint64(27)
+    keys_U *= np.uint64(0x94D049BB133111EB)
+    keys_U ^= keys_U >> np.uint64(31)
+    return keys_U
 
 
 def server_of(ids_U: Ids, num_servers: int) -> Ids:

@@ -21,7 +21,7 @@ from shardkeep.base.machine.versions import versions
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints import Checkpoint, FileRecord
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.shard.snapshot.index import earlier_steps, indexes
+from shardkeep.ps.shard.snapshot.index import earlier_steps, indexes, specs_of
 from shardkeep.run.checkpoints import checkpoints_of, owned
 from shardkeep.run.json_files import to_json
 from shardkeep.run.trained import Which, checkpoint_of, config_of
@@ -59,7 +59,7 @@ def plan_warm_start(config: JobConfig, run: Path, which: Which = "last") -> Warm
     for key in ours:
         _same(f"model.{key}", ours[key], theirs[key], run)
     _same("tower.optimizer.name", config.tower.optimizer.name, before.tower.optimizer.name, run)
-    for spec in _specs(checkpoint):
+    for spec in specs_of(checkpoint):
         for name, mine, other in _table_settings(config.table(spec.name), before.table(spec.name)):
             _same(f"tables.{spec.name}.{name}", mine, other, run)
     return WarmStart(run, checkpoint)
@@ -108,10 +108,6 @@ def refuse_start_of_another(config: JobConfig, folder: Path) -> None:
         )
 
 
-def _specs(checkpoint: Checkpoint) -> list[TableSpec]:
-    return [TableSpec(**entry["spec"]) for _, index in indexes(checkpoint)[:1] for entry in index["tables"]]
-
-
 def _steps(checkpoint: Checkpoint) -> int:
     return earlier_steps(checkpoint) + checkpoint.step
 
@@ -134,7 +130,7 @@ def _merged_rows(checkpoint: Checkpoint, partial: Path) -> list[FileRecord]:
     from shardkeep.ps.shard.snapshot.files import load_snapshots, write_snapshot
     from shardkeep.ps.shard.tables import Tables
 
-    tables = Tables(_specs(checkpoint), seed=0)
+    tables = Tables(specs_of(checkpoint), seed=0)
     load_snapshots(tables, checkpoint, shard=0, num_shards=1)
     tables.earlier_steps = _steps(checkpoint)
     return write_snapshot(tables.snapshot(), partial, shard=0)

@@ -26,7 +26,7 @@ from shardkeep.ps.checkpoints import Checkpoint, FileRecord
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import BUCKETS, server_of
 from shardkeep.ps.shard.snapshot.array_file import ArrayFile
-from shardkeep.ps.shard.snapshot.index import INDEX, indexes
+from shardkeep.ps.shard.snapshot.index import INDEX, file_name, indexes
 from shardkeep.ps.shard.snapshot.snapshot import Snapshot
 from shardkeep.ps.shard.snapshot.spill import Spill
 from shardkeep.ps.shard.snapshot.walk import walk
@@ -95,7 +95,7 @@ def _write_rows(
         for part in opened.enter_context(contextlib.closing(walk(snapshot, spill, min(PART_BYTES, FILE_BYTES)))):
             if file is None:
                 snapshot.check()  # a dropped snapshot must not touch files that the next one may be writing
-                file = opened.enter_context(contextlib.closing(ArrayFile(folder / _file_name(len(records)))))
+                file = opened.enter_context(contextlib.closing(ArrayFile(folder / file_name(len(records)))))
             columns = part.columns
             for what, array in (("ids", columns.ids_K), ("rows", columns.rows_KD), ("slots", columns.slots_KS)):
                 file.add(f"{part.table}.{part.first}.{what}", array)
@@ -130,7 +130,7 @@ def _load(tables: Sequence[Table], checkpoint: Checkpoint, shard: int, num_shard
         files = {file.path: file for file in checkpoint.below(record.path.rpartition("/")[0])}
         theirs = _matched(index, tables, checkpoint)
         for number, parts in _by_file(index, first, end).items():
-            path = files[f"{record.path.rpartition('/')[0]}/{_file_name(number)}"].check(checkpoint.folder)
+            path = files[f"{record.path.rpartition('/')[0]}/{file_name(number)}"].check(checkpoint.folder)
             arrays = read_arrays(path)
             for part in parts:
                 ids_N, rows_ND, slots_NS = (arrays[f"{part.table}.{part.first}.{w}"] for w in ("ids", "rows", "slots"))
@@ -185,7 +185,3 @@ def read_arrays(path: Path) -> Arrays:
         return dict(load_file(path))
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{path}: cannot be read ({error})") from error
-
-
-def _file_name(number: int) -> str:
-    return f"rows-{number:05d}.safetensors"

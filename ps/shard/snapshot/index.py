@@ -8,8 +8,25 @@ from typing import Any
 
 from shardkeep.base.errors import CheckpointError
 from shardkeep.ps.checkpoints import Checkpoint, FileRecord
+from shardkeep.ps.config import TableSpec
 
 INDEX = "snapshot.json"
+
+
+def file_name(number: int) -> str:
+    """The name of a file of rows."""
+    return f"rows-{number:05d}.safetensors"
+
+
+def specs_of(checkpoint: Checkpoint) -> list[TableSpec]:
+    """The tables of a checkpoint, as its servers had them. Raises CheckpointError."""
+    found: dict[str, TableSpec] = {}
+    for _, index in indexes(checkpoint):
+        for entry in index["tables"]:
+            if entry["spec"]["name"] not in found:
+                spec = TableSpec(**entry["spec"])
+                found[spec.name] = spec
+    return list(found.values())
 
 
 def earlier_steps(checkpoint: Checkpoint) -> int:

@@ -1,0 +1,251 @@
+"""Row stream: the rows of one table of a checkpoint, one range of buckets after another. Never holds the whole table.
+
+Resolves the chain of a checkpoint: a row of a later increment replaces the row of an earlier checkpoint.
+"""
+# N = rows of a block, P = rows of a part, D = embedding dim, S = optimizer slots of a row, B = buckets
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+from safetensors import SafetensorError, safe_open
+
+from shardkeep.base.arrays import Ids, Rows
+from shardkeep.base.errors import CheckpointError, UserError
+from shardkeep.ps.checkpoints import Checkpoint, FileRecord
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.placement import BUCKET_BITS, BUCKETS, keys_of
+from shardkeep.ps.shard.snapshot.index import file_name, indexes, specs_of
+from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
+
+BLOCK_BYTES = 8 << 20
+"""The approximate size of a block, if the caller names no ranges."""
+
+Keys = npt.NDArray[np.uint64]
+BucketRange = tuple[int, int]
+"""Buckets [first, end)."""
+
+
+class RowBlock(NamedTuple):
+    """All rows of one table whose ids fall into one range of buckets. Ids are unique, and their keys rise."""
+
+    ids_N: Ids
+    rows_ND: Rows
+    slots_NS: Rows
+    """Optimizer slots; S = 0 if the caller wanted none."""
+
+
+def stream_rows(
+    checkpoint: Checkpoint,
+    table: str,
+    bucket_ranges: Sequence[BucketRange] | None = None,
+    *,
+    slots: bool = True,
+    rows: bool = True,
+    verify: bool = True,
+) -> Iterator[RowBlock]:
+    """Yields one block for each range, also for a range without rows. Rows are in the order of `placement.keys_of`.
+
+    With the default ranges all blocks together are sorted by key, whichever servers wrote the checkpoint. Memory: a
+    block, and one part (PART_BYTES in files.py) of each checkpoint of the chain.
+
+    Args:
+        checkpoint: Its files must stay until the last block.
+        table: Name of the table.
+        bucket_ranges: Ascending and disjoint; None = all buckets, in ranges of about BLOCK_BYTES.
+        slots: Whether to read optimizer slots.
+        rows: Whether to read weights; if not, rows_ND has D = 0.
+        verify: Whether to check the checksum of each file before its first part is read.
+
+    Raises:
+        UserError: The checkpoint has no such table.
+        CheckpointError: A file is missing or damaged; raised also by the iterator.
+    """
+    table_parts = TableParts.of(checkpoint, table)
+    ranges = table_parts.ranges(BLOCK_BYTES) if bucket_ranges is None else bucket_ranges
+    wanted = _Wanted(rows=rows, slots=slots, verify=verify)
+    return _blocks([_Reader(parts, wanted) for parts in table_parts.links], ranges, _empty(table_parts.spec, wanted))
+
+
+def count_rows(checkpoint: Checkpoint, table: str) -> int:
+    """The number of rows of a table. Reads ids only where increments could repeat them. Raises like `stream_rows`."""
+    parts = TableParts.of(checkpoint, table)
+    if sum(bool(link) for link in parts.links) < 2:
+        return parts.stored
+    return sum(block.ids_N.size for block in stream_rows(checkpoint, table, slots=False, rows=False, verify=False))
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """Rows of the table whose ids fall into buckets [first, end): arrays `prefix`.ids, .rows and .slots of a file."""
+
+    checkpoint: Checkpoint
+    file: FileRecord
+    prefix: str
+    first: int
+    end: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableParts:
+    """Where the rows of one table are, by checkpoint of the chain, in the order of buckets."""
+
+    spec: TableSpec
+    links: list[list[_Part]]
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, table: str) -> TableParts:
+        """Reads the indexes of a chain. Raises UserError and CheckpointError."""
+        specs = {spec.name: spec for spec in specs_of(checkpoint)}
+        if table not in specs:
+            raise UserError(f"table {table}: unknown; the model has {', '.join(specs)}")
+        return cls(specs[table], [_parts_of(link, table) for link in checkpoint.chain])
+
+    @property
+    def stored(self) -> int:
+        """Rows in the files; a row counts once for each checkpoint of the chain that has it."""
+        return sum(part.rows for parts in self.links for part in parts)
+
+    def ranges(self, block_bytes: int) -> list[BucketRange]:
+        """Ranges of all buckets with about `block_bytes` of weights each, or a single larger bucket."""
+        rows_B = np.zeros(BUCKETS)
+        for parts in self.links:
+            for part in parts:
+                rows_B[part.first : part.end] += part.rows / (part.end - part.first)
+        before_B = np.concatenate([[0.0], np.cumsum(rows_B)]) * (8 + 4 * self.spec.dim)
+        cuts = [0]
+        while cuts[-1] < BUCKETS:
+            reached = int(np.searchsorted(before_B, before_B[cuts[-1]] + block_bytes, side="right")) - 1
+            cuts.append(max(cuts[-1] + 1, reached))
+        return list(pairwise(cuts))
+
+
+def _parts_of(link: Checkpoint, table: str) -> list[_Part]:
+    found = []
+    for record, index in indexes(link):
+        folder = record.path.rpartition("/")[0]
+        files = {file.path: file for file in link.below(folder)}
+        names = [entry["spec"]["name"] for entry in index["tables"]]
+        for t, number, first, end, rows in index["parts"]:
+            if names[t] == table:
+                file = files[f"{folder}/{file_name(number)}"]
+                found.append(_Part(link, file, f"{t}.{first}", first, end, rows))
+    return sorted(found, key=lambda part: part.first)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    rows: bool
+    slots: bool
+    verify: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Sorted:
+    """Rows in the order of their keys."""
+
+    keys_N: Keys
+    block: RowBlock
+
+    @classmethod
+    def joined(cls, pieces: Sequence[_Sorted]) -> _Sorted:
+        """Several in the order given."""
+        if len(pieces) == 1:
+            return pieces[0]
+        columns = zip(*(piece.block for piece in pieces), strict=True)
+        return cls(np.concatenate([piece.keys_N for piece in pieces]), RowBlock(*map(np.concatenate, columns)))
+
+    def taken(self, which: slice | npt.NDArray[np.intp]) -> _Sorted:
+        ids_N, rows_ND, slots_NS = self.block
+        return _Sorted(self.keys_N[which], RowBlock(ids_N[which], rows_ND[which], slots_NS[which]))
+
+    def buckets(self) -> BucketRange:
+        """The range of buckets that the rows are in."""
+        if not self.keys_N.size:
+            return 0, 0
+        shift = np.uint64(64 - BUCKET_BITS)
+        return int(self.keys_N[0] >> shift), int(self.keys_N[-1] >> shift) + 1
+
+    def within(self, first: int, end: int) -> _Sorted:
+        """The rows of buckets [first, end): views."""
+        shift = 64 - BUCKET_BITS
+        begin = int(np.searchsorted(self.keys_N, np.uint64(first << shift)))
+        stop = self.keys_N.size if end == BUCKETS else int(np.searchsorted(self.keys_N, np.uint64(end << shift)))
+        return self.taken(slice(begin, stop))
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reads the parts of one checkpoint. Keeps those whose rows reach into later ranges.
+
+    The index gives a part more buckets than its rows are in: all up to the next part of the same server."""
+
+    parts: list[_Part]
+    wanted: _Wanted
+    _open: dict[tuple[str, str], _Sorted] = field(default_factory=dict)
+    _buckets: dict[tuple[str, str], BucketRange] = field(default_factory=dict)
+    """The buckets of the rows of parts that have been read."""
+    _checked: set[str] = field(default_factory=set)
+
+    def rows(self, first: int, end: int) -> list[_Sorted]:
+        """The rows of buckets [first, end): pieces, each in the order of keys."""
+        found = []
+        for part in self.parts:
+            key = (part.file.path, part.prefix)
+            begin, stop = self._buckets.get(key, (part.first, part.end))
+            if begin < end and stop > first:
+                arrays = self._open.pop(key, None) or self._read(part)
+                begin, stop = self._buckets[key] = arrays.buckets()
+                if (piece := arrays.within(first, end)).keys_N.size:
+                    found.append(piece)
+                if begin < end < stop:
+                    self._open[key] = arrays
+        return found
+
+    def _read(self, part: _Part) -> _Sorted:
+        path = part.checkpoint.folder / part.file.path
+        if self.wanted.verify and part.file.path not in self._checked:
+            part.file.check(part.checkpoint.folder)
+            self._checked.add(part.file.path)
+        try:
+            with safe_open(path, framework="np") as file:
+                ids_P = file.get_tensor(f"{part.prefix}.ids")
+                none_P0 = np.empty((ids_P.size, 0), dtype=np.float32)
+                rows_PD = file.get_tensor(f"{part.prefix}.rows") if self.wanted.rows else none_P0
+                slots_PS = file.get_tensor(f"{part.prefix}.slots") if self.wanted.slots else none_P0
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError(f"{path}: cannot be read ({error})") from error
+        keys_P = keys_of(ids_P)
+        return _Sorted(keys_P, RowBlock(ids_P, rows_PD, slots_PS)).taken(np.argsort(keys_P))
+
+
+def _blocks(readers: Sequence[_Reader], ranges: Sequence[BucketRange], empty: RowBlock) -> Iterator[RowBlock]:
+    for first, end in ranges:
+        pieces = [piece for reader in readers for piece in reader.rows(first, end)]
+        if not pieces:
+            yield empty
+            continue
+        found = _Sorted.joined(pieces)
+        rise = (found.keys_N[1:] > found.keys_N[:-1]).all()
+        yield found.block if rise else _newest(found).block
+
+
+def _empty(spec: TableSpec, wanted: _Wanted) -> RowBlock:
+    dim, num_slots = spec.dim, OPTIMIZERS[spec.optimizer.name].num_slots(spec.dim)
+    shapes = (0, dim if wanted.rows else 0), (0, num_slots if wanted.slots else 0)
+    return RowBlock(np.empty(0, np.int64), *(np.empty(shape, np.float32) for shape in shapes))
+
+
+def _newest(found: _Sorted) -> _Sorted:
+    """Sorted by key; of rows with the same id the last one."""
+    order_N = np.argsort(found.keys_N, kind="stable")
+    keys_N = found.keys_N[order_N]
+    last_N = np.ones(keys_N.size, dtype=np.bool_)
+    last_N[:-1] = keys_N[1:] != keys_N[:-1]
+    return found.taken(order_N[last_N])
