@@ -107,11 +107,11 @@ def ours(run: Path, data: Path, out: Path, rows: int) -> dict[str, float]:
     import torch
 
     from shardkeep.inference import scoring
-    from shardkeep.inference.trained import load_trained
+    from shardkeep.inference.loading import load_trained
 
     torch.set_num_threads(1)
     trained = load_trained(run)
-    timed = Timed(trained.tower.model)
+    timed = Timed(trained.dense.model)
     scoring.load_trained = lambda *_: trained  # type: ignore[assignment]
     began = time.perf_counter()
     scoring.predict_files(run, [data], out)
@@ -123,13 +123,13 @@ def plain(run: Path, data: Path, out: Path, rows: int) -> dict[str, float]:
     import pandas as pd  # type: ignore[import-not-found, import-untyped, unused-ignore]
     import torch
 
+    from shardkeep.inference.loading import load_trained
     from shardkeep.inference.predictor import Predictor
-    from shardkeep.inference.trained import load_trained
 
     torch.set_num_threads(1)
     trained = load_trained(run)
     rows_of_run = Predictor(trained)
-    model, transform = trained.tower.model.eval(), trained.inputs.fitted.transform  # type: ignore[union-attr]
+    model, transform = trained.dense.model.eval(), trained.inputs.fitted.transform  # type: ignore[union-attr]
     origins = trained.inputs.fitted.origins  # type: ignore[union-attr]
     import pyarrow.parquet as pq
 

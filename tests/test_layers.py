@@ -40,7 +40,8 @@ FOLDERS = (  # of the package, lowest first
     "workers/checkpoint",
     "workers",
     "config_files", "",
-    "trust", "run", "roles", "launch", "loop", "nn", "torchrec", "callbacks", "inference", "estimate", "sweep", "cli",
+    "trust", "run", "roles", "launch", "loop", "nn", "torchrec", "callbacks",
+    "inference/export", "inference", "estimate", "sweep", "cli",
 )  # fmt: skip
 """A module imports from folders that stand before its own, from its own, and from folders above or below its own. "" is
 `shardkeep/` itself."""

@@ -9,13 +9,13 @@ samples beside it nor on its place (`amp: off`, one type of CPU).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 
 from shardkeep.base.arrays import Floats, Rows
 from shardkeep.workers.data.batch import Batch
-from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.plan import Plan
 
@@ -23,13 +23,26 @@ _MULTIPLE = 16
 """Of the size of a block: vector loops of torch compute a remainder in another way."""
 
 
-class Blocks:
-    """Scores batches of up to `size` samples with a tower and rows as they are now."""
+class DenseModel(Protocol):
+    """A dense model that is only read."""
 
-    def __init__(self, embeddings: Embeddings, tower: Tower, size: int) -> None:
+    @property
+    def device(self) -> torch.device:
+        """Where its inputs must be."""
+        ...
+
+    def predict(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Logits (B, T) in float32 without gradients."""
+        ...
+
+
+class Blocks:
+    """Scores batches of up to `size` samples with a dense model and rows as they are now."""
+
+    def __init__(self, embeddings: Embeddings, dense: DenseModel, size: int) -> None:
         self.size = size
         self._embeddings = embeddings
-        self.tower = tower
+        self._dense = dense
         self._padded = -(-size // _MULTIPLE) * _MULTIPLE
 
     def logits(self, batch: Batch, plan: Plan, rows: Mapping[str, Rows], part: slice | None = None) -> Floats:
@@ -41,10 +54,10 @@ class Blocks:
             part: Where the batch is in the larger one; None = all of it."""
         if not 0 < len(batch) <= self.size:
             raise ValueError(f"{len(batch)} samples; allowed: 1 to {self.size}")
-        device, missing = self.tower.device, self._padded - len(batch)
+        device, missing = self._dense.device, self._padded - len(batch)
         leaves = self._embeddings.lookup(plan, rows, part=part, device=device)
         pad = (0, 0, 0, missing)
         embeddings = {name: F.pad(leaf.detach(), pad) for name, leaf in leaves.items()}
         dense_PI = F.pad(torch.from_numpy(batch.dense_BI).to(device), pad)
-        logits_BT: Floats = self.tower.predict(dense_PI, embeddings)[: len(batch)].cpu().numpy()
+        logits_BT: Floats = self._dense.predict(dense_PI, embeddings)[: len(batch)].cpu().numpy()
         return logits_BT

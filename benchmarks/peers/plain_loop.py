@@ -8,14 +8,15 @@ import os
 import sys
 from pathlib import Path
 
-import shardkeep
 import torch
 import torch.distributed as dist
 from data import NUM_FEATURES, ROW_EPS, ROW_LR, ROW_SCALE, Batch, pool
 from measurement import Options, Window
-from shardkeep.workers.embeddings.bags import Bag
 from torch.nn.parallel import DistributedDataParallel
 from tower import Tower, loss, optimizer
+
+import shardkeep
+from shardkeep.workers.embeddings.bags import Bag
 
 NAMES = [f"C{f}" for f in range(NUM_FEATURES)]
 

@@ -15,7 +15,7 @@ import typer
 from shardkeep import __version__
 from shardkeep.cli.exits import report
 from shardkeep.cli.job_commands import scale, status, train, with_
-from shardkeep.cli.model_commands import evaluate, predict
+from shardkeep.cli.model_commands import evaluate, export, predict
 from shardkeep.cli.options import Debug
 from shardkeep.cli.output import OutputError, drop_output, guard_output
 from shardkeep.cli.role_commands import coordinator, fork_server, server, worker
@@ -34,6 +34,7 @@ for command in (
     scale,
     evaluate,
     predict,
+    export,
     config,
     estimate,
     sweep,

@@ -1,4 +1,4 @@
-"""Commands that use a trained model: evaluate, predict."""
+"""Commands that use a trained model: evaluate, predict, export."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 TrainedRun = Annotated[
     Path, typer.Argument(parser=path, metavar="RUN", autocompletion=complete_run, help="Run folder.")
+]
+AnyModel = Annotated[
+    Path, typer.Argument(parser=path, metavar="RUN", autocompletion=complete_run, help="Run folder, or an export.")
 ]
 Model = Annotated[
     str,
@@ -47,7 +50,7 @@ def _ready(run: Path) -> Iterator[Screen]:
 
 
 def evaluate(
-    run: TrainedRun,
+    run: AnyModel,
     data: Annotated[
         list[str] | None,
         typer.Option(metavar="FILE", help="File, folder or pattern with labelled rows; repeatable [default: --split]."),
@@ -96,7 +99,7 @@ def evaluate(
 
 
 def predict(
-    run: TrainedRun,
+    run: AnyModel,
     data: Annotated[
         list[str], typer.Option(metavar="FILE", help="File, folder or pattern with rows to score; repeatable.")
     ],
@@ -123,6 +126,46 @@ def predict(
             if missing:
                 share = f"{100 * missing / values:.1f} %"
                 print(f"{name}: {missing:,} of {values:,} values ({share}) are unknown to the model")
+        return 0
+
+    run_command(body, debug)
+
+
+def export(
+    run: TrainedRun,
+    out: Annotated[Path, typer.Argument(parser=path, metavar="OUT", help="Folder: new, or an export to replace.")],
+    model: Model = "last",
+    rows: Annotated[str, typer.Option(metavar="fp32|fp16|int8", help="Number format of rows.")] = "fp32",
+    tower: Annotated[
+        str, typer.Option(metavar="fp32|int8", help="Number format of the dense model's matrices.")
+    ] = "fp32",
+    with_program: Annotated[
+        bool, typer.Option("--with-program", help="Also store the dense model as a program of torch.export.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """Write the model of a run to one folder, which needs neither servers nor the training data."""
+    which = which_checkpoint(model)
+    for option, value, allowed in (("rows", rows, ("fp32", "fp16", "int8")), ("tower", tower, ("fp32", "int8"))):
+        if value not in allowed:
+            raise typer.BadParameter(f"{value!r}; allowed: {', '.join(allowed)}", param_hint=f"'--{option}'")
+
+    def body() -> int:
+        with _ready(run) as screen:
+            from shardkeep.inference.export.writing import Formats, export_run
+
+            def told(text: str, share: float) -> None:
+                screen.working("export", text, share)
+
+            formats = Formats(cast(Any, rows), cast(Any, tower))
+            done = export_run(run, out, which=which, formats=formats, with_program=with_program, told=told)
+        manifest = done.manifest
+        count = sum(table.rows for table in manifest.tables)
+        print(f"model of step {manifest.step:,} with {count:,} rows in {out}: {done.size_bytes / 1e6:,.1f} MB")
+        if manifest.cost is None:
+            print("what the number formats cost was not measured: the job's evaluation data are not there")
+        for name, change in (manifest.cost or {}).items():
+            print(f"{name:<12} {manifest.metrics.get(name, 0.0) or 0.0:.6f} -> {change:+.6f}")
         return 0
 
     run_command(body, debug)

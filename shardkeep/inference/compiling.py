@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from shardkeep.inference.loading import config_of_model
 from shardkeep.roles.kernel_needs import compile_of_job
-from shardkeep.run.trained import config_of
 
 
 def prepare(run: Path, say: Callable[[str], None]) -> None:
     """Compiles what is not in the cache; `say` is called with what takes long. Raises UserError: no run folder."""
-    compile_of_job(config_of(run), say)
+    compile_of_job(config_of_model(run), say)

@@ -13,7 +13,8 @@ from torch import nn
 from shardkeep.base.arrays import Floats
 from shardkeep.base.errors import DataError
 from shardkeep.inference.frames import chunks_of
-from shardkeep.inference.trained import Trained, Unseen, load_trained
+from shardkeep.inference.loading import load_trained
+from shardkeep.inference.trained import Trained, Unseen
 from shardkeep.run.trained import Which
 from shardkeep.workers.data.columnar import ColumnarDataset
 from shardkeep.workers.data.conversion.hashing import hash_text
@@ -36,7 +37,7 @@ class Predictor:
     @property
     def module(self) -> nn.Module:
         """The dense model, in eval mode. It takes dense columns (B, I) and a dict of pooled rows (B, D)."""
-        return self._trained.tower.model
+        return self._trained.dense.model
 
     @property
     def columns(self) -> list[str]:
@@ -90,18 +91,19 @@ class Predictor:
         return f"Predictor({config.model.name}, step {self.step}, columns: {', '.join(self.columns)})"
 
 
-def load(run: str | Path, model: Which = "last") -> Predictor:
-    """Loads the model of a run.
+def load(path: str | Path, model: Which = "last", *, verify: bool = False) -> Predictor:
+    """Loads the model of a run or an export.
 
     Args:
-        run: The run folder. The job may still be running.
-        model: "last" = the newest checkpoint, "best" = that of the best evaluation, or the step of one.
+        path: The run folder, of a job that may still be running, or the folder of `shardkeep export`.
+        model: Of a run: "last" = the newest checkpoint, "best" = that of the best evaluation, or the step of one.
+        verify: Of an export: read all of its files and compare their checksums first.
 
     Raises:
-        UserError: There is no such run or checkpoint.
-        CheckpointError: The checkpoint is damaged.
+        UserError: There is no such run, checkpoint or export.
+        CheckpointError: A file is damaged.
     """
-    return Predictor(load_trained(Path(run), model))
+    return Predictor(load_trained(Path(path), model, verify=verify))
 
 
 def block_logits(trained: Trained, samples: ColumnarDataset, unseen: Unseen | None = None) -> Iterator[Floats]:

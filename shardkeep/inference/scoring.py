@@ -17,8 +17,11 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from shardkeep.base.arrays import Floats, Ints
 from shardkeep.base.errors import UserError
+from shardkeep.config import JobConfig
+from shardkeep.inference.export.manifest import is_export
 from shardkeep.inference.files import Told, chunks_of_files, score_writer
-from shardkeep.inference.trained import LookedUp, Trained, Unseen, inputs_of, load_trained
+from shardkeep.inference.loading import load_trained
+from shardkeep.inference.trained import LookedUp, Trained, Unseen, inputs_of, trained_of_checkpoint
 from shardkeep.run.trained import Which, checkpoint_of, config_of
 from shardkeep.workers.collectives.collective import Solo
 from shardkeep.workers.data.conversion.decoding import Chunk
@@ -132,12 +135,36 @@ def evaluate_run(
     else:
         trained, dataset = _with_data(run, which, split, told)
         found = list(_of_dataset(trained, dataset, told, trained.config.eval.max_samples))
+    parts = _joined(trained, found)
+    result = {"step": trained.step} | _metrics(trained, parts)
+    return result if by is None else result | {"by": {"column": by, "groups": _by_group(trained, parts, values)}}
+
+
+def metrics_on(trained: Trained, dataset: Dataset, told: Told) -> dict[str, Any]:
+    """The metrics of a model on the first `eval.max_samples` samples of data."""
+    return _metrics(
+        trained, _joined(trained, list(_of_dataset(trained, dataset, told, trained.config.eval.max_samples)))
+    )
+
+
+def data_of(config: JobConfig, split: Split, told: Told) -> Dataset:
+    """A job's own data, by name. Raises UserError, DataError."""
+    data: Data = open_data(config.data, seed=config.seed, progress=told)
+    dataset = data.eval if split == "eval" else data.train
+    if dataset is None:
+        raise UserError("the job has no evaluation data; allowed: --data FILE, or --split train")
+    return dataset
+
+
+def _joined(trained: Trained, found: Sequence[tuple[Floats, Floats, Ints]]) -> list[Any]:
+    """Logits, labels and groups of all blocks."""
     num_labels = len(trained.schema.labels)
     none = [np.empty((0, num_labels), np.float32)] * 2 + [np.empty(0, np.int64)]
-    parts = [np.concatenate(part) for part in zip(none, *found, strict=True)]
-    metrics = evaluate_over_workers(*parts, names=trained.schema.labels, collective=Solo(), asked=trained.asked)
-    result = {"step": trained.step} | metrics
-    return result if by is None else result | {"by": {"column": by, "groups": _by_group(trained, parts, values)}}
+    return [np.concatenate(part) for part in zip(none, *found, strict=True)]
+
+
+def _metrics(trained: Trained, parts: Sequence[Any]) -> dict[str, Any]:
+    return evaluate_over_workers(*parts, names=trained.schema.labels, collective=Solo(), asked=trained.asked)
 
 
 def _by_group(trained: Trained, parts: Sequence[Any], values: Sequence[pa.Array]) -> list[dict[str, Any]]:
@@ -152,9 +179,7 @@ def _by_group(trained: Trained, parts: Sequence[Any], values: Sequence[pa.Array]
     for g, value in enumerate(groups):
         rows_N = order_N[bounds[g] : bounds[g + 1]]
         own = [part[rows_N] if len(part) else part for part in parts]
-        names = trained.schema.labels
-        metrics = evaluate_over_workers(*own, names=names, collective=Solo(), asked=trained.asked)
-        found.append({"value": value} | metrics)
+        found.append({"value": value} | _metrics(trained, own))
     return sorted(found, key=lambda group: -int(group["samples"]))
 
 
@@ -196,10 +221,12 @@ def _of_dataset(
 
 
 def _with_data(run: Path, which: Which, split: Split, told: Told) -> tuple[Trained, Dataset]:
+    if is_export(run):
+        raise UserError(f"{run}: an export has no data of its own; allowed: --data FILE")
     config = config_of(run)
     checkpoint = checkpoint_of(config, run, which)
     data: Data = open_data(config.data, seed=config.seed, progress=told)
     dataset = data.eval if split == "eval" else data.train
     if dataset is None:
         raise UserError(f"{run}: the job has no evaluation data; allowed: --data FILE, or --split train")
-    return Trained(config, checkpoint, data.train.schema, inputs_of(checkpoint)), dataset
+    return trained_of_checkpoint(config, checkpoint, data.train.schema, inputs_of(checkpoint)), dataset

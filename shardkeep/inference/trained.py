@@ -1,26 +1,30 @@
-"""Trained: the model of a checkpoint, loaded without the job's processes. Only reads the run."""
+"""Trained: a model that is only read: its rows, its dense model, and how raw columns become its inputs."""
 
 # N = ids, U = unique ids of a table, D = embedding dim, B = samples, T = labels
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 import torch
+from torch import nn
 
 from shardkeep.base.arrays import Floats, Ids, Ints
 from shardkeep.base.errors import CheckpointError, ConfigError, UserError
 from shardkeep.base.machine.memory import memory_errors
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints import Checkpoint
+from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import JaggedRows, SectionIds
 from shardkeep.ps.shard.snapshot.files import load_snapshots
 from shardkeep.ps.shard.tables import Tables
 from shardkeep.roles.assembly import build_tower, table_specs
 from shardkeep.run.trained import Which, checkpoint_of, config_of
-from shardkeep.workers.blocks import Blocks
+from shardkeep.workers.blocks import Blocks, DenseModel
 from shardkeep.workers.checkpoint.tower_state import load_tower
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.conversion.inputs import Inputs
@@ -40,31 +44,69 @@ class LookedUp:
     rows: JaggedRows
 
 
+class RowSource(Protocol):
+    """The rows of a model."""
+
+    @property
+    def specs(self) -> Sequence[TableSpec]:
+        """The tables, in the order of their numbers."""
+        ...
+
+    def pull(self, sections: SectionIds, values: Floats) -> Ints:
+        """Writes rows into `values`, flat, table after table; of an id without a row its initial value. Returns where
+        the rows are, -1 = no row."""
+        ...
+
+
+class LoadedRows:
+    """The rows of a checkpoint, in the memory of this process."""
+
+    def __init__(self, specs: Sequence[TableSpec], checkpoint: Checkpoint, *, seed: int) -> None:
+        """Raises CheckpointError for files that are damaged."""
+        self.specs = list(specs)
+        with memory_errors("the tables of the model"):
+            self.tables = Tables(specs, seed=seed)
+            load_snapshots(self.tables, checkpoint, shard=0, num_shards=1)
+
+    def pull(self, sections: SectionIds, values: Floats) -> Ints:
+        return self.tables.pull(sections, values).slots_V
+
+
+class Module(DenseModel, Protocol):
+    """A dense model with its torch module."""
+
+    @property
+    def model(self) -> nn.Module: ...
+
+
 class Trained:
-    """Rows and dense model of one checkpoint, on the CPU. Stateless between calls.
+    """Rows and dense model of one step, on the CPU. Stateless between calls.
 
     Args:
         inputs: How raw columns become inputs; None = the job's source has no raw columns.
+        dense: In eval mode.
     """
 
-    def __init__(self, config: JobConfig, checkpoint: Checkpoint, schema: Schema, inputs: Inputs | None) -> None:
-        """Raises CheckpointError for files that are damaged, ConfigError for settings that do not fit the schema."""
+    def __init__(
+        self,
+        config: JobConfig,
+        step: int,
+        schema: Schema,
+        inputs: Inputs | None,
+        rows: RowSource,
+        dense: Callable[[Embeddings], Module],
+    ) -> None:
         self.config = config
-        self.step = checkpoint.step
+        self.step = step
         self.schema = schema
         self.inputs = inputs
-        specs = table_specs(config, schema)
-        with memory_errors("the tables of the model"):
-            self.tables = Tables(specs, seed=config.seed)
-            load_snapshots(self.tables, checkpoint, shard=0, num_shards=1)
-        self.embeddings = Embeddings(schema, {spec.name: spec for spec in specs})
-        self.tower: Tower = build_tower(config, schema, self.embeddings, torch.device("cpu"))
-        load_tower(self.tower, checkpoint)
-        self.tower.model.eval()
-        self.blocks = Blocks(self.embeddings, self.tower, config.eval.batch_size or 4 * config.train.batch_size)
+        self._rows = rows
+        self.embeddings = Embeddings(schema, {spec.name: spec for spec in rows.specs})
+        self.dense = dense(self.embeddings)
+        self.blocks = Blocks(self.embeddings, self.dense, config.eval.batch_size or 4 * config.train.batch_size)
         self.asked = Asked.by(config.eval, config.train.loss)
         """The metrics of an evaluation."""
-        self._table_index = {spec.name: t for t, spec in enumerate(specs)}
+        self._table_index = {spec.name: t for t, spec in enumerate(rows.specs)}
 
     def logits(self, batch: Batch, unseen: Unseen | None = None) -> Floats:
         """Logits float32 (B, T) of 1 to `blocks.size` samples. An id without a row has its initial value.
@@ -78,10 +120,10 @@ class Trained:
         plan = self.embeddings.plan(batch)
         ids = plan.unique
         rows = JaggedRows(ids.layout, np.empty(ids.layout.num_values, np.float32))
-        sections = SectionIds(np.arange(len(self.tables)), ids.layout.starts_T1, ids.ids_V)
-        pulled = self.tables.pull(sections, rows.flat)
+        sections = SectionIds(np.arange(len(self._rows.specs)), ids.layout.starts_T1, ids.ids_V)
+        places_V = self._rows.pull(sections, rows.flat)
         if unseen is not None:
-            unseen.add(plan, pulled.slots_V)
+            unseen.add(plan, places_V)
         return LookedUp(batch, plan, rows)
 
     def logits_of(self, found: LookedUp) -> Floats:
@@ -102,10 +144,10 @@ class Trained:
             raise UserError(f"table {table}: unknown; the model has {', '.join(self._table_index)}")
         t = self._table_index[table]
         ids_U, inverse_N = np.unique(ids_N, return_inverse=True)
-        rows_UD = np.empty((ids_U.size, self.tables[t].spec.dim), np.float32)
+        rows_UD = np.empty((ids_U.size, self._rows.specs[t].dim), np.float32)
         if ids_U.size:
             sections = SectionIds(np.array([t]), np.array([0, ids_U.size]), ids_U)
-            self.tables.pull(sections, rows_UD.reshape(-1))
+            self._rows.pull(sections, rows_UD.reshape(-1))
         found_ND: Floats = rows_UD[inverse_N]
         return found_ND
 
@@ -135,17 +177,37 @@ class Unseen:
         return dict(zip(self.names, pairs, strict=True))
 
 
-def load_trained(run: Path, which: Which = "last") -> Trained:
+def trained_of_checkpoint(config: JobConfig, checkpoint: Checkpoint, schema: Schema, inputs: Inputs | None) -> Trained:
+    """The model of a checkpoint. Blocks while rows load. Raises CheckpointError for files that are damaged, ConfigError
+    for settings that do not fit the schema."""
+    rows = LoadedRows(table_specs(config, schema), checkpoint, seed=config.seed)
+
+    def tower(embeddings: Embeddings) -> Tower:
+        found = build_tower(config, schema, embeddings, torch.device("cpu"))
+        load_tower(found, checkpoint)
+        found.model.eval()
+        return found
+
+    return Trained(config, checkpoint.step, schema, inputs, rows, tower)
+
+
+def trained_of_run(run: Path, which: Which = "last") -> Trained:
     """The model of a run. Blocks while rows load. Raises UserError, ConfigError and CheckpointError."""
     config = config_of(run)
     checkpoint = checkpoint_of(config, run, which)
+    inputs = needed_inputs(config, checkpoint)
+    return trained_of_checkpoint(config, checkpoint, inputs.layout.schema, inputs)
+
+
+def needed_inputs(config: JobConfig, checkpoint: Checkpoint) -> Inputs:
+    """How raw columns become inputs. Raises ConfigError where that is not known."""
     inputs = inputs_of(checkpoint)
     if inputs is None:
         raise ConfigError(
             f"{checkpoint.folder}: does not say how raw columns become inputs (source: {config.data.source}); "
             "only evaluate without --data can use it"
         )
-    return Trained(config, checkpoint, inputs.layout.schema, inputs)
+    return inputs
 
 
 def inputs_of(checkpoint: Checkpoint) -> Inputs | None:

@@ -51,7 +51,7 @@ def stream_rows(
 ) -> Iterator[RowBlock]:
     """Yields one block for each range, also for a range without rows. Rows are in the order of `placement.keys_of`.
 
-    With the default ranges all blocks together are sorted by key, whichever servers wrote the checkpoint. Memory: a
+    With the default ranges all blocks together are sorted by key, for any number of servers. Memory: a
     block, and one part (PART_BYTES in files.py) of each checkpoint of the chain.
 
     Args:

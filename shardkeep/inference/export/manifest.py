@@ -1,0 +1,165 @@
+"""The manifest of an export, writer and reader: what the model is, and which files belong to it.
+
+    OUT/manifest.json        written last, by one rename: until then an older export in OUT stays whole
+    OUT/files-1a2b3c4d/      the files of this manifest; a new export makes another folder and deletes this one
+
+It ends with a checksum of itself, and its text has one form: any other byte is damage.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from shardkeep.base.errors import CheckpointError, UserError
+from shardkeep.base.files import atomic_write, sync_folder
+from shardkeep.inference.export.rows import TableRecord
+from shardkeep.ps.checkpoints import FileRecord
+
+MANIFEST = "manifest.json"
+FORMAT = 1
+_KIND = "shardkeep model"
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What an export says of itself.
+
+    Attributes:
+        folder: The name of the folder of files, in the export.
+        step: The training step of the model.
+        settings: The keys of the job's config that the model needs.
+        inputs: How raw columns become inputs, as of a checkpoint.
+        tower: fp32 or int8.
+        program: Whether the dense model is a program of torch.export.
+        size: Samples of a block.
+        metrics: The job's evaluation of this model, {} = none; `cost`: what the number formats changed of it, by
+            metric, None = not measured.
+        versions: Of shardkeep and torch.
+    """
+
+    folder: str
+    step: int
+    settings: dict[str, Any]
+    inputs: dict[str, Any]
+    tables: tuple[TableRecord, ...]
+    tower: str
+    program: bool
+    metrics: dict[str, Any]
+    cost: dict[str, float] | None
+    versions: dict[str, str]
+    files: tuple[FileRecord, ...] = field(default=())
+
+    def to_json(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"kind": _KIND, "format": FORMAT}
+        for name in ("folder", "step", "settings", "inputs", "tower", "program", "metrics", "cost", "versions"):
+            found[name] = getattr(self, name)
+        found["tables"] = [table.to_json() for table in self.tables]
+        found["files"] = [{"path": file.path, "size": file.size, "checksum": file.checksum} for file in self.files]
+        return found
+
+    @classmethod
+    def of_json(cls, record: dict[str, Any]) -> Manifest:
+        """Undoes `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
+        return cls(
+            folder=str(record["folder"]),
+            step=int(record["step"]),
+            settings=dict(record["settings"]),
+            inputs=dict(record["inputs"]),
+            tables=tuple(TableRecord.of_json(table) for table in record["tables"]),
+            tower=str(record["tower"]),
+            program=bool(record["program"]),
+            metrics=dict(record["metrics"]),
+            cost=record["cost"],
+            versions=dict(record["versions"]),
+            files=tuple(FileRecord(str(f["path"]), int(f["size"]), str(f["checksum"])) for f in record["files"]),
+        )
+
+    def check_sizes(self, out: Path) -> None:
+        """Raises CheckpointError where a file is missing or has another size. Reads none."""
+        for file in self.files:
+            path = out / file.path
+            size = path.stat().st_size if path.is_file() else None
+            if size != file.size:
+                told = "missing" if size is None else f"damaged: {size} bytes, {file.size} were written"
+                raise CheckpointError(f"{path}: {told}; export the model again")
+
+    def verify(self, out: Path) -> None:
+        """Reads every file. Raises CheckpointError for the first one that is not what was written."""
+        for file in self.files:
+            file.check(out)
+
+
+def is_export(path: Path) -> bool:
+    """Whether a folder has the manifest of an export, whole or damaged."""
+    return (path / MANIFEST).is_file() and not (path / "config.yaml").is_file()
+
+
+def new_files(out: Path) -> Path:
+    """An empty folder for the files of a new export, in `out`, which is made. Raises UserError, OSError."""
+    if out.exists() and not out.is_dir():
+        raise UserError(f"{out}: is a file; allowed: a new folder, or an export to replace")
+    if out.is_dir() and not is_export(out) and any(not _ours(path) for path in out.iterdir()):
+        raise UserError(f"{out}: is a folder of something else; allowed: a new folder, or an export to replace")
+    out.mkdir(parents=True, exist_ok=True)
+    folder = out / f"files-{secrets.token_hex(4)}"
+    folder.mkdir()
+    return folder
+
+
+def commit(out: Path, manifest: Manifest) -> None:
+    """Makes the manifest count, then deletes the files of an earlier one. Raises OSError."""
+    sync_folder(out / manifest.folder)
+    atomic_write(out / MANIFEST, _text(manifest.to_json()))
+    sync_folder(out)
+    for path in out.iterdir():
+        if path.is_dir() and _ours(path) and path.name != manifest.folder:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def read_manifest(out: Path) -> Manifest:
+    """The manifest of an export. Raises UserError where there is none, CheckpointError where it is damaged."""
+    path = out / MANIFEST
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UserError(f"{out}: has no {MANIFEST}; allowed: a folder that shardkeep export has finished") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({getattr(error, 'strerror', None) or error})") from error
+    try:
+        record = json.loads(text)
+        if record.get("kind") == _KIND and record.get("format") != FORMAT and _sealed(record) == record:
+            raise CheckpointError(f"{path}: format {record.get('format')}; this version reads {FORMAT}")
+        record.pop("checksum")
+        if _text(record) != text:
+            raise ValueError("its checksum is wrong")
+        return Manifest.of_json(record)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        why = str(error) if isinstance(error, ValueError) else type(error).__name__
+        raise CheckpointError(f"{path}: damaged ({why[:100]}); export the model again") from error
+
+
+def records_of(out: Path, paths: Sequence[Path]) -> tuple[FileRecord, ...]:
+    """The records of new files, which are brought to disk here. Raises OSError."""
+    return tuple(FileRecord.of(out, path) for path in sorted(paths))
+
+
+def _ours(path: Path) -> bool:
+    return path.name.startswith("files-") or path.name == MANIFEST or path.name.startswith(f".{MANIFEST}.")
+
+
+def _text(record: dict[str, Any]) -> str:
+    return json.dumps(_sealed(record), indent=1) + "\n"
+
+
+def _sealed(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with a checksum: xxh3, 128 bits, as hex, of its other fields."""
+    fields = {key: value for key, value in record.items() if key != "checksum"}
+    return fields | {"checksum": xxhash.xxh3_128_hexdigest(json.dumps(fields, sort_keys=True).encode())}

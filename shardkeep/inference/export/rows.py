@@ -1,0 +1,172 @@
+"""The rows of one exported table: its two files, writer and reader. Maps the files; nothing is built when they open.
+
+    table-0.index.safetensors   ids int64 (N,), in the order of their placement keys; offsets int64 (2**bits + 1,):
+                                ids whose key begins with the bits b are at offsets[b] to offsets[b + 1]; and, of int8
+                                only, scales fp32 (N,)
+    table-0.rows.safetensors    rows (N, D): fp32, fp16, or int8, of which a row is its integers times its scale
+
+Rows keep the format's nearest value: fp16 saturates at its largest finite number; the scale of int8 is the row's
+largest absolute value / 127.
+"""
+
+# N = rows, D = embedding dim
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from shardkeep.base.arrays import Floats, Ids, Rows
+from shardkeep.base.errors import CheckpointError
+from shardkeep.inference.sorted_rows import MOST_BITS, SortedTable, offsets_of
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.shard.snapshot.array_file import HEADER_BYTES, ArrayFile
+
+RowFormat = Literal["fp32", "fp16", "int8"]
+_DTYPES: dict[str, Any] = {"fp32": np.float32, "fp16": np.float16, "int8": np.int8}
+_KINDS = {"I64": np.int64, "F32": np.float32, "F16": np.float16, "I8": np.int8}
+_LARGEST16 = np.float32(65504.0)
+assert set(get_args(RowFormat)) == set(_DTYPES)
+
+
+@dataclass(frozen=True)
+class TableRecord:
+    """What the manifest says about a table.
+
+    Attributes:
+        rows: N.
+        offsets: xxh3, 64 bits, as hex, of the offsets.
+    """
+
+    spec: TableSpec
+    rows: int
+    format: RowFormat
+    bits: int
+    offsets: str
+
+    def to_json(self) -> dict[str, Any]:
+        found = {"spec": self.spec.model_dump(mode="json"), "rows": self.rows, "format": self.format}
+        return found | {"bits": self.bits, "offsets": self.offsets}
+
+    @classmethod
+    def of_json(cls, record: dict[str, Any]) -> TableRecord:
+        """Undoes `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
+        rows, bits = int(record["rows"]), int(record["bits"])
+        if record["format"] not in _DTYPES or rows < 0 or not 1 <= bits <= MOST_BITS:
+            raise ValueError(f"format {record['format']}, {rows} rows, {bits} bits")
+        return cls(TableSpec(**record["spec"]), rows, record["format"], bits, str(record["offsets"]))
+
+    def arrays(self) -> tuple[dict[str, tuple[Any, tuple[int, ...]]], dict[str, tuple[Any, tuple[int, ...]]]]:
+        """Type and shape of the arrays of the index file and of the rows file, in their order."""
+        index: dict[str, tuple[Any, tuple[int, ...]]] = {
+            "ids": (np.int64, (self.rows,)),
+            "offsets": (np.int64, ((1 << self.bits) + 1,)),
+        }
+        if self.format == "int8":
+            index["scales"] = (np.float32, (self.rows,))
+        return index, {"rows": (_DTYPES[self.format], (self.rows, self.spec.dim))}
+
+
+def files_of(folder: Path, number: int) -> tuple[Path, Path]:
+    """The index file and the rows file of a table, by its number in the manifest."""
+    return folder / f"table-{number}.index.safetensors", folder / f"table-{number}.rows.safetensors"
+
+
+def write_rows(
+    folder: Path, number: int, spec: TableSpec, parts: Iterable[tuple[Ids, Rows]], format: RowFormat
+) -> TableRecord:
+    """Writes a table. Holds ids and scales in memory, and one part of rows. Raises OSError.
+
+    Args:
+        parts: Ids (N,) and rows (N, D) of parts of the table, in the order of the ids' placement keys, each id once."""
+    index_path, rows_path = files_of(folder, number)
+    ids_parts, scales_parts = [np.empty(0, np.int64)], [np.empty(0, np.float32)]
+    rows_file = ArrayFile(rows_path)
+    try:
+        rows_file.extend("rows", np.empty((0, spec.dim), _DTYPES[format]))
+        for ids_N, rows_ND in parts:
+            stored_ND, scales_N = _stored(rows_ND, format)
+            rows_file.extend("rows", stored_ND)
+            ids_parts.append(ids_N)
+            scales_parts.append(scales_N)
+        rows_file.finish()
+    finally:
+        rows_file.close()
+    ids_N = np.concatenate(ids_parts)
+    offsets = offsets_of(ids_N)
+    index_file = ArrayFile(index_path)
+    try:
+        index_file.add("ids", ids_N)
+        index_file.add("offsets", offsets)
+        if format == "int8":
+            index_file.add("scales", np.concatenate(scales_parts))
+        index_file.finish()
+    finally:
+        index_file.close()
+    return TableRecord(spec, ids_N.size, format, (offsets.size - 1).bit_length() - 1, _hash(offsets))
+
+
+def _stored(rows_ND: Rows, format: RowFormat) -> tuple[npt.NDArray[Any], Floats]:
+    """Rows in the format, and the scales of int8."""
+    if format == "fp32":
+        return rows_ND, np.empty(0, np.float32)
+    if format == "fp16":
+        return np.clip(rows_ND, -_LARGEST16, _LARGEST16).astype(np.float16), np.empty(0, np.float32)
+    scales_N = (np.abs(rows_ND).max(axis=1, initial=0.0) / np.float32(127.0)).astype(np.float32)
+    shown_N = np.where(scales_N > 0.0, scales_N, np.float32(1.0))
+    return np.clip(np.rint(rows_ND / shown_N[:, None]), -127, 127).astype(np.int8), scales_N
+
+
+def map_rows(folder: Path, number: int, table: TableRecord) -> SortedTable:
+    """Maps the files of a table, and reads headers and offsets. Other processes that map them share the memory.
+
+    Raises CheckpointError where a file is not what the manifest says."""
+    of_index, of_rows = table.arrays()
+    index_path, rows_path = files_of(folder, number)
+    index, rows = _mapped(index_path, of_index), _mapped(rows_path, of_rows)
+    offsets = index["offsets"]
+    ordered = int(offsets[0]) == 0 and int(offsets[-1]) == table.rows and bool((np.diff(offsets) >= 0).all())
+    if _hash(offsets) != table.offsets or not ordered:
+        raise CheckpointError(f"{index_path}: damaged: the offsets have another checksum; export the model again")
+    return SortedTable(index["ids"], offsets, rows["rows"], index.get("scales", np.empty(0, np.float32)))
+
+
+def _mapped(path: Path, arrays: dict[str, tuple[Any, tuple[int, ...]]]) -> dict[str, npt.NDArray[Any]]:
+    """The arrays of a file, which must be these. Raises CheckpointError."""
+    expected: dict[str, Any] = {}
+    end = 0
+    kinds = {dtype: kind for kind, dtype in _KINDS.items()}
+    for name, (dtype, shape) in arrays.items():
+        size = int(np.prod(shape)) * np.dtype(dtype).itemsize
+        expected[name] = {"dtype": kinds[dtype], "shape": list(shape), "data_offsets": [end, end + size]}
+        end += size
+    try:
+        with path.open("rb") as file:
+            begin = file.read(HEADER_BYTES)
+        size = path.stat().st_size
+        if size != HEADER_BYTES + end:
+            raise CheckpointError(f"{path}: damaged: {size} bytes, {HEADER_BYTES + end} were written")
+        header = json.loads(begin[8:]) if int.from_bytes(begin[:8], "little") == HEADER_BYTES - 8 else None
+        if header != expected:
+            raise CheckpointError(f"{path}: damaged: its header is wrong; export the model again")
+        whole = np.memmap(path, np.uint8, mode="r") if size > HEADER_BYTES else np.empty(0, np.uint8)
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or "its header is wrong"
+        raise CheckpointError(f"{path}: cannot be read ({why})") from error
+    data = whole[HEADER_BYTES:]
+    found = {}
+    for name, (dtype, shape) in arrays.items():
+        first, last = expected[name]["data_offsets"]
+        found[name] = data[first:last].view(dtype).reshape(shape)
+    return found
+
+
+def _hash(array: npt.NDArray[Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

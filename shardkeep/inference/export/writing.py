@@ -1,0 +1,152 @@
+"""Exports the model of a run: one folder that needs neither servers nor the training data."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from shardkeep import __version__
+from shardkeep.base.errors import ShardkeepError, UserError
+from shardkeep.config import JobConfig
+from shardkeep.inference.export.manifest import Manifest, commit, new_files, records_of
+from shardkeep.inference.export.opening import trained_of_export
+from shardkeep.inference.export.program import PROGRAM, write_program
+from shardkeep.inference.export.rows import RowFormat, TableRecord, write_rows
+from shardkeep.inference.export.tower import TOWER, TowerFormat, write_tower
+from shardkeep.inference.scoring import data_of, metrics_on
+from shardkeep.inference.trained import Trained, needed_inputs, trained_of_checkpoint
+from shardkeep.ps.checkpoints import Checkpoint
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.shard.snapshot.row_stream import stream_rows
+from shardkeep.roles.assembly import build_dense_model, table_specs
+from shardkeep.run.reader import MetricsTail, RunReader
+from shardkeep.run.trained import Which, checkpoint_of, config_of
+from shardkeep.workers.checkpoint.tower_state import read_tower
+from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.embeddings.layer import Embeddings
+
+Told = Callable[[str, float], None]
+SETTINGS = {"name", "seed", "model", "tables", "tower", "train", "eval"}
+"""The keys of a job's config that a model needs."""
+_NOT_METRICS = ("kind", "role", "index", "time", "step")
+
+
+@dataclass(frozen=True)
+class Formats:
+    """How numbers are stored."""
+
+    rows: RowFormat = "fp32"
+    tower: TowerFormat = "fp32"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What `export_run` wrote.
+
+    Attributes:
+        size_bytes: Of all files.
+    """
+
+    manifest: Manifest
+    size_bytes: int
+
+
+def export_run(
+    run: Path,
+    out: Path,
+    *,
+    which: Which = "last",
+    formats: Formats = Formats(),
+    with_program: bool = False,
+    told: Told = lambda _text, _share: None,
+) -> Exported:
+    """Writes the model of a run to a folder. An earlier export there stays whole until the new one is complete.
+
+    With number formats other than fp32 the model is evaluated before and after, where the job has evaluation data.
+
+    Args:
+        with_program: Store the dense model also as a program of torch.export, which a model of the user's own needs.
+
+    Raises UserError, ConfigError, CheckpointError, and OSError where the disk fails.
+    """
+    config = config_of(run)
+    checkpoint = checkpoint_of(config, run, which)
+    inputs = needed_inputs(config, checkpoint)
+    own = ":" in config.model.name
+    if (with_program or own) and formats.tower != "fp32":
+        raise UserError(f"--tower {formats.tower}: the dense model becomes a program of torch.export; allowed: fp32")
+    folder = new_files(out)
+    try:
+        tables = _write_tables(table_specs(config, inputs.layout.schema), checkpoint, folder, formats.rows, told)
+        told("dense model", 1.0)
+        state = read_tower(checkpoint)["model"]
+        if with_program or own:
+            write_program(folder / PROGRAM, *_module(config, inputs, tables, state))
+        if not own:
+            write_tower(folder / TOWER, state, formats.tower)
+        manifest = Manifest(
+            folder=folder.name,
+            step=checkpoint.step,
+            settings=config.model_dump(mode="json", include=SETTINGS),
+            inputs=inputs.to_json(),
+            tables=tuple(tables),
+            tower=formats.tower,
+            program=own,
+            metrics=_metrics(run, checkpoint.step),
+            cost={},
+            versions={"shardkeep": __version__, "torch": torch.__version__},
+        )
+        if formats != Formats():
+            before = trained_of_checkpoint(config, checkpoint, inputs.layout.schema, inputs)
+            manifest = replace(manifest, cost=_cost(config, before, trained_of_export(out, manifest), told))
+        manifest = replace(manifest, files=records_of(out, list(folder.iterdir())))
+        commit(out, manifest)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return Exported(manifest, sum(file.size for file in manifest.files))
+
+
+def _write_tables(
+    specs: Sequence[TableSpec], checkpoint: Checkpoint, folder: Path, format: RowFormat, told: Told
+) -> list[TableRecord]:
+    found: list[TableRecord] = []
+    for number, spec in enumerate(specs):
+        told(f"table {spec.name}", number / len(specs))
+        blocks = stream_rows(checkpoint, spec.name, slots=False)
+        found.append(write_rows(folder, number, spec, ((b.ids_N, b.rows_ND) for b in blocks), format))
+    return found
+
+
+def _module(
+    config: JobConfig, inputs: Inputs, tables: Sequence[TableRecord], state: Mapping[str, torch.Tensor]
+) -> tuple[nn.Module, int, Mapping[str, int]]:
+    """The dense model with torch's own layers, its dense columns, and its features with the values of their rows."""
+    schema = inputs.layout.schema
+    embeddings = Embeddings(schema, {table.spec.name: table.spec for table in tables})
+    model = build_dense_model(config, schema, embeddings)
+    model.load_state_dict(state)
+    return model, schema.num_dense, embeddings.feature_dims
+
+
+def _metrics(run: Path, step: int) -> dict[str, Any]:
+    """The job's evaluation at a step; {} = there was none."""
+    records = MetricsTail(RunReader(run).metrics_path)
+    found = [record for record in records if record.get("kind") == "eval" and record.get("step") == step]
+    return {key: value for key, value in found[-1].items() if key not in _NOT_METRICS} if found else {}
+
+
+def _cost(config: JobConfig, before: Trained, after: Trained, told: Told) -> dict[str, float] | None:
+    """What the number formats changed of the metrics on the job's evaluation data; None = there are none."""
+    try:
+        dataset = data_of(config, "eval", told)
+    except (ShardkeepError, OSError):
+        return None
+    first, then = metrics_on(before, dataset, told), metrics_on(after, dataset, told)
+    return {name: then[name] - value for name, value in first.items() if isinstance(value, float)}

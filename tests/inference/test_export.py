@@ -1,0 +1,250 @@
+"""Exports beside the runs that they are of: equal scores, small formats, replacing, and damage of every kind."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardkeep
+from shardkeep.base.errors import CheckpointError, ShardkeepError, UserError
+from shardkeep.inference.export.manifest import read_manifest
+from shardkeep.inference.export.writing import Formats, export_run
+from shardkeep.inference.scoring import evaluate_run
+from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
+
+FEATURES = tuple(name for name in COLUMNS if name != "clicked")
+MODELS: dict[str, dict[str, Any]] = {
+    "lr": {},
+    "fm": {},
+    "dnn": {},
+    "wide_deep": {"top": [16]},
+    "deepfm": {"top": [16], "norm": "batch"},
+    "xdeepfm": {"top": [16], "cin": [4, 4]},
+    "dlrm": {"top": [16], "bottom": [8]},
+    "dcn_v2": {"top": [16], "cross_layers": 2, "cross_rank": 3},
+    "autoint": {"top": [16]},
+    "fibinet": {"top": [16], "activation": "dice"},
+    "masknet": {"top": [16]},
+    "finalmlp": {"top": [16], "second_top": [8]},
+}
+OWN = """
+from torch import nn
+import torch
+class Net(nn.Module):
+    def __init__(self, *, num_dense, features):
+        super().__init__()
+        self.layer = nn.Linear(num_dense + sum(features.values()), 1)
+        self.register_buffer("shift", torch.tensor(0.25))
+    def forward(self, dense_BI, embeddings):
+        return torch.tanh(self.layer(torch.cat([dense_BI, *embeddings.values()], dim=1))) + self.shift
+"""
+
+
+def columns_of(rows: list[dict[str, str]]) -> dict[str, list[str]]:
+    return {name: [row[name] for row in rows] for name in FEATURES}
+
+
+ROWS = columns_of(click_rows(230, seed=8) + [row | {"user": "stranger"} for row in click_rows(3, seed=9)])
+
+
+def trained(folder: Path, **settings: Any) -> Path:
+    """A run, in a folder with its train.csv."""
+    job = click_job(write_csv(folder / "train.csv", click_rows(1500))) | settings
+    job["data"]["root"] = str(folder)  # where a model of one's own is looked for
+    shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=folder / "run", quiet=True)
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("export"))
+
+
+@pytest.fixture(scope="module")
+def out(run: Path) -> Path:
+    out = run.parent / "whole"
+    export_run(run, out)
+    return out
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_an_export_scores_as_its_run_bit_for_bit(tmp_path: Path, name: str) -> None:
+    tables = {} if name == "lr" else {"default": {"dim": 4}}
+    run, out = trained(tmp_path, model={"name": name, **MODELS[name]}, tables=tables), tmp_path / "out"
+    expected = shardkeep.load(run).predict(ROWS)
+    export_run(run, out)
+    file = write_csv(tmp_path / "new.csv", click_rows(300, seed=9))
+    wanted = evaluate_run(run, files=[file])
+    shutil.move(run, tmp_path / "gone")
+    (tmp_path / "train.csv").unlink()
+    found = shardkeep.load(out, verify=True)
+    assert np.array_equal(found.predict(ROWS), expected) and expected.std() > 0.001
+    assert evaluate_run(out, files=[file]) == wanted
+    assert found.columns and found.step == read_manifest(out).step
+
+
+def test_rows_of_ids_with_and_without_a_row_are_those_of_the_run(run: Path, out: Path) -> None:
+    ids = ["u1", "nobody", "u2", "u1"]
+    assert np.array_equal(shardkeep.load(out).rows("user", ids), shardkeep.load(run).rows("user", ids))
+
+
+@pytest.mark.parametrize(("rows", "most"), [("fp16", 2e-3), ("int8", 2e-2)])
+def test_smaller_formats_cost_little_and_the_manifest_says_how_much(
+    run: Path, out: Path, tmp_path: Path, rows: Any, most: float
+) -> None:
+    small = export_run(run, tmp_path / "small", formats=Formats(rows, "int8"))
+    expected, found = shardkeep.load(out), shardkeep.load(tmp_path / "small", verify=True)
+    assert np.abs(found.predict(ROWS) - expected.predict(ROWS)).max() < 0.05
+    exact, stored = expected.rows("user", ROWS["user"]), found.rows("user", ROWS["user"])
+    assert 0 < np.abs(stored - exact).max() < most * np.abs(exact).max()
+    before, after = evaluate_run(run), small.manifest.cost
+    assert after is not None and set(after) >= {"auc", "logloss"} and abs(after["auc"]) < 0.01
+    assert small.manifest.metrics["auc"] == before["auc"]
+
+
+@pytest.mark.slow
+def test_a_model_of_ones_own_becomes_a_program_without_pickles(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(OWN)
+    (tmp_path / "mine.py").chmod(0o644)
+    run = trained(tmp_path, model={"name": "mine:Net"})
+    expected = shardkeep.load(run).predict(ROWS)
+    out = tmp_path / "out"
+    export_run(run, out)
+    script = (
+        "import sys, json, numpy, shardkeep; d = json.load(open(sys.argv[2])); p = shardkeep.load(sys.argv[1]); "
+        "numpy.save(sys.argv[3], p.predict(d)); assert 'mine' not in sys.modules"
+    )
+    (tmp_path / "rows.json").write_text(json.dumps(ROWS))
+    (tmp_path / "mine.py").unlink()
+    command = [sys.executable, "-c", script, str(out), str(tmp_path / "rows.json"), str(tmp_path / "scores.npy")]
+    subprocess.run(command, check=True, timeout=120, cwd=tmp_path)
+    np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), expected, atol=1e-6)
+    program = next(out.glob("files-*/tower.pt2"))
+    with zipfile.ZipFile(program) as archive:
+        assert [entry.file_size for entry in archive.infolist() if "sample_inputs" in entry.filename] == [0]
+    with zipfile.ZipFile(program, "a") as archive:
+        archive.writestr("tower/data/sample_inputs/other.pt", b"cos\nsystem\n")
+    with pytest.raises(CheckpointError, match=r"tower\.pt2: damaged"):
+        shardkeep.load(out)
+    from shardkeep.inference.export.program import read_program
+
+    with pytest.raises(CheckpointError, match=r"holds a pickle \(tower/data/sample_inputs/other.pt\)"):
+        read_program(program)
+
+
+@pytest.mark.slow
+def test_a_stock_model_may_have_a_program_too(run: Path, tmp_path: Path) -> None:
+    export_run(run, tmp_path / "out", with_program=True)
+    assert next((tmp_path / "out").glob("files-*/tower.pt2"))
+    assert np.array_equal(shardkeep.load(tmp_path / "out").predict(ROWS), shardkeep.load(run).predict(ROWS))
+
+
+def test_a_new_export_takes_the_place_of_an_old_one_that_is_open(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    export_run(run, out)
+    old = shardkeep.load(out)
+    expected = old.predict(ROWS)
+    export_run(run, out, formats=Formats("fp16", "fp32"))
+    assert np.array_equal(old.predict(ROWS), expected)  # its files are mapped
+    assert len(list(out.iterdir())) == 2 and not np.array_equal(shardkeep.load(out).predict(ROWS), expected)
+
+
+def test_a_full_disk_or_a_foreign_folder_leaves_what_is_there(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    export_run(run, out)
+    before = sorted(path.name for path in out.iterdir())
+
+    def full(*_: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="No space"):
+        patch.setattr("shardkeep.inference.export.writing.write_tower", full)
+        export_run(run, out)
+    assert sorted(path.name for path in out.iterdir()) == before
+    shardkeep.load(out, verify=True)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").touch()
+    with pytest.raises(UserError, match="is a folder of something else"):
+        export_run(run, tmp_path / "mine")
+    with pytest.raises(UserError, match="is a file"):
+        export_run(run, tmp_path / "mine" / "thesis.txt")
+    with pytest.raises(UserError, match="has no manifest"):
+        read_manifest(tmp_path / "mine")
+
+
+@pytest.mark.processes
+def test_kill_9_while_exporting_leaves_the_old_export_whole(run: Path, out: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "out"
+    shutil.copytree(out, mine)
+    script = (
+        "import sys, pathlib, shardkeep.inference.export.writing as w\n"
+        "w.records_of = lambda *_: (print('ready', flush=True), sys.stdin.read())\n"
+        "w.export_run(pathlib.Path(sys.argv[1]), pathlib.Path(sys.argv[2]))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, str(run), str(mine)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None and process.stdin is not None
+    try:
+        assert process.stdout.readline() == "ready\n"
+        os.kill(process.pid, signal.SIGKILL)
+    finally:
+        process.kill()
+        process.wait(30)
+        process.stdout.close()
+        process.stdin.close()
+    assert np.array_equal(shardkeep.load(mine, verify=True).predict(ROWS), shardkeep.load(out).predict(ROWS))
+    export_run(run, mine)
+    assert len(list(mine.iterdir())) == 2  # the half written files are gone
+
+
+def test_each_flipped_byte_is_refused_by_name(out: Path, tmp_path: Path) -> None:
+    chance = random.Random(0)
+    files = sorted(path.relative_to(out) for path in out.rglob("*") if path.is_file())
+    for number in range(200):
+        name = files[number % len(files)]
+        content = bytearray((out / name).read_bytes())
+        at = chance.randrange(len(content))
+        content[at] ^= 1 << chance.randrange(8)
+        damaged = tmp_path / str(number)
+        shutil.copytree(out, damaged, copy_function=os.link)
+        (damaged / name).unlink()
+        (damaged / name).write_bytes(content)
+        with pytest.raises(ShardkeepError, match=name.name):
+            shardkeep.load(damaged, verify=True)
+
+
+def test_each_truncated_file_is_refused_by_name(out: Path, tmp_path: Path) -> None:
+    for number, path in enumerate(sorted(path for path in out.rglob("*") if path.is_file())):
+        for keep in (0, 7, path.stat().st_size // 2, path.stat().st_size - 1):
+            damaged = tmp_path / f"{number}-{keep}"
+            shutil.copytree(out, damaged)
+            file = damaged / path.relative_to(out)
+            os.truncate(file, keep)
+            with pytest.raises(ShardkeepError, match=file.name):
+                shardkeep.load(damaged)
+
+
+def test_a_damaged_header_or_index_is_refused_without_reading_all(out: Path, tmp_path: Path) -> None:
+    for name, at in (("table-0.rows.safetensors", 20), ("table-0.index.safetensors", -5)):
+        damaged = tmp_path / name
+        shutil.copytree(out, damaged)
+        file = next(damaged.glob(f"files-*/{name}"))
+        content = bytearray(file.read_bytes())
+        content[at] ^= 1
+        file.write_bytes(content)
+        with pytest.raises(CheckpointError, match=name):
+            shardkeep.load(damaged)
