@@ -177,10 +177,16 @@ class Unseen:
         return dict(zip(self.names, pairs, strict=True))
 
 
-def trained_of_checkpoint(config: JobConfig, checkpoint: Checkpoint, schema: Schema, inputs: Inputs | None) -> Trained:
+def trained_of_checkpoint(
+    config: JobConfig, checkpoint: Checkpoint, schema: Schema, inputs: Inputs | None, rows: RowSource | None = None
+) -> Trained:
     """The model of a checkpoint. Blocks while rows load. Raises CheckpointError for files that are damaged, ConfigError
-    for settings that do not fit the schema."""
-    rows = LoadedRows(table_specs(config, schema), checkpoint, seed=config.seed)
+    for settings that do not fit the schema.
+
+    Args:
+        rows: Its rows; None = load them."""
+    if rows is None:
+        rows = LoadedRows(table_specs(config, schema), checkpoint, seed=config.seed)
 
     def tower(embeddings: Embeddings) -> Tower:
         found = build_tower(config, schema, embeddings, torch.device("cpu"))

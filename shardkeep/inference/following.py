@@ -1,0 +1,93 @@
+"""Follower: loads each new checkpoint of a run that trains, increments as layers over the rows that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from shardkeep.base.errors import CheckpointError
+from shardkeep.base.log import EventLog
+from shardkeep.inference.sorted_rows import SortedRows, SortedTable
+from shardkeep.inference.trained import Trained, needed_inputs, trained_of_checkpoint
+from shardkeep.ps.checkpoints import Checkpoint
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.shard.snapshot.row_stream import stream_rows
+from shardkeep.roles.assembly import table_specs
+from shardkeep.run.checkpoints import checkpoints_of
+from shardkeep.run.trained import config_of
+
+MOST_LAYERS = 8
+"""Layers that a lookup may go through; more become one."""
+
+_log = EventLog("follow")
+
+
+@dataclass(frozen=True)
+class Followed:
+    """A model of a run.
+
+    Attributes:
+        written_s: When its checkpoint was complete, seconds since 1970.
+        layers: What was read for it: layers of increments, or all rows.
+    """
+
+    trained: Trained
+    written_s: float
+    full: bool
+
+
+class Follower:
+    """Reads a run's newest checkpoint whenever there is another one. Holds all rows in memory.
+
+    A job deletes old checkpoints while this reads. What is gone then is left out: the next look begins with the newest
+    one, and reads all rows where its chain is not known."""
+
+    def __init__(self, run: Path) -> None:
+        """Raises UserError: it is no run folder."""
+        self._run = run
+        config_of(run)
+        self._chain: list[str] = []
+        self._rows: SortedRows | None = None
+
+    def look(self) -> Followed | None:
+        """The newest model, None = it is the one that `look` returned before, or there is none yet. Blocks while rows
+        are read. A checkpoint that cannot be read is logged and tried again at the next look."""
+        try:
+            config = config_of(self._run)
+            checkpoint = checkpoints_of(config, self._run).latest()
+            if checkpoint is None or not checkpoint.step or [checkpoint.id] == self._chain[-1:]:
+                return None
+            written_s = (checkpoint.folder / "manifest.json").stat().st_mtime
+            inputs = needed_inputs(config, checkpoint)
+            schema = inputs.layout.schema
+            rows, full = self._read(table_specs(config, schema), checkpoint, seed=config.seed)
+            trained = trained_of_checkpoint(config, checkpoint, schema, inputs, rows)
+        except (CheckpointError, OSError) as error:
+            _log.warning("a checkpoint cannot be read", run=str(self._run), why=str(error), once=str(error))
+            return None
+        self._rows, self._chain = rows, [link.id for link in checkpoint.chain]
+        return Followed(trained, written_s, full)
+
+    def _read(self, specs: Sequence[TableSpec], checkpoint: Checkpoint, *, seed: int) -> tuple[SortedRows, bool]:
+        """The rows of a checkpoint, and whether all were read."""
+        chain, known = checkpoint.chain, len(self._chain)
+        rows = self._rows
+        full = rows is None or [link.id for link in chain[:known]] != self._chain or rows.specs != list(specs)
+        if full:
+            rows, known = SortedRows(specs, [_layer(specs, chain[0])], seed=seed), 1
+        assert rows is not None
+        for link in chain[known:]:
+            rows = rows.over(_layer(specs, link), most_layers=MOST_LAYERS)
+        return rows, full
+
+
+def _layer(specs: Sequence[TableSpec], link: Checkpoint) -> list[SortedTable]:
+    """The rows that one checkpoint of a chain has. Raises CheckpointError."""
+    alone = replace(link, base=None)
+    return [
+        SortedTable.of_blocks(
+            ((block.ids_N, block.rows_ND) for block in stream_rows(alone, spec.name, slots=False)), spec.dim
+        )
+        for spec in specs
+    ]

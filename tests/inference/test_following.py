@@ -1,0 +1,114 @@
+"""Follower: the model after each checkpoint of a run, from increments, beside the model that is loaded whole."""
+
+from __future__ import annotations
+
+import itertools
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import shardkeep
+from shardkeep.base.errors import UserError
+from shardkeep.inference import following
+from shardkeep.inference.following import Follower
+from shardkeep.inference.predictor import Predictor
+from shardkeep.ps.checkpoints import Checkpoints
+from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
+
+ROWS = {
+    name: [row[name] for row in click_rows(150, seed=8)] + ["", "x"] * (name == "user") + ["1", "2"] * (name != "user")
+    for name in COLUMNS
+    if name != "clicked"
+}
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with many checkpoints: of three in a row two are increments."""
+    folder = tmp_path_factory.mktemp("following")
+    job = click_job(write_csv(folder / "train.csv", click_rows(3000)))
+    job["checkpoint"] = {"every_steps": 5, "keep": 1000, "full_every": 4}
+    shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=folder / "run", quiet=True)
+    return folder / "run"
+
+
+def copied(trained: Path, run: Path) -> tuple[Path, list[Path]]:
+    """A copy of the run without checkpoints, and these, oldest first."""
+    shutil.copytree(trained, run, ignore=shutil.ignore_patterns("step-*"))
+    return run, [path for _, path in Checkpoints(trained / "checkpoints").complete()]
+
+
+def publish(checkpoint: Path, run: Path) -> None:
+    """As a job does it: by a rename."""
+    hidden = run / "checkpoints" / f".{checkpoint.name}"
+    shutil.copytree(checkpoint, hidden)
+    hidden.rename(run / "checkpoints" / checkpoint.name)
+
+
+def test_each_checkpoint_becomes_the_model_that_loading_it_gives(trained: Path, tmp_path: Path) -> None:
+    run, checkpoints = copied(trained, tmp_path / "run")
+    follower = Follower(run)
+    assert follower.look() is None
+    fulls, scores = [], []
+    for number, checkpoint in enumerate(checkpoints):
+        publish(checkpoint, run)
+        if number % 5 == 4:
+            continue  # a slow follower sees two at once
+        found = follower.look()
+        assert found is not None and follower.look() is None
+        fulls.append(found.full)
+        model = Predictor(found.trained)
+        scores.append(model.predict(ROWS))
+        assert np.array_equal(scores[-1], shardkeep.load(run, found.trained.step).predict(ROWS))
+    assert fulls.count(True) <= len(fulls) // 3 and len(fulls) > 10
+    assert all(not np.array_equal(a, b) for a, b in itertools.pairwise(scores))
+
+
+def test_many_increments_become_one_layer(trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(following, "MOST_LAYERS", 2)
+    run, checkpoints = copied(trained, tmp_path / "run")
+    follower, last = Follower(run), None
+    for checkpoint in checkpoints[:8]:
+        publish(checkpoint, run)
+        last = follower.look()
+        assert last is not None
+    assert last is not None
+    assert np.array_equal(Predictor(last.trained).predict(ROWS), shardkeep.load(run).predict(ROWS))
+
+
+def test_a_base_that_is_pruned_meanwhile_is_left_out_until_the_next_full_checkpoint(
+    trained: Path, tmp_path: Path
+) -> None:
+    run, checkpoints = copied(trained, tmp_path / "run")
+    for checkpoint in checkpoints[:3]:
+        publish(checkpoint, run)
+    follower = Follower(run)
+    rows = next((run / "checkpoints" / checkpoints[0].name).rglob("rows-*.safetensors"))
+    kept = rows.read_bytes()
+    rows.unlink()
+    assert follower.look() is None  # logged; the server goes on with what it has
+    rows.write_bytes(kept[:-1])
+    assert follower.look() is None
+    for checkpoint in checkpoints[3:5]:
+        publish(checkpoint, run)
+    found = follower.look()
+    assert found is not None and found.full
+    assert np.array_equal(Predictor(found.trained).predict(ROWS), shardkeep.load(run).predict(ROWS))
+
+
+def test_a_job_that_went_back_is_followed(trained: Path, tmp_path: Path) -> None:
+    run, checkpoints = copied(trained, tmp_path / "run")
+    for checkpoint in checkpoints[:3]:
+        publish(checkpoint, run)
+    follower = Follower(run)
+    assert follower.look() is not None
+    shutil.rmtree(run / "checkpoints" / checkpoints[2].name)
+    found = follower.look()
+    assert found is not None and found.full and found.trained.step == Checkpoints(run / "checkpoints").last_step()
+
+
+def test_only_runs_can_be_followed(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"is not a run folder; it has no config\.yaml"):
+        Follower(tmp_path)
