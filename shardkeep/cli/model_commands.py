@@ -165,7 +165,7 @@ def export(
         if manifest.cost is None:
             print("what the number formats cost was not measured: the job's evaluation data are not there")
         for name, change in (manifest.cost or {}).items():
-            print(f"{name:<12} {manifest.metrics.get(name, 0.0) or 0.0:.6f} -> {change:+.6f}")
+            print(f"{name:<20} {change:+.6f} by the number formats, on the job's evaluation data")
         return 0
 
     run_command(body, debug)

@@ -88,7 +88,7 @@ def test_a_base_that_is_pruned_meanwhile_is_left_out_until_the_next_full_checkpo
     rows = next((run / "checkpoints" / checkpoints[0].name).rglob("rows-*.safetensors"))
     kept = rows.read_bytes()
     rows.unlink()
-    assert follower.look() is None  # logged; the server goes on with what it has
+    assert follower.look() is None  # logged; the server keeps the model that it has
     rows.write_bytes(kept[:-1])
     assert follower.look() is None
     for checkpoint in checkpoints[3:5]:

@@ -37,7 +37,7 @@ def write_program(path: Path, model: nn.Module, num_dense: int, features: Mappin
     shapes = ({0: batch}, {name: {0: batch} for name in features})
     try:
         program = torch.export.export(model.eval(), (dense_BI, embeddings), dynamic_shapes=shapes, strict=False)
-    except Exception as error:  # whatever a model of the user's own raises
+    except Exception as error:  # a model of the user's own may raise anything
         why = " ".join(str(error).split())[:200]
         raise UserError(f"the model cannot become a program of torch.export: {type(error).__name__}: {why}") from error
     whole = path.with_name("program.pt2")

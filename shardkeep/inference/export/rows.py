@@ -3,7 +3,7 @@
     table-0.index.safetensors   ids int64 (N,), in the order of their placement keys; offsets int64 (2**bits + 1,):
                                 ids whose key begins with the bits b are at offsets[b] to offsets[b + 1]; and, of int8
                                 only, scales fp32 (N,)
-    table-0.rows.safetensors    rows (N, D): fp32, fp16, or int8, of which a row is its integers times its scale
+    table-0.rows.safetensors    rows (N, D): fp32, fp16 or int8; a row of int8 is its integers times its scale
 
 Rows keep the format's nearest value: fp16 saturates at its largest finite number; the scale of int8 is the row's
 largest absolute value / 127.

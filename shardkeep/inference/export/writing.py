@@ -34,7 +34,7 @@ from shardkeep.workers.embeddings.layer import Embeddings
 Told = Callable[[str, float], None]
 SETTINGS = {"name", "seed", "model", "tables", "tower", "train", "eval"}
 """The keys of a job's config that a model needs."""
-_NOT_METRICS = ("kind", "role", "index", "time", "step")
+_NOT_METRICS = ("kind", "role", "index", "time", "step", "train_samples", "train_bytes")
 
 
 @dataclass(frozen=True)
