@@ -25,7 +25,7 @@ from shardkeep.ps.shard.table.initializers import Initial
 
 FORMATS: Mapping[Any, int] = {np.float32: at.FP32, np.float16: at.FP16, np.int8: at.INT8}
 """Types of rows; int8 has a scale for each row."""
-_IDS_A_BUCKET = 8
+_IDS_A_BUCKET = 16
 MOST_BITS = 28
 
 
