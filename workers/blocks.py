@@ -42,7 +42,7 @@ class Blocks:
     def __init__(self, embeddings: Embeddings, dense: DenseModel, size: int) -> None:
         self.size = size
         self._embeddings = embeddings
-        self._dense = dense
+        self.dense = dense
         self._padded = -(-size // _MULTIPLE) * _MULTIPLE
 
     def logits(self, batch: Batch, plan: Plan, rows: Mapping[str, Rows], part: slice | None = None) -> Floats:
@@ -54,10 +54,10 @@ class Blocks:
             part: Where the batch is in the larger one; None = all of it."""
         if not 0 < len(batch) <= self.size:
             raise ValueError(f"{len(batch)} samples; allowed: 1 to {self.size}")
-        device, missing = self._dense.device, self._padded - len(batch)
+        device, missing = self.dense.device, self._padded - len(batch)
         leaves = self._embeddings.lookup(plan, rows, part=part, device=device)
         pad = (0, 0, 0, missing)
         embeddings = {name: F.pad(leaf.detach(), pad) for name, leaf in leaves.items()}
         dense_PI = F.pad(torch.from_numpy(batch.dense_BI).to(device), pad)
-        logits_BT: Floats = self._dense.predict(dense_PI, embeddings)[: len(batch)].cpu().numpy()
+        logits_BT: Floats = self.dense.predict(dense_PI, embeddings)[: len(batch)].cpu().numpy()
         return logits_BT

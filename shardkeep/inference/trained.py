@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Protocol
 
 import numpy as np
-import torch
 from torch import nn
 
 from shardkeep.base.arrays import Floats, Ids, Ints
@@ -22,14 +21,14 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import JaggedRows, SectionIds
 from shardkeep.ps.shard.snapshot.files import load_snapshots
 from shardkeep.ps.shard.tables import Tables
-from shardkeep.roles.assembly import build_tower, table_specs
+from shardkeep.roles.assembly import build_scorer, table_specs
 from shardkeep.run.trained import Which, checkpoint_of, config_of
 from shardkeep.workers.blocks import Blocks, DenseModel
-from shardkeep.workers.checkpoint.tower_state import load_tower
+from shardkeep.workers.checkpoint.tower_state import load_model
 from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.data.schema import Schema
-from shardkeep.workers.dense.tower import Tower
+from shardkeep.workers.dense.scorer import Scorer
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.plan import Plan
 from shardkeep.workers.metrics.quality import Asked
@@ -188,13 +187,10 @@ def trained_of_checkpoint(
     if rows is None:
         rows = LoadedRows(table_specs(config, schema), checkpoint, seed=config.seed)
 
-    def tower(embeddings: Embeddings) -> Tower:
-        found = build_tower(config, schema, embeddings, torch.device("cpu"))
-        load_tower(found, checkpoint)
-        found.model.eval()
-        return found
+    def scorer(embeddings: Embeddings) -> Scorer:
+        return build_scorer(config, schema, embeddings, lambda model: load_model(model, checkpoint))
 
-    return Trained(config, checkpoint.step, schema, inputs, rows, tower)
+    return Trained(config, checkpoint.step, schema, inputs, rows, scorer)
 
 
 def trained_of_run(run: Path, which: Which = "last") -> Trained:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -28,6 +29,7 @@ from shardkeep.workers.data.samples import Data
 from shardkeep.workers.data.sampling import Origin
 from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.dense.loss import loss_of
+from shardkeep.workers.dense.scorer import Scorer
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.generation import Generation
@@ -193,6 +195,16 @@ def build_dense_model(config: JobConfig, schema: Schema, embeddings: Embeddings)
         default_dim=config.table("default").dim,
         import_from=Path(config.data.root),
     )
+
+
+def build_scorer(
+    config: JobConfig, schema: Schema, embeddings: Embeddings, load: Callable[[nn.Module], None]
+) -> Scorer:
+    """The dense model on the CPU, to score with. `load`: gives it its parameters and buffers."""
+    with _SEEDING, torch.random.fork_rng(devices=[]):
+        model = build_dense_model(config, schema, embeddings)
+    load(model)
+    return Scorer(model, config.tower, torch.device("cpu"))
 
 
 def build_tower(

@@ -79,7 +79,7 @@ def test_a_sample_has_the_same_bits_at_every_place_and_beside_every_other(model:
 
 def test_training_is_as_it_was_after_a_block() -> None:
     blocks, embeddings = scorer("dlrm", size=20)
-    model = blocks.tower.model
+    model = blocks.dense.model
     before = [vars(layer).keys() for layer in model.modules()]
     model.train()
     logits(blocks, embeddings, samples(20))

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import nn
 
 from shardkeep.base.errors import CheckpointError
 from shardkeep.base.files import atomic_write
@@ -52,6 +53,12 @@ def load_tower(tower: Tower, checkpoint: Checkpoint) -> None:
     """Loads the state in a checkpoint into a tower of the same model and config. Raises CheckpointError."""
     with _fits(checkpoint):
         tower.load_state_dict(_state(checkpoint))
+
+
+def load_model(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Loads the parameters and buffers in a checkpoint into a model. Raises CheckpointError."""
+    with _fits(checkpoint):
+        model.load_state_dict(_state(checkpoint)["model"])
 
 
 def adopt_tower(tower: Tower, checkpoint: Checkpoint) -> list[str]:

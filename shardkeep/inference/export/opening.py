@@ -17,7 +17,7 @@ from shardkeep.inference.export.rows import map_rows
 from shardkeep.inference.export.tower import TOWER, load_tower
 from shardkeep.inference.sorted_rows import SortedRows
 from shardkeep.inference.trained import Module, Trained
-from shardkeep.roles.assembly import build_tower
+from shardkeep.roles.assembly import build_scorer
 from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.embeddings.layer import Embeddings
 
@@ -69,10 +69,7 @@ def trained_of_export(out: Path, manifest: Manifest) -> Trained:
     def dense(embeddings: Embeddings) -> Module:
         if manifest.program:
             return Program(read_program(folder / PROGRAM), torch.device("cpu"))
-        tower = build_tower(config, schema, embeddings, torch.device("cpu"))
-        load_tower(tower.model, folder / TOWER)
-        tower.model.eval()
-        return tower
+        return build_scorer(config, schema, embeddings, lambda model: load_tower(model, folder / TOWER))
 
     return Trained(config, manifest.step, schema, inputs, rows, dense)
 

@@ -170,8 +170,8 @@ def _mapped(path: Path, arrays: dict[str, tuple[Any, tuple[int, ...]]]) -> dict[
 
 
 def _map(path: Path) -> npt.NDArray[np.uint8]:
-    """The bytes of a file. A page that is touched is read alone: rows lie anywhere, and reading ahead would read 32 pages
-    for each row."""
+    """The bytes of a file. A page that is touched is read alone: rows lie anywhere, and reading ahead would read 32
+    pages for each row."""
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     mapped.madvise(mmap.MADV_RANDOM)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -77,15 +77,18 @@ def use_for(model: nn.Module) -> int:
     return len(layers)
 
 
+def plain_layers(model: nn.Module) -> list[nn.Linear]:
+    """The layers of a model that `rows_alone` changes."""
+    layers = [layer for layer in model.modules() if type(layer) is nn.Linear and "forward" not in vars(layer)]
+    return [] if not layers or why_not(layers[0].weight.device) else layers
+
+
 @contextlib.contextmanager
-def rows_alone(model: nn.Module) -> Iterator[None]:
-    """Inside, every `nn.Linear` on the CPU multiplies by oneDNN, in float32.
+def rows_alone(layers: Sequence[nn.Linear]) -> Iterator[None]:
+    """Inside, these layers multiply by oneDNN, in float32.
 
     A row of oneDNN's product has the same bits at every place of a batch of two rows or more. With MKL, outputs of a
     width that is not a multiple of 16 depend on the row's place."""
-    layers = [layer for layer in model.modules() if type(layer) is nn.Linear and "forward" not in vars(layer)]
-    if not layers or why_not(layers[0].weight.device):
-        layers = []
     for layer in layers:
         layer.forward = functools.partial(_forward, layer)  # type: ignore[method-assign]
     try:
