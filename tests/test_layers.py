@@ -22,12 +22,16 @@ BELOW = {  # what a room may import besides itself
 }
 ONLY_IN = {  # a foreign module -> the only places that may import it
     "torch.distributed.rpc": ("ps/rpc/",),
-    "google.protobuf": ("proto/", "ps/control/"),
-    "grpc": ("proto/", "ps/control/"),
-    "shardkeep.proto": ("proto/", "ps/control/"),
+    "google.protobuf": ("proto/", "ps/control/", "shardkeep/inference/protocol/"),
+    "grpc": ("proto/", "ps/control/", "shardkeep/inference/server/"),
+    "shardkeep.proto": ("proto/", "ps/control/", "shardkeep/inference/protocol/"),
+    "starlette": ("shardkeep/inference/server/",),
+    "uvicorn": ("shardkeep/inference/server/",),
+    "prometheus_client": ("shardkeep/inference/server/",),
 }
 
 
+LIBRARY = ("shardkeep/", *(f"{room}/" for room in ROOMS))
 FOLDERS = (  # of the package, lowest first
     "base/machine", "base/compiling", "base",
     "proto",
@@ -41,7 +45,7 @@ FOLDERS = (  # of the package, lowest first
     "workers",
     "config_files", "",
     "trust", "run", "roles", "launch", "loop", "nn", "torchrec", "callbacks",
-    "inference/export", "inference", "estimate", "sweep", "cli",
+    "inference/export", "inference", "inference/protocol", "inference/server", "estimate", "sweep", "cli",
 )  # fmt: skip
 """A module imports from folders that stand before its own, from its own, and from folders above or below its own. "" is
 `shardkeep/` itself."""
@@ -85,7 +89,7 @@ def _fault(path: str, room: str, name: str) -> str | None:
     if parts[0] in ROOMS:
         return f"bare import of a room: {name}"
     for module, places in ONLY_IN.items():
-        if room in BELOW and f"{name}.".startswith(f"{module}.") and not path.startswith(places):
+        if path.startswith(LIBRARY) and f"{name}.".startswith(f"{module}.") and not path.startswith(places):
             return f"{name} belongs to {' and '.join(places)}"
     if room in BELOW and parts[0] == "shardkeep" and len(parts) > 1 and parts[1] not in BELOW[room] | {room}:
         return f"{room} may not import {name}"
@@ -200,6 +204,9 @@ def test_an_upward_import_and_a_cycle_are_found() -> None:
         ("shardkeep/base/log.py", "from shardkeep.ps.wire.message import pack"),
         ("workers/step.py", "from torch.distributed import rpc"),
         ("workers/step.py", "import grpc"),
+        ("shardkeep/inference/scoring.py", "import grpc"),
+        ("shardkeep/inference/server/http_front.py", "from google.protobuf import message"),
+        ("shardkeep/launch/job.py", "import starlette.routing"),
     ],
     ids=lambda value: value.replace("\n", " ")[:40],
 )

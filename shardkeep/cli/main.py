@@ -19,6 +19,7 @@ from shardkeep.cli.model_commands import evaluate, export, predict
 from shardkeep.cli.options import Debug
 from shardkeep.cli.output import OutputError, drop_output, guard_output
 from shardkeep.cli.role_commands import coordinator, fork_server, server, worker
+from shardkeep.cli.serve_command import serve
 from shardkeep.cli.tool_commands import bench, cache, certs, config, estimate, sweep, version
 
 app = typer.Typer(
@@ -35,6 +36,7 @@ for command in (
     evaluate,
     predict,
     export,
+    serve,
     config,
     estimate,
     sweep,

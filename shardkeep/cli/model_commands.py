@@ -39,7 +39,7 @@ MOST_GROUPS = 20
 
 
 @contextmanager
-def _ready(run: Path) -> Iterator[Screen]:
+def ready_to_score(run: Path) -> Iterator[Screen]:
     """Compiles what the run's kernels lack, and shows on stderr what takes long."""
     from shardkeep.estimate.view import waiting
     from shardkeep.inference.compiling import prepare
@@ -74,7 +74,7 @@ def evaluate(
     def body() -> int:
         from shardkeep.run.screen import console, two_columns
 
-        with _ready(run) as screen:
+        with ready_to_score(run) as screen:
             from shardkeep.inference.files import input_files
             from shardkeep.inference.scoring import evaluate_run
 
@@ -112,7 +112,7 @@ def predict(
     which = which_checkpoint(model)
 
     def body() -> int:
-        with _ready(run) as screen:
+        with ready_to_score(run) as screen:
             from shardkeep.inference.files import input_files
             from shardkeep.inference.scoring import predict_files
 

@@ -14,10 +14,12 @@ from shardkeep.base.arrays import Floats
 from shardkeep.base.errors import DataError
 from shardkeep.inference.frames import chunks_of
 from shardkeep.inference.loading import load_trained
+from shardkeep.inference.small_blocks import SmallBlocks
 from shardkeep.inference.trained import Trained, Unseen
 from shardkeep.run.trained import Which
 from shardkeep.workers.data.columnar import ColumnarDataset
 from shardkeep.workers.data.conversion.hashing import hash_text
+from shardkeep.workers.data.conversion.inputs import Inputs
 
 
 class Predictor:
@@ -44,6 +46,26 @@ class Predictor:
         """The columns that `predict` reads."""
         return [] if self._trained.inputs is None else self._trained.inputs.columns()
 
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The labels that it predicts."""
+        return self._trained.schema.labels
+
+    @property
+    def name(self) -> str:
+        """The name of the job."""
+        return self._trained.config.name
+
+    @property
+    def inputs(self) -> Inputs:
+        """How raw columns become inputs."""
+        assert self._trained.inputs is not None  # `load` refuses a run without
+        return self._trained.inputs
+
+    def small_blocks(self) -> SmallBlocks:
+        """Scores batches of any size, in blocks that fit them."""
+        return SmallBlocks(self._trained)
+
     def predict(self, data: object) -> Floats:
         """Scores float32 (N,), or (N, T) for a model of T > 1 labels, in the order of the samples: probabilities, or
         values if the labels are numbers.
@@ -56,8 +78,7 @@ class Predictor:
         Raises:
             DataError: A column is missing or has a value of the wrong type.
         """
-        inputs = self._trained.inputs
-        assert inputs is not None  # `load` refuses a run without
+        inputs = self.inputs
         scores = [
             self._trained.scores(logits_BT)
             for chunk in chunks_of(data, inputs)

@@ -37,7 +37,7 @@ def check_advertised(advertise: str, *, coordinator: str) -> None:
     """Raises ConfigError for a loopback address if the coordinator's is not loopback.
 
     On other machines it would mean those machines, and the group would fail minutes later (connection refused)."""
-    if _is_loopback(advertise) and not _is_loopback(coordinator):
+    if is_loopback(advertise) and not is_loopback(coordinator):
         raise ConfigError(
             f"--advertise {advertise}: the coordinator is at {coordinator}, so members may be on several machines; "
             "give this machine's address as they reach it"
@@ -46,14 +46,15 @@ def check_advertised(advertise: str, *, coordinator: str) -> None:
 
 def check_exposed(option: str, host: str, *, accepted: bool) -> None:
     """Raises ConfigError for an address that other machines may reach, unless that is `accepted`."""
-    if not accepted and not _is_loopback(host):
+    if not accepted and not is_loopback(host):
         raise ConfigError(
             f"{option} {host}: other machines may reach it, and anybody who connects to a member can run code as "
             "this user, token or not (docs/guide/security.md); on a private network accept it by --insecure-data-plane"
         )
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches the host."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:  # a name

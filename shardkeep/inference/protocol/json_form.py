@@ -1,0 +1,203 @@
+"""The HTTP form: JSON, with the values of tensors in it or, by the binary data extension, as bytes behind it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from shardkeep.inference.protocol.datatypes import BYTES, NUMBERS, Values, pack, unpack
+from shardkeep.inference.protocol.status import invalid
+from shardkeep.inference.protocol.tensors import (
+    MOST_DIMENSIONS,
+    Description,
+    Heading,
+    InferReply,
+    InferRequest,
+    ModelMetadata,
+    RequestedOutput,
+    ServerMetadata,
+    TensorMetadata,
+)
+
+HEADER_LENGTH = "Inference-Header-Content-Length"
+"""The HTTP header with the length of the JSON, where bytes are behind it."""
+
+
+def read_request(body: bytes, header_length: str | None, *, model: str, version: str) -> InferRequest:
+    """A request.
+
+    Args:
+        header_length: The value of that HTTP header; None = the body is JSON alone.
+
+    Raises Refusal for a body that is no request."""
+    size = len(body) if header_length is None else _length(header_length, len(body))
+    head = _object("the body", _parsed(body[:size]))
+    inputs = _list("inputs", head.get("inputs"))
+    described, values, at = [], [], size
+    for each in inputs:
+        told, found, at = _input(_object("an input", each), body, at)
+        described.append(told)
+        values.append(found)
+    if at != len(body):
+        raise invalid(f"{len(body) - at} bytes behind the JSON belong to no input; see binary_data_size")
+    outputs = tuple(_output(_object("an output", each)) for each in _list("outputs", head.get("outputs", [])))
+    binary = _flag("binary_data_output", _parameters("the request", head).get("binary_data_output", False))
+    number = head.get("id", "")
+    if not isinstance(number, str):
+        raise invalid(f"id: {_shown(number)}; allowed: a text")
+    return InferRequest(model, version, Heading(tuple(described)), values, number, outputs, bool(binary), len(body))
+
+
+def write_reply(reply: InferReply, request: InferRequest) -> tuple[bytes, int | None]:
+    """The body, and the length of its JSON where bytes are behind it."""
+    chosen = {output.name: output.binary for output in request.outputs}
+    outputs, behind = [], list[bytes]()
+    for output in reply.outputs:
+        told: dict[str, Any] = {"name": output.name, "datatype": output.datatype, "shape": list(output.shape)}
+        binary = chosen.get(output.name)
+        if request.raw if binary is None else binary:
+            behind.append(pack(output.values))
+            told["parameters"] = {"binary_data_size": len(behind[-1])}
+        else:
+            told["data"] = _listed(output.values)
+        outputs.append(told)
+    head: dict[str, Any] = {"model_name": reply.model, "model_version": reply.version, "outputs": outputs}
+    if reply.id:
+        head["id"] = reply.id
+    text = json.dumps(head).encode()
+    return (b"".join([text, *behind]), len(text)) if behind else (text, None)
+
+
+def write_error(text: str) -> bytes:
+    return json.dumps({"error": text}).encode()
+
+
+def write_server(server: ServerMetadata) -> bytes:
+    told = {"name": server.name, "version": server.version, "extensions": list(server.extensions)}
+    return json.dumps(told).encode()
+
+
+def write_model(model: ModelMetadata) -> bytes:
+    def tensors(found: Sequence[TensorMetadata]) -> list[dict[str, Any]]:
+        return [{"name": each.name, "datatype": each.datatype, "shape": list(each.shape)} for each in found]
+
+    told = {"name": model.name, "versions": [model.version], "platform": model.platform}
+    return json.dumps(told | {"inputs": tensors(model.inputs), "outputs": tensors(model.outputs)}).encode()
+
+
+def _parsed(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deep
+        why = "it is nested too deep" if isinstance(error, RecursionError) else str(error).splitlines()[0]
+        raise invalid(f"the body is no JSON: {why}") from error
+
+
+def _input(told: Mapping[str, Any], body: bytes, at: int) -> tuple[Description, Values, int]:
+    """The description, the values, and where the bytes behind them begin."""
+    name, datatype, shape = told.get("name"), told.get("datatype"), told.get("shape")
+    if not isinstance(name, str) or not isinstance(datatype, str):
+        raise invalid(f"an input has the name {_shown(name)} and datatype {_shown(datatype)}; allowed: texts")
+    if not isinstance(shape, list) or not all(type(size) is int for size in shape):
+        raise invalid(f"input {name}: shape {_shown(shape)}; allowed: [N] or [N, 1]")
+    described = Description.of(name, datatype, shape)
+    parameters = _parameters(f"input {name}", told)
+    if "shared_memory_region" in parameters:
+        raise invalid(f"input {name}: is in shared memory; allowed: values in the request")
+    size = parameters.get("binary_data_size")
+    if size is None:
+        return described, _from_json(described, told.get("data")), at
+    if "data" in told:
+        raise invalid(f"input {name}: has data and binary_data_size; allowed: one of them")
+    if type(size) is not int or not 0 <= size <= len(body) - at:
+        raise invalid(f"input {name}: binary_data_size {_shown(size)}; {len(body) - at} bytes are left")
+    return described, unpack(name, datatype, body[at : at + size], described.count), at + size
+
+
+def _from_json(told: Description, data: Any) -> Values:
+    """Elements as numbers, texts or truth values; null = missing."""
+    flat = _flat(told.name, data)
+    if len(flat) != told.count:
+        raise invalid(f"input {told.name}: data has {len(flat)} elements; expected: {told.count}")
+    if told.datatype == BYTES:
+        if not all(each is None or isinstance(each, str) for each in flat):
+            raise invalid(f"input {told.name}: data of BYTES; allowed: texts, or null for a missing one")
+        return [b"" if each is None else each.encode("utf-8", "surrogatepass") for each in flat]
+    dtype = NUMBERS[told.datatype]
+    allowed = {"b": (bool,), "f": (int, float)}.get(dtype.kind, (int,))
+    if dtype.kind == "f":
+        flat = [np.nan if each is None else each for each in flat]
+    if wrong := [each for each in flat if type(each) not in allowed]:
+        kinds = " or ".join(kind.__name__ for kind in allowed)
+        raise invalid(f"input {told.name}: {_shown(wrong[0])} in data of {told.datatype}; allowed: {kinds}")
+    try:
+        with np.errstate(over="ignore"):
+            return np.array(flat, dtype)
+    except OverflowError as error:
+        raise invalid(f"input {told.name}: holds a number that {told.datatype} does not") from error
+
+
+def _flat(name: str, data: Any) -> list[Any]:
+    """The elements of lists in lists, row-major."""
+    if not isinstance(data, list):
+        raise invalid(f"input {name}: data is {_shown(data)}; allowed: a list, or binary_data_size in parameters")
+    flat: list[Any] = data
+    for _ in range(MOST_DIMENSIONS):
+        if not any(isinstance(each, list) for each in flat):
+            return flat
+        flat = [element for each in flat for element in (each if isinstance(each, list) else [each])]
+    raise invalid(f"input {name}: data is nested too deep")
+
+
+def _output(told: Mapping[str, Any]) -> RequestedOutput:
+    name = told.get("name")
+    if not isinstance(name, str):
+        raise invalid(f"an output has the name {_shown(name)}; allowed: a text")
+    parameters = _parameters(f"output {name}", told)
+    for other in ("classification", "shared_memory_region"):
+        if other in parameters:
+            raise invalid(f"output {name}: {other} is not supported; allowed: the values")
+    return RequestedOutput(name, _flag(f"output {name}: binary_data", parameters.get("binary_data")))
+
+
+def _length(text: str, most: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) < 12 and int(text) <= most):
+        raise invalid(f"{HEADER_LENGTH}: {_shown(text)}; the body has {most} bytes")
+    return int(text)
+
+
+def _parameters(what: str, told: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _object(f"parameters of {what}", told.get("parameters", {}))
+
+
+def _object(what: str, value: Any) -> Mapping[str, Any]:
+    if not isinstance(value, dict):
+        raise invalid(f"{what}: {_shown(value)}; allowed: a JSON object")
+    return value
+
+
+def _list(what: str, value: Any) -> list[Any]:
+    if not isinstance(value, list):
+        raise invalid(f"{what}: {_shown(value)}; allowed: a JSON list")
+    return value
+
+
+def _flag(what: str, value: Any) -> bool | None:
+    if value is not None and not isinstance(value, bool):
+        raise invalid(f"{what}: {_shown(value)}; allowed: true or false")
+    return value
+
+
+def _listed(values: Values) -> list[Any]:
+    if isinstance(values, list):
+        return [text.decode("utf-8", "replace") for text in values]
+    numbers: list[Any] = values.tolist()
+    return numbers
+
+
+def _shown(value: Any) -> str:
+    text = {list: "a list", dict: "an object", type(None): "null"}.get(type(value)) or repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,167 @@
+"""The HTTP front: paths of the protocol to calls of the service, by starlette and uvicorn, on the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+from shardkeep.base.errors import ConfigError, UserError
+from shardkeep.inference.protocol import json_form
+from shardkeep.inference.protocol.status import Refusal, Status, invalid
+from shardkeep.inference.server.access import Access
+from shardkeep.inference.server.metrics import PrometheusMetrics
+from shardkeep.inference.server.service import Service
+
+try:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.requests import Request
+    from starlette.responses import Response
+    from starlette.routing import Route
+except ImportError as error:
+    raise UserError(
+        "HTTP needs starlette and uvicorn: pip install 'shardkeep[web]'; or serve with --http off"
+    ) from error
+
+Call = Callable[[Request], Awaitable[Response]]
+_BACKLOG = 2048
+
+
+class HttpFront:
+    """An HTTP server on an address. To be made in the event loop."""
+
+    def __init__(
+        self, service: Service, host: str, port: int, access: Access, metrics: PrometheusMetrics, *, most_bytes: int
+    ) -> None:
+        """Listens. Raises ConfigError where it cannot."""
+        self._service, self._access, self._metrics, self._most_bytes = service, access, metrics, most_bytes
+        self._socket = _listen(host, port)
+        self.port: int = self._socket.getsockname()[1]
+        config = uvicorn.Config(
+            self._app(), log_config=None, access_log=False, lifespan="off", server_header=False, timeout_keep_alive=75,
+            ws="none",
+        )  # fmt: skip
+        config.load()
+        config.ssl = access.ssl_context()
+        self._server = _Server(config)
+        self._running: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Returns when it answers."""
+        self._running = asyncio.create_task(self._server.serve(sockets=[self._socket]))
+        while not self._server.started and not self._running.done():
+            await asyncio.sleep(0)
+
+    async def stop(self, grace_s: float) -> None:
+        """Accepts no further connection; running requests have `grace_s` seconds."""
+        self._server.config.timeout_graceful_shutdown = max(1, round(grace_s))
+        self._server.should_exit = True
+        if self._running is not None:
+            await self._running
+
+    def _app(self) -> Any:
+        model = "/v2/models/{model}"
+        routes = []
+        for prefix in (model, model + "/versions/{version}"):
+            routes.append(Route(f"{prefix}/infer", self._guarded(self._infer), methods=["POST"]))
+            routes.append(Route(f"{prefix}/ready", self._guarded(self._model_ready)))
+            routes.append(Route(prefix, self._guarded(self._model)))
+        routes.append(Route("/v2/health/live", self._guarded(self._live, opened=True)))
+        routes.append(Route("/v2/health/ready", self._guarded(self._ready, opened=True)))
+        routes.append(Route("/v2", self._guarded(self._server_metadata)))
+        routes.append(Route("/metrics", self._guarded(self._scrape)))
+        return Starlette(routes=routes)
+
+    def _guarded(self, call: Call, *, opened: bool = False) -> Call:
+        """The call behind the token, with an error of the protocol for every exception. `opened`: without a token."""
+
+        async def handle(request: Request) -> Response:
+            try:
+                header = request.headers.get("authorization")
+                if not opened and not self._access.admits(None if header is None else header.encode("latin-1")):
+                    raise Refusal(Status.NO_TOKEN, Access.WHERE)
+                return await call(request)
+            except Exception as error:
+                refusal = self._service.failed("http", error)
+                return _json(json_form.write_error(str(refusal)), refusal.status.http_code)
+
+        return handle
+
+    async def _infer(self, request: Request) -> Response:
+        body = await self._body(request)
+        length = request.headers.get(json_form.HEADER_LENGTH)
+        parts = request.path_params
+        asked = json_form.read_request(body, length, model=parts["model"], version=parts.get("version", ""))
+        reply = await self._service.infer("http", asked)
+        content, json_length = json_form.write_reply(reply, asked)
+        if json_length is None:
+            return _json(content)
+        headers = {json_form.HEADER_LENGTH: str(json_length)}
+        return Response(content, media_type="application/octet-stream", headers=headers)
+
+    async def _body(self, request: Request) -> bytes:
+        """The body; of one that is too large, no more than is allowed is read."""
+        if request.headers.get("content-encoding", "identity") != "identity":
+            raise invalid("Content-Encoding: is not supported; allowed: identity")
+        length = request.headers.get("content-length", "")
+        if length.isdigit() and int(length) > self._most_bytes:
+            raise self._too_large()
+        parts, size = list[bytes](), 0
+        async for part in request.stream():
+            size += len(part)
+            if size > self._most_bytes:
+                raise self._too_large()
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def _too_large(self) -> Refusal:
+        return Refusal(Status.TOO_LARGE, f"the body is too large; allowed: {self._most_bytes} bytes (--max-message-mb)")
+
+    async def _model(self, request: Request) -> Response:
+        parts = request.path_params
+        return _json(json_form.write_model(self._service.model(parts["model"], parts.get("version", ""))))
+
+    async def _model_ready(self, request: Request) -> Response:
+        parts = request.path_params
+        return _ready(self._service.model_ready(parts["model"], parts.get("version", "")))
+
+    async def _server_metadata(self, _request: Request) -> Response:
+        return _json(json_form.write_server(self._service.server()))
+
+    async def _live(self, _request: Request) -> Response:
+        return _ready(True)
+
+    async def _ready(self, _request: Request) -> Response:
+        return _ready(self._service.ready)
+
+    async def _scrape(self, _request: Request) -> Response:
+        return Response(self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to `serve`, which owns the process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        made = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    made.setblocking(False)
+    return made
+
+
+def _json(content: bytes, status: int = 200) -> Response:
+    return Response(content, status, media_type="application/json")
+
+
+def _ready(ready: bool) -> Response:
+    return Response(b"", 200 if ready else 503)

@@ -1,0 +1,111 @@
+"""Serve: a server from its start to its end, in one process with one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from shardkeep.config import JobConfig
+from shardkeep.inference.predictor import Predictor
+from shardkeep.inference.server.access import Access
+from shardkeep.inference.server.batcher import Batcher, Limits
+from shardkeep.inference.server.grpc_front import GrpcFront
+from shardkeep.inference.server.metrics import Metrics, NoMetrics, PrometheusMetrics
+from shardkeep.inference.server.served_model import ServedModel
+from shardkeep.inference.server.service import Service
+from shardkeep.ps.control.grpc.addresses import join_address, split_address
+
+if TYPE_CHECKING:
+    from shardkeep.inference.server.http_front import HttpFront
+
+GRACE_S = 10.0
+"""Seconds that running requests have when the server stops."""
+
+
+@dataclass(frozen=True)
+class ServerSettings:
+    """`listen`: of gRPC; `http`: of HTTP, None = no HTTP. Port 0 = any free one. `most_bytes`: of a message."""
+
+    listen: str = "127.0.0.1:8001"
+    http: str | None = "127.0.0.1:8000"
+    access: Access = field(default_factory=Access)
+    limits: Limits = field(default_factory=Limits)
+    most_bytes: int = 16 << 20
+
+    def check(self) -> None:
+        """Raises ConfigError for an address that is none, or that anybody could reach."""
+        for option, address in (("--listen", self.listen), ("--http", self.http)):
+            if address is not None:
+                self.access.check_host(option, split_address(address, lowest_port=0)[0])
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where a server listens."""
+
+    grpc: str
+    http: str | None
+
+
+def model_name(predictor: Predictor, folder: Path) -> str:
+    """The job's name if it has one of its own, or else the folder's."""
+    return predictor.name if predictor.name != JobConfig.model_fields["name"].default else folder.resolve().name
+
+
+async def serve(
+    name: str,
+    served: ServedModel,
+    settings: ServerSettings,
+    *,
+    ready: Callable[[Addresses], None],
+    stop: asyncio.Event,
+) -> None:
+    """Serves until `stop` is set; then answers what waits. Raises ConfigError: it cannot listen."""
+    settings.check()
+    metrics: Metrics = NoMetrics()
+    if settings.http is not None:
+        metrics = PrometheusMetrics()
+    batcher = Batcher(served, settings.limits, metrics)
+    if isinstance(metrics, PrometheusMetrics):
+        metrics.watch(served, lambda: batcher.waiting)
+    service = Service(name, served, batcher, metrics)
+    grpc_front = GrpcFront(service, settings.listen, settings.access, most_bytes=settings.most_bytes)
+    http_front = _http_front(service, settings, metrics)
+    await grpc_front.start()
+    if http_front is not None:
+        await http_front.start()
+    host = split_address(settings.listen, lowest_port=0)[0]
+    http_host = split_address(settings.http, lowest_port=0)[0] if settings.http else ""
+    http = None if http_front is None else join_address(http_host, http_front.port)
+    ready(Addresses(join_address(host, grpc_front.port), http))
+    await stop.wait()
+    service.ready = False
+    await asyncio.gather(*(front.stop(GRACE_S) for front in (grpc_front, http_front) if front is not None))
+    await batcher.close()
+
+
+def serve_until_signal(
+    name: str, served: ServedModel, settings: ServerSettings, *, ready: Callable[[Addresses], None]
+) -> None:
+    """Serves until SIGTERM or SIGINT. Blocks. Raises as `serve`."""
+
+    async def body() -> None:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        await serve(name, served, settings, ready=ready, stop=stop)
+
+    asyncio.run(body())
+
+
+def _http_front(service: Service, settings: ServerSettings, metrics: Metrics) -> HttpFront | None:
+    if settings.http is None or not isinstance(metrics, PrometheusMetrics):
+        return None
+    from shardkeep.inference.server.http_front import HttpFront
+
+    host, port = split_address(settings.http, lowest_port=0)
+    return HttpFront(service, host, port, settings.access, metrics, most_bytes=settings.most_bytes)

@@ -1,0 +1,79 @@
+"""ServedModel: the model that a server answers with, and its replacement while requests run."""
+
+# N = rows, T = labels
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardkeep.base.arrays import Floats
+from shardkeep.base.errors import DataError, UserError
+from shardkeep.inference.predictor import Predictor
+from shardkeep.inference.protocol.status import Refusal, Status, invalid
+from shardkeep.inference.server.conversion import batches_of
+from shardkeep.inference.server.signature import Rows, Signature
+from shardkeep.inference.small_blocks import SmallBlocks
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model in memory.
+
+    `made_at`: `time.time()` at which its checkpoint was made, or else at which it was loaded."""
+
+    predictor: Predictor
+    signature: Signature
+    blocks: SmallBlocks
+    made_at: float
+
+    @classmethod
+    def of(cls, predictor: Predictor, made_at: float | None = None) -> Loaded:
+        made_at = time.time() if made_at is None else made_at
+        return cls(predictor, Signature(predictor), predictor.small_blocks(), made_at)
+
+    @property
+    def version(self) -> str:
+        """The training step."""
+        return str(self.predictor.step)
+
+    def scores(self, requests: Sequence[Rows]) -> list[Floats | Refusal]:
+        """Scores float32 (N, T) of each request, or why it has none. One thread at a time."""
+        return [self._scores(rows) for rows in requests]
+
+    def _scores(self, rows: Rows) -> Floats | Refusal:
+        try:
+            batches = batches_of(rows, self.signature.columns, self.predictor.inputs)
+            parts = [self.blocks.scores(batch) for batch in batches]
+        except DataError as error:
+            return invalid(str(error).removeprefix("the data, ").removeprefix("the data: "))
+        except Exception as error:  # a model of the user's own: this request fails, the server does not
+            return Refusal(Status.INTERNAL, f"scoring failed: {type(error).__name__}: {error}".splitlines()[0])
+        return np.concatenate(parts) if parts else np.empty((0, len(self.predictor.labels)), np.float32)
+
+
+class ServedModel:
+    """Holds the model. A batch takes it once and keeps it to its end, so a replacement disturbs no batch."""
+
+    def __init__(self, predictor: Predictor, made_at: float | None = None) -> None:
+        self._current = Loaded.of(predictor, made_at)
+
+    @property
+    def current(self) -> Loaded:
+        """The model of the next batch."""
+        return self._current
+
+    def replace(self, predictor: Predictor, made_at: float | None = None) -> None:
+        """Serves another model from the next batch on. Any thread may call.
+
+        Raises UserError: the model reads or predicts other columns."""
+        other = Loaded.of(predictor, made_at)
+        if not other.signature.same(self._current.signature):
+            raise UserError(
+                f"the model of step {predictor.step} reads {', '.join(predictor.columns)}; "
+                f"the server began with one that reads {', '.join(self._current.signature.columns)}"
+            )
+        self._current = other

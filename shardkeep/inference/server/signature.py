@@ -1,0 +1,189 @@
+"""Signature: which tensors a model takes and returns, and a request's tensors as its columns."""
+
+# N = rows of a request, V = values of a column that has several in a row
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from shardkeep.base.arrays import Floats, Ints
+from shardkeep.inference.predictor import Predictor
+from shardkeep.inference.protocol.datatypes import BYTES, Values
+from shardkeep.inference.protocol.status import invalid
+from shardkeep.inference.protocol.tensors import (
+    Description,
+    Heading,
+    InferRequest,
+    Output,
+    RequestedOutput,
+    TensorMetadata,
+)
+from shardkeep.workers.data.conversion.inputs import Inputs
+
+VALUES, LENGTHS = ".values", ".lengths"
+"""Ends of the names of two tensors that are one column of several values a row."""
+_MOST_PLANS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class Jagged:
+    """Several values in a row: all values, row after row, and how many each row has."""
+
+    values_V: Values
+    lengths_N: Ints
+
+
+Column = Values | Jagged
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a request: its columns in the order of the signature."""
+
+    count: int
+    columns: Sequence[Column]
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """Where each column is among a request's inputs: (values, -1), or (values, lengths)."""
+
+    count: int
+    places: tuple[tuple[int, int], ...]
+
+
+class Signature:
+    """The tensors of a model. One thread."""
+
+    def __init__(self, predictor: Predictor) -> None:
+        inputs = predictor.inputs
+        self.columns = tuple(inputs.columns())
+        self._lists = frozenset(inputs.fitted.lists) | {c.weights for c in inputs.layout.sparse if c.weights}
+        self.inputs = tuple(tensor for name in self.columns for tensor in self._tensors(name, inputs))
+        labels = predictor.labels
+        names = ["score"] if len(labels) == 1 else [f"score_{label}" for label in labels]
+        self.outputs = tuple(TensorMetadata(name, "FP32") for name in names)
+        self._output_index = {name: t for t, name in enumerate(names)}
+        self._plans: dict[Heading, _Plan] = {}
+
+    def same(self, other: Signature) -> bool:
+        """Whether a request for one is a request for the other."""
+        return self.inputs == other.inputs and self.outputs == other.outputs
+
+    def rows(self, request: InferRequest) -> Rows:
+        """The request's columns. Raises Refusal: one is missing, unknown, or not of the request's rows."""
+        plan = self._plans.get(request.heading)
+        if plan is None:
+            plan = self._planned(request.heading)
+        columns: list[Column] = []
+        values = request.values
+        for at, lengths_at in plan.places:
+            if lengths_at < 0:
+                columns.append(values[at])
+            else:
+                name = request.heading.inputs[lengths_at].name
+                columns.append(Jagged(values[at], _lengths(name, values[lengths_at], len(values[at]))))
+        return Rows(plan.count, columns)
+
+    def check_outputs(self, outputs: Sequence[RequestedOutput]) -> None:
+        """Raises Refusal for an output that the model does not have."""
+        for output in outputs:
+            if output.name not in self._output_index:
+                raise invalid(f"output {_shown(output.name)}: unknown; the model has {', '.join(self._output_index)}")
+
+    def tensors(self, scores_NT: Floats, outputs: Sequence[RequestedOutput]) -> tuple[Output, ...]:
+        """The scores as tensors of shape [N]: the requested ones, or all."""
+        names = [output.name for output in outputs] or list(self._output_index)
+        return tuple(
+            Output(name, "FP32", (len(scores_NT),), np.ascontiguousarray(scores_NT[:, self._output_index[name]]))
+            for name in names
+        )
+
+    def _tensors(self, name: str, inputs: Inputs) -> list[TensorMetadata]:
+        """The tensors of a column in its usual form."""
+        sparse = next((c for c in inputs.layout.sparse if c.column == name), None)
+        if sparse is None and name not in self._lists:
+            return [TensorMetadata(name, "FP64")]
+        kind = "INT64" if inputs.fitted.kinds.get(name) == "numbers" else BYTES
+        if name not in self._lists:
+            return [TensorMetadata(name, kind)]
+        if sparse is None or sparse.separator is not None:  # weights have the separator of their ids
+            owner = sparse or next(c for c in inputs.layout.sparse if c.weights == name)
+            if owner.separator is not None:
+                return [TensorMetadata(name, BYTES)]
+            kind = "FP32"
+        return [TensorMetadata(name + VALUES, kind), TensorMetadata(name + LENGTHS, "INT32")]
+
+    def _planned(self, heading: Heading) -> _Plan:
+        plan = self._plan(heading.inputs)
+        if len(self._plans) >= _MOST_PLANS:
+            self._plans.clear()
+        self._plans[heading] = plan
+        return plan
+
+    def _plan(self, inputs: Sequence[Description]) -> _Plan:
+        index = {each.name: i for i, each in enumerate(inputs)}
+        if len(index) != len(inputs):
+            names = [each.name for each in inputs]
+            raise invalid(f"input {_shown(next(n for n in names if names.count(n) > 1))}: is in the request twice")
+        places = []
+        for name in self.columns:
+            pair = name + VALUES in index and name + LENGTHS in index and name in self._lists
+            if name not in index and not pair:
+                raise invalid(self._missing(name, index))
+            places.append(
+                (index.pop(name), -1) if name in index else (index.pop(name + VALUES), index.pop(name + LENGTHS))
+            )
+        if index:
+            raise invalid(self._unknown(next(iter(index))))
+        return _Plan(
+            _rows_of([inputs[at if lengths_at < 0 else lengths_at] for at, lengths_at in places]), tuple(places)
+        )
+
+    def _missing(self, name: str, index: dict[str, int]) -> str:
+        also = f", or {name}{VALUES} and {name}{LENGTHS}" if name in self._lists else ""
+        near = difflib.get_close_matches(name, [n for n in index if len(n) < 200][:1000], n=1, cutoff=0.6)
+        hint = f"; did you mean {name} by {near[0]}?" if near else ""
+        return f"input {name}{also}: is missing{hint}"
+
+    def _unknown(self, name: str) -> str:
+        stem = next((name.removesuffix(end) for end in (VALUES, LENGTHS) if name.endswith(end)), name)
+        if stem in self.columns:
+            why = "needs values and lengths, and not the column too" if stem in self._lists else "has one value a row"
+            return f"input {name}: {stem} {why}"
+        near = difflib.get_close_matches(name[:200], self.columns, n=1, cutoff=0.6)
+        hint = f"did you mean {near[0]}? " if near else ""
+        return f"input {_shown(name)}: unknown; {hint}the model reads {', '.join(self.columns[:30])}"
+
+
+def _rows_of(inputs: Sequence[Description]) -> int:
+    """The number of rows that all inputs have."""
+    if not inputs:
+        raise invalid("the request has no inputs")
+    first = inputs[0]
+    for each in inputs:
+        if len(each.shape) > 2 or each.shape[1:] not in ((), (1,)):
+            raise invalid(f"input {each.name}: shape {list(each.shape)}; allowed: [N] or [N, 1]")
+        if each.count != first.count:
+            raise invalid(f"input {each.name}: has {each.count} rows, and {first.name} has {first.count}")
+    return first.count
+
+
+def _lengths(name: str, values: Values, total: int) -> Ints:
+    if isinstance(values, list) or values.dtype.kind not in "iu":
+        raise invalid(f"input {name}: lengths are whole numbers; allowed: INT32 or INT64")
+    lengths_N = values.astype(np.int64)
+    if lengths_N.size and (lengths_N.min() < 0 or lengths_N.max() > total):
+        wrong = lengths_N.min() if lengths_N.min() < 0 else lengths_N.max()
+        raise invalid(f"input {name}: a length is {wrong}; allowed: 0 to {total}")
+    if int(lengths_N.sum()) != total:
+        raise invalid(f"input {name}: lengths sum to {int(lengths_N.sum())}, and there are {total} values")
+    return lengths_N
+
+
+def _shown(text: str) -> str:
+    return text if text.isprintable() and len(text) <= 60 else repr(text[:57]) + "..."

@@ -1,0 +1,118 @@
+"""A server of a model in this process, and clients of it."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
+from types import TracebackType
+from typing import Any
+
+import grpc
+import numpy as np
+
+from shardkeep.inference.protocol.datatypes import NUMBERS, Values, pack
+from shardkeep.inference.server.serve import Addresses, ServerSettings, serve
+from shardkeep.inference.server.served_model import ServedModel
+from shardkeep.proto import inference_pb2 as pb
+
+LIMIT_S = 30.0
+
+
+class Server:
+    """Serves in a thread, on free ports."""
+
+    def __init__(self, served: ServedModel, settings: ServerSettings | None = None, name: str = "clicks") -> None:
+        self._settings = settings or ServerSettings("127.0.0.1:0", "127.0.0.1:0")
+        self._served, self._name = served, name
+        self._ready: Future[Addresses] = Future()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._stop: asyncio.Event | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.addresses = Addresses("", None)
+
+    def __enter__(self) -> Server:
+        self._thread.start()
+        self.addresses = self._ready.result(LIMIT_S)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.begin_stop()
+        self._thread.join(LIMIT_S)
+        assert not self._thread.is_alive()
+
+    def begin_stop(self) -> None:
+        """Asks the server to stop, and returns at once."""
+        assert self._loop is not None and self._stop is not None
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stop.set)
+
+    def call(self, method: str, request: Any, reply: Any, **options: Any) -> Any:
+        """Calls over gRPC. `request`: a message, or any bytes."""
+        with grpc.insecure_channel(self.addresses.grpc) as channel:
+            return call_on(channel, method, request, reply, **options)
+
+    def infer(self, request: Any, **options: Any) -> pb.ModelInferResponse:
+        return self.call("ModelInfer", request, pb.ModelInferResponse, **options)  # type: ignore[no-any-return]
+
+    def http(
+        self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
+    ) -> tuple[int, Mapping[str, str], bytes]:
+        """Calls over HTTP: status, headers, body."""
+        assert self.addresses.http is not None
+        connection = http.client.HTTPConnection(self.addresses.http, timeout=LIMIT_S)
+        try:
+            connection.request(method, path, body, dict(headers or {}))
+            reply = connection.getresponse()
+            return reply.status, dict(reply.getheaders()), reply.read()
+        finally:
+            connection.close()
+
+    def post(self, inputs: Sequence[Mapping[str, Any]], **more: Any) -> tuple[int, Any]:
+        """An infer request as plain JSON: status and JSON."""
+        body = json.dumps({"inputs": list(inputs), **more}).encode()
+        status, _, content = self.http("POST", f"/v2/models/{self._name}/infer", body)
+        return status, json.loads(content)
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._body())
+        except BaseException as error:
+            if not self._ready.done():
+                self._ready.set_exception(error)
+            raise
+
+    async def _body(self) -> None:
+        self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        await serve(self._name, self._served, self._settings, ready=self._ready.set_result, stop=self._stop)
+
+
+def call_on(channel: grpc.Channel, method: str, request: Any, reply: Any, **options: Any) -> Any:
+    """Calls a method of the protocol on an open channel."""
+    message = request if isinstance(request, bytes) else request.SerializeToString()
+    stub = channel.unary_unary(
+        f"/inference.GRPCInferenceService/{method}", response_deserializer=reply.FromString
+    )  # no serializer: the message is bytes
+    return stub(message, timeout=LIMIT_S, **options)
+
+
+def datatype_of(values: Values) -> str:
+    return "BYTES" if isinstance(values, list) else next(n for n, dtype in NUMBERS.items() if dtype == values.dtype)
+
+
+def raw_request(columns: Mapping[str, Values], model: str = "clicks", **more: Any) -> pb.ModelInferRequest:
+    """A request with raw contents, as tritonclient sends it."""
+    request = pb.ModelInferRequest(model_name=model, **more)
+    for name, values in columns.items():
+        request.inputs.add(name=name, datatype=datatype_of(values), shape=[len(values)])
+        request.raw_input_contents.append(pack(values))
+    return request
+
+
+def scores_of(reply: pb.ModelInferResponse, index: int = 0) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.frombuffer(reply.raw_output_contents[index], np.float32)
