@@ -151,7 +151,7 @@ def export(
             raise typer.BadParameter(f"{value!r}; allowed: {', '.join(allowed)}", param_hint=f"'--{option}'")
 
     def body() -> int:
-        with _ready(run) as screen:
+        with ready_to_score(run) as screen:
             from shardkeep.inference.export.writing import Formats, export_run
 
             def told(text: str, share: float) -> None:

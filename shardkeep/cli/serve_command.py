@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -30,6 +31,18 @@ def serve(
         typer.Option(metavar="NAME", help="Name of the model for clients [default: the job's, or the folder's]."),
     ] = None,
     which: Model = "last",
+    follow: Annotated[
+        Path | None,
+        typer.Option(
+            parser=path,
+            metavar="RUN",
+            autocompletion=complete_run,
+            help="Serve each new checkpoint of this run, which may be training.",
+        ),
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read all files of an export and compare their checksums first.")
+    ] = False,
     max_delay_ms: Annotated[
         float,
         typer.Option(min=0, max=10_000, metavar="MS", help="How long a request may wait for others to join its batch."),
@@ -61,20 +74,25 @@ def serve(
         with ready_to_score(model):
             import torch
 
+            from shardkeep.inference.following import Follower
+            from shardkeep.inference.loading import made_at
             from shardkeep.inference.predictor import load
+            from shardkeep.inference.server.follow import following
             from shardkeep.inference.server.serve import Addresses, model_name, serve_until_signal
             from shardkeep.inference.server.served_model import ServedModel
 
             torch.set_num_threads(threads)
-            predictor = load(model, chosen)
-            served = ServedModel(predictor)
+            follower = None if follow is None else Follower(follow)
+            predictor = load(model, chosen, verify=verify)
+            served = ServedModel(predictor, made_at(model))
         shown = name or model_name(predictor, model)
 
         def ready(addresses: Addresses) -> None:
             text = f"serving {shown}, step {predictor.step:,}: gRPC {addresses.grpc}"
             print(text + (f", HTTP {addresses.http}" if addresses.http else ""), flush=True)
 
-        serve_until_signal(shown, served, settings, ready=ready)
+        with contextlib.nullcontext() if follower is None else following(served, follower):
+            serve_until_signal(shown, served, settings, ready=ready)
         return 0
 
     run_command(body, debug)

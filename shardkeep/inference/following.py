@@ -29,7 +29,7 @@ class Followed:
 
     Attributes:
         written_s: When its checkpoint was complete, seconds since 1970.
-        layers: What was read for it: layers of increments, or all rows.
+        full: Whether all rows were read for it; else increments alone.
     """
 
     trained: Trained
@@ -47,6 +47,8 @@ class Follower:
         """Raises UserError: it is no run folder."""
         self._run = run
         config_of(run)
+        self.step = 0
+        """The step of the model that `look` returned last; 0 = none yet."""
         self._chain: list[str] = []
         self._rows: SortedRows | None = None
 
@@ -67,6 +69,7 @@ class Follower:
             _log.warning("a checkpoint cannot be read", run=str(self._run), why=str(error), once=str(error))
             return None
         self._rows, self._chain = rows, [link.id for link in checkpoint.chain]
+        self.step = trained.step
         return Followed(trained, written_s, full)
 
     def _read(self, specs: Sequence[TableSpec], checkpoint: Checkpoint, *, seed: int) -> tuple[SortedRows, bool]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from shardkeep.base.errors import UserError
 from shardkeep.config import JobConfig
-from shardkeep.inference.export.manifest import is_export
+from shardkeep.inference.export.manifest import MANIFEST, is_export
 from shardkeep.inference.trained import Trained, trained_of_run
 from shardkeep.run.trained import Which, config_of
 
@@ -36,3 +36,8 @@ def config_of_model(path: Path) -> JobConfig:
     from shardkeep.inference.export.opening import config_of_export
 
     return config_of_export(path)
+
+
+def made_at(path: Path) -> float | None:
+    """When an export was written, seconds since 1970; None = it is a run."""
+    return (path / MANIFEST).stat().st_mtime if is_export(path) else None
