@@ -87,11 +87,14 @@ def serve(
             served = ServedModel(predictor, made_at(model))
         shown = name or model_name(predictor, model)
 
+        def say(line: str) -> None:
+            print(line, flush=True)
+
         def ready(addresses: Addresses) -> None:
             text = f"serving {shown}, step {predictor.step:,}: gRPC {addresses.grpc}"
             print(text + (f", HTTP {addresses.http}" if addresses.http else ""), flush=True)
 
-        with contextlib.nullcontext() if follower is None else following(served, follower):
+        with contextlib.nullcontext() if follower is None else following(served, follower, told=say):
             serve_until_signal(shown, served, settings, ready=ready)
         return 0
 

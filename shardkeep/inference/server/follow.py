@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from shardkeep.base.errors import ShardkeepError
 from shardkeep.base.log import EventLog
@@ -20,10 +20,18 @@ _log = EventLog("serve")
 
 
 @contextlib.contextmanager
-def following(served: ServedModel, follower: Follower, *, every_s: float = LOOK_EVERY_S) -> Iterator[None]:
-    """Inside, the newest checkpoint is served. A checkpoint that cannot be served is logged; the older model stays."""
+def following(
+    served: ServedModel,
+    follower: Follower,
+    *,
+    every_s: float = LOOK_EVERY_S,
+    told: Callable[[str], None] = lambda _: None,
+) -> Iterator[None]:
+    """Inside, the newest checkpoint is served. A checkpoint that cannot be served is logged; the older model stays.
+
+    `told`: called with one line for each new model, in another thread."""
     stop = threading.Event()
-    thread = threading.Thread(target=_follow, args=(served, follower, every_s, stop), name="follow", daemon=True)
+    thread = threading.Thread(target=_follow, args=(served, follower, every_s, stop, told), name="follow", daemon=True)
     thread.start()
     try:
         yield
@@ -32,7 +40,9 @@ def following(served: ServedModel, follower: Follower, *, every_s: float = LOOK_
         thread.join(JOIN_S)
 
 
-def _follow(served: ServedModel, follower: Follower, every_s: float, stop: threading.Event) -> None:
+def _follow(
+    served: ServedModel, follower: Follower, every_s: float, stop: threading.Event, told: Callable[[str], None]
+) -> None:
     while not stop.wait(every_s):
         began = time.monotonic()
         try:
@@ -45,4 +55,4 @@ def _follow(served: ServedModel, follower: Follower, every_s: float, stop: threa
             continue
         seconds, age_s = time.monotonic() - began, time.time() - found.written_s
         read = "all rows" if found.full else "an increment"
-        _log.info("model", step=found.trained.step, read=read, seconds=round(seconds, 2), age_s=round(age_s, 2))
+        told(f"step {found.trained.step:,}: read {read} in {seconds:.2f} s, {age_s:.2f} s old")
