@@ -140,6 +140,17 @@ class JobConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _rows_of_files_are_a_checkpoint(self) -> JobConfig:
+        if "default" in self.row_files:
+            raise ValueError("tables.default.init.name: file; allowed in the entry of one table, whose rows it has")
+        if self.row_files and not self.checkpoint.every_steps:
+            raise ValueError(
+                f"checkpoint.every_steps: 0 with tables.{self.row_files[0]}.init.name: file, whose rows become the "
+                "checkpoint of step 0; allowed: auto, or 1 or more; in a loop of your own: client.fill"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _the_loss_is_of_the_labels(self) -> JobConfig:
         loss, label = self.train.loss, self.data.label
         if label is not None and label.kind == "number" and not loss.of_numbers:
@@ -203,6 +214,11 @@ class JobConfig(Settings):
     def own_modules(self) -> bool:
         """Whether it names code of the user's own, `module:name`."""
         return ":" in self.model.name or ":" in self.data.source
+
+    @property
+    def row_files(self) -> list[str]:
+        """The tables whose first rows are in a file."""
+        return [name for name, table in self.tables.items() if table.init is not None and table.init.name == "file"]
 
     def table(self, name: str) -> TableSpec:
         """The full definition of table `name`: its own settings, then `tables.default`, then the built-in ones."""

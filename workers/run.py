@@ -104,7 +104,9 @@ class TrainingRun:
         load_rank_state(self.client, self.tower, checkpoint, rank=rank, world_size=workers, scores=self.scores)
 
     def _adopt(self, checkpoint: Checkpoint) -> None:
-        """Begins with the dense model of another run (shardkeep/run/warm_start.py)."""
+        """Begins with the dense model of another run (shardkeep/run/warm_start.py), if the checkpoint has one."""
+        if not checkpoint.below("tower"):
+            return
         new = adopt_tower(self.tower, checkpoint)
         if new and not self.client.rank:
             listed = ", ".join(new[:MOST_NAMES]) + (f" and {len(new) - MOST_NAMES} more" if new[MOST_NAMES:] else "")

@@ -11,11 +11,8 @@ from shardkeep.base.arrays import Floats, Ints
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import Catalog
 from shardkeep.ps.shard.table.initializers import Initial
-from shardkeep.ps.shard.table.row_kernels import gather
 from shardkeep.ps.wire.ids import read_present
 from shardkeep.ps.wire.message import Packed
-
-_NOWHERE = np.zeros(1, dtype=np.int64)
 
 
 class AbsentRows:
@@ -44,11 +41,5 @@ class AbsentRows:
             section = slice(int(starts_S[s]), int(starts_S[s] + rows_S[s]))
             rows_UD = full[values_S[s] : values_S[s + 1]].reshape(int(rows_S[s]), -1)
             absent = np.flatnonzero(~there_V[section])
-            rows_UD[absent] = self._initial(int(reply.tables_S[s]), ids_V[section][absent], rows_UD.shape[1])
+            rows_UD[absent] = self._initials[int(reply.tables_S[s])].rows(ids_V[section][absent], rows_UD.shape[1])
         return full
-
-    def _initial(self, table: int, ids_U: Ints, dim: int) -> Floats:
-        initial, rows_UD = self._initials[table], np.empty((ids_U.size, dim), dtype=np.float32)
-        nowhere_U, law = np.full(ids_U.size, -1), (initial.key, initial.initializer, initial.first, initial.second)
-        gather(ids_U, nowhere_U, _NOWHERE, 0, 0, *law, rows_UD)
-        return rows_UD

@@ -8,9 +8,10 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from shardkeep import __version__
 from shardkeep.cli.exits import report
@@ -20,9 +21,22 @@ from shardkeep.cli.options import Debug
 from shardkeep.cli.output import OutputError, drop_output, guard_output
 from shardkeep.cli.role_commands import coordinator, fork_server, server, worker
 from shardkeep.cli.serve_command import serve
+from shardkeep.cli.table_commands import tables, tables_export
 from shardkeep.cli.tool_commands import bench, cache, certs, config, estimate, sweep, version
 
+
+class _TwoWords(TyperGroup):
+    """Commands whose name may have two words. A run folder with the name of the second word is written `./export`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        both = " ".join(args[:2])
+        if len(args) > 1 and both in self.commands:
+            return both, self.commands[both], args[2:]
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
+    cls=_TwoWords,
     help="Trains recommendation models whose embedding tables live in parameter servers.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
@@ -37,6 +51,7 @@ for command in (
     predict,
     export,
     serve,
+    tables,
     config,
     estimate,
     sweep,
@@ -49,6 +64,7 @@ for command in (
     version,
 ):
     app.command()(command)
+app.command("tables export")(tables_export)
 app.command("with")(with_)
 app.command("fork-server", hidden=True)(fork_server)
 

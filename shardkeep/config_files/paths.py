@@ -21,10 +21,25 @@ DATA = (("data", "train"), ("data", "eval"), ("data", "test"), ("data", "cache")
 
 
 def anchored(raw: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The settings of a file in `folder` with absolute FOLDERS. Leaves wrong paths to the model."""
+    """The settings of a file in `folder` with absolute FOLDERS and row files. Leaves wrong paths to the model."""
     found = dict(raw)
+
+    def absolute(text: str) -> str:
+        return str((folder / Path(text).expanduser()).resolve())
+
     for group, key in FOLDERS:
-        _change(found, group, key, lambda text: str((folder / Path(text).expanduser()).resolve()))
+        _change(found, group, key, absolute)
+    if isinstance(tables := found.get("tables"), Mapping):
+        found["tables"] = {name: _with_row_file(table, absolute) for name, table in tables.items()}
+    return found
+
+
+def _with_row_file(table: Any, change: Callable[[str], str]) -> Any:
+    """A table with another path of its initial rows, if it has one."""
+    if not isinstance(table, Mapping):
+        return table
+    found = dict(table)
+    _change(found, "init", "path", change)
     return found
 
 

@@ -20,12 +20,14 @@ from shardkeep.launch.children import Spawn, Starter, child_environment
 from shardkeep.launch.interrupts import Interrupts
 from shardkeep.launch.test_data import score_test_data
 from shardkeep.process_starts import forks
+from shardkeep.ps.config import TableConfig
 from shardkeep.run.folder import Record, RunFolder
 from shardkeep.run.new_folder import default_run_dir, refuse_taken
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from shardkeep.run.pretrained import Pretrained
     from shardkeep.run.resume import Resumed
     from shardkeep.run.screen import Screen
     from shardkeep.run.summary import Summary
@@ -120,10 +122,12 @@ def _run_phases(
         refuse_taken(run_dir)
     pins = _pins(config)
     with Interrupts() as interrupts, _importable(code_folder):
+        files = _row_files(config, start) if resumed is None and config.row_files else []
         _prepare(config, screen, resumed, start, starter)
         if config.affinity.wanted:
             screen.phase("affinity", describe(pins))
-        folder = RunFolder(run_dir) if resumed is not None else _new_folder(run_dir, config, code_folder, start)
+        new = resumed is None
+        folder = _new_folder(run_dir, config, code_folder, start, files) if new else RunFolder(run_dir)
         screen.phase("run", str(run_dir))
         with _says_how_to_resume(folder, screen), folder.held():
             config, summary = _Launch(folder, screen, interrupts, code_folder, starter).run(config, resumed)
@@ -136,15 +140,27 @@ def _run_phases(
     return {**summary, "run_dir": str(folder.path)}
 
 
-def _new_folder(path: Path, config: JobConfig, code_folder: Path | None, start: WarmStart | None) -> RunFolder:
+def _row_files(config: JobConfig, start: WarmStart | None) -> list[Pretrained]:
+    """The row files with which tables begin, opened. Raises UserError, DataError and ConfigError."""
+    from shardkeep.run.pretrained import pretrained_of
+    from shardkeep.run.warm_start import tables_of
+
+    return pretrained_of(config, besides=tables_of(start))
+
+
+def _new_folder(
+    path: Path, config: JobConfig, code_folder: Path | None, start: WarmStart | None, files: Sequence[Pretrained]
+) -> RunFolder:
     from shardkeep.run.warm_start import refuse_start_of_another, write_start
 
     refuse_start_of_another(config, path)
     folder = RunFolder.create(path, config, code_folder=code_folder)
-    if start is not None:
+    if start is not None or files:
         try:
-            write_start(start, config, folder.path)
-            folder.event({"text": f"began with {start.text()}"})
+            write_start(start, config, folder.path, files)
+            origins = [each.text() for each in files] if start is None else [start.text(), *(e.text() for e in files)]
+            for origin in origins:
+                folder.event({"text": f"began with {origin}"})
         except BaseException:  # without its model it is no run
             shutil.rmtree(folder.path, ignore_errors=True)
             raise
@@ -345,7 +361,14 @@ def _anchored(config: JobConfig) -> JobConfig:
     checkpoint = config.checkpoint
     if checkpoint.dir is not None:
         checkpoint = checkpoint.model_copy(update={"dir": _absolute(checkpoint.dir)})
-    return config.model_copy(update={"data": data, "checkpoint": checkpoint})
+    tables = {name: _with_absolute_rows(table) for name, table in config.tables.items()}
+    return config.model_copy(update={"data": data, "checkpoint": checkpoint, "tables": tables})
+
+
+def _with_absolute_rows(table: TableConfig) -> TableConfig:
+    if table.init is None or table.init.path is None:
+        return table
+    return table.model_copy(update={"init": table.init.model_copy(update={"path": _absolute(table.init.path)})})
 
 
 def _absolute(path: str) -> str:

@@ -29,7 +29,7 @@ from shardkeep.roles.group import join_group
 from shardkeep.roles.kernel_needs import needed_kernels
 from shardkeep.roles.membership import Membership
 from shardkeep.roles.server import build_service
-from shardkeep.run.checkpoints import checkpoints_of, resumed_from
+from shardkeep.run.checkpoints import check_needs_no_rows, checkpoints_of, resumed_from
 from shardkeep.workers.config import CheckpointConfig
 
 Tables = Sequence[TableSpec]
@@ -210,6 +210,7 @@ def checked_tables(tables: Tables, config: JobConfig | None = None) -> list[Tabl
         raise ConfigError(f"tables: two of them are named {next(n for n in names if names.count(n) > 1)}")
     if not found:
         raise ConfigError("tables: is empty; allowed: at least one TableSpec")
+    check_needs_no_rows(found, None)
     if config is not None:
         _check_decay(found, config)
     return found

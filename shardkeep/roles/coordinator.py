@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sys
 from collections.abc import Iterator
@@ -115,7 +116,27 @@ def _run_folder(job: JobConfig, options: CoordinatorOptions) -> RunFolder:
         if (another := origin_line(job, path)) is not None:
             _say(another)
         return RunFolder.reopen(path, job, step=options.start_step, samples=samples)
-    return RunFolder.create(path, job)
+    return _new_folder(job, path)
+
+
+def _new_folder(job: JobConfig, path: Path) -> RunFolder:
+    """A new run folder, with the rows of files with which tables begin."""
+    if not job.row_files:
+        return RunFolder.create(path, job)
+    from shardkeep.run.pretrained import pretrained_of
+    from shardkeep.run.warm_start import refuse_start_of_another, write_start
+
+    files = pretrained_of(job)
+    refuse_start_of_another(job, path)
+    folder = RunFolder.create(path, job)
+    try:
+        write_start(None, job, folder.path, files)
+    except BaseException:  # without its rows it is no run
+        shutil.rmtree(folder.path, ignore_errors=True)
+        raise
+    for each in files:
+        folder.event({"text": f"began with {each.text()}"})
+    return folder
 
 
 def _standing(folder: RunFolder, *, by_hand: bool) -> dict[str, Any]:

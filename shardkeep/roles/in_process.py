@@ -21,7 +21,7 @@ from shardkeep.roles.devices import peak_device_bytes, worker_device
 from shardkeep.roles.membership import loaded_kernels, process_facts
 from shardkeep.roles.server import build_service
 from shardkeep.roles.worker import SMALLER
-from shardkeep.run.checkpoints import checkpoints_of, owned, resumed_from
+from shardkeep.run.checkpoints import check_needs_no_rows, checkpoints_of, owned, resumed_from
 from shardkeep.workers.collectives.collective import Solo
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.generation import Link
@@ -49,6 +49,8 @@ def run_in_process(
     with contextlib.ExitStack() as leaving:
         leaving.callback(checkpoints.release)
         resumed = resumed_from(checkpoints, start_step)
+        if resumed is None:
+            check_needs_no_rows(tables, checkpoints.folder)
         service = build_service(config, tables, shard=0, generation=0, checkpoints=checkpoints, resumed=resumed)
         device, _ = worker_device(config, None, 0)
         profile = open_profile(config.profile, folder, "worker", 0, cuda=device.type == "cuda")

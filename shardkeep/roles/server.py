@@ -40,7 +40,7 @@ from shardkeep.roles.membership import (
     watched_sockets,
 )
 from shardkeep.roles.recovery_folder import kept_while_useful, replaced_folder
-from shardkeep.run.checkpoints import resumed_from
+from shardkeep.run.checkpoints import check_needs_no_rows, resumed_from
 from shardkeep.run.storage import kept_at, missed, why_unseen
 
 if TYPE_CHECKING:
@@ -243,6 +243,8 @@ class _Life:
         self._control.report("event", {"text": text})
 
     def _build(self, tables: Sequence[TableSpec], resumed: Checkpoint | None) -> ShardService:
+        if resumed is None:
+            check_needs_no_rows(tables, self._agreed.checkpoints.folder)
         return build_service(
             self._agreed.config,
             tables,

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
+from shardkeep.base.errors import ConfigError
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoint_owner import Hold, owner_here
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
+from shardkeep.ps.config import TableSpec
 
 
 def checkpoints_of(config: JobConfig, run_dir: Path) -> Checkpoints:
@@ -36,3 +39,18 @@ def resumed_from(checkpoints: Checkpoints, start_step: int) -> Checkpoint | None
     """Returns the checkpoint with which a job starts at this step; None = at step 0, with nothing. A job that continues
     another run's model (warm_start.py) has one of step 0. Raises CheckpointError."""
     return checkpoints.load(start_step) if start_step or checkpoints.has_start else None
+
+
+def check_needs_no_rows(tables: Sequence[TableSpec], folder: Path | None) -> None:
+    """For a process that starts without a checkpoint. Raises ConfigError if a table begins with the rows of a file,
+    because these are in the checkpoint of step 0 (pretrained.py).
+
+    `folder`: where checkpoints were looked for; None = nowhere, in a loop."""
+    for table in tables:
+        if table.init.name == "file":
+            where = "a loop of your own has none; fill the table by client.fill"
+            if folder is not None:
+                where = f"there is none in {folder}; all members must share this folder"
+            raise ConfigError(
+                f"tables.{table.name}.init.name: file; its rows are in the checkpoint of step 0, and {where}"
+            )

@@ -1,7 +1,7 @@
-"""`shardkeep train CONFIG --from RUN`: a job that begins with the rows and the dense model of another run.
+"""The model with which a job begins: that of another run (`shardkeep train CONFIG --from RUN`), or rows of files.
 
-They become the new run's checkpoint of step 0, so a death before its next checkpoint goes back to them. Files are
-linked where both runs are on one disk. The optimizer state is kept, but what one rank has not sent yet is not.
+It becomes the new run's checkpoint of step 0, so a death before its next checkpoint goes back to it. Files of another
+run are linked where both runs are on one disk. The optimizer state is kept, but what one rank has not sent yet is not.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from shardkeep.base.errors import CheckpointError, ConfigError, UserError
 from shardkeep.base.files import atomic_write
@@ -25,6 +25,9 @@ from shardkeep.ps.shard.snapshot.index import earlier_steps, indexes, specs_of
 from shardkeep.run.checkpoints import checkpoints_of, owned
 from shardkeep.run.json_files import to_json
 from shardkeep.run.trained import Which, checkpoint_of, config_of
+
+if TYPE_CHECKING:
+    from shardkeep.run.pretrained import Pretrained  # loads pyarrow, which servers do without
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +81,10 @@ def _same(key: str, ours: Any, theirs: Any, run: Path) -> None:
         raise ConfigError(f"{key}: {ours}; --from {run} was trained with {theirs}")
 
 
-def write_start(start: WarmStart, config: JobConfig, folder: Path) -> None:
-    """Writes the checkpoint of step 0 of the run in `folder`. Raises ConfigError (the folder of checkpoints is in use)
-    and CheckpointError."""
+def write_start(start: WarmStart | None, config: JobConfig, folder: Path, files: Sequence[Pretrained] = ()) -> None:
+    """Writes the checkpoint of step 0 of the run in `folder`: the model of another run, rows of files, or both.
+
+    Raises ConfigError (the folder of checkpoints is in use), DataError (a row file is damaged) and CheckpointError."""
     checkpoints = checkpoints_of(config, folder)
     if checkpoints.complete():
         raise ConfigError(
@@ -89,14 +93,44 @@ def write_start(start: WarmStart, config: JobConfig, folder: Path) -> None:
     checkpoints = owned(checkpoints, config, folder, secrets.token_hex(8))
     try:
         partial = checkpoints.begin(0)
-        rows = _merged_rows if start.checkpoint.base is not None else _linked_rows
-        files = [*rows(start.checkpoint, partial), *_links(start.checkpoint, start.checkpoint.below("tower"), partial)]
-        checkpoints.commit(0, files, start.facts)
-    except OSError as error:
+        records = [] if start is None else _model_of(start.checkpoint, partial)
+        records += _rows_of(files, partial)
+        checkpoints.commit(0, records, _facts(start, files))
+    except BaseException as error:
         checkpoints.abandon(0)
-        raise CheckpointError(f"{checkpoints.folder}: cannot be written ({error.strerror or error})") from error
+        if isinstance(error, OSError):
+            raise CheckpointError(f"{checkpoints.folder}: cannot be written ({error.strerror or error})") from error
+        raise
     finally:
         checkpoints.release()
+
+
+def tables_of(start: WarmStart | None) -> list[str]:
+    """The tables that have rows of another run."""
+    return [] if start is None else [spec.name for spec in specs_of(start.checkpoint)]
+
+
+def _facts(start: WarmStart | None, files: Sequence[Pretrained]) -> dict[str, Any]:
+    facts: dict[str, Any] = {"from": {}, "samples": 0, "versions": versions(), "inputs": None}
+    if start is not None:
+        facts = start.facts
+    if files:
+        facts["from"]["files"] = {each.spec.name: each.facts for each in files}
+    return facts
+
+
+def _model_of(checkpoint: Checkpoint, partial: Path) -> list[FileRecord]:
+    rows = _merged_rows if checkpoint.base is not None else _linked_rows
+    return [*rows(checkpoint, partial), *_links(checkpoint, checkpoint.below("tower"), partial)]
+
+
+def _rows_of(files: Sequence[Pretrained], partial: Path) -> list[FileRecord]:
+    """The rows of files, beside those of another run."""
+    if not files:
+        return []
+    from shardkeep.ps.shard.snapshot.given_rows import write_given_rows
+
+    return write_given_rows([each.given() for each in files], partial, shard=len(list(partial.glob("server-*"))))
 
 
 def refuse_start_of_another(config: JobConfig, folder: Path) -> None:

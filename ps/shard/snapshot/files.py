@@ -11,7 +11,6 @@ import contextlib
 import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,8 @@ from shardkeep.base.files import atomic_write
 from shardkeep.ps.checkpoints import Checkpoint, FileRecord
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import BUCKETS, server_of
-from shardkeep.ps.shard.snapshot.array_file import ArrayFile
 from shardkeep.ps.shard.snapshot.index import INDEX, file_name, indexes
+from shardkeep.ps.shard.snapshot.part_files import Part, PartFiles
 from shardkeep.ps.shard.snapshot.snapshot import Snapshot
 from shardkeep.ps.shard.snapshot.spill import Spill
 from shardkeep.ps.shard.snapshot.walk import walk
@@ -39,17 +38,6 @@ PART_BYTES = 8 << 20
 each row of the largest table, one bit for each row of every table, and the pre-images (limit in spill.py)."""
 
 Arrays = dict[str, npt.NDArray[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """Rows of one table whose ids fall into buckets [first, end)."""
-
-    table: int
-    file: int
-    first: int
-    end: int
-    rows: int
 
 
 def write_snapshot(snapshot: Snapshot, checkpoint: Path, *, shard: int) -> list[FileRecord]:
@@ -75,7 +63,7 @@ def write_snapshot(snapshot: Snapshot, checkpoint: Path, *, shard: int) -> list[
             {"spec": table.spec.model_dump(mode="json"), "skipped_rows": skipped}
             for table, skipped in zip(snapshot.tables, snapshot.skipped_rows_T, strict=True)
         ],
-        "parts": [[p.table, p.file, p.first, p.end, p.rows] for p in parts],
+        "parts": [part.to_json() for part in parts],
     }
     if snapshot.earlier_steps:
         index["earlier_steps"] = snapshot.earlier_steps
@@ -85,29 +73,17 @@ def write_snapshot(snapshot: Snapshot, checkpoint: Path, *, shard: int) -> list[
 
 def _write_rows(
     snapshot: Snapshot, folder: Path, done: Callable[[Path], Future[FileRecord]]
-) -> tuple[list[_Part], list[Future[FileRecord]]]:
+) -> tuple[list[Part], list[Future[FileRecord]]]:
     """Writes the files of rows and passes each to `done`. Returns the parts and the files' records."""
-    parts: list[_Part] = []
-    records: list[Future[FileRecord]] = []
-    file: ArrayFile | None = None
     with contextlib.ExitStack() as opened:
         spill = opened.enter_context(contextlib.closing(Spill(folder)))
+        # A dropped snapshot must not touch files that the next one may be writing.
+        files = PartFiles(folder, FILE_BYTES, done, before=snapshot.check)
+        opened.enter_context(contextlib.closing(files))
         for part in opened.enter_context(contextlib.closing(walk(snapshot, spill, min(PART_BYTES, FILE_BYTES)))):
-            if file is None:
-                snapshot.check()  # a dropped snapshot must not touch files that the next one may be writing
-                file = opened.enter_context(contextlib.closing(ArrayFile(folder / file_name(len(records)))))
-            columns = part.columns
-            for what, array in (("ids", columns.ids_K), ("rows", columns.rows_KD), ("slots", columns.slots_KS)):
-                file.add(f"{part.table}.{part.first}.{what}", array)
-            parts.append(_Part(part.table, len(records), part.first, part.end, columns.ids_K.size))
-            if file.size >= FILE_BYTES or not file.has_room:
-                file.finish()
-                records.append(done(file.path))
-                file = None
-        if file is not None:
-            file.finish()
-            records.append(done(file.path))
-    return parts, records
+            files.add(part.table, part.first, part.end, part.columns)
+        files.finish()
+    return files.parts, files.records
 
 
 def load_snapshots(tables: Sequence[Table], checkpoint: Checkpoint, *, shard: int, num_shards: int) -> None:
@@ -146,10 +122,10 @@ def _range_of(shard: int, num_shards: int) -> tuple[int, int]:
     return -(-shard * BUCKETS // num_shards), -(-(shard + 1) * BUCKETS // num_shards)
 
 
-def _by_file(index: dict[str, Any], first: int, end: int) -> dict[int, list[_Part]]:
+def _by_file(index: dict[str, Any], first: int, end: int) -> dict[int, list[Part]]:
     """The parts with rows of buckets [first, end), by file number."""
-    found: dict[int, list[_Part]] = {}
-    for part in (_Part(*row) for row in index["parts"]):
+    found: dict[int, list[Part]] = {}
+    for part in (Part(*row) for row in index["parts"]):
         if part.first < end and part.end > first:
             found.setdefault(part.file, []).append(part)
     return found

@@ -52,7 +52,7 @@ def _walk_table(snapshot: Snapshot, spill: Spill, t: int, part_bytes: int) -> Ge
     order, starts_B1 = bucket_order(table.records, snapshot.rows_T[t], between, chosen=snapshot.chosen_T[t])
     if not order.array.size:
         return
-    ranges = _ranges(starts_B1, max(1, part_bytes // table.layout.row_bytes))
+    ranges = ranges_of(starts_B1, max(1, part_bytes // table.layout.row_bytes))
     room = _Room(table, max(int(starts_B1[end] - starts_B1[first]) for first, end in ranges))
     for first, end in ranges:
         order_K = order.array[starts_B1[first] : starts_B1[end]]
@@ -71,7 +71,7 @@ def _walk_table(snapshot: Snapshot, spill: Spill, t: int, part_bytes: int) -> Ge
         yield Part(t, first, end, columns)
 
 
-def _ranges(starts_B1: npt.NDArray[np.int64], most: int) -> list[tuple[int, int]]:
+def ranges_of(starts_B1: npt.NDArray[np.int64], most: int) -> list[tuple[int, int]]:
     """Ranges [first, end) of buckets with at most `most` rows each, or one larger bucket. Omits empty ranges."""
     found, first = [], 0
     while first < BUCKETS:

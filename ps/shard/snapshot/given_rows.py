@@ -1,0 +1,122 @@
+"""Given rows: rows of the user's own, such as pretrained embeddings, written as a snapshot that servers load.
+
+Their optimizer slots are new. Memory: one of the bucket ranges that the rows are sorted into first, in temporary files.
+"""
+# N = rows of a chunk or range, D = embedding dim, S = optimizer slots of a row, B = buckets
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+
+from shardkeep.base.arrays import Ids, Rows
+from shardkeep.base.errors import DataError
+from shardkeep.base.files import atomic_write
+from shardkeep.ps.checkpoints import FileRecord
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.placement import BUCKET_BITS, BUCKETS, keys_of
+from shardkeep.ps.shard.snapshot.files import FILE_BYTES, PART_BYTES
+from shardkeep.ps.shard.snapshot.index import INDEX
+from shardkeep.ps.shard.snapshot.part_files import PartFiles
+from shardkeep.ps.shard.snapshot.snapshot import Columns
+from shardkeep.ps.shard.snapshot.walk import ranges_of
+from shardkeep.ps.shard.table.layout import RowLayout
+from shardkeep.ps.shard.table.layout_kernels import FIRST_WEIGHT
+from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
+
+RANGE_BYTES = 32 << 20
+"""The approximate size of a range."""
+_MOST_RANGES = 256
+"""Each range has an open file."""
+
+
+@dataclass(frozen=True, slots=True)
+class GivenRows:
+    """The rows of one table, from outside."""
+
+    spec: TableSpec
+    count: int
+    """About how many there are."""
+    chunks: Callable[[], Iterable[tuple[Ids, Rows]]]
+    """Ids (N,) and rows (N, D), in any order."""
+    source: str
+    """Where they come from, for errors."""
+
+
+def write_given_rows(tables: Sequence[GivenRows], checkpoint: Path, *, shard: int) -> list[FileRecord]:
+    """Writes rows below `checkpoint`/server-SHARD, as one server's snapshot of these tables.
+
+    Any number of servers loads them. Raises DataError if an id is given twice, what `chunks` raises, and OSError."""
+    folder = checkpoint / f"server-{shard}"
+    folder.mkdir()
+
+    def done(path: Path) -> Future[FileRecord]:
+        record = Future[FileRecord]()
+        record.set_result(FileRecord.of(checkpoint, path))
+        return record
+
+    with contextlib.closing(PartFiles(folder, FILE_BYTES, done)) as files:
+        for t, given in enumerate(tables):
+            for first, end, columns in _parts(given, folder):
+                files.add(t, first, end, columns)
+        files.finish()
+    index = {
+        "tables": [{"spec": given.spec.model_dump(mode="json"), "skipped_rows": 0} for given in tables],
+        "parts": [part.to_json() for part in files.parts],
+    }
+    atomic_write(folder / INDEX, json.dumps(index) + "\n")
+    return [*(record.result() for record in files.records), FileRecord.of(checkpoint, folder / INDEX)]
+
+
+def _parts(given: GivenRows, folder: Path) -> Iterator[tuple[int, int, Columns]]:
+    """The rows in parts of buckets [first, end)."""
+    optimizer = OPTIMIZERS[given.spec.optimizer.name]
+    layout = RowLayout(given.spec.dim, optimizer.num_slots(given.spec.dim))
+    slot = optimizer.initial_slot(given.spec.optimizer)
+    for ids_N, rows_ND in _sorted_ranges(given, layout, folder):
+        starts_B1 = np.searchsorted(keys_of(ids_N) >> np.uint64(64 - BUCKET_BITS), np.arange(BUCKETS + 1))
+        for first, end in ranges_of(starts_B1, max(1, PART_BYTES // layout.row_bytes)):
+            part = slice(int(starts_B1[first]), int(starts_B1[end]))
+            slots_KS = np.full((part.stop - part.start, layout.num_slots), slot, dtype=np.float32)
+            yield first, end, Columns(ids_N[part], rows_ND[part], slots_KS)
+
+
+def _sorted_ranges(given: GivenRows, layout: RowLayout, folder: Path) -> Iterator[tuple[Ids, Rows]]:
+    """The rows in ranges of keys, each sorted by key."""
+    count = min(_MOST_RANGES, max(1, -(-given.count * layout.row_bytes // RANGE_BYTES)))
+    width = FIRST_WEIGHT + layout.dim
+    with contextlib.ExitStack() as opened:
+        files: list[IO[bytes]] = [opened.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in range(count)]
+        for ids_N, rows_ND in given.chunks():
+            _append(files, ids_N, rows_ND)
+        for file in files:
+            file.seek(0)
+            records_NW = np.frombuffer(file.read(), dtype=np.float32).reshape(-1, width)
+            file.close()
+            ids_N = records_NW[:, :FIRST_WEIGHT].copy().view(np.int64).reshape(-1)
+            keys_N = keys_of(ids_N)
+            order_N = np.argsort(keys_N)
+            keys_N, ids_N = keys_N[order_N], ids_N[order_N]
+            if (twice := np.flatnonzero(keys_N[1:] == keys_N[:-1])).size:
+                raise DataError(f"{given.source}: has two rows of id {ids_N[twice[0]]}; allowed: one")
+            yield ids_N, records_NW[order_N, FIRST_WEIGHT:]
+
+
+def _append(files: Sequence[IO[bytes]], ids_N: Ids, rows_ND: Rows) -> None:
+    """Adds records of id and weights to the files of their ranges."""
+    records_NW = np.concatenate([ids_N.reshape(-1, 1).view(np.float32), rows_ND], axis=1)
+    # The bucket decides: rows of one bucket are in one range.
+    range_N = ((keys_of(ids_N) >> np.uint64(64 - BUCKET_BITS)) * np.uint64(len(files))) >> np.uint64(BUCKET_BITS)
+    order_N = np.argsort(range_N, kind="stable")
+    starts = np.searchsorted(range_N[order_N], np.arange(len(files) + 1))
+    for file, begin, end in zip(files, starts, starts[1:], strict=False):
+        if begin < end:
+            file.write(records_NW[order_N[begin:end]].reshape(-1).data)

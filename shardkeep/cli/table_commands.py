@@ -1,0 +1,158 @@
+"""Commands that look at the rows of a run: tables, tables export."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from shardkeep.cli.exits import run_command
+from shardkeep.cli.model_commands import Model, TrainedRun
+from shardkeep.cli.options import Debug, path, which_checkpoint
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from shardkeep.tables.figures import TableFigures
+
+
+def tables(
+    run: TrainedRun,
+    model: Model = "last",
+    table: Annotated[str | None, typer.Option(metavar="NAME", help="Show this table alone, with its top rows.")] = None,
+    top: Annotated[int, typer.Option(min=1, max=100_000, metavar="N", help="Number of top rows with --table.")] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Show rows, bytes and norms of a run's tables, from a checkpoint. The job may still run."""
+    which = which_checkpoint(model)
+
+    def body() -> int:
+        from shardkeep.run.screen import console, two_columns
+
+        with ready_to_score(run) as screen:
+            from shardkeep.run.progress import progress_of
+            from shardkeep.tables.figures import figures_of
+            from shardkeep.tables.newest import with_checkpoint
+
+            def told(name: str, share: float) -> None:
+                screen.working("tables", name, share)
+
+            checkpoint, found = with_checkpoint(
+                run, which, lambda one: figures_of(one, told, table=table, top=top if table is not None else 0)
+            )
+            progress = progress_of(run)
+        if as_json:
+            head = {"step": checkpoint.step, "ended": progress.ended, "job_step": progress.step}
+            print(json.dumps(head | {"tables": [_json_of(figures, table) for figures in found]}, indent=2))
+            return 0
+        screen_ = console()
+        screen_.print(progress.text(checkpoint.step), markup=False, soft_wrap=True)
+        if table is None:
+            screen_.print(_table_of(found))
+            return 0
+        screen_.print(two_columns(_rows_of(found[0])))
+        screen_.print(_table_of_top(found[0]))
+        return 0
+
+    run_command(body, debug)
+
+
+def tables_export(
+    run: TrainedRun,
+    table: Annotated[str, typer.Option(metavar="NAME", help="Table to write.")],
+    form: Annotated[
+        str | None,
+        typer.Option("--format", metavar="parquet|npy|safetensors", help="Left out = that of --out, else parquet."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            parser=path, metavar="FILE", help="File to write [default: the table's name in the current folder]."
+        ),
+    ] = None,
+    model: Model = "last",
+    debug: Debug = False,
+) -> None:
+    """Write the ids and rows of one table to a file. The job may still run."""
+    which = which_checkpoint(model)
+
+    def body() -> int:
+        with ready_to_score(run) as screen:
+            from shardkeep.tables.export import export_table, target_of
+            from shardkeep.tables.newest import with_checkpoint
+
+            target, chosen = target_of(table, form, out)
+
+            def told(share: float) -> None:
+                screen.working("export", str(target), share)
+
+            checkpoint, (rows, files) = with_checkpoint(
+                run, which, lambda one: export_table(one, table, target, chosen, told)
+            )
+        names = " and ".join(map(str, files))
+        print(f"{rows:,} rows of table {table} at step {checkpoint.step:,}, in {names}")
+        return 0
+
+    run_command(body, debug)
+
+
+def _json_of(figures: TableFigures, table: str | None) -> dict[str, Any]:
+    found = figures.to_json()
+    if table is not None:
+        rows = [{"id": r.id, "norm": r.norm, "squared_gradients": r.squared_gradients} for r in figures.top]
+        found["top"] = {"by": figures.top_by, "rows": rows}
+    return found
+
+
+def _table_of(found: list[TableFigures]) -> Table:
+    view = _view("table", "rows", "dim", "bytes", "optimizer state", "mean norm", "1 %", "50 %", "99 %", "max")
+    for one in found:
+        norms = ["-"] * 5 if one.norms is None else [f"{value:.4g}" for value in one.norms.values()]
+        counts = (f"{one.rows:,}", str(one.spec.dim), _size(one.row_bytes), _size(one.optimizer_bytes))
+        view.add_row(one.spec.name, *counts, *norms)
+    total = sum(one.row_bytes for one in found), sum(one.optimizer_bytes for one in found)
+    view.add_row("all", f"{sum(one.rows for one in found):,}", "", *map(_size, total), style="bold")
+    return view
+
+
+def _rows_of(one: TableFigures) -> list[tuple[str, str]]:
+    rows = [
+        ("table", f"{one.spec.name}: dim {one.spec.dim}, {one.spec.optimizer.name}"),
+        ("rows", f"{one.rows:,}"),
+        ("bytes", f"{_size(one.row_bytes)} of ids and weights, {_size(one.optimizer_bytes)} of optimizer state"),
+    ]
+    if one.norms is not None:
+        rows.append(("norms", "  ".join(f"{name} {value:.4g}" for name, value in one.norms.items())))
+    if one.not_finite:
+        rows.append(("not finite", f"{one.not_finite:,} rows"))
+    return rows
+
+
+def _table_of_top(one: TableFigures) -> Table:
+    view = _view("top by squared gradients" if one.top_by == "squared_gradients" else "top by norm", "norm")
+    if one.top_by == "squared_gradients":
+        view.add_column("squared gradients", justify="right")
+    for row in one.top:
+        squares = [] if row.squared_gradients is None else [f"{row.squared_gradients:.4g}"]
+        view.add_row(str(row.id), f"{row.norm:.4g}", *squares)
+    return view
+
+
+def _view(first: str, *others: str) -> Table:
+    from rich.table import Table
+
+    view = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    view.add_column(first, overflow="fold", max_width=40)
+    for name in others:
+        view.add_column(name, justify="right", no_wrap=True)
+    return view
+
+
+def _size(size: float) -> str:
+    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if size >= factor:
+            return f"{size / factor:,.1f} {unit}"
+    return f"{size:,.0f} B"

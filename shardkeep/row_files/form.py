@@ -1,0 +1,81 @@
+"""What a form of row files is: its writer beside its reader. A row file has the ids and rows of one table, no more."""
+
+# N = rows of a chunk, D = embedding dim
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from shardkeep.base.arrays import Ids, Rows
+from shardkeep.base.errors import DataError, UserError
+
+CHUNK_ROWS = 65_536
+"""The most rows that are read at once."""
+
+Chunk = tuple[Ids, Rows]
+"""Ids (N,) and rows (N, D)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowFile:
+    """A row file that is there. Nothing of it is in memory."""
+
+    path: Path
+    rows: int
+    dim: int
+    read: Callable[[], Iterator[Chunk]]
+
+    def chunks(self) -> Iterator[Chunk]:
+        """Yields all rows, at most CHUNK_ROWS at once. Raises DataError (damaged, or a value that is not finite)."""
+        for ids_N, rows_ND in self.read():
+            finite_N = np.isfinite(rows_ND).all(axis=1)
+            if not finite_N.all():
+                raise DataError(f"{self.path}: the row of id {ids_N[~finite_N][0]} is not finite")
+            yield ids_N, rows_ND
+
+
+class RowWriter(Protocol):
+    """Writes the rows of one table."""
+
+    def add(self, ids_N: Ids, rows_ND: Rows) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class RowForm:
+    """A form of row files."""
+
+    name: str
+    suffix: str
+    files: Callable[[Path], list[Path]]
+    """The files of which a named one consists."""
+    write: Callable[[Sequence[Path], int, int], RowWriter]
+    """From files, dim and number of rows to their writer."""
+    open: Callable[[Path], RowFile]
+    """Raises DataError or OSError."""
+
+
+@contextlib.contextmanager
+def replacing(paths: Sequence[Path]) -> Iterator[list[Path]]:
+    """Yields temporary neighbours of files. They take the files' names if the block succeeds, and are deleted if not.
+
+    Raises UserError for a path that cannot be a file."""
+    for path in paths:
+        if path.is_dir() or not path.absolute().parent.is_dir():
+            wrong = "is a folder" if path.is_dir() else f"there is no folder {path.absolute().parent}"
+            raise UserError(f"--out {path}: {wrong}")
+    partial = [path.with_name(f".{path.name}.partial") for path in paths]
+    try:
+        yield partial
+        for temporary, path in zip(partial, paths, strict=True):
+            temporary.replace(path)
+    finally:
+        for temporary in partial:
+            temporary.unlink(missing_ok=True)

@@ -1,0 +1,115 @@
+"""Rows as Parquet: the columns `id` (int64, or texts to read) and `row` (a list of `dim` float32)."""
+
+# N = rows of a chunk, D = embedding dim
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+
+from shardkeep.base.arrays import Ids, Rows
+from shardkeep.base.errors import DataError
+from shardkeep.row_files.form import CHUNK_ROWS, Chunk, RowFile, RowForm
+from shardkeep.workers.data.conversion.hashing import hash_texts
+
+
+class _Writer:
+    def __init__(self, paths: Sequence[Path], dim: int, _rows: int) -> None:
+        (path,) = paths
+        self._dim = dim
+        fields = [pa.field("id", pa.int64(), nullable=False), pa.field("row", _row_type(dim), nullable=False)]
+        self._schema = pa.schema(fields)
+        self._writer = pq.ParquetWriter(str(path), self._schema, use_dictionary=False)
+
+    def add(self, ids_N: Ids, rows_ND: Rows) -> None:
+        values = pa.array(np.ascontiguousarray(rows_ND).reshape(-1))
+        rows = pa.FixedSizeListArray.from_arrays(values, type=_row_type(self._dim))
+        self._writer.write_batch(pa.record_batch([pa.array(ids_N), rows], schema=self._schema))
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+def _row_type(dim: int) -> Any:
+    return pa.list_(pa.field("element", pa.float32(), nullable=False), dim)
+
+
+def _open(path: Path) -> RowFile:
+    try:
+        with pq.ParquetFile(path) as file:
+            schema, rows = file.schema_arrow, int(file.metadata.num_rows)
+    except pa.ArrowException as error:
+        raise DataError(f"{path}: is no Parquet file ({_line(error)})") from error
+    for name in ("id", "row"):
+        if schema.names.count(name) != 1:
+            raise DataError(f"{path}: has no column {name}; its columns are {', '.join(schema.names)}")
+    id_type, row_type = schema.field("id").type, schema.field("row").type
+    if not (pa.types.is_integer(id_type) or _is_text(id_type)):
+        raise DataError(f"{path}: id is {id_type}; allowed: int64, or texts")
+    listed = pa.types.is_list(row_type) or pa.types.is_large_list(row_type) or pa.types.is_fixed_size_list(row_type)
+    if not listed or row_type.value_type != pa.float32():
+        raise DataError(f"{path}: row is {row_type}; allowed: lists of float32")
+    dim = row_type.list_size if pa.types.is_fixed_size_list(row_type) else _first_length(path)
+    return RowFile(path, rows, dim, lambda: _chunks(path, dim))
+
+
+def _is_text(kind: Any) -> bool:
+    return any(
+        test(kind)
+        for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    )
+
+
+def _first_length(path: Path) -> int:
+    """The length of the first list of a file; 0 without rows."""
+    for batch in _batches(path, 1):
+        if batch.num_rows:
+            return len(batch.column("row")[0].as_py() or ())
+    return 0
+
+
+def _batches(path: Path, rows: int) -> Iterator[Any]:
+    try:
+        with pq.ParquetFile(path) as file:
+            yield from file.iter_batches(batch_size=rows, columns=["id", "row"])
+    except pa.ArrowException as error:
+        raise DataError(f"{path}: damaged ({_line(error)})") from error
+
+
+def _chunks(path: Path, dim: int) -> Iterator[Chunk]:
+    done = 0
+    for batch in _batches(path, CHUNK_ROWS):
+        ids, rows = batch.column("id"), batch.column("row")
+        if ids.null_count or rows.null_count:
+            raise DataError(f"{path}: an id or a row is missing in rows {done} to {done + len(ids)}")
+        lengths = rows.value_lengths().to_numpy(zero_copy_only=False)
+        if lengths.size and (wrong_N := lengths != dim).any():
+            at = int(np.flatnonzero(wrong_N)[0])
+            raise DataError(f"{path}: row {done + at} has {lengths[at]} values, the first one {dim}")
+        values = rows.flatten()
+        if values.null_count:
+            raise DataError(f"{path}: a value is missing in rows {done} to {done + len(ids)}")
+        yield _ids(path, ids), values.to_numpy().reshape(len(ids), dim)
+        done += len(ids)
+
+
+def _ids(path: Path, ids: Any) -> Ids:
+    if _is_text(ids.type):
+        return hash_texts(ids)
+    try:
+        found: Ids = ids.cast(pa.int64()).to_numpy()
+    except pa.ArrowInvalid as error:
+        raise DataError(f"{path}: an id does not fit int64 ({_line(error)})") from error
+    return found
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200]
+
+
+ENTRY = RowForm("parquet", ".parquet", lambda path: [path], _Writer, _open)
