@@ -33,11 +33,15 @@ class RowFile:
 
     def chunks(self) -> Iterator[Chunk]:
         """Yields all rows, at most CHUNK_ROWS at once. Raises DataError (damaged, or a value that is not finite)."""
+        count = 0
         for ids_N, rows_ND in self.read():
+            count += ids_N.size
             finite_N = np.isfinite(rows_ND).all(axis=1)
             if not finite_N.all():
                 raise DataError(f"{self.path}: the row of id {ids_N[~finite_N][0]} is not finite")
             yield ids_N, rows_ND
+        if count != self.rows:
+            raise DataError(f"{self.path}: damaged: it has {count} rows, its header says {self.rows}")
 
 
 class RowWriter(Protocol):

@@ -61,7 +61,9 @@ def _chunks(ids_N: Any, rows_ND: Any) -> Iterator[Chunk]:
 def _mapped(path: Path) -> Any:
     try:
         return np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError) as error:
+    except OSError:
+        raise
+    except Exception as error:  # numpy reads the header as Python code, so a damaged one raises anything
         raise DataError(f"{path}: is no array of numpy ({' '.join(str(error).split())[:200]})") from error
 
 

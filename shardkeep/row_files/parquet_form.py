@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,8 @@ def _row_type(dim: int) -> Any:
 
 
 def _open(path: Path) -> RowFile:
-    try:
-        with pq.ParquetFile(path) as file:
-            schema, rows = file.schema_arrow, int(file.metadata.num_rows)
-    except pa.ArrowException as error:
-        raise DataError(f"{path}: is no Parquet file ({_line(error)})") from error
+    with _damages_named(path), pq.ParquetFile(path) as file:
+        schema, rows = file.schema_arrow, int(file.metadata.num_rows)
     for name in ("id", "row"):
         if schema.names.count(name) != 1:
             raise DataError(f"{path}: has no column {name}; its columns are {', '.join(schema.names)}")
@@ -56,6 +54,17 @@ def _open(path: Path) -> RowFile:
         raise DataError(f"{path}: row is {row_type}; allowed: lists of float32")
     dim = row_type.list_size if pa.types.is_fixed_size_list(row_type) else _first_length(path)
     return RowFile(path, rows, dim, lambda: _chunks(path, dim))
+
+
+@contextlib.contextmanager
+def _damages_named(path: Path) -> Iterator[None]:
+    """Raises DataError for what Arrow cannot read, and OSError as it is for what the system cannot."""
+    try:
+        yield
+    except (pa.ArrowException, OSError, ValueError) as error:  # Arrow's own OSErrors have no number
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        raise DataError(f"{path}: damaged, or no Parquet file ({_line(error)})") from error
 
 
 def _is_text(kind: Any) -> bool:
@@ -74,11 +83,8 @@ def _first_length(path: Path) -> int:
 
 
 def _batches(path: Path, rows: int) -> Iterator[Any]:
-    try:
-        with pq.ParquetFile(path) as file:
-            yield from file.iter_batches(batch_size=rows, columns=["id", "row"])
-    except pa.ArrowException as error:
-        raise DataError(f"{path}: damaged ({_line(error)})") from error
+    with _damages_named(path), pq.ParquetFile(path) as file:
+        yield from file.iter_batches(batch_size=rows, columns=["id", "row"])
 
 
 def _chunks(path: Path, dim: int) -> Iterator[Chunk]:

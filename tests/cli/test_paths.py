@@ -23,6 +23,8 @@ from shardkeep.workers.data.sources.registry import open_data
 
 SETTINGS = ("data.root", "data.train", "data.eval", "data.test", "data.cache", "checkpoint.dir")
 LISTS = ("data.train", "data.eval", "data.test")
+ROW_FILE = "tables.init.path"
+"""In the entry of each table."""
 DATA = {"source": "csv", "label": "y", "dense": ["x"]}
 
 
@@ -59,7 +61,7 @@ def settings_of_paths(model: type[BaseModel], above: str = "") -> Iterator[str]:
 
 
 def test_the_cases_are_all_settings_that_hold_paths() -> None:
-    assert sorted(settings_of_paths(JobConfig)) == sorted(SETTINGS)
+    assert sorted(settings_of_paths(JobConfig)) == sorted([*SETTINGS, ROW_FILE])
 
 
 @pytest.mark.parametrize("whole_group", [False, True], ids=["by key", "in its group"])
@@ -99,6 +101,24 @@ def test_a_path_in_a_file_starts_at_the_files_folder_or_at_data_root(setting: st
     group, name = setting.split(".")
     found = value(load_config(job(places, **{group: {name: "it"}})), setting)
     assert found == (str(places / expected) if "files" in expected else expected)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ([], "files/rows.npy"),
+        (["tables.user.init.path=other.npy"], "shell/other.npy"),
+        (["tables.user.init={name: file, path: ~/other.npy}"], "home/other.npy"),
+        (["tables={user: {init: {name: file, path: ../other.npy}}}"], "other.npy"),
+    ],
+    ids=["in the file", "by key", "in its group", "with all tables"],
+)
+def test_a_row_file_starts_at_the_files_folder_and_in_set_at_the_shells(
+    override: list[str], expected: str, places: Path
+) -> None:
+    file = job(places, tables={"user": {"init": {"name": "file", "path": "rows.npy"}}})
+    init = load_config(file, override).tables["user"].init
+    assert init is not None and init.path == str(places / expected)
 
 
 @pytest.mark.parametrize("entry", ["day-*.csv", "../shell/day-?.csv", "[day-1.csv, day-2.csv]", "~/days", "../shell"])

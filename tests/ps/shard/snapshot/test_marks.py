@@ -16,6 +16,7 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import bucket_of
 from shardkeep.ps.shard.snapshot import files as snapshot
 from shardkeep.ps.shard.snapshot import spill, walk
+from shardkeep.ps.shard.snapshot.array_file import ArrayFile
 from shardkeep.ps.shard.snapshot.bucket_order import bucket_order
 from shardkeep.ps.shard.snapshot.files import load_snapshots, write_snapshot
 from shardkeep.ps.shard.snapshot.snapshot import Snapshot
@@ -130,7 +131,7 @@ def test_a_mark_drops_the_one_before_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("at", [0, 3], ids=["first part", "later part"])
 def test_a_snapshot_that_fails_gives_its_memory_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int) -> None:
     tables, rng = filled(), np.random.default_rng(4)
-    add, calls = snapshot.ArrayFile.add, [0]
+    add, calls = ArrayFile.add, [0]
 
     def full(self: Any, name: str, array: np.ndarray) -> None:
         calls[0] += 1
@@ -138,7 +139,7 @@ def test_a_snapshot_that_fails_gives_its_memory_back(tmp_path: Path, monkeypatch
             raise OSError(28, "No space left on device")
         add(self, name, array)
 
-    monkeypatch.setattr(snapshot.ArrayFile, "add", full)
+    monkeypatch.setattr(ArrayFile, "add", full)
     mark = tables.snapshot()
     tables.apply([gradients(random_push(rng))], step=1)
     assert mark.pre_image_bytes().sum() > 0

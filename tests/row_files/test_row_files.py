@@ -1,0 +1,221 @@
+"""Row files: what each form writes it reads back, and what a user's own file may hold."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from safetensors.numpy import save_file
+
+from shardkeep.base.errors import DataError, ShardkeepError, UserError
+from shardkeep.row_files.form import replacing
+from shardkeep.row_files.registry import FORMS, form_of, open_rows
+from shardkeep.workers.data.conversion.hashing import hash_text
+
+IDS = np.array([5, -1, 2**63 - 1, -(2**63), 0], np.int64)
+ROWS = np.arange(15, dtype=np.float32).reshape(5, 3)
+
+
+def written(path: Path, ids: np.ndarray = IDS, rows: np.ndarray = ROWS, block: int = 2) -> Path:
+    form = form_of(path)
+    assert form is not None
+    with contextlib.closing(form.write(form.files(path), rows.shape[1], len(rows))) as writer:
+        for begin in range(0, len(ids), block):
+            writer.add(ids[begin : begin + block], rows[begin : begin + block])
+    return path
+
+
+def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
+    file = open_rows(path, key="rows")
+    chunks = list(file.chunks())
+    assert file.rows == sum(ids.size for ids, _ in chunks)
+    assert all(ids.dtype == np.int64 and rows.dtype == np.float32 and rows.shape[1] == file.dim for ids, rows in chunks)
+    return np.concatenate([ids for ids, _ in chunks]), np.concatenate([rows for _, rows in chunks])
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_what_a_form_writes_it_reads_back(tmp_path: Path, form: str) -> None:
+    ids, rows = read(written(tmp_path / f"user{FORMS[form].suffix}"))
+    assert np.array_equal(ids, IDS) and np.array_equal(rows, ROWS)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_file_larger_than_a_chunk_is_read_in_chunks(tmp_path: Path, form: str) -> None:
+    ids, rows = np.arange(150_000), np.random.default_rng(0).normal(size=(150_000, 2)).astype(np.float32)
+    path = written(tmp_path / f"x{FORMS[form].suffix}", ids, rows, block=70_000)
+    assert len(list(open_rows(path, key="rows").chunks())) >= 3
+    found = read(path)
+    assert np.array_equal(found[0], ids) and np.array_equal(found[1], rows)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_table_without_rows_is_a_file_without_rows(tmp_path: Path, form: str) -> None:
+    path = written(tmp_path / f"x{FORMS[form].suffix}", IDS[:0], ROWS[:0])
+    file = open_rows(path, key="rows")
+    assert (file.rows, file.dim) == (0, 3) and not sum(ids.size for ids, _ in file.chunks())
+
+
+@pytest.mark.parametrize("name", ["user.npy", "user.ids.npy", "user.rows.npy"])
+def test_either_file_of_a_pair_names_both(tmp_path: Path, name: str) -> None:
+    written(tmp_path / "user.npy")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["user.ids.npy", "user.rows.npy"]
+    assert np.array_equal(read(tmp_path / name)[0], IDS)
+
+
+def parquet(path: Path, ids: Any, rows: Any, **more: Any) -> Path:
+    pq.write_table(pa.table({"id": ids, "row": rows, **more}), path)
+    return path
+
+
+LISTS = pa.array(ROWS.tolist(), pa.list_(pa.float32()))
+
+
+def test_a_parquet_file_of_pandas_is_read_with_its_other_columns(tmp_path: Path) -> None:
+    ids, rows = read(parquet(tmp_path / "x.parquet", pa.array(range(5), pa.int32()), LISTS, name=["a"] * 5))
+    assert ids.tolist() == [0, 1, 2, 3, 4] and np.array_equal(rows, ROWS)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary()])
+def test_texts_become_the_ids_that_the_data_give_them(tmp_path: Path, kind: Any) -> None:
+    texts = ["u1", "", "ü", "7", "u1 "]
+    ids, _ = read(parquet(tmp_path / "x.parquet", pa.array([t.encode() for t in texts]).cast(kind), LISTS))
+    assert ids.tolist() == [hash_text(text.encode()) for text in texts]
+
+
+def bad_parquet(path: Path, kind: str) -> Path:
+    ids, rows = pa.array(range(5)), ROWS.tolist()
+    made: dict[str, Any] = {
+        "float ids": (pa.array(np.arange(5.0)), LISTS),
+        "double rows": (ids, pa.array(rows, pa.list_(pa.float64()))),
+        "numbers": (ids, pa.array(np.arange(5, dtype=np.float32))),
+        "ragged": (ids, pa.array([*rows[:4], [1.0]], pa.list_(pa.float32()))),
+        "a row is missing": (ids, pa.array([None, *rows[1:]], pa.list_(pa.float32()))),
+        "an id is missing": (pa.array([None, 1, 2, 3, 4]), LISTS),
+        "a value is missing": (ids, pa.array([[1.0, None, 2.0], *rows[1:]], pa.list_(pa.float32()))),
+        "large ids": (pa.array([2**64 - 1] * 5, pa.uint64()), LISTS),
+        "not finite": (ids, pa.array([*rows[:4], [1.0, float("nan"), 2.0]], pa.list_(pa.float32()))),
+    }
+    return parquet(path, *made[kind])
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [
+        ("float ids", "id is double; allowed: int64, or texts"),
+        ("double rows", "row is list<.*double>; allowed: lists of float32"),
+        ("numbers", "row is float; allowed: lists of float32"),
+        ("ragged", "row 4 has 1 values, the first one 3"),
+        ("a row is missing", "an id or a row is missing in rows 0 to 5"),
+        ("an id is missing", "an id or a row is missing in rows 0 to 5"),
+        ("a value is missing", "a value is missing in rows 0 to 5"),
+        ("large ids", "an id does not fit int64"),
+        ("not finite", "the row of id 4 is not finite"),
+    ],
+)
+def test_a_parquet_file_that_does_not_fit_is_named_with_what_is_wrong(tmp_path: Path, kind: str, text: str) -> None:
+    with pytest.raises(DataError, match=text) as caught:
+        read(bad_parquet(tmp_path / "x.parquet", kind))
+    assert str(tmp_path / "x.parquet") in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("ids", "rows", "text"),
+    [
+        (IDS.astype(float), ROWS, "float64 .* allowed: int64"),
+        (IDS.reshape(1, 5), ROWS, "allowed: int64"),
+        (IDS, ROWS.astype(np.float16), "float16 .* allowed: float32"),
+        (IDS, ROWS.reshape(-1), "allowed: float32"),
+        (IDS[:4], ROWS, "has 5 rows, user.ids.npy 4 ids"),
+    ],
+)
+def test_arrays_of_numpy_that_do_not_fit_are_named(
+    tmp_path: Path, ids: np.ndarray, rows: np.ndarray, text: str
+) -> None:
+    np.save(tmp_path / "user.ids.npy", ids)
+    np.save(tmp_path / "user.rows.npy", rows)
+    with pytest.raises(DataError, match=text):
+        read(tmp_path / "user.npy")
+
+
+@pytest.mark.parametrize(
+    ("arrays", "text"),
+    [
+        ({"rows": ROWS}, "has no array ids; its arrays are rows"),
+        ({"ids": IDS, "rows": ROWS.astype(np.float64)}, r"rows is F64 \[5, 3\]; allowed: F32"),
+        ({"ids": ROWS, "rows": ROWS}, "ids is F32"),
+        ({"ids": IDS[:2], "rows": ROWS}, "has 5 rows and 2 ids"),
+    ],
+)
+def test_a_safetensors_file_that_does_not_fit_is_named(tmp_path: Path, arrays: dict[str, Any], text: str) -> None:
+    save_file(arrays, tmp_path / "x.safetensors")
+    with pytest.raises(DataError, match=text):
+        read(tmp_path / "x.safetensors")
+
+
+def test_an_array_of_objects_is_refused_and_not_unpickled(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.rows.npy", ROWS)
+    np.save(tmp_path / "x.ids.npy", np.array([print, print], object), allow_pickle=True)
+    with pytest.raises(DataError, match=r"x\.ids\.npy: is no array of numpy"):
+        read(tmp_path / "x.npy")
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 9, 60, 150, "all but one"])
+@pytest.mark.parametrize("form", FORMS)
+def test_a_truncated_file_is_named(tmp_path: Path, form: str, size: int | str) -> None:
+    path = FORMS[form].files(written(tmp_path / f"x{FORMS[form].suffix}"))[-1]
+    content = path.read_bytes()
+    path.write_bytes(content[: -1 if isinstance(size, str) else size])
+    with pytest.raises(ShardkeepError) as caught:
+        read(path)
+    assert str(path) in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_flipped_bytes_never_end_in_a_traceback(tmp_path: Path, form: str) -> None:
+    rng = np.random.default_rng(0)
+    for path in FORMS[form].files(written(tmp_path / f"x{FORMS[form].suffix}")):
+        content = path.read_bytes()
+        for _ in range(60):
+            harmed = bytearray(content)
+            harmed[rng.integers(len(harmed))] ^= 1 << int(rng.integers(8))
+            path.write_bytes(bytes(harmed))
+            with contextlib.suppress(ShardkeepError):
+                read(path)
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (
+            "rows.csv",
+            "tables.user.init.path: rows.csv; allowed: a file whose name ends in .parquet, .npy, .safetensors",
+        ),
+        ("none.parquet", "tables.user.init.path: none.parquet: cannot be read"),
+        ("none.npy", "tables.user.init.path: none.ids.npy: cannot be read"),
+        ("none.safetensors", "tables.user.init.path: none.safetensors: cannot be read"),
+    ],
+)
+def test_a_file_that_is_not_there_is_named_with_its_setting(name: str, text: str) -> None:
+    with pytest.raises(UserError) as caught:
+        open_rows(Path(name), key="tables.user.init.path")
+    assert str(caught.value).startswith(text)
+
+
+def test_files_take_their_names_together_or_stay_as_they_were(tmp_path: Path) -> None:
+    old = [tmp_path / "a", tmp_path / "b"]
+    for path in old:
+        path.write_text("old")
+    with pytest.raises(ZeroDivisionError), replacing(old) as new:
+        new[0].write_text("new")
+        raise ZeroDivisionError
+    assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["old", "old"]
+    with replacing(old) as new:
+        for path in new:
+            path.write_text("new")
+    assert [path.read_text() for path in sorted(tmp_path.iterdir())] == ["new", "new"]
