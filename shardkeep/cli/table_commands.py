@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from shardkeep.cli.exits import run_command
-from shardkeep.cli.model_commands import Model, TrainedRun
+from shardkeep.cli.model_commands import Model, TrainedRun, ready_to_score
 from shardkeep.cli.options import Debug, path, which_checkpoint
 
 if TYPE_CHECKING:

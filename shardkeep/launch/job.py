@@ -16,11 +16,11 @@ from shardkeep.affinity import Pins, choose, describe, pinned
 from shardkeep.base.errors import JobError, JobStopped
 from shardkeep.base.modules import search_last
 from shardkeep.config import JobConfig, load_config
+from shardkeep.launch.absolute_paths import absolute
 from shardkeep.launch.children import Spawn, Starter, child_environment
 from shardkeep.launch.interrupts import Interrupts
 from shardkeep.launch.test_data import score_test_data
 from shardkeep.process_starts import forks
-from shardkeep.ps.config import TableConfig
 from shardkeep.run.folder import Record, RunFolder
 from shardkeep.run.new_folder import default_run_dir, refuse_taken
 
@@ -116,7 +116,7 @@ def _run_phases(
     from shardkeep.workers.data.sources.registry import check_present
 
     check_present(config.data)  # before anything is compiled
-    config = _anchored(config)
+    config = absolute(config)
     code_folder = code_folder if config.own_modules else None
     if resumed is None:
         refuse_taken(run_dir)
@@ -353,26 +353,6 @@ def _check_columns(start: WarmStart, data: Data, screen: Screen) -> None:
 
     new = new_columns(start.facts["inputs"], data.inputs)
     screen.phase("from", start.text() + (f"; new columns: {', '.join(new)}" if new else ""))
-
-
-def _anchored(config: JobConfig) -> JobConfig:
-    """The config with absolute paths: roles and later readers may run in other folders."""
-    data = config.data.model_copy(update={"root": _absolute(config.data.root)})
-    checkpoint = config.checkpoint
-    if checkpoint.dir is not None:
-        checkpoint = checkpoint.model_copy(update={"dir": _absolute(checkpoint.dir)})
-    tables = {name: _with_absolute_rows(table) for name, table in config.tables.items()}
-    return config.model_copy(update={"data": data, "checkpoint": checkpoint, "tables": tables})
-
-
-def _with_absolute_rows(table: TableConfig) -> TableConfig:
-    if table.init is None or table.init.path is None:
-        return table
-    return table.model_copy(update={"init": table.init.model_copy(update={"path": _absolute(table.init.path)})})
-
-
-def _absolute(path: str) -> str:
-    return str(Path(path).expanduser().resolve())
 
 
 def resume(run: Path, *, overrides: Sequence[str], console: Console) -> dict[str, Any]:

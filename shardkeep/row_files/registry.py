@@ -33,6 +33,9 @@ def open_rows(path: Path, *, key: str) -> RowFile:
     if form is None:
         raise UserError(f"{key}: {path}; allowed: a file whose name ends in {SUFFIXES}")
     try:
+        for file in form.files(path):
+            with file.open("rb"):  # the error of the system, which the libraries word in other ways
+                pass
         return form.open(path)
     except OSError as error:
         raise UserError(f"{key}: {error.filename or path}: cannot be read ({error.strerror or error})") from error

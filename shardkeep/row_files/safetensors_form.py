@@ -43,8 +43,6 @@ class _Writer:
 
 
 def _open(path: Path) -> RowFile:
-    with path.open("rb"):  # a missing file is an OSError with its name
-        pass
     try:
         with safe_open(path, framework="np") as file:
             if missing := {"ids", "rows"} - set(file.keys()):

@@ -81,18 +81,20 @@ def _parts(given: GivenRows, folder: Path) -> Iterator[tuple[int, int, Columns]]
     optimizer = OPTIMIZERS[given.spec.optimizer.name]
     layout = RowLayout(given.spec.dim, optimizer.num_slots(given.spec.dim))
     slot = optimizer.initial_slot(given.spec.optimizer)
-    for ids_N, rows_ND in _sorted_ranges(given, layout, folder):
+    count = min(_MOST_RANGES, max(1, -(-given.count * layout.row_bytes // RANGE_BYTES)))
+    for number, (ids_N, rows_ND) in enumerate(_sorted_ranges(given, layout.dim, count, folder)):
+        lowest, beyond = (-(-n * BUCKETS // count) for n in (number, number + 1))
         starts_B1 = np.searchsorted(keys_of(ids_N) >> np.uint64(64 - BUCKET_BITS), np.arange(BUCKETS + 1))
         for first, end in ranges_of(starts_B1, max(1, PART_BYTES // layout.row_bytes)):
             part = slice(int(starts_B1[first]), int(starts_B1[end]))
             slots_KS = np.full((part.stop - part.start, layout.num_slots), slot, dtype=np.float32)
-            yield first, end, Columns(ids_N[part], rows_ND[part], slots_KS)
+            yield max(first, lowest), min(end, beyond), Columns(ids_N[part], rows_ND[part], slots_KS)
 
 
-def _sorted_ranges(given: GivenRows, layout: RowLayout, folder: Path) -> Iterator[tuple[Ids, Rows]]:
-    """The rows in ranges of keys, each sorted by key."""
-    count = min(_MOST_RANGES, max(1, -(-given.count * layout.row_bytes // RANGE_BYTES)))
-    width = FIRST_WEIGHT + layout.dim
+def _sorted_ranges(given: GivenRows, dim: int, count: int, folder: Path) -> Iterator[tuple[Ids, Rows]]:
+    """The rows in `count` ranges of buckets, each sorted by key. Range r has the buckets b with b * count // BUCKETS
+    == r."""
+    width = FIRST_WEIGHT + dim
     with contextlib.ExitStack() as opened:
         files: list[IO[bytes]] = [opened.enter_context(tempfile.TemporaryFile(dir=folder)) for _ in range(count)]
         for ids_N, rows_ND in given.chunks():
@@ -113,7 +115,6 @@ def _sorted_ranges(given: GivenRows, layout: RowLayout, folder: Path) -> Iterato
 def _append(files: Sequence[IO[bytes]], ids_N: Ids, rows_ND: Rows) -> None:
     """Adds records of id and weights to the files of their ranges."""
     records_NW = np.concatenate([ids_N.reshape(-1, 1).view(np.float32), rows_ND], axis=1)
-    # The bucket decides: rows of one bucket are in one range.
     range_N = ((keys_of(ids_N) >> np.uint64(64 - BUCKET_BITS)) * np.uint64(len(files))) >> np.uint64(BUCKET_BITS)
     order_N = np.argsort(range_N, kind="stable")
     starts = np.searchsorted(range_N[order_N], np.arange(len(files) + 1))

@@ -1,0 +1,263 @@
+"""`init: {name: file}`: a job that begins with rows of the user's own."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+import shardkeep
+from shardkeep.base.errors import ConfigError, DataError, UserError
+from shardkeep.cli.main import app
+from shardkeep.config import parse_config
+from shardkeep.inference.scoring import evaluate_run
+from shardkeep.ps.checkpoints import Checkpoints
+from shardkeep.ps.shard.snapshot.row_stream import stream_rows
+from shardkeep.run.reader import MetricsTail, RunReader
+from tests.support.click_files import click_job, click_rows, write_csv
+
+SEEN = np.arange(0, 50)
+"""Ids of items in the data."""
+STRANGERS = np.arange(10_000, 10_100)
+"""Ids that are not."""
+
+
+def row_file(path: Path, ids: np.ndarray, dim: int = 4, seed: int = 0) -> np.ndarray:
+    """Writes a Parquet file, and returns its rows."""
+    rows = np.random.default_rng(seed).normal(size=(ids.size, dim)).astype(np.float32)
+    pq.write_table(pa.table({"id": ids, "row": pa.array(list(rows), pa.list_(pa.float32()))}), path)
+    return rows
+
+
+def job_of(folder: Path, init: dict[str, Any] | None, **changes: Any) -> shardkeep.JobConfig:
+    data = folder / "train.csv"
+    if not data.exists():
+        write_csv(data, click_rows(400))
+    entry = {} if init is None else {"item": {"init": init}}
+    tables = {"default": {"dim": 4, "optimizer": {"name": "rowwise_adagrad", "initial_accumulator": 0.25}}, **entry}
+    return shardkeep.JobConfig.model_validate(click_job(data, tables=tables) | changes)
+
+
+def train(config: shardkeep.JobConfig, run: Path, **options: Any) -> shardkeep.Summary:
+    return shardkeep.train(config, run_dir=run, quiet=True, **options)
+
+
+def from_file(path: Path, **law: float) -> dict[str, Any]:
+    return {"name": "file", "path": str(path), **law}
+
+
+def test_ids_of_the_file_begin_with_its_rows_and_others_by_the_usual_law(tmp_path: Path) -> None:
+    rows = row_file(tmp_path / "rows.parquet", np.concatenate([SEEN[::2], STRANGERS]))
+    init = from_file(tmp_path / "rows.parquet", low=-0.01, high=0.02)
+    lazy = {"default": {"dim": 4, "optimizer": {"name": "sgd", "lr": 1e-30}}, "item": {"init": init}}
+    train(job_of(tmp_path, None, tables=lazy), tmp_path / "run")
+    usual = {**lazy, "item": {"init": {"low": -0.01, "high": 0.02}}}
+    train(job_of(tmp_path, None, tables=usual), tmp_path / "usual")
+    found, expected = shardkeep.load(tmp_path / "run"), shardkeep.load(tmp_path / "usual")
+    assert np.array_equal(found.rows("item", np.concatenate([SEEN[::2], STRANGERS])), rows)
+    for ids in (SEEN[1::2], STRANGERS + 5000):  # trained ones, and ids without a row
+        assert np.array_equal(found.rows("item", ids), expected.rows("item", ids))
+    assert np.array_equal(found.rows("user", [1, 2]), expected.rows("user", [1, 2]))
+    assert np.array_equal(found.rows("user", ["u1"]), expected.rows("user", ["u1"]))
+
+
+def test_a_job_with_a_file_repeats_and_differs_from_one_without(tmp_path: Path) -> None:
+    row_file(tmp_path / "rows.parquet", SEEN)
+    config = job_of(tmp_path, from_file(tmp_path / "rows.parquet"))
+    one, two = (train(config, tmp_path / name) for name in ("one", "two"))
+    assert one.state_digest == two.state_digest
+    assert one.state_digest != train(job_of(tmp_path, None), tmp_path / "without").state_digest
+    (event,) = [r for r in MetricsTail(tmp_path / "one" / "metrics.jsonl") if "began" in r.get("text", "")]
+    assert event["text"] == f"began with 50 rows of table item from {tmp_path}/rows.parquet"
+
+
+def test_the_file_may_go_once_the_job_has_begun(tmp_path: Path) -> None:
+    row_file(tmp_path / "rows.parquet", SEEN)
+    config = job_of(tmp_path, from_file(tmp_path / "rows.parquet"))
+    whole = train(config, tmp_path / "whole")
+    shutil.copytree(tmp_path / "whole", tmp_path / "again")
+    (tmp_path / "rows.parquet").unlink()
+    for path in (tmp_path / "again" / "checkpoints").glob("step-*[1-9]*"):  # died before a checkpoint of its own
+        path.rename(path.with_name(f".{path.name}"))
+    (tmp_path / "again" / "summary.json").unlink()
+    done = CliRunner().invoke(app, ["train", "--resume", str(tmp_path / "again")])
+    assert done.exit_code == 0 and "at step 0 from step-00000000" in done.output
+    assert (RunReader(tmp_path / "again").summary() or {})["state_digest"] == whole.state_digest
+    assert evaluate_run(tmp_path / "whole")["auc"] == whole.eval.auc  # type: ignore[union-attr]
+
+
+def test_an_export_of_a_run_is_the_start_of_another_job(tmp_path: Path) -> None:
+    train(job_of(tmp_path, None), tmp_path / "first")
+    for name in ("user", "item"):
+        out = str(tmp_path / f"{name}.parquet")
+        assert (
+            CliRunner()
+            .invoke(app, ["tables", "export", str(tmp_path / "first"), "--table", name, "--out", out])
+            .exit_code
+            == 0
+        )
+    lazy = {"dim": 4, "optimizer": {"name": "sgd", "lr": 1e-30}}
+    tables = {"default": lazy, **{name: {"init": from_file(tmp_path / f"{name}.parquet")} for name in ("user", "item")}}
+    train(job_of(tmp_path, None, tables=tables), tmp_path / "second")
+    first, second = (shardkeep.load(tmp_path / name) for name in ("first", "second"))
+    users = [f"u{number}" for number in range(200)]
+    assert np.array_equal(first.rows("item", SEEN), second.rows("item", SEEN))
+    there = np.abs(first.rows("user", users) - second.rows("user", users)).max(axis=1) == 0
+    assert there.all()
+
+
+def test_texts_of_a_file_are_the_texts_of_the_data(tmp_path: Path) -> None:
+    texts = [f"u{number}" for number in range(200)]
+    rows = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
+    pq.write_table(pa.table({"id": texts, "row": list(rows)}), tmp_path / "users.parquet")
+    lazy = {"default": {"dim": 4, "optimizer": {"name": "sgd", "lr": 1e-30}}}
+    tables = {**lazy, "user": {"init": from_file(tmp_path / "users.parquet")}}
+    train(job_of(tmp_path, None, tables=tables), tmp_path / "run")
+    assert np.array_equal(shardkeep.load(tmp_path / "run").rows("user", texts), rows)
+
+
+def test_the_optimizer_of_given_rows_is_new(tmp_path: Path) -> None:
+    row_file(tmp_path / "rows.parquet", np.concatenate([SEEN, STRANGERS]))
+    train(
+        job_of(tmp_path, from_file(tmp_path / "rows.parquet"), train={"max_steps": 1, "batch_size": 32}),
+        tmp_path / "run",
+    )
+    start = Checkpoints(tmp_path / "run" / "checkpoints")
+    (block,) = stream_rows(start.load(start.last_step()), "item")
+    untouched = np.isin(block.ids_N, STRANGERS)
+    assert untouched.sum() == 100 and (block.slots_NS[untouched] == 0.25).all()
+    assert (block.slots_NS[~untouched] >= 0.25).all() and (block.slots_NS[~untouched] > 0.25).any()
+
+
+# ---- models whose rows have a first-order weight ----
+
+
+@pytest.mark.parametrize("dim", [4, 5], ids=["vectors alone", "with the weight"])
+def test_a_model_with_first_order_weights_takes_rows_with_and_without_them(tmp_path: Path, dim: int) -> None:
+    rows = row_file(tmp_path / "rows.parquet", SEEN, dim)
+    tables = {"default": {"dim": 4, "optimizer": {"name": "sgd", "lr": 1e-30}}}
+    model: dict[str, Any] = {"model": {"name": "deepfm", "top": [8]}}
+    named = {**tables, "item": {"init": from_file(tmp_path / "rows.parquet")}}
+    train(job_of(tmp_path, None, tables=named, **model), tmp_path / "run")
+    train(job_of(tmp_path, None, tables=tables, **model), tmp_path / "without")
+    found, usual = (shardkeep.load(tmp_path / name).rows("item", SEEN) for name in ("run", "without"))
+    assert np.array_equal(found[:, :dim], rows) and found.shape == (50, 5)
+    assert np.array_equal(found[:, dim:], usual[:, dim:])
+
+
+# ---- together with another run ----
+
+
+def test_a_run_gives_its_tables_and_the_file_a_new_one(tmp_path: Path) -> None:
+    before = click_job(write_csv(tmp_path / "train.csv", click_rows(400)))
+    before["data"]["sparse"] = ["user", {"column": "tags", "separator": "|"}]
+    train(shardkeep.JobConfig.model_validate(before), tmp_path / "first")
+    rows = row_file(tmp_path / "rows.parquet", SEEN)
+    lazy = {"default": {"dim": 4, "optimizer": {"name": "rowwise_adagrad", "lr": 1e-30}}}
+    after = click_job(tmp_path / "train.csv", tables={**lazy, "item": {"init": from_file(tmp_path / "rows.parquet")}})
+    after["data"]["sparse"] = [*before["data"]["sparse"], "item"]
+    train(shardkeep.JobConfig.model_validate(after), tmp_path / "second", from_run=tmp_path / "first")
+    first, second = (shardkeep.load(tmp_path / name) for name in ("first", "second"))
+    assert np.array_equal(second.rows("item", SEEN), rows)
+    assert np.array_equal(second.rows("user", ["u1", "u2"]), first.rows("user", ["u1", "u2"]))
+
+
+def test_the_next_day_begins_with_the_run_and_not_with_the_file_again(tmp_path: Path) -> None:
+    row_file(tmp_path / "rows.parquet", SEEN)
+    config = job_of(tmp_path, from_file(tmp_path / "rows.parquet"))
+    train(config, tmp_path / "monday")
+    (tmp_path / "rows.parquet").unlink()
+    train(config, tmp_path / "tuesday", from_run=tmp_path / "monday")
+    with pytest.raises(ConfigError, match=r"tables\.item\.init: .* was trained with .*rows\.parquet"):
+        train(job_of(tmp_path, None), tmp_path / "other", from_run=tmp_path / "monday")
+
+
+# ---- what does not fit ----
+
+
+def twice(path: Path) -> None:
+    row_file(path, np.array([1, 2, 3, 2]))
+
+
+def wrong_dim(path: Path) -> None:
+    row_file(path, SEEN, dim=6)
+
+
+def nothing(path: Path) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "text"),
+    [
+        (twice, DataError, "has two rows of id 2; allowed: one"),
+        (wrong_dim, ConfigError, "the rows of {path} have 6 values; allowed for table item: 4"),
+        (nothing, UserError, "{path}: cannot be read (No such file or directory)"),
+        (lambda path: path.write_text("id,row"), DataError, "{path}: damaged, or no Parquet file"),
+    ],
+    ids=["an id twice", "another dim", "no file", "no Parquet"],
+)
+def test_a_file_that_does_not_fit_is_named_and_there_is_no_run(
+    tmp_path: Path, make: Callable[[Path], None], error: type[Exception], text: str
+) -> None:
+    path = tmp_path / "rows.parquet"
+    make(path)
+    with pytest.raises(error) as caught:
+        train(job_of(tmp_path, from_file(path)), tmp_path / "run")
+    assert str(caught.value).startswith("tables.item.init.path: ") and text.format(path=path) in str(caught.value)
+    assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        ("{name: file}", "tables.user.init: no other key with name: file; allowed: path, or path and scale, or"),
+        ("{name: file, path: a.npy, std: 1}", "std: 1, path: a.npy with name: file"),
+        ("{path: a.npy}", "path: a.npy with name: uniform"),
+        ("{name: file, path: ''}", "tables.user.init.path"),
+    ],
+)
+def test_settings_that_do_not_go_together_are_refused(text: str, error: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(f"tables: {{user: {{init: {text}}}}}")
+    assert error in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "error"),
+    [
+        (
+            "tables: {default: {init: {name: file, path: a.npy}}}",
+            "tables.default.init.name: file; allowed in the entry",
+        ),
+        (
+            "tables: {user: {init: {name: file, path: a.npy}}}\ncheckpoint: {every_steps: 0}",
+            "checkpoint.every_steps: 0",
+        ),
+    ],
+)
+def test_what_a_job_with_a_file_needs_is_said(text: str, error: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(text)
+    assert error in str(caught.value)
+
+
+def test_ftrl_which_forgets_given_rows_is_refused(tmp_path: Path) -> None:
+    row_file(tmp_path / "rows.parquet", SEEN)
+    tables = {"default": {"dim": 4, "optimizer": "ftrl"}, "item": {"init": from_file(tmp_path / "rows.parquet")}}
+    with pytest.raises(ConfigError, match=r"init\.name: file with optimizer\.name: ftrl"):
+        train(job_of(tmp_path, None, tables=tables), tmp_path / "run")
+
+
+def test_a_loop_is_told_to_fill_its_table(tmp_path: Path) -> None:
+    init = shardkeep.InitConfig(name="file", path="a.npy")
+    spec = shardkeep.TableSpec(name="user", dim=4, init=init)
+    with pytest.raises(ConfigError, match=r"tables\.user\.init\.name: file; .* fill the table by client\.fill"):
+        shardkeep.EmbeddingClient.local([spec])
