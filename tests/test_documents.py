@@ -114,6 +114,8 @@ def unknown_usage(text: str) -> list[str]:
     for call in (*spans, *lines):
         if found := re.search(r"(?:^|[\s/;])shardkeep ([a-z][\w-]*)((?:\s+[^#;&|]*)?)", call):
             name, arguments = found.groups()
+            if (both := f"{name} {arguments.lstrip().split(' ')[0]}") in commands:
+                name = both
             arguments = arguments.split(" -- ")[0]  # what follows is another command's
             if name in commands:
                 unknown += [f"{name} {flag}" for flag in FLAG.findall(arguments) if flag not in commands[name]]

@@ -191,14 +191,16 @@ def _summed(sockets: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
 
 
 def table_totals(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Rows and bytes of each table over all servers, in the tables' order."""
-    totals: dict[str, dict[str, Any]] = {}
+    """Rows, bytes and the index's load factor of each table over all servers, in the tables' order."""
+    sums: dict[str, Counter[str]] = {}
     for server in servers:
         for table in server["tables"]:
-            entry = totals.setdefault(table["name"], {"name": table["name"], "rows": 0, "bytes": 0})
-            entry["rows"] += table["rows"]
-            entry["bytes"] += table["bytes"]
-    return list(totals.values())
+            counts = {key: value for key, value in table.items() if key != "name"}
+            sums.setdefault(table["name"], Counter()).update(counts)
+    return [
+        {"name": name, "rows": s["rows"], "bytes": s["bytes"], "load_factor": round(s["rows"] / s["entries"], 4)}
+        for name, s in sums.items()
+    ]
 
 
 def server_processes(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

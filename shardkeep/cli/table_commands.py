@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -44,16 +45,18 @@ def tables(
                 run, which, lambda one: figures_of(one, told, table=table, top=top if table is not None else 0)
             )
             progress = progress_of(run)
+            loads = progress.load_factors if checkpoint.step == progress.step else {}
         if as_json:
             head = {"step": checkpoint.step, "ended": progress.ended, "job_step": progress.step}
-            print(json.dumps(head | {"tables": [_json_of(figures, table) for figures in found]}, indent=2))
+            shown = [_json_of(figures, loads.get(figures.spec.name), table) for figures in found]
+            print(json.dumps(head | {"tables": shown}, indent=2))
             return 0
         screen_ = console()
         screen_.print(progress.text(checkpoint.step), markup=False, soft_wrap=True)
         if table is None:
-            screen_.print(_table_of(found))
+            screen_.print(_table_of(found, loads))
             return 0
-        screen_.print(two_columns(_rows_of(found[0])))
+        screen_.print(two_columns(_rows_of(found[0], loads)))
         screen_.print(_table_of_top(found[0]))
         return 0
 
@@ -99,31 +102,35 @@ def tables_export(
     run_command(body, debug)
 
 
-def _json_of(figures: TableFigures, table: str | None) -> dict[str, Any]:
-    found = figures.to_json()
+def _json_of(figures: TableFigures, load_factor: float | None, table: str | None) -> dict[str, Any]:
+    found = figures.to_json() | {"load_factor": load_factor}
     if table is not None:
         rows = [{"id": r.id, "norm": r.norm, "squared_gradients": r.squared_gradients} for r in figures.top]
         found["top"] = {"by": figures.top_by, "rows": rows}
     return found
 
 
-def _table_of(found: list[TableFigures]) -> Table:
-    view = _view("table", "rows", "dim", "bytes", "optimizer state", "mean norm", "1 %", "50 %", "99 %", "max")
+def _table_of(found: list[TableFigures], loads: Mapping[str, float]) -> Table:
+    norms_of = ("mean norm", "1 %", "50 %", "99 %", "max")
+    view = _view("table", "rows", "dim", "bytes", "optimizer state", "load", *norms_of)
     for one in found:
         norms = ["-"] * 5 if one.norms is None else [f"{value:.4g}" for value in one.norms.values()]
         counts = (f"{one.rows:,}", str(one.spec.dim), _size(one.row_bytes), _size(one.optimizer_bytes))
-        view.add_row(one.spec.name, *counts, *norms)
+        load = f"{loads[one.spec.name]:.2f}" if one.spec.name in loads else "-"
+        view.add_row(one.spec.name, *counts, load, *norms)
     total = sum(one.row_bytes for one in found), sum(one.optimizer_bytes for one in found)
     view.add_row("all", f"{sum(one.rows for one in found):,}", "", *map(_size, total), style="bold")
     return view
 
 
-def _rows_of(one: TableFigures) -> list[tuple[str, str]]:
+def _rows_of(one: TableFigures, loads: Mapping[str, float]) -> list[tuple[str, str]]:
     rows = [
         ("table", f"{one.spec.name}: dim {one.spec.dim}, {one.spec.optimizer.name}"),
         ("rows", f"{one.rows:,}"),
         ("bytes", f"{_size(one.row_bytes)} of ids and weights, {_size(one.optimizer_bytes)} of optimizer state"),
     ]
+    if one.spec.name in loads:
+        rows.append(("load", f"{loads[one.spec.name]:.2f} of the entries of the servers' indexes"))
     if one.norms is not None:
         rows.append(("norms", "  ".join(f"{name} {value:.4g}" for name, value in one.norms.items())))
     if one.not_finite:

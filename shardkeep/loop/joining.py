@@ -181,10 +181,10 @@ def config_around(
 ) -> JobConfig:
     """The config of a command between servers: that of a file, or of none, with these numbers. Raises ConfigError."""
     given: dict[str, object] = {}
-    if path is not None:
-        given = load_config(path, overrides).model_dump(exclude_unset=True)
-    elif overrides:
-        given = parse_config("", overrides).model_dump(exclude_unset=True)
+    if path is not None or overrides:
+        loaded = parse_config("", overrides) if path is None else load_config(path, overrides)
+        check_needs_no_rows([loaded.table(name) for name in loaded.row_files], None)
+        given = loaded.model_dump(exclude_unset=True)
     job = {"name": "custom-loop", "workers": 1, "servers": 2, **given}
     job |= {} if servers is None else {"servers": servers}
     job |= {} if trainers is None else {"workers": trainers}

@@ -59,7 +59,7 @@ class RowForm:
     name: str
     suffix: str
     files: Callable[[Path], list[Path]]
-    """The files of which a named one consists."""
+    """All files behind a path that a user names."""
     write: Callable[[Sequence[Path], int, int], RowWriter]
     """From files, dim and number of rows to their writer."""
     open: Callable[[Path], RowFile]

@@ -19,7 +19,7 @@ _SUFFIX = ".npy"
 
 
 def _pair(path: Path) -> list[Path]:
-    """Both files, whichever of NAME.npy, NAME.ids.npy and NAME.rows.npy is named."""
+    """Both files. `path` is NAME.npy, NAME.ids.npy or NAME.rows.npy."""
     name = path.name.removesuffix(_SUFFIX).removesuffix(".ids").removesuffix(".rows")
     return [path.with_name(f"{name}.ids{_SUFFIX}"), path.with_name(f"{name}.rows{_SUFFIX}")]
 

@@ -1,4 +1,4 @@
-"""How far a run is: whether it has ended, and its last step, from the files of the run folder alone."""
+"""How far a run is, from the files of its folder: whether it has ended, its last step, its indexes at the end."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ class RunProgress:
     ended: bool
     step: int | None
     """The last step that was reported; None = none was."""
+    load_factors: dict[str, float]
+    """Of each table's index on the servers at the end; empty before."""
 
     def text(self, shown: int) -> str:
         """One line for the user. `shown`: the step of the checkpoint that is looked at."""
-        if self.ended or self.step is None or self.step <= shown:
+        if self.ended:
             return f"step {shown:,}"
+        if self.step is None or self.step <= shown:
+            return f"step {shown:,}, of a job that has not ended"
         return f"step {shown:,}, of a job that was at step {self.step:,} and has not ended"
 
 
@@ -32,11 +36,13 @@ def progress_of(run: Path) -> RunProgress:
     reader = RunReader(run)
     summary = reader.summary()
     if summary is not None:
-        return RunProgress(True, int(summary.get("steps") or 0))
+        tables = summary.get("tables") or ()
+        loads = {str(table["name"]): float(table["load_factor"]) for table in tables if "load_factor" in table}
+        return RunProgress(True, int(summary.get("steps") or 0), loads)
     step = None
     with contextlib.suppress(OSError), reader.metrics_path.open("rb") as file:
         file.seek(max(0, file.seek(0, 2) - _TAIL_BYTES))
         for line in file.read().splitlines():
             with contextlib.suppress(ValueError, TypeError, AttributeError):  # the first and the last may be cut
                 step = max(step or 0, int(json.loads(line).get("step") or 0))
-    return RunProgress(False, step)
+    return RunProgress(False, step, {})

@@ -123,6 +123,8 @@ class TableSummary(_Part):
     """Rows that exist."""
     bytes: int
     """Allocated memory."""
+    load_factor: float | None = None
+    """Share of the index's entries that are taken; absent in runs of earlier versions."""
 
 
 class ProcessSummary(_Part):

@@ -55,8 +55,9 @@ def test_the_figures_are_those_of_the_summary_and_of_the_rows(run: Path, tmp_pat
     code, out, error = invoke("tables", str(run), "--json")
     found = json.loads(out)
     assert (code, error) == (0, "") and (found["step"], found["ended"]) == (summary["steps"], True)
-    rows = {table["name"]: table["rows"] for table in summary["tables"]}
-    assert {table["name"]: table["rows"] for table in found["tables"]} == rows
+    for key in ("rows", "load_factor"):
+        expected = {table["name"]: table[key] for table in summary["tables"]}
+        assert {table["name"]: table[key] for table in found["tables"]} == expected and min(expected.values()) > 0
     slots = {"user": 1, "item": 8, "tags": 8}
     for table in found["tables"]:
         out_file = tmp_path / f"{table['name']}.npy"
@@ -94,7 +95,7 @@ def test_a_person_sees_each_table_and_then_one_with_its_top_rows(run: Path) -> N
     assert code == 0 and lines[0] == f"step {json.loads((run / 'summary.json').read_text())['steps']}"
     assert [line.split()[0] for line in lines[1:]] == ["table", "user", "item", "tags", "all"]
     code, out, _ = invoke("tables", str(run), "--table", "item", "--top", "3")
-    assert code == 0 and "top by norm" in out and len(out.splitlines()) == 1 + 4 + 1 + 3
+    assert code == 0 and "top by norm" in out and len(out.splitlines()) == 1 + 5 + 1 + 3
 
 
 def test_a_run_that_has_not_ended_says_which_step_is_shown(run: Path, tmp_path: Path) -> None:

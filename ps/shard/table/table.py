@@ -72,6 +72,11 @@ class Table:
         """Bytes set aside for rows, slots, ids and index."""
         return self.records.size_bytes + self._index.size_bytes
 
+    @property
+    def index_entries(self) -> int:
+        """Entries of the index, taken or not."""
+        return self._index.entries.size - 1
+
     def make_room(self, rows: int) -> None:
         """Makes room for `rows` new rows. Call it before kernels add rows through `descriptor`."""
         self._index.make_room(rows)

@@ -89,7 +89,8 @@ def test_the_report_counts_what_happened() -> None:
     for step in (0, 1, 3):
         expected.apply(IDS, np.ones((4, 4), np.float32), step=step)
     assert found["digest"] == {"user": f"{expected.digest():032x}", "item": "0" * 32}
-    assert found["tables"][0] == {"name": "user", "rows": 4, "bytes": expected.size_bytes}
+    sizes = {"bytes": expected.size_bytes, "entries": expected.index_entries}
+    assert found["tables"][0] == {"name": "user", "rows": 4, **sizes}
 
 
 # ---- sync ----
