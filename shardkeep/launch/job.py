@@ -124,6 +124,8 @@ def _run_phases(
     with Interrupts() as interrupts, _importable(code_folder):
         files = _row_files(config, start) if resumed is None and config.row_files else []
         _prepare(config, screen, resumed, start, starter)
+        for each in files:
+            screen.phase("rows", each.text())
         if config.affinity.wanted:
             screen.phase("affinity", describe(pins))
         new = resumed is None

@@ -18,9 +18,13 @@ from shardkeep.base.errors import ConfigError, DataError, UserError
 from shardkeep.cli.main import app
 from shardkeep.config import parse_config
 from shardkeep.inference.scoring import evaluate_run
+from shardkeep.launch.job import ShownFolder
 from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.ps.shard.snapshot.row_stream import stream_rows
+from shardkeep.roles.in_process import run_in_process
+from shardkeep.run.folder import RunFolder
 from shardkeep.run.reader import MetricsTail, RunReader
+from shardkeep.run.screen import Screen, console
 from tests.support.click_files import click_job, click_rows, write_csv
 
 SEEN = np.arange(0, 50)
@@ -261,3 +265,17 @@ def test_a_loop_is_told_to_fill_its_table(tmp_path: Path) -> None:
     spec = shardkeep.TableSpec(name="user", dim=4, init=init)
     with pytest.raises(ConfigError, match=r"tables\.user\.init\.name: file; .* fill the table by client\.fill"):
         shardkeep.EmbeddingClient.local([spec])
+
+
+def test_a_command_between_servers_is_told_the_same(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("tables: {user: {init: {name: file, path: a.npy}}}")
+    done = CliRunner().invoke(app, ["with", "--config", str(tmp_path / "job.yaml"), "--", "true"])
+    assert done.exit_code == 2 and done.stderr.count("\n") == 1 and "fill the table by client.fill" in done.stderr
+
+
+def test_a_process_that_does_not_see_the_start_refuses_to_begin_without_rows(tmp_path: Path) -> None:
+    row_file(tmp_path / "rows.parquet", SEEN)
+    config = job_of(tmp_path, from_file(tmp_path / "rows.parquet"))
+    folder = RunFolder.create(tmp_path / "run", config)
+    with pytest.raises(ConfigError, match=r"tables\.item\.init\.name: file; .* there is none in .*run/checkpoints"):
+        run_in_process(config, ShownFolder(folder, Screen(console(quiet=True))), folder=folder.path)

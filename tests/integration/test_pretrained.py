@@ -68,3 +68,13 @@ def test_deaths_before_the_first_checkpoint_and_other_servers_change_no_bit(clus
         assert untouched.sum() == STRANGERS.size and block.ids_N.size > 2000
         order = np.argsort(block.ids_N[untouched])
         assert np.array_equal(block.rows_ND[untouched][order], ROWS[-STRANGERS.size :])
+
+
+def test_roles_that_are_started_by_hand_begin_with_the_same_rows(cluster: Cluster, tmp_path: Path) -> None:
+    config = config_of(tmp_path, servers=1, workers=1)
+    whole = ended(*cluster.job(config, name="launched"))
+    coordinator, address, folder = cluster.coordinator(config, name="by hand")
+    roles = [cluster.role(role, 0, address) for role in ("server", "worker")]
+    for command in (*roles, coordinator):
+        assert command.end(limit_s=200).code == 0, command.printed()
+    assert (folder.summary() or {})["state_digest"] == whole["state_digest"]

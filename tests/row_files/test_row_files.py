@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from shardkeep.base.errors import DataError, ShardkeepError, UserError
 from shardkeep.row_files.form import replacing
@@ -42,6 +42,19 @@ def read(path: Path) -> tuple[np.ndarray, np.ndarray]:
 def test_what_a_form_writes_it_reads_back(tmp_path: Path, form: str) -> None:
     ids, rows = read(written(tmp_path / f"user{FORMS[form].suffix}"))
     assert np.array_equal(ids, IDS) and np.array_equal(rows, ROWS)
+
+
+def test_the_libraries_of_each_form_read_it(tmp_path: Path) -> None:
+    table = pq.read_table(written(tmp_path / "x.parquet"))
+    assert table.schema.names == ["id", "row"] and table.schema.field("row").type.list_size == 3
+    arrays = load_file(written(tmp_path / "x.safetensors"))
+    written(tmp_path / "x.npy")
+    for ids, rows in (
+        (table["id"].to_numpy(), np.stack(table["row"].to_numpy())),
+        (arrays["ids"], arrays["rows"]),
+        (np.load(tmp_path / "x.ids.npy"), np.load(tmp_path / "x.rows.npy")),
+    ):
+        assert np.array_equal(ids, IDS) and np.array_equal(rows, ROWS) and rows.dtype == np.float32
 
 
 @pytest.mark.parametrize("form", FORMS)
