@@ -193,6 +193,10 @@ class Checkpoints:
         """Whether there is a checkpoint of step 0: the model with which the job begins."""
         return (self.folder / _name(0) / _MANIFEST).is_file()
 
+    def folder_of(self, step: int) -> Path:
+        """The folder that counts for a step, or would, if there is none."""
+        return _newest(self.folder).get(step, self.folder / _name(step))
+
     def last_step(self) -> int:
         """The step of the newest complete checkpoint; 0 = there is none."""
         return max((step for step, _ in self.complete()), default=0)
@@ -217,7 +221,7 @@ class Checkpoints:
     def load(self, step: int) -> Checkpoint:
         """The manifests of a checkpoint and what it builds on; files are checked when they are read. Raises
         CheckpointError."""
-        folder = _newest(self.folder).get(step, self.folder / _name(step))
+        folder = self.folder_of(step)
         try:
             manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
             if manifest["format"] not in (FORMAT, CHAINED, *_UNCHECKED):

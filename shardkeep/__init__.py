@@ -76,7 +76,8 @@ if TYPE_CHECKING:
     from shardkeep.config import load_config as load_config
     from shardkeep.inference.predictor import Predictor as Predictor
     from shardkeep.inference.predictor import load as load
-    from shardkeep.launch.job import train as train
+    from shardkeep.launch.from_python import resume as resume
+    from shardkeep.launch.from_python import train as train
     from shardkeep.loop.ahead import Pending as Pending
     from shardkeep.loop.client import EmbeddingClient as EmbeddingClient
     from shardkeep.loop.connecting import connect as connect
@@ -131,6 +132,11 @@ if TYPE_CHECKING:
     from shardkeep.ps.config import (
         TransportConfig as TransportConfig,
     )
+    from shardkeep.run.callback import Callback as Callback
+    from shardkeep.run.callback import CheckpointEvent as CheckpointEvent
+    from shardkeep.run.callback import EvaluationEvent as EvaluationEvent
+    from shardkeep.run.callback import ProgressEvent as ProgressEvent
+    from shardkeep.run.callback import StartEvent as StartEvent
     from shardkeep.run.summary import Summary as Summary
     from shardkeep.workers.config import CheckpointConfig as CheckpointConfig
     from shardkeep.workers.config import EvalConfig as EvalConfig
@@ -150,13 +156,14 @@ _MODULES = {  # the same names, for the interpreter; tests/test_public_names.py 
     "compression.config": "CompressionConfig PullConfig PushConfig TowerCompressionConfig",
     "config": "JobConfig load_config",
     "inference.predictor": "Predictor load",
-    "launch.job": "train",
+    "launch.from_python": "resume train",
     "loop.ahead": "Pending",
     "loop.client": "EmbeddingClient",
     "loop.connecting": "connect",
     "ps.config": "AdadeltaConfig AdagradConfig AdamConfig ConsistencyConfig FtrlConfig InitConfig LambConfig "
     "LarsSgdConfig LivenessConfig PartialRowwiseAdamConfig RecoveryConfig RmspropConfig RowwiseAdagradConfig SgdConfig "
     "TableConfig TableSpec TransportConfig",
+    "run.callback": "Callback CheckpointEvent EvaluationEvent ProgressEvent StartEvent",
     "run.summary": "Summary",
     "workers.config": "CheckpointConfig EvalConfig TowerConfig TowerOptimizerConfig TrainConfig",
     "workers.data_config": "DataConfig",

@@ -198,7 +198,12 @@ def table_totals(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             counts = {key: value for key, value in table.items() if key != "name"}
             sums.setdefault(table["name"], Counter()).update(counts)
     return [
-        {"name": name, "rows": s["rows"], "bytes": s["bytes"], "load_factor": round(s["rows"] / max(1, s["entries"]), 4)}
+        {
+            "name": name,
+            "rows": s["rows"],
+            "bytes": s["bytes"],
+            "load_factor": round(s["rows"] / max(1, s["entries"]), 4),
+        }
         for name, s in sums.items()
     ]
 

@@ -86,17 +86,17 @@ class CoordinatorLine:
         if not self._ask(insist):
             self._settled.add(death.pid)
 
-    def request_stop(self) -> None:
+    def request_stop(self, reason: str) -> None:
         """Requests the stop, in a thread, until the coordinator answers."""
-        threading.Thread(target=self._insist_on_stop, name="ask-to-stop", daemon=True).start()
+        threading.Thread(target=self._insist_on_stop, args=(reason,), name="ask-to-stop", daemon=True).start()
 
-    def _insist_on_stop(self) -> None:
+    def _insist_on_stop(self, reason: str) -> None:
         from shardkeep.ps.control.grpc.client import request_stop
 
         while not self.closed.is_set():  # the coordinator may still be starting or restarting
             try:
                 if (coordinator := self._folder.endpoint()) is not None:
-                    request_stop(coordinator, "Ctrl-C or SIGTERM")
+                    request_stop(coordinator, reason)
                     self._stop_heard.set()
                     return
             except ShardkeepError as error:

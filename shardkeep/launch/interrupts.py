@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -20,9 +22,12 @@ class Interrupts:
         self.at_once = False  # a Ctrl-C followed an earlier signal
         self.terminated = False  # one of the signals was SIGTERM
         self.late = False  # `grace_s` is over
+        self.reason = ""
+        """Why the job stops, if not by a signal."""
         self.grace_s: float | None = None
         """Seconds from the first SIGTERM to the interrupt; None = SIGTERM counts like Ctrl-C."""
         self._before: dict[signal.Signals, Any] = {}
+        self._breakable = False
 
     def __enter__(self) -> Interrupts:
         if threading.current_thread() is threading.main_thread():  # elsewhere Python allows no handlers
@@ -36,13 +41,36 @@ class Interrupts:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def request(self, reason: str) -> None:
+        """Stops the job as the first signal does, for another reason."""
+        if not self.count:
+            self.reason = reason
+        self.count += 1
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether more signals came than are tolerated: a KeyboardInterrupt ends the job."""
+        return self.late or self.count > self.tolerated
+
+    @contextlib.contextmanager
+    def breakable(self, notice: str) -> Iterator[None]:
+        """Around code that may hang: a Ctrl-C after an earlier signal raises KeyboardInterrupt in it.
+
+        `notice`: printed to stderr at the first signal, unless there is one already."""
+        before, self.notice, self._breakable = self.notice, self.notice or notice, True
+        try:
+            yield
+        finally:
+            self.notice, self._breakable = before, False
+
     def _caught(self, number: int, _frame: object) -> None:
         self.count += 1
         self.at_once |= number == signal.SIGINT and self.count > 1
         self.terminated |= number == signal.SIGTERM
         self.late |= number == signal.SIGALRM
         limit_s = self.grace_s if number == signal.SIGTERM and self.tolerated else None
-        if self.late or (self.count > self.tolerated and limit_s is None):
+        broken = self._breakable and self.at_once and number == signal.SIGINT
+        if broken or self.late or (self.count > self.tolerated and limit_s is None):
             raise KeyboardInterrupt
         if limit_s is not None and signal.SIGALRM not in self._before:
             self._before[signal.SIGALRM] = signal.signal(signal.SIGALRM, self._caught)

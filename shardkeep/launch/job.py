@@ -1,4 +1,7 @@
-"""Runs a whole job on this machine, from a config to a summary, in processes of its own or in this one."""
+"""Runs a whole job on this machine, from a config to a summary, in processes of its own or in this one.
+
+`shardkeep/launch/from_python.py` has the public calls.
+"""
 
 from __future__ import annotations
 
@@ -15,14 +18,16 @@ from typing import TYPE_CHECKING, Any
 from shardkeep.affinity import Pins, choose, describe, pinned
 from shardkeep.base.errors import JobError, JobStopped
 from shardkeep.base.modules import search_last
-from shardkeep.config import JobConfig, load_config
+from shardkeep.config import JobConfig
 from shardkeep.launch.absolute_paths import absolute
+from shardkeep.launch.callback_calls import CallbackCalls
 from shardkeep.launch.children import Spawn, Starter, child_environment
 from shardkeep.launch.interrupts import Interrupts
 from shardkeep.launch.test_data import score_test_data
 from shardkeep.process_starts import forks
+from shardkeep.run.callback import Callback, StartEvent
 from shardkeep.run.folder import Record, RunFolder
-from shardkeep.run.new_folder import default_run_dir, refuse_taken
+from shardkeep.run.new_folder import refuse_taken
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -30,52 +35,8 @@ if TYPE_CHECKING:
     from shardkeep.run.pretrained import Pretrained
     from shardkeep.run.resume import Resumed
     from shardkeep.run.screen import Screen
-    from shardkeep.run.summary import Summary
-    from shardkeep.run.trained import Which
     from shardkeep.run.warm_start import WarmStart
     from shardkeep.workers.data.samples import Data
-
-
-def train(
-    config: JobConfig | str | Path,
-    *,
-    run_dir: str | Path | None = None,
-    quiet: bool = False,
-    from_run: str | Path | None = None,
-    model: Which = "last",
-) -> Summary:
-    """Runs a whole job on this machine. Blocks until the job is over.
-
-    Args:
-        config: The job, or the path of its YAML file. Your own module:Class or module:function is searched in
-            `data.root`, then beside the file, or beside the running script for a JobConfig.
-        run_dir: A new run folder; None = runs/NAME-DATE under the current folder.
-        quiet: Prints nothing.
-        from_run: The run folder whose rows and dense model the job begins with; None = it begins with new ones.
-        model: The checkpoint of `from_run`.
-
-    Returns:
-        The typed content of summary.json, such as `summary.eval.auc` and `summary.bytes.total`, and `summary.run_dir`.
-
-    Raises:
-        UserError: The input is wrong.
-        JobError: The job failed or was stopped. The text names the process and the reason.
-    """
-    from shardkeep.run.screen import console
-    from shardkeep.run.summary import Summary
-
-    code_folder = _script_folder() if isinstance(config, JobConfig) else Path(config).resolve().parent
-    job = config if isinstance(config, JobConfig) else load_config(config)
-    path = Path(run_dir) if run_dir is not None else default_run_dir(job.name)
-    start = None if from_run is None else _warm_start(job, Path(from_run), model)
-    shown = console(quiet=quiet)
-    return Summary.model_validate(run_job(job, run_dir=path, console=shown, code_folder=code_folder, start=start))
-
-
-def _warm_start(config: JobConfig, run: Path, which: Which) -> WarmStart:
-    from shardkeep.run.warm_start import plan_warm_start
-
-    return plan_warm_start(config, run, which)
 
 
 def run_job(
@@ -86,6 +47,7 @@ def run_job(
     code_folder: Path | None = None,
     resumed: Resumed | None = None,
     start: WarmStart | None = None,
+    callbacks: Sequence[Callback] = (),
 ) -> dict[str, Any]:
     """Runs a whole job. Returns the content of summary.json and `run_dir`. Blocks and raises like `train`.
 
@@ -96,34 +58,47 @@ def run_job(
         code_folder: Folder of the user's own modules, if the config names any.
         resumed: The checkpoint to resume from; None = a new job.
         start: The model with which a new job begins; None = a new one.
+        callbacks: Called in this thread.
     """
     from shardkeep.run.screen import Screen
 
-    screen = Screen(console)
+    interrupts = Interrupts()
+    calls = CallbackCalls(callbacks, interrupts, lambda text: screen.phase("callback", text))
+    screen = Screen(console, listener=calls.record if callbacks else None)
     with _starting(config, screen) as starter:  # first, because its imports take longest
-        return _run_phases(config, run_dir, screen, code_folder, resumed, start, starter)
+        return _run_phases(config, run_dir, _Session(screen, interrupts, calls, starter), code_folder, resumed, start)
+
+
+@dataclass(frozen=True)
+class _Session:
+    """What one call of `run_job` has from its beginning to its end."""
+
+    screen: Screen
+    interrupts: Interrupts
+    calls: CallbackCalls
+    starter: Starter
 
 
 def _run_phases(
     config: JobConfig,
     run_dir: Path,
-    screen: Screen,
+    session: _Session,
     code_folder: Path | None,
     resumed: Resumed | None,
     start: WarmStart | None,
-    starter: Starter,
 ) -> dict[str, Any]:
     from shardkeep.workers.data.sources.registry import check_present
 
+    screen = session.screen
     check_present(config.data)  # before anything is compiled
     config = absolute(config)
     code_folder = code_folder if config.own_modules else None
     if resumed is None:
         refuse_taken(run_dir)
     pins = _pins(config)
-    with Interrupts() as interrupts, _importable(code_folder):
+    with session.interrupts, _importable(code_folder):
         files = _row_files(config, start) if resumed is None and config.row_files else []
-        _prepare(config, screen, resumed, start, starter)
+        _prepare(config, screen, resumed, start, session.starter)
         for each in files:
             screen.phase("rows", each.text())
         if config.affinity.wanted:
@@ -131,15 +106,21 @@ def _run_phases(
         new = resumed is None
         folder = _new_folder(run_dir, config, code_folder, start, files) if new else RunFolder(run_dir)
         screen.phase("run", str(run_dir))
-        with _says_how_to_resume(folder, screen), folder.held():
-            config, summary = _Launch(folder, screen, interrupts, code_folder, starter).run(config, resumed)
-            summary = score_test_data(config, folder, screen) or summary
+        with session.calls.ending(folder):
+            with _says_how_to_resume(folder, screen), folder.held():
+                config, summary = _Launch(folder, session, code_folder).run(config, resumed)
+                summary = score_test_data(config, folder, screen) or summary
+            _show_end(config, run_dir, folder, summary, screen)
+    return {**summary, "run_dir": str(folder.path)}
+
+
+def _show_end(config: JobConfig, run_dir: Path, folder: RunFolder, summary: dict[str, Any], screen: Screen) -> None:
+    """Shows the result of a completed job."""
     if config.checkpoint.every_steps:
         from shardkeep.run.next_steps import longer_line
 
         screen.phase("resume", longer_line(config, folder.path))
     screen.closing(summary, run_dir)
-    return {**summary, "run_dir": str(folder.path)}
 
 
 def _row_files(config: JobConfig, start: WarmStart | None) -> list[Pretrained]:
@@ -174,10 +155,8 @@ class _Launch:
     """A job in its run folder. `shardkeep scale` makes it start more than once."""
 
     folder: RunFolder
-    screen: Screen
-    interrupts: Interrupts
+    session: _Session
     code_folder: Path | None
-    starter: Starter
 
     def run(self, config: JobConfig, resumed: Resumed | None) -> tuple[JobConfig, dict[str, Any]]:
         """Runs the job to its end. Returns the config of its last start and the summary."""
@@ -186,26 +165,41 @@ class _Launch:
 
         while True:
             if resumed is not None:
-                resumed = _reopen(self.folder, config, resumed, self.screen)
+                resumed = _reopen(self.folder, config, resumed, self.session.screen)
             try:
+                self._tell_start(config, resumed)
                 return config, self._start(config, 0 if resumed is None else resumed.checkpoint.step)
             except JobStopped:
                 scaled = scale.taken(self.folder.path)
-                if scaled is None or self.interrupts.count:
+                if scaled is None or self.session.interrupts.count:
                     raise
                 resumed = plan_resume(self.folder.path, scaled)
                 config = resumed.config
             finally:
-                self.screen.end_bar()
+                self.session.screen.end_bar()
+
+    def _tell_start(self, config: JobConfig, resumed: Resumed | None) -> None:
+        step, samples = (0, 0) if resumed is None else _position(resumed)
+        try:
+            self.session.calls.start(StartEvent(config, self.folder.path, step, samples))
+        except JobStopped as error:
+            self.folder.finished("stopped", str(error), None)
+            raise
 
     def _start(self, config: JobConfig, start_step: int) -> dict[str, Any]:
-        folder, screen, interrupts, pins = self.folder, self.screen, self.interrupts, _pins(config)
+        folder, pins = self.folder, _pins(config)
+        screen, interrupts, starter = self.session.screen, self.session.interrupts, self.session.starter
         if not config.servers:
             with pinned(pins.get(("worker", 0))):
                 return _in_process(config, folder, screen, interrupts, start_step)
         from shardkeep.launch.supervisor import Supervisor
 
-        return Supervisor(config, folder, screen, interrupts, self.code_folder, pins, start_step, self.starter).run()
+        return Supervisor(config, folder, screen, interrupts, self.code_folder, pins, start_step, starter).run()
+
+
+def _position(resumed: Resumed) -> tuple[int, int]:
+    """Steps and samples at which a job resumes."""
+    return resumed.checkpoint.step, int(resumed.checkpoint.facts.get("samples", 0))
 
 
 @contextlib.contextmanager
@@ -232,10 +226,10 @@ def _reopen(folder: RunFolder, config: JobConfig, resumed: Resumed, screen: Scre
 
     await_leftovers(folder)
     resumed = replace(resumed, checkpoint=newest(config, folder.path))
-    checkpoint = resumed.checkpoint
-    RunFolder.reopen(folder.path, config, step=checkpoint.step, samples=int(checkpoint.facts.get("samples", 0)))
+    step, samples = _position(resumed)
+    RunFolder.reopen(folder.path, config, step=step, samples=samples)
     screen.phase("resume", resumed.text())
-    folder.event({"text": f"resumed {resumed.text()}", "step": resumed.checkpoint.step})
+    folder.event({"text": f"resumed {resumed.text()}", "step": step})
     return resumed
 
 
@@ -299,7 +293,8 @@ def _in_process(
         raise JobStopped(f"stopped at step {sink.step}{late}") from None
     except Exception as error:
         with contextlib.suppress(OSError):
-            folder.finished("stopped" if isinstance(error, JobStopped) else "failed", str(error), sink.figures)
+            status, why = ("stopped", interrupts.reason) if isinstance(error, JobStopped) else ("failed", "")
+            folder.finished(status, f"{error}{why and f': {why}'}", sink.figures)
         raise
     sink.finished("completed", "", summary)
     return folder.summary() or {}
@@ -357,19 +352,17 @@ def _check_columns(start: WarmStart, data: Data, screen: Screen) -> None:
     screen.phase("from", start.text() + (f"; new columns: {', '.join(new)}" if new else ""))
 
 
-def resume(run: Path, *, overrides: Sequence[str], console: Console) -> dict[str, Any]:
+def resume(
+    run: Path, *, overrides: Sequence[str], console: Console, callbacks: Sequence[Callback] = ()
+) -> dict[str, Any]:
     """Resumes a run from its newest complete checkpoint; see `run_job`."""
     from shardkeep.run.resume import plan_resume
 
     resumed = plan_resume(run, overrides)
     code_folder = RunFolder(run).code_folder
-    return run_job(resumed.config, run_dir=run, console=console, code_folder=code_folder, resumed=resumed)
-
-
-def _script_folder() -> Path:
-    """The folder of the running script; in a notebook or with `python -c`, the current folder."""
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
-    return Path(script).resolve().parent if script else Path.cwd()
+    return run_job(
+        resumed.config, run_dir=run, console=console, code_folder=code_folder, resumed=resumed, callbacks=callbacks
+    )
 
 
 @contextlib.contextmanager

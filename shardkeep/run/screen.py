@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,15 @@ def console(*, quiet: bool = False) -> Console:
 
 
 class Screen:
-    """Shows one job on a console. All methods belong to one thread."""
+    """Shows one job on a console. All methods belong to one thread.
 
-    def __init__(self, console: Console) -> None:
+    Args:
+        listener: Called with each record after it is shown; None = nobody.
+    """
+
+    def __init__(self, console: Console, *, listener: Callable[[Mapping[str, Any]], None] | None = None) -> None:
         self._console = console
+        self._listener = listener
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._next_line = 0.0
@@ -49,7 +54,13 @@ class Screen:
             self._show_bar(name, text, done=int(1000 * fraction), total=1000, numbers="")
 
     def record(self, record: Mapping[str, Any]) -> None:
-        """Shows one record of metrics.jsonl; worker 0 speaks for the others, which report the same."""
+        """Shows one record of metrics.jsonl, and passes it on."""
+        self._show(record)
+        if self._listener is not None:
+            self._listener(record)
+
+    def _show(self, record: Mapping[str, Any]) -> None:
+        """Worker 0 speaks for the others, which report the same."""
         kind = record.get("kind")
         if record.get("index", 0) != 0:
             return

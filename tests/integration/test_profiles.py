@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from shardkeep import train
 from shardkeep.base.errors import ConfigError
 from shardkeep.config import JobConfig
-from shardkeep.launch.job import train
 from shardkeep.run.folder import RunFolder
 from shardkeep.workers.timing.clock import PARTS
 from tests.support.cluster import Cluster, records

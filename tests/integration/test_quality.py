@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from shardkeep import train
 from shardkeep.config import load_config, parse_config
-from shardkeep.launch.job import train
 from shardkeep.workers.data.sources.registry import open_data
 from tests.support.local_job import LocalJob
 from tests.support.teacher import YAML, write_planted_csv

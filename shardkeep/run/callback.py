@@ -1,0 +1,193 @@
+"""What a callback of `train` receives: the protocol, and one event for each record of metrics.jsonl that it may see.
+
+Calls nothing: `shardkeep/launch/callback_calls.py` does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from shardkeep.base.errors import UserError
+from shardkeep.config import JobConfig
+
+if TYPE_CHECKING:
+    from shardkeep.run.summary import Summary
+
+Record = Mapping[str, Any]
+_NOT_METRICS = ("step", "samples", "train_samples", "index")
+
+
+@dataclass(frozen=True, slots=True)
+class StartEvent:
+    """The run folder exists. Training begins next."""
+
+    config: JobConfig
+    """The job, with every default."""
+    run_dir: Path
+    """The run folder, absolute."""
+    step: int
+    """Steps that were done before: 0, or the step of the checkpoint that the job resumes from."""
+    samples: int
+    """Samples of those steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProgressEvent:
+    """Training since the event before. There is one about every `train.report_every_s` seconds."""
+
+    step: int
+    """Steps that are done."""
+    total_steps: int
+    """Steps of the job. Early stopping may end it before."""
+    epoch: int
+    """Epoch of the last step, from 0."""
+    samples: int
+    """Samples of all steps that are done, over all workers."""
+    loss: float
+    """Mean training loss of worker 0 since the event before; nan = unknown."""
+    samples_per_s: float
+    """Samples per second of all workers since the event before."""
+    step_ms: Mapping[str, float]
+    """Mean milliseconds of a step of worker 0, `total` and by part."""
+    dropped_rows: int
+    """Row gradients of worker 0 that were not finite and not sent, in all."""
+    skipped_steps: int
+    """Steps without an update of the dense model, in all."""
+
+    @classmethod
+    def of(cls, record: Record) -> ProgressEvent:
+        """Returns the event of a record of kind `progress`."""
+        return cls(
+            step=_int(record.get("step")),
+            total_steps=_int(record.get("total_steps")),
+            epoch=_int(record.get("epoch")),
+            samples=_int(record.get("samples")),
+            loss=_float(record.get("loss")),
+            samples_per_s=_float(record.get("samples_per_s")),
+            step_ms=dict(record.get("step_ms") or {}),
+            dropped_rows=_int(record.get("dropped_rows")),
+            skipped_steps=_int(record.get("skipped_steps")),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationEvent:
+    """An evaluation on the job's evaluation data."""
+
+    step: int
+    """Steps that were done before it."""
+    metrics: Mapping[str, float]
+    """Every metric that is a number, by name; with several labels METRIC/LABEL. An undefined metric is absent."""
+    samples: int
+    """Samples that were scored."""
+    trained_samples: int
+    """Samples that this start of the job has trained."""
+    trained_bytes: Mapping[str, int]
+    """Bytes of those samples over all workers: `push`, `pull`, `tower`. A worker that dies takes its count along."""
+    note: str | None
+    """Why a metric is undefined."""
+
+    @property
+    def bytes_per_sample(self) -> float:
+        """Bytes on the wire for each trained sample of this start; nan = unknown."""
+        return sum(self.trained_bytes.values()) / self.trained_samples if self.trained_samples > 0 else math.nan
+
+    @classmethod
+    def of(cls, record: Record, *, samples_before: int) -> EvaluationEvent:
+        """Returns the event of a record of kind `eval`. `samples_before`: samples of earlier starts of the job."""
+        metrics = {
+            str(name): float(value)
+            for name, value in record.items()
+            if isinstance(value, int | float) and not isinstance(value, bool) and name not in _NOT_METRICS
+        }
+        note = record.get("note")
+        return cls(
+            step=_int(record.get("step")),
+            metrics=metrics,
+            samples=_int(record.get("samples")),
+            trained_samples=max(0, _int(record.get("train_samples")) - samples_before),
+            trained_bytes={name: size for name, size in (record.get("train_bytes") or {}).items() if name != "total"},
+            note=None if note is None else str(note),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointEvent:
+    """A checkpoint that is complete. Pruning may delete it later (`checkpoint.keep`)."""
+
+    step: int
+    """Steps that it holds."""
+    path: Path
+    """Its folder, absolute."""
+    size_bytes: int
+    """Bytes of its files; of an increment, of the rows that changed."""
+    seconds: float
+    """Seconds from its step boundary until it was complete."""
+    held_s: float
+    """Seconds that training stood still for it."""
+
+    @classmethod
+    def of(cls, record: Record, path: Path) -> CheckpointEvent:
+        """Returns the event of a record of phase `checkpoint` that has `bytes`."""
+        return cls(
+            step=_int(record.get("step")),
+            path=path,
+            size_bytes=_int(record.get("bytes")),
+            seconds=_float(record.get("seconds")),
+            held_s=_float(record.get("held_s")),
+        )
+
+
+class Callback(Protocol):
+    """Follows a job: `train(config, callbacks=[...])`.
+
+    Subclass it and write the methods that you need; the others do nothing. An object with all five methods works, too.
+    The methods run in the process and the thread that called `train`, never in a worker or server.
+
+    An exception in a method stops the job like Ctrl-C, with a checkpoint where `checkpoint.every_steps` is set. The
+    callback receives nothing more except `on_end`, and `train` raises the exception.
+    """
+
+    def on_start(self, event: StartEvent, /) -> None:
+        """Called once, before the first step. If it raises, no step is trained, and the callback gets no `on_end`."""
+
+    def on_progress(self, event: ProgressEvent, /) -> None:
+        """Called with steps that grow: steps that a recovery repeats are not reported again."""
+
+    def on_evaluation(self, event: EvaluationEvent, /) -> None:
+        """Called once for each evaluated step."""
+
+    def on_checkpoint(self, event: CheckpointEvent, /) -> None:
+        """Called once for each step with a complete checkpoint."""
+
+    def on_end(self, summary: Summary, /) -> None:
+        """Called once, however the job ended: `summary.status` and `summary.message` tell. The run folder is free."""
+
+
+METHODS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+
+def check_callbacks(callbacks: Sequence[Callback]) -> tuple[Callback, ...]:
+    """Returns the callbacks. Raises UserError if they are no sequence of callbacks."""
+    allowed = "allowed: a list of objects of subclasses of shardkeep.Callback"
+    if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
+        raise UserError(f"callbacks: {type(callbacks).__name__} is no list; {allowed}")
+    for callback in callbacks:
+        if isinstance(callback, type):
+            raise UserError(f"callbacks: {callback.__name__} is a class; write {callback.__name__}()")
+        missing = [name for name in METHODS if not callable(getattr(callback, name, None))]
+        if missing:
+            raise UserError(f"callbacks: {type(callback).__name__} has no method {missing[0]}; {allowed}")
+    return tuple(callbacks)
+
+
+def _int(value: Any) -> int:
+    return int(value) if isinstance(value, int | float) and math.isfinite(value) else 0
+
+
+def _float(value: Any) -> float:
+    return float(value) if isinstance(value, int | float) else math.nan

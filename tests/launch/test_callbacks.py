@@ -1,0 +1,239 @@
+"""Callbacks of jobs in one process. Of jobs with processes: tests/launch/test_supervised_callbacks.py."""
+
+from __future__ import annotations
+
+import math
+import random
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import shardkeep
+from shardkeep import JobError, JobStopped, UserError
+from shardkeep.launch.callback_calls import CallbackCalls
+from shardkeep.launch.interrupts import Interrupts
+from shardkeep.run.folder import RunFolder
+from shardkeep.run.reader import MetricsTail
+from tests.support.callbacks import Notes, fails
+
+TINY: dict[str, Any] = {
+    "servers": 0,
+    "workers": 1,
+    "data": {"synthetic": {"train_samples": 4000, "eval_samples": 500, "num_dense": 3, "table_sizes": [50, 90]}},
+    "model": {"bottom": [8], "top": [8], "dropout": 0.2},
+    "tower": {"compile": "off"},
+    "eval": {"every_steps": 10},
+    "checkpoint": {"every_steps": 20},
+    "train": {"batch_size": 100, "report_every_s": 0.001},
+}
+STEPS = 40
+
+
+def tiny(**changes: Any) -> shardkeep.JobConfig:
+    return shardkeep.JobConfig.model_validate({**TINY, **changes})
+
+
+def train(run: Path, *callbacks: Any, **changes: Any) -> shardkeep.Summary:
+    return shardkeep.train(tiny(**changes), run_dir=run, quiet=True, callbacks=callbacks)
+
+
+def test_each_event_comes_once_in_order_with_the_figures_of_the_run_folder(tmp_path: Path) -> None:
+    notes = Notes()
+    summary = train(tmp_path / "run", notes)
+    notes.check_order()
+    (start,), records = notes.of("on_start"), list(MetricsTail(tmp_path / "run" / "metrics.jsonl"))
+    assert (start.step, start.samples, start.run_dir) == (0, 0, (tmp_path / "run").absolute())
+    assert start.config.train.batch_size == 100
+    progress = [record for record in records if record["kind"] == "progress"]
+    assert [event.loss for event in notes.of("on_progress")] == [record["loss"] for record in progress]
+    last = notes.of("on_progress")[-1]
+    assert (last.step, last.total_steps, last.samples, last.epoch) == (STEPS, STEPS, 4000, 0)
+    assert notes.steps("on_evaluation") == [10, 20, 30, 40]
+    (*_, evaluation), evaluated = notes.of("on_evaluation"), summary.eval
+    assert evaluated is not None and summary.best is None
+    assert (evaluation.metrics["auc"], evaluation.metrics["logloss"]) == (evaluated.auc, evaluated.logloss)
+    assert (evaluation.samples, evaluation.trained_samples) == (500, 4000) and evaluation.bytes_per_sample > 0
+    assert not {"samples", "step", "train_samples"} & set(evaluation.metrics)
+    assert notes.steps("on_checkpoint") == [20, 40]
+    assert all(event.path.is_dir() and event.size_bytes > 0 for event in notes.of("on_checkpoint"))
+    assert notes.of("on_end") == [summary]
+    assert notes.methods.index("on_evaluation") < notes.methods.index("on_checkpoint")
+
+
+def test_a_callback_changes_no_bit_of_the_model(tmp_path: Path) -> None:
+    def draw(_: Any) -> None:
+        torch.manual_seed(1), torch.rand(3), np.random.rand(3), random.random()
+
+    alone = train(tmp_path / "alone")
+    assert train(tmp_path / "run", Notes(on_progress=draw, on_checkpoint=draw)).state_digest == alone.state_digest
+
+
+@pytest.mark.parametrize("method", ["on_progress", "on_evaluation", "on_checkpoint"])
+def test_an_error_of_a_callback_stops_the_job_with_a_checkpoint_and_train_raises_it(
+    tmp_path: Path, method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    error = OSError("no\nspace")
+    failing, other = Notes(**{method: fails(error, at=20)}), Notes()
+    with pytest.raises(OSError) as caught:
+        shardkeep.train(tiny(), run_dir=tmp_path / "run", callbacks=[failing, other])
+    assert caught.value is error and caught.value.__cause__ is None
+    for notes in (failing, other):
+        notes.check_order()
+    assert failing.methods[-2:] == [method, "on_end"]
+    summary = RunFolder(tmp_path / "run").summary() or {}
+    assert summary["status"] == "stopped" and 20 <= summary["steps"] < STEPS
+    assert summary["message"] == f"stopped at step {summary['steps']}: Notes.{method} raised OSError: no space"
+    assert f"callback  Notes.{method} raised OSError: no space; the job stops\n" in capsys.readouterr().out
+    assert other.steps("on_checkpoint")[-1] == summary["steps"]
+    assert other.of("on_end")[0].message == summary["message"]
+    resumed = shardkeep.resume(tmp_path / "run", quiet=True)
+    assert resumed.steps == STEPS and resumed.state_digest == train(tmp_path / "whole").state_digest
+
+
+def test_an_error_at_the_last_step_leaves_a_completed_job(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path / "run", Notes(on_evaluation=fails(ZeroDivisionError(), at=STEPS)))
+    assert (RunFolder(tmp_path / "run").summary() or {})["status"] == "completed"
+
+
+def test_an_error_of_on_start_trains_nothing(tmp_path: Path) -> None:
+    before, failing, after = Notes(), Notes(on_start=fails(ValueError("no"))), Notes()
+    with pytest.raises(ValueError, match=r"^no$"):
+        train(tmp_path / "run", before, failing, after)
+    assert (before.methods, failing.methods, after.methods) == (["on_start", "on_end"], ["on_start"], [])
+    summary = RunFolder(tmp_path / "run").summary() or {}
+    assert (summary["status"], summary["steps"]) == ("stopped", 0)
+    assert summary["message"] == "stopped before the first step: Notes.on_start raised ValueError: no"
+    assert before.of("on_end")[0].status == "stopped"
+
+
+def test_an_error_of_on_end_leaves_a_completed_job_and_other_callbacks(tmp_path: Path) -> None:
+    after = Notes()
+    with pytest.raises(ValueError, match=r"^late$"):
+        train(tmp_path / "run", Notes(on_end=fails(ValueError("late"))), after)
+    after.check_order()
+    assert after.of("on_end")[0].status == "completed"
+
+
+def test_the_error_of_the_job_comes_before_one_of_on_end(tmp_path: Path) -> None:
+    notes = Notes(on_end=fails(ValueError("late")))
+    with pytest.raises(UserError, match="no_such_module"):
+        train(tmp_path / "run", notes, model={"name": "no_such_module:tower"})
+    assert notes.methods == ["on_start", "on_end"]
+    assert notes.of("on_end")[0].status == "failed" and "no_such_module" in notes.of("on_end")[0].message
+
+
+def test_a_mistake_in_the_config_calls_nothing(tmp_path: Path) -> None:
+    notes = Notes()
+    with pytest.raises(UserError, match="no_such"):
+        train(tmp_path / "run", notes, data={"source": "csv", "train": ["no_such.csv"], "label": "a", "dense": ["b"]})
+    assert notes.told == []
+
+
+def test_a_resume_tells_its_own_steps(tmp_path: Path) -> None:
+    train(tmp_path / "run")
+    notes = Notes()
+    summary = shardkeep.resume(tmp_path / "run", overrides=["train.epochs=2"], quiet=True, callbacks=[notes])
+    notes.check_order()
+    (start,) = notes.of("on_start")
+    assert (start.step, start.samples, start.config.train.epochs) == (STEPS, 4000, 2)
+    assert notes.steps("on_evaluation") == [50, 60, 70, 80] and min(notes.steps("on_progress")) > STEPS
+    assert notes.of("on_evaluation")[0].trained_samples == 1000
+    assert notes.of("on_end") == [summary] and summary.steps == 2 * STEPS
+
+
+def test_early_stopping_ends_the_events(tmp_path: Path) -> None:
+    notes = Notes()
+    stopping = {"metric": "auc", "patience": 1, "min_delta": 1.0}
+    train(tmp_path / "run", notes, train={**TINY["train"], "early_stopping": stopping})
+    notes.check_order()
+    assert notes.steps("on_evaluation") == [10, 20] and max(notes.steps("on_progress")) <= 20
+    assert notes.of("on_end")[0].best.step == 10 and notes.steps("on_checkpoint") == [10, 20]
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "told"),
+    [
+        (Notes(), "callbacks: Notes is no list"),
+        ("Notes", "callbacks: str is no list"),
+        ([Notes], r"callbacks: Notes is a class; write Notes\(\)"),
+        ([Notes(), object()], "callbacks: object has no method on_start; allowed: a list of objects of subclasses"),
+    ],
+    ids=["one", "text", "class", "object"],
+)
+def test_what_is_no_callback_is_refused_in_one_line(tmp_path: Path, callbacks: Any, told: str) -> None:
+    for call in (lambda: shardkeep.train(tiny(), run_dir=tmp_path / "run", callbacks=callbacks),
+                 lambda: shardkeep.resume(tmp_path / "run", callbacks=callbacks)):  # fmt: skip
+        with pytest.raises(UserError, match=f"^{told}"):
+            call()
+    assert not (tmp_path / "run").exists()
+
+
+def started(tmp_path: Path, *callbacks: Any, interrupts: Interrupts | None = None) -> CallbackCalls:
+    """Calls of a job that has started."""
+    calls = CallbackCalls(callbacks, interrupts or Interrupts(), lambda _: None)
+    calls.start(shardkeep.StartEvent(tiny(), tmp_path, 0, 0))
+    return calls
+
+
+def test_steps_that_a_recovery_repeats_are_told_once(tmp_path: Path) -> None:
+    notes = Notes()
+    calls = started(tmp_path, notes)
+    done = {"bytes": 1, "phase": "checkpoint", "kind": "phase"}
+    for step in (1, 2, 3, 2, 3, 4):
+        calls.record({"kind": "progress", "role": "worker", "index": 0, "step": step})
+        calls.record({"kind": "eval", "role": "worker", "index": 0, "step": step, "auc": None, "logloss": step})
+        calls.record({"role": "worker", "index": 0, "step": step, **done})
+    for method in ("on_progress", "on_evaluation", "on_checkpoint"):
+        assert notes.steps(method) == [1, 2, 3, 4]
+    assert [dict(event.metrics) for event in notes.of("on_evaluation")] == [{"logloss": n} for n in (1, 2, 3, 4)]
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"kind": "progress", "index": 1, "step": 1},
+        {"kind": "phase", "phase": "checkpoint", "step": 1, "text": "no checkpoint at step 1: disk full"},
+        {"kind": "phase", "phase": "checkpoint", "step": 1, "every_steps": 5, "text": "one every 5 steps"},
+        {"kind": "event", "text": "formed"},
+        {},
+    ],
+    ids=["another worker", "failed checkpoint", "interval", "event", "nothing"],
+)
+def test_other_records_are_not_told(tmp_path: Path, record: dict[str, Any]) -> None:
+    notes = Notes()
+    started(tmp_path, notes).record(record)
+    assert notes.methods == ["on_start"]
+
+
+def test_a_record_without_figures_is_told_as_unknown(tmp_path: Path) -> None:
+    notes = Notes()
+    calls = started(tmp_path, notes)
+    calls.record({"kind": "progress", "step": 3, "loss": None, "epoch": math.nan})
+    calls.record({"kind": "eval", "step": 3})
+    (progress,), (evaluation,) = notes.of("on_progress"), notes.of("on_evaluation")
+    assert math.isnan(progress.loss) and (progress.epoch, progress.total_steps) == (0, 0)
+    assert math.isnan(evaluation.bytes_per_sample) and evaluation.metrics == {}
+
+
+def test_a_callback_that_raises_a_keyboard_interrupt_stops_the_job(tmp_path: Path) -> None:
+    interrupts = Interrupts()
+    interrupts.tolerated = 1
+    calls = started(tmp_path, Notes(on_progress=fails(KeyboardInterrupt())), interrupts=interrupts)
+    calls.record({"kind": "progress", "step": 3})
+    with pytest.raises(KeyboardInterrupt), calls.ending(RunFolder(tmp_path)):
+        assert interrupts.count == 1
+        raise JobStopped("stopped at step 3")
+
+
+def test_a_failure_of_the_job_comes_before_the_error_that_stopped_it(tmp_path: Path) -> None:
+    notes = Notes(on_progress=fails(ValueError("mine")))
+    calls = started(tmp_path, notes)
+    calls.record({"kind": "progress", "step": 3})
+    with pytest.raises(JobError, match=r"^worker 0 ended"), calls.ending(RunFolder(tmp_path)):
+        raise JobError("worker 0 ended")
+    (summary,) = notes.of("on_end")
+    assert (summary.status, summary.message) == ("failed", "worker 0 ended")
