@@ -20,6 +20,8 @@ COMMANDS: dict[str, tuple[str | None, list[str], float]] = {
     "hstu.py": (None, [sys.executable], 4.0),
     "torchrec_dlrm.py": ("torchrec", AROUND + TORCHRUN, 0.45),
     "lightning_module.py": ("lightning", [sys.executable], 0.2),
+    "mlflow_callback.py": ("mlflow", [sys.executable], 0.65),
+    "wandb_callback.py": ("wandb", ["env", "WANDB_MODE=offline", sys.executable], 0.65),
 }
 """By script: the library that it needs, the command before it, and a loss that a model without training cannot have."""
 

@@ -19,10 +19,12 @@ from rich.console import Console
 from shardkeep.affinity import Cores, Pins, pin
 from shardkeep.base.errors import JobError
 from shardkeep.config import JobConfig
+from shardkeep.launch.callback_calls import CallbackCalls
 from shardkeep.launch.children import Child, Spawn, child_environment
 from shardkeep.launch.fork_server import ForkServer
 from shardkeep.launch.interrupts import Interrupts
 from shardkeep.launch.supervisor import Supervisor
+from shardkeep.run.callback import Callback, StartEvent
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.screen import Screen
 from tests.support import stand_in
@@ -79,14 +81,23 @@ class StandIns(Spawn):
 class Job:
     """A job under a supervisor in a thread of its own, so that the test can act meanwhile."""
 
-    def __init__(self, folder: Path, starter: StandIns, plan: Mapping[str, Any], pins: Pins, **config: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        starter: StandIns,
+        plan: Mapping[str, Any],
+        pins: Pins,
+        callbacks: Sequence[Callback] = (),
+        **config: Any,
+    ) -> None:
         """`config`: of the job, with one server and two workers where it does not say."""
         self.config = JobConfig.model_validate({"servers": 1, "workers": 2, **config})
         self.folder = RunFolder.create(folder, self.config)
         self.interrupts = Interrupts()
         (folder / stand_in.PLAN).write_text(json.dumps({"steps": 5, "step_s": 0.01, **plan}))
         self._out = StringIO()
-        screen = Screen(Console(file=self._out, width=1000))
+        self._calls = CallbackCalls(callbacks, self.interrupts, lambda text: screen.phase("callback", text))
+        screen = Screen(Console(file=self._out, width=1000), listener=self._calls.record if callbacks else None)
         self._supervisor = Supervisor(self.config, self.folder, screen, self.interrupts, None, pins, 0, starter)
         self._result: dict[str, Any] | BaseException | None = None
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -126,7 +137,9 @@ class Job:
 
     def _run(self) -> None:
         try:
-            self._result = self._supervisor.run()
+            with self._calls.ending(self.folder):
+                self._calls.start(StartEvent(self.config, self.folder.path, 0, 0))
+                self._result = self._supervisor.run()
         except BaseException as error:
             self._result = error
 
@@ -144,8 +157,15 @@ class Jobs:
         self._folder, self._starter = folder, starter
         self._jobs: list[Job] = []
 
-    def start(self, plan: Mapping[str, Any] | None = None, *, pins: Pins | None = None, **config: Any) -> Job:
-        self._jobs.append(Job(self._folder / "run", self._starter, plan or {}, pins or {}, **config))
+    def start(
+        self,
+        plan: Mapping[str, Any] | None = None,
+        *,
+        pins: Pins | None = None,
+        callbacks: Sequence[Callback] = (),
+        **config: Any,
+    ) -> Job:
+        self._jobs.append(Job(self._folder / "run", self._starter, plan or {}, pins or {}, callbacks, **config))
         return self._jobs[-1]
 
     def close(self) -> None:

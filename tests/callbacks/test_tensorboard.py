@@ -1,0 +1,100 @@
+"""A job's event files, read back by TensorBoard's own reader. Needs tensorboard (CONTRIBUTING.md)."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardkeep
+from tests.support.callbacks import Notes
+
+TINY: dict[str, Any] = {
+    "servers": 0,
+    "workers": 1,
+    "data": {"synthetic": {"train_samples": 4000, "eval_samples": 500, "num_dense": 3, "table_sizes": [50, 90]}},
+    "model": {"bottom": [8], "top": [8]},
+    "tower": {"compile": "off"},
+    "eval": {"every_steps": 10},
+    "checkpoint": {"every_steps": 20},
+    "train": {"batch_size": 100, "report_every_s": 0.001},
+}
+needs_tensorboard = pytest.mark.skipif(importlib.util.find_spec("tensorboard") is None, reason="needs tensorboard")
+needs_warnings = pytest.mark.filterwarnings("ignore")  # of tensorboard's dependencies
+
+
+def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """Every point that TensorBoard shows, by tag."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(folder)).Reload()
+    return {tag: [(point.step, point.value) for point in events.Scalars(tag)] for tag in events.Tags()["scalars"]}
+
+
+def points(notes: Notes) -> dict[str, list[tuple[int, float]]]:
+    """The points that a job's events should give."""
+    trained, evaluated = notes.of("on_progress"), notes.of("on_evaluation")
+    tags = {
+        "train/loss": [(event.step, event.loss) for event in trained],
+        "train/samples_per_s": [(event.step, event.samples_per_s) for event in trained],
+        "train/bytes_per_sample": [(event.step, event.bytes_per_sample) for event in evaluated],
+    }
+    for name in evaluated[0].metrics:
+        tags[f"eval/{name}"] = [(event.step, event.metrics[name]) for event in evaluated]
+    return tags
+
+
+def same(found: dict[str, list[tuple[int, float]]], expected: dict[str, list[tuple[int, float]]]) -> bool:
+    """Whether all points are equal, in the float32 of event files."""
+    flat = {(tag, step): value for tag, line in expected.items() for step, value in line}
+    read = {(tag, step): value for tag, line in found.items() for step, value in line}
+    return read == pytest.approx(flat, rel=1e-6)
+
+
+@needs_tensorboard
+@needs_warnings
+def test_every_point_and_the_config_are_read_back(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    from shardkeep.callbacks.tensorboard import TensorBoardCallback
+
+    config, notes = shardkeep.JobConfig.model_validate(TINY), Notes()
+    shardkeep.train(config, run_dir=tmp_path / "run", quiet=True, callbacks=[notes, TensorBoardCallback()])
+    assert same(scalars(tmp_path / "run" / "tensorboard"), points(notes))
+    events = EventAccumulator(str(tmp_path / "run" / "tensorboard")).Reload()
+    (text,) = events.Tensors("config/text_summary")
+    assert "batch_size: 100" in text.tensor_proto.string_val[0].decode()
+
+
+@needs_tensorboard
+@needs_warnings
+def test_points_of_steps_that_a_resume_repeats_are_shown_once(tmp_path: Path) -> None:
+    from shardkeep.callbacks.tensorboard import TensorBoardCallback
+
+    def stop(event: Any) -> None:
+        if event.step == 30:
+            raise InterruptedError
+
+    folder, config = tmp_path / "events", shardkeep.JobConfig.model_validate(TINY)
+    first, second = Notes(on_evaluation=stop), Notes()
+    with pytest.raises(InterruptedError):
+        shardkeep.train(config, run_dir=tmp_path / "run", quiet=True, callbacks=[TensorBoardCallback(folder), first])
+    (tmp_path / "run" / "checkpoints" / "step-00000030").rename(tmp_path / "lost")  # as if it was killed before
+    shardkeep.resume(tmp_path / "run", quiet=True, callbacks=[second, TensorBoardCallback(folder)])
+    assert second.of("on_start")[0].step == 20
+    kept = {tag: [point for point in line if point[0] <= 20] for tag, line in points(first).items()}
+    again = points(second)
+    assert same(scalars(folder), {tag: kept[tag] + again[tag] for tag in kept})
+
+
+def test_without_tensorboard_one_line_names_the_package() -> None:
+    hide = "import shardkeep, sys; sys.modules['tensorboard'] = None"
+    imports = "import shardkeep.callbacks.tensorboard"
+    code = f"{hide}\ntry:\n  {imports}\nexcept shardkeep.UserError as error:\n  print(error)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    told = "shardkeep.callbacks.tensorboard: needs the package tensorboard, which is not installed\n"
+    assert (done.stdout, done.returncode) == (told, 0), done.stderr

@@ -1,0 +1,185 @@
+"""Callbacks of jobs with processes: deaths, errors, callbacks that hang. Slow tests train, the others use stand-ins."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+import shardkeep
+from shardkeep import JobError, JobStopped
+from shardkeep.run.folder import RunFolder
+from shardkeep.run.reader import MetricsTail
+from tests.support.callbacks import Notes, fails
+from tests.support.cluster import gone, within
+from tests.support.stand_ins import Jobs, StandIns, jobs_in
+
+pytestmark = pytest.mark.processes
+STEPS = 20
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def jobs(tmp_path: Path, stand_ins: StandIns) -> Iterator[Jobs]:
+    with jobs_in(tmp_path, stand_ins) as jobs:
+        yield jobs
+
+
+@pytest.mark.parametrize("victim", ["coordinator 0", "server 0", "worker 0", "worker 1"])
+def test_a_death_repeats_and_loses_no_event(jobs: Jobs, victim: str) -> None:
+    killed: list[str] = []
+
+    def kill(event: Any) -> None:
+        if event.step >= 5 and not killed:
+            killed.append(victim)
+            members = {f"{m['role']} {m['index']}": m["pid"] for m in job.folder.member_list()}
+            os.kill(members[victim], signal.SIGKILL)
+
+    notes = Notes(on_progress=kill)
+    job = jobs.start({"steps": STEPS, "step_s": 0.05}, callbacks=[notes])
+    assert job.end()["steps"] == STEPS and killed
+    notes.check_order()
+    steps = notes.steps("on_progress")
+    assert steps[-1] == STEPS
+    if victim != "worker 0":  # its last record may die with it
+        assert steps == list(range(1, STEPS + 1))
+
+
+def test_records_of_repeated_steps_are_in_the_run_folder_and_told_once(jobs: Jobs) -> None:
+    notes = Notes()
+    job = jobs.start({"steps": STEPS, "worker 1": {"at": 5, "do": -signal.SIGKILL}}, callbacks=[notes])
+    job.end()
+    reported = [r["step"] for r in MetricsTail(job.folder.metrics_path) if r["kind"] == "progress"]
+    assert notes.steps("on_progress") == sorted(set(reported))
+
+
+def test_a_callback_that_blocks_delays_a_replacement_and_ends_no_job(jobs: Jobs) -> None:
+    def kill_and_wait(event: Any) -> None:
+        if event.step == 5:
+            pids = {f"{m['role']} {m['index']}": m["pid"] for m in job.folder.member_list()}
+            os.kill(pids["worker 1"], signal.SIGKILL)
+            records = MetricsTail(job.folder.metrics_path)
+            found: list[Any] = []
+
+            def known() -> bool:  # by the end of its lease: the launcher is in here and reports nothing
+                found.extend(record for record in records if "worker 1" in str(record.get("text", "")))
+                return bool(found)
+
+            within(30, known, "the coordinator does not know of the death", lambda: True)
+
+    notes = Notes(on_progress=kill_and_wait)
+    job = jobs.start({"steps": STEPS, "step_s": 0.05}, callbacks=[notes], liveness={"lease_s": 3.0})
+    assert job.end()["status"] == "completed"
+    notes.check_order()
+    assert notes.steps("on_progress")[-1] == STEPS
+
+
+def test_an_error_stops_the_processes_and_the_message_names_it(jobs: Jobs) -> None:
+    error, other = ValueError("no"), Notes()
+    failing = Notes(on_progress=fails(error, at=5))
+    job = jobs.start({"steps": 1_000_000}, callbacks=[failing, other])
+    members = job.training()
+    with pytest.raises(ValueError) as caught:
+        job.end()
+    assert caught.value is error and not gone(members.values(), limit_s=0)
+    for notes in (failing, other):
+        notes.check_order()
+    assert len(other.of("on_progress")) >= len(failing.of("on_progress")) == 5
+    summary = job.folder.summary() or {}
+    assert (summary["status"], other.of("on_end")[0].message) == ("stopped", summary["message"])
+    assert summary["message"].endswith(": Notes.on_progress raised ValueError: no")
+
+
+def test_a_failed_job_reaches_on_end(jobs: Jobs) -> None:
+    notes = Notes()
+    job = jobs.start({"steps": 1_000_000}, callbacks=[notes], liveness={"restarts": 0})
+    members = job.training()
+    members["server 0"].kill()
+    with pytest.raises(JobError, match="server 0"):
+        job.end()
+    notes.check_order()
+    assert notes.of("on_end")[0].status == "failed" and "server 0" in notes.of("on_end")[0].message
+
+
+def test_ctrl_c_reaches_on_end(jobs: Jobs) -> None:
+    notes = Notes()
+    job = jobs.start({"steps": 1_000_000}, callbacks=[notes])
+    job.training()
+    job.interrupts.count += 1
+    with pytest.raises(JobStopped):
+        job.end()
+    notes.check_order()
+    assert notes.of("on_end")[0].status == "stopped"
+
+
+HANGS = """
+import os, signal, sys, threading
+import shardkeep
+from tests.launch.test_callbacks import TINY
+
+class Hangs(shardkeep.Callback):
+    def on_progress(self, event):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        threading.Event().wait(100)
+    def on_end(self, summary):
+        print(f"end {summary.status}")
+
+try:
+    config = {**TINY, **eval(sys.argv[1])}
+    shardkeep.train(shardkeep.JobConfig.model_validate(config), run_dir="run", quiet=True, callbacks=[Hangs()])
+except shardkeep.JobStopped as error:
+    print(error)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [{}, {"servers": 1}], ids=["one process", "processes"])
+def test_a_second_ctrl_c_ends_a_callback_that_hangs(tmp_path: Path, config: dict[str, Any]) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", HANGS, repr(config)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, cwd=tmp_path, env=env)
+    assert done.returncode == 0, done.stderr
+    end, stopped = done.stdout.splitlines()
+    assert (end, stopped[:16]) == ("end stopped", "stopped at step ")
+
+
+@pytest.mark.slow
+def test_a_job_that_loses_its_workers_tells_what_an_undisturbed_one_tells(tmp_path: Path) -> None:
+    config: dict[str, Any] = {
+        "servers": 1,
+        "workers": 2,
+        "consistency": "sync",
+        "data": {"synthetic": {"train_samples": 24_000, "eval_samples": 500, "num_dense": 3, "table_sizes": [50, 90]}},
+        "model": {"bottom": [8], "top": [8]},
+        "tower": {"compile": "off"},
+        "eval": {"every_steps": 20},
+        "checkpoint": {"every_steps": 40},
+        "train": {"batch_size": 100, "report_every_s": 0.01},
+        "liveness": {"lease_s": 10.0},
+    }
+    job, victims = shardkeep.JobConfig.model_validate(config), ["worker 1", "worker 0"]
+
+    def kill(event: Any) -> None:
+        if victims and event.step >= 50 - 25 * (len(victims) - 1):
+            victim = victims.pop(0)
+            folder = RunFolder(tmp_path / "run")
+            (pid,) = [m["pid"] for m in folder.member_list() if f"{m['role']} {m['index']}" == victim]
+            psutil.Process(pid).kill()
+
+    whole, notes = Notes(), Notes(on_progress=kill)
+    undisturbed = shardkeep.train(job, run_dir=tmp_path / "whole", quiet=True, callbacks=[whole])
+    summary = shardkeep.train(job, run_dir=tmp_path / "run", quiet=True, callbacks=[notes])
+    assert not victims and summary.recoveries and summary.state_digest == undisturbed.state_digest
+    for each in (whole, notes):
+        each.check_order()
+    evaluations = [[(e.step, dict(e.metrics)) for e in each.of("on_evaluation")] for each in (whole, notes)]
+    assert evaluations[0] == evaluations[1] and len(evaluations[0]) == 6
+    assert whole.steps("on_checkpoint") == notes.steps("on_checkpoint") == [40, 80, 120]
