@@ -1,1 +1,4 @@
-"""Rows in the checkpoints of other libraries' trainers. Each module needs its library, which is no dependency."""
+"""Jobs in TensorBoard, and rows in the checkpoints of other libraries' trainers.
+
+Each module needs its library, which is no dependency.
+"""

@@ -167,8 +167,7 @@ class _Launch:
             if resumed is not None:
                 resumed = _reopen(self.folder, config, resumed, self.session.screen)
             try:
-                self._tell_start(config, resumed)
-                return config, self._start(config, 0 if resumed is None else resumed.checkpoint.step)
+                return config, self._start(config, *_position(resumed))
             except JobStopped:
                 scaled = scale.taken(self.folder.path)
                 if scaled is None or self.session.interrupts.count:
@@ -178,27 +177,32 @@ class _Launch:
             finally:
                 self.session.screen.end_bar()
 
-    def _tell_start(self, config: JobConfig, resumed: Resumed | None) -> None:
-        step, samples = (0, 0) if resumed is None else _position(resumed)
-        try:
-            self.session.calls.start(StartEvent(config, self.folder.path, step, samples))
-        except JobStopped as error:
-            self.folder.finished("stopped", str(error), None)
-            raise
-
-    def _start(self, config: JobConfig, start_step: int) -> dict[str, Any]:
+    def _start(self, config: JobConfig, start_step: int, samples: int) -> dict[str, Any]:
         folder, pins = self.folder, _pins(config)
         screen, interrupts, starter = self.session.screen, self.session.interrupts, self.session.starter
+        started = StartEvent(config, folder.path, start_step, samples)
         if not config.servers:
+            self._call_start(started)
             with pinned(pins.get(("worker", 0))):
                 return _in_process(config, folder, screen, interrupts, start_step)
         from shardkeep.launch.supervisor import Supervisor
 
-        return Supervisor(config, folder, screen, interrupts, self.code_folder, pins, start_step, starter).run()
+        job = Supervisor(config, folder, screen, interrupts, self.code_folder, pins, start_step, starter)
+        self._call_start(started)  # afterwards: what a callback adds to the environment is not for the roles
+        return job.run()
+
+    def _call_start(self, started: StartEvent) -> None:
+        try:
+            self.session.calls.start(started)
+        except JobStopped as error:
+            self.folder.finished("stopped", str(error), None)
+            raise
 
 
-def _position(resumed: Resumed) -> tuple[int, int]:
-    """Steps and samples at which a job resumes."""
+def _position(resumed: Resumed | None) -> tuple[int, int]:
+    """Steps and samples at which a job starts."""
+    if resumed is None:
+        return 0, 0
     return resumed.checkpoint.step, int(resumed.checkpoint.facts.get("samples", 0))
 
 

@@ -130,10 +130,10 @@ def test_a_mistake_in_the_config_calls_nothing(tmp_path: Path) -> None:
     notes = Notes()
     with pytest.raises(UserError, match="no_such"):
         train(tmp_path / "run", notes, data={"source": "csv", "train": ["no_such.csv"], "label": "a", "dense": ["b"]})
-    assert notes.told == []
+    assert notes.calls == []
 
 
-def test_a_resume_tells_its_own_steps(tmp_path: Path) -> None:
+def test_a_resume_reports_its_own_steps(tmp_path: Path) -> None:
     train(tmp_path / "run")
     notes = Notes()
     summary = shardkeep.resume(tmp_path / "run", overrides=["train.epochs=2"], quiet=True, callbacks=[notes])
@@ -155,7 +155,7 @@ def test_early_stopping_ends_the_events(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("callbacks", "told"),
+    ("callbacks", "calls"),
     [
         (Notes(), "callbacks: Notes is no list"),
         ("Notes", "callbacks: str is no list"),
@@ -164,10 +164,10 @@ def test_early_stopping_ends_the_events(tmp_path: Path) -> None:
     ],
     ids=["one", "text", "class", "object"],
 )
-def test_what_is_no_callback_is_refused_in_one_line(tmp_path: Path, callbacks: Any, told: str) -> None:
+def test_what_is_no_callback_is_refused_in_one_line(tmp_path: Path, callbacks: Any, calls: str) -> None:
     for call in (lambda: shardkeep.train(tiny(), run_dir=tmp_path / "run", callbacks=callbacks),
                  lambda: shardkeep.resume(tmp_path / "run", callbacks=callbacks)):  # fmt: skip
-        with pytest.raises(UserError, match=f"^{told}"):
+        with pytest.raises(UserError, match=f"^{calls}"):
             call()
     assert not (tmp_path / "run").exists()
 
@@ -179,7 +179,7 @@ def started(tmp_path: Path, *callbacks: Any, interrupts: Interrupts | None = Non
     return calls
 
 
-def test_steps_that_a_recovery_repeats_are_told_once(tmp_path: Path) -> None:
+def test_steps_that_a_recovery_repeats_are_reported_once(tmp_path: Path) -> None:
     notes = Notes()
     calls = started(tmp_path, notes)
     done = {"bytes": 1, "phase": "checkpoint", "kind": "phase"}
@@ -203,13 +203,13 @@ def test_steps_that_a_recovery_repeats_are_told_once(tmp_path: Path) -> None:
     ],
     ids=["another worker", "failed checkpoint", "interval", "event", "nothing"],
 )
-def test_other_records_are_not_told(tmp_path: Path, record: dict[str, Any]) -> None:
+def test_other_records_are_not_passed_on(tmp_path: Path, record: dict[str, Any]) -> None:
     notes = Notes()
     started(tmp_path, notes).record(record)
     assert notes.methods == ["on_start"]
 
 
-def test_a_record_without_figures_is_told_as_unknown(tmp_path: Path) -> None:
+def test_a_record_without_figures_is_reported_as_unknown(tmp_path: Path) -> None:
     notes = Notes()
     calls = started(tmp_path, notes)
     calls.record({"kind": "progress", "step": 3, "loss": None, "epoch": math.nan})

@@ -22,8 +22,14 @@ from tests.support.cluster import gone, within
 from tests.support.stand_ins import Jobs, StandIns, jobs_in
 
 pytestmark = pytest.mark.processes
+TINY: dict[str, Any] = {
+    "workers": 1,
+    "data": {"synthetic": {"train_samples": 4000, "eval_samples": 500, "num_dense": 3, "table_sizes": [50, 90]}},
+    "model": {"bottom": [8], "top": [8]},
+    "tower": {"compile": "off"},
+    "train": {"batch_size": 100, "report_every_s": 0.001},
+}
 STEPS = 20
-ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
@@ -52,7 +58,7 @@ def test_a_death_repeats_and_loses_no_event(jobs: Jobs, victim: str) -> None:
         assert steps == list(range(1, STEPS + 1))
 
 
-def test_records_of_repeated_steps_are_in_the_run_folder_and_told_once(jobs: Jobs) -> None:
+def test_records_of_repeated_steps_are_in_the_run_folder_and_reported_once(jobs: Jobs) -> None:
     notes = Notes()
     job = jobs.start({"steps": STEPS, "worker 1": {"at": 5, "do": -signal.SIGKILL}}, callbacks=[notes])
     job.end()
@@ -119,10 +125,22 @@ def test_ctrl_c_reaches_on_end(jobs: Jobs) -> None:
     assert notes.of("on_end")[0].status == "stopped"
 
 
+@pytest.mark.slow
+def test_what_a_callback_adds_to_the_environment_is_not_for_the_roles(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = {**TINY, "servers": 1}
+    notes = Notes(on_start=lambda _: monkeypatch.setenv("SET_BY_A_CALLBACK", "1"))
+    shardkeep.train(shardkeep.JobConfig.model_validate(config), run_dir=tmp_path / "run", callbacks=[notes])
+    notes.check_order()
+    printed = capsys.readouterr().out
+    assert "formed in" in printed and "environment" not in printed  # as in: started by exec, seconds later
+
+
 HANGS = """
 import os, signal, sys, threading
 import shardkeep
-from tests.launch.test_callbacks import TINY
+
 
 class Hangs(shardkeep.Callback):
     def on_progress(self, event):
@@ -133,26 +151,25 @@ class Hangs(shardkeep.Callback):
         print(f"end {summary.status}")
 
 try:
-    config = {**TINY, **eval(sys.argv[1])}
-    shardkeep.train(shardkeep.JobConfig.model_validate(config), run_dir="run", quiet=True, callbacks=[Hangs()])
+    config = shardkeep.JobConfig.model_validate(eval(sys.argv[1]))
+    shardkeep.train(config, run_dir="run", quiet=True, callbacks=[Hangs()])
 except shardkeep.JobStopped as error:
     print(error)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("config", [{}, {"servers": 1}], ids=["one process", "processes"])
-def test_a_second_ctrl_c_ends_a_callback_that_hangs(tmp_path: Path, config: dict[str, Any]) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", HANGS, repr(config)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, cwd=tmp_path, env=env)
+@pytest.mark.parametrize("servers", [0, 1], ids=["one process", "processes"])
+def test_a_second_ctrl_c_ends_a_callback_that_hangs(tmp_path: Path, servers: int) -> None:
+    command = [sys.executable, "-c", HANGS, repr({**TINY, "servers": servers})]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     end, stopped = done.stdout.splitlines()
     assert (end, stopped[:16]) == ("end stopped", "stopped at step ")
 
 
 @pytest.mark.slow
-def test_a_job_that_loses_its_workers_tells_what_an_undisturbed_one_tells(tmp_path: Path) -> None:
+def test_a_job_that_loses_its_workers_reports_what_an_undisturbed_one_reports(tmp_path: Path) -> None:
     config: dict[str, Any] = {
         "servers": 1,
         "workers": 2,

@@ -1,4 +1,4 @@
-"""A callback that remembers what it was told."""
+"""A callback that keeps what it receives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 from shardkeep import Callback, CheckpointEvent, EvaluationEvent, ProgressEvent, StartEvent, Summary
 from shardkeep.run.callback import METHODS
 
-Told = tuple[str, Any]
+Call = tuple[str, Any]
 
 
 class Notes(Callback):
@@ -16,7 +16,7 @@ class Notes(Callback):
 
     def __init__(self, **deeds: Callable[[Any], None]) -> None:
         assert set(deeds) <= set(METHODS)
-        self.told: list[Told] = []
+        self.calls: list[Call] = []
         self._deeds = deeds
 
     def on_start(self, event: StartEvent, /) -> None:
@@ -36,11 +36,11 @@ class Notes(Callback):
 
     @property
     def methods(self) -> list[str]:
-        return [method for method, _ in self.told]
+        return [method for method, _ in self.calls]
 
     def of(self, method: str) -> list[Any]:
         """The arguments of one method."""
-        return [argument for name, argument in self.told if name == method]
+        return [argument for name, argument in self.calls if name == method]
 
     def steps(self, method: str) -> list[int]:
         return [argument.step for argument in self.of(method)]
@@ -54,7 +54,7 @@ class Notes(Callback):
             assert steps == sorted(set(steps)), (method, steps)
 
     def _note(self, method: str, argument: Any) -> None:
-        self.told.append((method, argument))
+        self.calls.append((method, argument))
         if method in self._deeds:
             self._deeds[method](argument)
 
