@@ -39,7 +39,10 @@ class TensorBoardCallback(Callback):
     def on_start(self, event: StartEvent, /) -> None:
         folder = event.run_dir / FOLDER if self._folder is None else Path(self._folder)
         purge_step = event.step + 1 if event.step else None
-        self._writer = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=self._flush_s)
+        try:
+            self._writer = SummaryWriter(str(folder), purge_step=purge_step, flush_secs=self._flush_s)
+        except OSError as error:
+            raise UserError(f"TensorBoardCallback: {folder} cannot be written ({error.strerror or error})") from error
         self._writer.add_text("config", f"```yaml\n{event.config.to_yaml()}\n```", event.step)
 
     def on_progress(self, event: ProgressEvent, /) -> None:

@@ -91,6 +91,18 @@ def test_points_of_steps_that_a_resume_repeats_are_shown_once(tmp_path: Path) ->
     assert same(scalars(folder), {tag: kept[tag] + again[tag] for tag in kept})
 
 
+@needs_tensorboard
+@needs_warnings
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    from shardkeep.callbacks.tensorboard import TensorBoardCallback
+
+    (tmp_path / "file").touch()
+    config = shardkeep.JobConfig.model_validate(TINY)
+    with pytest.raises(shardkeep.UserError, match=r"^TensorBoardCallback: .*/file cannot be written \(File exists\)$"):
+        callbacks = [TensorBoardCallback(tmp_path / "file")]
+        shardkeep.train(config, run_dir=tmp_path / "run", quiet=True, callbacks=callbacks)
+
+
 def test_without_tensorboard_one_line_names_the_package() -> None:
     hide = "import shardkeep, sys; sys.modules['tensorboard'] = None"
     imports = "import shardkeep.callbacks.tensorboard"

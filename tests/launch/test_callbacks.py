@@ -155,7 +155,7 @@ def test_early_stopping_ends_the_events(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("callbacks", "calls"),
+    ("callbacks", "message"),
     [
         (Notes(), "callbacks: Notes is no list"),
         ("Notes", "callbacks: str is no list"),
@@ -164,10 +164,10 @@ def test_early_stopping_ends_the_events(tmp_path: Path) -> None:
     ],
     ids=["one", "text", "class", "object"],
 )
-def test_what_is_no_callback_is_refused_in_one_line(tmp_path: Path, callbacks: Any, calls: str) -> None:
+def test_what_is_no_callback_is_refused_in_one_line(tmp_path: Path, callbacks: Any, message: str) -> None:
     for call in (lambda: shardkeep.train(tiny(), run_dir=tmp_path / "run", callbacks=callbacks),
                  lambda: shardkeep.resume(tmp_path / "run", callbacks=callbacks)):  # fmt: skip
-        with pytest.raises(UserError, match=f"^{calls}"):
+        with pytest.raises(UserError, match=f"^{message}"):
             call()
     assert not (tmp_path / "run").exists()
 
@@ -226,6 +226,12 @@ def test_a_callback_that_raises_a_keyboard_interrupt_stops_the_job(tmp_path: Pat
     calls.record({"kind": "progress", "step": 3})
     with pytest.raises(KeyboardInterrupt), calls.ending(RunFolder(tmp_path)):
         assert interrupts.count == 1
+        raise JobStopped("stopped at step 3")
+
+
+def test_a_stop_by_the_user_comes_before_an_error_of_on_end(tmp_path: Path) -> None:
+    calls = started(tmp_path, Notes(on_end=fails(ValueError("late"))))
+    with pytest.raises(JobStopped, match=r"^stopped at step 3$"), calls.ending(RunFolder(tmp_path)):
         raise JobStopped("stopped at step 3")
 
 

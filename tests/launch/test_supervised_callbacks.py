@@ -15,6 +15,7 @@ import pytest
 
 import shardkeep
 from shardkeep import JobError, JobStopped
+from shardkeep.launch import scale
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.reader import MetricsTail
 from tests.support.callbacks import Notes, fails
@@ -135,6 +136,23 @@ def test_what_a_callback_adds_to_the_environment_is_not_for_the_roles(
     notes.check_order()
     printed = capsys.readouterr().out
     assert "formed in" in printed and "environment" not in printed  # as in: started by exec, seconds later
+
+
+@pytest.mark.slow
+def test_a_job_that_is_scaled_starts_once_and_repeats_no_event(tmp_path: Path) -> None:
+    def scale_once(event: Any) -> None:
+        if event.step >= 20 and len(notes.of("on_evaluation")) == 1:
+            scale.ask(tmp_path / "run", workers=2, servers=None)
+
+    notes = Notes(on_evaluation=scale_once)
+    train = {**TINY["train"], "epochs": 5}
+    config = {**TINY, "servers": 1, "train": train, "checkpoint": {"every_steps": 1000}, "eval": {"every_steps": 20}}
+    job = shardkeep.JobConfig.model_validate(config)
+    summary = shardkeep.train(job, run_dir=tmp_path / "run", quiet=True, callbacks=[notes])
+    assert [start.status for start in summary.starts] == ["stopped", "completed"]
+    notes.check_order()
+    samples = [event.samples for event in notes.of("on_progress")]
+    assert samples == sorted(samples) and samples[-1] == 20_000
 
 
 HANGS = """
