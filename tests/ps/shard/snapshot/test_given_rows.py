@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from shardkeep.ps.placement import bucket_of
 from shardkeep.ps.shard.snapshot import given_rows
 from shardkeep.ps.shard.snapshot.files import load_snapshots
 from shardkeep.ps.shard.snapshot.given_rows import GivenRows, write_given_rows
+from shardkeep.ps.shard.snapshot.index import indexes
 from shardkeep.ps.shard.snapshot.row_stream import stream_rows
 from shardkeep.ps.shard.tables import Tables
 from tests.support.one_table import exported
@@ -45,6 +47,9 @@ def test_given_rows_are_loaded_by_any_number_of_servers(
         ".json",
         *[".safetensors"] * (len(start.files) - 1),
     ]
+    ((_, index),) = indexes(start)
+    bounds = [(first, end) for _, _, first, end, _ in index["parts"]]
+    assert all(first < end <= later for (first, end), (later, _) in pairwise(bounds)), "a server reads its parts alone"
     found = []
     for shard in range(servers):
         tables = Tables([one.spec], seed=0)
