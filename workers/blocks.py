@@ -56,8 +56,10 @@ class Blocks:
             raise ValueError(f"{len(batch)} samples; allowed: 1 to {self.size}")
         device, missing = self.dense.device, self._padded - len(batch)
         leaves = self._embeddings.lookup(plan, rows, part=part, device=device)
-        pad = (0, 0, 0, missing)
-        embeddings = {name: F.pad(leaf.detach(), pad) for name, leaf in leaves.items()}
-        dense_PI = F.pad(torch.from_numpy(batch.dense_BI).to(device), pad)
+        embeddings, dense_PI = leaves, torch.from_numpy(batch.dense_BI).to(device)
+        if missing:
+            pad = (0, 0, 0, missing)
+            embeddings = {name: F.pad(leaf.detach(), pad) for name, leaf in leaves.items()}
+            dense_PI = F.pad(dense_PI, pad)
         logits_BT: Floats = self.dense.predict(dense_PI, embeddings)[: len(batch)].cpu().numpy()
         return logits_BT

@@ -5,7 +5,7 @@ Here a batch is padded to the smallest block that holds it. The matrix products 
 order, so a score can differ from `Predictor.predict` in its last bits: by less than 1e-6.
 """
 
-# N = samples, T = labels
+# P = samples with padding, T = labels
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import numpy as np
 from shardkeep.base.arrays import Floats
 from shardkeep.inference.trained import Trained
 from shardkeep.workers.blocks import Blocks
-from shardkeep.workers.data.batch import Batch
+from shardkeep.workers.data.batch import Batch, Ragged
 
-SIZES = (16, 64, 256, 1024)
-"""Samples of a block."""
+SIZES = (16, 32, 64, 128, 256)
+"""Samples of a block. More samples are several blocks of the largest size."""
 
 
 class SmallBlocks:
@@ -25,16 +25,27 @@ class SmallBlocks:
 
     def __init__(self, trained: Trained) -> None:
         self._trained = trained
-        self._blocks = [Blocks(trained.embeddings, trained.dense, size) for size in SIZES]
+        self._blocks = {size: Blocks(trained.embeddings, trained.dense, size) for size in SIZES}
+
+    def warm(self) -> None:
+        """Scores a block of each size, so that the first request waits for no kernel."""
+        schema = self._trained.schema
+        for size in SIZES:
+            one = Ragged(np.zeros(size, np.int64))
+            weighted = Ragged(one.values_N, np.ones(size, np.int32), np.ones(size, np.float32))
+            ids = {f.name: weighted if f.pooling == "weighted" else one for f in schema.features}
+            self.scores(Batch(np.zeros((size, schema.num_dense), np.float32), ids, np.zeros((size, 1), np.float32)))
+
+    def padded(self, count: int) -> int:
+        """The samples that `scores` takes where `count` are needed."""
+        return next((size for size in SIZES if size >= count), -(-count // SIZES[-1]) * SIZES[-1])
 
     def scores(self, batch: Batch) -> Floats:
-        """Scores float32 (N, T) of a batch of 1 sample or more, as of `Predictor.predict`."""
+        """Scores float32 (P, T), as of `Predictor.predict`. P is a result of `padded`."""
         found = self._trained.looked_up(batch)
-        parts, start = [], 0
-        while start < len(batch):
-            missing = len(batch) - start
-            blocks = next((each for each in self._blocks if each.size >= missing), self._blocks[-1])
-            part = slice(start, min(start + blocks.size, len(batch)))
-            parts.append(blocks.logits(batch.slice(part.start, part.stop), found.plan, found.rows, part))
-            start = part.stop
+        size = min(len(batch), SIZES[-1])
+        blocks, parts = self._blocks[size], []
+        for start in range(0, len(batch), size):
+            part = slice(start, start + size)
+            parts.append(blocks.logits(batch.slice(start, start + size), found.plan, found.rows, part))
         return self._trained.scores(parts[0] if len(parts) == 1 else np.concatenate(parts))

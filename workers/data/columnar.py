@@ -133,6 +133,17 @@ class DenseTransform:
     shift_I: Floats
     factor_I: Floats
 
+    def inputs(self, stored_NI: Floats) -> Floats:
+        """Inputs float32 (N, I) of stored numbers, C-contiguous."""
+        num_rows, width = stored_NI.shape
+        out_NI = np.empty((num_rows, width), np.float32)
+        if width:
+            start_C = np.arange(0, max(num_rows, 1), CHUNK_ROWS, dtype=np.int64) * width
+            rows_N = np.arange(num_rows, dtype=np.int64)
+            flat = stored_NI.reshape(-1)
+            gather_dense(flat, start_C, rows_N, self.fill_I, self.shift_I, self.factor_I, out_NI)
+        return out_NI
+
 
 class ColumnarDataset:
     """Samples in Arrow IPC bytes, memory-mapped or in memory; `gather` copies nothing but the batch itself."""

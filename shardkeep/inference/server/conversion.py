@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -16,14 +16,20 @@ from shardkeep.workers.data.batch import Batch
 from shardkeep.workers.data.conversion.inputs import Inputs
 
 
-def batches_of(rows: Rows, names: Sequence[str], inputs: Inputs) -> Iterator[Batch]:
-    """The rows in batches of at most 65,536. Raises DataError for what cannot be a sample."""
+def batches_of(
+    rows: Rows, names: Sequence[str], inputs: Inputs, padded: Callable[[int], int]
+) -> Iterator[tuple[Batch, int]]:
+    """The rows in batches of at most 65,536, and their number. Raises DataError for what cannot be a sample.
+
+    Args:
+        padded: Gives the samples that a batch of so many rows has; its last row fills it up."""
     data = {
         name: _array(column, inputs.fitted.kinds.get(name)) for name, column in zip(names, rows.columns, strict=True)
     }
     for chunk in chunks_of(data, inputs):
         samples = inputs.samples(chunk)
-        yield samples.gather(np.arange(len(samples)))
+        count = len(samples)
+        yield samples.gather(np.minimum(np.arange(padded(count)), count - 1)), count
 
 
 def _array(column: Column, kind: str | None) -> pa.Array:
