@@ -8,6 +8,7 @@ Gives exactly what `conversion.py` gives, or nothing: then conversion.py convert
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -54,7 +55,7 @@ class DirectConversion:
         missing = frozenset(text.encode() for text in layout.missing)
         self._id = _Cache(lambda text: _id_of(text, missing))
         separators = {c.separator for _, c in self._lists}
-        self._ids = {sep: _Cache(lambda text, sep=sep: _ids_of(text, sep, missing)) for sep in separators}
+        self._ids = {sep: _Cache(partial(_ids_of, separator=sep, missing=missing)) for sep in separators}
         self._present = _Cache(lambda text: _ids_of(text, None, missing))
 
     def batch(self, requests: Sequence[Rows], size: int) -> Batch | None:
