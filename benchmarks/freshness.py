@@ -5,8 +5,8 @@
 
 A job trains (one server, one worker) and writes a checkpoint about every five seconds. `shardkeep serve --follow`
 serves its run, and clients send requests all the time. The step of a push is known from metrics.jsonl; when its model
-answers, from the version in the replies. Figures: seconds from the oldest push that a checkpoint has, and from the newest one,
-to the first reply by that model; errors; the server's anonymous memory.
+answers, from the version in the replies. Figures: seconds from the oldest push that a checkpoint has, and from the
+newest one, to the first reply by that model; errors; the server's anonymous memory.
 """
 
 from __future__ import annotations
