@@ -82,7 +82,8 @@ def out(run: Path) -> Path:
 def test_an_export_scores_as_its_run_bit_for_bit(tmp_path: Path, name: str) -> None:
     tables = {} if name == "lr" else {"default": {"dim": 4}}
     run, out = trained(tmp_path, model={"name": name, **MODELS[name]}, tables=tables), tmp_path / "out"
-    expected = shardkeep.load(run).predict(ROWS)
+    expected, summary = shardkeep.load(run).predict(ROWS), json.loads((run / "summary.json").read_text())
+    assert evaluate_run(run) == {"step": summary["steps"]} | summary["eval"]  # as the trainer's
     export_run(run, out)
     file = write_csv(tmp_path / "new.csv", click_rows(300, seed=9))
     wanted = evaluate_run(run, files=[file])
