@@ -78,7 +78,11 @@ def out(run: Path) -> Path:
     return out
 
 
-@pytest.mark.parametrize("name", MODELS)
+OFTEN = ("lr", "deepfm", "dlrm")
+"""Models that the default tests export; the long tests export all."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(m, marks=[] if m in OFTEN else pytest.mark.slow) for m in MODELS])
 def test_an_export_scores_as_its_run_bit_for_bit(tmp_path: Path, name: str) -> None:
     tables = {} if name == "lr" else {"default": {"dim": 4}}
     run, out = trained(tmp_path, model={"name": name, **MODELS[name]}, tables=tables), tmp_path / "out"
@@ -212,6 +216,7 @@ def test_kill_9_while_exporting_leaves_the_old_export_whole(run: Path, out: Path
     assert len(list(mine.iterdir())) == 2  # the half written files are gone
 
 
+@pytest.mark.slow
 def test_each_flipped_byte_is_refused_by_name(out: Path, tmp_path: Path) -> None:
     chance = random.Random(0)
     files = sorted(path.relative_to(out) for path in out.rglob("*") if path.is_file())
