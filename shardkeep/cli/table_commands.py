@@ -48,16 +48,16 @@ def tables(
             loads = progress.load_factors if checkpoint.step == progress.step else {}
         if as_json:
             head = {"step": checkpoint.step, "ended": progress.ended, "job_step": progress.step}
-            shown = [_json_of(figures, loads.get(figures.spec.name), table) for figures in found]
-            print(json.dumps(head | {"tables": shown}, indent=2))
+            entries = [_json_of(figures, loads.get(figures.spec.name), table) for figures in found]
+            print(json.dumps(head | {"tables": entries}, indent=2))
             return 0
-        screen_ = console()
-        screen_.print(progress.text(checkpoint.step), markup=False, soft_wrap=True)
+        shown_on = console()
+        shown_on.print(progress.text(checkpoint.step), markup=False, soft_wrap=True)
         if table is None:
-            screen_.print(_table_of(found, loads))
+            shown_on.print(_table_of(found, loads))
             return 0
-        screen_.print(two_columns(_rows_of(found[0], loads)))
-        screen_.print(_table_of_top(found[0]))
+        shown_on.print(two_columns(_rows_of(found[0], loads)))
+        shown_on.print(_table_of_top(found[0]))
         return 0
 
     run_command(body, debug)
