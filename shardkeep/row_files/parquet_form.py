@@ -16,6 +16,7 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from shardkeep.base.arrays import Ids, Rows
 from shardkeep.base.errors import DataError
 from shardkeep.row_files.form import CHUNK_ROWS, Chunk, RowFile, RowForm
+from shardkeep.workers.data.conversion.decoding import clean_texts
 from shardkeep.workers.data.conversion.hashing import hash_texts
 
 
@@ -106,7 +107,7 @@ def _chunks(path: Path, dim: int) -> Iterator[Chunk]:
 
 def _ids(path: Path, ids: Any) -> Ids:
     if _is_text(ids.type):
-        return hash_texts(ids)
+        return hash_texts(clean_texts(ids, ()))
     try:
         found: Ids = ids.cast(pa.int64()).to_numpy()
     except pa.ArrowInvalid as error:

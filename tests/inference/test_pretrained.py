@@ -25,10 +25,11 @@ from shardkeep.roles.in_process import run_in_process
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.reader import MetricsTail, RunReader
 from shardkeep.run.screen import Screen, console
+from shardkeep.workers.data.conversion.hashing import hash_text
 from tests.support.click_files import click_job, click_rows, write_csv
 
-SEEN = np.arange(0, 50)
-"""Ids of items in the data."""
+SEEN = np.array([hash_text(str(item).encode()) for item in range(50)])
+"""Ids of items in the data; a CSV has texts."""
 STRANGERS = np.arange(10_000, 10_100)
 """Ids that are not."""
 

@@ -95,9 +95,9 @@ def test_a_parquet_file_of_pandas_is_read_with_its_other_columns(tmp_path: Path)
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary()])
 def test_texts_become_the_ids_that_the_data_give_them(tmp_path: Path, kind: Any) -> None:
-    texts = ["u1", "", "ü", "7", "u1 "]
+    texts = ["u1", "", "ü", "7", " u2 "]
     ids, _ = read(parquet(tmp_path / "x.parquet", pa.array([t.encode() for t in texts]).cast(kind), LISTS))
-    assert ids.tolist() == [hash_text(text.encode()) for text in texts]
+    assert ids.tolist() == [hash_text(text.strip().encode()) for text in texts]
 
 
 def bad_parquet(path: Path, kind: str) -> Path:
