@@ -69,6 +69,8 @@ def _damages_named(path: Path) -> Iterator[None]:
 
 
 def _is_text(kind: Any) -> bool:
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
     return any(
         test(kind)
         for test in (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)

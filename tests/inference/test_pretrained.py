@@ -160,8 +160,10 @@ def test_a_model_with_first_order_weights_takes_rows_with_and_without_them(tmp_p
 # ---- together with another run ----
 
 
-def test_a_run_gives_its_tables_and_the_file_a_new_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("full_every", [1, 3], ids=["all rows", "increment"])
+def test_a_run_gives_its_tables_and_the_file_a_new_one(tmp_path: Path, full_every: int) -> None:
     before = click_job(write_csv(tmp_path / "train.csv", click_rows(400)))
+    before["checkpoint"] = {"every_steps": 4, "full_every": full_every}
     before["data"]["sparse"] = ["user", {"column": "tags", "separator": "|"}]
     train(shardkeep.JobConfig.model_validate(before), tmp_path / "first")
     rows = row_file(tmp_path / "rows.parquet", SEEN)
@@ -170,6 +172,8 @@ def test_a_run_gives_its_tables_and_the_file_a_new_one(tmp_path: Path) -> None:
     after["data"]["sparse"] = [*before["data"]["sparse"], "item"]
     train(shardkeep.JobConfig.model_validate(after), tmp_path / "second", from_run=tmp_path / "first")
     first, second = (shardkeep.load(tmp_path / name) for name in ("first", "second"))
+    last = Checkpoints(tmp_path / "first" / "checkpoints").latest()
+    assert last is not None and (last.base is None) == (full_every == 1)
     assert np.array_equal(second.rows("item", SEEN), rows)
     assert np.array_equal(second.rows("user", ["u1", "u2"]), first.rows("user", ["u1", "u2"]))
 

@@ -85,6 +85,7 @@ def parquet(path: Path, ids: Any, rows: Any, **more: Any) -> Path:
     return path
 
 
+CATEGORIES = pa.dictionary(pa.int32(), pa.string())
 LISTS = pa.array(ROWS.tolist(), pa.list_(pa.float32()))
 
 
@@ -93,10 +94,10 @@ def test_a_parquet_file_of_pandas_is_read_with_its_other_columns(tmp_path: Path)
     assert ids.tolist() == [0, 1, 2, 3, 4] and np.array_equal(rows, ROWS)
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary()])
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary(), CATEGORIES])
 def test_texts_become_the_ids_that_the_data_give_them(tmp_path: Path, kind: Any) -> None:
     texts = ["u1", "", "ü", "7", " u2 "]
-    ids, _ = read(parquet(tmp_path / "x.parquet", pa.array([t.encode() for t in texts]).cast(kind), LISTS))
+    ids, _ = read(parquet(tmp_path / "x.parquet", pa.array(texts).cast(kind), LISTS))
     assert ids.tolist() == [hash_text(text.strip().encode()) for text in texts]
 
 
