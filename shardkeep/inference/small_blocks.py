@@ -10,13 +10,13 @@ order, so a score can differ from `Predictor.predict` in its last bits: by less 
 from __future__ import annotations
 
 import numpy as np
+import torch
 
 from shardkeep.base.arrays import Floats
 from shardkeep.inference.trained import Trained
-from shardkeep.workers.blocks import Blocks
 from shardkeep.workers.data.batch import Batch, Ragged
 
-SIZES = (16, 32, 64, 128, 256)
+SIZES = (4, 8, 16, 32, 64, 128, 256)
 """Samples of a block. More samples are several blocks of the largest size."""
 
 
@@ -25,7 +25,7 @@ class SmallBlocks:
 
     def __init__(self, trained: Trained) -> None:
         self._trained = trained
-        self._blocks = {size: Blocks(trained.embeddings, trained.dense, size) for size in SIZES}
+        self._dense = trained.dense
 
     def warm(self) -> None:
         """Scores a block of each size, so that the first request waits for no kernel."""
@@ -43,9 +43,10 @@ class SmallBlocks:
     def scores(self, batch: Batch) -> Floats:
         """Scores float32 (P, T), as of `Predictor.predict`. P is a result of `padded`."""
         found = self._trained.looked_up(batch)
-        size = min(len(batch), SIZES[-1])
-        blocks, parts = self._blocks[size], []
-        for start in range(0, len(batch), size):
-            part = slice(start, start + size)
-            parts.append(blocks.logits(batch.slice(start, start + size), found.plan, found.rows, part))
+        embeddings, device, parts = self._trained.embeddings, self._dense.device, []
+        for start in range(0, len(batch), SIZES[-1]):
+            part = slice(start, min(start + SIZES[-1], len(batch)))
+            leaves = embeddings.lookup(found.plan, found.rows, part, device)
+            dense_PI = torch.from_numpy(batch.dense_BI[part]).to(device)
+            parts.append(self._dense.predict(dense_PI, leaves).cpu().numpy())
         return self._trained.scores(parts[0] if len(parts) == 1 else np.concatenate(parts))

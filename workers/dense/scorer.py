@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import nn
 
@@ -27,21 +25,10 @@ class Scorer:
         self.device = device
         self._precision = MixedPrecision(config.amp, device)
         onednn.choose(config.linear, self.model, device, amp=self._precision.chosen.dtype is not None)
-        self._layers = onednn.plain_layers(self.model)
+        onednn.use_for_inference(self.model, device)
 
     def predict(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, T) in float32 without gradients, with the bits of `Tower.predict`."""
-        return scored(self.model, self._precision, self._layers, dense_BI, embeddings)
-
-
-def scored(
-    model: nn.Module,
-    precision: MixedPrecision,
-    layers: Sequence[nn.Linear],
-    dense_BI: torch.Tensor,
-    embeddings: dict[str, torch.Tensor],
-) -> torch.Tensor:
-    """Logits (B, T) in float32 of a model in eval mode. `layers`: what `onednn.plain_layers` finds in it."""
-    with torch.inference_mode(), precision.autocast(), onednn.rows_alone(layers):
-        logits_BT: torch.Tensor = model(dense_BI, embeddings)
-        return logits_BT.float()
+        with torch.inference_mode(), self._precision.autocast():
+            logits_BT: torch.Tensor = self.model(dense_BI, embeddings)
+            return logits_BT.float()

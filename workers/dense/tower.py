@@ -26,7 +26,6 @@ from shardkeep.workers.dense.compile import Compilation, Switch
 from shardkeep.workers.dense.cpu import onednn
 from shardkeep.workers.dense.loss import LOSSES, Loss
 from shardkeep.workers.dense.optimizer import DenseOptimizer
-from shardkeep.workers.dense.scorer import scored
 from shardkeep.workers.dense.seeds import MicroBatchSeeds
 from shardkeep.workers.dense.state import ModelState, broadcast, digest_bytes
 from shardkeep.workers.dense.sums import GradientSums
@@ -229,8 +228,9 @@ class Tower:
         if was_training:  # a walk through all modules
             self.model.eval()
         try:
-            layers = onednn.plain_layers(self.model)
-            return scored(self.model, self.precision, layers, dense_BI, embeddings)
+            with torch.inference_mode(), self.precision.autocast(), onednn.rows_alone(self.model):
+                logits_BT: torch.Tensor = self.model(dense_BI, embeddings)
+                return logits_BT.float()
         finally:
             if was_training:
                 self.model.train()

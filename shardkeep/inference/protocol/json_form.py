@@ -38,7 +38,8 @@ def read_request(body: bytes, header_length: str | None, *, model: str, version:
     inputs = _list("inputs", head.get("inputs"))
     described, values, at = [], [], size
     for each in inputs:
-        told, found, at = _input(_object("an input", each), body, at)
+        told = _described(_object("an input", each))
+        found, at = _values(told, each, body, at)
         described.append(told)
         values.append(found)
     if at != len(body):
@@ -96,25 +97,30 @@ def _parsed(text: bytes) -> Any:
         raise invalid(f"the body is no JSON: {why}") from error
 
 
-def _input(told: Mapping[str, Any], body: bytes, at: int) -> tuple[Description, Values, int]:
-    """The description, the values, and where the bytes behind them begin."""
+def _described(told: Mapping[str, Any]) -> Description:
     name, datatype, shape = told.get("name"), told.get("datatype"), told.get("shape")
     if not isinstance(name, str) or not isinstance(datatype, str):
         raise invalid(f"an input has the name {_shown(name)} and datatype {_shown(datatype)}; allowed: texts")
     if not isinstance(shape, list) or not all(type(size) is int for size in shape):
         raise invalid(f"input {name}: shape {_shown(shape)}; allowed: [N] or [N, 1]")
-    described = Description.of(name, datatype, shape)
-    parameters = _parameters(f"input {name}", told)
-    if "shared_memory_region" in parameters:
+    return Description.of(name, datatype, shape)
+
+
+def _values(described: Description, told: Mapping[str, Any], body: bytes, at: int) -> tuple[Values, int]:
+    """The values, and where the bytes behind them begin."""
+    name, parameters = described.name, told.get("parameters")
+    if parameters is None:
+        return _from_json(described, told.get("data")), at
+    if "shared_memory_region" in _object("parameters of an input", parameters):
         raise invalid(f"input {name}: is in shared memory; allowed: values in the request")
     size = parameters.get("binary_data_size")
     if size is None:
-        return described, _from_json(described, told.get("data")), at
+        return _from_json(described, told.get("data")), at
     if "data" in told:
         raise invalid(f"input {name}: has data and binary_data_size; allowed: one of them")
     if type(size) is not int or not 0 <= size <= len(body) - at:
         raise invalid(f"input {name}: binary_data_size {_shown(size)}; {len(body) - at} bytes are left")
-    return described, unpack(name, datatype, body[at : at + size], described.count), at + size
+    return unpack(name, described.datatype, body[at : at + size], described.count), at + size
 
 
 def _from_json(told: Description, data: Any) -> Values:

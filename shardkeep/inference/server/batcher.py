@@ -1,5 +1,8 @@
 """Batcher: joins requests that wait into one batch. Lives in an event loop; scores in a thread of its own or, where a
-batch is small, in the loop itself."""
+batch is small, in the loop itself.
+
+A batch waits for as many requests as there lately were at a time, and no longer than a bound. So requests of several
+clients are joined, and a single client does not wait."""
 
 # N = rows, T = labels
 
@@ -26,7 +29,7 @@ class Limits:
     """`delay_s`: how long a request may wait for others. `rows`: of a batch; a larger request is one of its own.
     `requests`, `size`: that may wait, and their bytes."""
 
-    delay_s: float = 0.0
+    delay_s: float = 0.001
     rows: int = 1024
     requests: int = 1024
     size: int = 256 << 20
@@ -38,6 +41,29 @@ class Scored:
 
     scores_NT: Floats
     model: Loaded
+
+
+class Goal:
+    """How many requests a batch waits for: one more than there were, now and then, and else as many.
+
+    `PROBE_EVERY`: after a wait in vain so many batches do not try for more."""
+
+    PROBE_EVERY = 200
+
+    def __init__(self) -> None:
+        self.requests = 1
+        self._hold = 0
+
+    def reached(self, requests: int) -> None:
+        """A batch of so many began before its bound."""
+        if self._hold and requests <= self.requests:
+            self._hold -= 1
+        else:
+            self.requests = requests + 1
+
+    def missed(self, requests: int) -> None:
+        """A batch of so many began at its bound."""
+        self.requests, self._hold = max(requests, 1), self.PROBE_EVERY
 
 
 @dataclass(slots=True)
@@ -56,7 +82,8 @@ class Batcher:
         self._queue: deque[_Waiting] = deque()
         self._rows = self._size = 0
         self._timer: asyncio.Handle | None = None
-        self._busy = self._closed = False
+        self._goal = Goal()
+        self._busy = self._closed = self._soon = False
         self._idle = asyncio.Event()
         self._idle.set()
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="scoring")
@@ -94,16 +121,28 @@ class Batcher:
         """Decides when the next batch runs."""
         if self._busy or not self._queue:
             return
-        at_once = self._closed or not self._limits.delay_s or self._rows >= self._limits.rows
-        if self._timer is not None:
-            if not at_once or not isinstance(self._timer, asyncio.TimerHandle):
-                return
-            self._timer.cancel()
-        call = self._loop.call_soon if at_once else None  # after all requests that have arrived
-        self._timer = call(self._run) if call else self._loop.call_later(self._limits.delay_s, self._run)
+        enough = len(self._queue) >= self._goal.requests or self._rows >= self._limits.rows
+        if enough or self._closed or not self._limits.delay_s:
+            if not self._soon:
+                self._soon = True
+                self._loop.call_soon(self._run)  # after all requests that have arrived
+        elif self._timer is None:
+            self._timer = self._loop.call_later(self._limits.delay_s, self._late)
+
+    def _late(self) -> None:
+        """The bound of the first request in the queue."""
+        self._timer = None
+        if not self._busy and not self._soon:
+            self._goal.missed(len(self._queue))
+            self._run()
 
     def _run(self) -> None:
-        self._timer = None
+        if self._soon:
+            self._soon = False
+            self._goal.reached(len(self._queue))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         batch = self._take()
         model = self._served.current
         requests = [each.rows for each in batch]

@@ -99,7 +99,17 @@ def serve_until_signal(
             loop.add_signal_handler(number, stop.set)
         await serve(name, served, settings, ready=ready, stop=stop)
 
-    asyncio.run(body())
+    with asyncio.Runner(loop_factory=_event_loop()) as runner:
+        runner.run(body())
+
+
+def _event_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    """uvloop, which `uvicorn[standard]` brings; asyncio's own takes a third more CPU for a request."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
 
 
 def _http_front(service: Service, settings: ServerSettings, metrics: Metrics) -> HttpFront | None:

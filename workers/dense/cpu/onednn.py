@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -77,18 +77,15 @@ def use_for(model: nn.Module) -> int:
     return len(layers)
 
 
-def plain_layers(model: nn.Module) -> list[nn.Linear]:
-    """The layers of a model that `rows_alone` changes."""
-    layers = [layer for layer in model.modules() if type(layer) is nn.Linear and "forward" not in vars(layer)]
-    return [] if not layers or why_not(layers[0].weight.device) else layers
-
-
 @contextlib.contextmanager
-def rows_alone(layers: Sequence[nn.Linear]) -> Iterator[None]:
-    """Inside, these layers multiply by oneDNN, in float32.
+def rows_alone(model: nn.Module) -> Iterator[None]:
+    """Inside, every `nn.Linear` on the CPU multiplies by oneDNN, in float32.
 
     A row of oneDNN's product has the same bits at every place of a batch of two rows or more. With MKL, outputs of a
     width that is not a multiple of 16 depend on the row's place."""
+    layers = [layer for layer in model.modules() if type(layer) is nn.Linear and "forward" not in vars(layer)]
+    if not layers or why_not(layers[0].weight.device):
+        layers = []
     for layer in layers:
         layer.forward = functools.partial(_forward, layer)  # type: ignore[method-assign]
     try:
@@ -140,6 +137,24 @@ class _Linear(torch.autograd.Function):
             product(grad_BO.t(), inputs_BI.t()) if wants_weight else None,
             grad_BO.sum(0) if wants_bias else None,
         )
+
+
+def use_for_inference(model: nn.Module, device: torch.device) -> None:
+    """Has every `nn.Linear` of a model multiply by oneDNN for good, without gradients; the bits are those inside
+    `rows_alone`. Does nothing where oneDNN cannot."""
+    if why_not(device):
+        return
+    for layer in model.modules():
+        forward = vars(layer).get("forward")
+        ours = isinstance(forward, functools.partial) and forward.func is _forward
+        if type(layer) is nn.Linear and (forward is None or ours):
+            layer.forward = functools.partial(_forward_without_gradients, layer)  # type: ignore[method-assign]
+
+
+def _forward_without_gradients(layer: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
+    if torch.is_grad_enabled() or not _takes(inputs, layer.weight) or torch.is_autocast_enabled("cpu"):
+        return _forward(layer, inputs)
+    return multiply(inputs, layer.weight, layer.bias)
 
 
 def multiply(left: torch.Tensor, right_OI: torch.Tensor, bias_O: torch.Tensor | None = None) -> torch.Tensor:
