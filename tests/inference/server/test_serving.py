@@ -10,62 +10,22 @@ import numpy as np
 import pytest
 
 import shardkeep
-from shardkeep.inference.protocol.datatypes import Values, pack
+from shardkeep.inference.protocol.datatypes import pack
 from shardkeep.inference.server.served_model import ServedModel
 from shardkeep.proto import inference_pb2 as pb
-from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
+from tests.support.served_clicks import as_bytes, as_json, as_typed, texts, trained
 from tests.support.serving import Server, datatype_of, raw_request, scores_of
-
-FEATURES = tuple(name for name in COLUMNS if name != "clicked")
 
 
 @pytest.fixture(scope="module")
 def predictor(tmp_path_factory: pytest.TempPathFactory) -> shardkeep.Predictor:
-    folder = tmp_path_factory.mktemp("serving")
-    job = click_job(write_csv(folder / "train.csv", click_rows(1500)))
-    shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=folder / "run", quiet=True)
-    return shardkeep.load(folder / "run")
+    return shardkeep.load(trained(tmp_path_factory.mktemp("serving")))
 
 
 @pytest.fixture(scope="module")
 def server(predictor: shardkeep.Predictor) -> Iterator[Server]:
     with Server(ServedModel(predictor)) as server:
         yield server
-
-
-def texts(count: int, seed: int = 3) -> dict[str, list[str]]:
-    rows = click_rows(count, seed=seed)
-    return {name: [row[name] for row in rows] for name in FEATURES}
-
-
-def as_bytes(columns: dict[str, list[str]]) -> dict[str, Values]:
-    """Every column as texts."""
-    return {name: [text.encode() for text in values] for name, values in columns.items()}
-
-
-def as_typed(columns: dict[str, list[str]]) -> dict[str, Values]:
-    """Numbers as numbers, several values as values and lengths."""
-    tags = [tag for text in columns["tags"] for tag in text.split("|") if tag]
-    return {
-        "user": [text.encode() for text in columns["user"]],
-        "item": np.array([int(text) for text in columns["item"]], np.int32),
-        "tags.values": [tag.encode() for tag in tags],
-        "tags.lengths": np.array([len([t for t in text.split("|") if t]) for text in columns["tags"]], np.int32),
-        "price": np.array([float(text or "nan") for text in columns["price"]], np.float64),
-        "age": np.array([int(text) for text in columns["age"]], np.int64),
-    }
-
-
-def as_json(columns: dict[str, Values]) -> list[dict[str, Any]]:
-    found = []
-    for name, values in columns.items():
-        data = (
-            [v.decode() for v in values]
-            if isinstance(values, list)
-            else [None if v != v else v for v in values.tolist()]
-        )
-        found.append({"name": name, "datatype": datatype_of(values), "shape": [len(values)], "data": data})
-    return found
 
 
 @pytest.mark.parametrize("count", [1, 7, 100, 300, 1500])

@@ -1,0 +1,244 @@
+"""Bad requests: one line of an error each, and the server answers the next request."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+
+import shardkeep
+from shardkeep.inference.protocol.datatypes import pack
+from shardkeep.inference.server.serve import ServerSettings
+from shardkeep.inference.server.served_model import ServedModel
+from shardkeep.proto import inference_pb2 as pb
+from tests.support.examples import LONG
+from tests.support.served_clicks import as_json, as_typed, texts, trained
+from tests.support.serving import Server, call_on, raw_request, scores_of
+
+ROWS = 5
+LENGTHS = [len([t for t in text.split("|") if t]) for text in texts(ROWS)["tags"]]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    predictor = shardkeep.load(trained(tmp_path_factory.mktemp("bad")))
+    settings = ServerSettings("127.0.0.1:0", "127.0.0.1:0", most_bytes=1 << 20)
+    with Server(ServedModel(predictor), settings) as server:
+        yield server
+
+
+@pytest.fixture(autouse=True)
+def _answers_afterwards(server: Server) -> Iterator[None]:
+    yield
+    assert scores_of(server.infer(raw_request(as_typed(texts(ROWS))))).shape == (ROWS,)
+
+
+def columns(**changes: Any) -> dict[str, Any]:
+    """A good request's columns, with some replaced; None = left out."""
+    return {name: values for name, values in (as_typed(texts(ROWS)) | changes).items() if values is not None}
+
+
+CASES: list[tuple[dict[str, Any], str]] = [
+    (columns(usr=[b"a"] * ROWS), "input usr: unknown; did you mean user? the model reads"),
+    (columns(user=None), "input user: is missing"),
+    (columns(user=[b"a"] * 4), "input user: has 4 rows, and price has 5"),
+    (columns(**{"tags.lengths": None}), "input tags, or tags.values and tags.lengths: is missing"),
+    (columns(tags=[b"a"] * ROWS), "input tags.values: tags needs values and lengths, and not the column too"),
+    (columns(**{"age.values": np.ones(5, np.int64)}), "input age.values: age has one value a row"),
+    (columns(**{"tags.lengths": np.array([-1, 1, 0, 0, 0], np.int32)}), "input tags.lengths: a length is -1; allowed"),
+    (columns(**{"tags.lengths": np.array([2**62] * 5, np.int64)}), "input tags.lengths: a length is 46116860184273"),
+    (columns(**{"tags.lengths": np.zeros(5, np.int32)}), f"lengths sum to 0, and there are {sum(LENGTHS)} values"),
+    (columns(**{"tags.lengths": np.zeros(5, np.float32)}), "input tags.lengths: lengths are whole numbers"),
+    (columns(price=[b"cheap"] * ROWS), "row 1, column price: 'cheap' is not a number"),
+    (columns(price=np.array([1, 2, np.inf, 3, 4])), "row 3, column price: is infinite"),
+    (columns(item=np.array([1, 2, 0.5, 3, 4])), "column item"),
+]
+
+
+@pytest.mark.parametrize(("inputs", "text"), CASES, ids=[text[:40] for _, text in CASES])
+def test_wrong_columns_are_named_over_both_protocols(server: Server, inputs: dict[str, Any], text: str) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        server.infer(raw_request(inputs))
+    assert raised.value.code() is grpc.StatusCode.INVALID_ARGUMENT  # type: ignore[attr-defined]
+    details = raised.value.details()  # type: ignore[attr-defined]
+    assert text in details and "\n" not in details
+    if not any(isinstance(v, np.ndarray) and v.dtype.kind == "f" and np.isinf(v).any() for v in inputs.values()):
+        status, reply = server.post(as_json(inputs))
+        assert status == 400 and text in reply["error"]
+
+
+def _raw(change: Callable[[pb.ModelInferRequest], object]) -> bytes:
+    request = raw_request(columns())
+    change(request)
+    return request.SerializeToString()
+
+
+def _set_raw(index: int, content: bytes) -> Callable[[pb.ModelInferRequest], None]:
+    def change(request: pb.ModelInferRequest) -> None:
+        request.raw_input_contents[index] = content
+
+    return change
+
+
+def _set_input(**fields: Any) -> Callable[[pb.ModelInferRequest], None]:
+    def change(request: pb.ModelInferRequest) -> None:
+        shape = fields.get("shape")
+        if shape is not None:
+            request.inputs[0].shape[:] = shape
+        request.inputs[0].datatype = fields.get("datatype", request.inputs[0].datatype)
+
+    return change
+
+
+MESSAGES: list[tuple[bytes, str, str]] = [
+    (b"\xff\xfe garbage", "INVALID_ARGUMENT", "are no ModelInferRequest"),
+    (b"", "NOT_FOUND", "model '': unknown; this server has clicks"),
+    (_raw(lambda r: setattr(r, "model_name", "x" * 9000)), "NOT_FOUND", "unknown; this server has clicks"),
+    (_raw(lambda r: setattr(r, "model_version", "9")), "NOT_FOUND", "version '9' of clicks: unknown; it has"),
+    (_raw(lambda r: r.raw_input_contents.pop()), "INVALID_ARGUMENT", "6 inputs and 5 raw_input_contents"),
+    (_raw(lambda r: r.inputs.add().CopyFrom(r.inputs[0])), "INVALID_ARGUMENT", "7 inputs and 6 raw_input_contents"),
+    (_raw(_set_raw(0, b"\xff\xff\xff\xff")), "INVALID_ARGUMENT", "input user: has 4 bytes; expected: 5 elements"),
+    (_raw(_set_raw(0, b"\xff\xff\xff\xff" * 5)), "INVALID_ARGUMENT", "its 20 bytes are not 5 elements of BYTES"),
+    (_raw(_set_raw(1, b"123")), "INVALID_ARGUMENT", "input item: has 3 bytes; expected: 20 bytes for 5 elements"),
+    (_raw(_set_input(shape=[-5])), "INVALID_ARGUMENT", "input user: shape [-5]; allowed: [N] or [N, 1]"),
+    (_raw(_set_input(shape=[])), "INVALID_ARGUMENT", "input user: shape []; allowed"),
+    (_raw(_set_input(shape=[1, 5])), "INVALID_ARGUMENT", "input user: shape [1, 5]; allowed"),
+    (_raw(_set_input(shape=[2**62])), "INVALID_ARGUMENT", "elements; allowed: 2147483647"),
+    (_raw(_set_input(shape=[2**31 - 1])), "INVALID_ARGUMENT", "expected: 2147483647 elements of BYTES"),
+    (_raw(_set_input(datatype="TEXT")), "INVALID_ARGUMENT", "input user: datatype 'TEXT'; allowed: BYTES, BOOL"),
+    (_raw(lambda r: r.outputs.add(name="logit")), "INVALID_ARGUMENT", "output logit: unknown; the model has score"),
+    (
+        _raw(lambda r: r.inputs[0].parameters["shared_memory_region"].MergeFrom(pb.InferParameter(string_param="a"))),
+        "INVALID_ARGUMENT",
+        "input user: is in shared memory",
+    ),
+]
+
+
+@pytest.mark.parametrize(("message", "code", "text"), MESSAGES, ids=[text[:40] for _, _, text in MESSAGES])
+def test_a_wrong_message_gets_one_line(server: Server, message: bytes, code: str, text: str) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        server.infer(message)
+    details = raised.value.details()  # type: ignore[attr-defined]
+    assert raised.value.code().name == code and text in details and "\n" not in details  # type: ignore[attr-defined]
+    assert len(details) <= 1000
+
+
+def _input(**changes: Any) -> dict[str, Any]:
+    told = {"name": "user", "datatype": "BYTES", "shape": [1], "data": ["u1"]} | changes
+    return {name: value for name, value in told.items() if value is not None}
+
+
+BODIES: list[tuple[bytes, str]] = [
+    (b"", "the body is no JSON"),
+    (b"\xff\x00garbage", "the body is no JSON"),
+    (b"[" * 100_000, "nested too deep"),
+    (b"[]", "the body: a list; allowed: a JSON object"),
+    (b"{}", "inputs: null; allowed: a JSON list"),
+    (b'{"inputs": [7]}', "an input: 7; allowed: a JSON object"),
+    (json.dumps({"inputs": [_input(name=3)]}).encode(), "an input has the name 3"),
+    (json.dumps({"inputs": [_input(shape=[1.5])]}).encode(), "input user: shape a list; allowed: [N] or [N, 1]"),
+    (json.dumps({"inputs": [_input(shape=[True])]}).encode(), "input user: shape a list; allowed: [N] or [N, 1]"),
+    (json.dumps({"inputs": [_input(data=[1])]}).encode(), "input user: data of BYTES; allowed: texts"),
+    (json.dumps({"inputs": [_input(data=None)]}).encode(), "input user: data is null"),
+    (json.dumps({"inputs": [_input(data=["a", "b"])]}).encode(), "input user: data has 2 elements; expected: 1"),
+    (json.dumps({"inputs": [_input(datatype="INT8", data=[300])]}).encode(), "a number that INT8 does not"),
+    (json.dumps({"inputs": [_input(datatype="INT64", data=[2**70])]}).encode(), "a number that INT64 does not"),
+    (json.dumps({"inputs": [_input(datatype="INT64", data=[1.5])]}).encode(), "1.5 in data of INT64; allowed: int"),
+    (json.dumps({"inputs": [_input(parameters={"binary_data_size": 9})]}).encode(), "has data and binary_data_size"),
+    (
+        json.dumps({"inputs": [_input(data=None, parameters={"binary_data_size": 9})]}).encode(),
+        "binary_data_size 9; 0 bytes are left",
+    ),
+    (json.dumps({"inputs": [_input(data=None, parameters=3)]}).encode(), "parameters of an input: 3; allowed"),
+    (json.dumps({"inputs": [], "id": 3}).encode(), "id: 3; allowed: a text"),
+    (json.dumps({"inputs": []}).encode(), "input price: is missing"),
+]
+
+
+@pytest.mark.parametrize(("body", "text"), BODIES, ids=[text[:40] for _, text in BODIES])
+def test_a_wrong_body_gets_one_line(server: Server, body: bytes, text: str) -> None:
+    status, _, content = server.http("POST", "/v2/models/clicks/infer", body)
+    error = json.loads(content)["error"]
+    assert status == 400 and text in error and "\n" not in error
+
+
+@pytest.mark.parametrize("length", ["-1", "9999999", "abc", "1e3", "9" * 4000, ""])
+def test_a_wrong_length_of_the_json_gets_one_line(server: Server, length: str) -> None:
+    headers = {"Inference-Header-Content-Length": length}
+    status, _, content = server.http("POST", "/v2/models/clicks/infer", b"{}", headers)
+    assert status == 400 and "Inference-Header-Content-Length" in json.loads(content)["error"]
+
+
+def test_too_large_messages_are_refused_and_not_kept(server: Server) -> None:
+    with pytest.raises(grpc.RpcError) as raised:
+        server.infer(bytes(3 << 20))
+    assert raised.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED  # type: ignore[attr-defined]
+    status, _, content = server.http("POST", "/v2/models/clicks/infer", b" " * (2 << 20))
+    assert status == 413 and "--max-message-mb" in json.loads(content)["error"]
+    headers = {"Content-Encoding": "gzip"}
+    status, _, content = server.http("POST", "/v2/models/clicks/infer", b"{}", headers)
+    assert status == 400 and "Content-Encoding" in json.loads(content)["error"]
+
+
+def test_paths_that_are_not_there(server: Server) -> None:
+    assert server.http("GET", "/v2/models/other")[0] == 404
+    assert server.http("GET", "/v2/models/clicks/versions/1/ready")[0] == 404
+    assert server.http("GET", "/nothing")[0] == 404
+    assert server.http("PUT", "/v2/models/clicks/infer", b"")[0] == 405
+    with pytest.raises(grpc.RpcError) as raised:
+        server.call("ModelMetadata", pb.ModelMetadataRequest(name="other"), pb.ModelMetadataResponse)
+    assert raised.value.code() is grpc.StatusCode.NOT_FOUND  # type: ignore[attr-defined]
+
+
+def test_damaged_messages_never_end_the_server(server: Server) -> None:
+    random = np.random.default_rng(5)
+    message = raw_request(columns()).SerializeToString()
+    codes = set()
+    with grpc.insecure_channel(server.addresses.grpc) as channel:
+        for _ in range(1000 if LONG else 100):
+            try:
+                call_on(channel, "ModelInfer", damaged(message, random), pb.ModelInferResponse)
+            except grpc.RpcError as error:
+                codes.add(error.code().name)  # type: ignore[attr-defined]
+    assert codes <= {"INVALID_ARGUMENT", "NOT_FOUND"} and codes
+
+
+def test_damaged_bodies_never_end_the_server(server: Server) -> None:
+    random = np.random.default_rng(6)
+    inputs, behind = [], b""
+    for name, values in columns().items():
+        raw = pack(values)
+        datatype = (
+            "BYTES" if isinstance(values, list) else {"i4": "INT32", "i8": "INT64", "f8": "FP64"}[values.dtype.str[1:]]
+        )
+        parameters = {"binary_data_size": len(raw)}
+        inputs.append({"name": name, "datatype": datatype, "shape": [len(values)], "parameters": parameters})
+        behind += raw
+    head = json.dumps({"inputs": inputs}).encode()
+    headers = {"Inference-Header-Content-Length": str(len(head))}
+    statuses = set()
+    for _ in range(1000 if LONG else 100):
+        statuses.add(server.http("POST", "/v2/models/clicks/infer", damaged(head + behind, random), headers)[0])
+    assert statuses <= {200, 400} and 400 in statuses
+
+
+def damaged(message: bytes, random: np.random.Generator) -> bytes:
+    """The message with a few bytes changed, cut out or doubled."""
+    found = bytearray(message)
+    for _ in range(int(random.integers(1, 4))):
+        at = int(random.integers(0, len(found)))
+        kind = int(random.integers(0, 4))
+        if kind == 0:
+            found[at] = int(random.integers(0, 256))
+        elif kind == 1:
+            del found[at : at + int(random.integers(1, 9))]
+        elif kind == 2:
+            found[at:at] = found[at : at + 8]
+        else:
+            found = found[: at + 1]
+    return bytes(found)

@@ -1,0 +1,201 @@
+"""Batches: joined requests, a full queue, a replaced model, an end that answers what waits."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardkeep
+from shardkeep.base.errors import UserError
+from shardkeep.inference.protocol.datatypes import Values
+from shardkeep.inference.protocol.status import Refusal, Status
+from shardkeep.inference.protocol.tensors import Description, Heading, InferRequest
+from shardkeep.inference.server.batcher import Batcher, Goal, Limits, Scored
+from shardkeep.inference.server.conversion import batches_of
+from shardkeep.inference.server.metrics import NoMetrics
+from shardkeep.inference.server.served_model import Loaded, ServedModel
+from shardkeep.inference.server.signature import Rows
+from tests.support.served_clicks import as_bytes, as_typed, texts, trained
+from tests.support.serving import LIMIT_S, datatype_of
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("batcher"))
+
+
+@pytest.fixture(scope="module")
+def predictor(folder: Path) -> shardkeep.Predictor:
+    return shardkeep.load(folder)
+
+
+def rows_of(loaded: Loaded, columns: dict[str, Values]) -> Rows:
+    heading = Heading(
+        tuple(Description.of(name, datatype_of(values), [len(values)]) for name, values in columns.items())
+    )
+    return loaded.signature.rows(InferRequest("clicks", "", heading, list(columns.values())))
+
+
+def in_a_loop(served: ServedModel, limits: Limits, body: Callable[[Batcher], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        batcher = Batcher(served, limits, NoMetrics())
+        async with asyncio.timeout(LIMIT_S):
+            await body(batcher)
+            await batcher.close()
+
+    asyncio.run(whole())
+
+
+@pytest.mark.parametrize("form", [as_bytes, as_typed], ids=["texts", "typed"])
+def test_the_direct_conversion_gives_the_batch_of_the_general_one(predictor: shardkeep.Predictor, form: Any) -> None:
+    loaded = Loaded.of(predictor)
+    columns = texts(64)
+    columns["user"][:6] = [" u1\t", "", " ? ", "NA", "u\u00fc", "x" * 300]
+    columns["tags"][:5] = ["a| b |", "|", "?", " ", "a|NA|a"]
+    rows = rows_of(loaded, form(columns))
+    direct = loaded.direct.batch([rows], 64)
+    ((general, count),) = batches_of(rows, loaded.signature.columns, predictor.inputs, lambda n: n)
+    assert direct is not None and count == 64
+    assert np.array_equal(direct.dense_BI, general.dense_BI) and list(direct.ids) == list(general.ids)
+    for name, expected in general.ids.items():
+        found = direct.ids[name]
+        assert np.array_equal(found.values_N, expected.values_N), name
+        lengths = [None if each.lengths_B is None else each.lengths_B.tolist() for each in (found, expected)]
+        assert lengths[0] == lengths[1], name
+
+
+def test_requests_that_arrive_together_are_one_batch_and_keep_their_scores(predictor: shardkeep.Predictor) -> None:
+    served = ServedModel(predictor)
+    parts = [texts(count, seed=count) for count in (1, 3, 70, 2)]
+
+    async def body(batcher: Batcher) -> None:
+        forms = (as_bytes, as_typed, as_bytes, as_typed)
+        waits = [
+            batcher.submit(rows_of(served.current, form(part)), 1) for form, part in zip(forms, parts, strict=True)
+        ]
+        assert batcher.waiting == 4
+        for scored, part in zip(await asyncio.gather(*waits), parts, strict=True):
+            assert np.abs(scored.scores_NT[:, 0] - predictor.predict(part)).max() < 1e-6
+
+    in_a_loop(served, Limits(delay_s=0.01), body)
+
+
+def test_a_bad_value_fails_its_own_request_alone(predictor: shardkeep.Predictor) -> None:
+    served = ServedModel(predictor)
+    good, bad = as_bytes(texts(2)), as_bytes(texts(2)) | {"price": [b"1", b"cheap"]}
+
+    async def body(batcher: Batcher) -> None:
+        waits = [batcher.submit(rows_of(served.current, each), 1) for each in (good, bad, good)]
+        first, second, third = await asyncio.gather(*waits, return_exceptions=True)
+        assert isinstance(second, Refusal) and str(second).startswith("row 2, column price: 'cheap' is not a number")
+        assert isinstance(first, Scored) and isinstance(third, Scored)
+        assert np.array_equal(first.scores_NT, third.scores_NT)
+
+    in_a_loop(served, Limits(delay_s=0.01), body)
+
+
+def test_a_full_queue_refuses_and_an_end_answers_what_waits(predictor: shardkeep.Predictor) -> None:
+    served = ServedModel(predictor)
+
+    async def body(batcher: Batcher) -> None:
+        rows = rows_of(served.current, as_bytes(texts(1)))
+        waits = [batcher.submit(rows, 1) for _ in range(3)]
+        with pytest.raises(Refusal, match=r"^3 requests wait already; try again later$") as raised:
+            batcher.submit(rows, 1)
+        assert raised.value.status is Status.BUSY
+        await batcher.close()
+        assert all(wait.done() for wait in waits) and not batcher.waiting
+        with pytest.raises(Refusal, match="stopping"):
+            batcher.submit(rows, 1)
+
+    in_a_loop(served, Limits(delay_s=60.0, requests=3), body)
+
+
+def test_bytes_that_wait_are_bounded(predictor: shardkeep.Predictor) -> None:
+    served = ServedModel(predictor)
+
+    async def body(batcher: Batcher) -> None:
+        rows = rows_of(served.current, as_bytes(texts(1)))
+        wait = batcher.submit(rows, 900)
+        with pytest.raises(Refusal, match="1 requests wait already"):
+            batcher.submit(rows, 200)
+        await wait
+        await batcher.submit(rows, 5000)  # alone it is as large as a message may be
+
+    in_a_loop(served, Limits(delay_s=0.01, size=1000), body)
+
+
+def test_a_request_of_many_rows_is_scored_in_a_thread_while_others_arrive(predictor: shardkeep.Predictor) -> None:
+    served, many = ServedModel(predictor), texts(3000)
+
+    async def body(batcher: Batcher) -> None:
+        large = batcher.submit(rows_of(served.current, as_bytes(many)), 1)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)  # the batch has begun
+        small = batcher.submit(rows_of(served.current, as_bytes(texts(1))), 1)
+        assert not large.done() and not small.done()
+        assert np.abs((await large).scores_NT[:, 0] - predictor.predict(many)).max() < 1e-6
+        await small
+
+    in_a_loop(served, Limits(delay_s=0.0), body)
+
+
+def test_a_client_that_is_gone_costs_no_scores(predictor: shardkeep.Predictor) -> None:
+    served = ServedModel(predictor)
+
+    async def body(batcher: Batcher) -> None:
+        rows = rows_of(served.current, as_bytes(texts(1)))
+        gone, stays = batcher.submit(rows, 1), batcher.submit(rows, 1)
+        gone.cancel()
+        await stays
+        lonely = batcher.submit(rows, 1)
+        lonely.cancel()
+
+    in_a_loop(served, Limits(delay_s=0.01), body)
+
+
+def test_a_replaced_model_serves_the_next_batch(folder: Path, predictor: shardkeep.Predictor, tmp_path: Path) -> None:
+    other = shardkeep.load(trained(tmp_path, seed=9))
+    served, columns = ServedModel(predictor, made_at=1.0), texts(5)
+
+    async def body(batcher: Batcher) -> None:
+        rows = rows_of(served.current, as_bytes(columns))
+        before = await batcher.submit(rows, 1)
+        served.replace(other, made_at=2.0)
+        after = await batcher.submit(rows, 1)
+        assert np.abs(before.scores_NT[:, 0] - predictor.predict(columns)).max() < 1e-6
+        assert np.abs(after.scores_NT[:, 0] - other.predict(columns)).max() < 1e-6
+        assert (before.model.made_at, after.model.made_at) == (1.0, 2.0)
+
+    in_a_loop(served, Limits(), body)
+
+
+def test_a_model_of_other_columns_cannot_replace_one(predictor: shardkeep.Predictor, tmp_path: Path) -> None:
+    data = {"train": str(tmp_path / "train.csv"), "label": "clicked", "dense": ["price"], "sparse": ["user"]}
+    served = ServedModel(predictor)
+    with pytest.raises(UserError, match="reads price, user; the server began with one that reads price, age, user"):
+        served.replace(shardkeep.load(trained(tmp_path, data=data)))
+    assert served.current.predictor is predictor
+
+
+def test_a_batch_waits_for_as_many_requests_as_there_lately_were() -> None:
+    goal = Goal()
+    for requests in (1, 2, 3):
+        goal.reached(requests)
+    assert goal.requests == 4
+    goal.missed(3)
+    assert goal.requests == 3
+    for _ in range(Goal.PROBE_EVERY):
+        goal.reached(3)
+        assert goal.requests == 3
+    goal.reached(3)
+    assert goal.requests == 4
+    before = copy.copy(goal)
+    goal.reached(9)
+    assert goal.requests == 10 > before.requests

@@ -1,0 +1,58 @@
+"""A trained model of clicks, and the columns of its rows in the forms that clients send."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import shardkeep
+from shardkeep.inference.protocol.datatypes import Values
+from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
+from tests.support.serving import datatype_of
+
+FEATURES = tuple(name for name in COLUMNS if name != "clicked")
+
+
+def trained(folder: Path, **changes: Any) -> Path:
+    """The run folder of a job that took a second."""
+    job = click_job(write_csv(folder / "train.csv", click_rows(1500)), **changes)
+    shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=folder / "run", quiet=True)
+    return folder / "run"
+
+
+def texts(count: int, seed: int = 3) -> dict[str, list[str]]:
+    """Columns as `Predictor.predict` takes them."""
+    rows = click_rows(count, seed=seed)
+    return {name: [row[name] for row in rows] for name in FEATURES}
+
+
+def as_bytes(columns: dict[str, list[str]]) -> dict[str, Values]:
+    """Every column as texts."""
+    return {name: [text.encode() for text in values] for name, values in columns.items()}
+
+
+def as_typed(columns: dict[str, list[str]]) -> dict[str, Values]:
+    """Numbers as numbers, several values as values and lengths."""
+    tags = [tag for text in columns["tags"] for tag in text.split("|") if tag]
+    return {
+        "user": [text.encode() for text in columns["user"]],
+        "item": np.array([int(text) for text in columns["item"]], np.int32),
+        "tags.values": [tag.encode() for tag in tags],
+        "tags.lengths": np.array([len([t for t in text.split("|") if t]) for text in columns["tags"]], np.int32),
+        "price": np.array([float(text or "nan") for text in columns["price"]], np.float64),
+        "age": np.array([int(text) for text in columns["age"]], np.int64),
+    }
+
+
+def as_json(columns: dict[str, Values]) -> list[dict[str, Any]]:
+    """The inputs of a request in plain JSON; null = missing."""
+    found = []
+    for name, values in columns.items():
+        if isinstance(values, list):
+            data: list[Any] = [text.decode() for text in values]
+        else:
+            data = [None if number != number else number for number in values.tolist()]
+        found.append({"name": name, "datatype": datatype_of(values), "shape": [len(values)], "data": data})
+    return found
