@@ -1,4 +1,4 @@
-"""DirectConversion: the usual forms of columns to a batch without Arrow, whose fixed cost a column is more than a row's.
+"""DirectConversion: the usual forms of columns to a batch without Arrow, whose fixed cost a column exceeds a row's.
 
 Gives exactly what `conversion.py` gives, or nothing: then conversion.py converts, or finds the error and its row.
 """

@@ -109,7 +109,8 @@ def _event_loop() -> Callable[[], asyncio.AbstractEventLoop] | None:
         import uvloop
     except ImportError:
         return None
-    return uvloop.new_event_loop
+    made: Callable[[], asyncio.AbstractEventLoop] = uvloop.new_event_loop
+    return made
 
 
 def _http_front(service: Service, settings: ServerSettings, metrics: Metrics) -> HttpFront | None:

@@ -1,4 +1,4 @@
-"""Service: answers the calls of the protocol, whatever carried them."""
+"""Service: answers the calls of the protocol, the same over gRPC and HTTP."""
 
 from __future__ import annotations
 
