@@ -63,12 +63,13 @@ def enlarge(out: Path, rows: int) -> None:
     ids_N = np.unique(random.integers(-(2**63), 2**63 - 1, rows))
     ids_N = ids_N[np.argsort(keys_of(ids_N))]
     block = (random.normal(size=(1 << 16, DIM)) * 0.1).astype(np.float32)
-    manifest, folder = read_manifest(out), new_files(out)
+    manifest = read_manifest(out)
     parts = ((ids_N[i : i + (1 << 16)], block[: min(1 << 16, ids_N.size - i)]) for i in range(0, ids_N.size, 1 << 16))
-    table = write_rows(folder, 0, manifest.tables[0].spec, parts, "fp32")
-    (folder / TOWER).write_bytes((out / manifest.folder / TOWER).read_bytes())
-    files = records_of(out, list(folder.iterdir()))
-    commit(out, replace(manifest, folder=folder.name, tables=(table,), files=files))
+    with new_files(out) as folder:
+        table = write_rows(folder, 0, manifest.tables[0].spec, parts, "fp32")
+        (folder / TOWER).write_bytes((out / manifest.folder / TOWER).read_bytes())
+        files = records_of(out, list(folder.iterdir()))
+        commit(out, replace(manifest, folder=folder.name, tables=(table,), files=files))
     np.save(out.parent / "ids.npy", random.choice(ids_N, min(200_000, ids_N.size), replace=False))
 
 

@@ -68,6 +68,10 @@ def serve(
 ) -> None:
     """Serve a model by the Open Inference Protocol v2, over gRPC and HTTP."""
     chosen = which_checkpoint(which)
+    if follow is not None and chosen != "last":
+        raise typer.BadParameter(
+            f"{which!r} with --follow, which serves the newest; allowed: last", param_hint="'--model'"
+        )
 
     def body() -> int:
         settings = _settings(listen, http, max_delay_ms, max_batch, max_queue, max_message_mb, token_file, tls)

@@ -34,9 +34,9 @@ def tables(
         from shardkeep.run.screen import console, two_columns
 
         with ready_to_score(run) as screen:
+            from shardkeep.run.newest import with_checkpoint
             from shardkeep.run.progress import progress_of
             from shardkeep.tables.figures import figures_of
-            from shardkeep.tables.newest import with_checkpoint
 
             def told(name: str, share: float) -> None:
                 screen.working("tables", name, share)
@@ -84,8 +84,8 @@ def tables_export(
 
     def body() -> int:
         with ready_to_score(run) as screen:
+            from shardkeep.run.newest import with_checkpoint
             from shardkeep.tables.export import export_table, target_of
-            from shardkeep.tables.newest import with_checkpoint
 
             target, chosen = target_of(table, form, out)
 

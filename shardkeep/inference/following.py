@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardkeep.base.errors import CheckpointError
 from shardkeep.base.log import EventLog
+from shardkeep.base.machine.memory import memory_errors
 from shardkeep.inference.sorted_rows import SortedRows, SortedTable
 from shardkeep.inference.trained import Trained, needed_inputs, trained_of_checkpoint
 from shardkeep.ps.checkpoints import Checkpoint
@@ -19,6 +21,8 @@ from shardkeep.run.trained import config_of
 
 MOST_LAYERS = 8
 """Layers that a lookup may go through; more become one."""
+AGAIN_S = 30.0
+"""After which a checkpoint that could not be read is tried again."""
 
 _log = EventLog("follow")
 
@@ -51,19 +55,24 @@ class Follower:
         """The step of the model that `look` returned last; 0 = none yet."""
         self._chain: list[str] = []
         self._rows: SortedRows | None = None
+        self._unread, self._again_s = "", 0.0
 
     def look(self) -> Followed | None:
         """The newest model, None = it is the one that `look` returned before, or there is none yet. Blocks while rows
-        are read. A checkpoint that cannot be read is logged and tried again at the next look."""
+        are read. A checkpoint that cannot be read is logged, and tried again half a minute later."""
         try:
             config = config_of(self._run)
             checkpoint = checkpoints_of(config, self._run).latest()
             if checkpoint is None or not checkpoint.step or [checkpoint.id] == self._chain[-1:]:
                 return None
+            if checkpoint.id == self._unread and time.monotonic() < self._again_s:
+                return None
+            self._unread, self._again_s = checkpoint.id, time.monotonic() + AGAIN_S
             written_s = (checkpoint.folder / "manifest.json").stat().st_mtime
             inputs = needed_inputs(config, checkpoint)
             schema = inputs.layout.schema
-            rows, full = self._read(table_specs(config, schema), checkpoint, seed=config.seed)
+            with memory_errors("the rows of the run that is followed"):
+                rows, full = self._read(table_specs(config, schema), checkpoint, seed=config.seed)
             trained = trained_of_checkpoint(config, checkpoint, schema, inputs, rows)
         except (CheckpointError, OSError) as error:
             _log.warning("a checkpoint cannot be read", run=str(self._run), why=str(error), once=str(error))

@@ -67,6 +67,8 @@ class SortedRows:
 
     def __init__(self, specs: Sequence[TableSpec], layers: Sequence[Sequence[SortedTable]], *, seed: int) -> None:
         """`layers`: a table for each spec in every layer."""
+        if len({spec.name for spec in specs}) < len(specs) or any(len(layer) != len(specs) for layer in layers):
+            raise ValueError("tables of the same name, or a layer with other tables")
         self.specs = list(specs)
         self.layers = [list(layer) for layer in layers]
         self._seed = seed

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -15,10 +16,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import xxhash
 
 import shardkeep
 from shardkeep.base.errors import CheckpointError, ShardkeepError, UserError
+from shardkeep.inference.export import opening, writing
 from shardkeep.inference.export.manifest import read_manifest
+from shardkeep.inference.export.rows import write_rows
+from shardkeep.inference.export.tower import write_tower
 from shardkeep.inference.export.writing import Formats, export_run
 from shardkeep.inference.scoring import evaluate_run
 from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
@@ -144,7 +150,7 @@ def test_a_model_of_ones_own_becomes_a_program_without_pickles(tmp_path: Path) -
         shardkeep.load(out)
     from shardkeep.inference.export.program import read_program
 
-    with pytest.raises(CheckpointError, match=r"holds a pickle \(tower/data/sample_inputs/other.pt\)"):
+    with pytest.raises(CheckpointError, match=r"has an entry that is not read \(tower/data/sample_inputs/other\.pt\)"):
         read_program(program)
 
 
@@ -254,3 +260,121 @@ def test_a_damaged_header_or_index_is_refused_without_reading_all(out: Path, tmp
         file.write_bytes(content)
         with pytest.raises(CheckpointError, match=name):
             shardkeep.load(damaged)
+
+
+def resealed(out: Path, to: Path, change: Any) -> Path:
+    """A copy of an export whose manifest is changed, with the right checksum."""
+    shutil.copytree(out, to)
+    record = json.loads((to / "manifest.json").read_text())
+    del record["checksum"]
+    change(record)
+    checksum = xxhash.xxh3_128_hexdigest(json.dumps(record, sort_keys=True).encode())
+    (to / "manifest.json").write_text(json.dumps(record | {"checksum": checksum}, indent=1) + "\n")
+    return to
+
+
+def repeat_table(record: dict[str, Any]) -> None:
+    record["tables"].append(record["tables"][0])
+    for kind in ("index", "rows"):
+        first = next(f for f in record["files"] if f"table-0.{kind}" in f["path"])
+        record["files"].append({**first, "path": first["path"].replace("table-0", "table-3")})
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda r: r, None),
+        (repeat_table, "two tables have the same name"),
+        (lambda r: r.update(folder="../elsewhere"), "folder ../elsewhere"),
+        (lambda r: r.update(files=[]), "its list of files is not that of an export"),
+        (lambda r: r["files"][0].update(path="/etc/passwd"), "its list of files is not that of an export"),
+        (lambda r: r["files"][0].update(size=float("inf")), "OverflowError"),
+        (lambda r: r["settings"].update(data={"root": "/"}), "settings data"),
+        (lambda r: r["settings"]["model"].update(name="os:system"), "names a model of the user's own"),
+        (lambda r: r["tables"][0]["spec"].update(dim=-1), "dim"),
+        (lambda r: r["tables"].reverse(), "table"),
+    ],
+    ids=["nothing", "twice", "folder", "no files", "path", "size", "settings", "code", "dim", "order"],
+)
+def test_a_crafted_manifest_leaves_no_folder_and_runs_no_code(
+    out: Path, tmp_path: Path, change: Any, text: Any
+) -> None:
+    crafted = resealed(out, tmp_path / "crafted", change)
+    if text is None:
+        assert shardkeep.load(crafted, verify=True).step
+        return
+    with pytest.raises(CheckpointError, match=re.escape(text)):
+        shardkeep.load(crafted)
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "site", "backup"])
+def test_folders_that_only_resemble_an_export_are_left_alone(run: Path, tmp_path: Path, name: str) -> None:
+    other = tmp_path / name
+    if name == "checkpoint":
+        shutil.copytree(next((run / "checkpoints").glob("step-*")), other)
+    else:
+        (other / "files-2024").mkdir(parents=True)
+        (other / "files-2024" / "photo.jpg").touch()
+        if name == "site":
+            (other / "manifest.json").write_text('{"name": "my site"}')
+    before = sorted(str(path) for path in other.rglob("*"))
+    with pytest.raises(UserError, match="is a folder of something else"):
+        export_run(run, other)
+    assert sorted(str(path) for path in other.rglob("*")) == before
+
+
+def test_an_interrupt_after_the_manifest_leaves_the_new_export(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    export_run(run, out)
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(
+            "shardkeep.inference.export.manifest.sync_folder", lambda path: interrupted() if path == out else None
+        )
+        export_run(run, out, formats=Formats("fp16", "fp32"))
+    assert shardkeep.load(out, verify=True) and read_manifest(out).tables[0].format == "fp16"
+
+
+def test_two_exports_into_one_folder_do_not_meet(run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, write = tmp_path / "out", writing.write_tower
+
+    def during(*arguments: Any) -> None:
+        with pytest.raises(UserError, match="another export writes to it"):
+            export_run(run, out)
+        write(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(writing, "write_tower", during)
+        export_run(run, out)
+    assert shardkeep.load(out, verify=True)
+
+
+def test_an_export_that_is_replaced_while_it_opens_opens_again(
+    run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, mapped = tmp_path / "out", opening.map_rows
+    export_run(run, out)
+    replaced = []
+
+    def replace_first(*arguments: Any) -> Any:
+        if not replaced:
+            replaced.append(export_run(run, out))
+        return mapped(*arguments)
+
+    monkeypatch.setattr(opening, "map_rows", replace_first)
+    assert np.array_equal(shardkeep.load(out).predict(ROWS), shardkeep.load(run).predict(ROWS))
+
+
+def test_values_that_a_small_format_does_not_have_are_refused(tmp_path: Path) -> None:
+    rows = np.array([[1.0, np.nan]], np.float32)
+    spec = shardkeep.TableSpec(name="user", dim=2)
+    for name in ("fp16", "int8"):
+        with pytest.raises(UserError, match=f"--rows {name}: table user has values that are not finite"):
+            write_rows(tmp_path, 0, spec, [(np.array([5]), rows)], name)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="--tower int8: weight has values that are not finite"):
+        write_tower(tmp_path / "tower", {"weight": torch.tensor([[1.0, float("inf")]])}, "int8")

@@ -22,9 +22,9 @@ from shardkeep.ps.shard.snapshot import row_stream
 from shardkeep.ps.shard.snapshot.files import write_snapshot
 from shardkeep.ps.shard.tables import Tables
 from shardkeep.row_files.registry import FORMS, open_rows
+from shardkeep.run.newest import with_checkpoint
 from shardkeep.tables.export import export_table
 from shardkeep.tables.figures import Norms, figures_of
-from shardkeep.tables.newest import with_checkpoint
 from tests.support.click_files import click_job, click_rows, write_csv
 
 

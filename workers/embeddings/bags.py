@@ -204,4 +204,6 @@ def _numbers(name: str, values: Any, dtype: Any) -> npt.NDArray[Any]:
     array = values.detach().cpu().numpy() if isinstance(values, torch.Tensor) else np.asarray(values)
     if np.issubdtype(dtype, np.integer) and array.dtype.kind not in "iu":
         raise UserError(f"feature {name}: lengths or offsets are {array.dtype}; allowed: whole numbers")
+    if array.dtype.kind not in "iuf":
+        raise UserError(f"feature {name}: weights are {array.dtype}; allowed: numbers")
     return np.ascontiguousarray(array.reshape(-1), dtype=dtype)

@@ -8,10 +8,12 @@ It ends with a checksum of itself, and its text has one form: any other byte is 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import re
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,13 +21,19 @@ from typing import Any
 import xxhash
 
 from shardkeep.base.errors import CheckpointError, UserError
-from shardkeep.base.files import atomic_write, sync_folder
-from shardkeep.inference.export.rows import TableRecord
+from shardkeep.base.files import atomic_write, file_lock, sync_folder
+from shardkeep.inference.export.program import PROGRAM
+from shardkeep.inference.export.rows import TableRecord, files_of
+from shardkeep.inference.export.tower import TOWER
 from shardkeep.ps.checkpoints import FileRecord
 
 MANIFEST = "manifest.json"
 FORMAT = 1
 _KIND = "shardkeep model"
+_FILES = re.compile(r"files-[0-9a-f]{8}")
+_LOCK = ".export.lock"
+SETTINGS = frozenset({"name", "seed", "model", "tables", "tower", "train", "eval"})
+"""The keys of a job's config that a model needs."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +47,6 @@ class Manifest:
         inputs: How raw columns become inputs, as of a checkpoint.
         tower: fp32 or int8.
         program: Whether the dense model is a program of torch.export.
-        size: Samples of a block.
         metrics: The job's evaluation of this model, {} = none; `cost`: what the number formats changed of it, by
             metric, None = not measured.
         versions: Of shardkeep and torch.
@@ -67,8 +74,8 @@ class Manifest:
 
     @classmethod
     def of_json(cls, record: dict[str, Any]) -> Manifest:
-        """Undoes `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
-        return cls(
+        """Undoes `to_json`. Raises KeyError, TypeError, ValueError or OverflowError for anything else."""
+        found = cls(
             folder=str(record["folder"]),
             step=int(record["step"]),
             settings=dict(record["settings"]),
@@ -81,6 +88,25 @@ class Manifest:
             versions=dict(record["versions"]),
             files=tuple(FileRecord(str(f["path"]), int(f["size"]), str(f["checksum"])) for f in record["files"]),
         )
+        found._check()
+        return found
+
+    def _check(self) -> None:
+        """Raises ValueError for what no export has. A reader neither leaves the folder nor runs code by a manifest."""
+        if not _FILES.fullmatch(self.folder):
+            raise ValueError(f"folder {self.folder[:40]}")
+        needed = {path.name for number in range(len(self.tables)) for path in files_of(Path(), number)}
+        needed.add(PROGRAM if self.program else TOWER)
+        names = [file.path.removeprefix(f"{self.folder}/") for file in self.files]
+        if len(set(names)) < len(names) or not needed <= set(names) <= needed | {PROGRAM}:
+            raise ValueError("its list of files is not that of an export")
+        tables = [table.spec.name for table in self.tables]
+        if len(set(tables)) < len(tables):
+            raise ValueError("two tables have the same name")
+        if unknown := set(self.settings) - SETTINGS:
+            raise ValueError(f"settings {sorted(unknown)[0][:40]}")
+        if ":" in str(self.settings.get("model", {}).get("name", "")) and not self.program:
+            raise ValueError("it names a model of the user's own and has no program")
 
     def check_sizes(self, out: Path) -> None:
         """Raises CheckpointError where a file is missing or has another size. Reads none."""
@@ -98,30 +124,65 @@ class Manifest:
 
 
 def is_export(path: Path) -> bool:
-    """Whether a folder has the manifest of an export, whole or damaged."""
-    return (path / MANIFEST).is_file() and not (path / "config.yaml").is_file()
+    """Whether a folder has the manifest of an export. A damaged one counts if it is beside files of an export."""
+    try:
+        record = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+    except OSError:
+        return False
+    except (ValueError, RecursionError):
+        return any(_FILES.fullmatch(other.name) for other in path.iterdir())
+    return isinstance(record, dict) and record.get("kind") == _KIND
 
 
-def new_files(out: Path) -> Path:
-    """An empty folder for the files of a new export, in `out`, which is made. Raises UserError, OSError."""
+@contextlib.contextmanager
+def new_files(out: Path) -> Iterator[Path]:
+    """An empty folder for the files of a new export, in `out`, which is made. Files that no manifest names are deleted
+    at the end. Holds a lock, so that two exports do not delete each other's files. Raises UserError, OSError."""
     if out.exists() and not out.is_dir():
         raise UserError(f"{out}: is a file; allowed: a new folder, or an export to replace")
     if out.is_dir() and not is_export(out) and any(not _ours(path) for path in out.iterdir()):
         raise UserError(f"{out}: is a folder of something else; allowed: a new folder, or an export to replace")
+    new = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
-    folder = out / f"files-{secrets.token_hex(4)}"
-    folder.mkdir()
-    return folder
+
+    def busy() -> None:
+        raise UserError(f"{out}: another export writes to it; allowed: another folder, or wait until it is done")
+
+    try:
+        with file_lock(out / _LOCK, waiting=busy):
+            folder = out / f"files-{secrets.token_hex(4)}"
+            folder.mkdir()
+            try:
+                yield folder
+            finally:
+                _clean(out)
+                (out / _LOCK).unlink(missing_ok=True)
+    finally:
+        if new:
+            with contextlib.suppress(OSError):  # it is not empty
+                out.rmdir()
 
 
 def commit(out: Path, manifest: Manifest) -> None:
-    """Makes the manifest count, then deletes the files of an earlier one. Raises OSError."""
+    """Makes the manifest count, in place of an earlier one. Raises OSError."""
     sync_folder(out / manifest.folder)
     atomic_write(out / MANIFEST, _text(manifest.to_json()))
     sync_folder(out)
+
+
+def _clean(out: Path) -> None:
+    """Deletes folders of files that the manifest does not name, and what a killed export left."""
+    try:
+        named = json.loads((out / MANIFEST).read_text(encoding="utf-8"))["folder"]
+    except FileNotFoundError:
+        named = ""
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return
     for path in out.iterdir():
-        if path.is_dir() and _ours(path) and path.name != manifest.folder:
+        if path.is_dir() and _FILES.fullmatch(path.name) and path.name != named:
             shutil.rmtree(path, ignore_errors=True)
+        elif path.name.startswith(f".{MANIFEST}."):
+            path.unlink(missing_ok=True)
 
 
 def read_manifest(out: Path) -> Manifest:
@@ -141,9 +202,9 @@ def read_manifest(out: Path) -> Manifest:
         if _text(record) != text:
             raise ValueError("its checksum is wrong")
         return Manifest.of_json(record)
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        why = str(error) if isinstance(error, ValueError) else type(error).__name__
-        raise CheckpointError(f"{path}: damaged ({why[:100]}); export the model again") from error
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        why = " ".join(str(error).split()) if isinstance(error, ValueError) else type(error).__name__
+        raise CheckpointError(f"{path}: damaged ({why[:160]}); export the model again") from error
 
 
 def records_of(out: Path, paths: Sequence[Path]) -> tuple[FileRecord, ...]:
@@ -152,7 +213,8 @@ def records_of(out: Path, paths: Sequence[Path]) -> tuple[FileRecord, ...]:
 
 
 def _ours(path: Path) -> bool:
-    return path.name.startswith("files-") or path.name == MANIFEST or path.name.startswith(f".{MANIFEST}.")
+    """Whether only an export makes such a name; the manifest is looked into elsewhere."""
+    return bool(_FILES.fullmatch(path.name)) or path.name == _LOCK or path.name.startswith(f".{MANIFEST}.")
 
 
 def _text(record: dict[str, Any]) -> str:

@@ -19,7 +19,10 @@ from shardkeep.inference.sorted_rows import SortedRows
 from shardkeep.inference.trained import Module, Trained
 from shardkeep.roles.assembly import build_scorer
 from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.embeddings.layer import Embeddings
+
+_ATTEMPTS = 5
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,17 @@ def open_export(out: Path, *, verify: bool = False) -> Trained:
 
     Raises UserError where there is none, CheckpointError where it is damaged.
     """
-    manifest = read_manifest(out)
-    manifest.check_sizes(out)
-    if verify:
-        manifest.verify(out)
-    return trained_of_export(out, manifest)
+    for _ in range(_ATTEMPTS):
+        manifest = read_manifest(out)
+        try:
+            manifest.check_sizes(out)
+            if verify:
+                manifest.verify(out)
+            return trained_of_export(out, manifest)
+        except CheckpointError:
+            if read_manifest(out).folder == manifest.folder:
+                raise  # else a new export took its place meanwhile
+    raise CheckpointError(f"{out}: new exports replace it faster than it opens; load it again")
 
 
 def trained_of_export(out: Path, manifest: Manifest) -> Trained:
@@ -63,6 +72,7 @@ def trained_of_export(out: Path, manifest: Manifest) -> Trained:
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{out}: its inputs are damaged ({type(error).__name__}: {error})") from error
     folder, schema = out / manifest.folder, inputs.layout.schema
+    _check_tables(out, manifest, schema)
     layer = [map_rows(folder, number, table) for number, table in enumerate(manifest.tables)]
     rows = SortedRows([table.spec for table in manifest.tables], [layer], seed=config.seed)
 
@@ -72,6 +82,13 @@ def trained_of_export(out: Path, manifest: Manifest) -> Trained:
         return build_scorer(config, schema, embeddings, lambda model: load_tower(model, folder / TOWER))
 
     return Trained(config, manifest.step, schema, inputs, rows, dense)
+
+
+def _check_tables(out: Path, manifest: Manifest, schema: Schema) -> None:
+    """Raises CheckpointError where features and tables do not belong together."""
+    features = [feature.name for feature in schema.features]
+    if list(schema.tables()) != [table.spec.name for table in manifest.tables] or len(set(features)) < len(features):
+        raise CheckpointError(f"{out}: damaged: its tables are not those of its features; export the model again")
 
 
 def _config(out: Path, manifest: Manifest) -> JobConfig:

@@ -25,7 +25,7 @@ import numpy.typing as npt
 import xxhash
 
 from shardkeep.base.arrays import Floats, Ids, Rows
-from shardkeep.base.errors import CheckpointError
+from shardkeep.base.errors import CheckpointError, UserError
 from shardkeep.inference.sorted_rows import MOST_BITS, SortedTable, offsets_of
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.shard.snapshot.array_file import HEADER_BYTES, ArrayFile
@@ -53,7 +53,8 @@ class TableRecord:
     offsets: str
 
     def to_json(self) -> dict[str, Any]:
-        found = {"spec": self.spec.model_dump(mode="json"), "rows": self.rows, "format": self.format}
+        spec = self.spec.model_dump(mode="json", include={"name", "dim", "init"})  # an optimizer is of no use here
+        found = {"spec": spec, "rows": self.rows, "format": self.format}
         return found | {"bits": self.bits, "offsets": self.offsets}
 
     @classmethod
@@ -83,7 +84,8 @@ def files_of(folder: Path, number: int) -> tuple[Path, Path]:
 def write_rows(
     folder: Path, number: int, spec: TableSpec, parts: Iterable[tuple[Ids, Rows]], format: RowFormat
 ) -> TableRecord:
-    """Writes a table. Holds ids and scales in memory, and one part of rows. Raises OSError.
+    """Writes a table. Holds ids and scales in memory, and one part of rows. Raises UserError for values that the format
+    does not have, OSError.
 
     Args:
         parts: Ids (N,) and rows (N, D) of parts of the table, in the order of the ids' placement keys, each id once."""
@@ -93,6 +95,8 @@ def write_rows(
     try:
         rows_file.extend("rows", np.empty((0, spec.dim), _DTYPES[format]))
         for ids_N, rows_ND in parts:
+            if format != "fp32" and not np.isfinite(rows_ND).all():
+                raise UserError(f"--rows {format}: table {spec.name} has values that are not finite; allowed: fp32")
             stored_ND, scales_N = _stored(rows_ND, format)
             rows_file.extend("rows", stored_ND)
             ids_parts.append(ids_N)
@@ -121,8 +125,8 @@ def _stored(rows_ND: Rows, format: RowFormat) -> tuple[npt.NDArray[Any], Floats]
     if format == "fp16":
         return np.clip(rows_ND, -_LARGEST16, _LARGEST16).astype(np.float16), np.empty(0, np.float32)
     scales_N = (np.abs(rows_ND).max(axis=1, initial=0.0) / np.float32(127.0)).astype(np.float32)
-    shown_N = np.where(scales_N > 0.0, scales_N, np.float32(1.0))
-    return np.clip(np.rint(rows_ND / shown_N[:, None]), -127, 127).astype(np.int8), scales_N
+    divisors_N = np.where(scales_N > 0.0, scales_N, np.float32(1.0))
+    return np.clip(np.rint(rows_ND / divisors_N[:, None]), -127, 127).astype(np.int8), scales_N
 
 
 def map_rows(folder: Path, number: int, table: TableRecord) -> SortedTable:
@@ -157,24 +161,26 @@ def _mapped(path: Path, arrays: dict[str, tuple[Any, tuple[int, ...]]]) -> dict[
         header = json.loads(begin[8:]) if int.from_bytes(begin[:8], "little") == HEADER_BYTES - 8 else None
         if header != expected:
             raise CheckpointError(f"{path}: damaged: its header is wrong; export the model again")
-        whole = _map(path)
+        whole = _map(path, HEADER_BYTES + end, *expected.get("offsets", {"data_offsets": (0, 0)})["data_offsets"])
+        data = whole[HEADER_BYTES:]
+        return {
+            name: data[slice(*expected[name]["data_offsets"])].view(dtype).reshape(shape)
+            for name, (dtype, shape) in arrays.items()
+        }
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "its header is wrong"
+        why = getattr(error, "strerror", None) or "its header is wrong, or it changes"
         raise CheckpointError(f"{path}: cannot be read ({why})") from error
-    data = whole[HEADER_BYTES:]
-    found = {}
-    for name, (dtype, shape) in arrays.items():
-        first, last = expected[name]["data_offsets"]
-        found[name] = data[first:last].view(dtype).reshape(shape)
-    return found
 
 
-def _map(path: Path) -> npt.NDArray[np.uint8]:
+def _map(path: Path, size: int, first: int, end: int) -> npt.NDArray[np.uint8]:
     """The bytes of a file. A page that is touched is read alone: rows lie anywhere, and reading ahead would read 32
-    pages for each row."""
+    pages for each row. The data from `first` to `end` are read at once."""
     with path.open("rb") as file:
-        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        mapped = mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ)
     mapped.madvise(mmap.MADV_RANDOM)
+    if end > first:
+        start = (HEADER_BYTES + first) // mmap.PAGESIZE * mmap.PAGESIZE
+        mapped.madvise(mmap.MADV_WILLNEED, start, HEADER_BYTES + end - start)
     return np.frombuffer(mapped, np.uint8)
 
 

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from shardkeep.base.errors import CheckpointError
+from shardkeep.base.errors import CheckpointError, UserError
 
 TowerFormat = Literal["fp32", "int8"]
 TOWER = "tower.safetensors"
@@ -23,17 +23,22 @@ _SCALE = "::scale"
 
 
 def write_tower(path: Path, state: Mapping[str, torch.Tensor], format: TowerFormat) -> None:
-    """Writes a model's state. Raises OSError."""
+    """Writes a model's state. Raises UserError for values that the format does not have, OSError."""
     tensors: dict[str, torch.Tensor] = {}
     for name, value in state.items():
         value = value.detach().cpu()
         if format == "int8" and value.dtype == torch.float32 and value.dim() == 2:
+            if not value.isfinite().all():
+                raise UserError(f"--tower int8: {name} has values that are not finite; allowed: fp32")
             scale = value.abs().amax(dim=1, keepdim=True) / 127
             integers = (value / torch.where(scale > 0, scale, 1.0)).round().clamp(-127, 127)
             tensors[name], tensors[name + _SCALE] = integers.to(torch.int8), scale
         else:
             tensors[name] = value.clone(memory_format=torch.contiguous_format)  # tied weights share memory
-    save_file(tensors, path)
+    try:
+        save_file(tensors, path)
+    except SafetensorError as error:
+        raise OSError(f"{path}: {error}") from error
 
 
 def read_tower(path: Path) -> dict[str, torch.Tensor]:

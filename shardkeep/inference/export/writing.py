@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import nn
 from shardkeep import __version__
 from shardkeep.base.errors import ShardkeepError, UserError
 from shardkeep.config import JobConfig
-from shardkeep.inference.export.manifest import Manifest, commit, new_files, records_of
+from shardkeep.inference.export.manifest import SETTINGS, Manifest, commit, new_files, records_of
 from shardkeep.inference.export.opening import trained_of_export
 from shardkeep.inference.export.program import PROGRAM, write_program
 from shardkeep.inference.export.rows import RowFormat, TableRecord, write_rows
@@ -25,15 +24,14 @@ from shardkeep.ps.checkpoints import Checkpoint
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.shard.snapshot.row_stream import stream_rows
 from shardkeep.roles.assembly import build_dense_model, table_specs
+from shardkeep.run.newest import with_checkpoint
 from shardkeep.run.reader import MetricsTail, RunReader
-from shardkeep.run.trained import Which, checkpoint_of, config_of
+from shardkeep.run.trained import Which, config_of
 from shardkeep.workers.checkpoint.tower_state import read_tower
 from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.embeddings.layer import Embeddings
 
 Told = Callable[[str, float], None]
-SETTINGS = {"name", "seed", "model", "tables", "tower", "train", "eval"}
-"""The keys of a job's config that a model needs."""
 _NOT_METRICS = ("kind", "role", "index", "time", "step", "train_samples", "train_bytes")
 
 
@@ -75,42 +73,46 @@ def export_run(
 
     Raises UserError, ConfigError, CheckpointError, and OSError where the disk fails.
     """
-    config = config_of(run)
-    checkpoint = checkpoint_of(config, run, which)
-    inputs = needed_inputs(config, checkpoint)
-    own = ":" in config.model.name
-    if (with_program or own) and formats.tower != "fp32":
-        raise UserError(f"--tower {formats.tower}: the dense model becomes a program of torch.export; allowed: fp32")
-    folder = new_files(out)
-    try:
-        tables = _write_tables(table_specs(config, inputs.layout.schema), checkpoint, folder, formats.rows, told)
-        told("dense model", 1.0)
-        state = read_tower(checkpoint)["model"]
-        if with_program or own:
-            write_program(folder / PROGRAM, *_module(config, inputs, tables, state))
-        if not own:
-            write_tower(folder / TOWER, state, formats.tower)
-        manifest = Manifest(
-            folder=folder.name,
-            step=checkpoint.step,
-            settings=config.model_dump(mode="json", include=SETTINGS),
-            inputs=inputs.to_json(),
-            tables=tuple(tables),
-            tower=formats.tower,
-            program=own,
-            metrics=_metrics(run, checkpoint.step),
-            cost={},
-            versions={"shardkeep": __version__, "torch": torch.__version__},
+    with new_files(out) as folder:
+        _, manifest = with_checkpoint(
+            run, which, lambda checkpoint: _write(run, checkpoint, folder, formats, with_program, told)
         )
-        if formats != Formats():
-            before = trained_of_checkpoint(config, checkpoint, inputs.layout.schema, inputs)
-            manifest = replace(manifest, cost=_cost(config, before, trained_of_export(out, manifest), told))
         manifest = replace(manifest, files=records_of(out, list(folder.iterdir())))
         commit(out, manifest)
-    except BaseException:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
     return Exported(manifest, sum(file.size for file in manifest.files))
+
+
+def _write(
+    run: Path, checkpoint: Checkpoint, folder: Path, formats: Formats, with_program: bool, told: Told
+) -> Manifest:
+    """Writes the files of a model. Returns the manifest, without their records."""
+    config = config_of(run)
+    inputs, own = needed_inputs(config, checkpoint), ":" in config.model.name
+    if (with_program or own) and formats.tower != "fp32":
+        raise UserError(f"--tower {formats.tower}: the dense model becomes a program of torch.export; allowed: fp32")
+    tables = _write_tables(table_specs(config, inputs.layout.schema), checkpoint, folder, formats.rows, told)
+    told("dense model", 1.0)
+    state = read_tower(checkpoint)["model"]
+    if with_program or own:
+        write_program(folder / PROGRAM, *_module(config, inputs, tables, state))
+    if not own:
+        write_tower(folder / TOWER, state, formats.tower)
+    manifest = Manifest(
+        folder=folder.name,
+        step=checkpoint.step,
+        settings=config.model_dump(mode="json", include=set(SETTINGS)),
+        inputs=inputs.to_json(),
+        tables=tuple(tables),
+        tower=formats.tower,
+        program=own,
+        metrics=_metrics(run, checkpoint.step),
+        cost={},
+        versions={"shardkeep": __version__, "torch": torch.__version__},
+    )
+    if formats != Formats():
+        after = trained_of_export(folder.parent, manifest)
+        manifest = replace(manifest, cost=_cost(config, checkpoint, inputs, after, told))
+    return manifest
 
 
 def _write_tables(
@@ -142,11 +144,15 @@ def _metrics(run: Path, step: int) -> dict[str, Any]:
     return {key: value for key, value in found[-1].items() if key not in _NOT_METRICS} if found else {}
 
 
-def _cost(config: JobConfig, before: Trained, after: Trained, told: Told) -> dict[str, float] | None:
+def _cost(
+    config: JobConfig, checkpoint: Checkpoint, inputs: Inputs, after: Trained, told: Told
+) -> dict[str, float] | None:
     """What the number formats changed of the metrics on the job's evaluation data; None = there are none."""
     try:
         dataset = data_of(config, "eval", told)
     except (ShardkeepError, OSError):
         return None
+    before = trained_of_checkpoint(config, checkpoint, inputs.layout.schema, inputs)
     first, then = metrics_on(before, dataset, told), metrics_on(after, dataset, told)
-    return {name: then[name] - value for name, value in first.items() if isinstance(value, float)}
+    both = [(name, value, then[name]) for name, value in first.items() if isinstance(value, float)]
+    return {name: changed - value for name, value, changed in both if isinstance(changed, float)}

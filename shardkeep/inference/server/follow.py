@@ -50,8 +50,9 @@ def _follow(
             if found is None:
                 continue
             served.replace(Predictor(found.trained), found.written_s)
-        except ShardkeepError as error:  # of other columns, or of settings of another version
-            _log.warning("a checkpoint cannot be served", why=str(error), once=str(error))
+        except Exception as error:  # other columns, settings of another version, memory: the older model stays
+            why = str(error) if isinstance(error, ShardkeepError) else f"{type(error).__name__}: {error}"
+            _log.warning("a checkpoint cannot be served", why=why, once=why)
             continue
         seconds, age_s = time.monotonic() - began, time.time() - found.written_s
         read = "all rows" if found.full else "an increment"

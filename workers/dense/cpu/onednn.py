@@ -152,8 +152,10 @@ def use_for_inference(model: nn.Module, device: torch.device) -> None:
 
 
 def _forward_without_gradients(layer: nn.Linear, inputs: torch.Tensor) -> torch.Tensor:
-    if torch.is_grad_enabled() or not _takes(inputs, layer.weight) or torch.is_autocast_enabled("cpu"):
+    if torch.is_grad_enabled() or _is_transformed() or torch.is_autocast_enabled("cpu"):
         return _forward(layer, inputs)
+    if not _takes(inputs, layer.weight):
+        return F.linear(inputs, layer.weight, layer.bias)
     return multiply(inputs, layer.weight, layer.bias)
 
 
