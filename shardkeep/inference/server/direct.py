@@ -1,4 +1,4 @@
-"""DirectConversion: the usual forms of columns to a batch without Arrow, whose fixed cost a column exceeds a row's.
+"""DirectConversion: the usual forms of columns to a batch, without Arrow, whose fixed cost exceeds that of a few rows.
 
 Gives exactly what `conversion.py` gives, or nothing: then conversion.py converts, or finds the error and its row.
 """
@@ -53,10 +53,10 @@ class DirectConversion:
         self._lists = [(index[c.column], c) for c in layout.sparse if c.column in fitted.lists]
         self._weighted = any(c.weights is not None for c in layout.sparse)
         missing = frozenset(text.encode() for text in layout.missing)
-        self._id = _Cache(lambda text: _id_of(text, missing))
+        self._id = _Cache(partial(_id_of, missing=missing))
         separators = {c.separator for _, c in self._lists}
         self._ids = {sep: _Cache(partial(_ids_of, separator=sep, missing=missing)) for sep in separators}
-        self._present = _Cache(lambda text: _ids_of(text, None, missing))
+        self._present = _Cache(partial(_ids_of, separator=None, missing=missing))
 
     def batch(self, requests: Sequence[Rows], size: int) -> Batch | None:
         """The rows of all requests, 1 or more, and copies of the first one up to `size`; None = not these."""

@@ -1,0 +1,127 @@
+"""`shardkeep serve` as a process: its first line, its metrics, its end, and its errors."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import threading
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+import shardkeep
+from shardkeep.inference.server.serve import ServerSettings
+from shardkeep.inference.server.served_model import ServedModel
+from shardkeep.proto import inference_pb2 as pb
+from tests.support.cluster import Command
+from tests.support.served_clicks import as_bytes, texts, trained
+from tests.support.serving import Server, call_on, raw_request, scores_of
+
+FREE = ("--listen", "127.0.0.1:0", "--http", "127.0.0.1:0")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return trained(tmp_path_factory.mktemp("serve"), name="shop")
+
+
+@pytest.fixture(scope="module")
+def command(run: Path) -> Iterator[Command]:
+    command = Command("serve", str(run), *FREE, "--max-queue", "5000", fresh=True)
+    try:
+        yield command
+    finally:
+        command.kill()
+
+
+def addresses(command: Command) -> tuple[str, str]:
+    line = command.line("serving")
+    return line.split("gRPC ")[1].split(",")[0], line.split("HTTP ")[1].strip()
+
+
+@pytest.mark.processes
+def test_metrics_count_requests_rows_and_errors(command: Command) -> None:
+    assert command.line("serving").startswith("serving shop, step ")
+    address, web = addresses(command)
+    with grpc.insecure_channel(address) as channel:
+        for count in (2, 3):
+            request = raw_request(as_bytes(texts(count)), model="shop")
+            assert scores_of(call_on(channel, "ModelInfer", request, pb.ModelInferResponse)).shape == (count,)
+        with pytest.raises(grpc.RpcError):
+            call_on(channel, "ModelInfer", raw_request({}, model="shop"), pb.ModelInferResponse)
+    with urllib.request.urlopen(f"http://{web}/metrics", timeout=30) as reply:
+        lines = dict(line.rsplit(" ", 1) for line in reply.read().decode().splitlines() if not line.startswith("#"))
+    assert lines['shardkeep_serve_requests_total{protocol="grpc"}'] == "2.0"
+    assert lines['shardkeep_serve_rows_total{protocol="grpc"}'] == "5.0"
+    assert lines['shardkeep_serve_errors_total{protocol="grpc",status="invalid"}'] == "1.0"
+    assert lines['shardkeep_serve_request_seconds_count{protocol="grpc"}'] == "2.0"
+    assert lines["shardkeep_serve_batch_rows_sum"] == "5.0" and lines["shardkeep_serve_queue_requests"] == "0.0"
+    assert (
+        float(lines["shardkeep_serve_model_step"]) > 0 and 0 < float(lines["shardkeep_serve_model_age_seconds"]) < 600
+    )
+
+
+@pytest.mark.processes
+def test_sigterm_answers_what_waits_and_ends_with_0(command: Command) -> None:
+    address, _ = addresses(command)
+    answered, refused = list[int](), list[str]()
+    message = raw_request(as_bytes(texts(20)), model="shop").SerializeToString()
+    first = threading.Event()
+
+    def ask() -> None:
+        with grpc.insecure_channel(address) as channel:
+            while True:
+                try:
+                    reply = call_on(channel, "ModelInfer", message, pb.ModelInferResponse)
+                except grpc.RpcError as error:
+                    refused.append(error.code().name)  # type: ignore[attr-defined]
+                    return
+                answered.append(len(scores_of(reply)))
+                first.set()
+
+    clients = [threading.Thread(target=ask) for _ in range(4)]
+    for client in clients:
+        client.start()
+    assert first.wait(60)
+    command.signal(signal.SIGTERM)
+    for client in clients:
+        client.join(60)
+    ended = command.end()
+    assert (ended.code, ended.err) == (0, "")
+    assert set(answered) == {20} and set(refused) <= {"UNAVAILABLE", "CANCELLED"}
+
+
+def one_line(command: Command) -> tuple[int, str]:
+    try:
+        ended = command.end()
+    finally:
+        command.kill()
+    assert ended.err.count("\n") == 1, ended.err
+    return ended.code, ended.err
+
+
+@pytest.mark.processes
+def test_wrong_options_end_with_2_and_one_line(run: Path, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        used = f"127.0.0.1:{taken.getsockname()[1]}"
+        cases = [
+            ((str(tmp_path), *FREE), "is not a run folder"),
+            ((str(run), "--listen", used, "--http", "off"), f"cannot listen on {used}"),
+            ((str(run), "--listen", "127.0.0.1:0", "--http", used), f"cannot listen on {used}"),
+            ((str(run), "--listen", "0.0.0.0:0"), "--listen 0.0.0.0: other machines may reach it"),
+            ((str(run), "--http", "0.0.0.0:0"), "--http 0.0.0.0: other machines may reach it"),
+            ((str(run), "--listen", "8001"), "address '8001' is not HOST:PORT"),
+            ((str(run), *FREE, "--model", "7"), "there is no checkpoint of that step"),
+            ((str(run), *FREE, "--token-file", str(tmp_path / "none")), "cannot be read"),
+        ]
+        for arguments, text in cases:
+            code, line = one_line(Command("serve", *arguments, fresh=True))
+            assert code == 2 and text in line, line
+
+
+def test_without_http_only_grpc_is_served(run: Path) -> None:
+    with Server(ServedModel(shardkeep.load(run)), ServerSettings("127.0.0.1:0", None)) as server:
+        assert server.addresses.http is None and server.call("ServerLive", b"", pb.ServerLiveResponse).live
