@@ -27,6 +27,7 @@ ONLY_IN = {  # a foreign module -> the only places that may import it
     "shardkeep.proto": ("proto/", "ps/control/", "shardkeep/inference/protocol/"),
     "starlette": ("shardkeep/inference/server/",),
     "uvicorn": ("shardkeep/inference/server/",),
+    "uvloop": ("shardkeep/inference/server/",),
     "prometheus_client": ("shardkeep/inference/server/",),
 }
 

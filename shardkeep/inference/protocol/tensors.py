@@ -1,4 +1,4 @@
-"""Tensors: a request and a reply as plain values, the same over gRPC and HTTP."""
+"""Tensors: a request and a reply as plain values, the same for gRPC and HTTP."""
 
 from __future__ import annotations
 

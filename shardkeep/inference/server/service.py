@@ -1,4 +1,4 @@
-"""Service: answers the calls of the protocol, the same over gRPC and HTTP."""
+"""Service: answers the calls of the protocol for both fronts."""
 
 from __future__ import annotations
 
