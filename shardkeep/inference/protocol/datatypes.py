@@ -5,6 +5,7 @@ Raw bytes are little-endian, row-major. A BYTES element has its length in front,
 
 from __future__ import annotations
 
+import struct
 import sys
 from typing import Any
 
@@ -32,7 +33,8 @@ NUMBERS: dict[str, np.dtype[Any]] = {
     "FP32": np.dtype("<f4"),
     "FP64": np.dtype("<f8"),
 }
-_LENGTH_BYTES = 4
+_LENGTH = struct.Struct("<I")
+_LENGTH_BYTES = _LENGTH.size
 
 
 def check_datatype(name: str, datatype: str) -> None:
@@ -67,12 +69,10 @@ def _unpack_texts(name: str, raw: bytes, count: int) -> list[bytes]:
         return [raw[_LENGTH_BYTES:]]
     if _LENGTH_BYTES * count > size:  # before anything is made for `count` elements
         raise invalid(f"input {name}: has {size} bytes; expected: {count} elements of BYTES")
-    found, at = [], 0
-    for _ in range(count):
+    found, at, length_at = list[bytes](), 0, _LENGTH.unpack_from
+    while len(found) < count and at + _LENGTH_BYTES <= size:
         start = at + _LENGTH_BYTES
-        at = start + int.from_bytes(raw[at:start], "little")
-        if at > size:
-            break
+        at = start + length_at(raw, at)[0]
         found.append(raw[start:at])
     if at != size or len(found) != count:
         raise invalid(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -24,32 +25,70 @@ from shardkeep.inference.protocol.tensors import (
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
 """The HTTP header with the length of the JSON, where bytes are behind it."""
+_MOST_HEADS = 512
+_MOST_HEAD_BYTES = 1 << 16
 
 
-def read_request(body: bytes, header_length: str | None, *, model: str, version: str) -> InferRequest:
-    """A request.
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """The JSON of a request. `sizes`: bytes of each input behind it; None = values are in `told`."""
 
-    Args:
-        header_length: The value of that HTTP header; None = the body is JSON alone.
+    heading: Heading
+    sizes: tuple[int | None, ...]
+    told: Sequence[Mapping[str, Any]]
+    outputs: tuple[RequestedOutput, ...]
+    binary: bool
+    id: str
 
-    Raises Refusal for a body that is no request."""
-    size = len(body) if header_length is None else _length(header_length, len(body))
-    head = _object("the body", _parsed(body[:size]))
-    inputs = _list("inputs", head.get("inputs"))
-    described, values, at = [], [], size
-    for each in inputs:
-        told = _described(_object("an input", each))
-        found, at = _values(told, each, body, at)
-        described.append(told)
-        values.append(found)
-    if at != len(body):
-        raise invalid(f"{len(body) - at} bytes behind the JSON belong to no input; see binary_data_size")
+
+class RequestReader:
+    """Reads infer requests. A client whose texts keep their lengths sends the same JSON in front of its bytes again and
+    again, so a few are kept. One thread."""
+
+    def __init__(self) -> None:
+        self._heads: dict[bytes, _Head] = {}
+
+    def read(self, body: bytes, header_length: str | None, *, model: str, version: str) -> InferRequest:
+        """A request.
+
+        Args:
+            header_length: The value of that HTTP header; None = the body is JSON alone.
+
+        Raises Refusal for a body that is no request."""
+        size = len(body) if header_length is None else _length(header_length, len(body))
+        text = body[:size]
+        head = self._heads.get(text)
+        if head is None:
+            head = _read_head(text)
+            if len(text) <= _MOST_HEAD_BYTES and None not in head.sizes:
+                if len(self._heads) >= _MOST_HEADS:
+                    self._heads.clear()
+                self._heads[text] = head
+        values, at = list[Values](), size
+        for told, each, described in zip(head.told, head.sizes, head.heading.inputs, strict=True):
+            if each is None:
+                values.append(_from_json(described, told.get("data")))
+                continue
+            if each > len(body) - at:
+                raise invalid(f"input {described.name}: binary_data_size {each}; {len(body) - at} bytes are left")
+            values.append(unpack(described.name, described.datatype, body[at : at + each], described.count))
+            at += each
+        if at != len(body):
+            raise invalid(f"{len(body) - at} bytes behind the JSON belong to no input; see binary_data_size")
+        return InferRequest(model, version, head.heading, values, head.id, head.outputs, head.binary, len(body))
+
+
+def _read_head(text: bytes) -> _Head:
+    head = _object("the body", _parsed(text))
+    inputs = [_object("an input", each) for each in _list("inputs", head.get("inputs"))]
+    described = tuple(map(_described, inputs))
+    sizes = tuple(_size(each, told) for each, told in zip(described, inputs, strict=True))
     outputs = tuple(_output(_object("an output", each)) for each in _list("outputs", head.get("outputs", [])))
     binary = _flag("binary_data_output", _parameters("the request", head).get("binary_data_output", False))
     number = head.get("id", "")
     if not isinstance(number, str):
         raise invalid(f"id: {_shown(number)}; allowed: a text")
-    return InferRequest(model, version, Heading(tuple(described)), values, number, outputs, bool(binary), len(body))
+    return _Head(Heading(described), sizes, inputs, outputs, bool(binary), number)
 
 
 def write_reply(reply: InferReply, request: InferRequest) -> tuple[bytes, int | None]:
@@ -106,21 +145,21 @@ def _described(told: Mapping[str, Any]) -> Description:
     return Description.of(name, datatype, shape)
 
 
-def _values(described: Description, told: Mapping[str, Any], body: bytes, at: int) -> tuple[Values, int]:
-    """The values, and where the bytes behind them begin."""
+def _size(described: Description, told: Mapping[str, Any]) -> int | None:
+    """The bytes behind the JSON that are the input's values; None = they are in the JSON."""
     name, parameters = described.name, told.get("parameters")
     if parameters is None:
-        return _from_json(described, told.get("data")), at
+        return None
     if "shared_memory_region" in _object("parameters of an input", parameters):
         raise invalid(f"input {name}: is in shared memory; allowed: values in the request")
     size = parameters.get("binary_data_size")
     if size is None:
-        return _from_json(described, told.get("data")), at
+        return None
     if "data" in told:
         raise invalid(f"input {name}: has data and binary_data_size; allowed: one of them")
-    if type(size) is not int or not 0 <= size <= len(body) - at:
-        raise invalid(f"input {name}: binary_data_size {_shown(size)}; {len(body) - at} bytes are left")
-    return unpack(name, described.datatype, body[at : at + size], described.count), at + size
+    if type(size) is not int or size < 0:
+        raise invalid(f"input {name}: binary_data_size {_shown(size)}; allowed: a number of bytes")
+    return size
 
 
 def _from_json(told: Description, data: Any) -> Values:

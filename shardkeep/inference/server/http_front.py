@@ -38,6 +38,7 @@ class HttpFront:
     ) -> None:
         """Listens. Raises ConfigError where it cannot."""
         self._service, self._access, self._metrics, self._most_bytes = service, access, metrics, most_bytes
+        self._reader = json_form.RequestReader()
         self._socket = _listen(host, port)
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
@@ -94,7 +95,7 @@ class HttpFront:
         body = await self._body(request)
         length = request.headers.get(json_form.HEADER_LENGTH)
         parts = request.path_params
-        asked = json_form.read_request(body, length, model=parts["model"], version=parts.get("version", ""))
+        asked = self._reader.read(body, length, model=parts["model"], version=parts.get("version", ""))
         reply = await self._service.infer("http", asked)
         content, json_length = json_form.write_reply(reply, asked)
         if json_length is None:
