@@ -69,10 +69,11 @@ class RequestReader:
             if each is None:
                 values.append(_from_json(described, told.get("data")))
                 continue
-            if each > len(body) - at:
+            end = at + each
+            if end > len(body):
                 raise invalid(f"input {described.name}: binary_data_size {each}; {len(body) - at} bytes are left")
-            values.append(unpack(described.name, described.datatype, body[at : at + each], described.count))
-            at += each
+            values.append(unpack(described.name, described.datatype, body[at:end], described.count))
+            at = end
         if at != len(body):
             raise invalid(f"{len(body) - at} bytes behind the JSON belong to no input; see binary_data_size")
         return InferRequest(model, version, head.heading, values, head.id, head.outputs, head.binary, len(body))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -50,6 +51,8 @@ class DirectConversion:
         self._transform = fitted.transform
         self._kinds = fitted.kinds
         self._single = [(index[c.column], c.column) for c in layout.sparse if c.column not in fitted.lists]
+        self._dense_at, self._single_at = [at for at, _ in self._dense], [at for at, _ in self._single]
+        self._all_texts = all(fitted.kinds.get(name) == "texts" for _, name in self._single)
         self._lists = [(index[c.column], c) for c in layout.sparse if c.column in fitted.lists]
         self._weighted = any(c.weights is not None for c in layout.sparse)
         missing = frozenset(text.encode() for text in layout.missing)
@@ -77,7 +80,9 @@ class DirectConversion:
         dense_PI = np.zeros((size, num_dense), np.float32)
         if not num_dense:
             return dense_PI
-        parts = [self._numbers(name, rows.columns[at]) for at, name in self._dense for rows in requests]
+        parts: list[Any] = [rows.columns[at] for at in self._dense_at for rows in requests]
+        if set(map(type, parts)) != {np.ndarray}:
+            parts = [self._numbers(name, rows.columns[at]) for at, name in self._dense for rows in requests]
         values_IN: Float64s = np.concatenate(parts, dtype=np.float64, casting="unsafe").reshape(num_dense, count)
         if self._marks:
             values_IN[np.isin(values_IN, self._marks)] = np.nan
@@ -103,11 +108,12 @@ class DirectConversion:
     def _single_of(self, requests: Sequence[Rows], count: int, size: int) -> dict[str, Ragged]:
         if not self._single:
             return {}
-        found = list[int]()
-        for at, name in self._single:
-            kind = self._kinds.get(name)
-            for rows in requests:
-                found.extend(self._ids_of(kind, rows.columns[at]))
+        parts: list[Any] = [rows.columns[at] for at in self._single_at for rows in requests]
+        if self._all_texts and set(map(type, parts)) == {list}:
+            found = list(map(self._id.__getitem__, chain.from_iterable(parts)))
+        else:
+            kinds = [self._kinds.get(name) for _, name in self._single for _ in requests]
+            found = [id for kind, part in zip(kinds, parts, strict=True) for id in self._ids_of(kind, part)]
         ids_FP = np.empty((len(self._single), size), np.int64)
         ids_FP[:, :count] = np.array(found, np.int64).reshape(-1, count)
         ids_FP[:, count:] = ids_FP[:, :1]
