@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardkeep.base.machine.allocator import keep_freed_memory
 from shardkeep.config import JobConfig
 from shardkeep.inference.predictor import Predictor
 from shardkeep.inference.server.access import Access
@@ -92,6 +93,8 @@ def serve_until_signal(
     name: str, served: ServedModel, settings: ServerSettings, *, ready: Callable[[Addresses], None]
 ) -> None:
     """Serves until SIGTERM or SIGINT. Blocks. Raises as `serve`."""
+
+    keep_freed_memory()
 
     async def body() -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
