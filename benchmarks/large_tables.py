@@ -122,7 +122,8 @@ class Server:
 
     def __init__(self) -> None:
         from shardkeep.ps.client.row_client import RowClient
-        from shardkeep.ps.config import ConsistencyConfig, InitConfig, RowwiseAdagradConfig, TableSpec
+        from shardkeep.ps.config import ConsistencyConfig, RowwiseAdagradConfig, TableSpec
+        from shardkeep.ps.init_config import InitConfig
         from shardkeep.ps.shard.service import ShardService
         from shardkeep.ps.transport.local import LocalTransport
 

@@ -85,7 +85,8 @@ def timed(step: Callable[[int], None], seconds: float, first: int, ids_per_step:
 
 
 def _specs(dim: int) -> list[Any]:
-    from shardkeep.ps.config import InitConfig, RowwiseAdagradConfig, TableSpec
+    from shardkeep.ps.config import RowwiseAdagradConfig, TableSpec
+    from shardkeep.ps.init_config import InitConfig
 
     return [
         TableSpec(name=f"C{f}", dim=dim, optimizer=RowwiseAdagradConfig(lr=0.01), init=InitConfig(scale=0.05))

@@ -97,9 +97,6 @@ if TYPE_CHECKING:
         FtrlConfig as FtrlConfig,
     )
     from shardkeep.ps.config import (
-        InitConfig as InitConfig,
-    )
-    from shardkeep.ps.config import (
         LambConfig as LambConfig,
     )
     from shardkeep.ps.config import (
@@ -132,6 +129,7 @@ if TYPE_CHECKING:
     from shardkeep.ps.config import (
         TransportConfig as TransportConfig,
     )
+    from shardkeep.ps.init_config import InitConfig as InitConfig
     from shardkeep.run.callback import Callback as Callback
     from shardkeep.run.callback import CheckpointEvent as CheckpointEvent
     from shardkeep.run.callback import EvaluationEvent as EvaluationEvent
@@ -160,9 +158,10 @@ _MODULES = {  # the same names, for the interpreter; tests/test_public_names.py 
     "loop.ahead": "Pending",
     "loop.client": "EmbeddingClient",
     "loop.connecting": "connect",
-    "ps.config": "AdadeltaConfig AdagradConfig AdamConfig ConsistencyConfig FtrlConfig InitConfig LambConfig "
+    "ps.config": "AdadeltaConfig AdagradConfig AdamConfig ConsistencyConfig FtrlConfig LambConfig "
     "LarsSgdConfig LivenessConfig PartialRowwiseAdamConfig RecoveryConfig RmspropConfig RowwiseAdagradConfig SgdConfig "
     "TableConfig TableSpec TransportConfig",
+    "ps.init_config": "InitConfig",
     "run.callback": "Callback CheckpointEvent EvaluationEvent ProgressEvent StartEvent",
     "run.summary": "Summary",
     "workers.config": "CheckpointConfig EvalConfig TowerConfig TowerOptimizerConfig TrainConfig",

@@ -20,7 +20,6 @@ from shardkeep.ps.config import (
     AdadeltaConfig,
     AdagradConfig,
     AdamConfig,
-    InitConfig,
     LambConfig,
     LarsSgdConfig,
     PartialRowwiseAdamConfig,
@@ -29,6 +28,7 @@ from shardkeep.ps.config import (
     SgdConfig,
     TableSpec,
 )
+from shardkeep.ps.init_config import InitConfig
 
 KINDS = (EmbeddingBagCollection, EmbeddingCollection, FeatureProcessedEmbeddingBagCollection)
 PROCESSED = "_embedding_bag_collection"

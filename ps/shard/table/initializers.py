@@ -10,7 +10,7 @@ import xxhash
 from shardkeep.base.arrays import Ids, Rows
 from shardkeep.base.contiguous import for_kernels
 from shardkeep.base.hashing_kernels import mix
-from shardkeep.ps.config import InitConfig
+from shardkeep.ps.init_config import InitConfig
 from shardkeep.ps.shard.table.row_kernels import CONSTANT, NORMAL, UNIFORM, gather
 
 INITIALIZERS: dict[str, int] = {

@@ -7,7 +7,8 @@ import pytest
 
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.ps.client.row_client import RowClient
-from shardkeep.ps.config import ConsistencyConfig, InitConfig, TableSpec
+from shardkeep.ps.config import ConsistencyConfig, TableSpec
+from shardkeep.ps.init_config import InitConfig
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.transport.local import LocalTransport
 

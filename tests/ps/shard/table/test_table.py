@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import xxhash
 
-from shardkeep.ps.config import InitConfig, TableSpec
+from shardkeep.ps.config import TableSpec
+from shardkeep.ps.init_config import InitConfig
 from shardkeep.ps.shard.table.initializers import INITIALIZERS
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
 from tests.support.one_table import OneTable, exported
