@@ -46,7 +46,7 @@ def serve(
     max_delay_ms: Annotated[
         float,
         typer.Option(min=0, max=10_000, metavar="MS", help="How long a request may wait for others to join its batch."),
-    ] = 1.0,
+    ] = 2.0,
     max_batch: Annotated[
         int, typer.Option(min=1, max=65_536, metavar="ROWS", help="Rows of a batch; a larger request is one batch.")
     ] = 1024,

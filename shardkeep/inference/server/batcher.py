@@ -29,7 +29,7 @@ class Limits:
     """`delay_s`: how long a request may wait for others. `rows`: of a batch; a larger request is one of its own.
     `requests`, `size`: that may wait, and their bytes."""
 
-    delay_s: float = 0.001
+    delay_s: float = 0.002
     rows: int = 1024
     requests: int = 1024
     size: int = 256 << 20
@@ -48,7 +48,7 @@ class Goal:
 
     `PROBE_EVERY`: after a wait in vain so many batches do not try for more."""
 
-    PROBE_EVERY = 200
+    PROBE_EVERY = 100
 
     def __init__(self) -> None:
         self.requests = 1
@@ -63,7 +63,8 @@ class Goal:
 
     def missed(self, requests: int) -> None:
         """A batch of so many began at its bound."""
-        self.requests, self._hold = max(requests, 1), self.PROBE_EVERY
+        self.requests = max(requests, self.requests - 1, 1)  # one late client is no reason to stop waiting
+        self._hold = self.PROBE_EVERY
 
 
 @dataclass(slots=True)

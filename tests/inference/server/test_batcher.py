@@ -189,7 +189,7 @@ def test_a_batch_waits_for_as_many_requests_as_there_lately_were() -> None:
     for requests in (1, 2, 3):
         goal.reached(requests)
     assert goal.requests == 4
-    goal.missed(3)
+    goal.missed(2)
     assert goal.requests == 3
     for _ in range(Goal.PROBE_EVERY):
         goal.reached(3)
