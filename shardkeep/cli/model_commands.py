@@ -124,7 +124,7 @@ def predict(
         print(f"{done.rows:,} rows scored by the model of step {done.step:,} in {done.seconds:.1f} s, in {out}")
         for name, (missing, values) in done.unseen.items():
             if missing:
-                share = f"{100 * missing / values:.1f} %"
+                share = f"{100 * missing / values:.2g} %"
                 print(f"{name}: {missing:,} of {values:,} values ({share}) are unknown to the model")
         return 0
 
@@ -161,11 +161,13 @@ def export(
             done = export_run(run, out, which=which, formats=formats, with_program=with_program, told=told)
         manifest = done.manifest
         count = sum(table.rows for table in manifest.tables)
-        print(f"model of step {manifest.step:,} with {count:,} rows in {out}: {done.size_bytes / 1e6:,.1f} MB")
+        print(f"model of step {manifest.step:,} with {count:,} rows in {out}: {done.size_bytes / 1e6:,.3g} MB")
         if manifest.cost is None:
             print("what the number formats cost was not measured: the job's evaluation data are not there")
+        if manifest.cost:
+            print("change by the number formats, on the job's evaluation data:")
         for name, change in (manifest.cost or {}).items():
-            print(f"{name:<20} {change:+.6f} by the number formats, on the job's evaluation data")
+            print(f"  {name:<20} {change:+.6f}")
         return 0
 
     run_command(body, debug)

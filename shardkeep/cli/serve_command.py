@@ -37,7 +37,7 @@ def serve(
             parser=path,
             metavar="RUN",
             autocompletion=complete_run,
-            help="Serve each new checkpoint of this run, which may be training.",
+            help="Serve the newest checkpoint of this run, which may be training.",
         ),
     ] = None,
     verify: Annotated[

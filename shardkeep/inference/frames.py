@@ -56,6 +56,8 @@ def _as_table(data: object) -> pa.Table:
 def _array(values: Any) -> pa.Array:
     if isinstance(values, pa.Array | pa.ChunkedArray):
         return values
+    if isinstance(values, str | bytes) or not hasattr(values, "__len__"):
+        raise TypeError(f"a column is a {type(values).__name__}; allowed: a list or an array")
     if hasattr(values, "detach"):  # a tensor
         values = values.detach().cpu().numpy()
     return pa.array(values if isinstance(values, np.ndarray) else list(values))

@@ -116,7 +116,11 @@ def _run_phases(
 
 def _show_end(config: JobConfig, run_dir: Path, folder: RunFolder, summary: dict[str, Any], screen: Screen) -> None:
     """Shows the result of a completed job."""
-    if config.checkpoint.every_steps:
+    best = summary.get("best")
+    if config.train.early_stopping is not None and best:
+        text = f"step {best['step']:,} of {summary['steps']:,}; its checkpoint is kept, --model best reads it"
+        screen.phase("best", text)
+    elif config.checkpoint.every_steps:
         from shardkeep.run.next_steps import longer_line
 
         screen.phase("resume", longer_line(config, folder.path))

@@ -150,7 +150,8 @@ class Supervisor:
                 saves = bool(self._config.checkpoint.every_steps)
                 limit, stopping = Deadline(SAVING_STOP_S if saves else STOP_S), True
                 what = "stopping, with a checkpoint" if saves else "stopping"
-                self._screen.phase("stop", f"{what}; press Ctrl-C again to end it at once")
+                again = "" if self._interrupts.reason else " again"
+                self._screen.phase("stop", f"{what}; press Ctrl-C{again} to end it at once")
                 self._line.request_stop(self._interrupts.reason or "Ctrl-C or SIGTERM")
             elif (
                 not stopping and (deaths := self._replacing.fatal()) and (limit is None or self._line.outlived(deaths))

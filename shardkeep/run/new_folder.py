@@ -8,6 +8,8 @@ from pathlib import Path
 
 from shardkeep.base.errors import UserError
 from shardkeep.base.machine.owners import check_unshared
+from shardkeep.config import load_config
+from shardkeep.run.checkpoints import checkpoints_of
 from shardkeep.run.json_files import read_json
 
 
@@ -42,5 +44,7 @@ def _taken(path: Path) -> str:
     if command is not None:
         died = f"if its coordinator died, take over by {shlex.join(map(str, command))}"
         return f"holds a job that has not ended; see `shardkeep status {run}`; {died}"
+    if over and not checkpoints_of(load_config(path / "config.yaml"), path).complete():
+        return "holds a run that ended before its first checkpoint; delete it, or choose another folder"
     go_on = f"or resume the run there by `shardkeep train --resume {run}`"
     return f"holds a run already; choose another folder, {go_on}"

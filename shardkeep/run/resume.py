@@ -74,7 +74,10 @@ def newest(config: JobConfig, run: Path) -> Checkpoint:
     check_owner(config, run)
     checkpoint = checkpoints.latest()
     if checkpoint is None:
-        raise UserError(f"--resume {run}: there is no complete checkpoint in {checkpoints.folder}; start the job again")
+        raise UserError(
+            f"--resume {run}: there is no complete checkpoint in {checkpoints.folder}; "
+            "delete the run folder and start the job again"
+        )
     checkpoint.check_sizes()
     return checkpoint
 

@@ -19,7 +19,10 @@ Which = Literal["last", "best"] | int
 def config_of(run: Path) -> JobConfig:
     """The config of a run; its own modules can be imported from then on. Raises UserError: it is no run folder."""
     if not (run / "config.yaml").is_file():
-        raise UserError(f"{run}: is not a run folder; it has no config.yaml")
+        why = "is not a run folder; it has no config.yaml" if run.is_dir() else "there is no such folder"
+        if (run / "manifest.json").is_file():
+            why += "; an export can be loaded, served, and used by predict and evaluate --data"
+        raise UserError(f"{run}: {why}")
     check_ours(run)
     config = load_config(run / "config.yaml")
     folder = RunReader(run).code_folder

@@ -48,7 +48,7 @@ def test_predict_says_what_it_wrote_and_what_it_does_not_know(run: str, tmp_path
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("evaluate", "/nowhere"), "error: /nowhere: is not a run folder; it has no config.yaml"),
+        (("evaluate", "/nowhere"), "error: /nowhere: there is no such folder"),
         (("evaluate", "RUN", "--data", "/nowhere.csv"), "error: /nowhere.csv: no such file (--data)"),
         (
             ("predict", "RUN", "--data", "DATA", "--out", "x.csv", "--keep", "userr"),

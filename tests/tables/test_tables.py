@@ -166,7 +166,7 @@ def test_the_default_file_is_named_after_the_table(run: Path, tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (("tables", "/nowhere"), "error: /nowhere: is not a run folder; it has no config.yaml"),
+        (("tables", "/nowhere"), "error: /nowhere: there is no such folder"),
         (("tables", "RUN", "--table", "users"), "error: table users: unknown; the model has user, item, tags"),
         (("tables", "RUN", "--model", "3"), "error: --model 3: there is no checkpoint of that step"),
         (

@@ -89,7 +89,8 @@ def _write(
     config = config_of(run)
     inputs, own = needed_inputs(config, checkpoint), ":" in config.model.name
     if (with_program or own) and formats.tower != "fp32":
-        raise UserError(f"--tower {formats.tower}: the dense model becomes a program of torch.export; allowed: fp32")
+        why = "a model of your own" if own else "--with-program"
+        raise UserError(f"--tower {formats.tower} with {why}, which stores a program of torch.export; allowed: fp32")
     tables = _write_tables(table_specs(config, inputs.layout.schema), checkpoint, folder, formats.rows, told)
     told("dense model", 1.0)
     state = read_tower(checkpoint)["model"]

@@ -130,6 +130,8 @@ def write_model(model: ModelMetadata) -> bytes:
 
 
 def _parsed(text: bytes) -> Any:
+    if not text.strip():
+        raise invalid("the body is empty; allowed: a JSON object")
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deep
@@ -226,6 +228,8 @@ def _object(what: str, value: Any) -> Mapping[str, Any]:
 
 
 def _list(what: str, value: Any) -> list[Any]:
+    if value is None:
+        raise invalid(f"{what}: is missing; allowed: a JSON list")
     if not isinstance(value, list):
         raise invalid(f"{what}: {_shown(value)}; allowed: a JSON list")
     return value

@@ -44,7 +44,6 @@ def _follow(
     served: ServedModel, follower: Follower, every_s: float, stop: threading.Event, told: Callable[[str], None]
 ) -> None:
     while not stop.wait(every_s):
-        began = time.monotonic()
         try:
             found = follower.look()
             if found is None:
@@ -54,6 +53,5 @@ def _follow(
             why = str(error) if isinstance(error, ShardkeepError) else f"{type(error).__name__}: {error}"
             _log.warning("a checkpoint cannot be served", why=why, once=why)
             continue
-        seconds, age_s = time.monotonic() - began, time.time() - found.written_s
-        read = "all rows" if found.full else "an increment"
-        told(f"step {found.trained.step:,}: read {read} in {seconds:.2f} s, {age_s:.2f} s old")
+        read, age_s = "all rows" if found.full else "an increment", time.time() - found.written_s
+        told(f"step {found.trained.step:,}: read {read}; serves {age_s:.2f} s after its checkpoint was complete")

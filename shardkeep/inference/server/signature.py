@@ -147,7 +147,7 @@ class Signature:
     def _missing(self, name: str, index: dict[str, int]) -> str:
         also = f", or {name}{VALUES} and {name}{LENGTHS}" if name in self._lists else ""
         near = difflib.get_close_matches(name, [n for n in index if len(n) < 200][:1000], n=1, cutoff=0.6)
-        hint = f"; did you mean {name} by {near[0]}?" if near else ""
+        hint = f"; {near[0]} is no input, did you mean {name}?" if near else ""
         return f"input {name}{also}: is missing{hint}"
 
     def _unknown(self, name: str) -> str:
