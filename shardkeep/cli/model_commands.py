@@ -124,7 +124,7 @@ def predict(
         print(f"{done.rows:,} rows scored by the model of step {done.step:,} in {done.seconds:.1f} s, in {out}")
         for name, (missing, values) in done.unseen.items():
             if missing:
-                share = f"{100 * missing / values:.2g} %"
+                share = f"{100 * missing / values:.3g} %"
                 print(f"{name}: {missing:,} of {values:,} values ({share}) are unknown to the model")
         return 0
 

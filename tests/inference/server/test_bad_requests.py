@@ -134,11 +134,11 @@ def _input(**changes: Any) -> dict[str, Any]:
 
 
 BODIES: list[tuple[bytes, str]] = [
-    (b"", "the body is no JSON"),
+    (b"", "the body is empty"),
     (b"\xff\x00garbage", "the body is no JSON"),
     (b"[" * 100_000, "nested too deep"),
     (b"[]", "the body: a list; allowed: a JSON object"),
-    (b"{}", "inputs: null; allowed: a JSON list"),
+    (b"{}", "inputs: is missing; allowed: a JSON list"),
     (b'{"inputs": [7]}', "an input: 7; allowed: a JSON object"),
     (json.dumps({"inputs": [_input(name=3)]}).encode(), "an input has the name 3"),
     (json.dumps({"inputs": [_input(shape=[1.5])]}).encode(), "input user: shape a list; allowed: [N] or [N, 1]"),
