@@ -111,23 +111,27 @@ def _json_of(figures: TableFigures, load_factor: float | None, table: str | None
 
 
 def _table_of(found: list[TableFigures], loads: Mapping[str, float]) -> Table:
+    from shardkeep.estimate.view import size_of, table_of
+
     norms_of = ("mean norm", "1 %", "50 %", "99 %", "max")
-    view = _view("table", "rows", "dim", "bytes", "optimizer state", "load", *norms_of)
+    view = table_of("table", "rows", "dim", "bytes", "optimizer state", "load", *norms_of)
     for one in found:
         norms = ["-"] * 5 if one.norms is None else [f"{value:.4g}" for value in one.norms.values()]
-        counts = (f"{one.rows:,}", str(one.spec.dim), _size(one.row_bytes), _size(one.optimizer_bytes))
+        counts = (f"{one.rows:,}", str(one.spec.dim), size_of(one.row_bytes), size_of(one.optimizer_bytes))
         load = f"{loads[one.spec.name]:.2f}" if one.spec.name in loads else "-"
         view.add_row(one.spec.name, *counts, load, *norms)
     total = sum(one.row_bytes for one in found), sum(one.optimizer_bytes for one in found)
-    view.add_row("all", f"{sum(one.rows for one in found):,}", "", *map(_size, total), style="bold")
+    view.add_row("all", f"{sum(one.rows for one in found):,}", "", *map(size_of, total), style="bold")
     return view
 
 
 def _rows_of(one: TableFigures, loads: Mapping[str, float]) -> list[tuple[str, str]]:
+    from shardkeep.estimate.view import size_of
+
     rows = [
         ("table", f"{one.spec.name}: dim {one.spec.dim}, {one.spec.optimizer.name}"),
         ("rows", f"{one.rows:,}"),
-        ("bytes", f"{_size(one.row_bytes)} of ids and weights, {_size(one.optimizer_bytes)} of optimizer state"),
+        ("bytes", f"{size_of(one.row_bytes)} of ids and weights, {size_of(one.optimizer_bytes)} of optimizer state"),
     ]
     if one.spec.name in loads:
         rows.append(("load", f"{loads[one.spec.name]:.2f} of the entries of the servers' indexes"))
@@ -139,27 +143,12 @@ def _rows_of(one: TableFigures, loads: Mapping[str, float]) -> list[tuple[str, s
 
 
 def _table_of_top(one: TableFigures) -> Table:
-    view = _view("top by squared gradients" if one.top_by == "squared_gradients" else "top by norm", "norm")
+    from shardkeep.estimate.view import table_of
+
+    view = table_of("top by squared gradients" if one.top_by == "squared_gradients" else "top by norm", "norm")
     if one.top_by == "squared_gradients":
         view.add_column("squared gradients", justify="right")
     for row in one.top:
         squares = [] if row.squared_gradients is None else [f"{row.squared_gradients:.4g}"]
         view.add_row(str(row.id), f"{row.norm:.4g}", *squares)
     return view
-
-
-def _view(first: str, *others: str) -> Table:
-    from rich.table import Table
-
-    view = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    view.add_column(first, overflow="fold", max_width=40)
-    for name in others:
-        view.add_column(name, justify="right", no_wrap=True)
-    return view
-
-
-def _size(size: float) -> str:
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= factor:
-            return f"{size / factor:,.1f} {unit}"
-    return f"{size:,.0f} B"

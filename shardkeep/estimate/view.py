@@ -62,7 +62,7 @@ def _job_rows(found: Part) -> Iterator[tuple[str, str]]:
     yield "ids", f"{step['ids_per_worker']:,.0f} a step and worker, {step['distinct_per_worker']:,.0f} of them distinct"
     again, changed = step["read_again"], step["changed_by_others"]
     yield "rows", f"{again:.0%} read before by the same worker, {changed:.0%} changed by another one since"
-    yield "tower", f"{tower['parameters']:,} parameters, {_size(tower['bytes'])}"
+    yield "tower", f"{tower['parameters']:,} parameters, {size_of(tower['bytes'])}"
 
 
 def _memory(found: Part, console: Console) -> Table:
@@ -75,7 +75,7 @@ def _memory(found: Part, console: Console) -> Table:
 def _memory_in(found: Part, parts: Sequence[str]) -> Table:
     tables = sorted(found["tables"], key=lambda t: -t["bytes"])
     unit, factor = ("MB", 1e6) if _sum(tables)["bytes"] >= 1e7 else ("kB", 1e3)
-    view = _table(f"in {unit}: table", "dim", "rows", *(PART_NAMES.get(part, part) for part in parts), "bytes\na row")
+    view = table_of(f"in {unit}: table", "dim", "rows", *(PART_NAMES.get(part, part) for part in parts), "bytes\na row")
     about = "" if found.get("drawn", {}).get("rows_counted", True) else "~"
     for table in tables[:SHOWN_TABLES]:
         view.add_row(table["name"], str(table["dim"]), *_sizes(table, about, factor, parts))
@@ -96,23 +96,25 @@ def _sum(tables: Sequence[Part]) -> Part:
 
 
 def _servers_line(servers: Sequence[Part]) -> str:
-    low, high = (_size(pick(server["bytes"] for server in servers)) for pick in (min, max))
+    low, high = (size_of(pick(server["bytes"] for server in servers)) for pick in (min, max))
     return f"each server: {low if low == high else f'{low} to {high}'}, without the process itself"
 
 
 def _traffic(found: Part) -> Table:
-    view = _table("a step of all workers", "bytes", "bytes a sample")
+    view = table_of("a step of all workers", "bytes", "bytes a sample")
     samples = found["job"]["step_samples"]
     for row in found["step"]["traffic"]:
-        view.add_row(row["text"], _size(row["bytes"]), f"{row['bytes'] / samples:,.1f}")
-    view.add_row("all", _size(found["bytes_per_step"]), f"{found['bytes_per_sample']:,.1f}", style="bold")
+        view.add_row(row["text"], size_of(row["bytes"]), f"{row['bytes'] / samples:,.1f}")
+    view.add_row("all", size_of(found["bytes_per_step"]), f"{found['bytes_per_sample']:,.1f}", style="bold")
     return view
 
 
 def _links(found: Part) -> Table:
-    view = _table(f"a link of {found['gbit_per_s']:g} Gbit/s each way", "in", "out", "at least")
+    view = table_of(f"a link of {found['gbit_per_s']:g} Gbit/s each way", "in", "out", "at least")
     for link in found["links"]:
-        view.add_row(link["process"], _size(link["in_bytes"]), _size(link["out_bytes"]), f"{link['bound_ms']:,.3f} ms")
+        view.add_row(
+            link["process"], size_of(link["in_bytes"]), size_of(link["out_bytes"]), f"{link['bound_ms']:,.3f} ms"
+        )
     return view
 
 
@@ -121,7 +123,7 @@ def _bound_line(found: Part) -> str:
     return f"no step is shorter than {found['bound_ms']:,.3f} ms: at most {rate:,.0f} samples/s over these links"
 
 
-def _table(first: str, *others: str) -> Table:
+def table_of(first: str, *others: str) -> Table:
     view = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     view.add_column(first, overflow="fold", max_width=40)  # names of tables may be long
     for name in others:
@@ -129,7 +131,7 @@ def _table(first: str, *others: str) -> Table:
     return view
 
 
-def _size(size: float) -> str:
+def size_of(size: float) -> str:
     for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if size >= factor:
             return f"{size / factor:,.1f} {unit}"
