@@ -88,6 +88,11 @@ def server_of(ids_U: Ids, num_servers: int) -> Ids:
     return bucket_of(ids_U) * num_servers >> BUCKET_BITS
 
 
+def buckets_of(server: int, num_servers: int) -> tuple[int, int]:
+    """The buckets [first, end) of a server."""
+    return -(-server * BUCKETS // num_servers), -(-(server + 1) * BUCKETS // num_servers)
+
+
 def split(ids: JaggedIds, num_servers: int) -> Split:
     """Splits ids among servers; keeps their order within each server."""
     ids_V, starts_T1 = ids.ids_V, ids.layout.starts_T1

@@ -16,6 +16,7 @@ from shardkeep.compression.config import CompressionConfig
 from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.jagged import Catalog
+from shardkeep.ps.placement import BUCKETS
 from shardkeep.ps.shard.admin import AdminServer
 from shardkeep.ps.shard.applier import Applier
 from shardkeep.ps.shard.consistency import Gate, open_gate
@@ -52,12 +53,14 @@ class ShardService:
         start_step: int = 0,
         checkpoints: Checkpoints | None = None,
         journal: Journal | None = None,
+        buckets: tuple[int, int] = (0, BUCKETS),
         process: Callable[[], dict[str, Any]] = dict,
     ) -> None:
         """`compression`: of pulled rows. `journal`: keeps pushes until a checkpoint holds them; None = no journal.
-        `process`: returns the facts about the process for `report`."""
+        `buckets`: placement buckets [first, end) of the server's ids. `process`: returns the facts about the process
+        for `report`."""
         self._process = process
-        self.tables = Tables(tables, seed=seed)
+        self.tables = Tables(tables, seed=seed, buckets=buckets)
         self._num_workers = num_workers
         self._serving = Serving(shard=shard, generation=generation)
         reader = PushReader(catalog := Catalog(tables))

@@ -20,6 +20,7 @@ from shardkeep.base.arrays import Floats, Ids, Ints
 from shardkeep.base.machine.versions import usable_cores
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import SectionIds
+from shardkeep.ps.placement import BUCKETS
 from shardkeep.ps.shard.snapshot.snapshot import Snapshot
 from shardkeep.ps.shard.table import pre_image_kernels
 from shardkeep.ps.shard.table import table_kernels as at
@@ -67,13 +68,14 @@ NO_GRADIENTS = Gradients(
 class Tables(Sequence[Table]):
     """The tables of a server, each under one of a few locks."""
 
-    def __init__(self, specs: Sequence[TableSpec], *, seed: int) -> None:
+    def __init__(self, specs: Sequence[TableSpec], *, seed: int, buckets: tuple[int, int] = (0, BUCKETS)) -> None:
+        """`buckets`: placement buckets [first, end) of the server."""
         self.earlier_steps = 0
         """Steps of the jobs before, whose rows these continue."""
         self._descriptors = np.zeros((len(specs), at.COLUMNS), dtype=np.int64)
         self._starts = np.zeros((len(specs), at.STARTS), dtype=np.float32)
         self._tables = [
-            Table(spec, seed=seed, descriptor=self._descriptors[t], starts=self._starts[t])
+            Table(spec, seed=seed, descriptor=self._descriptors[t], starts=self._starts[t], buckets=buckets)
             for t, spec in enumerate(specs)
         ]
         self._decaying = [t for t, spec in enumerate(specs) if spec.decays_all_rows]

@@ -21,6 +21,7 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.grpc.endpoint import Endpoint
 from shardkeep.ps.control.records import ANY_STEP, Formation, ResumeRange
+from shardkeep.ps.placement import buckets_of
 from shardkeep.ps.rpc.group import RpcGroup
 from shardkeep.ps.shard.journal.journal import GIVEN_UP, Journal
 from shardkeep.ps.shard.service import ShardService
@@ -298,6 +299,7 @@ def build_service(
         start_step=0 if resumed is None else resumed.step,
         checkpoints=checkpoints,
         journal=journal,
+        buckets=buckets_of(shard, max(config.servers, 1)),
         process=process,
     )
     if resumed is not None:

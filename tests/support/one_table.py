@@ -7,6 +7,7 @@ import ctypes
 import numpy as np
 
 from shardkeep.base.contiguous import for_kernels
+from shardkeep.ps.placement import BUCKETS
 from shardkeep.ps.shard.table import index_kernels, table_kernels
 from shardkeep.ps.shard.table.index import RowIndex
 from shardkeep.ps.shard.table.optimizers.optimizer import Update
@@ -16,9 +17,14 @@ from shardkeep.ps.shard.table.table import NO_SQUARES, Table
 
 
 class OneIndex(RowIndex):
-    def __init__(self, width: int = 2) -> None:
+    def __init__(self, width: int = 2, buckets: tuple[int, int] = (0, BUCKETS)) -> None:
         self.count = np.zeros(1, dtype=np.int64)
-        super().__init__(Records(width, self.count), self.count)
+        super().__init__(Records(width, self.count), self.count, buckets)
+
+    @property
+    def moving(self) -> bool:
+        """Whether entries move into a larger array."""
+        return self.old.size > index_kernels.FIRST
 
     def find(self, ids_U: np.ndarray) -> np.ndarray:
         """Slots of ids, int64; -1 where an id is absent. Changes nothing."""
@@ -33,6 +39,12 @@ class OneIndex(RowIndex):
         place = (records.addresses, records.shift, records.width)
         self.count[0] = index_kernels.find_or_add(self.entries, self.old, ids_U, *place, len(self), slots_U)
         return slots_U
+
+    def remove(self, slot: int) -> None:
+        records = self.records
+        place = (records.addresses, records.shift, records.width)
+        index_kernels.remove(self.entries, self.old, *place, slot, len(self) - 1)
+        self.count[0] -= 1
 
 
 class OneTable(Table):

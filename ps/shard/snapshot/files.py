@@ -23,7 +23,7 @@ from shardkeep.base.errors import CheckpointError
 from shardkeep.base.files import atomic_write
 from shardkeep.ps.checkpoints import Checkpoint, FileRecord
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.placement import BUCKETS, server_of
+from shardkeep.ps.placement import buckets_of, server_of
 from shardkeep.ps.shard.snapshot.index import INDEX, file_name, indexes
 from shardkeep.ps.shard.snapshot.part_files import Part, PartFiles
 from shardkeep.ps.shard.snapshot.snapshot import Snapshot
@@ -34,8 +34,8 @@ from shardkeep.ps.shard.table.table import Table
 FILE_BYTES = 64 << 20
 """The approximate size of a file. A whole file is in memory while it is read."""
 PART_BYTES = 8 << 20
-"""The approximate size of a part. One part is in memory while a snapshot is written. In addition there are 4 bytes for
-each row of the largest table, one bit for each row of every table, and the pre-images (limit in spill.py)."""
+"""The approximate size of a part. One part is in memory while a snapshot is written. In addition there are one bit for
+each row of every table, and the pre-images (limit in spill.py)."""
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -100,7 +100,7 @@ def load_snapshots(tables: Sequence[Table], checkpoint: Checkpoint, *, shard: in
 
 def _load(tables: Sequence[Table], checkpoint: Checkpoint, shard: int, num_shards: int) -> npt.NDArray[np.int64]:
     """Loads the rows of one checkpoint of a chain. Returns the count of skipped rows per table at that time."""
-    first, end = _range_of(shard, num_shards)
+    first, end = buckets_of(shard, num_shards)
     skipped = np.zeros(len(tables), dtype=np.int64)
     for record, index in indexes(checkpoint):
         files = {file.path: file for file in checkpoint.below(record.path.rpartition("/")[0])}
@@ -115,11 +115,6 @@ def _load(tables: Sequence[Table], checkpoint: Checkpoint, shard: int, num_shard
         for t, entry in enumerate(index["tables"]):
             skipped[theirs[t]] += entry["skipped_rows"]
     return skipped
-
-
-def _range_of(shard: int, num_shards: int) -> tuple[int, int]:
-    """The buckets of a server (ps/placement.py): those b with b * num_shards // BUCKETS == shard."""
-    return -(-shard * BUCKETS // num_shards), -(-(shard + 1) * BUCKETS // num_shards)
 
 
 def _by_file(index: dict[str, Any], first: int, end: int) -> dict[int, list[Part]]:

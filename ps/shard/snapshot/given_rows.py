@@ -27,7 +27,6 @@ from shardkeep.ps.shard.snapshot.files import FILE_BYTES, PART_BYTES
 from shardkeep.ps.shard.snapshot.index import INDEX
 from shardkeep.ps.shard.snapshot.part_files import PartFiles
 from shardkeep.ps.shard.snapshot.snapshot import Columns
-from shardkeep.ps.shard.snapshot.walk import ranges_of
 from shardkeep.ps.shard.table.layout import RowLayout
 from shardkeep.ps.shard.table.layout_kernels import FIRST_WEIGHT
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
@@ -89,6 +88,17 @@ def _parts(given: GivenRows, folder: Path) -> Iterator[tuple[int, int, Columns]]
             part = slice(int(starts_B1[first]), int(starts_B1[end]))
             slots_KS = np.full((part.stop - part.start, layout.num_slots), slot, dtype=np.float32)
             yield max(first, lowest), min(end, beyond), Columns(ids_N[part], rows_ND[part], slots_KS)
+
+
+def ranges_of(starts_B1: Ids, most: int) -> list[tuple[int, int]]:
+    """Ranges [first, end) of buckets with at most `most` rows each, or one larger bucket. Omits empty ranges."""
+    found, first = [], 0
+    while first < BUCKETS:
+        end = max(first + 1, int(np.searchsorted(starts_B1, starts_B1[first] + most, side="right")) - 1)
+        if starts_B1[end] > starts_B1[first]:
+            found.append((first, end))
+        first = end
+    return found
 
 
 def _sorted_ranges(given: GivenRows, dim: int, count: int, folder: Path) -> Iterator[tuple[Ids, Rows]]:

@@ -15,12 +15,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from shardkeep.base.arrays import Bytes, Floats, Ints, UInt32s
+from shardkeep.base.arrays import Bytes, Floats, Ints
 from shardkeep.base.errors import CheckpointError
 from shardkeep.ps.shard.snapshot.bucket_order import ALL
 from shardkeep.ps.shard.table import pre_image_kernels as at
+from shardkeep.ps.shard.table.pages import SMALL, Pages
 from shardkeep.ps.shard.table.records import Records
 from shardkeep.ps.shard.table.table import Table
+
+_ONES = np.array([byte.bit_count() for byte in range(256)], dtype=np.uint8)
+"""Bits that are set in each byte."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +40,33 @@ class Columns:
         return Columns(self.ids_K[:count], self.rows_KD[:count], self.slots_KS[:count])
 
 
+class Room:
+    """Memory for rows of a table. It returns to the system with this object; an allocator might keep it."""
+
+    def __init__(self, table: Table) -> None:
+        self._layout = table.layout
+        self._count, self._columns = -1, self._made(0)
+
+    def of(self, count: int) -> Columns:
+        """Room for at least so many rows. What is there stays."""
+        if count > self._count:
+            before, self._columns = self._columns, self._made(max(count, self._count + self._count // 4))
+            kept = before.ids_K.size
+            self._columns.ids_K[:kept], self._columns.rows_KD[:kept] = before.ids_K, before.rows_KD
+            self._columns.slots_KS[:kept] = before.slots_KS
+        return self._columns
+
+    def _made(self, count: int) -> Columns:
+        flat = Pages(count * self._layout.used, np.float32, page_bytes=SMALL).array
+        at_rows, at_slots = self._layout.first_weight * count, self._layout.first_slot * count
+        self._count = count
+        return Columns(
+            flat[:at_rows].view(np.int64),
+            flat[at_rows:at_slots].reshape(count, self._layout.dim),
+            flat[at_slots:].reshape(count, self._layout.num_slots),
+        )
+
+
 class _PreImages:
     """The bits and pre-images of one table."""
 
@@ -43,6 +74,10 @@ class _PreImages:
         """`changed`: bits of the rows in the snapshot; all other rows count as taken."""
         size = -(-table.num_rows // 8)
         self.bits = ~changed[:size] if changed.size else np.zeros(size, dtype=np.uint8)
+        if table.num_rows % 8:
+            self.bits[-1] |= 0xFF << table.num_rows % 8 & 0xFF  # there are no such rows
+        self.wanted = 8 * size - int(_ONES[self.bits].sum(dtype=np.int64))
+        """Rows in the snapshot."""
         self.pre_images = Records(table.records.width)
 
 
@@ -68,6 +103,7 @@ class Snapshot:
         self.chosen_T: Sequence[Bytes] = [ALL] * len(tables) if changed is None else changed
         """The bits of the rows in the snapshot for each table, or ALL."""
         self.rows_T = [table.num_rows for table in tables]
+        """Rows of each table at that time."""
         self.skipped_rows_T = [table.skipped_rows for table in tables]
         self.earlier_steps = 0
         """`Tables.earlier_steps`."""
@@ -80,11 +116,16 @@ class Snapshot:
             _PreImages(table, chosen) if table.num_rows else None
             for table, chosen in zip(tables, self.chosen_T, strict=True)
         ]
+        self._wanted_T = [0 if images is None else images.wanted for images in self._pre_images]
         for t, images in enumerate(self._pre_images):
             if images is not None:
                 self._note_pre_images(t, images)
                 images_TC[t, at.BITS], images_TC[t, at.NUM_BITS] = images.bits.ctypes.data, images.bits.size
                 images_TC[t, at.ROWS] = self.rows_T[t]
+
+    def wanted(self, t: int) -> int:
+        """Rows of a table in the snapshot."""
+        return self._wanted_T[t]
 
     def make_room(self, tables_S: Ints, rows_S: Ints) -> None:
         """Makes room for the rows of a push."""
@@ -94,17 +135,18 @@ class Snapshot:
                 images.pre_images.reserve(int(self._images[t, at.COUNT]) + rows)
                 self._note_pre_images(t, images)
 
-    def take(self, t: int, order_U: UInt32s, to: Columns, k: int) -> tuple[int, float]:
-        """Copies the rows in slots `order_U` that have no pre-image to `to`, from index `k` on.
+    def take(self, t: int, first: int, end: int, room: Room, k: int) -> tuple[int, float]:
+        """Copies the rows whose hashes are in [first, end) and that have no pre-image to `room`, from index `k` on.
 
         Returns the index after them, and the seconds for which it blocked pushes. Raises CheckpointError after a drop.
         """
-        records = self.tables[t].records
+        table = self.tables[t]
         with self._locks[t]:
             started = time.perf_counter()
-            bits = self._held(t).bits
-            place = records.addresses, records.shift, records.width
-            k = at.take(*place, bits, order_U, to.ids_K, to.rows_KD, to.slots_KS, k)
+            bits, slots_U = self._held(t).bits, table.slots_between(first, end)
+            to = room.of(k + slots_U.size)
+            place = table.records.addresses, table.records.shift, table.records.width
+            k = at.take(*place, bits, self.rows_T[t], slots_U, to.ids_K, to.rows_KD, to.slots_KS, k)
             return k, time.perf_counter() - started
 
     def pre_images(self, t: int) -> tuple[Records, int]:

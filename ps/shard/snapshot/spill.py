@@ -60,6 +60,10 @@ class Spill:
             self._append(t, *snapshot.take_over(t))
             bytes_T[t] = 0
 
+    def count(self, t: int, first: int, end: int) -> int:
+        """A table's rows of buckets [first, end)."""
+        return sum(run.range_of(first, end)[0] for run in self._runs.get(t, []))
+
     def take(self, t: int, first: int, end: int, to: Columns, k: int) -> int:
         """Copies a table's rows of buckets [first, end) to `to`, from index `k` on. Returns the index after them."""
         for run in self._runs.get(t, []):

@@ -1,5 +1,5 @@
 """Walk: yields a snapshot's rows part by part, by placement bucket. Blocks pushes for about 1 ms at a time."""
-# N = rows of a table, K = rows of a part, D = embedding dim, S = optimizer slots of a row, B = buckets
+# K = rows of a part
 
 from __future__ import annotations
 
@@ -7,20 +7,14 @@ import time
 from collections.abc import Generator
 from dataclasses import dataclass
 
-import numpy as np
-import numpy.typing as npt
-
 from shardkeep.base.errors import CheckpointError
-from shardkeep.ps.placement import BUCKETS
-from shardkeep.ps.shard.snapshot.bucket_order import bucket_order
-from shardkeep.ps.shard.snapshot.snapshot import Columns, Snapshot
+from shardkeep.ps.shard.snapshot.snapshot import Columns, Room, Snapshot
 from shardkeep.ps.shard.snapshot.spill import Spill
 from shardkeep.ps.shard.table import pre_image_kernels as at
-from shardkeep.ps.shard.table.pages import SMALL, Pages
-from shardkeep.ps.shard.table.table import Table
+from shardkeep.ps.shard.table.index import EVERY_HASH
 
 ROWS_AT_ONCE = 8192
-"""Rows copied before pushes may run again: about a millisecond."""
+"""Rows that are looked at before pushes may run again: about a millisecond."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,53 +38,31 @@ def walk(snapshot: Snapshot, spill: Spill, part_bytes: int) -> Generator[Part, N
 
 
 def _walk_table(snapshot: Snapshot, spill: Spill, t: int, part_bytes: int) -> Generator[Part, None, None]:
-    def between() -> None:
-        snapshot.check()
-        spill.relieve(snapshot)
-
-    table = snapshot.tables[t]
-    order, starts_B1 = bucket_order(table.records, snapshot.rows_T[t], between, chosen=snapshot.chosen_T[t])
-    if not order.array.size:
-        return
-    ranges = ranges_of(starts_B1, max(1, part_bytes // table.layout.row_bytes))
-    room = _Room(table, max(int(starts_B1[end] - starts_B1[first]) for first, end in ranges))
-    for first, end in ranges:
-        order_K = order.array[starts_B1[first] : starts_B1[end]]
-        columns = room.columns.head(order_K.size)
-        k = 0
-        for begin in range(0, order_K.size, ROWS_AT_ONCE):
-            k, held_s = snapshot.take(t, order_K[begin : begin + ROWS_AT_ONCE], columns, k)
-            time.sleep(held_s)  # locks are not fair: without a pause the walk would keep pushes out
-            spill.relieve(snapshot)
+    table, wanted, found = snapshot.tables[t], snapshot.wanted(t), 0
+    first_bucket, end_bucket = table.buckets
+    step = max(1, wanted and part_bytes * (end_bucket - first_bucket) // (table.layout.row_bytes * wanted))
+    room = Room(table)
+    for first in range(first_bucket, end_bucket, step) if wanted else ():
+        end = min(first + step, end_bucket)
+        k = _take(snapshot, spill, t, table.hashes(first, end), room)
         kept, count = snapshot.pre_images(t)
         place = kept.addresses, kept.shift, kept.width
-        k = at.take_kept(*place, count, first, end, columns.ids_K, columns.rows_KD, columns.slots_KS, k)
-        k = spill.take(t, first, end, columns, k)
-        if k != order_K.size:
-            raise CheckpointError(f"table {table.spec.name}: {k} of {order_K.size} rows were found; this is a defect")
-        yield Part(t, first, end, columns)
+        to = room.of(k + at.count_kept(*place, count, first, end) + spill.count(t, first, end))
+        k = at.take_kept(*place, count, first, end, to.ids_K, to.rows_KD, to.slots_KS, k)
+        k = spill.take(t, first, end, to, k)
+        if k:
+            found += k
+            yield Part(t, first, end, to.head(k))
+    if found != wanted:
+        raise CheckpointError(f"table {table.spec.name}: {found} of {wanted} rows were found; this is a defect")
 
 
-def ranges_of(starts_B1: npt.NDArray[np.int64], most: int) -> list[tuple[int, int]]:
-    """Ranges [first, end) of buckets with at most `most` rows each, or one larger bucket. Omits empty ranges."""
-    found, first = [], 0
-    while first < BUCKETS:
-        end = max(first + 1, int(np.searchsorted(starts_B1, starts_B1[first] + most, side="right")) - 1)
-        if starts_B1[end] > starts_B1[first]:
-            found.append((first, end))
-        first = end
-    return found
-
-
-class _Room:
-    """Memory for a part's rows. It returns to the system with this object; an allocator might keep it."""
-
-    def __init__(self, table: Table, count: int) -> None:
-        words = count * table.layout.used
-        flat = Pages(words, np.float32, page_bytes=SMALL).array
-        at_rows, at_slots = table.layout.first_weight * count, table.layout.first_slot * count
-        self.columns = Columns(
-            flat[:at_rows].view(np.int64),
-            flat[at_rows:at_slots].reshape(count, -1),
-            flat[at_slots:].reshape(count, table.layout.num_slots),
-        )
+def _take(snapshot: Snapshot, spill: Spill, t: int, hashes: tuple[int, int], room: Room) -> int:
+    """Copies the rows of a range of hashes that have no pre-image to `room`. Returns their number."""
+    k, (begin, stop) = 0, hashes
+    step = max(1, ROWS_AT_ONCE * EVERY_HASH // snapshot.tables[t].num_rows)
+    for first in range(begin, stop, step):
+        k, held_s = snapshot.take(t, first, min(first + step, stop), room, k)
+        time.sleep(held_s)  # locks are not fair: without a pause the walk would keep pushes out
+        spill.relieve(snapshot)
+    return k

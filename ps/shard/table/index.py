@@ -6,8 +6,11 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from shardkeep.base.arrays import Ids, Ints
 from shardkeep.base.errors import JobError
+from shardkeep.ps.placement import BUCKET_BITS, BUCKETS
 from shardkeep.ps.shard.table import index_kernels
+from shardkeep.ps.shard.table.index_kernels import BOUND, FACTOR, FIRST, LOWEST_KEY
 from shardkeep.ps.shard.table.pages import LARGE, SMALL, Pages
 from shardkeep.ps.shard.table.records import Count, Records
 
@@ -21,7 +24,9 @@ MOVES_PER_ROW = 8
 """Entries moved for each id that may be added: an outgrown array gets at most 0.7 + 1/8 full, even when all new ids
 go there. Were one full, a search for an absent id would never end."""
 _LARGE_FROM_BYTES = 4 << 20
-_EVERY_HASH = 1 << 32
+EVERY_HASH = 1 << 32
+_ENOUGH = 64
+"""Ids whose keys show how many more are to come."""
 
 
 class RowIndex:
@@ -30,14 +35,20 @@ class RowIndex:
     An entry has 8 bytes; the ids are in `records`. When 0.7 of the entries are taken, an array 1.5 times as large
     replaces the old one. Each later call moves some entries, front to back, and frees their memory. So no single call
     moves all entries, and there are never two full arrays.
+
+    Entries are in the order of the placement keys, so that the rows of a bucket are found together.
     """
 
-    def __init__(self, records: Records, count: Count) -> None:
-        """`count`, int64 (1,): the number of ids. The caller of the kernel `find_or_add` stores its result there."""
+    def __init__(self, records: Records, count: Count, buckets: tuple[int, int] = (0, BUCKETS)) -> None:
+        """`count`, int64 (1,): the number of ids. The caller of the kernel `find_or_add` stores its result there.
+        `buckets`: [first, end) of the ids that come; others are found too, but slowly if they are many."""
         self.records = records
-        self._entries = _entries(0, 0)
+        self._first_bucket, end = self.buckets = buckets
+        self._factor = EVERY_HASH // (end - self._first_bucket)
+        self._entries = self._made(0, 0)
         self._old: Pages[np.uint64] | None = None
-        self._none = np.array([_EVERY_HASH], dtype=np.uint64)  # for `old`: the bound alone
+        self._none = self._entries.array[:FIRST].copy()  # for `old`: no entries
+        self._none[BOUND] = EVERY_HASH
         self.moved = 0
         """Entries of the outgrown array that have moved."""
         self.given_back = self._given_back_to = 0
@@ -52,7 +63,7 @@ class RowIndex:
         """Bytes of the entries' pages that have been touched and not given back."""
         if self._old is None:
             return self._entries.array.nbytes
-        share = self.moved / (self._old.array.size - 1)
+        share = self.moved / (self._old.array.size - FIRST)
         reached = int(share * self._entries.array.size) + 512  # chains may end a little further on
         touched = min(self._entries.up(reached), self._entries.array.nbytes)
         return touched + self._old.array.nbytes - self.given_back
@@ -86,36 +97,60 @@ class RowIndex:
             self._grow(wanted)
             self._move(share)
 
+    def make_room_for(self, ids_U: Ids) -> None:
+        """As `make_room`, for ids that may come in the order of their placement keys, as files have them. If these have
+        a part of all keys, room is made for as many in the rest: else all would be in few entries."""
+        extra = ids_U.size
+        if extra >= _ENOUGH:
+            hashes = np.empty(extra, dtype=np.uint64)
+            index_kernels.hashes_of(self.entries, ids_U, hashes)
+            lowest, highest = int(hashes.min()), int(hashes.max())
+            extra = max(extra, extra * (EVERY_HASH - lowest) // (highest - lowest + 1))
+        self.make_room(min(extra, MAX_ROWS - len(self)) if ids_U.size + len(self) <= MAX_ROWS else ids_U.size)
+
+    def hashes(self, first: int, end: int) -> tuple[int, int]:
+        """The range of hashes that the ids of placement buckets [first, end) have."""
+        return (first - self._first_bucket) * self._factor, (end - self._first_bucket) * self._factor
+
+    def slots_between(self, first: int, end: int) -> Ints:
+        """The slots of the rows whose hashes are in [first, end)."""
+        bounds = np.uint64(first), np.uint64(end)
+        slots = np.empty(64 + 2 * (len(self) * (end - first) >> 32), dtype=np.int64)
+        while (count := index_kernels.slots_between(self.entries, self.old, *bounds, slots)) > slots.size:
+            slots = np.empty(count, dtype=np.int64)
+        return slots[:count]
+
     @property
     def _limit(self) -> int:
-        return int(_FULL * (self._entries.array.size - 1))
+        return int(_FULL * (self._entries.array.size - FIRST))
 
     def _grow(self, wanted: int) -> None:
         while self._old is not None:
             self._move(self._old.array.size)
-        self._old, self._entries = self._entries, _entries(self._entries.array.size, wanted)
+        self._old, self._entries = self._entries, self._made(self._entries.array.size, wanted)
 
     def _move(self, count: int) -> None:
         if self._old is None:
             return
         old = self._old.array
-        end = min(self.moved + count, old.size - 1)
-        index_kernels.move_entries(self.entries, old, 1 + self.moved, 1 + end)
+        end = min(self.moved + count, old.size - FIRST)
+        index_kernels.move_entries(self.entries, old, FIRST + self.moved, FIRST + end)
         self.moved = end
-        if end == old.size - 1:
+        if end == old.size - FIRST:
             self._old, self.moved, self.given_back, self._given_back_to = None, 0, 0, 0
             return
         # The last chains may wrap around to the first entries, which therefore stay.
         begin = max(self._given_back_to, self._old.up(1 + index_kernels.first_empty(old)))
-        size = self._old.give_back(begin, 1 + end)
+        size = self._old.give_back(begin, FIRST + end)
         self._given_back_to = begin + size
         self.given_back += size
 
-
-def _entries(words_before: int, wanted: int) -> Pages[np.uint64]:
-    """An empty array of whole pages, for at least `wanted` ids, with the bound in word 0."""
-    least, usual = int(wanted / _FULL) + 2, int(_GROWTH * words_before)
-    page_bytes = LARGE if 8 * max(least, usual) >= _LARGE_FROM_BYTES else SMALL
-    per_page = page_bytes // 8
-    num_pages = max(-(-least // per_page), round(usual / per_page))
-    return Pages(min(num_pages * per_page, _MOST_WORDS), np.uint64, page_bytes=page_bytes)
+    def _made(self, words_before: int, wanted: int) -> Pages[np.uint64]:
+        """An empty array of whole pages, for at least `wanted` ids."""
+        least, usual = int(wanted / _FULL) + 1 + FIRST, int(_GROWTH * words_before)
+        page_bytes = LARGE if 8 * max(least, usual) >= _LARGE_FROM_BYTES else SMALL
+        per_page = page_bytes // 8
+        num_pages = max(-(-least // per_page), round(usual / per_page))
+        made = Pages(min(num_pages * per_page, _MOST_WORDS), np.uint64, page_bytes=page_bytes)
+        made.array[LOWEST_KEY], made.array[FACTOR] = self._first_bucket << (64 - BUCKET_BITS), self._factor
+        return made

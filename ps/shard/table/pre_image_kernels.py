@@ -83,27 +83,40 @@ def take_apart(row: Rows, ids_K: Ints, rows_KD: Rows, slots_KS: Rows, k: int) ->
         slots_KS[k, s] = slots[s]
 
 
-@kernel("int64(int64[::1], int64, int64, uint8[::1], uint32[::1], int64[::1], float32[:,::1], float32[:,::1], int64)")
+@kernel(
+    "int64(int64[::1], int64, int64, uint8[::1], int64, int64[::1], int64[::1], float32[:,::1], float32[:,::1], int64)"
+)
 def take(
     addresses: Ints,
     shift: int,
     width: int,
     bits: Bytes,
-    order_U: UInt32s,
+    rows: int,
+    slots_U: Ints,
     ids_K: Ints,
     rows_KD: Rows,
     slots_KS: Rows,
     k: int,
 ) -> int:
-    """Takes apart rows that are neither kept nor taken, from place `k` on; returns the place after them. They may
-    change from now on."""
-    for i in range(order_U.size):
-        slot = slot_at(addresses, shift, width, order_U, i)
-        if not bits[slot >> 3] & np.uint8(1 << (slot & 7)):
+    """Takes apart those of the first `rows` records that are neither kept nor taken, from place `k` on; returns the
+    place after them. They may change from now on."""
+    for i in range(slots_U.size):
+        prefetch_record(addresses, shift, width, slots_U, i)
+        slot = slots_U[i]
+        if slot < rows and not bits[slot >> 3] & np.uint8(1 << (slot & 7)):
             bits[slot >> 3] |= np.uint8(1 << (slot & 7))
             take_apart(record(addresses, shift, width, slot), ids_K, rows_KD, slots_KS, k)
             k += 1
     return k
+
+
+@kernel("int64(int64[::1], int64, int64, int64, int64, int64)")
+def count_kept(kept: Ints, shift: int, width: int, count: int, first: int, end: int) -> int:
+    """Those of `count` kept rows that are of buckets [first, end)."""
+    found = 0
+    for i in range(count):
+        found += first <= bucket(id_of(kept, shift, width, i)) < end
+    return found
 
 
 @kernel("int64(int64[::1], int64, int64, int64, int64, int64, int64[::1], float32[:,::1], float32[:,::1], int64)")

@@ -12,10 +12,12 @@ import numpy.typing as npt
 from shardkeep.base.arrays import Ids, Rows
 from shardkeep.base.contiguous import for_kernels
 from shardkeep.ps.config import TableSpec
+from shardkeep.ps.placement import BUCKETS
 from shardkeep.ps.shard.table import row_kernels as kernels
 from shardkeep.ps.shard.table import table_kernels as at
 from shardkeep.ps.shard.table.changed_rows import ChangedBits
 from shardkeep.ps.shard.table.index import RowIndex
+from shardkeep.ps.shard.table.index_kernels import FIRST
 from shardkeep.ps.shard.table.initializers import Initial
 from shardkeep.ps.shard.table.layout import RowLayout
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS, code_address
@@ -40,9 +42,10 @@ class Table:
         seed: int,
         descriptor: Ids | None = None,
         starts: Rows | None = None,
+        buckets: tuple[int, int] = (0, BUCKETS),
     ) -> None:
         """`descriptor` (int64, COLUMNS) and `starts` (float32, STARTS): data for kernels, as views of arrays
-        for many tables; None = arrays of its own."""
+        for many tables; None = arrays of its own. `buckets`: [first, end) of the ids that come."""
         self.spec = spec
         self.skipped_rows = 0
         optimizer = OPTIMIZERS[spec.optimizer.name]
@@ -53,7 +56,7 @@ class Table:
         count = self.descriptor[at.COUNT : at.COUNT + 1]
         self.records = Records(self.layout.width, count)
         """The rows by slot. Read only, and only below `num_rows`."""
-        self._index = RowIndex(self.records, count)
+        self._index = RowIndex(self.records, count, buckets)
         initial_slot = optimizer.initial_slot(spec.optimizer)
         self.starts[:] = self._initial.first, self._initial.second, initial_slot
         self.descriptor[at.SHIFT], self.descriptor[at.WIDTH] = self.records.shift, self.records.width
@@ -75,11 +78,27 @@ class Table:
     @property
     def index_entries(self) -> int:
         """Entries of the index, taken or not."""
-        return self._index.entries.size - 1
+        return self._index.entries.size - FIRST
+
+    @property
+    def buckets(self) -> tuple[int, int]:
+        """Placement buckets [first, end) of the table's ids."""
+        return self._index.buckets
+
+    def hashes(self, first: int, end: int) -> tuple[int, int]:
+        """The range of hashes of the ids of placement buckets [first, end)."""
+        return self._index.hashes(first, end)
+
+    def slots_between(self, first: int, end: int) -> Ids:
+        """The slots of the rows whose hashes are in [first, end)."""
+        return self._index.slots_between(first, end)
 
     def make_room(self, rows: int) -> None:
         """Makes room for `rows` new rows. Call it before kernels add rows through `descriptor`."""
         self._index.make_room(rows)
+        self._room_made()
+
+    def _room_made(self) -> None:
         self._describe()
         self.changed.make_room()
 
@@ -124,7 +143,8 @@ class Table:
 
     def slots_to_load(self, ids_U: Ids) -> Ids:
         """Slots of unique ids. Absent rows are created with their initial values."""
-        self.make_room(ids_U.size)
+        self._index.make_room_for(ids_U)
+        self._room_made()
         slots_U = np.empty(ids_U.size, dtype=np.int64)
         at.add_rows(self.descriptor, self.starts, ids_U, slots_U, False)
         return slots_U

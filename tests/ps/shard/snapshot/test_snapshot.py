@@ -10,7 +10,7 @@ import pytest
 from shardkeep.base.errors import CheckpointError
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.placement import server_of
+from shardkeep.ps.placement import buckets_of, server_of
 from shardkeep.ps.shard.snapshot import files as snapshot
 from shardkeep.ps.shard.snapshot.files import load_snapshots, write_snapshot
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
@@ -27,7 +27,7 @@ SPECS = [
 
 def tables_of(shard: int, num_shards: int, *, rows: int = 0) -> Tables:
     """A server's tables, trained for two steps where `rows` is given."""
-    tables = Tables(SPECS, seed=7)
+    tables = Tables(SPECS, seed=7, buckets=buckets_of(shard, num_shards))
     for t, table in enumerate(tables):
         if not rows or table.spec.name == "empty":
             continue

@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shardkeep.base.errors import JobError
-from shardkeep.ps.placement import server_of
+from shardkeep.ps.placement import bucket_of, keys_of, server_of
 from shardkeep.ps.shard.table import index as index_module
 from shardkeep.ps.shard.table import index_kernels
-from shardkeep.ps.shard.table.index import MAX_ROWS
+from shardkeep.ps.shard.table.index import EVERY_HASH, MAX_ROWS
+from shardkeep.ps.shard.table.index_kernels import FIRST
 from tests.support.examples import examples
 from tests.support.one_table import OneIndex, ids_in
 
@@ -22,14 +23,13 @@ MASK = 2**64 - 1
 
 
 def id_with_mix(mixed: int) -> int:
-    """The id whose 64 mixed bits are these: the inverse of what the index does to an id."""
+    """The id whose 64 mixed bits are these: the inverse of `mix`."""
     x = mixed
     for shift, factor in ((31, 0x94D049BB133111EB), (27, 0xBF58476D1CE4E5B9), (30, 1)):
         unshifted = x
         for _ in range(64 // shift):
             unshifted = x ^ (unshifted >> shift)
         x = unshifted * pow(factor, -1, 2**64) & MASK
-    x = (x - 0x9E3779B97F4A7C15) & MASK
     return x - 2**64 if x >= 2**63 else x
 
 
@@ -75,8 +75,8 @@ def check_calls(calls: list[tuple[bool, set[int]]]) -> None:
             assert index.find_or_add(ids_U).tolist() == [expected[i] for i in ids_U.tolist()]
         assert index.find(ids_U).tolist() == [expected.get(i, -1) for i in ids_U.tolist()]
         assert len(index) == len(expected)
-        if index.old.size == 1:
-            assert np.count_nonzero(index.entries[1:]) == len(expected)  # each id once
+        if not index.moving:
+            assert np.count_nonzero(index.entries[FIRST:]) == len(expected)  # each id once
     everything = sorted_ids(set(expected))
     assert index.find(everything).tolist() == [expected[i] for i in everything.tolist()]
 
@@ -100,7 +100,7 @@ def test_ids_of_one_hash_are_told_apart() -> None:
     index = OneIndex()
     ids = np.array(LAST_CHAIN[:150], dtype=np.int64)
     assert len(set(ids.tolist())) == 150
-    assert {int(index_kernels.hash_of(int(id_))) for id_ in ids} == {2**32 - 1}
+    assert {int(index_kernels.hash_of(index.entries, int(id_))) for id_ in ids} == {2**32 - 1}
     assert index.find_or_add(ids).tolist() == list(range(150))
     assert index.find(ids).tolist() == list(range(150))
     assert index.find(np.array(LAST_CHAIN[150:], dtype=np.int64)).tolist() == [-1] * 650
@@ -109,7 +109,7 @@ def test_ids_of_one_hash_are_told_apart() -> None:
 def in_the_middle_of_a_move(index: OneIndex) -> int:
     """Adds ids until the index moves; their number."""
     count = 0
-    while index.old.size == 1:
+    while not index.moving:
         index.find_or_add(spread(count, count + 1))
         count += 1
     return count
@@ -124,30 +124,30 @@ def test_a_chain_that_goes_on_at_the_first_entry_survives_a_move(
     monkeypatch.setattr(index_module, "MOVES_PER_ROW", 1)
     index, chain = OneIndex(), np.array(LAST_CHAIN[: before + meanwhile], dtype=np.int64)
     index.make_room(4000)
-    while index.old.size > 1:
+    while index.moving:
         index.make_room(0)
     index.find_or_add(chain[:before])
     count, given_back = in_the_middle_of_a_move(index), 0
     index.find_or_add(chain[before:])
-    while index.old.size > 1:
+    while index.moving:
         index.find_or_add(spread(count, count + 1))
         count, given_back = count + 1, max(given_back, index.given_back)
         assert (index.find(chain) >= 0).all()
     assert given_back > 0
     assert (ids_in(index.records, len(index))[index.find(chain)] == chain).all()
     assert (index.find(spread(0, count)) >= 0).all()
-    assert np.count_nonzero(index.entries[1:]) == len(index) == count + chain.size
+    assert np.count_nonzero(index.entries[FIRST:]) == len(index) == count + chain.size
 
 
 @examples()
 @given(st.integers(2, 5000).flatmap(lambda size: st.tuples(st.just(size), st.integers(1, size))))
 def test_the_bound_parts_the_hashes_whose_chains_were_moved_from_the_others(case: tuple[int, int]) -> None:
     size, end = case
-    old = np.zeros(1 + size, dtype=np.uint64)
-    index_kernels.move_entries(np.zeros(1 + 2 * size, dtype=np.uint64), old, 1, end)
+    old = np.zeros(FIRST + size, dtype=np.uint64)
+    index_kernels.move_entries(np.zeros(FIRST + 2 * size, dtype=np.uint64), old, FIRST, FIRST - 1 + end)
     bound = int(old[0])
-    assert index_kernels.home(old, bound) >= end
-    assert bound == 0 or index_kernels.home(old, bound - 1) < end
+    assert index_kernels.home(old, bound) >= FIRST - 1 + end
+    assert bound == 0 or index_kernels.home(old, bound - 1) < FIRST - 1 + end
 
 
 @pytest.mark.parametrize("batch", [1, 7, 1000, 40_000], ids=lambda n: f"{n} at a time")
@@ -167,10 +167,10 @@ def test_every_id_stays_findable_while_the_index_grows(batch: int) -> None:
 
 
 def test_the_ids_of_one_server_spread_over_the_whole_index() -> None:
-    """Placement and index hash the same ids; were they the same hash, every server's index would cluster."""
-    ids = np.arange(400_000, dtype=np.int64)
+    """Entries are in the order of placement keys: the keys of one server take all hashes."""
+    ids, entries = np.arange(400_000, dtype=np.int64), OneIndex(buckets=(3 * 256, 4 * 256)).entries
     mine = ids[server_of(ids, 16) == 3]
-    home = np.array([int(index_kernels.hash_of(int(i))) * 64 >> 32 for i in mine], dtype=np.int64)
+    home = np.array([int(index_kernels.hash_of(entries, int(i))) * 64 >> 32 for i in mine], dtype=np.int64)
     counts = np.bincount(home, minlength=64)
     assert np.abs(counts - mine.size / 64).max() < 6 * np.sqrt(mine.size / 64)
 
@@ -257,3 +257,77 @@ def test_the_bytes_counted_cover_what_the_process_got() -> None:
     for _, size_bytes in growth(20, rows=1_500_000, step=10_000):
         beyond = max(beyond, process.memory_info().rss - before - size_bytes)
     assert beyond < 4 << 20  # of the interpreter and the ids
+
+
+# ---- rows that go ----
+
+
+def check_removals(calls: list[tuple[bool, set[int]]]) -> None:
+    """Adds and removes ids; a dict of slots says which row moves where."""
+    index, slot_of, id_at = OneIndex(4), dict[int, int](), list[int]()
+    for adds, ids in calls:
+        ids_U = sorted_ids(ids)
+        if adds:
+            index.find_or_add(ids_U)
+            for id_ in ids_U.tolist():
+                if id_ not in slot_of:
+                    slot_of[id_] = len(id_at)
+                    id_at.append(id_)
+        else:
+            for id_ in sorted(ids & slot_of.keys(), key=lambda i: -slot_of[i]):
+                slot, last = slot_of.pop(id_), id_at.pop()
+                index.remove(slot)
+                if last != id_:
+                    slot_of[last], id_at[slot] = slot, last
+        assert index.find(ids_U).tolist() == [slot_of.get(i, -1) for i in ids_U.tolist()]
+        assert len(index) == len(id_at)
+        assert ids_in(index.records, len(index)).tolist() == id_at
+    everything = sorted_ids(set(slot_of))
+    assert index.find(everything).tolist() == [slot_of[i] for i in everything.tolist()]
+    assert sorted(index.slots_between(0, EVERY_HASH).tolist()) == list(range(len(id_at)))
+
+
+@examples(60)
+@given(calls_strategy)
+def test_an_index_from_which_ids_go_answers_as_a_dict_does(calls: list[tuple[bool, set[int]]]) -> None:
+    check_removals([(True, set(range(2000))), *calls])
+
+
+@examples(60)
+@given(
+    st.lists(st.tuples(st.booleans(), st.sets(ids_strategy, max_size=60)), min_size=20, max_size=60),
+    st.integers(300, 360),
+)
+def test_ids_go_at_every_stage_of_a_move(calls: list[tuple[bool, set[int]]], before: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index_module, "MOVE_AT_LEAST", 4)
+        patch.setattr(index_module, "MOVES_PER_ROW", 4)
+        check_removals([(True, set(range(10**6, 10**6 + before))), *calls])
+
+
+@pytest.mark.parametrize("buckets", [(0, 4096), (1365, 2731)])
+def test_the_rows_of_a_bucket_are_neighbours(buckets: tuple[int, int]) -> None:
+    ids = np.arange(200_000, dtype=np.int64)
+    ids = ids[(bucket_of(ids) >= buckets[0]) & (bucket_of(ids) < buckets[1])]
+    index = OneIndex(buckets=buckets)
+    for part in np.array_split(ids, 3000):  # some of the parts end while entries move
+        index.find_or_add(part)
+        if index.moving and len(index) % 7 == 0:
+            first, end = buckets[0] + 100, buckets[0] + 117
+            found = ids_in(index.records, len(index))[index.slots_between(*index.hashes(first, end))]
+            known = ids[: len(index)]
+            assert set(found.tolist()) == set(known[(bucket_of(known) >= first) & (bucket_of(known) < end)].tolist())
+
+
+def test_rows_in_the_order_of_their_keys_find_room_in_time() -> None:
+    """Else all of them would share the few entries of the first keys, and each search would pass them."""
+    ids = np.arange(300_000, dtype=np.int64)
+    ids, index, most = ids[np.argsort(keys_of(ids))], OneIndex(), 0
+    for part in np.array_split(ids, 30):
+        index.make_room_for(part)
+        index.find_or_add(part)
+        taken = index.entries[FIRST:] != 0
+        runs = np.diff(np.flatnonzero(~np.concatenate([[False], taken, [False]])))
+        most = max(most, int(runs.max()))
+    assert most < 400
+    assert index.entries.size < 3 * ids.size
