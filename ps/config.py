@@ -12,6 +12,7 @@ from pydantic import Field, model_validator
 from shardkeep.base.schedule import ScheduleConfig
 from shardkeep.base.settings import DAY_S, Named, Settings, bare
 from shardkeep.ps.init_config import InitConfig
+from shardkeep.ps.policy_config import AdmitConfig, EvictConfig
 
 DecayOn = Literal["touched", "table"]
 """Which rows an update decays."""
@@ -269,6 +270,10 @@ class TableSpec(Settings):
     """How pushed gradients change rows."""
     init: InitConfig = InitConfig()
     """Values of a row before its first push."""
+    admit: AdmitConfig | None = None
+    """Which new ids become rows; left out = all."""
+    evict: EvictConfig | None = None
+    """Which rows go; left out = none."""
 
     @model_validator(mode="after")
     def _sums_do_not_replace_given_rows(self) -> TableSpec:
@@ -294,6 +299,10 @@ class TableConfig(Settings):
     """Row optimizer; left out = that of the default table, else rowwise_adagrad."""
     init: InitConfig | None = None
     """Initial values; left out = those of the default table, else uniform in +-0.05."""
+    admit: AdmitConfig | None = None
+    """Which new ids become rows; left out = as in the default table, else all."""
+    evict: EvictConfig | None = None
+    """Which rows go; left out = as in the default table, else none."""
 
 
 class ConsistencyConfig(Named):

@@ -42,6 +42,8 @@ from shardkeep.workers.model_config import ModelConfig
 
 TableName = Annotated[str, Field(min_length=1, max_length=200)]
 
+_TABLE_KEYS = tuple(TableConfig.model_fields)
+
 
 class JobConfig(Settings):
     """A whole job: one YAML file."""
@@ -225,7 +227,7 @@ class JobConfig(Settings):
         merged: dict[str, Any] = {"name": name}
         for source in (self.tables.get("default"), self.tables.get(name)):
             if source is not None:
-                merged |= {k: v for k in ("dim", "optimizer", "init") if (v := getattr(source, k)) is not None}
+                merged |= {key: value for key in _TABLE_KEYS if (value := getattr(source, key)) is not None}
         try:
             return TableSpec(**merged)
         except ValidationError as error:  # a name that the data has

@@ -21,9 +21,11 @@ from shardkeep.base.machine.versions import usable_cores
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import SectionIds
 from shardkeep.ps.placement import BUCKETS
+from shardkeep.ps.shard.policies import NO_PUSHES, Policies, only, pushes_of
 from shardkeep.ps.shard.snapshot.snapshot import Snapshot
 from shardkeep.ps.shard.table import pre_image_kernels
 from shardkeep.ps.shard.table import table_kernels as at
+from shardkeep.ps.shard.table.admission import candidates_spec
 from shardkeep.ps.shard.table.changed_rows import ChangedRows
 from shardkeep.ps.shard.table.optimizers.optimizer import Update
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
@@ -51,13 +53,15 @@ class Gradients:
 
     `pulled`: the result of an earlier pull of the same sections, if any. `squares_V`: the mean squared gradient of each
     row, float32 (V,), if the gradients are sums over several steps; else empty. `lr_factor`: multiplies the learning
-    rate of the update; equal in all pushes that are applied together."""
+    rate of the update; equal in all pushes that are applied together. `pushes_V`: how many pushes a row is the sum of,
+    float32 (V,); empty = one, or nobody asks."""
 
     sections: SectionIds
     values: Floats
     pulled: Pulled | None = None
     squares_V: Floats = field(default_factory=lambda: NO_SQUARES)
     lr_factor: float = 1.0
+    pushes_V: Floats = field(default_factory=lambda: NO_PUSHES)
 
 
 NO_GRADIENTS = Gradients(
@@ -72,11 +76,21 @@ class Tables(Sequence[Table]):
         """`buckets`: placement buckets [first, end) of the server."""
         self.earlier_steps = 0
         """Steps of the jobs before, whose rows these continue."""
+        counting = {spec.name: counts for spec in specs if (counts := candidates_spec(spec)) is not None}
+        counts_for_T = ["" for _ in specs] + list(counting)
+        specs = [*specs, *counting.values()]  # those that count come behind the tables that messages name
         self._descriptors = np.zeros((len(specs), at.COLUMNS), dtype=np.int64)
         self._starts = np.zeros((len(specs), at.STARTS), dtype=np.float32)
         self._tables = [
-            Table(spec, seed=seed, descriptor=self._descriptors[t], starts=self._starts[t], buckets=buckets)
-            for t, spec in enumerate(specs)
+            Table(
+                spec,
+                seed=seed,
+                descriptor=self._descriptors[t],
+                starts=self._starts[t],
+                buckets=buckets,
+                counts_for=counts_for,
+            )
+            for t, (spec, counts_for) in enumerate(zip(specs, counts_for_T, strict=True))
         ]
         self._decaying = [t for t, spec in enumerate(specs) if spec.decays_all_rows]
         self.dims_T: Ints = self._descriptors[:, at.DIM].copy()
@@ -92,6 +106,7 @@ class Tables(Sequence[Table]):
         self.changed = ChangedRows([table.changed for table in self._tables])
         self._images = np.zeros((len(specs), pre_image_kernels.COLUMNS), dtype=np.int64)
         self._snapshot: Snapshot | None = None
+        self._policies = Policies(self._tables, self._images, self._locked, self._make_pre_image_room)
 
     def __getitem__(self, t: int) -> Table:  # type: ignore[override]
         return self._tables[t]
@@ -124,9 +139,14 @@ class Tables(Sequence[Table]):
         gradients, update = pushes[0], Update(step, pushes[0].lr_factor, decay_share, self.earlier_steps)
         for other in pushes[1:]:
             gradients = sum_of(self.dims_T, gradients, other)
+        if self._policies and len(pushes) > 1:
+            pushes_V = pushes_of(gradients.sections, [push.sections for push in pushes])
+            gradients = replace(gradients, pushes_V=pushes_V)
         if not all_finite(gradients.values.view(np.uint32)):
             gradients = self._finite(gradients)
         self._apply(gradients, update)
+        if self._policies:
+            self._policies.sweep(update)
 
     def snapshot(self, base: str = "") -> Snapshot:
         """Fixes the rows as they are now. Pushes then keep pre-images until the snapshot is taken or dropped.
@@ -137,7 +157,8 @@ class Tables(Sequence[Table]):
         if self._snapshot is not None:
             self._snapshot.drop("another snapshot came")
         locks = [self._changes[self._lock_of(t)] for t in range(len(self))]
-        self._snapshot = Snapshot(self._tables, self._images, locks, self.changed.hand_over(base))
+        changed = self.changed.hand_over(base)
+        self._snapshot = Snapshot(self._tables, self._images, locks, changed, self.changed.removed)
         self._snapshot.earlier_steps = self.earlier_steps
         return self._snapshot
 
@@ -153,6 +174,13 @@ class Tables(Sequence[Table]):
             slots_V, new_S = pulled.slots_V, pulled.absent_S
         else:
             slots_V, new_S = np.empty(sections.ids_V.size, dtype=np.int64), np.diff(sections.starts_S1)
+        values, pushes_V = gradients.values, gradients.pushes_V
+        if self._policies:
+            kept_V = self._policies.admit(sections, slots_V, pushes_V, update, found=found)
+            if kept_V is not None:
+                squares_V, pushes_V = (each[kept_V] if each.size else each for each in (squares_V, pushes_V))
+                sections, values, slots_V = only(sections, self.dims_T, kept_V, values, slots_V)
+            new_S = np.diff(sections.starts_S1)
         scalars_SK = self._scalars(sections.tables_S, update)
         for part, ids, where in self._parts(sections, changing=True):
             tables_S = sections.tables_S[part]
@@ -160,10 +188,13 @@ class Tables(Sequence[Table]):
             self._make_room(tables_S, new_S[part])
             if self._snapshot is not None and not self._snapshot.over:
                 self._snapshot.make_room(tables_S, np.diff(starts_S1))
+            first_S = self._policies.begin(sections, part, slots_V, found=found) if self._policies else None
             at.apply(
                 self._descriptors, self._starts, self._images, tables_S, starts_S1, sections.ids_V[ids], slots_V[ids],
-                found, gradients.values[where], squares_V[ids] if squares_V.size else NO_SQUARES, scalars_SK[part],
+                found, values[where], squares_V[ids] if squares_V.size else NO_SQUARES, scalars_SK[part],
             )  # fmt: skip
+            if first_S is not None:
+                self._policies.pushed(sections, part, slots_V, pushes_V, first_S, update)
         if self._decaying:
             self._decay_others(sections, slots_V, update)
 
@@ -171,12 +202,23 @@ class Tables(Sequence[Table]):
         """Updates the rows that are not in `slots_V`, with gradient 0, of tables whose every row decays."""
         for t, scalars_K in zip(self._decaying, self._scalars(np.array(self._decaying), update), strict=True):
             first, end = sections.starts_S1[np.searchsorted(sections.tables_S, [t, t + 1])].tolist()
-            lock = self._lock_of(t)
-            with self._locks[lock], self._changes[lock]:
+            with self._locked(t):
                 for slots_U in slots_besides(self._tables[t], slots_V[first:end]):
-                    if self._snapshot is not None and not self._snapshot.over:
-                        self._snapshot.make_room(np.array([t]), np.array([slots_U.size]))
+                    self._make_pre_image_room(t, slots_U.size)
                     decay_rows(self._tables[t], self._images[t], slots_U, scalars_K)
+
+    @contextlib.contextmanager
+    def _locked(self, *tables: int) -> Iterator[None]:
+        """Holds the locks of tables while their rows change."""
+        with contextlib.ExitStack() as held:
+            for lock in sorted({self._lock_of(t) for t in tables}):
+                held.enter_context(self._locks[lock])
+                held.enter_context(self._changes[lock])
+            yield
+
+    def _make_pre_image_room(self, t: int, rows: int) -> None:
+        if self._snapshot is not None and not self._snapshot.over:
+            self._snapshot.make_room(np.array([t]), np.array([rows]))
 
     def _make_room(self, tables_S: Ints, rows_S: Ints) -> None:
         tight_S = (self._descriptors[tables_S, at.COUNT] + rows_S > self._descriptors[tables_S, at.ROOM]) & (rows_S > 0)
@@ -222,7 +264,9 @@ class Tables(Sequence[Table]):
         starts_S1 = np.cumsum([0] + [ids_U.size for ids_U, _ in parts])
         kept = replace(sections, starts_S1=starts_S1, ids_V=np.concatenate([ids_U for ids_U, _ in parts]))
         squares_V = gradients.squares_V[finite_V] if gradients.squares_V.size else NO_SQUARES
-        return Gradients(kept, np.concatenate([grad_UD.reshape(-1) for _, grad_UD in parts]), None, squares_V)
+        pushes_V = gradients.pushes_V[finite_V] if gradients.pushes_V.size else NO_PUSHES
+        values = np.concatenate([grad_UD.reshape(-1) for _, grad_UD in parts])
+        return Gradients(kept, values, None, squares_V, pushes_V=pushes_V)
 
     def digests(self) -> dict[str, int]:
         """The digest of each table's rows, by name. The digests of all servers add up modulo 2**128."""

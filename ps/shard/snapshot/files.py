@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
@@ -24,11 +24,13 @@ from shardkeep.base.files import atomic_write
 from shardkeep.ps.checkpoints import Checkpoint, FileRecord
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import buckets_of, server_of
-from shardkeep.ps.shard.snapshot.index import INDEX, file_name, indexes
+from shardkeep.ps.shard.snapshot.array_file import ArrayFile
+from shardkeep.ps.shard.snapshot.index import INDEX, earlier_steps, file_name, indexes
 from shardkeep.ps.shard.snapshot.part_files import Part, PartFiles
 from shardkeep.ps.shard.snapshot.snapshot import Snapshot
 from shardkeep.ps.shard.snapshot.spill import Spill
 from shardkeep.ps.shard.snapshot.walk import walk
+from shardkeep.ps.shard.table.pre_image_kernels import NO_IMAGES
 from shardkeep.ps.shard.table.table import Table
 
 FILE_BYTES = 64 << 20
@@ -36,6 +38,9 @@ FILE_BYTES = 64 << 20
 PART_BYTES = 8 << 20
 """The approximate size of a part. One part is in memory while a snapshot is written. In addition there are one bit for
 each row of every table, and the pre-images (limit in spill.py)."""
+
+REMOVED = "removed.safetensors"
+"""In an increment: the ids of rows that were removed since its base, by the table's number."""
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -56,15 +61,19 @@ def write_snapshot(snapshot: Snapshot, checkpoint: Path, *, shard: int) -> list[
                 syncing.shutdown(wait=False, cancel_futures=True)
                 raise
             written = [record.result() for record in records]
+        written += _write_removed(snapshot, folder, checkpoint)
     finally:
         snapshot.drop("its snapshot is done")
     index: dict[str, Any] = {
         "tables": [
-            {"spec": table.spec.model_dump(mode="json"), "skipped_rows": skipped}
-            for table, skipped in zip(snapshot.tables, snapshot.skipped_rows_T, strict=True)
+            {"spec": table.spec.model_dump(mode="json"), **counts}
+            | ({"counts_for": table.counts_for} if table.counts_for else {})
+            for table, counts in zip(snapshot.tables, snapshot.counts_T, strict=True)
         ],
         "parts": [part.to_json() for part in parts],
     }
+    if any(table.spec.evict is not None for table in snapshot.tables):
+        index |= {"full": snapshot.full, "buckets": snapshot.tables[0].buckets}
     if snapshot.earlier_steps:
         index["earlier_steps"] = snapshot.earlier_steps
     atomic_write(folder / INDEX, json.dumps(index) + "\n")
@@ -81,9 +90,22 @@ def _write_rows(
         files = PartFiles(folder, FILE_BYTES, done, before=snapshot.check)
         opened.enter_context(contextlib.closing(files))
         for part in opened.enter_context(contextlib.closing(walk(snapshot, spill, min(PART_BYTES, FILE_BYTES)))):
-            files.add(part.table, part.first, part.end, part.columns)
+            counters = snapshot.tables[part.table].layout.num_counters
+            files.add(part.table, part.first, part.end, part.columns, counters)
         files.finish()
     return files.parts, files.records
+
+
+def _write_removed(snapshot: Snapshot, folder: Path, checkpoint: Path) -> list[FileRecord]:
+    """Writes the ids of rows that were removed since the base of an increment, where there are any."""
+    if snapshot.full or not any(ids.size for ids in snapshot.removed_T):
+        return []
+    with contextlib.closing(ArrayFile(folder / REMOVED)) as file:
+        for t, ids in enumerate(snapshot.removed_T):
+            if ids.size:
+                file.add(str(t), ids)
+        file.finish()
+    return [FileRecord.of(checkpoint, folder / REMOVED)]
 
 
 def load_snapshots(tables: Sequence[Table], checkpoint: Checkpoint, *, shard: int, num_shards: int) -> None:
@@ -92,29 +114,52 @@ def load_snapshots(tables: Sequence[Table], checkpoint: Checkpoint, *, shard: in
     Any number of servers may have written it. Loads the chain's full checkpoint first, then its increments. Raises
     CheckpointError."""
     for link in checkpoint.chain:
-        skipped = _load(tables, link, shard, num_shards)
-    if shard == 0:  # the count is of the whole job, so one server carries it
-        for table, count in zip(tables, skipped.tolist(), strict=True):
-            table.skipped_rows = count
+        counts = {table.spec.name: Counter[str]() for table in tables}
+        _load(tables, link, shard, num_shards, counts)
+    if shard == 0:  # the counts are of the whole job, so one server carries them
+        for table in tables:
+            for name, count in counts[table.spec.name].items():
+                setattr(table, name, count)
 
 
-def _load(tables: Sequence[Table], checkpoint: Checkpoint, shard: int, num_shards: int) -> npt.NDArray[np.int64]:
-    """Loads the rows of one checkpoint of a chain. Returns the count of skipped rows per table at that time."""
+def _load(
+    tables: Sequence[Table], checkpoint: Checkpoint, shard: int, num_shards: int, counts: dict[str, Counter[str]]
+) -> None:
+    """Loads the rows of one checkpoint of a chain. Adds up the counts of its tables, by name."""
+    clock = checkpoint.step + earlier_steps(checkpoint)
     first, end = buckets_of(shard, num_shards)
-    skipped = np.zeros(len(tables), dtype=np.int64)
     for record, index in indexes(checkpoint):
-        files = {file.path: file for file in checkpoint.below(record.path.rpartition("/")[0])}
+        folder = record.path.rpartition("/")[0]
+        files = {file.path: file for file in checkpoint.below(folder)}
         theirs = _matched(index, tables, checkpoint)
+        if checkpoint.base is not None:
+            _remove(theirs, index, files.get(f"{folder}/{REMOVED}"), checkpoint.folder)
         for number, parts in _by_file(index, first, end).items():
-            path = files[f"{record.path.rpartition('/')[0]}/{file_name(number)}"].check(checkpoint.folder)
-            arrays = read_arrays(path)
+            arrays = read_arrays(files[f"{folder}/{file_name(number)}"].check(checkpoint.folder))
             for part in parts:
-                ids_N, rows_ND, slots_NS = (arrays[f"{part.table}.{part.first}.{w}"] for w in ("ids", "rows", "slots"))
-                mine_N = server_of(ids_N, num_shards) == shard
-                tables[theirs[part.table]].load(ids_N[mine_N], rows_ND[mine_N], slots_NS[mine_N])
-        for t, entry in enumerate(index["tables"]):
-            skipped[theirs[t]] += entry["skipped_rows"]
-    return skipped
+                if (table := theirs[part.table]) is not None:
+                    prefix = f"{part.table}.{part.first}"
+                    ids_N, rows_ND, slots_NS = (arrays[f"{prefix}.{what}"] for what in ("ids", "rows", "slots"))
+                    counters_N2 = arrays.get(f"{prefix}.counters")
+                    mine_N = server_of(ids_N, num_shards) == shard
+                    mine_N2 = None if counters_N2 is None else counters_N2[mine_N]
+                    table.load(ids_N[mine_N], rows_ND[mine_N], slots_NS[mine_N], mine_N2, clock=clock)
+        for table, entry in zip(theirs, index["tables"], strict=True):
+            if table is not None:
+                counts[table.spec.name].update({name: entry[name] for name in table.counts() if name in entry})
+
+
+def _remove(tables: Sequence[Table | None], index: dict[str, Any], file: FileRecord | None, folder: Path) -> None:
+    """Removes the rows that were removed between a checkpoint and the increment on it."""
+    if index.get("full"):  # the server did not know which: its part of the increment has all rows
+        for table in tables:
+            if table is not None and table.spec.evict is not None:
+                first, end = (min(max(bucket, table.buckets[0]), table.buckets[1]) for bucket in index["buckets"])
+                table.remove(NO_IMAGES, table.slots_between(*table.hashes(first, end)))
+    if file is not None:
+        for name, ids_N in read_arrays(file.check(folder)).items():
+            if (table := tables[int(name)]) is not None:
+                table.remove_ids(ids_N)
 
 
 def _by_file(index: dict[str, Any], first: int, end: int) -> dict[int, list[Part]]:
@@ -126,21 +171,21 @@ def _by_file(index: dict[str, Any], first: int, end: int) -> dict[int, list[Part
     return found
 
 
-def _matched(index: dict[str, Any], tables: Sequence[Table], checkpoint: Checkpoint) -> list[int]:
-    """The job's table for each table of the snapshot. Raises CheckpointError if one is missing or differs."""
-    now = {table.spec.name: t for t, table in enumerate(tables)}
-    found = []
+def _matched(index: dict[str, Any], tables: Sequence[Table], checkpoint: Checkpoint) -> list[Table | None]:
+    """The job's table for each table of the snapshot; None for counts that the job does not keep. Raises
+    CheckpointError if one is missing or differs."""
+    now = {table.spec.name: table for table in tables}
+    found: list[Table | None] = []
     for entry in index["tables"]:
         spec = TableSpec(**entry["spec"])
-        t = now.get(spec.name)
-        if t is None:
+        mine = now.get(spec.name)
+        if mine is None and not entry.get("counts_for"):
             raise CheckpointError(f"{checkpoint.folder}: holds table {spec.name}, which the job has not")
-        mine = tables[t].spec
-        if _shape(spec) != _shape(mine):
+        if mine is not None and _shape(spec) != _shape(mine.spec):
             raise CheckpointError(
-                f"{checkpoint.folder}: table {spec.name} has {_shape(spec)}; the job's has {_shape(mine)}"
+                f"{checkpoint.folder}: table {spec.name} has {_shape(spec)}; the job's has {_shape(mine.spec)}"
             )
-        found.append(t)
+        found.append(mine)
     return found
 
 

@@ -23,7 +23,7 @@ def specs_of(checkpoint: Checkpoint) -> list[TableSpec]:
     found: dict[str, TableSpec] = {}
     for _, index in indexes(checkpoint):
         for entry in index["tables"]:
-            if entry["spec"]["name"] not in found:
+            if entry["spec"]["name"] not in found and not entry.get("counts_for"):
                 spec = TableSpec(**entry["spec"])
                 found[spec.name] = spec
     return list(found.values())

@@ -29,7 +29,7 @@ _ONES = np.array([byte.bit_count() for byte in range(256)], dtype=np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Rows as separate arrays: ids (K), weights (K, D), optimizer slots (K, S)."""
+    """Rows as separate arrays: ids (K), weights (K, D), optimizer slots and then counters (K, S)."""
 
     ids_K: Ints
     rows_KD: Floats
@@ -63,7 +63,7 @@ class Room:
         return Columns(
             flat[:at_rows].view(np.int64),
             flat[at_rows:at_slots].reshape(count, self._layout.dim),
-            flat[at_slots:].reshape(count, self._layout.num_slots),
+            flat[at_slots:].reshape(count, self._layout.num_slots + self._layout.num_counters),
         )
 
 
@@ -94,17 +94,21 @@ class Snapshot:
         images_TC: Ints,
         locks: Sequence[threading.Lock],
         changed: Sequence[Bytes] | None = None,
+        removed: Sequence[Ints] = (),
     ) -> None:
         """`images_TC` (int64, tables x COLUMNS): the arguments of the kernels that copy pre-images. `locks`: the lock
-        of each table's changes. `changed`: the bits of the rows in the snapshot, not modified; None = all rows."""
+        of each table's changes. `changed`: the bits of the rows in the snapshot, not modified; None = all rows.
+        `removed`: ids of rows of each table that were removed since the checkpoint."""
         self.tables = tables
+        self.removed_T = removed
         self.full = changed is None
         """Whether the snapshot has all rows."""
         self.chosen_T: Sequence[Bytes] = [ALL] * len(tables) if changed is None else changed
         """The bits of the rows in the snapshot for each table, or ALL."""
         self.rows_T = [table.num_rows for table in tables]
         """Rows of each table at that time."""
-        self.skipped_rows_T = [table.skipped_rows for table in tables]
+        self.counts_T = [table.counts() for table in tables]
+        """Counts of each table at that time, by name."""
         self.earlier_steps = 0
         """`Tables.earlier_steps`."""
         self.over = False

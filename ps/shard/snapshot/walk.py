@@ -60,7 +60,7 @@ def _walk_table(snapshot: Snapshot, spill: Spill, t: int, part_bytes: int) -> Ge
 def _take(snapshot: Snapshot, spill: Spill, t: int, hashes: tuple[int, int], room: Room) -> int:
     """Copies the rows of a range of hashes that have no pre-image to `room`. Returns their number."""
     k, (begin, stop) = 0, hashes
-    step = max(1, ROWS_AT_ONCE * EVERY_HASH // snapshot.tables[t].num_rows)
+    step = max(1, ROWS_AT_ONCE * EVERY_HASH // max(1, snapshot.tables[t].num_rows))
     for first in range(begin, stop, step):
         k, held_s = snapshot.take(t, first, min(first + step, stop), room, k)
         time.sleep(held_s)  # locks are not fair: without a pause the walk would keep pushes out

@@ -1,17 +1,18 @@
 """ChangedRows: the rows of a server's tables that changed since the last complete checkpoint, for an increment.
 
-One bit per row, set by the kernel of every update (table_kernels.py). Rows are never deleted from a table, so the bits
-are complete. Knows no file: a checkpoint is an id.
+One bit per row, set by the kernel of every update (table_kernels.py), and the ids of rows that were removed. A row that
+moved to another slot counts as changed. Knows no file: a checkpoint is an id.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 
-from shardkeep.base.arrays import Bytes
+from shardkeep.base.arrays import Bytes, Ids
 from shardkeep.ps.shard.table import table_kernels as at
 from shardkeep.ps.shard.table.records import Records
 
@@ -23,6 +24,7 @@ class ChangedBits:
         self._descriptor = descriptor
         self._records = records
         self._bits = np.zeros(0, dtype=np.uint8)  # without room for any: changes are not noted
+        self._removed: list[Ids] = []
 
     def __bool__(self) -> bool:
         """Whether a bit is set for each row that changes."""
@@ -39,6 +41,16 @@ class ChangedBits:
     def add(self, bits: Bytes) -> None:
         """Sets bits that an earlier `start` gave."""
         self._bits[: bits.size] |= bits
+
+    def note_removed(self, ids_of: Callable[[], Ids]) -> None:
+        """Records the ids of rows that are removed, if changes are recorded."""
+        if self:
+            self._removed.append(ids_of())
+
+    def take_removed(self) -> Ids:
+        """The ids of the rows that were removed since the last call; some may be there again."""
+        removed, self._removed = self._removed, []
+        return np.concatenate([np.empty(0, dtype=np.int64), *removed])
 
     def make_room(self) -> None:
         """Makes room for all records that there may be."""
@@ -63,6 +75,8 @@ class ChangedRows:
         self._tables = tables
         self._base = ""
         self._handed: list[Bytes] | None = None
+        self.removed: list[Ids] = [table.take_removed() for table in tables]
+        """Ids of the rows of each table that were removed before the last `hand_over`."""
 
     def follow(self, base: str) -> None:
         """Starts to record changes. `base`: the checkpoint that the tables hold now; "" = none.
@@ -70,6 +84,7 @@ class ChangedRows:
         No push may run during the call."""
         for table in self._tables:
             table.start()
+            table.take_removed()
         self._base, self._handed = base, None
 
     def hand_over(self, base: str) -> list[Bytes] | None:
@@ -77,10 +92,11 @@ class ChangedRows:
 
         None = not known: the snapshot must hold all rows. The bits start again at zero. If `complete` follows, they are
         the changes since the snapshot's checkpoint. No push may run during the call."""
-        for table, bits in zip(self._tables, self._handed or [], strict=False):
+        for table, bits, removed in zip(self._tables, self._handed or [], self.removed, strict=False):
             table.add(bits)
+            table.note_removed(partial(np.copy, removed))
         handed = [table.start() for table in self._tables] if self._follows else None
-        self._handed = handed
+        self._handed, self.removed = handed, [np.unique(table.take_removed()) for table in self._tables]
         return handed if base and base == self._base else None
 
     def complete(self, checkpoint: str) -> None:

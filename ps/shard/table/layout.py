@@ -1,6 +1,7 @@
 """RowLayout: which words of a row's record hold what. With layout_kernels.py the only place that knows offsets.
 
-A record is float32 words: [id as 2 words | D weights | S optimizer slots | 0 or 1 word of padding].
+A record is float32 words: [id as 2 words | D weights | S optimizer slots | counters | 0 or 1 word of padding]. A table
+from which rows go has two counters a row (policy_kernels.py), other tables none.
 """
 
 from __future__ import annotations
@@ -8,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from shardkeep.ps.shard.table.layout_kernels import FIRST_WEIGHT
+
+COUNTERS = 2
+"""Counters of a row where rows go."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +22,7 @@ class RowLayout:
     """D, weights."""
     num_slots: int
     """S, optimizer slots."""
+    num_counters: int = 0
 
     @property
     def first_weight(self) -> int:
@@ -28,9 +33,13 @@ class RowLayout:
         return FIRST_WEIGHT + self.dim
 
     @property
+    def first_counter(self) -> int:
+        return FIRST_WEIGHT + self.dim + self.num_slots
+
+    @property
     def used(self) -> int:
         """Words that hold something."""
-        return FIRST_WEIGHT + self.dim + self.num_slots
+        return self.first_counter + self.num_counters
 
     @property
     def width(self) -> int:

@@ -21,6 +21,8 @@ BITS, NUM_BITS = 1, 2  # address and bytes of the bits of the rows that are kept
 ADDRESSES, NUM_ADDRESSES = 3, 4  # blocks of kept rows
 COUNT = 5  # kept rows
 COLUMNS = 6
+NO_IMAGES: Ints = np.zeros(COLUMNS, dtype=np.int64)
+"""For a table whose rows no snapshot keeps."""
 
 
 @kernel("void(int64[::1], int64[::1], int64, int64, int64[::1])")

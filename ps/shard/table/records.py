@@ -19,6 +19,7 @@ _REGION_BYTES = 128 << 20
 
 _LARGE_FROM_BYTES = 8 << 20
 """From this size on a large page, most of it unused, is a small part of the table."""
+_GIVE_BACK_FROM_BYTES = 4 << 20
 
 
 class Records:
@@ -38,6 +39,7 @@ class Records:
         self.addresses = np.zeros(1, dtype=np.int64)
         self.capacity = 0
         self._count = np.zeros(1, dtype=np.int64) if count is None else count
+        self._highest = 0  # records that were in use since memory was last given back
 
     @property
     def size_bytes(self) -> int:
@@ -55,6 +57,19 @@ class Records:
         while self.capacity < count:
             most = max(1, _REGION_BYTES // (block * self.width * 4))
             self._append(min(max(1, self.capacity // block), most))
+
+    def give_back(self, count: int) -> None:
+        """Returns the memory behind the first `count` records to the system, once it is a large part of them."""
+        self._highest = max(self._highest, count)
+        if self._highest - count < max(_GIVE_BACK_FROM_BYTES // (4 * self.width), self._highest // 8):
+            return
+        first, highest = count * self.width, self._highest * self.width
+        for region in self._regions:
+            size = region.array.size
+            if first < size and highest > 0:
+                region.give_back(region.up(max(first, 0)), min(highest, size))
+            first, highest = first - size, highest - size
+        self._highest = count
 
     def _append(self, blocks: int) -> None:
         words = self.width << self.shift

@@ -9,23 +9,29 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from shardkeep.base.arrays import Ids, Rows
+from shardkeep.base.arrays import Ids, Rows, UInt32s
 from shardkeep.base.contiguous import for_kernels
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import BUCKETS
+from shardkeep.ps.shard.table import policy_kernels
 from shardkeep.ps.shard.table import row_kernels as kernels
 from shardkeep.ps.shard.table import table_kernels as at
 from shardkeep.ps.shard.table.changed_rows import ChangedBits
 from shardkeep.ps.shard.table.index import RowIndex
 from shardkeep.ps.shard.table.index_kernels import FIRST
 from shardkeep.ps.shard.table.initializers import Initial
-from shardkeep.ps.shard.table.layout import RowLayout
+from shardkeep.ps.shard.table.layout import COUNTERS, RowLayout
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS, code_address
+from shardkeep.ps.shard.table.pre_image_kernels import NO_IMAGES
 from shardkeep.ps.shard.table.records import Records
 
 _ONE_TABLE = np.zeros(1, dtype=np.int64)
 NO_SQUARES: Rows = np.empty(0, dtype=np.float32)
 """No second moment beside the gradients."""
+ONE_PUSH = int(np.float32(1.0).view(np.uint32))
+"""The score of a row that one push had, as a counter."""
+NO_COUNTS: Ids = np.empty(0, dtype=np.int64)
+"""No rows of buckets are counted."""
 
 
 class Table:
@@ -43,13 +49,19 @@ class Table:
         descriptor: Ids | None = None,
         starts: Rows | None = None,
         buckets: tuple[int, int] = (0, BUCKETS),
+        counts_for: str = "",
     ) -> None:
         """`descriptor` (int64, COLUMNS) and `starts` (float32, STARTS): data for kernels, as views of arrays
-        for many tables; None = arrays of its own. `buckets`: [first, end) of the ids that come."""
+        for many tables; None = arrays of its own. `buckets`: [first, end) of the ids that come.
+        `counts_for`: the table whose ids without a row this one counts; its own rows have neither weights nor slots."""
         self.spec = spec
         self.skipped_rows = 0
+        self.admitted_rows = self.refused_rows = self.evicted_rows = 0
+        """Ids that admission made rows, rows of pushes that it dropped, and rows that went."""
         optimizer = OPTIMIZERS[spec.optimizer.name]
-        self.layout = RowLayout(spec.dim, optimizer.num_slots(spec.dim))
+        self.counts_for = counts_for
+        dim = 0 if counts_for else spec.dim
+        self.layout = RowLayout(dim, optimizer.num_slots(dim), COUNTERS if spec.evict is not None else 0)
         self._initial = Initial(spec.init, seed=seed, name=spec.name)
         self.descriptor = np.zeros(at.COLUMNS, dtype=np.int64) if descriptor is None else descriptor
         self.starts = np.zeros(at.STARTS, dtype=np.float32) if starts is None else starts
@@ -60,7 +72,8 @@ class Table:
         initial_slot = optimizer.initial_slot(spec.optimizer)
         self.starts[:] = self._initial.first, self._initial.second, initial_slot
         self.descriptor[at.SHIFT], self.descriptor[at.WIDTH] = self.records.shift, self.records.width
-        self.descriptor[at.DIM], self.descriptor[at.INITIALIZER] = spec.dim, self._initial.initializer
+        self.descriptor[at.DIM], self.descriptor[at.INITIALIZER] = dim, self._initial.initializer
+        self.descriptor[at.COUNTERS] = self.layout.first_counter if self.layout.num_counters else 0
         self.descriptor[at.KEY] = self._initial.key.astype(np.int64)
         self.descriptor[at.OPTIMIZER] = code_address(spec.optimizer.name)
         self.changed = ChangedBits(self.descriptor, self.records)
@@ -69,6 +82,15 @@ class Table:
     @property
     def num_rows(self) -> int:
         return len(self._index)
+
+    def counts(self) -> dict[str, int]:
+        """What a snapshot remembers of the past: rows of pushes that were skipped, and what the policies did."""
+        found = {"skipped_rows": self.skipped_rows}
+        if self.spec.admit is not None:
+            found |= {"admitted_rows": self.admitted_rows, "refused_rows": self.refused_rows}
+        if self.spec.evict is not None:
+            found["evicted_rows"] = self.evicted_rows
+        return found
 
     @property
     def size_bytes(self) -> int:
@@ -109,6 +131,35 @@ class Table:
             self.descriptor[column + 1] = array.size
         self.descriptor[at.ROOM] = index.room
 
+    @property
+    def key(self) -> np.uint64:
+        """Of the table's random numbers."""
+        return self._initial.key
+
+    def ids_in(self, slots_U: Ids) -> Ids:
+        """The ids of the rows in slots."""
+        ids_U = np.empty(slots_U.size, dtype=np.int64)
+        policy_kernels.ids_of(self.descriptor, slots_U, ids_U)
+        return ids_U
+
+    def remove_ids(self, ids_N: Ids) -> None:
+        """Removes the rows of ids that are there, while no snapshot is taken."""
+        slots_N = np.empty(ids_N.size, dtype=np.int64)
+        policy_kernels.find_rows(self.descriptor, for_kernels(ids_N, np.int64), slots_N, False)
+        self.remove(NO_IMAGES, slots_N[slots_N >= 0])
+
+    def remove(self, images: Ids, slots_U: Ids, counts_B: Ids = NO_COUNTS) -> None:
+        """Removes the rows in slots. Other rows move to their slots.
+
+        `images`: what pushes keep for a snapshot; it has room for two pre-images of each row. `counts_B`: as in
+        `policy_kernels.remove_rows`."""
+        if not slots_U.size:
+            return
+        slots_U = np.sort(slots_U)[::-1].copy()
+        self.changed.note_removed(lambda: self.ids_in(slots_U))
+        policy_kernels.remove_rows(self.descriptor, images, slots_U, counts_B)
+        self.records.give_back(self.num_rows)
+
     def digest(self) -> int:
         """128 bits that depend on every id, weight and slot, on the seed and the table's name, not on any order.
 
@@ -116,11 +167,18 @@ class Table:
         low, high = kernels.digest(*self._records_at, self.num_rows, self.layout.used, self._initial.key)
         return int(low) | int(high) << 64
 
-    def load(self, ids: Ids, rows: Rows, slots: Rows) -> None:
-        """Sets weights (N, D) and optimizer slots (N, S) of unique ids (N), adding what is absent."""
+    def load(self, ids: Ids, rows: Rows, slots: Rows, counters: UInt32s | None = None, *, clock: int = 0) -> None:
+        """Sets weights (N, D) and optimizer slots (N, S) of unique ids (N), adding what is absent.
+
+        `counters` (N, 2): of tables from which rows go; None = a push at `clock`."""
         where_N = self.fill(ids, rows)
         slots_NS = for_kernels(slots, np.float32).reshape(ids.size, self.layout.num_slots)
         kernels.write_words(*self._records_at, where_N, self.layout.first_slot, slots_NS)
+        if self.layout.num_counters:
+            if counters is None:
+                counters = np.empty((ids.size, COUNTERS), dtype=np.uint32)
+                counters[:] = clock, ONE_PUSH
+            policy_kernels.write_counters(self.descriptor, where_N, for_kernels(counters, np.uint32))
 
     def fill(self, ids: Ids, rows: Rows) -> Ids:
         """Sets weights (N, D) of unique ids (N), adding what is absent. Returns where they are."""
@@ -145,9 +203,17 @@ class Table:
         """Slots of unique ids. Absent rows are created with their initial values."""
         self._index.make_room_for(ids_U)
         self._room_made()
+        return self._slots_for(ids_U)
+
+    def slots_for(self, ids_U: Ids) -> Ids:
+        """As `slots_to_load`, for ids in any order but that of their placement keys."""
+        self.make_room(ids_U.size)
+        return self._slots_for(ids_U)
+
+    def _slots_for(self, ids_U: Ids) -> Ids:
         slots_U = np.empty(ids_U.size, dtype=np.int64)
         at.add_rows(self.descriptor, self.starts, ids_U, slots_U, False)
         return slots_U
 
     def _shaped(self, rows: Rows, count: int) -> Rows:
-        return for_kernels(rows, np.float32).reshape(count, self.spec.dim)
+        return for_kernels(rows, np.float32).reshape(count, self.layout.dim)

@@ -34,7 +34,8 @@ COUNT, ROOM = 8, 9  # rows there are, and rows that fit before the index or the 
 DIM, KEY, INITIALIZER = 10, 11, 12
 OPTIMIZER = 13  # address of the machine code of its optimizer's kernel
 CHANGED, NUM_CHANGED = 14, 15  # address and bytes of the bits of changed rows; 0 bytes = changes are not noted
-COLUMNS = 16
+COUNTERS = 16  # word of a record's counters; 0 = it has none
+COLUMNS = 17
 
 # Columns of `starts`.
 FIRST, SECOND, SLOT = 0, 1, 2  # parameters of the initial distribution; first value of the optimizer's slots

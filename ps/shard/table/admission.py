@@ -1,0 +1,66 @@
+"""Admission: which new ids of a table become rows, by the applied pushes that had them, or by chance."""
+# U = ids of a push, A = ids without a row
+
+from __future__ import annotations
+
+import numpy as np
+
+from shardkeep.base.arrays import Bools, Floats, Ids, Ints
+from shardkeep.ps.config import SgdConfig, TableSpec
+from shardkeep.ps.policy_config import AdmitConfig, EvictConfig
+from shardkeep.ps.shard.table import policy_kernels as at
+from shardkeep.ps.shard.table.eviction import Eviction
+from shardkeep.ps.shard.table.optimizers.optimizer import Update
+from shardkeep.ps.shard.table.table import Table
+
+
+def candidates_spec(spec: TableSpec) -> TableSpec | None:
+    """The table that counts the ids of another table that have no row there; None = nothing is counted."""
+    admit = spec.admit
+    if admit is None or admit.min_count == 1:
+        return None
+    evict = EvictConfig(ttl_steps=admit.window_steps, sweep_steps=min(admit.window_steps, 1024))
+    return TableSpec(name=f"{spec.name} (counts)", dim=1, optimizer=SgdConfig(), evict=evict)
+
+
+class Admission:
+    """The rule of one table. The caller holds the locks of the table and of its candidates.
+
+    Args:
+        candidates: Has a row for each id that is counted; its score is the count. None = nothing is counted.
+    """
+
+    def __init__(self, table: Table, config: AdmitConfig, candidates: Eviction | None) -> None:
+        self._table, self._config, self._candidates = table, config, candidates
+
+    def admit(self, ids_U: Ids, slots_U: Ints, pushes_U: Floats, update: Update, images: Ints) -> Bools | None:
+        """Which rows of a push are applied; None = all. `images`: what pushes keep of the candidates for a snapshot,
+        which has room for three pre-images of each id."""
+        absent_A = np.flatnonzero(slots_U < 0)
+        if not absent_A.size:
+            return None
+        ids_A = ids_U[absent_A]
+        if self._candidates is None:
+            chosen_A = np.empty(ids_A.size, dtype=np.bool_)
+            at.draw(ids_A, self._table.key, update.step + update.earlier_steps, self._config.probability, chosen_A)
+        else:
+            pushes_A = pushes_U[absent_A] if pushes_U.size else pushes_U
+            chosen_A = self._counted(self._candidates, ids_A, pushes_A, update, images)
+        taken = int(chosen_A.sum())
+        self._table.admitted_rows += taken
+        self._table.refused_rows += ids_A.size - taken
+        if taken == ids_A.size:
+            return None
+        kept_U = np.ones(ids_U.size, dtype=np.bool_)
+        kept_U[absent_A] = chosen_A
+        return kept_U
+
+    def _counted(self, candidates: Eviction, ids_A: Ids, pushes_A: Floats, update: Update, images: Ints) -> Bools:
+        table, first_new = candidates.table, candidates.table.num_rows
+        slots_A = table.slots_for(ids_A)
+        at.reset_counters(table.descriptor, first_new)
+        counts_A = np.empty(ids_A.size, dtype=np.float32)
+        at.count_candidates(table.descriptor, images, slots_A, candidates.clock(update), pushes_A, counts_A)
+        chosen_A: Bools = counts_A >= self._config.min_count
+        table.remove(images, slots_A[chosen_A])
+        return chosen_A

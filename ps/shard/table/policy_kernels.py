@@ -1,0 +1,292 @@
+"""Kernels of a table's policies: the counters of rows, rows that go, and ids that are counted before they become rows.
+
+A row's counters are the last two words of its record: the clock of its last push (a step, or seconds), uint32, and its
+score at that clock, float32. A row of `rules`, float64, says which rows go (the columns below).
+"""
+# U = unique ids, B = buckets
+
+from __future__ import annotations
+
+import numpy as np
+from numba import carray  # type: ignore[attr-defined]
+
+from shardkeep.base.array_kernels import pointer
+from shardkeep.base.arrays import Bools, Float64s, Ids, Ints, Rows, UInt32s
+from shardkeep.base.compiling.kernels import kernel
+from shardkeep.base.hashing_kernels import GOLDEN, mix
+from shardkeep.ps.placement_kernels import bucket
+from shardkeep.ps.shard.table.index_kernels import find, remove, slots_between
+from shardkeep.ps.shard.table.layout_kernels import id_of, prefetch_record, record
+from shardkeep.ps.shard.table.pre_image_kernels import ROWS as SNAPSHOT_ROWS
+from shardkeep.ps.shard.table.pre_image_kernels import keep
+from shardkeep.ps.shard.table.table_kernels import (
+    ADDRESSES,
+    CHANGED,
+    COUNT,
+    COUNTERS,
+    ENTRIES,
+    NUM_ADDRESSES,
+    NUM_CHANGED,
+    NUM_ENTRIES,
+    NUM_OLD,
+    OLD,
+    SHIFT,
+    WIDTH,
+    note_changes,
+)
+
+# What decides which rows go.
+TTL = 0  # clock ticks without a push; 0 = any number
+BELOW = 1  # score; 0 = any score
+LOG_DECAY = 2  # of a score in one tick
+BY_SCORE = 3  # 1 = the lowest scores go first, 0 = the oldest pushes
+RULES = 4
+
+_32 = np.uint64(32)
+_OLDEST = np.uint64(0xFFFFFFFE)
+_NEVER = np.uint64(0xFFFFFFFFFFFFFFFF)  # rank of a pinned row
+
+
+@kernel("float64(float64, float64, float64)")
+def decayed(score: float, ticks: float, log_decay: float) -> float:
+    """A score so many ticks later."""
+    return score * np.exp(log_decay * ticks) if log_decay != 0.0 else score
+
+
+@kernel("void(int64[::1], int64[::1], int64, float32[::1], float64)")
+def touch(descriptor: Ints, slots_U: Ints, clock: int, pushes_U: Rows, log_decay: float) -> None:
+    """Counts pushes of rows at a clock: `pushes`, or one each if it is empty."""
+    addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
+    shift, width, at = descriptor[SHIFT], descriptor[WIDTH], descriptor[COUNTERS]
+    for i in range(slots_U.size):
+        prefetch_record(addresses, shift, width, slots_U, i)
+        row = record(addresses, shift, width, slots_U[i])
+        last = row.view(np.uint32)
+        score = decayed(np.float64(row[at + 1]), np.float64(clock - np.int64(last[at])), log_decay)
+        row[at + 1] = np.float32(score + (pushes_U[i] if pushes_U.size else 1.0))
+        last[at] = np.uint32(clock)
+
+
+@kernel("void(int64[::1], int64)")
+def reset_counters(descriptor: Ints, first: int) -> None:
+    """Zeros the counters of rows in slots from `first` on, which are new."""
+    addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
+    at = descriptor[COUNTERS]
+    for slot in range(first, descriptor[COUNT]):
+        row = record(addresses, descriptor[SHIFT], descriptor[WIDTH], slot)
+        row[at] = row[at + 1] = np.float32(0.0)
+
+
+@kernel("int64(int64[::1], int64, int64[::1], int64, int64[::1], int64)")
+def count_rows(descriptor: Ints, first: int, counts_B: Ints, capacity: int, over_B: Ints, num_over: int) -> int:
+    """Adds the rows in slots from `first` on to the rows of their buckets, and appends the buckets that begin to exceed
+    `capacity` to `over`. Returns their number."""
+    addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
+    for slot in range(first, descriptor[COUNT]):
+        b = bucket(id_of(addresses, descriptor[SHIFT], descriptor[WIDTH], slot))
+        counts_B[b] += 1
+        if counts_B[b] == capacity + 1:
+            over_B[num_over] = b
+            num_over += 1
+    return num_over
+
+
+@kernel(
+    "int64(int64[::1], int64[::1], uint64, int64[::1], int64, int64, float64[::1], int64[::1], int64, int64,"
+    " int64[::1])"
+)
+def lowest(
+    descriptor: Ints,
+    buckets_O: Ints,
+    factor: np.uint64,
+    counts_B: Ints,
+    first_bucket: int,
+    clock: int,
+    rules: Float64s,
+    pinned: Ids,
+    capacity: int,
+    cut: int,
+    slots: Ints,
+) -> int:
+    """The slots of the lowest rows of each bucket with more rows than `capacity`, down to `cut` below it, and their
+    number. Rows of equal rank go by their placement keys, which are the same on any number of servers."""
+    entries = carray(pointer(descriptor[ENTRIES]), (descriptor[NUM_ENTRIES],), np.uint64)
+    old = carray(pointer(descriptor[OLD]), (descriptor[NUM_OLD],), np.uint64)
+    addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
+    shift, width, at = descriptor[SHIFT], descriptor[WIDTH], descriptor[COUNTERS]
+    count = 0
+    score_word = np.empty(1, np.float32)
+    score_bits = score_word.view(np.uint32)
+    for o in range(buckets_O.size):
+        begin = np.uint64(buckets_O[o] - first_bucket) * factor
+        slots_U = np.empty(counts_B[buckets_O[o]], np.int64)
+        found = min(slots_between(entries, old, begin, begin + factor, slots_U), slots_U.size)
+        if found <= capacity:
+            continue
+        excess = found - capacity + cut
+        ranks_U, keys_U = np.empty(found, np.uint64), np.empty(found, np.uint64)
+        for i in range(found):
+            prefetch_record(addresses, shift, width, slots_U, i)
+            row = record(addresses, shift, width, slots_U[i])
+            age = clock - np.int64(row.view(np.uint32)[at])
+            score_word[0] = np.float32(decayed(np.float64(row[at + 1]), np.float64(age), rules[LOG_DECAY]))
+            young = _OLDEST - np.uint64(age)
+            score = np.uint64(score_bits[0])
+            ranks_U[i] = score << _32 | young if rules[BY_SCORE] != 0.0 else young << _32 | score
+            id_ = row.view(np.int64)[0]
+            keys_U[i] = mix(np.uint64(id_))
+            place = np.searchsorted(pinned, id_)
+            if place < pinned.size and pinned[place] == id_:
+                ranks_U[i] = _NEVER
+        highest = np.sort(ranks_U)[excess - 1]
+        if highest == _NEVER:
+            continue
+        ties = np.sort(keys_U[ranks_U == highest])
+        last_key = ties[excess - 1 - (ranks_U < highest).sum()]
+        for i in range(found):
+            if ranks_U[i] < highest or (ranks_U[i] == highest and keys_U[i] <= last_key):
+                slots[count] = slots_U[i]
+                count += 1
+    return count
+
+
+@kernel("void(int64[::1], int64[::1], int64, float64[::1], boolean[::1])")
+def judge(descriptor: Ints, slots_U: Ints, clock: int, rules: Float64s, gone_U: Bools) -> None:
+    """Which rows go by age or score."""
+    addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
+    shift, width, at = descriptor[SHIFT], descriptor[WIDTH], descriptor[COUNTERS]
+    for i in range(slots_U.size):
+        prefetch_record(addresses, shift, width, slots_U, i)
+        row = record(addresses, shift, width, slots_U[i])
+        age = clock - np.int64(row.view(np.uint32)[at])
+        score = decayed(np.float64(row[at + 1]), np.float64(age), rules[LOG_DECAY])
+        gone_U[i] = (rules[TTL] > 0.0 and age > rules[TTL]) or score < rules[BELOW]
+
+
+@kernel("void(int64[::1], int64[::1], int64[::1])")
+def ids_of(descriptor: Ints, slots_U: Ints, ids_U: Ids) -> None:
+    addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
+    for i in range(slots_U.size):
+        prefetch_record(addresses, descriptor[SHIFT], descriptor[WIDTH], slots_U, i)
+        ids_U[i] = id_of(addresses, descriptor[SHIFT], descriptor[WIDTH], slots_U[i])
+
+
+@kernel("void(int64[::1], int64[::1], int64[::1], int64[::1])")
+def remove_rows(descriptor: Ints, images: Ints, slots_U: Ints, counts_B: Ints) -> None:
+    """Removes rows, in falling order of their slots. The last row takes the place of each. A snapshot keeps both as
+    they were (there is room), and the one that moves counts as changed. `counts`: rows of each bucket; empty = not
+    counted."""
+    entries = carray(pointer(descriptor[ENTRIES]), (descriptor[NUM_ENTRIES],), np.uint64)
+    old = carray(pointer(descriptor[OLD]), (descriptor[NUM_OLD],), np.uint64)
+    addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
+    changed = carray(pointer(descriptor[CHANGED]), (descriptor[NUM_CHANGED],), np.uint8)
+    shift, width = descriptor[SHIFT], descriptor[WIDTH]
+    both = np.empty(2, np.int64)
+    for i in range(slots_U.size):
+        slot, last = slots_U[i], descriptor[COUNT] - 1
+        if images[SNAPSHOT_ROWS]:
+            both[0], both[1] = slot, last
+            keep(images, addresses, shift, width, both[:1] if slot == last else both)
+        if counts_B.size:
+            counts_B[bucket(id_of(addresses, shift, width, slot))] -= 1
+        remove(entries, old, addresses, shift, width, slot, last)
+        if changed.size and slot != last:
+            changed[slot >> 3] |= np.uint8(1 << (slot & 7))
+        descriptor[COUNT] = last
+
+
+@kernel("void(int64[::1], int64[::1], int64[::1])")
+def forget_moved(descriptor: Ints, ids_U: Ids, slots_U: Ints) -> None:
+    """-1 for remembered slots that now have another row, or none."""
+    addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
+    shift, width, count = descriptor[SHIFT], descriptor[WIDTH], descriptor[COUNT]
+    for i in range(slots_U.size):
+        prefetch_record(addresses, shift, width, slots_U, i)
+        slot = slots_U[i]
+        if slot >= count or (slot >= 0 and id_of(addresses, shift, width, slot) != ids_U[i]):
+            slots_U[i] = -1
+
+
+@kernel("void(int64[::1], int64[::1], int64[::1], boolean)")
+def find_rows(descriptor: Ints, ids_U: Ids, slots_U: Ints, found: bool) -> None:
+    """The slots of ids, -1 where there is no row. `found`: `slots` has those of an earlier pull."""
+    entries = carray(pointer(descriptor[ENTRIES]), (descriptor[NUM_ENTRIES],), np.uint64)
+    old = carray(pointer(descriptor[OLD]), (descriptor[NUM_OLD],), np.uint64)
+    addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
+    if not found:
+        find(entries, old, ids_U, addresses, descriptor[SHIFT], descriptor[WIDTH], slots_U)
+        return
+    forget_moved(descriptor, ids_U, slots_U)
+    for i in range(slots_U.size):
+        if slots_U[i] < 0:
+            find(entries, old, ids_U[i : i + 1], addresses, descriptor[SHIFT], descriptor[WIDTH], slots_U[i : i + 1])
+
+
+@kernel("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], float32[::1])")
+def count_pushes(
+    tables_S: Ints, starts_S1: Ints, ids_V: Ids, tables_P: Ints, starts_P1: Ints, ids_P: Ids, pushes_V: Rows
+) -> None:
+    """Adds 1 for each id of sections that a push has; all its sections and ids are among them."""
+    s = 0
+    for p in range(tables_P.size):
+        while tables_S[s] != tables_P[p]:
+            s += 1
+        at = starts_S1[s]
+        for i in range(starts_P1[p], starts_P1[p + 1]):
+            while ids_V[at] != ids_P[i]:
+                at += 1
+            pushes_V[at] += np.float32(1.0)
+
+
+@kernel("void(int64[::1], uint64, int64, float64, boolean[::1])")
+def draw(ids_U: Ids, key: np.uint64, step: int, chance: float, drawn_U: Bools) -> None:
+    """True with a chance, by a hash of (key, id, step)."""
+    base = mix(key ^ mix(np.uint64(step) + GOLDEN))
+    for i in range(ids_U.size):
+        bits = mix(base ^ mix(np.uint64(ids_U[i]) + GOLDEN))
+        drawn_U[i] = np.float64(bits >> np.uint64(11)) * 2.0**-53 < chance
+
+
+@kernel("int64(int64[::1], int64[::1], boolean[::1], int64[::1], float32[::1], int64[::1], int64[::1], float32[::1])")
+def compact(
+    starts_S1: Ints, dims_S: Ints, kept_V: Bools, ids_V: Ids, values: Rows, slots_V: Ints, ends_S1: Ints, out: Rows
+) -> int:
+    """Moves the ids and slots that are kept to the front, and copies their values to `out`; where the sections then
+    begin. Returns the number of values."""
+    to = at_value = to_value = 0
+    for s in range(dims_S.size):
+        dim = dims_S[s]
+        ends_S1[s] = to
+        for i in range(starts_S1[s], starts_S1[s + 1]):
+            if kept_V[i]:
+                ids_V[to], slots_V[to] = ids_V[i], slots_V[i]
+                out[to_value : to_value + dim] = values[at_value : at_value + dim]
+                to += 1
+                to_value += dim
+            at_value += dim
+    ends_S1[dims_S.size] = to
+    return to_value
+
+
+@kernel("void(int64[::1], int64[::1], int64[::1], int64, float32[::1], float32[::1])")
+def count_candidates(descriptor: Ints, images: Ints, slots_U: Ints, clock: int, pushes_U: Rows, counts_U: Rows) -> None:
+    """`touch` for rows that only count, with their counts afterwards. A snapshot keeps them as they were (there is
+    room)."""
+    addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
+    shift, width = descriptor[SHIFT], descriptor[WIDTH]
+    if images[SNAPSHOT_ROWS]:
+        keep(images, addresses, shift, width, slots_U)
+    if descriptor[NUM_CHANGED]:
+        note_changes(descriptor, slots_U)
+    touch(descriptor, slots_U, clock, pushes_U, 0.0)
+    for i in range(slots_U.size):
+        counts_U[i] = record(addresses, shift, width, slots_U[i])[descriptor[COUNTERS] + 1]
+
+
+@kernel("void(int64[::1], int64[::1], uint32[:,::1])")
+def write_counters(descriptor: Ints, slots_U: Ints, counters_U2: UInt32s) -> None:
+    addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
+    at = descriptor[COUNTERS]
+    for i in range(slots_U.size):
+        words = record(addresses, descriptor[SHIFT], descriptor[WIDTH], slots_U[i]).view(np.uint32)
+        words[at], words[at + 1] = counters_U2[i, 0], counters_U2[i, 1]

@@ -1,0 +1,295 @@
+"""Tables with admission and eviction against plain dicts, over pushes, snapshots, increments and reloads."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
+from shardkeep.ps.config import SgdConfig, TableSpec
+from shardkeep.ps.init_config import InitConfig
+from shardkeep.ps.placement import BUCKETS, bucket_of, buckets_of, keys_of
+from shardkeep.ps.policy_config import AdmitConfig, EvictConfig
+from shardkeep.ps.shard.snapshot import walk
+from shardkeep.ps.shard.snapshot.files import load_snapshots, write_snapshot
+from shardkeep.ps.shard.tables import Gradients, Tables
+from tests.support.marked_tables import Between
+from tests.support.one_table import ids_in, records_of
+from tests.support.tables import gradients
+
+DIM = 2
+LEAST = 64 * BUCKETS
+"""The smallest capacity of a table."""
+
+
+@functools.cache
+def bucket(id_: int) -> int:
+    return int(bucket_of(np.array([id_]))[0])
+
+
+def spec_of(admit: dict[str, Any] | None, evict: dict[str, Any] | None) -> TableSpec:
+    return TableSpec(
+        name="t",
+        dim=DIM,
+        optimizer=SgdConfig(lr=1.0),
+        init=InitConfig(name="zeros"),
+        admit=None if admit is None else AdmitConfig(**admit),
+        evict=None if evict is None else EvictConfig(**evict),
+    )
+
+
+@dataclass
+class Row:
+    value: float
+    clock: int
+    score: float
+
+
+@dataclass
+class Model:
+    """What a table with policies does, in plain Python: SGD with rate 1."""
+
+    spec: TableSpec
+    rows: dict[int, Row] = field(default_factory=dict)
+    counts: dict[int, Row] = field(default_factory=dict)
+    evicted: int = 0
+
+    def apply(self, pushes: list[dict[int, float]], step: int) -> None:
+        admit, evict = self.spec.admit, self.spec.evict
+        for id_ in sorted({id_ for push in pushes for id_ in push}):
+            times = sum(id_ in push for push in pushes)
+            if id_ not in self.rows and admit is not None and admit.min_count > 1:
+                counted = self.counts.setdefault(id_, Row(0.0, 0, 0.0))
+                counted.score, counted.clock = counted.score + times, step
+                if counted.score < admit.min_count:
+                    continue
+                del self.counts[id_]
+            row = self.rows.setdefault(id_, Row(0.0, 0, 0.0))
+            row.value -= float(np.float32(sum(push.get(id_, 0.0) for push in pushes)))
+            if evict is not None:
+                row.score = float(np.float32(self.score(row, step) + times))
+                row.clock = step
+        if evict is not None:
+            self.expire(self.rows, evict, step)
+            self.cut(evict, step)
+        if admit is not None and admit.min_count > 1:
+            window = EvictConfig(ttl_steps=admit.window_steps, sweep_steps=min(admit.window_steps, 1024))
+            self.expire(self.counts, window, step)
+
+    def score(self, row: Row, step: int) -> float:
+        assert self.spec.evict is not None
+        log_decay = math.log(self.spec.evict.decay) / self.spec.evict.decay_steps
+        return float(row.score * np.exp(log_decay * (step - row.clock)))
+
+    def expire(self, rows: dict[int, Row], evict: EvictConfig, step: int) -> None:
+        share, period = step % evict.sweep_steps, evict.sweep_steps
+        for id_, row in list(rows.items()):
+            if not share * BUCKETS // period <= bucket(id_) < (share + 1) * BUCKETS // period:
+                continue
+            old = evict.ttl_steps is not None and step - row.clock > evict.ttl_steps
+            low = evict.delete_below is not None and self.score(row, step) < evict.delete_below
+            if (old or low) and id_ not in evict.pinned:
+                del rows[id_]
+                self.evicted += rows is self.rows
+
+    def cut(self, evict: EvictConfig, step: int) -> None:
+        capacity = (evict.max_rows or 0) // BUCKETS
+        if not capacity:
+            return
+        ids = np.array(list(self.rows), dtype=np.int64)
+        buckets, keys = bucket_of(ids), keys_of(ids)
+        for bucket in np.unique(buckets):
+            inside = [int(i) for i in np.flatnonzero(buckets == bucket)]
+            if len(inside) <= capacity:
+                continue
+
+            def rank(i: int) -> tuple[float, ...]:
+                row = self.rows[int(ids[i])]
+                score = np.float32(self.score(row, step))
+                return (score, row.clock, keys[i]) if evict.policy == "lfu" else (row.clock, score, keys[i])
+
+            excess = len(inside) - (capacity - capacity // 8)
+            for i in sorted(inside, key=rank)[:excess]:
+                if int(ids[i]) not in evict.pinned:
+                    del self.rows[int(ids[i])]
+                    self.evicted += 1
+
+
+def push_of(push: dict[int, float]) -> Gradients:
+    ids = np.array(sorted(push), dtype=np.int64)
+    return gradients({0: (ids, np.array([[push[int(i)]] * DIM for i in ids], np.float32).reshape(-1, DIM))})
+
+
+def rows_of(tables: Tables) -> dict[int, tuple[float, int, float]]:
+    """Value, clock and score of each row; without counters, zeros."""
+    return contents(tables, 0)
+
+
+def contents(tables: Tables, t: int) -> dict[int, tuple[float, int, float]]:
+    table = tables[t]
+    records = records_of(table.records, table.num_rows)
+    ids = ids_in(table.records, table.num_rows).tolist()
+    at = table.layout.first_counter
+    clocks = records.view(np.uint32)[:, at] if table.layout.num_counters else np.zeros(len(ids))
+    scores = records[:, at + 1] if table.layout.num_counters else np.zeros(len(ids))
+    values = records[:, 2] if table.layout.dim else np.zeros(len(ids))
+    return {i: (float(v), int(c), float(s)) for i, v, c, s in zip(ids, values, clocks, scores, strict=True)}
+
+
+SPECS = {
+    "ttl": spec_of(None, {"ttl_steps": 3, "sweep_steps": 2}),
+    "score": spec_of(None, {"delete_below": 0.7, "decay": 0.5, "decay_steps": 2, "sweep_steps": 1}),
+    "admit": spec_of({"min_count": 3, "window_steps": 4}, None),
+    "lfu": spec_of(None, {"max_rows": LEAST, "pinned": (3, 1000)}),
+    "lru": spec_of(None, {"max_rows": LEAST, "policy": "lru"}),
+    "all": spec_of(
+        {"min_count": 2, "window_steps": 6},
+        {
+            "ttl_steps": 20,
+            "decay": 0.9,
+            "decay_steps": 1,
+            "delete_below": 0.3,
+            "sweep_steps": 3,
+            "pinned": (5,),
+            "max_rows": LEAST,
+        },
+    ),
+}
+FEW = np.arange(600_000, dtype=np.int64)
+UNIVERSE = np.concatenate([FEW[bucket_of(FEW) < 2], FEW[:50]])
+"""Ids of two buckets, about 150 each, and of others."""
+
+
+@pytest.mark.parametrize("name", sorted(SPECS))
+@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("found", [False, True], ids=["looked up", "slots of the pull"])
+def test_tables_with_policies_do_as_the_model(name: str, servers: int, found: bool) -> None:
+    spec, rng = SPECS[name], np.random.default_rng(7)
+    shards = [Tables([spec], seed=3, buckets=buckets_of(s, servers)) for s in range(servers)]
+    model = Model(spec)
+    for step in range(120):
+        pushes = [
+            {int(i): float(rng.integers(-3, 4)) for i in rng.choice(UNIVERSE, rng.integers(1, 60), replace=False)}
+            for _ in range(1 if found else 2)
+        ]
+        model.apply(pushes, step)
+        for s, tables in enumerate(shards):
+            mine = [{i: g for i, g in push.items() if bucket(i) * servers // BUCKETS == s} for push in pushes]
+            made = [push_of(push) for push in mine]
+            if found:
+                pulled = tables.pull(made[0].sections, np.empty_like(made[0].values))
+                made = [Gradients(made[0].sections, made[0].values, pulled)]
+            tables.apply(made, step=step)
+        if step % 6 and step < 119:
+            continue
+        have = {id_: row for tables in shards for id_, row in rows_of(tables).items()}
+        assert {id_: row[0] for id_, row in have.items()} == {id_: row.value for id_, row in model.rows.items()}
+        if spec.evict is not None:
+            assert {i: row[1] for i, row in have.items()} == {i: row.clock for i, row in model.rows.items()}
+            scores = {i: pytest.approx(row.score, rel=1e-5) for i, row in model.rows.items()}
+            assert {i: row[2] for i, row in have.items()} == scores
+        if spec.admit is not None:
+            counts = {i: row[1:] for tables in shards for i, row in contents(tables, 1).items()}
+            assert counts == {i: (row.clock, row.score) for i, row in model.counts.items()}
+    assert model.evicted > 20 or spec.evict is None
+    assert sum(tables[0].evicted_rows for tables in shards) == model.evicted
+
+
+@dataclass
+class Servers:
+    """Some servers with the same pushes, and their checkpoints."""
+
+    spec: TableSpec
+    checkpoints: Checkpoints
+    shards: list[Tables]
+    rng: np.random.Generator
+    step: int = 0
+    last: Checkpoint | None = None
+
+    def push(self) -> None:
+        push = {int(i): float(self.rng.integers(-3, 4)) for i in self.rng.choice(UNIVERSE, 40, replace=False)}
+        for s, tables in enumerate(self.shards):
+            mine = {i: g for i, g in push.items() if bucket(i) * len(self.shards) // BUCKETS == s}
+            tables.apply([push_of(mine)], step=self.step)
+        self.step += 1
+
+    def digest(self) -> list[int]:
+        return [sum(tables[t].digest() for tables in self.shards) % (1 << 128) for t in range(len(self.shards[0]))]
+
+    def saved(self, *, increment: bool, complete: bool = True) -> list[int]:
+        """The digests at the instant of a checkpoint, which is written while others push."""
+        base = self.last if increment else None
+        partial, at_mark = self.checkpoints.begin(self.step), self.digest()
+        marks = [tables.snapshot("" if base is None else base.id) for tables in self.shards]
+        step = self.step
+        files = [file for s, mark in enumerate(marks) for file in write_snapshot(mark, partial, shard=s)]
+        if complete:
+            self.last = self.checkpoints.commit(step, files, {}, base=base)
+            for tables in self.shards:
+                tables.changed.complete(self.last.id)
+        return at_mark
+
+    def loaded(self, count: int) -> Servers:
+        assert self.last is not None
+        shards = [Tables([self.spec], seed=3, buckets=buckets_of(s, count)) for s in range(count)]
+        for s, tables in enumerate(shards):
+            load_snapshots(tables, self.last, shard=s, num_shards=count)
+            tables.changed.follow(self.last.id)
+        rng = np.random.default_rng(0)
+        rng.bit_generator.state = self.rng.bit_generator.state
+        return Servers(self.spec, self.checkpoints, shards, rng, self.step, self.last)
+
+
+@pytest.mark.parametrize("name", sorted(SPECS))
+@pytest.mark.parametrize(("then", "now"), [(1, 1), (2, 3), (3, 1)])
+def test_checkpoints_hold_what_was_there_while_rows_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, then: int, now: int
+) -> None:
+    spec = SPECS[name]
+    servers = Servers(
+        spec,
+        Checkpoints(tmp_path),
+        [Tables([spec], seed=3, buckets=buckets_of(s, then)) for s in range(then)],
+        np.random.default_rng(11),
+    )
+    for tables in servers.shards:
+        tables.changed.follow("")
+    monkeypatch.setattr(walk, "ROWS_AT_ONCE", 20)
+    for turn in range(12):
+        for _ in range(9):
+            servers.push()
+        monkeypatch.setattr(walk, "time", Between(servers.push))
+        before = servers.step
+        at_mark = servers.saved(increment=turn % 4 > 0, complete=turn % 4 != 2)
+        assert servers.step > before + 1
+        if turn % 4 == 2:  # the next increment has its changes, too
+            continue
+        found = servers.loaded(now)
+        assert found.digest() == at_mark
+        found.step = before
+        assert found.shards[0].digests().keys() == servers.shards[0].digests().keys()
+
+
+@pytest.mark.parametrize("name", sorted(SPECS))
+def test_a_reloaded_server_decides_as_the_one_before(tmp_path: Path, name: str) -> None:
+    spec = SPECS[name]
+    servers = Servers(spec, Checkpoints(tmp_path), [Tables([spec], seed=3)], np.random.default_rng(5))
+    servers.shards[0].changed.follow("")
+    for turn in range(8):
+        for _ in range(9):
+            servers.push()
+        servers.saved(increment=turn > 0)
+        others = servers.loaded(3)
+        for _ in range(30):
+            others.push()
+        state = servers.rng.bit_generator.state
+        for _ in range(30):
+            servers.push()
+        assert others.digest() == servers.digest()
+        assert servers.rng.bit_generator.state != state
