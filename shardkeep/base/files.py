@@ -44,6 +44,17 @@ def atomic_write(path: str | Path, content: str | bytes, *, private: bool = Fals
         raise
 
 
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Puts a file's name into an OSError that has none: of a write to an open file, as on a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+
+
 def make_folder(path: str | Path) -> None:
     """Makes a folder and those above it that are missing; nobody but their owner can write them, with any umask.
     Raises OSError."""

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from shardkeep.base.errors import CheckpointError, UserError
+from shardkeep.base.files import naming
 
 PROGRAM = "tower.pt2"
 _SAMPLES = 16
@@ -34,6 +35,8 @@ _ENTRIES = re.compile(
     r"|data/constants/(tensor_\d+|model_constants_config\.json))"
 )
 """Entries of an archive. torch reads others by pickle."""
+_ENCRYPTED = 1
+"""A flag of an entry."""
 
 
 def write_program(path: Path, model: nn.Module, num_dense: int, features: Mapping[str, int]) -> None:
@@ -53,7 +56,8 @@ def write_program(path: Path, model: nn.Module, num_dense: int, features: Mappin
         raise UserError(f"the model cannot become a program of torch.export: {type(error).__name__}: {why}") from error
     whole = io.BytesIO()  # torch ends the process where a disk is full
     torch.export.save(program, whole)
-    _copy(whole, path)
+    with naming(path):
+        _copy(whole, path)
     _check(path)
 
 
@@ -93,9 +97,11 @@ def _check(path: Path) -> None:
                 pickled = _SAMPLE_INPUTS in entry.filename and entry.file_size
                 if pickled or not _ENTRIES.fullmatch(entry.filename):
                     raise CheckpointError(f"{path}: has an entry that is not read ({entry.filename[:80]})")
+                if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & _ENCRYPTED:
+                    raise CheckpointError(f"{path}: {entry.filename} is compressed or encrypted, which is not read")
                 if entry.filename.endswith("_config.json") and _has_pickle(json.loads(archive.read(entry))):
-                    raise CheckpointError(f"{path}: an entry is marked as a pickle, which is not read")
-    except (OSError, ValueError, RecursionError, zipfile.BadZipFile) as error:
+                    raise CheckpointError(f"{path}: {entry.filename} marks an entry as a pickle, which is not read")
+    except (OSError, ValueError, EOFError, RecursionError, NotImplementedError, zipfile.BadZipFile) as error:
         raise CheckpointError(f"{path}: is no archive of torch.export ({error})") from error
 
 

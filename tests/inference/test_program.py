@@ -1,0 +1,169 @@
+"""Archives of programs: what torch would read by pickle is refused by name, before torch reads it."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from shardkeep.base.errors import CheckpointError
+from shardkeep.inference.export.program import read_program, write_program
+
+WEIGHTS, CONSTANTS = (
+    "archive/data/weights/model_weights_config.json",
+    "archive/data/constants/model_constants_config.json",
+)
+
+
+class Net(nn.Module):
+    """Has a parameter, a buffer and a constant."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 1)
+        self.register_buffer("shift", torch.tensor(0.25))
+        self.fixed = torch.tensor([1.0, 2.0])
+
+    def forward(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
+        logits_BT: torch.Tensor = self.layer(torch.cat([dense_BI, *embeddings.values()], dim=1))
+        return logits_BT + self.shift + self.fixed.sum()
+
+
+class Trap:
+    """Leaves a file behind where it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (self.path,))
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("program") / "tower.pt2"
+    write_program(path, Net(), 2, {"user": 2})
+    return path
+
+
+Entries = dict[str, bytes]
+
+
+def changed(program: Path, to: Path, change: Callable[[Entries], Any], method: int = zipfile.ZIP_STORED) -> Path:
+    """A copy of an archive with other entries."""
+    with zipfile.ZipFile(program) as source:
+        entries = {name: source.read(name) for name in source.namelist()}
+    change(entries)
+    with zipfile.ZipFile(to, "w", method) as target:
+        for name, content in entries.items():
+            target.writestr(name, content)
+    return to
+
+
+def marked(config: str, weight: str, trap: bytes, **fields: Any) -> Callable[[Entries], None]:
+    """The settings of a weight are changed, and its bytes are a pickle."""
+
+    def change(entries: Entries) -> None:
+        record = json.loads(entries[config])
+        told = record["config"][weight]
+        entries[f"{Path(config).parent}/{told['path_name']}"] = trap
+        told.update(fields)
+        entries[config] = json.dumps(record).encode()
+
+    return change
+
+
+def test_an_archive_that_is_written_again_scores_as_before(program: Path, tmp_path: Path) -> None:
+    again = changed(program, tmp_path / "again.pt2", lambda _: None)
+    inputs = (torch.rand(5, 2), {"user": torch.rand(5, 2)})
+    assert torch.equal(read_program(again)(*inputs), read_program(program)(*inputs))
+
+
+@pytest.mark.parametrize("mark", [True, 1, "no", [0], {"a": 0}, 0.5], ids=repr)
+@pytest.mark.parametrize(("config", "weight"), [(WEIGHTS, "shift"), (CONSTANTS, "fixed")], ids=["weight", "constant"])
+def test_an_entry_with_any_mark_of_a_pickle_is_refused(
+    program: Path, tmp_path: Path, config: str, weight: str, mark: Any
+) -> None:
+    trap = pickle.dumps(Trap(tmp_path / "sprung"))
+    crafted = changed(program, tmp_path / "crafted.pt2", marked(config, weight, trap, use_pickle=mark))
+    with pytest.raises(CheckpointError, match=rf"{Path(config).name} marks an entry as a pickle, which is not read$"):
+        read_program(crafted)
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize("name", ["custom_obj_0", "opaque_obj_0", "../weights/weight_0", "tensor_0x", "", 7, None])
+def test_an_entry_of_another_kind_than_numbers_is_refused(program: Path, tmp_path: Path, name: Any) -> None:
+    trap = pickle.dumps(Trap(tmp_path / "sprung"))
+    crafted = changed(program, tmp_path / "crafted.pt2", marked(CONSTANTS, "fixed", trap, path_name=name))
+    with pytest.raises(CheckpointError, match=r"model_constants_config\.json marks an entry as a pickle"):
+        read_program(crafted)
+    assert not (tmp_path / "sprung").exists()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "archive/data/weights/model.pt",
+        "archive/data/constants/model.pt",
+        "archive/data/sample_inputs/other.pt",
+        "archive/data/constants/custom_obj_0",
+        "archive/data/aotinductor/model/model.so",
+        "archive/extra/notes",
+        "serialized_state_dict.pt",
+        "version",
+    ],
+)
+def test_an_entry_of_an_older_or_another_form_is_refused_by_name(program: Path, tmp_path: Path, name: str) -> None:
+    trap = pickle.dumps(Trap(tmp_path / "sprung"))
+    crafted = changed(program, tmp_path / "crafted.pt2", lambda entries: entries.update({name: trap}))
+    with pytest.raises(CheckpointError) as raised:
+        read_program(crafted)
+    assert str(raised.value) == f"{crafted}: has an entry that is not read ({name})"
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_sample_inputs_are_refused(program: Path, tmp_path: Path) -> None:
+    name = "archive/data/sample_inputs/model.pt"
+    crafted = changed(program, tmp_path / "crafted.pt2", lambda entries: entries.update({name: b"cos\nsystem\n"}))
+    with pytest.raises(CheckpointError, match=rf"has an entry that is not read \({name}\)"):
+        read_program(crafted)
+
+
+def test_an_archive_is_neither_compressed_nor_encrypted(program: Path, tmp_path: Path) -> None:
+    compressed = changed(program, tmp_path / "small.pt2", lambda _: None, zipfile.ZIP_DEFLATED)
+    encrypted = tmp_path / "secret.pt2"
+    content = bytearray(program.read_bytes())
+    for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        at = -1
+        while (at := content.find(signature, at + 1)) >= 0:
+            content[at + flags] |= 1
+    encrypted.write_bytes(content)
+    for crafted in (compressed, encrypted):
+        with pytest.raises(CheckpointError, match="is compressed or encrypted, which is not read"):
+            read_program(crafted)
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"PK", b"{" * 5000, json.dumps({"config": 7}).encode(), b"[" * 200_000, b"\xff", b"{}"]
+)
+def test_settings_of_weights_that_are_none_give_one_line(program: Path, tmp_path: Path, content: bytes) -> None:
+    crafted = changed(program, tmp_path / "crafted.pt2", lambda entries: entries.update({WEIGHTS: content}))
+    with pytest.raises(CheckpointError, match=r"^\S+crafted\.pt2: [^\n]+$"):
+        read_program(crafted)
+
+
+def test_a_damaged_archive_gives_one_line(program: Path, tmp_path: Path) -> None:
+    content, crafted = program.read_bytes(), tmp_path / "crafted.pt2"
+    for keep in (0, 1, 100, len(content) // 2, len(content) - 1):
+        crafted.write_bytes(content[:keep])
+        with pytest.raises(CheckpointError, match=r"^\S+crafted\.pt2: [^\n]+$"):
+            read_program(crafted)
+    with pytest.raises(CheckpointError, match=r"none\.pt2: is no archive of torch\.export"):
+        read_program(tmp_path / "none.pt2")
