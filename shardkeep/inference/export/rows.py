@@ -26,6 +26,7 @@ import xxhash
 
 from shardkeep.base.arrays import Floats, Ids, Rows
 from shardkeep.base.errors import CheckpointError, UserError
+from shardkeep.base.files import naming
 from shardkeep.inference.sorted_rows import MOST_BITS, SortedTable, offsets_of
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.shard.snapshot.array_file import HEADER_BYTES, ArrayFile
@@ -98,21 +99,24 @@ def write_rows(
             if format != "fp32" and not np.isfinite(rows_ND).all():
                 raise UserError(f"--rows {format}: table {spec.name} has values that are not finite; allowed: fp32")
             stored_ND, scales_N = _stored(rows_ND, format)
-            rows_file.extend("rows", stored_ND)
+            with naming(rows_path):
+                rows_file.extend("rows", stored_ND)
             ids_parts.append(ids_N)
             scales_parts.append(scales_N)
-        rows_file.finish()
+        with naming(rows_path):
+            rows_file.finish()
     finally:
         rows_file.close()
     ids_N = np.concatenate(ids_parts)
     offsets = offsets_of(ids_N)
     index_file = ArrayFile(index_path)
     try:
-        index_file.add("ids", ids_N)
-        index_file.add("offsets", offsets)
-        if format == "int8":
-            index_file.add("scales", np.concatenate(scales_parts))
-        index_file.finish()
+        with naming(index_path):
+            index_file.add("ids", ids_N)
+            index_file.add("offsets", offsets)
+            if format == "int8":
+                index_file.add("scales", np.concatenate(scales_parts))
+            index_file.finish()
     finally:
         index_file.close()
     return TableRecord(spec, ids_N.size, format, (offsets.size - 1).bit_length() - 1, _hash(offsets))
