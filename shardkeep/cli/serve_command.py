@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from shardkeep.base.log import configure
 from shardkeep.cli.exits import run_command
 from shardkeep.cli.model_commands import Model, ready_to_score
 from shardkeep.cli.options import Debug, TlsFolder, complete_run, path, which_checkpoint
@@ -74,6 +76,7 @@ def serve(
         )
 
     def body() -> int:
+        configure("serve", 0, level=logging.WARNING)
         settings = _settings(listen, http, max_delay_ms, max_batch, max_queue, max_message_mb, token_file, tls)
         with ready_to_score(model):
             import torch

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from shardkeep.base.errors import CheckpointError
-from shardkeep.base.log import EventLog
 from shardkeep.base.machine.memory import memory_errors
 from shardkeep.inference.sorted_rows import SortedRows, SortedTable
 from shardkeep.inference.trained import Trained, needed_inputs, trained_of_checkpoint
@@ -23,8 +21,6 @@ MOST_LAYERS = 8
 """Layers that a lookup may go through; more become one."""
 AGAIN_S = 30.0
 """After which a checkpoint that could not be read is tried again."""
-
-_log = EventLog("follow")
 
 
 @dataclass(frozen=True)
@@ -47,9 +43,9 @@ class Follower:
     A job deletes old checkpoints while this reads. What is gone then is left out: the next look begins with the newest
     one, and reads all rows where its chain is not known."""
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, clock: Callable[[], float] = time.monotonic) -> None:
         """Raises UserError: it is no run folder."""
-        self._run = run
+        self._run, self._clock = run, clock
         config_of(run)
         self.step = 0
         """The step of the model that `look` returned last; 0 = none yet."""
@@ -59,27 +55,31 @@ class Follower:
 
     def look(self) -> Followed | None:
         """The newest model, None = it is the one that `look` returned before, or there is none yet. Blocks while rows
-        are read. A checkpoint that cannot be read is logged, and tried again half a minute later."""
-        try:
-            config = config_of(self._run)
-            checkpoint = checkpoints_of(config, self._run).latest()
-            if checkpoint is None or not checkpoint.step or [checkpoint.id] == self._chain[-1:]:
-                return None
-            if checkpoint.id == self._unread and time.monotonic() < self._again_s:
-                return None
-            self._unread, self._again_s = checkpoint.id, time.monotonic() + AGAIN_S
-            written_s = (checkpoint.folder / "manifest.json").stat().st_mtime
-            inputs = needed_inputs(config, checkpoint)
-            schema = inputs.layout.schema
-            with memory_errors("the rows of the run that is followed"):
-                rows, full = self._read(table_specs(config, schema), checkpoint, seed=config.seed)
-            trained = trained_of_checkpoint(config, checkpoint, schema, inputs, rows)
-        except (CheckpointError, OSError) as error:
-            _log.warning("a checkpoint cannot be read", run=str(self._run), why=str(error), once=str(error))
+        are read.
+
+        Raises CheckpointError, OSError and others where the newest checkpoint cannot be read. It is tried again
+        `AGAIN_S` later; until then `look` returns None."""
+        config = config_of(self._run)
+        checkpoint = checkpoints_of(config, self._run).latest()
+        if checkpoint is None or not checkpoint.step or [checkpoint.id] == self._chain[-1:]:
             return None
+        if checkpoint.id == self._unread and self._clock() < self._again_s:
+            return None
+        self._unread, self._again_s = checkpoint.id, self._clock() + AGAIN_S
+        written_s = (checkpoint.folder / "manifest.json").stat().st_mtime
+        inputs = needed_inputs(config, checkpoint)
+        schema = inputs.layout.schema
+        with memory_errors("the rows of the run that is followed"):
+            rows, full = self._read(table_specs(config, schema), checkpoint, seed=config.seed)
+        trained = trained_of_checkpoint(config, checkpoint, schema, inputs, rows)
         self._rows, self._chain = rows, [link.id for link in checkpoint.chain]
         self.step = trained.step
         return Followed(trained, written_s, full)
+
+    def forget(self) -> None:
+        """The model that `look` returned last could not be used: `AGAIN_S` after it was read, all rows are read again
+        and `look` returns it once more."""
+        self._rows, self._chain = None, []
 
     def _read(self, specs: Sequence[TableSpec], checkpoint: Checkpoint, *, seed: int) -> tuple[SortedRows, bool]:
         """The rows of a checkpoint, and whether all were read."""

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import shardkeep
-from shardkeep.base.errors import UserError
+from shardkeep.base.errors import CheckpointError, UserError
 from shardkeep.inference import following
 from shardkeep.inference.following import Follower
 from shardkeep.inference.predictor import Predictor
@@ -88,14 +88,65 @@ def test_a_base_that_is_pruned_meanwhile_is_left_out_until_the_next_full_checkpo
     rows = next((run / "checkpoints" / checkpoints[0].name).rglob("rows-*.safetensors"))
     kept = rows.read_bytes()
     rows.unlink()
-    assert follower.look() is None  # logged; the server keeps the model that it has
-    rows.write_bytes(kept[:-1])
-    assert follower.look() is None
+    with pytest.raises((CheckpointError, OSError), match=rows.name):
+        follower.look()
+    rows.write_bytes(kept)
+    assert follower.look() is None  # not yet
     for checkpoint in checkpoints[3:5]:
         publish(checkpoint, run)
     found = follower.look()
     assert found is not None and found.full
     assert np.array_equal(Predictor(found.trained).predict(ROWS), shardkeep.load(run).predict(ROWS))
+
+
+def test_a_checkpoint_that_cannot_be_read_is_tried_again_after_a_while(trained: Path, tmp_path: Path) -> None:
+    run, checkpoints = copied(trained, tmp_path / "run")
+    publish(checkpoints[0], run)
+    now_s = [100.0]
+    follower = Follower(run, clock=lambda: now_s[0])
+    rows = next((run / "checkpoints").rglob("rows-*.safetensors"))
+    kept = rows.read_bytes()
+    rows.write_bytes(kept[:-1])
+    for _ in range(2):
+        with pytest.raises(CheckpointError, match=rows.name):
+            follower.look()
+        now_s[0] += following.AGAIN_S - 0.1
+        assert follower.look() is None
+        now_s[0] += 0.2
+    rows.write_bytes(kept)
+    found = follower.look()
+    assert found is not None
+    assert np.array_equal(Predictor(found.trained).predict(ROWS), shardkeep.load(run).predict(ROWS))
+    now_s[0] += 10 * following.AGAIN_S
+    assert follower.look() is None  # it is the one that is known
+
+
+def test_a_newer_checkpoint_does_not_wait_for_one_that_cannot_be_read(trained: Path, tmp_path: Path) -> None:
+    run, checkpoints = copied(trained, tmp_path / "run")
+    for checkpoint in checkpoints[:4]:
+        publish(checkpoint, run)
+    follower = Follower(run, clock=lambda: 100.0)
+    next((run / "checkpoints" / checkpoints[3].name).rglob("rows-*.safetensors")).unlink()
+    with pytest.raises((CheckpointError, OSError)):
+        follower.look()
+    publish(checkpoints[4], run)
+    found = follower.look()
+    assert found is not None and found.trained.step == Checkpoints(run / "checkpoints").last_step()
+
+
+def test_a_model_that_could_not_be_used_is_given_once_more(trained: Path, tmp_path: Path) -> None:
+    run, checkpoints = copied(trained, tmp_path / "run")
+    for checkpoint in checkpoints[:2]:
+        publish(checkpoint, run)
+    now_s = [100.0]
+    follower = Follower(run, clock=lambda: now_s[0])
+    first = follower.look()
+    follower.forget()
+    assert first is not None and follower.look() is None
+    now_s[0] += following.AGAIN_S + 0.1
+    again = follower.look()
+    assert again is not None and again.full and again.trained.step == first.trained.step
+    assert np.array_equal(Predictor(again.trained).predict(ROWS), shardkeep.load(run).predict(ROWS))
 
 
 def test_a_job_that_went_back_is_followed(trained: Path, tmp_path: Path) -> None:

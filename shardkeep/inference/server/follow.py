@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from shardkeep.base.errors import ShardkeepError
+from shardkeep.base.errors import ShardkeepError, UserError
 from shardkeep.base.log import EventLog
 from shardkeep.inference.following import Follower
 from shardkeep.inference.predictor import Predictor
@@ -27,7 +27,8 @@ def following(
     every_s: float = LOOK_EVERY_S,
     told: Callable[[str], None] = lambda _: None,
 ) -> Iterator[None]:
-    """Inside, the newest checkpoint is served. A checkpoint that cannot be served is logged; the older model stays.
+    """Inside, the newest checkpoint is served. A checkpoint that cannot be served is logged and counted
+    (`served.num_missed`); the older model stays. No exception ends the thread.
 
     `told`: called with one line for each new model, in another thread."""
     stop = threading.Event()
@@ -46,12 +47,24 @@ def _follow(
     while not stop.wait(every_s):
         try:
             found = follower.look()
-            if found is None:
-                continue
+        except Exception as error:  # damage, a base that was pruned, settings of another version
+            _missed(served, error)
+            continue
+        if found is None:
+            continue
+        try:
             served.replace(Predictor(found.trained), found.written_s)
-        except Exception as error:  # other columns, settings of another version, memory: the older model stays
-            why = str(error) if isinstance(error, ShardkeepError) else f"{type(error).__name__}: {error}"
-            _log.warning("a checkpoint cannot be served", why=why, once=why)
+        except Exception as error:  # other columns, memory: the older model stays
+            _missed(served, error)
+            if not isinstance(error, UserError):  # other columns would not fit the next time either
+                follower.forget()
             continue
         read, age_s = "all rows" if found.full else "an increment", time.time() - found.written_s
-        told(f"step {found.trained.step:,}: read {read}; serves {age_s:.2f} s after its checkpoint was complete")
+        with contextlib.suppress(Exception):  # nobody reads the output any more
+            told(f"step {found.trained.step:,}: read {read}; serves {age_s:.2f} s after its checkpoint was complete")
+
+
+def _missed(served: ServedModel, error: Exception) -> None:
+    why = str(error) if isinstance(error, ShardkeepError | OSError) else f"{type(error).__name__}: {error}"
+    _log.warning("a checkpoint cannot be served", why=why, once=why)
+    served.missed()

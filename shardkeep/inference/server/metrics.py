@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
 
 from shardkeep.inference.protocol.status import Status
 from shardkeep.inference.server.served_model import ServedModel
@@ -43,6 +43,19 @@ class NoMetrics:
         pass
 
 
+class _Missed:
+    """A counter that is read at every scrape."""
+
+    def __init__(self, served: ServedModel) -> None:
+        self._served = served
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import CounterMetricFamily
+
+        what = "Times that a newer checkpoint could not be served."
+        yield CounterMetricFamily(f"{_NAME}_follow_errors", what, value=self._served.num_missed)
+
+
 class PrometheusMetrics:
     """Counters with a registry of their own. Raises ImportError without prometheus_client."""
 
@@ -69,6 +82,7 @@ class PrometheusMetrics:
         self._queue.set_function(waiting)
         self._step.set_function(lambda: served.current.predictor.step)
         self._age.set_function(lambda: time.time() - served.current.made_at)
+        self.registry.register(_Missed(served))
 
     def answered(self, protocol: str, rows: int, seconds: float) -> None:
         requests, all_rows, latency = self._answered[protocol]

@@ -81,11 +81,21 @@ class ServedModel:
 
     def __init__(self, predictor: Predictor, made_at: float | None = None) -> None:
         self._current = Loaded.of(predictor, made_at)
+        self._num_missed = 0
 
     @property
     def current(self) -> Loaded:
         """The model of the next batch."""
         return self._current
+
+    @property
+    def num_missed(self) -> int:
+        """Times that a newer model could not be served."""
+        return self._num_missed
+
+    def missed(self) -> None:
+        """Counts a newer model that cannot be served. One thread."""
+        self._num_missed += 1
 
     def replace(self, predictor: Predictor, made_at: float | None = None) -> None:
         """Serves another model from the next batch on. Any thread may call.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 import socket
 import threading
@@ -13,6 +14,7 @@ import grpc
 import pytest
 
 import shardkeep
+from shardkeep.base.deadlines import Deadline
 from shardkeep.inference.server.serve import ServerSettings
 from shardkeep.inference.server.served_model import ServedModel
 from shardkeep.proto import inference_pb2 as pb
@@ -92,6 +94,27 @@ def test_sigterm_answers_what_waits_and_ends_with_0(command: Command) -> None:
     ended = command.end()
     assert (ended.code, ended.err) == (0, "")
     assert set(answered) == {20} and set(refused) <= {"UNAVAILABLE", "CANCELLED"}
+
+
+@pytest.mark.processes
+def test_a_checkpoint_that_cannot_be_followed_is_a_line_with_the_reason(run: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(run, broken)
+    rows = next((broken / "checkpoints").rglob("rows-*.safetensors"))
+    rows.write_bytes(rows.read_bytes()[:100])
+    command = Command("serve", str(run), *FREE, "--follow", str(broken), fresh=True)
+    try:
+        web, deadline = addresses(command)[1], Deadline(60.0)
+        while not deadline.over:
+            with urllib.request.urlopen(f"http://{web}/metrics", timeout=30) as reply:
+                if "shardkeep_serve_follow_errors_total 1.0" in reply.read().decode():
+                    break
+        command.signal(signal.SIGTERM)
+        ended = command.end()
+    finally:
+        command.kill()
+    assert ended.code == 0 and ended.err.count("\n") == 1
+    assert "a checkpoint cannot be served level=warning" in ended.err and rows.name in ended.err
 
 
 def one_line(command: Command) -> tuple[int, str]:
