@@ -41,6 +41,8 @@ def _delimiter(value: Any) -> Any:
     return "\t" if value in ("\\t", "tab") else value
 
 
+Delimiter = Annotated[str, BeforeValidator(_delimiter)]
+"""Between the columns of a CSV."""
 Paths = Annotated[list[FilePath], BeforeValidator(_listed, json_schema_input_type=str | list[str])]
 """One name needs no list."""
 Texts = Annotated[list[str], BeforeValidator(_texts)]  # YAML reads 4 as a number; a file holds texts
@@ -162,7 +164,7 @@ class DataConfig(Settings):
     """Share of the training rows held out for evaluation, by a seeded hash of the row number; only without `eval`."""
     columns: list[str] | None = None
     """Names of all columns of a csv without a header; left out = the first line is the header."""
-    delimiter: Annotated[str, BeforeValidator(_delimiter)] = ","
+    delimiter: Delimiter = ","
     """Between the fields of a csv; tab = "\\t"; with more than one character, quotes mean nothing."""
     decimal: Literal[".", ","] = "."
     """Decimal point of a csv's numbers."""

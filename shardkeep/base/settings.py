@@ -6,7 +6,7 @@ import difflib
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 DAY_S = 86_400.0
 MOST_STEPS = 1_000_000_000_000
@@ -23,6 +23,14 @@ class Settings(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", allow_inf_nan=False, use_attribute_docstrings=True, protected_namespaces=()
     )
+
+
+def first_problem(error: ValidationError) -> str:
+    """What is wrong with stored settings, as one line: the keys from the top, and what pydantic says. For those that
+    a person wrote, see `config_files/problems.py`."""
+    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    where = ".".join(map(str, first["loc"]))[:100]
+    return " ".join(f"{where}{': ' if where else ''}{first['msg'].removeprefix('Value error, ')}".split())[:300]
 
 
 class Named(Settings):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import re
 import shutil
 import signal
 import subprocess
@@ -17,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import xxhash
 
 import shardkeep
 from shardkeep.base.errors import CheckpointError, ShardkeepError, UserError
@@ -260,51 +258,6 @@ def test_a_damaged_header_or_index_is_refused_without_reading_all(out: Path, tmp
         file.write_bytes(content)
         with pytest.raises(CheckpointError, match=name):
             shardkeep.load(damaged)
-
-
-def resealed(out: Path, to: Path, change: Any) -> Path:
-    """A copy of an export whose manifest is changed, with the right checksum."""
-    shutil.copytree(out, to)
-    record = json.loads((to / "manifest.json").read_text())
-    del record["checksum"]
-    change(record)
-    checksum = xxhash.xxh3_128_hexdigest(json.dumps(record, sort_keys=True).encode())
-    (to / "manifest.json").write_text(json.dumps(record | {"checksum": checksum}, indent=1) + "\n")
-    return to
-
-
-def repeat_table(record: dict[str, Any]) -> None:
-    record["tables"].append(record["tables"][0])
-    for kind in ("index", "rows"):
-        first = next(f for f in record["files"] if f"table-0.{kind}" in f["path"])
-        record["files"].append({**first, "path": first["path"].replace("table-0", "table-3")})
-
-
-@pytest.mark.parametrize(
-    ("change", "text"),
-    [
-        (lambda r: r, None),
-        (repeat_table, "two tables have the same name"),
-        (lambda r: r.update(folder="../elsewhere"), "folder ../elsewhere"),
-        (lambda r: r.update(files=[]), "its list of files is not that of an export"),
-        (lambda r: r["files"][0].update(path="/etc/passwd"), "its list of files is not that of an export"),
-        (lambda r: r["files"][0].update(size=float("inf")), "OverflowError"),
-        (lambda r: r["settings"].update(data={"root": "/"}), "settings data"),
-        (lambda r: r["settings"]["model"].update(name="os:system"), "names a model of the user's own"),
-        (lambda r: r["tables"][0]["spec"].update(dim=-1), "dim"),
-        (lambda r: r["tables"].reverse(), "table"),
-    ],
-    ids=["nothing", "twice", "folder", "no files", "path", "size", "settings", "code", "dim", "order"],
-)
-def test_a_crafted_manifest_leaves_no_folder_and_runs_no_code(
-    out: Path, tmp_path: Path, change: Any, text: Any
-) -> None:
-    crafted = resealed(out, tmp_path / "crafted", change)
-    if text is None:
-        assert shardkeep.load(crafted, verify=True).step
-        return
-    with pytest.raises(CheckpointError, match=re.escape(text)):
-        shardkeep.load(crafted)
 
 
 @pytest.mark.parametrize("name", ["checkpoint", "site", "backup"])

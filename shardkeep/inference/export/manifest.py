@@ -13,18 +13,18 @@ import json
 import re
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args
 
 import xxhash
 
 from shardkeep.base.errors import CheckpointError, UserError
 from shardkeep.base.files import atomic_write, file_lock, sync_folder
 from shardkeep.inference.export.program import PROGRAM
-from shardkeep.inference.export.rows import TableRecord, files_of
-from shardkeep.inference.export.tower import TOWER
+from shardkeep.inference.export.rows import TableRecord, field_of, files_of
+from shardkeep.inference.export.tower import TOWER, TowerFormat
 from shardkeep.ps.checkpoints import FileRecord
 
 MANIFEST = "manifest.json"
@@ -32,6 +32,7 @@ FORMAT = 1
 _KIND = "shardkeep model"
 _FILES = re.compile(r"files-[0-9a-f]{8}")
 _LOCK = ".export.lock"
+T = TypeVar("T")
 SETTINGS = frozenset({"name", "seed", "model", "tables", "tower", "train", "eval"})
 """The keys of a job's config that a model needs."""
 
@@ -74,35 +75,39 @@ class Manifest:
 
     @classmethod
     def of_json(cls, record: dict[str, Any]) -> Manifest:
-        """Undoes `to_json`. Raises KeyError, TypeError, ValueError or OverflowError for anything else."""
+        """Undoes `to_json`. Raises ValueError, which names the key, for anything else."""
+        tables = field_of(record, "tables", list)
+        files = field_of(record, "files", list)
         found = cls(
-            folder=str(record["folder"]),
-            step=int(record["step"]),
-            settings=dict(record["settings"]),
-            inputs=dict(record["inputs"]),
-            tables=tuple(TableRecord.of_json(table) for table in record["tables"]),
-            tower=str(record["tower"]),
-            program=bool(record["program"]),
-            metrics=dict(record["metrics"]),
-            cost=record["cost"],
-            versions=dict(record["versions"]),
-            files=tuple(FileRecord(str(f["path"]), int(f["size"]), str(f["checksum"])) for f in record["files"]),
+            folder=field_of(record, "folder", str),
+            step=field_of(record, "step", int),
+            settings=field_of(record, "settings", dict),
+            inputs=field_of(record, "inputs", dict),
+            tables=tuple(_each("tables", tables, TableRecord.of_json)),
+            tower=field_of(record, "tower", str),
+            program=field_of(record, "program", bool),
+            metrics=field_of(record, "metrics", dict),
+            cost=None if record.get("cost", {}) is None else field_of(record, "cost", dict),
+            versions=field_of(record, "versions", dict),
+            files=tuple(_each("files", files, _file)),
         )
         found._check()
         return found
 
     def _check(self) -> None:
         """Raises ValueError for what no export has. A reader neither leaves the folder nor runs code by a manifest."""
+        if self.step < 0 or self.tower not in get_args(TowerFormat):
+            raise ValueError(f"step {self.step}, tower {self.tower[:20]}")
         if not _FILES.fullmatch(self.folder):
             raise ValueError(f"folder {self.folder[:40]}")
         needed = {path.name for number in range(len(self.tables)) for path in files_of(Path(), number)}
         needed.add(PROGRAM if self.program else TOWER)
         names = [file.path.removeprefix(f"{self.folder}/") for file in self.files]
         if len(set(names)) < len(names) or not needed <= set(names) <= needed | {PROGRAM}:
-            raise ValueError("its list of files is not that of an export")
+            raise ValueError("files: its list of files is not that of an export")
         tables = [table.spec.name for table in self.tables]
         if len(set(tables)) < len(tables):
-            raise ValueError("two tables have the same name")
+            raise ValueError("tables: two tables have the same name")
         if unknown := set(self.settings) - SETTINGS:
             raise ValueError(f"settings {sorted(unknown)[0][:40]}")
         if ":" in str(self.settings.get("model", {}).get("name", "")) and not self.program:
@@ -210,6 +215,18 @@ def read_manifest(out: Path) -> Manifest:
 def records_of(out: Path, paths: Sequence[Path]) -> tuple[FileRecord, ...]:
     """The records of new files, which are brought to disk here. Raises OSError."""
     return tuple(FileRecord.of(out, path) for path in sorted(paths))
+
+
+def _each(key: str, records: list[Any], of: Callable[[Any], T]) -> Iterator[T]:
+    for number, record in enumerate(records):
+        try:
+            yield of(record)
+        except ValueError as error:
+            raise ValueError(f"{key}.{number}.{error}") from error
+
+
+def _file(record: Any) -> FileRecord:
+    return FileRecord(field_of(record, "path", str), field_of(record, "size", int), field_of(record, "checksum", str))
 
 
 def _ours(path: Path) -> bool:

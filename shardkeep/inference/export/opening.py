@@ -10,8 +10,9 @@ from pydantic import ValidationError
 from torch import nn
 
 from shardkeep.base.errors import CheckpointError
+from shardkeep.base.settings import first_problem
 from shardkeep.config import JobConfig
-from shardkeep.inference.export.manifest import Manifest, read_manifest
+from shardkeep.inference.export.manifest import MANIFEST, Manifest, read_manifest
 from shardkeep.inference.export.program import PROGRAM, read_program
 from shardkeep.inference.export.rows import map_rows
 from shardkeep.inference.export.tower import TOWER, load_tower
@@ -69,8 +70,8 @@ def trained_of_export(out: Path, manifest: Manifest) -> Trained:
     config = _config(out, manifest)
     try:
         inputs = Inputs.of_json(manifest.inputs)
-    except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{out}: its inputs are damaged ({type(error).__name__}: {error})") from error
+    except ValueError as error:
+        raise CheckpointError(f"{out / MANIFEST}: damaged (inputs: {error}); export the model again") from error
     folder, schema = out / manifest.folder, inputs.layout.schema
     _check_tables(out, manifest, schema)
     layer = [map_rows(folder, number, table) for number, table in enumerate(manifest.tables)]
@@ -88,13 +89,15 @@ def _check_tables(out: Path, manifest: Manifest, schema: Schema) -> None:
     """Raises CheckpointError where features and tables do not belong together."""
     features = [feature.name for feature in schema.features]
     if list(schema.tables()) != [table.spec.name for table in manifest.tables] or len(set(features)) < len(features):
-        raise CheckpointError(f"{out}: damaged: its tables are not those of its features; export the model again")
+        raise CheckpointError(
+            f"{out / MANIFEST}: damaged (tables: they are not those of inputs.sparse); export the model again"
+        )
 
 
 def _config(out: Path, manifest: Manifest) -> JobConfig:
     try:
         return JobConfig.model_validate(manifest.settings)
     except ValidationError as error:
-        problem = error.errors()[0]
-        where = ".".join(map(str, problem["loc"]))
-        raise CheckpointError(f"{out}: its settings do not fit this version: {where}: {problem['msg']}") from error
+        raise CheckpointError(
+            f"{out / MANIFEST}: its settings do not fit this version: settings.{first_problem(error)}"
+        ) from error

@@ -18,15 +18,17 @@ import mmap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
+from pydantic import ValidationError
 
 from shardkeep.base.arrays import Floats, Ids, Rows
 from shardkeep.base.errors import CheckpointError, UserError
 from shardkeep.base.files import naming
+from shardkeep.base.settings import first_problem
 from shardkeep.inference.sorted_rows import MOST_BITS, SortedTable, offsets_of
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.shard.snapshot.array_file import HEADER_BYTES, ArrayFile
@@ -36,6 +38,7 @@ _DTYPES: dict[str, Any] = {"fp32": np.float32, "fp16": np.float16, "int8": np.in
 _KINDS = {"I64": np.int64, "F32": np.float32, "F16": np.float16, "I8": np.int8}
 _LARGEST16 = np.float32(65504.0)
 assert set(get_args(RowFormat)) == set(_DTYPES)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -60,11 +63,19 @@ class TableRecord:
 
     @classmethod
     def of_json(cls, record: dict[str, Any]) -> TableRecord:
-        """Undoes `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
-        rows, bits = int(record["rows"]), int(record["bits"])
-        if record["format"] not in _DTYPES or rows < 0 or not 1 <= bits <= MOST_BITS:
-            raise ValueError(f"format {record['format']}, {rows} rows, {bits} bits")
-        return cls(TableSpec(**record["spec"]), rows, record["format"], bits, str(record["offsets"]))
+        """Undoes `to_json`. Raises ValueError, which names the key, for anything else."""
+        format, rows, bits = (
+            field_of(record, "format", str),
+            field_of(record, "rows", int),
+            field_of(record, "bits", int),
+        )
+        if format not in _DTYPES or rows < 0 or not 1 <= bits <= MOST_BITS:
+            raise ValueError(f"format {format[:20]}, {rows} rows, {bits} bits")
+        try:
+            spec = TableSpec.model_validate(field_of(record, "spec", dict))
+        except ValidationError as error:
+            raise ValueError(f"spec.{first_problem(error)}") from error
+        return cls(spec, rows, cast(RowFormat, format), bits, field_of(record, "offsets", str))
 
     def arrays(self) -> tuple[dict[str, tuple[Any, tuple[int, ...]]], dict[str, tuple[Any, tuple[int, ...]]]]:
         """Type and shape of the arrays of the index file and of the rows file, in their order."""
@@ -75,6 +86,16 @@ class TableRecord:
         if self.format == "int8":
             index["scales"] = (np.float32, (self.rows,))
         return index, {"rows": (_DTYPES[self.format], (self.rows, self.spec.dim))}
+
+
+def field_of(record: Any, key: str, kind: type[T]) -> T:
+    """A value of a JSON object. Raises ValueError, which names the key, where it is missing or of another type."""
+    if not isinstance(record, dict) or key not in record:
+        raise ValueError(f"{key}: is missing")
+    if type(record[key]) is not kind:  # True is no number
+        raise ValueError(f"{key}: is of type {type(record[key]).__name__}; allowed: {kind.__name__}")
+    found: T = record[key]
+    return found
 
 
 def files_of(folder: Path, number: int) -> tuple[Path, Path]:

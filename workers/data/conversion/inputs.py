@@ -3,20 +3,95 @@ where its training data are not."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
 from shardkeep.base.errors import DataError
+from shardkeep.base.settings import Settings, first_problem
 from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter
 from shardkeep.workers.data.conversion.conversion import Converter, Fitted, Layout
 from shardkeep.workers.data.conversion.decoding import Chunk
 from shardkeep.workers.data.conversion.labels import LabelValues
 from shardkeep.workers.data.conversion.scaling import from_json, to_json
-from shardkeep.workers.data_config import DenseColumn, LabelColumn, SparseColumn
+from shardkeep.workers.data_config import Delimiter, DenseColumn, LabelColumn, Scaling, SparseColumn
+
+
+def _float32(value: float) -> float:
+    if math.isnan(value) or _LARGEST32 < abs(value) < math.inf:
+        raise ValueError("is no number of float32")
+    return value
+
+
+_LARGEST32 = float(np.finfo(np.float32).max)
+_Float32 = Annotated[float, AfterValidator(_float32)]
+_AnyFloat32 = Annotated[float, Field(allow_inf_nan=True), AfterValidator(_float32)]
+"""The mean of very large numbers is infinite, and of no use only where one is missing."""
+
+
+class _StoredTransform(Settings):
+    """The form of `DenseTransform`."""
+
+    fill_I: list[_AnyFloat32]
+    shift_I: list[_Float32]
+    factor_I: list[_Float32]
+
+
+class _Csv(Settings):
+    """How files were read."""
+
+    form: Literal["csv"]
+    delimiter: Delimiter
+    columns: list[str] | None
+    quoted: bool = True
+    decimal: Literal[".", ","] = "."
+
+
+class _Parquet(Settings):
+    """How files were read."""
+
+    form: Literal["parquet"]
+
+
+class _Stored(Settings):
+    """The form of `Inputs` in JSON, whose parts fit each other."""
+
+    model_config = ConfigDict(extra="ignore")  # of a later version
+
+    label: LabelColumn
+    dense: list[DenseColumn]
+    sparse: list[SparseColumn]
+    scale: Scaling
+    missing: list[str]
+    lists: list[str]
+    kinds: dict[str, Literal["texts", "numbers"]]
+    origins: list[float]
+    transform: _StoredTransform
+    reading: Annotated[_Csv | _Parquet, Field(discriminator="form")]
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> _Stored:
+        numbers = {"origins": self.origins} | {f"transform.{k}": v for k, v in self.transform}
+        for key, values in numbers.items():
+            if len(values) != len(self.dense):
+                raise ValueError(f"{key} has {len(values)} numbers for {len(self.dense)} dense columns")
+        sparse = {column.column: column for column in self.sparse}
+        for key, columns in (("dense", self.dense), ("sparse", self.sparse)):
+            names = [self.label.column, *(column.column for column in columns)]
+            if twice := next((name for name in names if names.count(name) > 1), None):
+                raise ValueError(f"{key}: column {twice[:60]!r} is there twice, or is the label")
+        for key, named in (("lists", self.lists), ("kinds", self.kinds)):
+            if unknown := next((name for name in named if name not in sparse), None):
+                raise ValueError(f"{key}: {unknown[:60]!r} is no sparse column")
+        for name, column in sparse.items():
+            if name not in self.lists and (column.separator is not None or column.weights is not None):
+                raise ValueError(f"lists: lacks {name[:60]!r}, which has several values a row")
+        return self
 
 
 @dataclass(frozen=True)
@@ -45,17 +120,15 @@ class Inputs:
         }
 
     @classmethod
-    def of_json(cls, record: Mapping[str, Any]) -> Inputs:
-        """Undoes `to_json`. Raises KeyError, TypeError or ValueError for anything else."""
-        layout = Layout(
-            LabelColumn(**record["label"]),
-            tuple(DenseColumn(**column) for column in record["dense"]),
-            tuple(SparseColumn(**column) for column in record["sparse"]),
-            record["scale"],
-            tuple(record["missing"]),
-        )
-        kinds, origins = dict(record["kinds"]), tuple(record["origins"])
-        fitted = Fitted(frozenset(record["lists"]), kinds, origins, from_json(record["transform"]))
+    def of_json(cls, record: Any) -> Inputs:
+        """Undoes `to_json`. Raises ValueError, which names the key, for anything else."""
+        try:
+            stored = _Stored.model_validate(record)
+        except ValidationError as error:
+            raise ValueError(first_problem(error)) from error
+        layout = Layout(stored.label, tuple(stored.dense), tuple(stored.sparse), stored.scale, tuple(stored.missing))
+        transform = from_json(stored.transform.model_dump())
+        fitted = Fitted(frozenset(stored.lists), dict(stored.kinds), tuple(stored.origins), transform)
         return cls(layout, fitted, dict(record["reading"]))
 
     def columns(self) -> list[str]:
