@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
+import numpy as np
 import pytest
 
 import shardkeep
@@ -94,6 +95,24 @@ def test_sigterm_answers_what_waits_and_ends_with_0(command: Command) -> None:
     ended = command.end()
     assert (ended.code, ended.err) == (0, "")
     assert set(answered) == {20} and set(refused) <= {"UNAVAILABLE", "CANCELLED"}
+
+
+@pytest.mark.processes
+def test_more_threads_score_the_same(tmp_path: Path) -> None:
+    run, columns = trained(tmp_path, model={"name": "dlrm", "bottom": [64], "top": [512, 512]}), texts(1500)
+    expected_N, threads = shardkeep.load(run).predict(columns), dict[int, int]()
+    for count in (1, 4):
+        command = Command("serve", str(run), *FREE, "--name", "clicks", "--threads", str(count), fresh=True)
+        try:
+            with grpc.insecure_channel(addresses(command)[0]) as channel:
+                for rows in (1, 200, 1500):  # in the event loop, there too, and in the scoring thread
+                    part = as_bytes({name: values[:rows] for name, values in columns.items()})
+                    scores_N = scores_of(call_on(channel, "ModelInfer", raw_request(part), pb.ModelInferResponse))
+                    assert np.abs(scores_N - expected_N[:rows]).max() < 1e-6
+            threads[count] = command.process.num_threads()
+        finally:
+            command.kill()
+    assert threads[4] >= threads[1] + 3
 
 
 @pytest.mark.processes
