@@ -76,7 +76,12 @@ class Best:
     @property
     def ends(self) -> bool:
         """Whether the job ends: the last `patience` evaluations did not improve."""
-        return self.config is not None and self._place()[1] >= self.config.patience
+        return self.config is not None and self.since >= self.config.patience
+
+    @property
+    def since(self) -> int:
+        """The number of evaluations after the best one."""
+        return self._place()[1]
 
     def metrics(self) -> dict[str, Any] | None:
         """`step` and the metrics of the best evaluation."""

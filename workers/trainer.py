@@ -96,6 +96,8 @@ class Trainer:
             self._evaluate_after(start_step - 1)
             if not saved:
                 self._save_after(start_step - 1)
+        elif start_step and (start_step >= self.total_steps or self._best.ends) and self._evaluations is not None:
+            self._evaluations.after(start_step - 1, last=True)  # no step is left, and the summary needs its metrics
 
     def _train_step(self, step: int) -> None:
         following = self.pipeline.next()

@@ -20,6 +20,7 @@ from shardkeep.run.reader import RunReader, check_ours
 MAY_CHANGE = (
     "servers", "workers", "threads", "affinity", "processes", "transport", "liveness", "recovery", "profile",
     "checkpoint", "eval", "train.epochs", "train.max_steps", "train.report_every_s", "train.max_bad_steps",
+    "train.early_stopping.patience", "train.early_stopping.min_delta",
     "tower.compile", "tower.device", "data.root", "data.cache", "data.accept",
     "data.test",
 )  # fmt: skip
@@ -60,12 +61,37 @@ def plan_resume(run: Path, overrides: Sequence[str] = ()) -> Resumed:
         if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in MAY_CHANGE):
             raise UserError(f"--set {key}: may not change when a job continues; allowed: {', '.join(MAY_CHANGE)}")
     checkpoint = newest(config, run)
-    done = summary.get("status") == "completed" and checkpoint.step == summary.get("steps")
-    if done and not changed.keys() & {"train.epochs", "train.max_steps"}:
+    if summary.get("status") == "completed" and checkpoint.step == summary.get("steps"):
+        _refuse_done(run, before, config, checkpoint, more=bool(changed.keys() & {"train.epochs", "train.max_steps"}))
+    return Resumed(config, checkpoint, tuple(f"{key}={value}" for key, value in changed.items()))
+
+
+def _refuse_done(run: Path, before: JobConfig, config: JobConfig, checkpoint: Checkpoint, *, more: bool) -> None:
+    """Raises UserError if a completed job would train no step. `more`: its epochs or steps were changed."""
+    if (why := _early_end(config, checkpoint)) is not None:
+        raise UserError(f"--resume {run}: {why}")
+    if not more and _early_end(before, checkpoint) is None:
         raise UserError(
             f"--resume {run}: the job is done at step {checkpoint.step}; raise train.epochs or train.max_steps"
         )
-    return Resumed(config, checkpoint, tuple(f"{key}={value}" for key, value in changed.items()))
+
+
+def _early_end(config: JobConfig, checkpoint: Checkpoint) -> str | None:
+    """Why early stopping ends the job at a checkpoint, and what lets it train on; None = it does not."""
+    stopping = config.train.early_stopping
+    if stopping is None:
+        return None
+    from shardkeep.workers.best import Best  # loads torch
+
+    best = Best(stopping)
+    best.load(checkpoint.facts.get("evaluations", ()))
+    if not best.ends:
+        return None
+    return (
+        f"training stopped early at step {checkpoint.step}: {stopping.metric} has not improved in {best.since} "
+        f"evaluation{'s' if best.since > 1 else ''} since step {best.step}; to train longer, "
+        f"--set train.early_stopping.patience={best.since + stopping.patience}"
+    )
 
 
 def newest(config: JobConfig, run: Path) -> Checkpoint:

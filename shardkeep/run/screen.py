@@ -164,7 +164,7 @@ def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]
     if summary.get("samples_per_s"):
         mean = f" ({_number(job['samples_per_s'], ',.0f')} over all starts)" if of_last else ""
         rows += [(f"speed{of_last}", f"{_number(summary['samples_per_s'], ',.0f')} samples/s{mean}")]
-    if summary.get("step_ms"):
+    if (summary.get("step_ms") or {}).get("total"):
         rows += [(f"mean step{of_last}", step_parts(summary["step_ms"]))]
     scores = summary.get("eval")
     if scores:

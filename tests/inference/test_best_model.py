@@ -59,6 +59,36 @@ def test_a_job_that_is_resumed_in_the_middle_of_its_patience_ends_where_it_would
     assert (summary.steps, summary.best, summary.state_digest) == (whole.steps, whole.best, whole.state_digest)
 
 
+def test_a_job_that_stopped_early_says_so_on_resume_and_trains_on_with_more_patience(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shardkeep.train(job_of(tmp_path), run_dir=run, quiet=True)
+    before = shardkeep.Summary.model_validate(RunReader(run).summary())
+    assert before.best is not None
+    text = (
+        f"--resume {run}: training stopped early at step {before.steps}: logloss has not improved in 2 evaluations "
+        f"since step {before.best.step}; to train longer, --set train.early_stopping.patience=4"
+    )
+    for overrides in ([], ["--set", "train.epochs=50"]):
+        again = CliRunner().invoke(app, ["train", "--resume", str(run), *overrides])
+        assert (again.exit_code, again.stderr) == (2, f"error: {text}\n")
+    assert shardkeep.Summary.model_validate(RunReader(run).summary()) == before
+    longer = shardkeep.resume(run, overrides=["train.early_stopping.patience=3"], quiet=True)
+    assert longer.steps > before.steps and longer.best == before.best
+    assert len(evaluations(run)) == len({step for step, _ in evaluations(run)})
+
+
+def test_a_resume_without_a_step_left_keeps_the_metrics_and_shows_no_times(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    before = shardkeep.train(job_of(tmp_path), run_dir=run, quiet=True)
+    (run / "summary.json").unlink()  # killed after its last checkpoint
+    shardkeep.resume(run)
+    after = shardkeep.Summary.model_validate(RunReader(run).summary())
+    assert after.eval is not None and (after.eval, after.best, after.steps) == (before.eval, before.best, before.steps)
+    assert "mean step" not in capsys.readouterr().out
+
+
 def test_without_early_stopping_there_is_no_best(tmp_path: Path) -> None:
     summary = shardkeep.train(job_of(tmp_path, early_stopping=None, epochs=1), run_dir=tmp_path / "run", quiet=True)
     assert summary.best is None and "best" not in summary.to_dict()
