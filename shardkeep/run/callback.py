@@ -5,6 +5,7 @@ Calls nothing: `shardkeep/launch/callback_calls.py` does.
 
 from __future__ import annotations
 
+import difflib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -146,6 +147,7 @@ class Callback(Protocol):
     """Follows a job: `train(config, callbacks=[...])`.
 
     Subclass it and write the methods that you need; the others do nothing. An object with all five methods works, too.
+    A method whose name begins with `on_` and that is none of the five is refused.
     The methods run in the process and the thread that called `train`, never in a worker or server.
 
     An exception in a method stops the job like Ctrl-C, with a checkpoint where `checkpoint.every_steps` is set. The
@@ -172,17 +174,28 @@ METHODS = tuple(name for name in vars(Callback) if name.startswith("on_"))
 
 
 def check_callbacks(callbacks: Sequence[Callback]) -> tuple[Callback, ...]:
-    """Returns the callbacks. Raises UserError if they are no sequence of callbacks."""
+    """Returns the callbacks. Raises UserError if they are no sequence of callbacks, or one has a misspelt method."""
     allowed = "allowed: a list of objects of subclasses of shardkeep.Callback"
     if not isinstance(callbacks, Sequence) or isinstance(callbacks, str):
         raise UserError(f"callbacks: {type(callbacks).__name__} is no list; {allowed}")
     for callback in callbacks:
         if isinstance(callback, type):
             raise UserError(f"callbacks: {callback.__name__} is a class; write {callback.__name__}()")
+        _refuse_unknown_methods(type(callback))
         missing = [name for name in METHODS if not callable(getattr(callback, name, None))]
         if missing:
             raise UserError(f"callbacks: {type(callback).__name__} has no method {missing[0]}; {allowed}")
     return tuple(callbacks)
+
+
+def _refuse_unknown_methods(kind: type) -> None:
+    """Raises UserError for a method `on_...` that nobody calls: it is misspelt."""
+    names = [name for name in dir(kind) if name.startswith("on_") and callable(getattr(kind, name, None))]
+    unknown = [name for name in names if name not in METHODS]
+    if unknown:
+        near = difflib.get_close_matches(unknown[0], METHODS, n=1, cutoff=0.8)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise UserError(f"callbacks: {kind.__name__}.{unknown[0]} is never called; {hint}allowed: {', '.join(METHODS)}")
 
 
 def _int(value: Any) -> int:

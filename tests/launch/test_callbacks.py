@@ -32,6 +32,14 @@ TINY: dict[str, Any] = {
 STEPS = 40
 
 
+class Misspelt(shardkeep.Callback):
+    def on_evaluaton(self, event: Any) -> None: ...
+
+
+class Foreign:
+    def on_fit_end(self) -> None: ...
+
+
 def tiny(**changes: Any) -> shardkeep.JobConfig:
     return shardkeep.JobConfig.model_validate({**TINY, **changes})
 
@@ -161,8 +169,14 @@ def test_early_stopping_ends_the_events(tmp_path: Path) -> None:
         ("Notes", "callbacks: str is no list"),
         ([Notes], r"callbacks: Notes is a class; write Notes\(\)"),
         ([Notes(), object()], "callbacks: object has no method on_start; allowed: a list of objects of subclasses"),
+        (
+            [Misspelt()],
+            r"callbacks: Misspelt.on_evaluaton is never called; did you mean on_evaluation\? allowed: "
+            "on_start, on_progress, on_evaluation, on_checkpoint, on_end$",
+        ),
+        ([Foreign()], r"callbacks: Foreign.on_fit_end is never called; allowed: on_start,"),
     ],
-    ids=["one", "text", "class", "object"],
+    ids=["one", "text", "class", "object", "misspelt", "of another library"],
 )
 def test_what_is_no_callback_is_refused_in_one_line(tmp_path: Path, callbacks: Any, message: str) -> None:
     for call in (lambda: shardkeep.train(tiny(), run_dir=tmp_path / "run", callbacks=callbacks),
