@@ -30,15 +30,23 @@ class RowFile:
     rows: int
     dim: int
     read: Callable[[], Iterator[Chunk]]
+    text_of: Callable[[int], str] | None = None
+    """The text of the id in a row, for errors; None = its ids are numbers. Rows count from 1."""
+
+    def shown(self, row: int, id_: int) -> str:
+        """The id of a row as the file has it, for errors. `id_`: what it became."""
+        return str(id_) if self.text_of is None else self.text_of(row)
 
     def chunks(self) -> Iterator[Chunk]:
         """Yields all rows, at most CHUNK_ROWS at once. Raises DataError (damaged, or a value that is not finite)."""
         count = 0
         for ids_N, rows_ND in self.read():
-            count += ids_N.size
             finite_N = np.isfinite(rows_ND).all(axis=1)
             if not finite_N.all():
-                raise DataError(f"{self.path}: the row of id {ids_N[~finite_N][0]} is not finite")
+                at = int(np.flatnonzero(~finite_N)[0])
+                row, value = count + at + 1, rows_ND[at][~np.isfinite(rows_ND[at])][0]
+                raise DataError(f"{self.path}, row {row}: id {self.shown(row, ids_N[at])} has the value {value}")
+            count += ids_N.size
             yield ids_N, rows_ND
         if count != self.rows:
             raise DataError(f"{self.path}: damaged: it has {count} rows, its header says {self.rows}")

@@ -16,8 +16,10 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from shardkeep.base.arrays import Ids, Rows
 from shardkeep.base.errors import DataError
 from shardkeep.row_files.form import CHUNK_ROWS, Chunk, RowFile, RowForm
-from shardkeep.workers.data.conversion.decoding import clean_texts
+from shardkeep.workers.data.conversion.decoding import clean_texts, shown_text
 from shardkeep.workers.data.conversion.hashing import hash_texts
+
+MOST_ID = 2**63 - 1
 
 
 class _Writer:
@@ -54,7 +56,8 @@ def _open(path: Path) -> RowFile:
     if not listed or row_type.value_type != pa.float32():
         raise DataError(f"{path}: row is {row_type}; allowed: lists of float32")
     dim = row_type.list_size if pa.types.is_fixed_size_list(row_type) else _first_length(path)
-    return RowFile(path, rows, dim, lambda: _chunks(path, dim))
+    text_of = (lambda row: _text(path, row)) if _is_text(id_type) else None
+    return RowFile(path, rows, dim, lambda: _chunks(path, dim), text_of)
 
 
 @contextlib.contextmanager
@@ -94,27 +97,44 @@ def _chunks(path: Path, dim: int) -> Iterator[Chunk]:
     done = 0
     for batch in _batches(path, CHUNK_ROWS):
         ids, rows = batch.column("id"), batch.column("row")
-        if ids.null_count or rows.null_count:
-            raise DataError(f"{path}: an id or a row is missing in rows {done} to {done + len(ids)}")
+        for column, name in ((ids, "id"), (rows, "row")):
+            if column.null_count:
+                raise DataError(f"{path}, row {done + _first(column.is_null())}: {name} is missing")
         lengths = rows.value_lengths().to_numpy(zero_copy_only=False)
         if lengths.size and (wrong_N := lengths != dim).any():
-            at = int(np.flatnonzero(wrong_N)[0])
-            raise DataError(f"{path}: row {done + at} has {lengths[at]} values, the first one {dim}")
+            row = _first(wrong_N)
+            raise DataError(f"{path}, row {done + row}: has {lengths[row - 1]} values, the first row {dim}")
         values = rows.flatten()
         if values.null_count:
-            raise DataError(f"{path}: a value is missing in rows {done} to {done + len(ids)}")
-        yield _ids(path, ids), values.to_numpy().reshape(len(ids), dim)
+            row = done + -(-_first(values.is_null()) // dim)
+            raise DataError(f"{path}, row {row}: a value is missing")
+        yield _ids(path, ids, done), values.to_numpy().reshape(len(ids), dim)
         done += len(ids)
 
 
-def _ids(path: Path, ids: Any) -> Ids:
+def _ids(path: Path, ids: Any, done: int) -> Ids:
     if _is_text(ids.type):
         return hash_texts(clean_texts(ids, ()))
-    try:
-        found: Ids = ids.cast(pa.int64()).to_numpy()
-    except pa.ArrowInvalid as error:
-        raise DataError(f"{path}: an id does not fit int64 ({_line(error)})") from error
+    if ids.type == pa.uint64() and (large := ids.to_numpy() > MOST_ID).any():
+        row = _first(large)
+        raise DataError(f"{path}, row {done + row}: id {ids[row - 1]} does not fit int64; allowed: at most {MOST_ID}")
+    found: Ids = ids.cast(pa.int64()).to_numpy()
     return found
+
+
+def _first(marked: Any) -> int:
+    """The number of the first marked row of a chunk, from 1."""
+    return int(np.flatnonzero(np.asarray(marked))[0]) + 1
+
+
+def _text(path: Path, row: int) -> str:
+    """The text of the id in a row, as one line."""
+    with _damages_named(path), pq.ParquetFile(path) as file:
+        for batch in file.iter_batches(batch_size=CHUNK_ROWS, columns=["id"]):
+            if row <= batch.num_rows:
+                return shown_text(clean_texts(batch.column("id"), ()).cast(pa.binary())[row - 1].as_py())
+            row -= batch.num_rows
+    raise DataError(f"{path}: damaged: it has fewer rows than before")
 
 
 def _line(error: Exception) -> str:

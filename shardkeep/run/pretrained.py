@@ -51,7 +51,7 @@ class Pretrained:
         """The rows as the writer of snapshots takes them."""
         from shardkeep.ps.shard.snapshot.given_rows import GivenRows
 
-        return GivenRows(self.spec, self.file.rows, self._chunks, self._source)
+        return GivenRows(self.spec, self.file.rows, self._chunks, self._source, self.file.shown)
 
     @property
     def _source(self) -> str:

@@ -192,7 +192,8 @@ def test_the_next_day_begins_with_the_run_and_not_with_the_file_again(tmp_path: 
 
 
 def twice(path: Path) -> None:
-    row_file(path, np.array([1, 2, 3, 2]))
+    rows = pa.array([[1.0, 2.0, 3.0, 4.0]] * 3, pa.list_(pa.float32()))
+    pq.write_table(pa.table({"id": ["u1", "2", " u1"], "row": rows}), path)
 
 
 def wrong_dim(path: Path) -> None:
@@ -206,7 +207,7 @@ def nothing(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "error", "text"),
     [
-        (twice, DataError, "has two rows of id 2; allowed: one"),
+        (twice, DataError, "{path}, rows 1 and 3: both have id 'u1'; allowed: one row an id"),
         (wrong_dim, ConfigError, "the rows of {path} have 6 values; allowed for table item: 4"),
         (nothing, UserError, "{path}: cannot be read (No such file or directory)"),
         (lambda path: path.write_text("id,row"), DataError, "{path}: damaged, or no Parquet file"),

@@ -110,8 +110,8 @@ def bad_parquet(path: Path, kind: str) -> Path:
         "ragged": (ids, pa.array([*rows[:4], [1.0]], pa.list_(pa.float32()))),
         "a row is missing": (ids, pa.array([None, *rows[1:]], pa.list_(pa.float32()))),
         "an id is missing": (pa.array([None, 1, 2, 3, 4]), LISTS),
-        "a value is missing": (ids, pa.array([[1.0, None, 2.0], *rows[1:]], pa.list_(pa.float32()))),
-        "large ids": (pa.array([2**64 - 1] * 5, pa.uint64()), LISTS),
+        "a value is missing": (ids, pa.array([rows[0], [1.0, 2.0, None], *rows[2:]], pa.list_(pa.float32()))),
+        "large ids": (pa.array([1, 2**63 - 1, 2**64 - 1, 2, 3], pa.uint64()), LISTS),
         "not finite": (ids, pa.array([*rows[:4], [1.0, float("nan"), 2.0]], pa.list_(pa.float32()))),
     }
     return parquet(path, *made[kind])
@@ -123,18 +123,31 @@ def bad_parquet(path: Path, kind: str) -> Path:
         ("float ids", "id is double; allowed: int64, or texts"),
         ("double rows", "row is list<.*double>; allowed: lists of float32"),
         ("numbers", "row is float; allowed: lists of float32"),
-        ("ragged", "row 4 has 1 values, the first one 3"),
-        ("a row is missing", "an id or a row is missing in rows 0 to 5"),
-        ("an id is missing", "an id or a row is missing in rows 0 to 5"),
-        ("a value is missing", "a value is missing in rows 0 to 5"),
-        ("large ids", "an id does not fit int64"),
-        ("not finite", "the row of id 4 is not finite"),
+        ("ragged", "x.parquet, row 5: has 1 values, the first row 3"),
+        ("a row is missing", "x.parquet, row 1: row is missing"),
+        ("an id is missing", "x.parquet, row 1: id is missing"),
+        ("a value is missing", "x.parquet, row 2: a value is missing"),
+        (
+            "large ids",
+            "x.parquet, row 3: id 18446744073709551615 does not fit int64; allowed: at most 9223372036854775807",
+        ),
+        ("not finite", "x.parquet, row 5: id 4 has the value nan"),
     ],
 )
 def test_a_parquet_file_that_does_not_fit_is_named_with_what_is_wrong(tmp_path: Path, kind: str, text: str) -> None:
     with pytest.raises(DataError, match=text) as caught:
         read(bad_parquet(tmp_path / "x.parquet", kind))
     assert str(tmp_path / "x.parquet") in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_error_names_the_row_over_all_chunks_and_the_text_of_its_id(tmp_path: Path) -> None:
+    rows = np.ones((150_000, 2), np.float32)
+    rows[140_000, 1] = np.inf
+    texts = [f" u{number}\n" for number in range(150_000)]
+    with pytest.raises(DataError, match=r"x\.parquet, row 140001: id 'u140000' has the value inf$"):
+        read(parquet(tmp_path / "x.parquet", pa.array(texts), pa.array(list(rows), pa.list_(pa.float32()))))
+    with pytest.raises(DataError, match=r"x\.rows\.npy, row 140001: id 140000 has the value inf$"):
+        read(written(tmp_path / "x.npy", np.arange(150_000), rows))
 
 
 @pytest.mark.parametrize(

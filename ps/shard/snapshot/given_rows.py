@@ -48,6 +48,8 @@ class GivenRows:
     """Ids (N,) and rows (N, D), in any order."""
     source: str
     """Where they come from, for errors."""
+    shown: Callable[[int, int], str] = lambda _row, id_: str(id_)
+    """From the number of a row, from 1, and its id to the id as the user wrote it, for errors."""
 
 
 def write_given_rows(tables: Sequence[GivenRows], checkpoint: Path, *, shard: int) -> list[FileRecord]:
@@ -118,8 +120,21 @@ def _sorted_ranges(given: GivenRows, dim: int, count: int, folder: Path) -> Iter
             order_N = np.argsort(keys_N)
             keys_N, ids_N = keys_N[order_N], ids_N[order_N]
             if (twice := np.flatnonzero(keys_N[1:] == keys_N[:-1])).size:
-                raise DataError(f"{given.source}: has two rows of id {ids_N[twice[0]]}; allowed: one")
+                raise _named_twice(given, int(ids_N[twice[0]]))
             yield ids_N, records_NW[order_N, FIRST_WEIGHT:]
+
+
+def _named_twice(given: GivenRows, id_: int) -> DataError:
+    """The error for an id that comes twice. Reads the rows again to find both."""
+    found: list[int] = []
+    done = 0
+    for ids_N, _ in given.chunks():
+        found += (np.flatnonzero(ids_N == id_) + done + 1).tolist()
+        done += ids_N.size
+        if len(found) > 1:
+            break
+    rows = " and ".join(map(str, found[:2]))
+    return DataError(f"{given.source}, rows {rows}: both have id {given.shown(found[0], id_)}; allowed: one row an id")
 
 
 def _append(files: Sequence[IO[bytes]], ids_N: Ids, rows_ND: Rows) -> None:

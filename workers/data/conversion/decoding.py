@@ -236,7 +236,7 @@ def _parse(column: Column, texts: pa.Array) -> pa.Array:
         for index, text in enumerate(texts.cast(pa.binary()).to_pylist()):
             if text is not None and not _parses(text):
                 hint = "; see data.decimal" if COMMA_NUMBER.fullmatch(text) else ""
-                shown = f"{_shown(text)} is not a number; allowed: numbers, or data.missing{hint}"
+                shown = f"{shown_text(text)} is not a number; allowed: numbers, or data.missing{hint}"
                 raise column.error(index, shown) from error
         raise
 
@@ -377,6 +377,7 @@ def _one_line(name: str) -> str:
     return name if len(name) <= 60 else name[:57] + "..."
 
 
-def _shown(text: Any) -> str:
+def shown_text(text: Any) -> str:
+    """Bytes in quotes for a message, in one line of at most 60 characters."""
     shown = repr(text.decode("utf-8", "replace"))
     return shown if len(shown) <= 60 else shown[:57] + "..."

@@ -65,7 +65,7 @@ def test_given_rows_are_loaded_by_any_number_of_servers(
 def test_an_id_that_comes_twice_in_different_chunks_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(given_rows, "RANGE_BYTES", 500)
     ids = np.append(np.arange(1000), 7)
-    with pytest.raises(DataError, match="the test: has two rows of id 7; allowed: one"):
+    with pytest.raises(DataError, match=r"the test, rows 8 and 1001: both have id 7; allowed: one row an id"):
         write_given_rows([given(ids, np.ones((1001, 2), np.float32))], Checkpoints(tmp_path).begin(0), shard=0)
 
 
