@@ -98,9 +98,7 @@ def _run_phases(
     pins = _pins(config)
     with session.interrupts, _importable(code_folder):
         files = _row_files(config, start) if resumed is None and config.row_files else []
-        _prepare(config, screen, resumed, start, session.starter)
-        for each in files:
-            screen.phase("rows", each.text())
+        _prepare(config, screen, resumed, start, files, session.starter)
         if config.affinity.wanted:
             screen.phase("affinity", describe(pins))
         new = resumed is None
@@ -323,13 +321,20 @@ def _starting(config: JobConfig, screen: Screen) -> Iterator[Starter]:
 
 
 def _prepare(
-    config: JobConfig, screen: Screen, resumed: Resumed | None, start: WarmStart | None, starter: Starter
+    config: JobConfig,
+    screen: Screen,
+    resumed: Resumed | None,
+    start: WarmStart | None,
+    files: Sequence[Pretrained],
+    starter: Starter,
 ) -> None:
     """Compiles kernels and converts data, once for all roles. Raises UserError, and JobStopped on Ctrl-C."""
     try:
         data = _compile_and_convert(config, screen, resumed, starter)
         if start is not None:
             _check_columns(start, data, screen)
+        for each in files:
+            screen.phase("rows", each.matched(data.train))
     except KeyboardInterrupt:
         raise JobStopped("stopped before the first step") from None
     finally:

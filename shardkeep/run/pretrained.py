@@ -23,6 +23,7 @@ from shardkeep.row_files.registry import form_of, open_rows
 
 if TYPE_CHECKING:
     from shardkeep.ps.shard.snapshot.given_rows import GivenRows
+    from shardkeep.workers.data.samples import Dataset
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,17 @@ class Pretrained:
     def text(self) -> str:
         """One line for the user."""
         return f"{self.file.rows:,} rows of table {self.spec.name} from {self.file.path}"
+
+    def matched(self, dataset: Dataset) -> str:
+        """One line for the user, with the number of ids that the training data have. Raises DataError if the file has
+        numbers and the data texts, or the reverse, and if the file is damaged."""
+        if not self.file.rows:
+            return self.text()
+        from shardkeep.run.id_matches import id_matches
+
+        matches = id_matches(self.file, self.spec.name, dataset)
+        matches.check(self._source)
+        return f"{'' if matches.known else 'warning: '}{self.text()}; {matches.text()}"
 
     def given(self) -> GivenRows:
         """The rows as the writer of snapshots takes them."""

@@ -77,7 +77,7 @@ def _refuse_done(run: Path, before: JobConfig, config: JobConfig, checkpoint: Ch
 
 
 def _early_end(config: JobConfig, checkpoint: Checkpoint) -> str | None:
-    """Why early stopping ends the job at a checkpoint, and what lets it train on; None = it does not."""
+    """Why early stopping ends the job at a checkpoint, and what continues it; None = it does not."""
     stopping = config.train.early_stopping
     if stopping is None:
         return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pacsv
 import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
@@ -22,6 +24,7 @@ from shardkeep.launch.job import ShownFolder
 from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.ps.shard.snapshot.row_stream import stream_rows
 from shardkeep.roles.in_process import run_in_process
+from shardkeep.run import id_matches
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.reader import MetricsTail, RunReader
 from shardkeep.run.screen import Screen, console
@@ -126,6 +129,55 @@ def test_texts_of_a_file_are_the_texts_of_the_data(tmp_path: Path) -> None:
     tables = {**lazy, "user": {"init": from_file(tmp_path / "users.parquet")}}
     train(job_of(tmp_path, None, tables=tables), tmp_path / "run")
     assert np.array_equal(shardkeep.load(tmp_path / "run").rows("user", texts), rows)
+
+
+def rows_line(printed: str) -> str:
+    (line,) = [line for line in printed.splitlines() if line.startswith("rows ")]
+    return line
+
+
+@pytest.mark.parametrize(
+    ("ids", "warning", "known"),
+    [(np.concatenate([SEEN[:20], STRANGERS]), "", 20), (STRANGERS, "warning: ", 0)],
+    ids=["some", "none"],
+)
+def test_the_ids_that_the_data_have_are_counted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], ids: np.ndarray, warning: str, known: int
+) -> None:
+    row_file(tmp_path / "rows.parquet", ids)
+    shardkeep.train(job_of(tmp_path, from_file(tmp_path / "rows.parquet")), run_dir=tmp_path / "run")
+    expected = f"{warning}{ids.size} rows of table item from {tmp_path / 'rows.parquet'}; {known} of {ids.size} ids"
+    assert rows_line(capsys.readouterr().out) == f"rows      {expected} are in the training data"
+
+
+def test_numbers_in_the_file_and_texts_in_the_data_are_refused_and_so_is_the_reverse(tmp_path: Path) -> None:
+    path = tmp_path / "rows.parquet"
+    row_file(path, np.arange(40, 140))
+    text = f"tables.item.init.path: {path}: 0 of 100 ids are in the training data; 10 of them are there as "
+    with pytest.raises(DataError) as caught:
+        train(job_of(tmp_path, from_file(path)), tmp_path / "run")
+    csv = "texts, as every value of a CSV is: store the ids as texts in a Parquet file"
+    assert str(caught.value) == text + csv and not (tmp_path / "run").exists()
+    job = job_of(tmp_path, from_file(path)).model_dump(mode="json")
+    pq.write_table(pacsv.read_csv(tmp_path / "train.csv"), tmp_path / "train.parquet")
+    job["data"] |= {"source": "parquet", "train": [str(tmp_path / "train.parquet")]}
+    train(shardkeep.JobConfig.model_validate(job), tmp_path / "numbers")
+    rows = pq.read_table(path)
+    pq.write_table(rows.set_column(0, "id", rows["id"].cast(pa.string())), path)
+    with pytest.raises(DataError) as caught:
+        train(shardkeep.JobConfig.model_validate(job), tmp_path / "run")
+    assert str(caught.value) == f"{text}numbers: store the ids as int64"
+
+
+def test_of_large_data_some_samples_of_all_parts_are_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(id_matches, "MOST_SAMPLES", 60)
+    monkeypatch.setattr(id_matches, "BLOCK", 20)
+    row_file(tmp_path / "rows.parquet", SEEN)
+    shardkeep.train(job_of(tmp_path, from_file(tmp_path / "rows.parquet")), run_dir=tmp_path / "run")
+    found = re.search(r"; (\d+) of 50 ids are in 60 training samples$", rows_line(capsys.readouterr().out))
+    assert found is not None and 20 < int(found[1]) < 50
 
 
 def test_the_optimizer_of_given_rows_is_new(tmp_path: Path) -> None:
