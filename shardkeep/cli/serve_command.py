@@ -39,7 +39,7 @@ def serve(
             parser=path,
             metavar="RUN",
             autocompletion=complete_run,
-            help="Serve the newest checkpoint of this run, which may be training.",
+            help="Serve the newest checkpoint of this run, which may be training, or start later.",
         ),
     ] = None,
     verify: Annotated[
@@ -90,6 +90,7 @@ def serve(
 
             torch.set_num_threads(threads)
             follower = None if follow is None else Follower(follow)
+            awaited = None if follower is None else follower.awaited()
             predictor = load(model, chosen, verify=verify)
             served = ServedModel(predictor, made_at(model))
         shown = name or model_name(predictor, model)
@@ -99,7 +100,9 @@ def serve(
 
         def ready(addresses: Addresses) -> None:
             text = f"serving {shown}, step {predictor.step:,}: gRPC {addresses.grpc}"
-            print(text + (f", HTTP {addresses.http}" if addresses.http else ""), flush=True)
+            say(text + (f", HTTP {addresses.http}" if addresses.http else ""))
+            if awaited is not None:
+                say(f"waiting: {awaited}; its first checkpoint replaces this model")
 
         with contextlib.nullcontext() if follower is None else following(served, follower, told=say):
             serve_until_signal(shown, served, settings, ready=ready)

@@ -38,20 +38,32 @@ class Followed:
 
 
 class Follower:
-    """Reads a run's newest checkpoint whenever there is another one. Holds all rows in memory.
+    """Reads a run's newest checkpoint whenever there is another one. Holds all rows in memory. The run may begin later.
 
     A job deletes old checkpoints while this reads. What is gone then is left out: the next look begins with the newest
     one, and reads all rows where its chain is not known."""
 
     def __init__(self, run: Path, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises UserError: it is no run folder."""
+        """`run`: a run folder, or the path of one that a job will make. Raises UserError: it is something else."""
         self._run, self._clock = run, clock
-        config_of(run)
+        if not self._missing():
+            config_of(run)
         self.step = 0
         """The step of the model that `look` returned last; 0 = none yet."""
         self._chain: list[str] = []
         self._rows: SortedRows | None = None
         self._unread, self._again_s = "", 0.0
+
+    def _missing(self) -> bool:
+        """Whether there is no run yet: a job that starts makes an empty folder first."""
+        return not self._run.exists() or (self._run.is_dir() and next(self._run.iterdir(), None) is None)
+
+    def awaited(self) -> str | None:
+        """What there must be before a model can be read, as one line; None = it is there."""
+        if self._missing():
+            return f"{self._run} does not exist yet"
+        steps = [step for step, _ in checkpoints_of(config_of(self._run), self._run).complete() if step]
+        return None if steps else f"{self._run} has no checkpoint yet"
 
     def look(self) -> Followed | None:
         """The newest model, None = it is the one that `look` returned before, or there is none yet. Blocks while rows
@@ -59,6 +71,8 @@ class Follower:
 
         Raises CheckpointError, OSError and others where the newest checkpoint cannot be read. It is tried again
         `AGAIN_S` later; until then `look` returns None."""
+        if self._missing():
+            return None
         config = config_of(self._run)
         checkpoint = checkpoints_of(config, self._run).latest()
         if checkpoint is None or not checkpoint.step or [checkpoint.id] == self._chain[-1:]:

@@ -161,5 +161,22 @@ def test_a_job_that_went_back_is_followed(trained: Path, tmp_path: Path) -> None
 
 
 def test_only_runs_can_be_followed(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"is not a run folder; it has no config\.yaml"):
-        Follower(tmp_path)
+    file = tmp_path / "notes.txt"
+    file.write_text("no run")
+    for path, why in ((tmp_path, r"is not a run folder; it has no config\.yaml"), (file, r"there is no such folder")):
+        with pytest.raises(UserError, match=why):
+            Follower(path)
+
+
+def test_a_run_may_begin_later(trained: Path, tmp_path: Path) -> None:
+    path = tmp_path / "later"
+    follower = Follower(path)
+    assert follower.look() is None and follower.awaited() == f"{path} does not exist yet"
+    path.mkdir()
+    assert follower.look() is None and follower.awaited() == f"{path} does not exist yet"
+    path.rmdir()
+    _, checkpoints = copied(trained, path)
+    assert follower.look() is None and follower.awaited() == f"{path} has no checkpoint yet"
+    publish(checkpoints[0], path)
+    found = follower.look()
+    assert found is not None and found.trained.step > 0 and follower.awaited() is None

@@ -15,11 +15,11 @@ from tests.support.serving import datatype_of
 FEATURES = tuple(name for name in COLUMNS if name != "clicked")
 
 
-def trained(folder: Path, **changes: Any) -> Path:
-    """The run folder of a job that took a second."""
+def trained(folder: Path, run: str = "run", **changes: Any) -> Path:
+    """The run folder, below `folder`, of a job that took a second."""
     job = click_job(write_csv(folder / "train.csv", click_rows(1500)), **changes)
-    shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=folder / "run", quiet=True)
-    return folder / "run"
+    shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=folder / run, quiet=True)
+    return folder / run
 
 
 def texts(count: int, seed: int = 3) -> dict[str, list[str]]:

@@ -136,6 +136,24 @@ def test_a_checkpoint_that_cannot_be_followed_is_a_line_with_the_reason(run: Pat
     assert "a checkpoint cannot be served level=warning" in ended.err and rows.name in ended.err
 
 
+def test_a_run_that_begins_later_is_awaited_and_followed(run: Path, tmp_path: Path) -> None:
+    later = tmp_path / "later"
+    command = Command("serve", str(run), *FREE, "--follow", str(later))
+    try:
+        _, web = addresses(command)
+        assert (
+            command.line("waiting")
+            == f"waiting: {later} does not exist yet; its first checkpoint replaces this model\n"
+        )
+        with urllib.request.urlopen(f"http://{web}/v2/health/ready", timeout=30) as reply:
+            assert reply.status == 200
+        trained(tmp_path, run="later")
+        steps = shardkeep.load(later).step
+        assert command.line(f"step {steps}: ").startswith(f"step {steps}: read all rows")
+    finally:
+        command.kill()
+
+
 def one_line(command: Command) -> tuple[int, str]:
     try:
         ended = command.end()
