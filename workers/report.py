@@ -46,7 +46,7 @@ class Report:
 
     def lowered_rates(self, step: int, factor: float) -> None:
         """Reports that the learning rates are `factor` times the config's from `step` on."""
-        text = f"no better evaluation: from step {step} on {factor:g} times the learning rates of the config"
+        text = f"no better evaluation: from step {step:,} on {factor:g} times the learning rates of the config"
         self._progress.report("phase", {"phase": "plateau", "text": text, "step": step, "lr_factor": factor})
 
     def progressive(self, step: int, metrics: dict[str, Any]) -> None:

@@ -146,7 +146,7 @@ class Trainer:
         if self.checkpoints is None:
             return
         finish = done == self.total_steps or self._best.ends
-        if self.checkpoints.due(done) or finish or self._best.step == done:
+        if self.checkpoints.due(done, total_steps=self.total_steps) or finish or self._best.step == done:
             self._save(self.checkpoints, done, finish=finish)
         self._report.checkpoints(self.checkpoints.records())
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from shardkeep.base.errors import UserError
+from shardkeep.base.sizes import size_text
 from shardkeep.config import load_config
 from shardkeep.workers.data.cache.contents import Found, contents, folders_at, folders_of, remove
 
@@ -38,14 +39,6 @@ def cache_lines(where: Path | None, *, clean: bool = False, unused_days: float |
         yield f"{size_text(freed)} removed"
     elif useless:
         yield f"{size_text(sum(useless))} of no use; --clean removes them"
-
-
-def size_text(size: int) -> str:
-    """A size as a person reads it, such as `1.2 GB`."""
-    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if size >= unit:
-            return f"{size / unit:.1f} {name}"
-    return f"{size} B"
 
 
 def _line(entry: Found, *, removed: bool) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
+from shardkeep.base.sizes import size_text
 from shardkeep.cli.exits import run_command
 from shardkeep.cli.options import Debug, complete_run, path, which_checkpoint
 
@@ -72,7 +73,8 @@ def evaluate(
         raise typer.BadParameter(f"{split!r}; allowed: eval, train, test", param_hint="'--split'")
 
     def body() -> int:
-        from shardkeep.run.screen import console, two_columns
+        from shardkeep.run.screen import console, metric_name
+        from shardkeep.run.text_tables import Trimmed, two_columns
 
         with ready_to_score(run) as screen:
             from shardkeep.inference.files import input_files
@@ -88,11 +90,11 @@ def evaluate(
         else:
             groups = found.pop("by", None)
             buckets = found.pop("calibration_buckets", None)
-            rows = [(name, _number(value)) for name, value in found.items() if value is not None]
+            rows = [(metric_name(name), _number(value)) for name, value in found.items() if value is not None]
             rows += [("bucket", "  ".join(f"{k} {_number(v)}" for k, v in bucket.items())) for bucket in buckets or ()]
             console().print(two_columns(rows))
             if groups is not None:
-                console().print(_table_of_groups(groups))
+                console().print(Trimmed(_table_of_groups(groups)))
         return 0
 
     run_command(body, debug)
@@ -121,7 +123,7 @@ def predict(
 
             names = [name for name in keep.split(",") if name]
             done = predict_files(run, input_files(data), out, which=which, keep=names, told=told)
-        print(f"{done.rows:,} rows scored by the model of step {done.step:,} in {done.seconds:.1f} s, in {out}")
+        print(f"{done.rows:,} rows scored by the model of step {done.step:,} in {done.seconds:.1f} s, written to {out}")
         for name, (missing, values) in done.unseen.items():
             if missing:
                 share = f"{100 * missing / values:.3g} %"
@@ -161,13 +163,15 @@ def export(
             done = export_run(run, out, which=which, formats=formats, with_program=with_program, told=told)
         manifest = done.manifest
         count = sum(table.rows for table in manifest.tables)
-        print(f"model of step {manifest.step:,} with {count:,} rows in {out}: {done.size_bytes / 1e6:,.3g} MB")
+        print(f"model of step {manifest.step:,} with {count:,} rows written to {out}: {size_text(done.size_bytes)}")
         if manifest.cost is None:
             print("what the number formats cost was not measured: the job's evaluation data are not there")
+        from shardkeep.run.screen import metric_name
+
         if manifest.cost:
             print("change by the number formats, on the job's evaluation data:")
         for name, change in (manifest.cost or {}).items():
-            print(f"  {name:<20} {change:+.6f}")
+            print(f"  {metric_name(name):<20} {change:+.6f}")
         return 0
 
     run_command(body, debug)
@@ -177,11 +181,13 @@ def _table_of_groups(by: dict[str, Any]) -> Table:
     """The most frequent values of a column, with their metrics."""
     from rich.table import Table
 
+    from shardkeep.run.screen import metric_name
+
     groups, title = by["groups"], None
     if len(groups) > MOST_GROUPS:
         title = f"the {MOST_GROUPS} most frequent of {len(groups):,} values; --json has all"
     names = [name for name in groups[0] if name not in ("value", "note", "calibration_buckets")] if groups else []
-    table = Table(by["column"], *names, title=title, box=None)
+    table = Table(by["column"], *map(metric_name, names), title=title, box=None)
     for group in groups[:MOST_GROUPS]:
         shown = ["-" if group.get(name) is None else _number(group[name]) for name in names]
         table.add_row("(missing)" if group["value"] is None else str(group["value"]), *shown)

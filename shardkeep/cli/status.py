@@ -17,8 +17,9 @@ from shardkeep.ps.control.records import Status
 from shardkeep.run.next_steps import resume_line
 from shardkeep.run.processes import launcher_there, living
 from shardkeep.run.reader import RunReader, latest_run
-from shardkeep.run.screen import closing_rows, quality, two_columns
+from shardkeep.run.screen import closing_rows, quality
 from shardkeep.run.starts import Starts
+from shardkeep.run.text_tables import Trimmed, two_columns
 
 MOST_LINES = 8
 """The most lines for tables. With more tables, each kind of table gets one line."""
@@ -89,7 +90,7 @@ def show_job(coordinator: Endpoint, console: Console, *, run: Path | None = None
         [("start", f"{number} of this job, from step {step:,}; recoveries count from this start")] if number > 1 else []
     )
     console.print(two_columns([*again, *_progress_rows(status)]))
-    console.print(_members(status))
+    console.print(Trimmed(_members(status)))
     return 1 if status.state == "failed" else 0
 
 

@@ -31,7 +31,8 @@ def tables(
     which = which_checkpoint(model)
 
     def body() -> int:
-        from shardkeep.run.screen import console, two_columns
+        from shardkeep.run.screen import console
+        from shardkeep.run.text_tables import Trimmed, two_columns
 
         with ready_to_score(run) as screen:
             from shardkeep.run.newest import with_checkpoint
@@ -54,10 +55,10 @@ def tables(
         shown_on = console()
         shown_on.print(progress.text(checkpoint.step), markup=False, soft_wrap=True)
         if table is None:
-            shown_on.print(_table_of(found, loads))
+            shown_on.print(Trimmed(_table_of(found, loads)))
             return 0
         shown_on.print(two_columns(_rows_of(found[0], loads)))
-        shown_on.print(_table_of_top(found[0]))
+        shown_on.print(Trimmed(_table_of_top(found[0])))
         return 0
 
     run_command(body, debug)
@@ -96,7 +97,7 @@ def tables_export(
                 run, which, lambda one: export_table(one, table, target, chosen, told)
             )
         names = " and ".join(map(str, files))
-        print(f"{rows:,} rows of table {table} at step {checkpoint.step:,}, in {names}")
+        print(f"{rows:,} rows of table {table} at step {checkpoint.step:,}, written to {names}")
         return 0
 
     run_command(body, debug)
@@ -111,35 +112,44 @@ def _json_of(figures: TableFigures, load_factor: float | None, table: str | None
 
 
 def _table_of(found: list[TableFigures], loads: Mapping[str, float]) -> Table:
-    from shardkeep.estimate.view import size_of, table_of
+    from shardkeep.base.sizes import size_text
+    from shardkeep.estimate.view import table_of
 
     norms_of = ("mean norm", "1 %", "50 %", "99 %", "max")
     view = table_of("table", "rows", "dim", "bytes", "optimizer state", "load", *norms_of)
     for one in found:
-        norms = ["-"] * 5 if one.norms is None else [f"{value:.4g}" for value in one.norms.values()]
-        counts = (f"{one.rows:,}", str(one.spec.dim), size_of(one.row_bytes), size_of(one.optimizer_bytes))
+        norms = ["-"] * 5 if one.norms is None else [f"{value:#.4g}" for value in one.norms.values()]
+        counts = (f"{one.rows:,}", str(one.spec.dim), size_text(one.row_bytes), size_text(one.optimizer_bytes))
         load = f"{loads[one.spec.name]:.2f}" if one.spec.name in loads else "-"
         view.add_row(one.spec.name, *counts, load, *norms)
     total = sum(one.row_bytes for one in found), sum(one.optimizer_bytes for one in found)
-    view.add_row("all", f"{sum(one.rows for one in found):,}", "", *map(size_of, total), style="bold")
+    view.add_row("all", f"{sum(one.rows for one in found):,}", "", *map(size_text, total), style="bold")
     return view
 
 
 def _rows_of(one: TableFigures, loads: Mapping[str, float]) -> list[tuple[str, str]]:
-    from shardkeep.estimate.view import size_of
+    from shardkeep.base.sizes import size_text
 
     rows = [
         ("table", f"{one.spec.name}: dim {one.spec.dim}, {one.spec.optimizer.name}"),
         ("rows", f"{one.rows:,}"),
-        ("bytes", f"{size_of(one.row_bytes)} of ids and weights, {size_of(one.optimizer_bytes)} of optimizer state"),
+        (
+            "bytes",
+            f"{size_text(one.row_bytes)} of ids and weights, {size_text(one.optimizer_bytes)} of optimizer state",
+        ),
     ]
     if one.spec.name in loads:
         rows.append(("load", f"{loads[one.spec.name]:.2f} of the entries of the servers' indexes"))
     if one.norms is not None:
-        rows.append(("norms", "  ".join(f"{name} {value:.4g}" for name, value in one.norms.items())))
+        rows.append(("norms", "  ".join(f"{_norm_name(name)} {value:#.4g}" for name, value in one.norms.items())))
     if one.not_finite:
         rows.append(("not finite", f"{one.not_finite:,} rows"))
     return rows
+
+
+def _norm_name(key: str) -> str:
+    """`50 %` for `p50`, as the overview has it."""
+    return f"{key[1:]} %" if key[1:].isdigit() else key
 
 
 def _table_of_top(one: TableFigures) -> Table:
@@ -149,6 +159,6 @@ def _table_of_top(one: TableFigures) -> Table:
     if one.top_by == "squared_gradients":
         view.add_column("squared gradients", justify="right")
     for row in one.top:
-        squares = [] if row.squared_gradients is None else [f"{row.squared_gradients:.4g}"]
-        view.add_row(str(row.id), f"{row.norm:.4g}", *squares)
+        squares = [] if row.squared_gradients is None else [f"{row.squared_gradients:#.4g}"]
+        view.add_row(str(row.id), f"{row.norm:#.4g}", *squares)
     return view

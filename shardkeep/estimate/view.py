@@ -9,7 +9,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from shardkeep.run.screen import PIPED_WIDTH, Screen, two_columns
+from shardkeep.base.sizes import size_text
+from shardkeep.run.screen import PIPED_WIDTH, Screen
+from shardkeep.run.text_tables import Trimmed, two_columns
 
 Part = Mapping[str, Any]
 SHOWN_TABLES = 12
@@ -32,17 +34,17 @@ def show_estimate(found: Part, console: Console) -> None:
     """Prints an estimate as `shardkeep.estimate.estimate.estimate` returns it."""
     console.print(two_columns(list(_job_rows(found))))
     console.print()
-    console.print(_memory(found, console))
+    console.print(Trimmed(_memory(found, console)))
     if len(found["servers"]) > 1:
         console.print(_servers_line(found["servers"]))
     if "note" in found:
         return
     console.print()
-    console.print(_traffic(found))
+    console.print(Trimmed(_traffic(found)))
     console.print(f"in {_count(round(found['step']['calls']), 'call')} to servers")
     console.print()
     if found["links"]:
-        console.print(_links(found))
+        console.print(Trimmed(_links(found)))
         console.print(_bound_line(found))
     else:
         console.print("servers: 0: nothing travels between processes")
@@ -60,9 +62,9 @@ def _job_rows(found: Part) -> Iterator[tuple[str, str]]:
     yield "steps", f"{job['steps']:,} of {job['step_samples']:,} samples; the data has {job['samples']:,}"
     yield "looked at", f"{drawn['samples']:,} samples in {_count(drawn['steps'], 'step')}"
     yield "ids", f"{step['ids_per_worker']:,.0f} a step and worker, {step['distinct_per_worker']:,.0f} of them distinct"
-    again, changed = step["read_again"], step["changed_by_others"]
-    yield "rows", f"{again:.0%} read before by the same worker, {changed:.0%} changed by another one since"
-    yield "tower", f"{tower['parameters']:,} parameters, {size_of(tower['bytes'])}"
+    again, changed = 100 * step["read_again"], 100 * step["changed_by_others"]
+    yield "rows", f"{again:.0f} % read before by the same worker, {changed:.0f} % changed by another one since"
+    yield "tower", f"{tower['parameters']:,} parameters, {size_text(tower['bytes'])}"
 
 
 def _memory(found: Part, console: Console) -> Table:
@@ -96,7 +98,7 @@ def _sum(tables: Sequence[Part]) -> Part:
 
 
 def _servers_line(servers: Sequence[Part]) -> str:
-    low, high = (size_of(pick(server["bytes"] for server in servers)) for pick in (min, max))
+    low, high = (size_text(pick(server["bytes"] for server in servers)) for pick in (min, max))
     return f"each server: {low if low == high else f'{low} to {high}'}, without the process itself"
 
 
@@ -104,8 +106,8 @@ def _traffic(found: Part) -> Table:
     view = table_of("a step of all workers", "bytes", "bytes a sample")
     samples = found["job"]["step_samples"]
     for row in found["step"]["traffic"]:
-        view.add_row(row["text"], size_of(row["bytes"]), f"{row['bytes'] / samples:,.1f}")
-    view.add_row("all", size_of(found["bytes_per_step"]), f"{found['bytes_per_sample']:,.1f}", style="bold")
+        view.add_row(row["text"], size_text(row["bytes"]), f"{row['bytes'] / samples:,.1f}")
+    view.add_row("all", size_text(found["bytes_per_step"]), f"{found['bytes_per_sample']:,.1f}", style="bold")
     return view
 
 
@@ -113,7 +115,7 @@ def _links(found: Part) -> Table:
     view = table_of(f"a link of {found['gbit_per_s']:g} Gbit/s each way", "in", "out", "at least")
     for link in found["links"]:
         view.add_row(
-            link["process"], size_of(link["in_bytes"]), size_of(link["out_bytes"]), f"{link['bound_ms']:,.3f} ms"
+            link["process"], size_text(link["in_bytes"]), size_text(link["out_bytes"]), f"{link['bound_ms']:,.3f} ms"
         )
     return view
 
@@ -129,13 +131,6 @@ def table_of(first: str, *others: str) -> Table:
     for name in others:
         view.add_column(name, justify="right", no_wrap=True)
     return view
-
-
-def size_of(size: float) -> str:
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if size >= factor:
-            return f"{size / factor:,.1f} {unit}"
-    return f"{size:,.0f} B"
 
 
 def _count(count: int, noun: str) -> str:

@@ -46,7 +46,7 @@ def resume_line(path: Path) -> str:
     except (ShardkeepError, OSError) as error:
         return f"nothing to resume from: {error}"
     by_hand = RunReader(run).coordinator_command()
-    return f"to resume at step {step}: {shlex.join(_resume(run, by_hand, step))}"
+    return f"to resume at step {step:,}: {shlex.join(_resume(run, by_hand, step))}"
 
 
 def longer_line(config: JobConfig, path: Path) -> str:

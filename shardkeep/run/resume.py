@@ -42,7 +42,7 @@ class Resumed:
     def text(self) -> str:
         """One line for the user."""
         changed = f"; changed: {', '.join(self.changed)}" if self.changed else ""
-        return f"at step {self.checkpoint.step} from {self.checkpoint.folder.name}{changed}"
+        return f"at step {self.checkpoint.step:,} from {self.checkpoint.folder.name}{changed}"
 
 
 def plan_resume(run: Path, overrides: Sequence[str] = ()) -> Resumed:
@@ -72,7 +72,7 @@ def _refuse_done(run: Path, before: JobConfig, config: JobConfig, checkpoint: Ch
         raise UserError(f"--resume {run}: {why}")
     if not more and _early_end(before, checkpoint) is None:
         raise UserError(
-            f"--resume {run}: the job is done at step {checkpoint.step}; raise train.epochs or train.max_steps"
+            f"--resume {run}: the job is done at step {checkpoint.step:,}; raise train.epochs or train.max_steps"
         )
 
 
@@ -88,8 +88,8 @@ def _early_end(config: JobConfig, checkpoint: Checkpoint) -> str | None:
     if not best.ends:
         return None
     return (
-        f"training stopped early at step {checkpoint.step}: {stopping.metric} has not improved in {best.since} "
-        f"evaluation{'s' if best.since > 1 else ''} since step {best.step}; to train longer, "
+        f"training stopped early at step {checkpoint.step:,}: {stopping.metric} has not improved in {best.since} "
+        f"evaluation{'s' if best.since > 1 else ''} since step {best.step:,}; to train longer, "
         f"--set train.early_stopping.patience={best.since + stopping.patience}"
     )
 

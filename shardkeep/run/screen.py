@@ -9,8 +9,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, Task, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 from rich.text import Text
+
+from shardkeep.base.sizes import size_text
+from shardkeep.run.text_tables import two_columns
 
 PIPED_WIDTH = 1000
 """Columns where there is no terminal: nothing is cut or folded for want of room."""
@@ -117,22 +119,21 @@ class _Remaining(TimeRemainingColumn):
         return super().render(task).append(" left")
 
 
-def two_columns(rows: Sequence[tuple[str, str]]) -> Table:
-    """Names and values, aligned."""
-    table = Table(show_header=False, box=None, padding=(0, 2, 0, 0))
-    table.add_column(style="bold", no_wrap=True)
-    table.add_column(overflow="fold")
-    for name, value in rows:
-        table.add_row(name, Text(value))
-    return table
-
-
 _METRICS = {
     "auc": "AUC", "gauc": "GAUC", "logloss": "logloss", "normalized_entropy": "normalized entropy",
     "calibration": "calibration", "accuracy": "accuracy", "precision": "precision", "recall": "recall",
     "mse": "MSE", "rmse": "RMSE", "mae": "MAE",
 }  # fmt: skip
+"""How metrics are called on the screen, in the order in which it shows them."""
 _ON_ONE_LINE = 2  # metrics of a label in a line
+
+
+def metric_name(key: str) -> str:
+    """How the screen calls a key of the metrics: `normalized entropy`, or `AUC/LABEL` for one of several labels."""
+    if key == "best_auc":
+        return "best possible AUC"
+    metric, slash, label = key.partition("/")
+    return f"{_METRICS.get(metric, metric)}{slash}{label}"
 
 
 def quality(scores: Mapping[str, Any]) -> str:
@@ -187,7 +188,7 @@ def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]
         rows += [
             (
                 "tables",
-                f"{len(tables)} with {total_rows:,} rows, {held / 1e6:,.1f} MB{'' if alone else ' on the servers'}",
+                f"{len(tables)} with {total_rows:,} rows, {size_text(held)}{'' if alone else ' on the servers'}",
             )
         ]
     if recoveries := summary.get("recoveries"):

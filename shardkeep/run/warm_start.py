@@ -39,7 +39,7 @@ class WarmStart:
 
     def text(self) -> str:
         """One line for the user."""
-        return f"the model of step {self.checkpoint.step} of {self.run}"
+        return f"the model of step {self.checkpoint.step:,} of {self.run}"
 
     @property
     def facts(self) -> dict[str, Any]:

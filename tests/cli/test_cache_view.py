@@ -12,7 +12,8 @@ import pytest
 
 from shardkeep.base.errors import UserError
 from shardkeep.base.files import file_lock
-from shardkeep.cli.cache import cache_lines, size_text
+from shardkeep.base.sizes import size_text
+from shardkeep.cli.cache import cache_lines
 from shardkeep.config import load_config
 from shardkeep.workers.data.sources.registry import open_data
 

@@ -31,8 +31,26 @@ def test_evaluate_prints_the_summarys_numbers_as_json_and_for_a_person(run: str)
     code, out, error = invoke("evaluate", run, "--json")
     assert (code, error) == (0, "") and json.loads(out) == {"step": told["steps"]} | told["eval"]
     code, out, _ = invoke("evaluate", run, "--split", "train", "--model", str(told["steps"]))
-    rows = dict(line.split() for line in out.splitlines())
-    assert code == 0 and int(rows["samples"]) == 400 - told["eval"]["samples"] and 0 < float(rows["auc"]) < 1
+    rows = dict(line.rsplit(maxsplit=1) for line in out.splitlines())
+    assert code == 0 and int(rows["samples"]) == 400 - told["eval"]["samples"] and 0 < float(rows["AUC"]) < 1
+
+
+def test_what_a_person_reads_has_one_name_a_metric_and_no_spaces_at_the_ends_of_lines(run: str, tmp_path: Path) -> None:
+    config, data = str(Path(run) / "config.yaml"), str(Path(run).parent / "train.csv")
+    printed = [
+        invoke("evaluate", run),
+        invoke("evaluate", run, "--data", data, "--by", "user"),
+        invoke("export", run, str(tmp_path / "model"), "--rows", "fp16"),
+        invoke("tables", run),
+        invoke("tables", run, "--table", "user"),
+        invoke("status", run),
+        invoke("estimate", config),
+    ]
+    for code, out, _ in printed:
+        assert code == 0 and [line for line in out.splitlines() if line != line.rstrip()] == []
+        assert "normalized_entropy" not in out and " 0.0 MB" not in out
+    for _, out, _ in printed[:3]:
+        assert "AUC" in out and "normalized entropy" in out and "auc" not in out
 
 
 def test_predict_says_what_it_wrote_and_what_it_does_not_know(run: str, tmp_path: Path) -> None:

@@ -118,8 +118,8 @@ def test_the_table_of_a_resumed_job_says_which_figures_are_the_jobs_and_which_th
 def test_nothing_is_pulled_or_on_servers_where_there_are_none() -> None:
     alone = {**SUMMARY, "processes": [{"role": "worker", "index": 0, "peak_rss_bytes": 1e6}], "staleness": {"0": 9}}
     rows = dict(closing_rows(alone, Path("runs/a")))
-    assert rows["tables"] == "2 with 15 rows, 0.0 MB"
-    assert dict(closing_rows(SUMMARY, Path("runs/a")))["tables"] == "2 with 15 rows, 0.0 MB on the servers"
+    assert rows["tables"] == "2 with 15 rows, 1.0 kB"
+    assert dict(closing_rows(SUMMARY, Path("runs/a")))["tables"] == "2 with 15 rows, 1.0 kB on the servers"
     assert not {"bytes per sample", "staleness"} & rows.keys()
 
 

@@ -95,11 +95,12 @@ class Checkpointer:
         has = start_step in (step for step, _ in self._checkpoints.complete())
         return bool(self._collective.broadcast_object(has, purpose="agreements"))
 
-    def due(self, step: int) -> bool:
+    def due(self, step: int, *, total_steps: int) -> bool:
         """Whether a checkpoint is taken when `step` steps are done. Called for every step; may block."""
         chosen = self._interval.choose(step, self._collective)
         if chosen is not None and not self._collective.rank:
-            text = f"one every {chosen} steps from here on"
+            more = (step // chosen + 1) * chosen < total_steps
+            text = f"one every {chosen:,} steps from here on" if more else "the next one after the last step"
             self._writer.records.append({"step": step, "every_steps": chosen, "text": text})
         return self._interval.ends(step)
 

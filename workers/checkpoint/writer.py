@@ -12,6 +12,7 @@ from typing import Any
 
 from shardkeep.base.arrays import Bytes
 from shardkeep.base.errors import CheckpointError, ShardkeepError
+from shardkeep.base.sizes import size_text
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints, FileRecord
 from shardkeep.ps.client.admin import AdminClient
 from shardkeep.workers.checkpoint.rank_state import save_rank_states
@@ -92,7 +93,7 @@ class CheckpointWriter:
             self._admin.drop_snapshot()
         self._checkpoints.abandon(step)
         why = " ".join(str(error).split()) or type(error).__name__
-        self._note({"step": step, "text": f"no checkpoint at step {step}: {why}; training continues"})
+        self._note({"step": step, "text": f"no checkpoint at step {step:,}: {why}; training continues"})
 
     def wait(self) -> None:
         """Blocks until the thread has ended."""
@@ -114,8 +115,8 @@ class CheckpointWriter:
             self.find_base()
             return
         seconds, size = time.perf_counter() - began, sum(file.size for file in done.files)
-        what = f"{size / 1e6:.1f} MB" + (f" changed since step {done.base.step}" if done.base is not None else "")
-        text = f"step {step} in {done.folder.name}: {what}, {seconds:.2f} s, training held up {held_s:.2f} s"
+        what = size_text(size) + (f" changed since step {done.base.step:,}" if done.base is not None else "")
+        text = f"step {step:,} in {done.folder.name}: {what}, {seconds:.2f} s, training held up {held_s:.2f} s"
         self._note({"step": step, "bytes": size, "seconds": seconds, "held_s": held_s, "text": text})
 
     def _note(self, record: dict[str, Any]) -> None:

@@ -11,8 +11,9 @@ import psutil
 from torch import nn
 
 from shardkeep.base.errors import UserError
-from shardkeep.base.machine.memory import memory_errors, size_text
+from shardkeep.base.machine.memory import memory_errors
 from shardkeep.base.modules import load_named
+from shardkeep.base.sizes import size_text
 from shardkeep.workers.model_config import MODELS as OPTIONS
 from shardkeep.workers.model_config import AttentionConfig, GatesConfig, MaskConfig, ModelConfig
 from shardkeep.workers.models.autoint import AutoInt

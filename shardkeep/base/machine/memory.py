@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 
 from shardkeep.base.errors import UserError
+from shardkeep.base.sizes import size_text
 
 _BYTES = re.compile(r"you tried to allocate (\d+) bytes")
 _UNITS = re.compile(r"(?:Tried|Unable) to allocate ([\d.]+ ?[KMGTPE]i?B)")
@@ -31,8 +32,3 @@ def asked_memory(error: BaseException) -> str | None:
     if found := _UNITS.search(text):
         return found[1]
     return "more than there is" if isinstance(error, MemoryError) else None
-
-
-def size_text(size: float) -> str:
-    """`4,000.0 GB`."""
-    return f"{size / 1e9:,.1f} GB"

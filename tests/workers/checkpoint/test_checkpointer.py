@@ -117,23 +117,34 @@ def test_waiting_for_a_slower_worker_is_not_holding_up(tmp_path: Path, monkeypat
     assert held_s(run) == [0.0] * 3
 
 
+@pytest.mark.parametrize(
+    ("steps", "step_s", "text"),
+    [
+        (60, 0.01, "the next one after the last step"),
+        (99, 60.0, "the next one after the last step"),
+        (101, 60.0, "one every 100 steps from here on"),
+    ],
+)
 def test_auto_takes_a_checkpoint_as_often_as_the_pace_of_the_first_steps_allows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: int, step_s: float, text: str
 ) -> None:
     config = job_config(1)
     auto = config.checkpoint.model_copy(update={"every_steps": "auto"})
-    config = config.model_copy(update={"checkpoint": auto, "train": config.train.model_copy(update={"max_steps": 60})})
-    run = LocalJob(config, as_data(draw(500)), checkpoints=Checkpoints(tmp_path))
+    config = config.model_copy(
+        update={"checkpoint": auto, "train": config.train.model_copy(update={"max_steps": steps})}
+    )
+    run = LocalJob(config, as_data(draw(1000)), checkpoints=Checkpoints(tmp_path))
     clock = Clock(monkeypatch)
-    began, step_s = clock.now, 2.0
+    began = clock.now
 
     def pass_time(step: int) -> bool:
         clock.now = began + step * step_s
         return False
 
     run.run(pass_time)
-    (line,) = [r["text"] for kind, r in run.records if kind == "phase" and "from here on" in r.get("text", "")]
-    assert line == f"one every {int(600.0 * 50 / (49 * step_s))} steps from here on"
+    (record,) = [r for kind, r in run.records if kind == "phase" and "every_steps" in r]
+    assert record["text"] == text
+    assert record["every_steps"] == max(interval.AUTO_FEWEST_STEPS, int(600.0 * 50 / (49 * step_s)))
 
 
 def test_a_job_that_stops_before_its_first_step_writes_no_checkpoint(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from shardkeep.base.errors import DataError
+from shardkeep.base.sizes import size_text
 from shardkeep.workers.data.cache.entry import Content, Entry, FileSet, read_entry, write_entry
 from shardkeep.workers.data.cache.folders import (
     cache_folders,
@@ -124,15 +125,11 @@ def _input_files(config: DataConfig) -> tuple[list[Path], list[Path]]:
 def _described(entries: Sequence[Entry]) -> str:
     """Where the samples lie, how large that is, and how many rows have been left out."""
     size = sum(entry.size_bytes for entry in entries)
-    held = f" ({_megabytes(size)}; `shardkeep cache` shows and cleans it)" if size >= LARGE_BYTES else ""
+    held = f" ({size_text(size)}; `shardkeep cache` shows and cleans it)" if size >= LARGE_BYTES else ""
     first, *more = [entry.folder for entry in entries]
     beside = [folder.name if folder.parent == first.parent else str(folder) for folder in more]
     text = f"cached in {' and '.join([str(first), *beside])}{held}"
     return text + left_out(sum(entry.skipped for entry in entries))
-
-
-def _megabytes(size: int) -> str:
-    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.0f} MB"
 
 
 def _obtain(job: Job, files: FileSet, fitted: Fitted | None, progress: Progress | None) -> Entry:
@@ -227,7 +224,7 @@ def _read_all(job: Job, paths: Sequence[Path], progress: Progress) -> Iterable[C
     total = sum(path.stat().st_size for path in paths) or 1
     done = 0
     columns = job.layout.raw_columns()
-    of = f" of {_megabytes(total)}" if total >= LARGE_BYTES else ""
+    of = f" of {size_text(total)}" if total >= LARGE_BYTES else ""
     for path in paths:
         size = path.stat().st_size
 
