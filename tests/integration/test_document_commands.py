@@ -61,6 +61,19 @@ def test_the_commands_of_a_page_run_as_they_stand(page: str, tmp_path: Path) -> 
             assert done.returncode == 0, f"{block.text}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
 
 
+def test_no_two_pages_write_one_file_or_one_run_folder() -> None:
+    """A reader follows several pages in one folder."""
+    pages: dict[str, set[str]] = {}
+    for page in PAGES:
+        for block in blocks(page):
+            made = [block.info] if FILE.fullmatch(block.info) else []
+            if block.language == "bash":
+                made += re.findall(r"--run-dir (\S+)", block.text)
+            for name in made:
+                pages.setdefault(name, set()).add(page)
+    assert {name: sorted(found) for name, found in pages.items() if len(found) > 1} == {}
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_no_block_of_commands_hides_in_another_language(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
