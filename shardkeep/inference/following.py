@@ -8,11 +8,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from shardkeep.base.machine.memory import memory_errors
-from shardkeep.inference.sorted_rows import SortedRows, SortedTable
+from shardkeep.inference.sorted_rows import SortedRows, SortedTable, merged
 from shardkeep.inference.trained import Trained, needed_inputs, trained_of_checkpoint
 from shardkeep.ps.checkpoints import Checkpoint
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.shard.snapshot.row_stream import stream_rows
+from shardkeep.ps.shard.snapshot.row_stream import Removed, stream_rows
+from shardkeep.ps.shard.table.initializers import Initial
 from shardkeep.roles.assembly import table_specs
 from shardkeep.run.checkpoints import checkpoints_of
 from shardkeep.run.trained import config_of
@@ -100,20 +101,25 @@ class Follower:
         chain, known = checkpoint.chain, len(self._chain)
         rows = self._rows
         full = rows is None or [link.id for link in chain[:known]] != self._chain or rows.specs != list(specs)
+        full = full or any(Removed.of(link, spec.name).ranges for link in chain[known:] for spec in specs)
         if full:
-            rows, known = SortedRows(specs, [_layer(specs, chain[0])], seed=seed), 1
+            return SortedRows(specs, [[_table(spec, checkpoint) for spec in specs]], seed=seed), True
         assert rows is not None
         for link in chain[known:]:
-            rows = rows.over(_layer(specs, link), most_layers=MOST_LAYERS)
-        return rows, full
+            rows = rows.over([_increment(spec, link, seed) for spec in specs], most_layers=MOST_LAYERS)
+        return rows, False
 
 
-def _layer(specs: Sequence[TableSpec], link: Checkpoint) -> list[SortedTable]:
-    """The rows that one checkpoint of a chain has. Raises CheckpointError."""
-    alone = replace(link, base=None)
-    return [
-        SortedTable.of_blocks(
-            ((block.ids_N, block.rows_ND) for block in stream_rows(alone, spec.name, slots=False)), spec.dim
-        )
-        for spec in specs
-    ]
+def _table(spec: TableSpec, checkpoint: Checkpoint) -> SortedTable:
+    """The rows of a table in a checkpoint and those that it builds on. Raises CheckpointError."""
+    blocks = stream_rows(checkpoint, spec.name, slots=False)
+    return SortedTable.of_blocks(((block.ids_N, block.rows_ND) for block in blocks), spec.dim)
+
+
+def _increment(spec: TableSpec, link: Checkpoint, seed: int) -> SortedTable:
+    """The rows of a table in an increment alone; rows that it removes are as if they had never been pushed."""
+    rows, gone_R = _table(spec, replace(link, base=None)), Removed.of(link, spec.name).ids_R
+    if not gone_R.size:
+        return rows
+    initial = Initial(spec.init, seed=seed, name=spec.name).rows(gone_R, spec.dim)
+    return merged([rows, SortedTable.of(gone_R, initial)])

@@ -84,8 +84,8 @@ class SortedRows:
         """These rows below a new layer. If there are too many layers then, all but the lowest become one."""
         layers = [list(layer), *self.layers]
         if len(layers) > most_layers:
-            merged = [_merged([each[t] for each in layers[:-1]]) for t in range(len(self.specs))]
-            layers = [merged, layers[-1]]
+            middle = [merged([each[t] for each in layers[:-1]]) for t in range(len(self.specs))]
+            layers = [middle, layers[-1]]
         return SortedRows(self.specs, layers, seed=self._seed)
 
     def pull(self, sections: SectionIds, values: Floats) -> Ints:
@@ -109,7 +109,7 @@ def offsets_of(ids_N: Ids) -> Ints:
     return np.concatenate([[0], np.cumsum(counts)]).astype(np.int64)
 
 
-def _merged(tables: Sequence[SortedTable]) -> SortedTable:
+def merged(tables: Sequence[SortedTable]) -> SortedTable:
     """Several float32 tables as one; of an id that several have, the row of the first."""
     ids_N, rows_ND = (np.concatenate(parts) for parts in zip(*((t.ids_N, t.rows_ND) for t in tables), strict=True))
     keys_N = keys_of(ids_N)

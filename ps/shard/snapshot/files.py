@@ -25,7 +25,7 @@ from shardkeep.ps.checkpoints import Checkpoint, FileRecord
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import buckets_of, server_of
 from shardkeep.ps.shard.snapshot.array_file import ArrayFile
-from shardkeep.ps.shard.snapshot.index import INDEX, earlier_steps, file_name, indexes
+from shardkeep.ps.shard.snapshot.index import INDEX, REMOVED, earlier_steps, file_name, indexes
 from shardkeep.ps.shard.snapshot.part_files import Part, PartFiles
 from shardkeep.ps.shard.snapshot.snapshot import Snapshot
 from shardkeep.ps.shard.snapshot.spill import Spill
@@ -38,9 +38,6 @@ FILE_BYTES = 64 << 20
 PART_BYTES = 8 << 20
 """The approximate size of a part. One part is in memory while a snapshot is written. In addition there are one bit for
 each row of every table, and the pre-images (limit in spill.py)."""
-
-REMOVED = "removed.safetensors"
-"""In an increment: the ids of rows that were removed since its base, by the table's number."""
 
 Arrays = dict[str, npt.NDArray[Any]]
 

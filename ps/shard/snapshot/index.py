@@ -11,6 +11,8 @@ from shardkeep.ps.checkpoints import Checkpoint, FileRecord
 from shardkeep.ps.config import TableSpec
 
 INDEX = "snapshot.json"
+REMOVED = "removed.safetensors"
+"""In an increment: the ids of rows that were removed since its base, by the number of their table."""
 
 
 def file_name(number: int) -> str:

@@ -1,6 +1,7 @@
 """Row stream: the rows of one table of a checkpoint, one range of buckets after another. Never holds the whole table.
 
-Resolves the chain of a checkpoint: a row of a later increment replaces the row of an earlier checkpoint.
+Resolves the chain of a checkpoint: a row of a later increment replaces the row of an earlier checkpoint, and rows that
+an increment says were removed are left out.
 """
 # N = rows of a block, P = rows of a part, D = embedding dim, S = optimizer slots of a row, B = buckets
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +22,7 @@ from shardkeep.base.errors import CheckpointError, UserError
 from shardkeep.ps.checkpoints import Checkpoint, FileRecord
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import BUCKET_BITS, BUCKETS, keys_of
-from shardkeep.ps.shard.snapshot.index import file_name, indexes, specs_of
+from shardkeep.ps.shard.snapshot.index import REMOVED, file_name, indexes, specs_of
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
 
 BLOCK_BYTES = 8 << 20
@@ -69,13 +71,14 @@ def stream_rows(
     table_parts = TableParts.of(checkpoint, table)
     ranges = table_parts.ranges(BLOCK_BYTES) if bucket_ranges is None else bucket_ranges
     wanted = _Wanted(rows=rows, slots=slots, verify=verify)
-    return _blocks([_Reader(parts, wanted) for parts in table_parts.links], ranges, _empty(table_parts.spec, wanted))
+    readers = [_Reader(*link, wanted) for link in zip(table_parts.links, table_parts.removed, strict=True)]
+    return _blocks(readers, ranges, _empty(table_parts.spec, wanted))
 
 
 def count_rows(checkpoint: Checkpoint, table: str) -> int:
     """The number of rows of a table. Reads ids only where increments could repeat them. Raises like `stream_rows`."""
     parts = TableParts.of(checkpoint, table)
-    if sum(bool(link) for link in parts.links) < 2:
+    if sum(bool(link) for link in parts.links) < 2 and not any(parts.removed):
         return parts.stored
     return sum(block.ids_N.size for block in stream_rows(checkpoint, table, slots=False, rows=False, verify=False))
 
@@ -93,11 +96,61 @@ class _Part:
 
 
 @dataclass(frozen=True, slots=True)
+class Removed:
+    """What an increment says about rows of its base that are no longer there.
+
+    `ids_R`: in the order of their keys; some may be in the increment itself again. `ranges`: of buckets with all their
+    rows in the increment."""
+
+    ids_R: Ids
+    ranges: tuple[BucketRange, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.ids_R.size or self.ranges)
+
+    @classmethod
+    def of(cls, link: Checkpoint, table: str) -> Removed:
+        """What one checkpoint of a chain says about a table. Raises CheckpointError."""
+        found, ranges = [np.empty(0, dtype=np.int64)], []
+        for record, index in indexes(link) if link.base is not None else ():
+            names = [entry["spec"]["name"] for entry in index["tables"]]
+            if table not in names:
+                continue
+            number, folder = names.index(table), record.path.rpartition("/")[0]
+            if index.get("full") and index["tables"][number]["spec"].get("evict"):
+                ranges.append((int(index["buckets"][0]), int(index["buckets"][1])))
+            for file in link.below(folder):
+                if file.path == f"{folder}/{REMOVED}":
+                    found.append(_removed_in(file.check(link.folder), str(number)))
+        ids_R = np.concatenate(found)
+        return cls(ids_R[np.argsort(keys_of(ids_R))], tuple(ranges))
+
+    def left(self, rows: _Sorted) -> _Sorted:
+        """The rows of an earlier checkpoint that are still there."""
+        keys_R = keys_of(self.ids_R)
+        at_N = np.searchsorted(keys_R, rows.keys_N)
+        gone_N = keys_R[np.minimum(at_N, keys_R.size - 1)] == rows.keys_N if keys_R.size else np.zeros(at_N.size, bool)
+        buckets_N = (rows.keys_N >> np.uint64(64 - BUCKET_BITS)).astype(np.int64)
+        for first, end in self.ranges:
+            gone_N |= (buckets_N >= first) & (buckets_N < end)
+        return rows.taken(np.flatnonzero(~gone_N)) if gone_N.any() else rows
+
+
+def _removed_in(path: Path, name: str) -> Ids:
+    try:
+        with safe_open(path, framework="np") as file:
+            return file.get_tensor(name) if name in file.keys() else np.empty(0, dtype=np.int64)  # noqa: SIM118
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be read ({error})") from error
+
+
+@dataclass(frozen=True, slots=True)
 class TableParts:
     """Where the rows of one table are, by checkpoint of the chain, in the order of buckets."""
 
     spec: TableSpec
     links: list[list[_Part]]
+    removed: list[Removed]
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, table: str) -> TableParts:
@@ -105,7 +158,10 @@ class TableParts:
         specs = {spec.name: spec for spec in specs_of(checkpoint)}
         if table not in specs:
             raise UserError(f"table {table}: unknown; the model has {', '.join(specs)}")
-        return cls(specs[table], [_parts_of(link, table) for link in checkpoint.chain])
+        chain = checkpoint.chain
+        return cls(
+            specs[table], [_parts_of(link, table) for link in chain], [Removed.of(link, table) for link in chain]
+        )
 
     @property
     def stored(self) -> int:
@@ -187,6 +243,7 @@ class _Reader:
     The index gives a part more buckets than its rows are in: all up to the next part of the same server."""
 
     parts: list[_Part]
+    removed: Removed
     wanted: _Wanted
     _open: dict[tuple[str, str], _Sorted] = field(default_factory=dict)
     _buckets: dict[tuple[str, str], BucketRange] = field(default_factory=dict)
@@ -227,7 +284,11 @@ class _Reader:
 
 def _blocks(readers: Sequence[_Reader], ranges: Sequence[BucketRange], empty: RowBlock) -> Iterator[RowBlock]:
     for first, end in ranges:
-        pieces = [piece for reader in readers for piece in reader.rows(first, end)]
+        pieces: list[_Sorted] = []
+        for reader in readers:
+            if reader.removed:
+                pieces = [piece for each in pieces if (piece := reader.removed.left(each)).keys_N.size]
+            pieces += reader.rows(first, end)
         if not pieces:
             yield empty
             continue
