@@ -285,6 +285,15 @@ class TableSpec(Settings):
         return self
 
     @property
+    def candidates(self) -> TableSpec | None:
+        """The table in which servers count ids that have no row in this one; None = nothing is counted."""
+        if self.admit is None or self.admit.min_count == 1:
+            return None
+        window = self.admit.window_steps
+        evict = EvictConfig(ttl_steps=window, sweep_steps=min(window, 1024))
+        return TableSpec(name=f"{self.name[:190]} (counts)", dim=1, optimizer=SgdConfig(), evict=evict)
+
+    @property
     def decays_all_rows(self) -> bool:
         """Whether each update decays all rows of the table."""
         return getattr(self.optimizer, "weight_decay_on", "touched") == "table"

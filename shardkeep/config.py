@@ -132,6 +132,17 @@ class JobConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _no_clock_decides_in_sync(self) -> JobConfig:
+        by_clock = [name for name, table in self.tables.items() if table.evict is not None and table.evict.ttl_s]
+        if by_clock and self.consistency.mode == "sync":
+            default = "" if self.servers else " (servers: 0 runs sync unless a mode is set)"
+            raise ValueError(
+                f"tables.{by_clock[0]}.evict.ttl_s with consistency.mode: sync, where no clock decides{default}; "
+                "allowed: ttl_steps, or mode: bounded or async"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _what_is_scored_later_needs_a_checkpoint(self) -> JobConfig:
         for key, wanted in (("data.test", self.data.test), ("train.early_stopping", self.train.early_stopping)):
             if wanted and not self.checkpoint.every_steps:

@@ -190,6 +190,10 @@ def _summed(sockets: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
     return {group: dict(counters) for group, counters in sums.items()}
 
 
+POLICY_COUNTS = ("admitted_rows", "refused_rows", "evicted_rows", "candidates")
+"""What a server says of a table with policies."""
+
+
 def table_totals(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Rows, bytes and the index's load factor of each table over all servers, in the tables' order."""
     sums: dict[str, Counter[str]] = {}
@@ -203,6 +207,7 @@ def table_totals(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
             "rows": s["rows"],
             "bytes": s["bytes"],
             "load_factor": round(s["rows"] / max(1, s["entries"]), 4),
+            **{key: s[key] for key in POLICY_COUNTS if key in s},
         }
         for name, s in sums.items()
     ]

@@ -23,16 +23,16 @@ Locked = Callable[..., AbstractContextManager[None]]
 """Holds the locks of some tables while their rows change."""
 MakeRoom = Callable[[int, int], None]
 """Makes room for so many pre-images of a table's rows, if a snapshot is being taken."""
-NO_PUSHES: Floats = np.empty(0, dtype=np.float32)
-"""Each row comes from one push."""
 
 
 class Policies:
     """The policies of a server's tables."""
 
-    def __init__(self, tables: Sequence[Table], images_TC: Ints, locked: Locked, make_room: MakeRoom) -> None:
+    def __init__(
+        self, tables: Sequence[Table], dims_T: Ints, images_TC: Ints, locked: Locked, make_room: MakeRoom
+    ) -> None:
         """`images_TC`: what pushes keep of each table for a snapshot."""
-        self._tables, self._images = tables, images_TC
+        self._tables, self._dims_T, self._images = tables, dims_T, images_TC
         self._locked, self._make_room = locked, make_room
         self._evictions = {t: Eviction(one, one.spec.evict) for t, one in enumerate(tables) if one.spec.evict}
         counting = {table.counts_for: t for t, table in enumerate(tables) if table.counts_for}
@@ -43,9 +43,6 @@ class Policies:
             if table.spec.admit
         }
         self._swept = -1
-
-    def __bool__(self) -> bool:
-        return bool(self._evictions or self._admissions)
 
     def admit(
         self, sections: SectionIds, slots_V: Ints, pushes_V: Floats, update: Update, *, found: bool
@@ -116,22 +113,20 @@ class Policies:
                         self._make_room(t, 2 * slots_U.size)
                         eviction.remove(self._images[t], slots_U)
 
+    def pushes_of(self, sections: SectionIds, pushes: Sequence[SectionIds]) -> Floats:
+        """How many of the pushes have each id of their sum."""
+        pushes_V = np.zeros(sections.ids_V.size, dtype=np.float32)
+        of_sum = sections.tables_S, sections.starts_S1, sections.ids_V
+        for push in pushes:
+            at.count_pushes(*of_sum, push.tables_S, push.starts_S1, push.ids_V, pushes_V)
+        return pushes_V
 
-def pushes_of(sections: SectionIds, pushes: Sequence[SectionIds]) -> Floats:
-    """How many of the pushes have each id of their sum."""
-    pushes_V = np.zeros(sections.ids_V.size, dtype=np.float32)
-    of_sum = sections.tables_S, sections.starts_S1, sections.ids_V
-    for push in pushes:
-        at.count_pushes(*of_sum, push.tables_S, push.starts_S1, push.ids_V, pushes_V)
-    return pushes_V
-
-
-def only(
-    sections: SectionIds, dims_T: Ints, kept_V: Bools, values: Floats, slots_V: Ints
-) -> tuple[SectionIds, Floats, Ints]:
-    """The sections, values and slots of the rows that are kept."""
-    ids_V, slots_V, out = sections.ids_V.copy(), slots_V.copy(), np.empty_like(values)
-    starts_S1 = np.empty_like(sections.starts_S1)
-    size = at.compact(sections.starts_S1, dims_T[sections.tables_S], kept_V, ids_V, values, slots_V, starts_S1, out)
-    count = int(starts_S1[-1])
-    return SectionIds(sections.tables_S, starts_S1, ids_V[:count]), out[:size], slots_V[:count]
+    def only(
+        self, sections: SectionIds, kept_V: Bools, values: Floats, slots_V: Ints
+    ) -> tuple[SectionIds, Floats, Ints]:
+        """The sections, values and slots of the rows that are kept."""
+        ids_V, slots_V, out = sections.ids_V.copy(), slots_V.copy(), np.empty_like(values)
+        starts_S1, dims_S = np.empty_like(sections.starts_S1), self._dims_T[sections.tables_S]
+        size = at.compact(sections.starts_S1, dims_S, kept_V, ids_V, values, slots_V, starts_S1, out)
+        count = int(starts_S1[-1])
+        return SectionIds(sections.tables_S, starts_S1, ids_V[:count]), out[:size], slots_V[:count]

@@ -159,10 +159,7 @@ class ShardService:
         return {
             "shard": self._serving.shard,
             "process": self._process(),
-            "tables": [
-                {"name": t.spec.name, "rows": t.num_rows, "bytes": t.size_bytes, "entries": t.index_entries}
-                for t in self.tables
-            ],
+            "tables": self.tables.figures(),
             "digest": {name: f"{digest:032x}" for name, digest in digests.items()},
             "pushes": counts["pushes"],
             "pulls": counts["pulls"],

@@ -11,6 +11,7 @@ import contextlib
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,16 +22,17 @@ from shardkeep.base.machine.versions import usable_cores
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import SectionIds
 from shardkeep.ps.placement import BUCKETS
-from shardkeep.ps.shard.policies import NO_PUSHES, Policies, only, pushes_of
 from shardkeep.ps.shard.snapshot.snapshot import Snapshot
 from shardkeep.ps.shard.table import pre_image_kernels
 from shardkeep.ps.shard.table import table_kernels as at
-from shardkeep.ps.shard.table.admission import candidates_spec
 from shardkeep.ps.shard.table.changed_rows import ChangedRows
 from shardkeep.ps.shard.table.optimizers.optimizer import Update
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
 from shardkeep.ps.shard.table.table import NO_SQUARES, Table
 from shardkeep.ps.shard.table.whole_decay import decay_rows, slots_besides
+
+if TYPE_CHECKING:
+    from shardkeep.ps.shard.policies import Policies
 
 MOST_LOCKS = 4
 """The number of RPC threads: each can work on other tables. A machine with fewer cores has fewer locks."""
@@ -64,6 +66,8 @@ class Gradients:
     pushes_V: Floats = field(default_factory=lambda: NO_PUSHES)
 
 
+NO_PUSHES: Floats = np.empty(0, dtype=np.float32)
+"""Each row comes from one push."""
 NO_GRADIENTS = Gradients(
     SectionIds(np.empty(0, np.int64), np.zeros(1, np.int64), np.empty(0, np.int64)), np.empty(0, np.float32)
 )
@@ -76,7 +80,7 @@ class Tables(Sequence[Table]):
         """`buckets`: placement buckets [first, end) of the server."""
         self.earlier_steps = 0
         """Steps of the jobs before, whose rows these continue."""
-        counting = {spec.name: counts for spec in specs if (counts := candidates_spec(spec)) is not None}
+        counting = {spec.name: counts for spec in specs if (counts := spec.candidates) is not None}
         counts_for_T = ["" for _ in specs] + list(counting)
         specs = [*specs, *counting.values()]  # those that count come behind the tables that messages name
         self._descriptors = np.zeros((len(specs), at.COLUMNS), dtype=np.int64)
@@ -106,7 +110,7 @@ class Tables(Sequence[Table]):
         self.changed = ChangedRows([table.changed for table in self._tables])
         self._images = np.zeros((len(specs), pre_image_kernels.COLUMNS), dtype=np.int64)
         self._snapshot: Snapshot | None = None
-        self._policies = Policies(self._tables, self._images, self._locked, self._make_pre_image_room)
+        self._policies = self._open_policies()
 
     def __getitem__(self, t: int) -> Table:  # type: ignore[override]
         return self._tables[t]
@@ -139,13 +143,13 @@ class Tables(Sequence[Table]):
         gradients, update = pushes[0], Update(step, pushes[0].lr_factor, decay_share, self.earlier_steps)
         for other in pushes[1:]:
             gradients = sum_of(self.dims_T, gradients, other)
-        if self._policies and len(pushes) > 1:
-            pushes_V = pushes_of(gradients.sections, [push.sections for push in pushes])
+        if self._policies is not None and len(pushes) > 1:
+            pushes_V = self._policies.pushes_of(gradients.sections, [push.sections for push in pushes])
             gradients = replace(gradients, pushes_V=pushes_V)
         if not all_finite(gradients.values.view(np.uint32)):
             gradients = self._finite(gradients)
         self._apply(gradients, update)
-        if self._policies:
+        if self._policies is not None:
             self._policies.sweep(update)
 
     def snapshot(self, base: str = "") -> Snapshot:
@@ -175,11 +179,11 @@ class Tables(Sequence[Table]):
         else:
             slots_V, new_S = np.empty(sections.ids_V.size, dtype=np.int64), np.diff(sections.starts_S1)
         values, pushes_V = gradients.values, gradients.pushes_V
-        if self._policies:
+        if self._policies is not None:
             kept_V = self._policies.admit(sections, slots_V, pushes_V, update, found=found)
             if kept_V is not None:
                 squares_V, pushes_V = (each[kept_V] if each.size else each for each in (squares_V, pushes_V))
-                sections, values, slots_V = only(sections, self.dims_T, kept_V, values, slots_V)
+                sections, values, slots_V = self._policies.only(sections, kept_V, values, slots_V)
             new_S = np.diff(sections.starts_S1)
         scalars_SK = self._scalars(sections.tables_S, update)
         for part, ids, where in self._parts(sections, changing=True):
@@ -188,13 +192,14 @@ class Tables(Sequence[Table]):
             self._make_room(tables_S, new_S[part])
             if self._snapshot is not None and not self._snapshot.over:
                 self._snapshot.make_room(tables_S, np.diff(starts_S1))
-            first_S = self._policies.begin(sections, part, slots_V, found=found) if self._policies else None
+            policies = self._policies
+            first_S = [] if policies is None else policies.begin(sections, part, slots_V, found=found)
             at.apply(
                 self._descriptors, self._starts, self._images, tables_S, starts_S1, sections.ids_V[ids], slots_V[ids],
                 found, values[where], squares_V[ids] if squares_V.size else NO_SQUARES, scalars_SK[part],
             )  # fmt: skip
-            if first_S is not None:
-                self._policies.pushed(sections, part, slots_V, pushes_V, first_S, update)
+            if policies is not None:
+                policies.pushed(sections, part, slots_V, pushes_V, first_S, update)
         if self._decaying:
             self._decay_others(sections, slots_V, update)
 
@@ -206,6 +211,14 @@ class Tables(Sequence[Table]):
                 for slots_U in slots_besides(self._tables[t], slots_V[first:end]):
                     self._make_pre_image_room(t, slots_U.size)
                     decay_rows(self._tables[t], self._images[t], slots_U, scalars_K)
+
+    def _open_policies(self) -> Policies | None:
+        """None = no table has any."""
+        if not any(table.spec.admit or table.spec.evict for table in self._tables):
+            return None
+        from shardkeep.ps.shard.policies import Policies  # its kernels take a fifth of a second
+
+        return Policies(self._tables, self.dims_T, self._images, self._locked, self._make_pre_image_room)
 
     @contextlib.contextmanager
     def _locked(self, *tables: int) -> Iterator[None]:
@@ -267,6 +280,22 @@ class Tables(Sequence[Table]):
         pushes_V = gradients.pushes_V[finite_V] if gradients.pushes_V.size else NO_PUSHES
         values = np.concatenate([grad_UD.reshape(-1) for _, grad_UD in parts])
         return Gradients(kept, values, None, squares_V, pushes_V=pushes_V)
+
+    def figures(self) -> list[dict[str, Any]]:
+        """Rows, bytes and index entries of each table that a job names, as JSON types, with what its policies did.
+
+        The bytes include those of the ids that are counted for it, whose number is `candidates`."""
+        found: list[dict[str, Any]] = []
+        for t, table in enumerate(self._tables):
+            with self._locks[self._lock_of(t)]:
+                figures = {"rows": table.num_rows, "bytes": table.size_bytes, "entries": table.index_entries}
+                counts = {name: count for name, count in table.counts().items() if name != "skipped_rows"}
+            if table.counts_for:
+                (owner,) = (each for each in found if each["name"] == table.counts_for)
+                owner |= {"candidates": figures["rows"], "bytes": owner["bytes"] + figures["bytes"]}
+            else:
+                found.append({"name": table.spec.name, **figures, **counts})
+        return found
 
     def digests(self) -> dict[str, int]:
         """The digest of each table's rows, by name. The digests of all servers add up modulo 2**128."""

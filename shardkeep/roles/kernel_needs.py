@@ -95,3 +95,7 @@ def _of_tables(tables: Sequence[TableSpec]) -> Iterator[str]:
     """Kernels that change rows."""
     for table in tables:
         yield OPTIMIZERS[table.optimizer.name].kernels
+        if table.admit is not None or table.evict is not None:
+            yield "shardkeep.ps.shard.table.policy_kernels"
+        if table.candidates is not None:
+            yield OPTIMIZERS[table.candidates.optimizer.name].kernels

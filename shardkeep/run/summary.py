@@ -125,6 +125,14 @@ class TableSummary(_Part):
     """Allocated memory."""
     load_factor: float | None = None
     """Share of the index's entries that are taken; absent in runs of earlier versions."""
+    admitted_rows: int | None = None
+    """Ids that became rows; of tables with `admit`."""
+    refused_rows: int | None = None
+    """Rows of pushes that were dropped because their id was not admitted; of tables with `admit`."""
+    candidates: int | None = None
+    """Ids that are counted and have no row yet; of tables with `admit.min_count`."""
+    evicted_rows: int | None = None
+    """Rows that went; of tables with `evict`."""
 
 
 class ProcessSummary(_Part):

@@ -70,6 +70,8 @@ def table_to_pb(table: TableSpec) -> pb.Table:
         dim=table.dim,
         optimizer_json=table.optimizer.model_dump_json(),
         init_json=table.init.model_dump_json(),
+        admit_json="" if table.admit is None else table.admit.model_dump_json(),
+        evict_json="" if table.evict is None else table.evict.model_dump_json(),
     )
 
 
@@ -78,6 +80,8 @@ def table_from_pb(message: pb.Table) -> TableSpec:
     parts = {
         "optimizer": record_from_json(message.optimizer_json),
         "init": record_from_json(message.init_json),
+        "admit": record_from_json(message.admit_json) if message.admit_json else None,
+        "evict": record_from_json(message.evict_json) if message.evict_json else None,
     }
     try:
         return TableSpec.model_validate({"name": message.name, "dim": message.dim, **parts})

@@ -6,21 +6,11 @@ from __future__ import annotations
 import numpy as np
 
 from shardkeep.base.arrays import Bools, Floats, Ids, Ints
-from shardkeep.ps.config import SgdConfig, TableSpec
-from shardkeep.ps.policy_config import AdmitConfig, EvictConfig
+from shardkeep.ps.policy_config import AdmitConfig
 from shardkeep.ps.shard.table import policy_kernels as at
 from shardkeep.ps.shard.table.eviction import Eviction
 from shardkeep.ps.shard.table.optimizers.optimizer import Update
 from shardkeep.ps.shard.table.table import Table
-
-
-def candidates_spec(spec: TableSpec) -> TableSpec | None:
-    """The table that counts the ids of another table that have no row there; None = nothing is counted."""
-    admit = spec.admit
-    if admit is None or admit.min_count == 1:
-        return None
-    evict = EvictConfig(ttl_steps=admit.window_steps, sweep_steps=min(admit.window_steps, 1024))
-    return TableSpec(name=f"{spec.name} (counts)", dim=1, optimizer=SgdConfig(), evict=evict)
 
 
 class Admission:

@@ -14,14 +14,17 @@ from collections.abc import Iterator
 import numpy as np
 
 from shardkeep.base.arrays import Floats, Ids, Ints
+from shardkeep.base.errors import ConfigError
 from shardkeep.ps.placement import BUCKETS
-from shardkeep.ps.policy_config import EvictConfig
+from shardkeep.ps.policy_config import LEAST_PER_BUCKET, EvictConfig
 from shardkeep.ps.shard.table import policy_kernels as at
 from shardkeep.ps.shard.table.optimizers.optimizer import Update
 from shardkeep.ps.shard.table.table import Table
 
 _CUT = 8
 """A bucket that is too full loses this part of its capacity."""
+INDEX_BYTES = 8 / 0.7
+"""A row's part of an index that is as full as it gets."""
 
 
 class Eviction:
@@ -97,12 +100,15 @@ class Eviction:
 
 
 def capacity_of(table: Table, config: EvictConfig) -> int:
-    """Rows of a bucket; 0 = any number."""
-    if config.max_bytes is not None:
-        return int(config.max_bytes // table_bytes(table) // BUCKETS)
-    return (config.max_rows or 0) // BUCKETS
-
-
-def table_bytes(table: Table) -> float:
-    """Bytes of a row with its part of an index as full as it gets."""
-    return 4 * table.layout.width + 8 / 0.7
+    """Rows of a bucket; 0 = any number. Raises ConfigError where `max_bytes` is too small."""
+    if config.max_bytes is None:
+        return (config.max_rows or 0) // BUCKETS
+    row_bytes = 4 * table.layout.width + INDEX_BYTES
+    capacity = int(config.max_bytes / row_bytes / BUCKETS)
+    if capacity < LEAST_PER_BUCKET:
+        least = math.ceil(LEAST_PER_BUCKET * BUCKETS * row_bytes)
+        raise ConfigError(
+            f"tables.{table.spec.name}.evict.max_bytes: {config.max_bytes}, rows of {row_bytes:.0f} bytes; allowed: "
+            f"{least} or more"
+        )
+    return capacity

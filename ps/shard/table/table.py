@@ -13,7 +13,6 @@ from shardkeep.base.arrays import Ids, Rows, UInt32s
 from shardkeep.base.contiguous import for_kernels
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import BUCKETS
-from shardkeep.ps.shard.table import policy_kernels
 from shardkeep.ps.shard.table import row_kernels as kernels
 from shardkeep.ps.shard.table import table_kernels as at
 from shardkeep.ps.shard.table.changed_rows import ChangedBits
@@ -138,12 +137,16 @@ class Table:
 
     def ids_in(self, slots_U: Ids) -> Ids:
         """The ids of the rows in slots."""
+        from shardkeep.ps.shard.table import policy_kernels
+
         ids_U = np.empty(slots_U.size, dtype=np.int64)
         policy_kernels.ids_of(self.descriptor, slots_U, ids_U)
         return ids_U
 
     def remove_ids(self, ids_N: Ids) -> None:
         """Removes the rows of ids that are there, while no snapshot is taken."""
+        from shardkeep.ps.shard.table import policy_kernels  # tables without policies do not load them
+
         slots_N = np.empty(ids_N.size, dtype=np.int64)
         policy_kernels.find_rows(self.descriptor, for_kernels(ids_N, np.int64), slots_N, False)
         self.remove(NO_IMAGES, slots_N[slots_N >= 0])
@@ -153,6 +156,8 @@ class Table:
 
         `images`: what pushes keep for a snapshot; it has room for two pre-images of each row. `counts_B`: as in
         `policy_kernels.remove_rows`."""
+        from shardkeep.ps.shard.table import policy_kernels
+
         if not slots_U.size:
             return
         slots_U = np.sort(slots_U)[::-1].copy()
@@ -175,6 +180,8 @@ class Table:
         slots_NS = for_kernels(slots, np.float32).reshape(ids.size, self.layout.num_slots)
         kernels.write_words(*self._records_at, where_N, self.layout.first_slot, slots_NS)
         if self.layout.num_counters:
+            from shardkeep.ps.shard.table import policy_kernels
+
             if counters is None:
                 counters = np.empty((ids.size, COUNTERS), dtype=np.uint32)
                 counters[:] = clock, ONE_PUSH
