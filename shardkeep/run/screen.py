@@ -70,6 +70,9 @@ class Screen:
             self._progress(record)
         elif kind == "eval":
             self.phase("evaluate", f"step {record.get('step', 0):,}  {quality(record)}")
+        elif record.get("phase") == "progressive":
+            samples = f"on {record.get('samples', 0):,} samples before training on them"
+            self.phase("progressive", f"to step {record.get('step', 0):,}  {quality(record)}  {samples}")
         elif kind == "phase" and record.get("text") and record.get("phase") not in _DETAILS:
             self.phase(str(record.get("phase", "")), str(record["text"]))
 

@@ -38,11 +38,14 @@ def test_without_a_terminal_progress_is_plain_lines() -> None:
     view.record({"kind": "progress", "step": 1, "total_steps": 10, "loss": 0.5, "samples_per_s": 1234.5})
     view.record({"kind": "progress", "step": 2, "total_steps": 10, "loss": 0.5, "samples_per_s": 1234.5})
     view.record({"kind": "eval", "step": 10, "auc": 0.75, "logloss": 0.4})
+    scored = {"step": 9, "samples": 1234, "auc": 0.75, "normalized_entropy": 0.4}
+    view.record({"kind": "phase", "phase": "progressive", "text": "to step 9  auc 0.7500", **scored})
     view.record({"kind": "progress", "step": 10, "total_steps": 10, "loss": None, "samples_per_s": None})
     assert out.getvalue().splitlines() == [
         "kernels   ready in 0.1 s",
         "train     step 1/10  loss 0.5000  1,234 samples/s",
         "evaluate  step 10  AUC 0.7500  logloss 0.4000",
+        "progressive to step 9  AUC 0.7500  normalized entropy 0.4000  on 1,234 samples before training on them",
         "train     step 10/10  loss -  - samples/s",
     ]
 
