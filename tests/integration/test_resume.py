@@ -182,7 +182,7 @@ def test_an_increment_after_a_full_disk_is_on_the_last_complete_checkpoint(
     job = LocalJob(job_config(2, 2, checkpoint__full_every=9), drawn_data(), checkpoints=Checkpoints(tmp_path))
     job.run()
     texts = [record["text"] for kind, record in job.records if kind == "phase" and record["phase"] == "checkpoint"]
-    assert [" MB changed since step 3, " in text for text in texts] == [False, False, True, False, False]
+    assert [" kB changed since step 3, " in text for text in texts] == [False, False, True, False, False]
     assert [link.step for link in Checkpoints(tmp_path).load(12).chain] == [3, 9, 12]
     rest = trained(job_config(1, 2), tmp_path / "again", Checkpoints(tmp_path).load(9))
     assert rest["state_digest"] == whole["state_digest"]
