@@ -48,7 +48,7 @@ def _as_table(data: object) -> pa.Table:
 
             if isinstance(data, pd.DataFrame):
                 return pa.Table.from_pandas(data, preserve_index=False)
-    except (pa.ArrowException, ValueError, TypeError) as error:
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise DataError(f"{_NAME}: cannot be read as columns ({str(error).splitlines()[0]})") from error
     raise DataError(f"{_NAME}: is a {type(data).__name__}; allowed: a DataFrame, a dict of columns, a pyarrow Table")
 

@@ -30,6 +30,8 @@ class Refusal(Exception):
     """A request that gets an error; the text is one line for the client's developer. Never leaves the server."""
 
     def __init__(self, status: Status, text: str) -> None:
+        if not text.isprintable():  # names and values come from clients
+            text = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:1000])
         super().__init__(text if len(text) <= 1000 else text[:997] + "...")
         self.status = status
 

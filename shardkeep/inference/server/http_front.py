@@ -21,6 +21,7 @@ try:
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.routing import Route
+    from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 except ImportError as error:
     raise UserError(
         "HTTP needs starlette and uvicorn: pip install 'shardkeep[web]'; or serve with --http off"
@@ -28,6 +29,7 @@ except ImportError as error:
 
 Call = Callable[[Request], Awaitable[Response]]
 _BACKLOG = 2048
+_MOST_HEAD_BYTES = 64 << 10
 
 
 class HttpFront:
@@ -42,8 +44,8 @@ class HttpFront:
         self._socket = _listen(host, port)
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
-            self._app(), log_config=None, access_log=False, lifespan="off", server_header=False, timeout_keep_alive=75,
-            ws="none",
+            self._app(), http=_Protocol, ws="none", lifespan="off", log_config=None, log_level="error",
+            access_log=False, server_header=False, timeout_keep_alive=75,
         )  # fmt: skip
         config.load()
         config.ssl = access.ssl_context()
@@ -140,6 +142,27 @@ class HttpFront:
 
     async def _scrape(self, _request: Request) -> Response:
         return Response(self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+class _Protocol(HttpToolsProtocol):
+    """Bounds the bytes of a request before its body. They are read before the token is known."""
+
+    _head_bytes = -1  # outside of a head
+
+    def on_message_begin(self) -> None:
+        self._head_bytes = 0
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head_bytes = -1
+        super().on_headers_complete()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._head_bytes >= 0:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MOST_HEAD_BYTES and not self.transport.is_closing():
+                self.send_400_response(f"The head of a request is too large; allowed: {_MOST_HEAD_BYTES} bytes.")
 
 
 class _Server(uvicorn.Server):

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import difflib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -90,7 +91,10 @@ class Signature:
         return Rows(plan.count, columns)
 
     def check_outputs(self, outputs: Sequence[RequestedOutput]) -> None:
-        """Raises Refusal for an output that the model does not have."""
+        """Raises Refusal for an output that the model does not have, or that is requested twice: a small request could
+        ask for a reply of any size."""
+        if len({output.name for output in outputs}) < len(outputs):
+            raise invalid(f"output {_shown(_twice([output.name for output in outputs]))}: is requested twice")
         for output in outputs:
             if output.name not in self._output_index:
                 raise invalid(f"output {_shown(output.name)}: unknown; the model has {', '.join(self._output_index)}")
@@ -128,8 +132,7 @@ class Signature:
     def _plan(self, inputs: Sequence[Description]) -> _Plan:
         index = {each.name: i for i, each in enumerate(inputs)}
         if len(index) != len(inputs):
-            names = [each.name for each in inputs]
-            raise invalid(f"input {_shown(next(n for n in names if names.count(n) > 1))}: is in the request twice")
+            raise invalid(f"input {_shown(_twice([each.name for each in inputs]))}: is in the request twice")
         places = []
         for name in self.columns:
             pair = name + VALUES in index and name + LENGTHS in index and name in self._lists
@@ -158,6 +161,11 @@ class Signature:
         near = difflib.get_close_matches(name[:200], self.columns, n=1, cutoff=0.6)
         hint = f"did you mean {near[0]}? " if near else ""
         return f"input {_shown(name)}: unknown; {hint}the model reads {', '.join(self.columns[:30])}"
+
+
+def _twice(names: Sequence[str]) -> str:
+    """The first name that is there more than once."""
+    return next(name for name, times in Counter(names).items() if times > 1)
 
 
 def _rows_of(inputs: Sequence[Description]) -> int:
