@@ -186,7 +186,7 @@ def odd_values(count: int, chance: np.random.Generator) -> Values:
 
 
 def odd_columns(columns: Columns, chance: np.random.Generator) -> Columns:
-    """Columns of which some are replaced, shorter, missing, or under the name of another form."""
+    """Columns; one to three are replaced, shorter, missing, or under the name of another form."""
     found = dict(columns)
     for _ in range(int(chance.integers(1, 4))):
         name = list(found)[int(chance.integers(0, len(found)))]
