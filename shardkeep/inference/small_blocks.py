@@ -14,10 +14,14 @@ import torch
 
 from shardkeep.base.arrays import Floats
 from shardkeep.inference.trained import Trained
+from shardkeep.workers.blocks import DenseModel
 from shardkeep.workers.data.batch import Batch, Ragged
+from shardkeep.workers.dense.scorer import Scorer
 
 SIZES = (4, 8, 16, 32, 64, 128, 256)
 """Samples of a block. More samples are several blocks of the largest size."""
+FEW = 32
+"""Blocks up to this size take the form of the dense model for few rows."""
 
 
 class SmallBlocks:
@@ -26,6 +30,8 @@ class SmallBlocks:
     def __init__(self, trained: Trained) -> None:
         self._trained = trained
         self._dense = trained.dense
+        few = self._dense.for_few_rows() if isinstance(self._dense, Scorer) else None
+        self._few: DenseModel = few or self._dense
 
     def warm(self) -> None:
         """Scores a block of each size, so that the first request waits for no kernel."""
@@ -48,5 +54,6 @@ class SmallBlocks:
             part = slice(start, min(start + SIZES[-1], len(batch)))
             leaves = embeddings.lookup(found.plan, found.rows, part, device)
             dense_PI = torch.from_numpy(batch.dense_BI[part]).to(device)
-            parts.append(self._dense.predict(dense_PI, leaves).cpu().numpy())
+            dense = self._few if len(dense_PI) <= FEW else self._dense
+            parts.append(dense.predict(dense_PI, leaves).cpu().numpy())
         return self._trained.scores(parts[0] if len(parts) == 1 else np.concatenate(parts))

@@ -10,6 +10,7 @@ from torch import nn
 from shardkeep.workers.config import TowerConfig
 from shardkeep.workers.dense.amp import MixedPrecision
 from shardkeep.workers.dense.cpu import onednn
+from shardkeep.workers.dense.cpu.few_rows import FewRows
 
 
 class Scorer:
@@ -32,3 +33,12 @@ class Scorer:
         with torch.inference_mode(), self._precision.autocast():
             logits_BT: torch.Tensor = self.model(dense_BI, embeddings)
             return logits_BT.float()
+
+    def for_few_rows(self) -> FewRows | None:
+        """The same model in a form that is faster for a few rows and may differ in the last bits; None = there is none."""
+        if self.device.type != "cpu" or self._precision.chosen.dtype is not None:
+            return None
+        try:
+            return FewRows(self.model)
+        except Exception:  # a model of the user's own may refuse to be copied
+            return None

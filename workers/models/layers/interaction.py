@@ -29,6 +29,8 @@ class DotInteraction(nn.Module):
     def forward(self, vectors: list[torch.Tensor]) -> torch.Tensor:
         """(B, D + P) of V tensors (B, D)."""
         if _eager_on_the_cpu(vectors):
+            if torch.is_inference_mode_enabled():
+                return _pairs(torch.stack(vectors))
             joined_BO: torch.Tensor = _Pairs.apply(*vectors)  # type: ignore[no-untyped-call]
             return joined_BO
         return torch.cat([vectors[0], self.products(vectors).to(vectors[0].dtype)], dim=1)
@@ -43,7 +45,16 @@ class DotInteraction(nn.Module):
 def _eager_on_the_cpu(vectors: list[torch.Tensor]) -> bool:
     if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
         return False
-    return all(v.device.type == "cpu" and v.dtype is torch.float32 for v in vectors)
+    return all(v.is_cpu and v.dtype is torch.float32 for v in vectors)
+
+
+def _pairs(vectors_VBD: torch.Tensor) -> torch.Tensor:
+    from shardkeep.workers.models.layers import interaction_kernels  # here: other models do not load it
+
+    num_vectors, num_samples, dim = vectors_VBD.shape
+    joined_BO = vectors_VBD.new_empty((num_samples, dim + num_vectors * (num_vectors - 1) // 2))
+    interaction_kernels.multiply_pairs(vectors_VBD.numpy(), joined_BO.numpy())
+    return joined_BO
 
 
 class _Pairs(torch.autograd.Function):
@@ -52,14 +63,9 @@ class _Pairs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, *vectors: torch.Tensor) -> torch.Tensor:
-        from shardkeep.workers.models.layers import interaction_kernels  # here: other models do not load it
-
         vectors_VBD = torch.stack(vectors)
-        num_vectors, num_samples, dim = vectors_VBD.shape
-        joined_BO = vectors_VBD.new_empty((num_samples, dim + num_vectors * (num_vectors - 1) // 2))
-        interaction_kernels.multiply_pairs(vectors_VBD.numpy(), joined_BO.numpy())
         ctx.save_for_backward(vectors_VBD)
-        return joined_BO
+        return _pairs(vectors_VBD)
 
     @staticmethod
     @once_differentiable
