@@ -35,7 +35,7 @@ class Scorer:
             return logits_BT.float()
 
     def for_few_rows(self) -> FewRows | None:
-        """The same model in a form that is faster for a few rows and may differ in the last bits; None = there is none."""
+        """A form of the model that is faster for a few rows and may differ in the last bits; None = there is none."""
         if self.device.type != "cpu" or self._precision.chosen.dtype is not None:
             return None
         try:

@@ -1,12 +1,15 @@
-"""The HTTP front: paths of the protocol to calls of the service, by starlette and uvicorn, on the event loop."""
+"""The HTTP front: paths of the protocol to calls of the service, by starlette and uvicorn, on the event loop.
+
+Infer requests do not pass through starlette, whose routing and objects cost as much as the scores of a row.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import socket
-from collections.abc import Awaitable, Callable, Iterator
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 
 from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.inference.protocol import json_form
@@ -21,6 +24,7 @@ try:
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.routing import Route
+    from starlette.types import Receive, Scope, Send
     from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 except ImportError as error:
     raise UserError(
@@ -28,6 +32,8 @@ except ImportError as error:
     ) from error
 
 Call = Callable[[Request], Awaitable[Response]]
+_INFER = re.compile(r"/v2/models/([^/]+)(?:/versions/([^/]+))?/infer$")
+_HEADER_LENGTH = json_form.HEADER_LENGTH.lower().encode()
 _BACKLOG = 2048
 _MOST_HEAD_BYTES = 64 << 10
 
@@ -43,9 +49,10 @@ class HttpFront:
         self._reader = json_form.RequestReader()
         self._socket = _listen(host, port)
         self.port: int = self._socket.getsockname()[1]
+        self._others = self._routes()
         config = uvicorn.Config(
-            self._app(), http=_Protocol, ws="none", lifespan="off", log_config=None, log_level="error",
-            access_log=False, server_header=False, timeout_keep_alive=75,
+            self._app, http=_Protocol, ws="none", lifespan="off", log_config=None, log_level="error", access_log=False,
+            server_header=False, timeout_keep_alive=75, proxy_headers=False, interface="asgi3",
         )  # fmt: skip
         config.load()
         config.ssl = access.ssl_context()
@@ -65,11 +72,40 @@ class HttpFront:
         if self._running is not None:
             await self._running
 
-    def _app(self) -> Any:
+    async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = _INFER.match(scope["path"]) if scope["method"] == "POST" else None
+        if path is None:
+            await self._others(scope, receive, send)
+            return
+        try:
+            headers = dict(scope["headers"])
+            self._check_token(headers.get(b"authorization"))
+            body = await self._body(headers, receive)
+            content, json_length = await self._infer(path[1], path[2] or "", body, headers.get(_HEADER_LENGTH))
+        except Exception as error:
+            await self._failed(error)(scope, receive, send)
+            return
+        if json_length is None:
+            shown = [(b"content-type", b"application/json")]
+        else:
+            shown = [(b"content-type", b"application/octet-stream"), (_HEADER_LENGTH, b"%d" % json_length)]
+        shown.append((b"content-length", b"%d" % len(content)))
+        await send({"type": "http.response.start", "status": 200, "headers": shown})
+        await send({"type": "http.response.body", "body": content})
+
+    async def _infer(
+        self, model: str, version: str, body: bytes, json_length: bytes | None
+    ) -> tuple[bytes, int | None]:
+        length = None if json_length is None else json_length.decode("latin-1")
+        asked = self._reader.read(body, length, model=model, version=version)
+        return json_form.write_reply(await self._service.infer("http", asked), asked)
+
+    def _routes(self) -> Starlette:
+        """All calls except infer by POST."""
         model = "/v2/models/{model}"
         routes = []
         for prefix in (model, model + "/versions/{version}"):
-            routes.append(Route(f"{prefix}/infer", self._guarded(self._infer), methods=["POST"]))
+            routes.append(Route(f"{prefix}/infer", self._guarded(self._model), methods=["POST"]))  # only refuses GET
             routes.append(Route(f"{prefix}/ready", self._guarded(self._model_ready)))
             routes.append(Route(prefix, self._guarded(self._model)))
         routes.append(Route("/v2/health/live", self._guarded(self._live, opened=True)))
@@ -83,41 +119,40 @@ class HttpFront:
 
         async def handle(request: Request) -> Response:
             try:
-                header = request.headers.get("authorization")
-                if not opened and not self._access.admits(None if header is None else header.encode("latin-1")):
-                    raise Refusal(Status.NO_TOKEN, Access.WHERE)
+                if not opened:
+                    header = request.headers.get("authorization")
+                    self._check_token(None if header is None else header.encode("latin-1"))
                 return await call(request)
             except Exception as error:
-                refusal = self._service.failed("http", error)
-                return _json(json_form.write_error(str(refusal)), refusal.status.http_code)
+                return self._failed(error)
 
         return handle
 
-    async def _infer(self, request: Request) -> Response:
-        body = await self._body(request)
-        length = request.headers.get(json_form.HEADER_LENGTH)
-        parts = request.path_params
-        asked = self._reader.read(body, length, model=parts["model"], version=parts.get("version", ""))
-        reply = await self._service.infer("http", asked)
-        content, json_length = json_form.write_reply(reply, asked)
-        if json_length is None:
-            return _json(content)
-        headers = {json_form.HEADER_LENGTH: str(json_length)}
-        return Response(content, media_type="application/octet-stream", headers=headers)
+    def _check_token(self, header: bytes | None) -> None:
+        if not self._access.admits(header):
+            raise Refusal(Status.NO_TOKEN, Access.WHERE)
 
-    async def _body(self, request: Request) -> bytes:
+    def _failed(self, error: Exception) -> Response:
+        refusal = self._service.failed("http", error)
+        return _json(json_form.write_error(str(refusal)), refusal.status.http_code)
+
+    async def _body(self, headers: Mapping[bytes, bytes], receive: Receive) -> bytes:
         """The body; of one that is too large, no more than is allowed is read."""
-        if request.headers.get("content-encoding", "identity") != "identity":
+        if headers.get(b"content-encoding", b"identity") != b"identity":
             raise invalid("Content-Encoding: is not supported; allowed: identity")
-        length = request.headers.get("content-length", "")
+        length = headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > self._most_bytes:
             raise self._too_large()
-        parts, size = list[bytes](), 0
-        async for part in request.stream():
-            size += len(part)
+        parts, size, more = list[bytes](), 0, True
+        while more:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                raise invalid("the connection broke before the end of the body")
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
             if size > self._most_bytes:
                 raise self._too_large()
-            parts.append(part)
+            more = message.get("more_body", False)
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _too_large(self) -> Refusal:

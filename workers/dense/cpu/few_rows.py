@@ -1,7 +1,7 @@
 """A dense model for batches of a few rows: other modules over the same parameters, which cost less a call.
 
-oneDNN's operator takes 15 µs a call, however small its matrices are; torch's own product takes 3. Scores differ from those
-of the model by less than 1e-6, so only a server takes this form.
+oneDNN's operator takes 15 µs a call, however small its matrices are; torch's own product takes 3. Scores differ from
+those of the model by less than 1e-6, so only a server takes this form.
 """
 
 # B = batch, I = inputs or dense columns, O = outputs, T = labels
@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import functools
 from itertools import chain
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +32,8 @@ class FewRows:
                 layer.forward = functools.partial(_linear, layer.weight, layer.bias)  # type: ignore[method-assign]
         for block in self._model.modules():
             if type(block) is nn.Sequential and [type(layer) for layer in block] == [nn.Linear, nn.ReLU]:
-                block.forward = functools.partial(_hidden, block[0].weight, block[0].bias)  # type: ignore[method-assign]
+                linear: Any = block[0]
+                block.forward = functools.partial(_hidden, linear.weight, linear.bias)  # type: ignore[method-assign]
 
     def predict(self, dense_BI: torch.Tensor, embeddings: dict[str, torch.Tensor]) -> torch.Tensor:
         """Logits (B, T) in float32 without gradients."""
