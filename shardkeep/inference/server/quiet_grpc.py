@@ -9,6 +9,5 @@ os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # we never fork; its for
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # refused connections and garbage are answered, not printed
 
 import grpc
-from grpc import aio
 
-__all__ = ["aio", "grpc"]
+__all__ = ["grpc"]

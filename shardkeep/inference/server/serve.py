@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 GRACE_S = 10.0
 """Seconds that running requests have when the server stops."""
+OTHER_CALLS = 64
+"""Calls over gRPC that may run besides the requests that may wait."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,10 @@ async def serve(
     if isinstance(metrics, PrometheusMetrics):
         metrics.watch(served, lambda: batcher.waiting)
     service = Service(name, served, batcher, metrics)
-    grpc_front = GrpcFront(service, settings.listen, settings.access, most_bytes=settings.most_bytes)
+    most_calls = settings.limits.requests + OTHER_CALLS
+    grpc_front = GrpcFront(
+        service, settings.listen, settings.access, most_bytes=settings.most_bytes, most_calls=most_calls
+    )
     http_front = _http_front(service, settings, metrics)
     await grpc_front.start()
     if http_front is not None:

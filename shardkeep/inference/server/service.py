@@ -8,15 +8,17 @@ from collections.abc import Callable
 from shardkeep import __version__
 from shardkeep.inference.protocol.status import Refusal, Status
 from shardkeep.inference.protocol.tensors import InferReply, InferRequest, ModelMetadata, ServerMetadata
-from shardkeep.inference.server.batcher import Batcher
+from shardkeep.inference.server.batcher import Batcher, Scored
+from shardkeep.inference.server.entrance import Entrance
 from shardkeep.inference.server.metrics import Metrics
 from shardkeep.inference.server.served_model import ServedModel
+from shardkeep.inference.server.signature import Rows
 
 Write = Callable[[InferReply, InferRequest], bytes]
 
 
 class Service:
-    """One model under one name. Lives in one event loop.
+    """One model under one name. To be made in the batcher's event loop; any thread may call.
 
     Attributes:
         ready: Whether requests are accepted.
@@ -26,16 +28,27 @@ class Service:
         self.name = name
         self.ready = True
         self.metrics = metrics
-        self._served, self._batcher = served, batcher
+        self._served, self._batcher, self._entrance = served, batcher, Entrance(batcher)
 
     async def infer(self, protocol: str, request: InferRequest) -> InferReply:
-        """Scores a request. Raises Refusal."""
+        """Scores a request. In the event loop. Raises Refusal."""
         began = time.perf_counter()
+        rows = self._rows(request)
+        return self._reply(protocol, request, rows, await self._batcher.submit(rows, request.size), began)
+
+    def infer_and_wait(self, protocol: str, request: InferRequest) -> InferReply:
+        """As `infer`, in any other thread. Blocks."""
+        began = time.perf_counter()
+        rows = self._rows(request)
+        return self._reply(protocol, request, rows, self._entrance.scores(rows, request.size), began)
+
+    def _rows(self, request: InferRequest) -> Rows:
         self._check(request.model, request.version)
         signature = self._served.current.signature
         signature.check_outputs(request.outputs)
-        rows = signature.rows(request)
-        scored = await self._batcher.submit(rows, request.size)
+        return signature.rows(request)
+
+    def _reply(self, protocol: str, request: InferRequest, rows: Rows, scored: Scored, began: float) -> InferReply:
         outputs = scored.model.signature.tensors(scored.scores_NT, request.outputs)
         self.metrics.answered(protocol, rows.count, time.perf_counter() - began)
         return InferReply(self.name, scored.model.version, outputs, request.id)

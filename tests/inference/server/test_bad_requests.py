@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -193,6 +194,25 @@ def test_paths_that_are_not_there(server: Server) -> None:
     with pytest.raises(grpc.RpcError) as raised:
         server.call("ModelMetadata", pb.ModelMetadataRequest(name="other"), pb.ModelMetadataResponse)
     assert raised.value.code() is grpc.StatusCode.NOT_FOUND  # type: ignore[attr-defined]
+
+
+def test_calls_whose_message_never_comes_hold_up_no_other_call(server: Server) -> None:
+    ended = threading.Event()
+
+    def nothing() -> Iterator[bytes]:
+        ended.wait(60)
+        yield from ()
+
+    with grpc.insecure_channel(server.addresses.grpc) as channel:
+        begin = channel.stream_unary("/inference.GRPCInferenceService/ModelInfer")
+        calls = [begin.future(nothing()) for _ in range(200)]
+        try:
+            for _ in range(3):
+                assert scores_of(server.infer(raw_request(columns()))).shape == (ROWS,)
+        finally:
+            for call in calls:
+                call.cancel()
+            ended.set()
 
 
 def test_damaged_messages_never_end_the_server(server: Server) -> None:

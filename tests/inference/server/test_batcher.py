@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from shardkeep.inference.protocol.status import Refusal, Status
 from shardkeep.inference.protocol.tensors import Description, Heading, InferRequest
 from shardkeep.inference.server.batcher import Batcher, Goal, Limits, Scored
 from shardkeep.inference.server.conversion import batches_of
+from shardkeep.inference.server.entrance import Entrance
 from shardkeep.inference.server.metrics import NoMetrics
 from shardkeep.inference.server.served_model import Loaded, ServedModel
 from shardkeep.inference.server.signature import Rows
@@ -98,6 +100,28 @@ def test_a_bad_value_fails_its_own_request_alone(predictor: shardkeep.Predictor)
         assert np.array_equal(first.scores_NT, third.scores_NT)
 
     in_a_loop(served, Limits(delay_s=0.01), body)
+
+
+def test_requests_of_threads_are_joined_and_each_gets_its_own_scores_or_refusal(
+    predictor: shardkeep.Predictor,
+) -> None:
+    served = ServedModel(predictor)
+    parts = [texts(1, seed=k) for k in range(24)]
+    requests = [rows_of(served.current, as_bytes(part)) for part in parts]
+
+    async def body(batcher: Batcher) -> None:
+        entrance, loop = Entrance(batcher), asyncio.get_running_loop()
+        with ThreadPoolExecutor(len(requests)) as threads:
+            waits = [loop.run_in_executor(threads, entrance.scores, rows, 1) for rows in requests]
+            answers = await asyncio.gather(*waits, return_exceptions=True)
+        refusals = [each for each in answers if isinstance(each, Refusal)]
+        assert all(each.status is Status.BUSY for each in refusals) and len(refusals) < len(requests)
+        for answer, part in zip(answers, parts, strict=True):
+            if isinstance(answer, Scored):
+                assert np.abs(answer.scores_NT[:, 0] - predictor.predict(part)).max() < 1e-6
+        assert sum(isinstance(each, Scored) for each in answers) + len(refusals) == len(requests)
+
+    in_a_loop(served, Limits(delay_s=0.01, requests=12), body)
 
 
 def test_a_full_queue_refuses_and_an_end_answers_what_waits(predictor: shardkeep.Predictor) -> None:
