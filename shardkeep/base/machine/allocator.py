@@ -10,12 +10,17 @@ LARGEST_KEPT_BYTES = 32 << 20  # glibc's own upper limit for what comes from the
 KEPT_BYTES = 1 << 30
 
 
-def keep_freed_memory() -> bool:
-    """Has malloc keep up to 1 GiB of freed memory, for a process that needs the same buffers in every step.
+def keep_freed_memory(*, largest_bytes: int = LARGEST_KEPT_BYTES, kept_bytes: int = KEPT_BYTES) -> bool:
+    """Has malloc keep freed memory, for a process that needs the same buffers in every step.
 
     glibc gives large blocks back as soon as they are free, and the next step takes them page by page: 500-1,000 page
     faults a step of W1 at D=16 and 2,100 at D=64, which are 1.2 and 2.5 us of system time a sample. Whether it does
     depends on the order of the first allocations, so that two equal jobs differ by it.
+
+    Args:
+        largest_bytes: Larger blocks go back when they are freed. Smaller ones leave holes, which are not given back: a
+            process that replaces large arrays of many sizes grows by them.
+        kept_bytes: At the end of the heap.
 
     Returns False where the C library is another and nothing was changed.
     """
@@ -23,5 +28,5 @@ def keep_freed_memory() -> bool:
         mallopt = ctypes.CDLL(None).mallopt
     except (AttributeError, OSError, TypeError):  # macOS, musl, Windows
         return False
-    kept = mallopt(_M_MMAP_THRESHOLD, LARGEST_KEPT_BYTES) and mallopt(_M_TRIM_THRESHOLD, KEPT_BYTES)
+    kept = mallopt(_M_MMAP_THRESHOLD, largest_bytes) and mallopt(_M_TRIM_THRESHOLD, kept_bytes)
     return bool(kept)

@@ -34,7 +34,7 @@ NUMBERS: dict[str, np.dtype[Any]] = {
     "FP64": np.dtype("<f8"),
 }
 _LENGTH = struct.Struct("<I")
-_LENGTH_BYTES = _LENGTH.size
+LENGTH_BYTES = _LENGTH.size
 
 
 def check_datatype(name: str, datatype: str) -> None:
@@ -57,7 +57,7 @@ def unpack(name: str, datatype: str, raw: bytes, count: int) -> Values:
 def pack(values: Values) -> bytes:
     """Undoes `unpack`."""
     if isinstance(values, list):
-        return b"".join(part for text in values for part in (len(text).to_bytes(_LENGTH_BYTES, "little"), text))
+        return b"".join(part for text in values for part in (len(text).to_bytes(LENGTH_BYTES, "little"), text))
     if sys.byteorder == "big":
         values = values.astype(values.dtype.newbyteorder("<"))
     return values.tobytes()
@@ -65,13 +65,13 @@ def pack(values: Values) -> bytes:
 
 def _unpack_texts(name: str, raw: bytes, count: int) -> list[bytes]:
     size = len(raw)
-    if count == 1 and size >= _LENGTH_BYTES and int.from_bytes(raw[:_LENGTH_BYTES], "little") == size - _LENGTH_BYTES:
-        return [raw[_LENGTH_BYTES:]]
-    if _LENGTH_BYTES * count > size:  # before anything is made for `count` elements
+    if count == 1 and size >= LENGTH_BYTES and int.from_bytes(raw[:LENGTH_BYTES], "little") == size - LENGTH_BYTES:
+        return [raw[LENGTH_BYTES:]]
+    if LENGTH_BYTES * count > size:  # before anything is made for `count` elements
         raise invalid(f"input {name}: has {size} bytes; expected: {count} elements of BYTES")
     found, at, length_at = list[bytes](), 0, _LENGTH.unpack_from
-    while len(found) < count and at + _LENGTH_BYTES <= size:
-        start = at + _LENGTH_BYTES
+    while len(found) < count and at + LENGTH_BYTES <= size:
+        start = at + LENGTH_BYTES
         at = start + length_at(raw, at)[0]
         found.append(raw[start:at])
     if at != size or len(found) != count:

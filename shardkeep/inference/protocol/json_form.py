@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from shardkeep.inference.protocol.datatypes import BYTES, NUMBERS, Values, pack, unpack
+from shardkeep.inference.protocol.datatypes import BYTES, LENGTH_BYTES, NUMBERS, Values, pack, unpack
 from shardkeep.inference.protocol.status import invalid
 from shardkeep.inference.protocol.tensors import (
     MOST_DIMENSIONS,
@@ -30,6 +30,17 @@ _MOST_HEAD_BYTES = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
+class _Place:
+    """Where an input is behind the JSON. `prefix`: the length in front of a single text. `dtype`: of numbers that fill
+    the place."""
+
+    start: int
+    end: int
+    prefix: bytes | None
+    dtype: np.dtype[Any] | None
+
+
+@dataclass(frozen=True, slots=True)
 class _Head:
     """The JSON of a request. `sizes`: bytes of each input behind it; None = values are in `told`."""
 
@@ -39,6 +50,8 @@ class _Head:
     outputs: tuple[RequestedOutput, ...]
     binary: bool
     id: str
+    places: tuple[_Place, ...] | None
+    """Of the inputs, where all are behind the JSON."""
 
 
 class RequestReader:
@@ -64,7 +77,15 @@ class RequestReader:
                 if len(self._heads) >= _MOST_HEADS:
                     self._heads.clear()
                 self._heads[text] = head
-        values, at = list[Values](), size
+        if head.places and size + head.places[-1].end == len(body):
+            values = _unpacked(head.heading.inputs, head.places, body, size)
+        else:
+            values = self._one_by_one(head, body, size)
+        return InferRequest(model, version, head.heading, values, head.id, head.outputs, head.binary, len(body))
+
+    def _one_by_one(self, head: _Head, body: bytes, at: int) -> list[Values]:
+        """The values of any head. Raises Refusal where they are not in the JSON and not behind it."""
+        values = list[Values]()
         for told, each, described in zip(head.told, head.sizes, head.heading.inputs, strict=True):
             if each is None:
                 values.append(_from_json(described, told.get("data")))
@@ -76,7 +97,36 @@ class RequestReader:
             at = end
         if at != len(body):
             raise invalid(f"{len(body) - at} bytes behind the JSON belong to no input; see binary_data_size")
-        return InferRequest(model, version, head.heading, values, head.id, head.outputs, head.binary, len(body))
+        return values
+
+
+def _unpacked(inputs: Sequence[Description], places: Sequence[_Place], body: bytes, at: int) -> list[Values]:
+    """The values behind the JSON, which ends at `at`. Raises Refusal."""
+    values = list[Values]()
+    for described, place in zip(inputs, places, strict=True):
+        start = at + place.start
+        if place.dtype is not None:
+            values.append(np.frombuffer(body, place.dtype, described.count, start))
+        elif place.prefix is not None and body.startswith(place.prefix, start):
+            values.append([body[start + len(place.prefix) : at + place.end]])
+        else:
+            raw = body[start : at + place.end]
+            values.append(unpack(described.name, described.datatype, raw, described.count))
+    return values
+
+
+def _places(inputs: Sequence[Description], sizes: Sequence[int | None]) -> tuple[_Place, ...] | None:
+    places, at = list[_Place](), 0
+    for each, size in zip(inputs, sizes, strict=True):
+        if size is None:
+            return None
+        dtype = NUMBERS.get(each.datatype)
+        fits = dtype is not None and size == each.count * dtype.itemsize > 0
+        single = each.datatype == BYTES and each.count == 1 and LENGTH_BYTES <= size < 1 << 32
+        prefix = (size - LENGTH_BYTES).to_bytes(LENGTH_BYTES, "little") if single else None
+        places.append(_Place(at, at + size, prefix, dtype if fits else None))
+        at += size
+    return tuple(places)
 
 
 def _read_head(text: bytes) -> _Head:
@@ -89,7 +139,8 @@ def _read_head(text: bytes) -> _Head:
     number = head.get("id", "")
     if not isinstance(number, str):
         raise invalid(f"id: {_shown(number)}; allowed: a text")
-    return _Head(Heading(described), sizes, inputs, outputs, bool(binary), number)
+    places = _places(described, sizes)
+    return _Head(Heading(described), sizes, inputs, outputs, bool(binary), number, places)
 
 
 def write_reply(reply: InferReply, request: InferRequest) -> tuple[bytes, int | None]:

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 GRACE_S = 10.0
 """Seconds that running requests have when the server stops."""
+LARGEST_KEPT_BYTES, KEPT_BYTES = 4 << 20, 64 << 20
+"""Of freed memory: enough for the arrays of a batch; those of a model that was replaced are larger, and go back."""
 OTHER_CALLS = 64
 """Calls over gRPC that may run besides the requests that may wait."""
 
@@ -99,7 +101,7 @@ def serve_until_signal(
 ) -> None:
     """Serves until SIGTERM or SIGINT. Blocks. Raises as `serve`."""
 
-    keep_freed_memory()
+    keep_freed_memory(largest_bytes=LARGEST_KEPT_BYTES, kept_bytes=KEPT_BYTES)
 
     async def body() -> None:
         stop, loop = asyncio.Event(), asyncio.get_running_loop()

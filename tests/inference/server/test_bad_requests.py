@@ -155,6 +155,10 @@ BODIES: list[tuple[bytes, str]] = [
         json.dumps({"inputs": [_input(data=None, parameters={"binary_data_size": 9})]}).encode(),
         "binary_data_size 9; 0 bytes are left",
     ),
+    (
+        json.dumps({"inputs": [_input(data=None, parameters={"binary_data_size": 10**30})]}).encode(),
+        f"binary_data_size {10**30}; 0 bytes are left",
+    ),
     (json.dumps({"inputs": [_input(data=None, parameters=3)]}).encode(), "parameters of an input: 3; allowed"),
     (json.dumps({"inputs": [], "id": 3}).encode(), "id: 3; allowed: a text"),
     (json.dumps({"inputs": []}).encode(), "input price: is missing"),
