@@ -16,6 +16,16 @@ from shardkeep.ps.policy_config import AdmitConfig, EvictConfig
 
 DecayOn = Literal["touched", "table"]
 """Which rows an update decays."""
+RowPrecision = Literal["fp32", "fp16", "bf16", "int8"]
+"""How a server stores the weights of a row."""
+StatePrecision = Literal["fp32", "bf16"]
+"""How a server stores the optimizer slots of a row."""
+_NO_STATE = {
+    "sgd": "keeps none",
+    "rowwise_adagrad": "keeps one number a row, so that bf16 would save nothing",
+    "ftrl": "computes rows from it, so that a row would be as coarse as bf16",
+}
+"""Why the state of an optimizer is not stored as bf16."""
 
 
 def _decays_something(config: Any) -> Any:
@@ -270,10 +280,22 @@ class TableSpec(Settings):
     """How pushed gradients change rows."""
     init: InitConfig = InitConfig()
     """Values of a row before its first push."""
+    rows: RowPrecision = "fp32"
+    """How servers store rows: int8 = integers times one scale a row, its largest absolute value / 127."""
+    state: StatePrecision = "fp32"
+    """How servers store the optimizer's slots."""
     admit: AdmitConfig | None = None
     """Which new ids become rows; left out = all."""
     evict: EvictConfig | None = None
     """Which rows go; left out = none."""
+
+    @model_validator(mode="after")
+    def _state_stands_rounding(self) -> TableSpec:
+        if self.state != "fp32" and (why := _NO_STATE.get(self.optimizer.name)):
+            raise ValueError(
+                f"state: {self.state} with optimizer.name: {self.optimizer.name}, which {why}; allowed: fp32"
+            )
+        return self
 
     @model_validator(mode="after")
     def _sums_do_not_replace_given_rows(self) -> TableSpec:
@@ -308,6 +330,10 @@ class TableConfig(Settings):
     """Row optimizer; left out = that of the default table, else rowwise_adagrad."""
     init: InitConfig | None = None
     """Initial values; left out = those of the default table, else uniform in +-0.05."""
+    rows: RowPrecision | None = None
+    """How servers store rows (docs/guide/tables.md); left out = as the default table, else fp32."""
+    state: StatePrecision | None = None
+    """How servers store the optimizer's slots; left out = as the default table, else fp32."""
     admit: AdmitConfig | None = None
     """Which new ids become rows; left out = as in the default table, else all."""
     evict: EvictConfig | None = None

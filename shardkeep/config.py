@@ -42,8 +42,6 @@ from shardkeep.workers.model_config import ModelConfig
 
 TableName = Annotated[str, Field(min_length=1, max_length=200)]
 
-_TABLE_KEYS = tuple(TableConfig.model_fields)
-
 
 class JobConfig(Settings):
     """A whole job: one YAML file."""
@@ -238,11 +236,11 @@ class JobConfig(Settings):
         merged: dict[str, Any] = {"name": name}
         for source in (self.tables.get("default"), self.tables.get(name)):
             if source is not None:
-                merged |= {key: value for key in _TABLE_KEYS if (value := getattr(source, key)) is not None}
+                merged |= {key: value for key, value in source if value is not None}
         try:
             return TableSpec(**merged)
         except ValidationError as error:  # a name that the data has
-            raise ConfigError(f"tables: {problems_of(error, TableSpec)[0]}") from error
+            raise ConfigError(f"tables.{name}: {problems_of(error, TableSpec)[0]}") from error
 
     def check_tables(self, used: Sequence[str]) -> None:
         """Raises ConfigError for a table that is not among those that features use."""

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 from shardkeep.base.errors import JobError, JobStopped, MemberLost, ShardkeepError, UserError
 from shardkeep.ps.config import TableSpec
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Grows by one with every change of control.proto that an older member would misunderstand."""
 
 Role = Literal["server", "worker"]

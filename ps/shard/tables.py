@@ -96,6 +96,7 @@ class Tables(Sequence[Table]):
             )
             for t, (spec, counts_for) in enumerate(zip(specs, counts_for_T, strict=True))
         ]
+        self._packed = any(table.layout.precision for table in self._tables)
         self._decaying = [t for t, spec in enumerate(specs) if spec.decays_all_rows]
         self.dims_T: Ints = self._descriptors[:, at.DIM].copy()
         configs = list(dict.fromkeys(spec.optimizer for spec in specs))
@@ -190,6 +191,7 @@ class Tables(Sequence[Table]):
             tables_S = sections.tables_S[part]
             starts_S1 = sections.starts_S1[part.start : part.stop + 1] - ids.start
             self._make_room(tables_S, new_S[part])
+            self._note_step(tables_S, update)
             if self._snapshot is not None and not self._snapshot.over:
                 self._snapshot.make_room(tables_S, np.diff(starts_S1))
             policies = self._policies
@@ -208,6 +210,7 @@ class Tables(Sequence[Table]):
         for t, scalars_K in zip(self._decaying, self._scalars(np.array(self._decaying), update), strict=True):
             first, end = sections.starts_S1[np.searchsorted(sections.tables_S, [t, t + 1])].tolist()
             with self._locked(t):
+                self._note_step(np.array([t]), update)
                 for slots_U in slots_besides(self._tables[t], slots_V[first:end]):
                     self._make_pre_image_room(t, slots_U.size)
                     decay_rows(self._tables[t], self._images[t], slots_U, scalars_K)
@@ -232,6 +235,11 @@ class Tables(Sequence[Table]):
     def _make_pre_image_room(self, t: int, rows: int) -> None:
         if self._snapshot is not None and not self._snapshot.over:
             self._snapshot.make_room(np.array([t]), np.array([rows]))
+
+    def _note_step(self, tables_S: Ints, update: Update) -> None:
+        """Tells the kernels the step, by which they round. The caller holds the tables' locks."""
+        if self._packed:
+            self._descriptors[tables_S, at.STEP] = update.earlier_steps + update.step
 
     def _make_room(self, tables_S: Ints, rows_S: Ints) -> None:
         tight_S = (self._descriptors[tables_S, at.COUNT] + rows_S > self._descriptors[tables_S, at.ROOM]) & (rows_S > 0)

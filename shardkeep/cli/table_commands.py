@@ -132,6 +132,7 @@ def _rows_of(one: TableFigures, loads: Mapping[str, float]) -> list[tuple[str, s
 
     rows = [
         ("table", f"{one.spec.name}: dim {one.spec.dim}, {one.spec.optimizer.name}"),
+        ("precision", f"rows {one.spec.rows}, optimizer state {one.spec.state}"),
         ("rows", f"{one.rows:,}"),
         (
             "bytes",

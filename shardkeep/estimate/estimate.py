@@ -23,7 +23,7 @@ from shardkeep.compression.tower.exchange import Ranks
 from shardkeep.config import JobConfig
 from shardkeep.estimate.dry_run import Played, play
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
+from shardkeep.ps.shard.table.layout import RowLayout
 from shardkeep.roles.assembly import build_dense_model, row_spec, table_specs, training_job
 from shardkeep.roles.kernel_needs import needed_kernels
 from shardkeep.workers.collectives import wire_bytes
@@ -139,13 +139,12 @@ def memory_of(tables: Sequence[TableSpec], rows: Mapping[str, float], shares: Ma
 
 def table_bytes(table: TableSpec, rows: int) -> dict[str, int]:
     """What `rows` rows of a table take on one server: its parts, and all of the memory's pages."""
-    num_slots = OPTIMIZERS[table.optimizer.name].num_slots(table.dim)
-    words = ID_BYTES // VALUE_BYTES + table.dim + num_slots
-    records, index = rows * (words + words % 2) * VALUE_BYTES, rows * INDEX_BYTES
+    layout = RowLayout.of(table)
+    records, index = rows * layout.width * VALUE_BYTES, rows * INDEX_BYTES
     return {
         "rows": rows,
-        "weights": rows * table.dim * VALUE_BYTES,
-        "slots": rows * num_slots * VALUE_BYTES,
+        "weights": rows * layout.row_words * VALUE_BYTES,
+        "slots": rows * layout.slot_words * VALUE_BYTES,
         "ids": rows * ID_BYTES,
         "index": index,
         "bytes": sum(-(-size // PAGESIZE) * PAGESIZE for size in (records, index)),

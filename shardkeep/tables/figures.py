@@ -17,7 +17,6 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.shard.snapshot.index import specs_of
 from shardkeep.ps.shard.snapshot.row_stream import TableParts, stream_rows
 from shardkeep.ps.shard.table.layout import RowLayout
-from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
 
 Told = Callable[[str, float], None]
 """Called with the table that is read and the share that is done, in [0, 1]."""
@@ -69,6 +68,7 @@ class TableFigures:
             "rows": self.rows,
             "dim": self.spec.dim,
             "optimizer": self.spec.optimizer.name,
+            "precision": {"rows": self.spec.rows, "state": self.spec.state},
             "bytes": {"rows": self.row_bytes, "optimizer": self.optimizer_bytes},
             "norm": self.norms,
             "not_finite": self.not_finite,
@@ -158,12 +158,12 @@ class _Tally:
             self.best = (block if self.best is None else self.best.joined(block)).first(self.top)
 
     def figures(self) -> TableFigures:
-        layout = RowLayout(self.spec.dim, OPTIMIZERS[self.spec.optimizer.name].num_slots(self.spec.dim))
+        layout = RowLayout.of(self.spec)
         return TableFigures(
             self.spec,
             self.rows,
             row_bytes=4 * layout.first_slot * self.rows,
-            optimizer_bytes=4 * layout.num_slots * self.rows,
+            optimizer_bytes=4 * layout.slot_words * self.rows,
             norms=self.norms.figures(),
             not_finite=self.rows - self.norms.count,
             top_by="squared_gradients" if self.spec.optimizer.name in _SQUARES else "norm",

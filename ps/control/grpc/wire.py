@@ -72,6 +72,8 @@ def table_to_pb(table: TableSpec) -> pb.Table:
         init_json=table.init.model_dump_json(),
         admit_json="" if table.admit is None else table.admit.model_dump_json(),
         evict_json="" if table.evict is None else table.evict.model_dump_json(),
+        rows=table.rows,
+        state=table.state,
     )
 
 
@@ -82,6 +84,8 @@ def table_from_pb(message: pb.Table) -> TableSpec:
         "init": record_from_json(message.init_json),
         "admit": record_from_json(message.admit_json) if message.admit_json else None,
         "evict": record_from_json(message.evict_json) if message.evict_json else None,
+        "rows": message.rows,
+        "state": message.state,
     }
     try:
         return TableSpec.model_validate({"name": message.name, "dim": message.dim, **parts})

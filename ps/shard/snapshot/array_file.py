@@ -12,8 +12,8 @@ import numpy.typing as npt
 
 HEADER_BYTES = 16 << 10
 """Room for the header. It comes first in the file but is known last; the format allows padding with spaces."""
-_MOST_ARRAYS = 121
-_KINDS = {"int64": "I64", "float32": "F32", "float16": "F16", "int8": "I8", "uint32": "U32"}
+_MOST_ARRAYS = 122
+_KINDS = {"int64": "I64", "float32": "F32", "float16": "F16", "uint16": "U16", "int8": "I8", "uint32": "U32"}
 
 
 class ArrayFile:
@@ -30,11 +30,11 @@ class ArrayFile:
 
     @property
     def has_room(self) -> bool:
-        """Whether the header has room for four more arrays."""
-        return len(self._header) + 4 <= _MOST_ARRAYS
+        """Whether the header has room for five more arrays."""
+        return len(self._header) + 5 <= _MOST_ARRAYS
 
     def add(self, name: str, array: npt.NDArray[Any]) -> None:
-        """Writes a contiguous array, int64, float32, float16, int8 or uint32."""
+        """Writes a contiguous array, int64, float32, float16, uint16, int8 or uint32."""
         kind = _KINDS[array.dtype.name]
         offsets = [self.size, self.size + array.nbytes]
         self._header[name] = {"dtype": kind, "shape": list(array.shape), "data_offsets": offsets}

@@ -2,6 +2,7 @@
 
 Rows are in safetensors files, sorted by placement bucket. A part is one table's rows of a range of buckets. So each
 of another number of servers reads only the files with its own buckets. `snapshot.json` lists the parts of each file.
+Weights and optimizer slots are in the precision of their table: F32, F16, U16 for bf16, or I8 with an array of scales.
 """
 # N = rows of a part, D = embedding dim, S = optimizer slots of a row
 
@@ -31,6 +32,7 @@ from shardkeep.ps.shard.snapshot.snapshot import Snapshot
 from shardkeep.ps.shard.snapshot.spill import Spill
 from shardkeep.ps.shard.snapshot.walk import walk
 from shardkeep.ps.shard.table.pre_image_kernels import NO_IMAGES
+from shardkeep.ps.shard.table.stored_rows import StoredRows
 from shardkeep.ps.shard.table.table import Table
 
 FILE_BYTES = 64 << 20
@@ -87,8 +89,9 @@ def _write_rows(
         files = PartFiles(folder, FILE_BYTES, done, before=snapshot.check)
         opened.enter_context(contextlib.closing(files))
         for part in opened.enter_context(contextlib.closing(walk(snapshot, spill, min(PART_BYTES, FILE_BYTES)))):
-            counters = snapshot.tables[part.table].layout.num_counters
-            files.add(part.table, part.first, part.end, part.columns, counters)
+            columns, layout = part.columns, snapshot.tables[part.table].layout
+            rows = StoredRows.of_words(columns.ids_K, columns.rows_KD, columns.slots_KS, layout)
+            files.add(part.table, part.first, part.end, rows)
         files.finish()
     return files.parts, files.records
 
@@ -135,12 +138,9 @@ def _load(
             arrays = read_arrays(files[f"{folder}/{file_name(number)}"].check(checkpoint.folder))
             for part in parts:
                 if (table := theirs[part.table]) is not None:
-                    prefix = f"{part.table}.{part.first}"
-                    ids_N, rows_ND, slots_NS = (arrays[f"{prefix}.{what}"] for what in ("ids", "rows", "slots"))
-                    counters_N2 = arrays.get(f"{prefix}.counters")
-                    mine_N = server_of(ids_N, num_shards) == shard
-                    mine_N2 = None if counters_N2 is None else counters_N2[mine_N]
-                    table.load(ids_N[mine_N], rows_ND[mine_N], slots_NS[mine_N], mine_N2, clock=clock)
+                    rows = StoredRows.of_arrays(named(arrays, f"{part.table}.{part.first}"))
+                    mine_N = server_of(rows.ids_N, num_shards) == shard
+                    table.load_stored(rows.taken(mine_N), clock=clock)
         for table, entry in zip(theirs, index["tables"], strict=True):
             if table is not None:
                 counts[table.spec.name].update({name: entry[name] for name in table.counts() if name in entry})
@@ -190,6 +190,11 @@ def _shape(spec: TableSpec) -> str:
     """The settings that must match for one table's rows to fit another."""
     first, second = spec.init.parameters
     return f"dim {spec.dim}, optimizer {spec.optimizer.name}, init {spec.init.name} {first:g} {second:g}"
+
+
+def named(arrays: Arrays, prefix: str) -> Arrays:
+    """The arrays of one part, by what they hold."""
+    return {name.rpartition(".")[2]: array for name, array in arrays.items() if name.rpartition(".")[0] == prefix}
 
 
 def read_arrays(path: Path) -> Arrays:

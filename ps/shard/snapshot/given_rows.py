@@ -26,10 +26,10 @@ from shardkeep.ps.placement import BUCKET_BITS, BUCKETS, keys_of
 from shardkeep.ps.shard.snapshot.files import FILE_BYTES, PART_BYTES
 from shardkeep.ps.shard.snapshot.index import INDEX
 from shardkeep.ps.shard.snapshot.part_files import PartFiles
-from shardkeep.ps.shard.snapshot.snapshot import Columns
 from shardkeep.ps.shard.table.layout import RowLayout
 from shardkeep.ps.shard.table.layout_kernels import FIRST_WEIGHT
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
+from shardkeep.ps.shard.table.stored_rows import StoredRows
 
 RANGE_BYTES = 32 << 20
 """The approximate size of a range."""
@@ -66,8 +66,8 @@ def write_given_rows(tables: Sequence[GivenRows], checkpoint: Path, *, shard: in
 
     with contextlib.closing(PartFiles(folder, FILE_BYTES, done)) as files:
         for t, given in enumerate(tables):
-            for first, end, columns in _parts(given, folder):
-                files.add(t, first, end, columns)
+            for first, end, rows in _parts(given, folder):
+                files.add(t, first, end, rows)
         files.finish()
     index = {
         "tables": [{"spec": given.spec.model_dump(mode="json"), "skipped_rows": 0} for given in tables],
@@ -77,19 +77,24 @@ def write_given_rows(tables: Sequence[GivenRows], checkpoint: Path, *, shard: in
     return [*(record.result() for record in files.records), FileRecord.of(checkpoint, folder / INDEX)]
 
 
-def _parts(given: GivenRows, folder: Path) -> Iterator[tuple[int, int, Columns]]:
-    """The rows in parts of buckets [first, end)."""
-    optimizer = OPTIMIZERS[given.spec.optimizer.name]
-    layout = RowLayout(given.spec.dim, optimizer.num_slots(given.spec.dim))
-    slot = optimizer.initial_slot(given.spec.optimizer)
-    count = min(_MOST_RANGES, max(1, -(-given.count * layout.row_bytes // RANGE_BYTES)))
+def _parts(given: GivenRows, folder: Path) -> Iterator[tuple[int, int, StoredRows]]:
+    """The rows in parts of buckets [first, end), rounded to the nearest value of their table's precision."""
+    layout = RowLayout.of(given.spec)
+    slot = OPTIMIZERS[given.spec.optimizer.name].initial_slot(given.spec.optimizer)
+    count = min(
+        _MOST_RANGES, max(1, -(-given.count * RowLayout(layout.dim, layout.num_slots).row_bytes // RANGE_BYTES))
+    )
     for number, (ids_N, rows_ND) in enumerate(_sorted_ranges(given, layout.dim, count, folder)):
         lowest, beyond = (-(-n * BUCKETS // count) for n in (number, number + 1))
         starts_B1 = np.searchsorted(keys_of(ids_N) >> np.uint64(64 - BUCKET_BITS), np.arange(BUCKETS + 1))
         for first, end in ranges_of(starts_B1, max(1, PART_BYTES // layout.row_bytes)):
             part = slice(int(starts_B1[first]), int(starts_B1[end]))
             slots_KS = np.full((part.stop - part.start, layout.num_slots), slot, dtype=np.float32)
-            yield max(first, lowest), min(end, beyond), Columns(ids_N[part], rows_ND[part], slots_KS)
+            yield (
+                max(first, lowest),
+                min(end, beyond),
+                StoredRows.of_floats(ids_N[part], rows_ND[part], slots_KS, layout),
+            )
 
 
 def ranges_of(starts_B1: Ids, most: int) -> list[tuple[int, int]]:

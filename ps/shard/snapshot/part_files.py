@@ -6,15 +6,11 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import numpy.typing as npt
 
 from shardkeep.ps.checkpoints import FileRecord
 from shardkeep.ps.shard.snapshot.array_file import ArrayFile
 from shardkeep.ps.shard.snapshot.index import file_name
-from shardkeep.ps.shard.snapshot.snapshot import Columns
+from shardkeep.ps.shard.table.stored_rows import StoredRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +49,14 @@ class PartFiles:
         self._folder, self._file_bytes, self._done, self._before = folder, file_bytes, done, before
         self._file: ArrayFile | None = None
 
-    def add(self, table: int, first: int, end: int, columns: Columns, num_counters: int = 0) -> None:
-        """Writes one part. `num_counters`: counters of a row, behind its optimizer slots."""
+    def add(self, table: int, first: int, end: int, rows: StoredRows) -> None:
+        """Writes one part."""
         if self._file is None:
             self._before()
             self._file = ArrayFile(self._folder / file_name(len(self.records)))
-        arrays: dict[str, npt.NDArray[Any]] = {"ids": columns.ids_K, "rows": columns.rows_KD, "slots": columns.slots_KS}
-        if num_counters:
-            arrays["slots"] = np.ascontiguousarray(columns.slots_KS[:, :-num_counters])
-            arrays["counters"] = np.ascontiguousarray(columns.slots_KS[:, -num_counters:]).view(np.uint32)
-        for what, array in arrays.items():
+        for what, array in rows.arrays().items():
             self._file.add(f"{table}.{first}.{what}", array)
-        self.parts.append(Part(table, len(self.records), first, end, columns.ids_K.size))
+        self.parts.append(Part(table, len(self.records), first, end, rows.ids_N.size))
         if self._file.size >= self._file_bytes or not self._file.has_room:
             self.finish()
 

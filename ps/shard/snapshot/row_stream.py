@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import BUCKET_BITS, BUCKETS, keys_of
 from shardkeep.ps.shard.snapshot.index import REMOVED, file_name, indexes, specs_of
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
+from shardkeep.ps.shard.table.stored_rows import floats_of
 
 BLOCK_BYTES = 8 << 20
 """The approximate size of a block, if the caller names no ranges."""
@@ -34,7 +35,7 @@ BucketRange = tuple[int, int]
 
 
 class RowBlock(NamedTuple):
-    """All rows of one table whose ids fall into one range of buckets. Ids are unique, and their keys rise."""
+    """All rows of one table whose ids fall into one range of buckets, as float32. Ids are unique; their keys rise."""
 
     ids_N: Ids
     rows_ND: Rows
@@ -274,12 +275,22 @@ class _Reader:
             with safe_open(path, framework="np") as file:
                 ids_P = file.get_tensor(f"{part.prefix}.ids")
                 none_P0 = np.empty((ids_P.size, 0), dtype=np.float32)
-                rows_PD = file.get_tensor(f"{part.prefix}.rows") if self.wanted.rows else none_P0
-                slots_PS = file.get_tensor(f"{part.prefix}.slots") if self.wanted.slots else none_P0
+                rows_PD = _floats(file, part.prefix, "rows") if self.wanted.rows else none_P0
+                slots_PS = _floats(file, part.prefix, "slots") if self.wanted.slots else none_P0
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path}: cannot be read ({error})") from error
         keys_P = keys_of(ids_P)
         return _Sorted(keys_P, RowBlock(ids_P, rows_PD, slots_PS)).taken(np.argsort(keys_P))
+
+
+def _floats(file: Any, prefix: str, what: str) -> Rows:
+    """An array of a part as float32."""
+    values_PD = file.get_tensor(f"{prefix}.{what}")
+    return (
+        floats_of(values_PD, file.get_tensor(f"{prefix}.scales"))
+        if values_PD.dtype == np.int8
+        else floats_of(values_PD)
+    )
 
 
 def _blocks(readers: Sequence[_Reader], ranges: Sequence[BucketRange], empty: RowBlock) -> Iterator[RowBlock]:

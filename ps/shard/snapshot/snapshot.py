@@ -29,7 +29,8 @@ _ONES = np.array([byte.bit_count() for byte in range(256)], dtype=np.uint8)
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """Rows as separate arrays: ids (K), weights (K, D), optimizer slots and then counters (K, S)."""
+    """Rows as separate arrays: ids (K), and the words of records: of weights (K, D), of optimizer slots and counters
+    (K, S)."""
 
     ids_K: Ints
     rows_KD: Floats
@@ -62,8 +63,8 @@ class Room:
         self._count = count
         return Columns(
             flat[:at_rows].view(np.int64),
-            flat[at_rows:at_slots].reshape(count, self._layout.dim),
-            flat[at_slots:].reshape(count, self._layout.num_slots + self._layout.num_counters),
+            flat[at_rows:at_slots].reshape(count, self._layout.row_words),
+            flat[at_slots:].reshape(count, self._layout.slot_words + self._layout.num_counters),
         )
 
 

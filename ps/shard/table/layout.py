@@ -1,14 +1,23 @@
 """RowLayout: which words of a row's record hold what. With layout_kernels.py the only place that knows offsets.
 
-A record is float32 words: [id as 2 words | D weights | S optimizer slots | counters | 0 or 1 word of padding]. A table
-from which rows go has two counters a row (policy_kernels.py), other tables none.
+A record is float32 words: [id as 2 words | D weights | their scale, of int8 only | S optimizer slots | counters | 0 or
+1 word of padding]. Weights and slots of fewer than 32 bits are packed; each of the two begins at a word. A table from
+which rows go has two counters a row (policy_kernels.py), other tables none.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import get_args
 
-from shardkeep.ps.shard.table.layout_kernels import FIRST_WEIGHT
+from shardkeep.ps.config import RowPrecision, StatePrecision, TableSpec
+from shardkeep.ps.shard.table.layout_kernels import BF16, FIRST_WEIGHT, FP16, FP32, INT8, words_of
+from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
+
+PRECISIONS: dict[str, int] = {"fp32": FP32, "fp16": FP16, "bf16": BF16, "int8": INT8}
+"""From the config's name to the number that kernels know."""
+STATE_SHIFT = 2
+assert {*get_args(RowPrecision), *get_args(StatePrecision)} == set(PRECISIONS)
 
 COUNTERS = 2
 """Counters of a row where rows go."""
@@ -22,7 +31,40 @@ class RowLayout:
     """D, weights."""
     num_slots: int
     """S, optimizer slots."""
+    rows: RowPrecision = "fp32"
+    """Precision of the weights."""
+    state: StatePrecision = "fp32"
+    """Precision of the slots."""
     num_counters: int = 0
+
+    @classmethod
+    def of(cls, spec: TableSpec, *, counts: bool = False) -> RowLayout:
+        """The layout of a table's rows. `counts`: it only counts ids, and has neither weights nor slots."""
+        counters = COUNTERS if spec.evict is not None else 0
+        if counts:
+            return cls(0, 0, num_counters=counters)
+        return cls(spec.dim, OPTIMIZERS[spec.optimizer.name].num_slots(spec.dim), spec.rows, spec.state, counters)
+
+    @property
+    def precision(self) -> int:
+        """Both precisions as kernels take them; 0 = all values are float32."""
+        return PRECISIONS[self.rows] | PRECISIONS[self.state] << STATE_SHIFT
+
+    @property
+    def row_words(self) -> int:
+        """Words of the weights, with their scale."""
+        return int(words_of(PRECISIONS[self.rows], self.dim))
+
+    @property
+    def slot_words(self) -> int:
+        """Words of the optimizer slots."""
+        return int(words_of(PRECISIONS[self.state], self.num_slots))
+
+    @property
+    def mark(self) -> int:
+        """The byte at which a record is marked as new: its first weight, or the scale. 0 = all values are float32."""
+        word = self.first_slot - 1 if self.rows == "int8" else FIRST_WEIGHT
+        return 4 * word if self.precision else 0
 
     @property
     def first_weight(self) -> int:
@@ -30,11 +72,11 @@ class RowLayout:
 
     @property
     def first_slot(self) -> int:
-        return FIRST_WEIGHT + self.dim
+        return FIRST_WEIGHT + self.row_words
 
     @property
     def first_counter(self) -> int:
-        return FIRST_WEIGHT + self.dim + self.num_slots
+        return self.first_slot + self.slot_words
 
     @property
     def used(self) -> int:

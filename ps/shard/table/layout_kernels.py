@@ -15,7 +15,16 @@ from shardkeep.base.arrays import Ints, Rows
 from shardkeep.base.compiling.kernels import kernel
 
 FIRST_WEIGHT = 2  # words of the id in front of the weights
+FP32, FP16, BF16, INT8 = 0, 1, 2, 3  # precisions of values; int8 has a float32 scale behind a row's values
 AHEAD = 12  # records fetched ahead of the one in work
+
+
+@kernel("int64(int64, int64)")
+def words_of(precision: int, count: int) -> int:
+    """Words that so many values of a row take, with their scale."""
+    if precision == INT8:
+        return (count + 3) // 4 + 1
+    return count if precision == FP32 else (count + 1) // 2
 
 
 @kernel("int64(int64[::1], int64, int64, int64)")

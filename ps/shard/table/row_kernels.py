@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from numba import carray  # type: ignore[attr-defined]
 
+from shardkeep.base.array_kernels import pointer
 from shardkeep.base.arrays import Ids, Ints, Rows
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.base.hashing_kernels import GOLDEN, mix
-from shardkeep.ps.shard.table.layout_kernels import prefetch_record, record, slots_of, weights_of
+from shardkeep.ps.shard.table.layout_kernels import prefetch_record, record, slots_of, start_of, weights_of
 
 CONSTANT, UNIFORM, NORMAL = 0, 1, 2
 """Numbers of the initializers."""
+
+MARKED = np.uint32(0xFFFFFFFF)
+"""The mark of a new row of fewer than 32 bits a value: as float32, fp16 or bf16 a NaN that no update gives."""
 
 _LOW32 = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
@@ -104,6 +109,16 @@ def initialise(
             row = record(addresses, shift, width, slots_U[i])
             initial_values(key, ids_U[i], initializer, first, second, dim, weights_of(row, dim))
             slots_of(row, dim)[:] = slot_value
+
+
+@kernel("void(int64[::1], int64, int64[::1], int64, int64, int64)")
+def mark_new(slots_U: Ints, first_new: int, addresses: Ints, shift: int, width: int, mark: int) -> None:
+    """Marks the records that were just added (slots from `first_new` on) as new, at byte `mark`: their values follow
+    from the id until they are first written."""
+    for i in range(slots_U.size):
+        if slots_U[i] >= first_new:
+            at = start_of(addresses, shift, width, slots_U[i]) + mark
+            carray(pointer(at), (1,), np.uint32)[0] = MARKED
 
 
 @kernel("void(int64[::1], int64, int64, int64[::1], int64, float32[:,::1])")

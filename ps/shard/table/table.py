@@ -6,6 +6,8 @@ Pulls and updates of all tables, which also create rows, are in ps/shard/tables.
 
 from __future__ import annotations
 
+import importlib
+
 import numpy as np
 import numpy.typing as npt
 
@@ -23,7 +25,10 @@ from shardkeep.ps.shard.table.layout import COUNTERS, RowLayout
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS, code_address
 from shardkeep.ps.shard.table.pre_image_kernels import NO_IMAGES
 from shardkeep.ps.shard.table.records import Records
+from shardkeep.ps.shard.table.stored_rows import NO_COUNTERS, StoredRows
 
+PACKED_KERNELS = "shardkeep.ps.shard.table.packed_kernels"
+"""The kernels of tables with values of fewer than 32 bits; imported by them alone."""
 _ONE_TABLE = np.zeros(1, dtype=np.int64)
 NO_SQUARES: Rows = np.empty(0, dtype=np.float32)
 """No second moment beside the gradients."""
@@ -34,7 +39,7 @@ NO_COUNTS: Ids = np.empty(0, dtype=np.int64)
 
 
 class Table:
-    """Rows and optimizer slots of one table, float32. Not thread safe.
+    """Rows and optimizer slots of one table, in the precision of its spec. Not thread safe.
 
     Ids are int64, sorted ascending and unique in every call; the caller has checked that. A row is created when its id
     receives its first gradient. Before that, its value is computed from the id.
@@ -59,8 +64,7 @@ class Table:
         """Ids that admission made rows, rows of pushes that it dropped, and rows that went."""
         optimizer = OPTIMIZERS[spec.optimizer.name]
         self.counts_for = counts_for
-        dim = 0 if counts_for else spec.dim
-        self.layout = RowLayout(dim, optimizer.num_slots(dim), COUNTERS if spec.evict is not None else 0)
+        self.layout = RowLayout.of(spec, counts=bool(counts_for))
         self._initial = Initial(spec.init, seed=seed, name=spec.name)
         self.descriptor = np.zeros(at.COLUMNS, dtype=np.int64) if descriptor is None else descriptor
         self.starts = np.zeros(at.STARTS, dtype=np.float32) if starts is None else starts
@@ -71,10 +75,12 @@ class Table:
         initial_slot = optimizer.initial_slot(spec.optimizer)
         self.starts[:] = self._initial.first, self._initial.second, initial_slot
         self.descriptor[at.SHIFT], self.descriptor[at.WIDTH] = self.records.shift, self.records.width
-        self.descriptor[at.DIM], self.descriptor[at.INITIALIZER] = dim, self._initial.initializer
+        self.descriptor[at.DIM], self.descriptor[at.INITIALIZER] = self.layout.dim, self._initial.initializer
         self.descriptor[at.COUNTERS] = self.layout.first_counter if self.layout.num_counters else 0
         self.descriptor[at.KEY] = self._initial.key.astype(np.int64)
-        self.descriptor[at.OPTIMIZER] = code_address(spec.optimizer.name)
+        self.descriptor[at.OPTIMIZER] = code_address(optimizer.kernels)
+        if self.layout.precision:
+            self._describe_packed()
         self.changed = ChangedBits(self.descriptor, self.records)
         self._describe()
 
@@ -130,6 +136,13 @@ class Table:
             self.descriptor[column + 1] = array.size
         self.descriptor[at.ROOM] = index.room
 
+    def _describe_packed(self) -> None:
+        if self.layout.rows != "fp32":
+            self.descriptor[at.PACKED_PULL] = code_address(PACKED_KERNELS, "pull")
+        self.descriptor[at.PACKED_UPDATE] = code_address(PACKED_KERNELS, "update")
+        self.descriptor[at.MARK], self.descriptor[at.PRECISION] = self.layout.mark, self.layout.precision
+        self.descriptor[at.NUM_SLOTS], self.descriptor[at.STARTS_AT] = self.layout.num_slots, self.starts.ctypes.data
+
     @property
     def key(self) -> np.uint64:
         """Of the table's random numbers."""
@@ -172,25 +185,48 @@ class Table:
         low, high = kernels.digest(*self._records_at, self.num_rows, self.layout.used, self._initial.key)
         return int(low) | int(high) << 64
 
-    def load(self, ids: Ids, rows: Rows, slots: Rows, counters: UInt32s | None = None, *, clock: int = 0) -> None:
-        """Sets weights (N, D) and optimizer slots (N, S) of unique ids (N), adding what is absent.
+    def load(self, ids: Ids, rows: Rows, slots: Rows, counters: UInt32s = NO_COUNTERS, *, clock: int = 0) -> None:
+        """Sets weights (N, D) and optimizer slots (N, S) of unique ids (N), adding what is absent. Rounds them to the
+        nearest value of the table's precision.
 
-        `counters` (N, 2): of tables from which rows go; None = a push at `clock`."""
-        where_N = self.fill(ids, rows)
+        `counters` (N, 2): of tables from which rows go; empty = one push at `clock`."""
         slots_NS = for_kernels(slots, np.float32).reshape(ids.size, self.layout.num_slots)
-        kernels.write_words(*self._records_at, where_N, self.layout.first_slot, slots_NS)
-        if self.layout.num_counters:
-            from shardkeep.ps.shard.table import policy_kernels
+        where_N = self._set(ids, rows, slots_NS)
+        if not self.layout.precision:
+            kernels.write_words(*self._records_at, where_N, self.layout.first_slot, slots_NS)
+        self._set_counters(where_N, counters, clock)
 
-            if counters is None:
-                counters = np.empty((ids.size, COUNTERS), dtype=np.uint32)
-                counters[:] = clock, ONE_PUSH
-            policy_kernels.write_counters(self.descriptor, where_N, for_kernels(counters, np.uint32))
+    def load_stored(self, stored: StoredRows, *, clock: int = 0) -> None:
+        """Sets rows that a table has stored, adding what is absent; bit for bit where both have the same precision."""
+        if stored.of(self.layout):
+            where_N = self.slots_to_load(for_kernels(stored.ids_N, np.int64))
+            rows_NW, slots_NW = stored.words(self.layout)
+            kernels.write_words(*self._records_at, where_N, self.layout.first_weight, rows_NW)
+            kernels.write_words(*self._records_at, where_N, self.layout.first_slot, slots_NW)
+            self._set_counters(where_N, stored.counters_N2, clock)
+        else:
+            self.load(stored.ids_N, stored.rows(), stored.slots(), stored.counters_N2, clock=clock)
+
+    def _set_counters(self, slots_N: Ids, counters_N2: UInt32s, clock: int) -> None:
+        if not self.layout.num_counters:
+            return
+        from shardkeep.ps.shard.table import policy_kernels
+
+        if not counters_N2.size:
+            counters_N2 = np.empty((slots_N.size, COUNTERS), dtype=np.uint32)
+            counters_N2[:] = clock, ONE_PUSH
+        policy_kernels.write_counters(self.descriptor, slots_N, for_kernels(counters_N2, np.uint32))
 
     def fill(self, ids: Ids, rows: Rows) -> Ids:
-        """Sets weights (N, D) of unique ids (N), adding what is absent. Returns where they are."""
-        where_N = self.slots_to_load(for_kernels(ids, np.int64))
-        kernels.write_words(*self._records_at, where_N, self.layout.first_weight, self._shaped(rows, ids.size))
+        """Sets weights (N, D) of unique ids (N), adding what is absent. Rounds as `load`. Returns where they are."""
+        return self._set(ids, rows, np.empty((ids.size, 0), dtype=np.float32))
+
+    def _set(self, ids: Ids, rows: Rows, slots_NS: Rows) -> Ids:
+        where_N, rows_ND = self.slots_to_load(for_kernels(ids, np.int64)), self._shaped(rows, ids.size)
+        if self.layout.precision:
+            importlib.import_module(PACKED_KERNELS).set_rows(self.descriptor, where_N, rows_ND, slots_NS)
+        else:
+            kernels.write_words(*self._records_at, where_N, self.layout.first_weight, rows_ND)
         return where_N
 
     @property
@@ -207,7 +243,7 @@ class Table:
         return ids_U[finite_U], grad_UD[finite_U]
 
     def slots_to_load(self, ids_U: Ids) -> Ids:
-        """Slots of unique ids. Absent rows are created with their initial values."""
+        """Slots of unique ids. Absent rows are created with their initial values, as `add_rows` says."""
         self._index.make_room_for(ids_U)
         self._room_made()
         return self._slots_for(ids_U)

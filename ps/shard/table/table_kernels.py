@@ -22,7 +22,7 @@ from shardkeep.base.compiling.kernels import kernel
 from shardkeep.ps.shard.table.index_kernels import find, find_or_add
 from shardkeep.ps.shard.table.pre_image_kernels import ROWS as SNAPSHOT_ROWS
 from shardkeep.ps.shard.table.pre_image_kernels import keep
-from shardkeep.ps.shard.table.row_kernels import gather, initialise, merge_sum
+from shardkeep.ps.shard.table.row_kernels import gather, initialise, mark_new, merge_sum
 
 Descriptors = npt.NDArray[np.int64]
 Images = npt.NDArray[np.int64]
@@ -34,12 +34,28 @@ COUNT, ROOM = 8, 9  # rows there are, and rows that fit before the index or the 
 DIM, KEY, INITIALIZER = 10, 11, 12
 OPTIMIZER = 13  # address of the machine code of its optimizer's kernel
 CHANGED, NUM_CHANGED = 14, 15  # address and bytes of the bits of changed rows; 0 bytes = changes are not noted
-COUNTERS = 16  # word of a record's counters; 0 = it has none
-COLUMNS = 17
+# Of tables with values of fewer than 32 bits (packed_kernels.py); all 0 in others:
+PACKED_PULL, PACKED_UPDATE = 16, 17  # addresses of the machine code that reads weights and updates rows; 0 = as here
+MARK, PRECISION = 18, 19  # byte of a record at which a new row is marked; precision of weights and slots
+NUM_SLOTS, STARTS_AT = 20, 21  # optimizer slots of a row; address of the table's row of `starts`
+STEP = 22  # of the update that follows: what random numbers of rounding depend on
+COUNTERS = 23  # word of a record's counters; 0 = it has none
+COLUMNS = 24
 
 # Columns of `starts`.
 FIRST, SECOND, SLOT = 0, 1, 2  # parameters of the initial distribution; first value of the optimizer's slots
 STARTS = 3
+
+
+_INTS, _FLOATS, _ROWS = types.int64[::1], types.float32[::1], types.float32[:, ::1]
+
+
+def _call(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+    """Code that calls the kernel whose address is the first argument. It returns nothing and raises nothing."""
+    kinds = signature.args[1:]
+    code = builder.inttoptr(args[0], context.call_conv.get_function_type(types.void, kinds).as_pointer())
+    context.call_conv.call_function(builder, code, types.void, kinds, args[1:])
+    return context.get_dummy_value()
 
 
 def _call_optimizer(
@@ -54,19 +70,25 @@ def _call_optimizer(
     _scalars: Any,
 ) -> Any:
     """Calls an optimizer's kernel by its address: `apply` is compiled without any optimizer."""
+    kinds = (_INTS, types.int64, types.int64, _INTS, _ROWS, _FLOATS, _FLOATS)
+    return types.void(types.int64, *kinds), _call
 
-    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        kinds = signature.args[1:]
-        code = builder.inttoptr(args[0], context.call_conv.get_function_type(types.void, kinds).as_pointer())
-        context.call_conv.call_function(builder, code, types.void, kinds, args[1:])  # it raises nothing
-        return context.get_dummy_value()
 
-    floats, ints = types.float32[::1], types.int64[::1]
-    kinds = (ints, types.int64, types.int64, ints, types.float32[:, ::1], floats, floats)
-    return types.void(types.int64, *kinds), codegen
+def _call_pull(_typing: Any, _code: Any, _descriptor: Any, _ids_U: Any, _slots_U: Any, _rows_UD: Any) -> Any:
+    """Calls the kernel that reads packed rows, which other tables do without."""
+    return types.void(types.int64, _INTS, _INTS, _INTS, _ROWS), _call
+
+
+def _call_update(
+    _typing: Any, _code: Any, _descriptor: Any, _slots_U: Any, _grad_UD: Any, _squares_U: Any, _scalars: Any
+) -> Any:
+    """Calls the kernel that updates packed rows."""
+    return types.void(types.int64, _INTS, _INTS, _ROWS, _FLOATS, _FLOATS), _call
 
 
 call_optimizer: Any = intrinsic(_call_optimizer)
+call_pull: Any = intrinsic(_call_pull)
+call_update: Any = intrinsic(_call_update)
 
 
 @kernel("void(int64[:,::1], float32[:,::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], float32[::1])")
@@ -92,26 +114,29 @@ def pull(
         find(entries, old, ids_U, addresses, descriptor[SHIFT], descriptor[WIDTH], slots_U)
         end = at + ids_U.size * descriptor[DIM]
         rows_UD = values[at:end].reshape((ids_U.size, descriptor[DIM]))
-        key = np.uint64(descriptor[KEY])
-        gather(
-            ids_U,
-            slots_U,
-            addresses,
-            descriptor[SHIFT],
-            descriptor[WIDTH],
-            key,
-            descriptor[INITIALIZER],
-            start[FIRST],
-            start[SECOND],
-            rows_UD,
-        )
+        if descriptor[PACKED_PULL]:
+            call_pull(descriptor[PACKED_PULL], descriptor, ids_U, slots_U, rows_UD)
+        else:
+            gather(
+                ids_U,
+                slots_U,
+                addresses,
+                descriptor[SHIFT],
+                descriptor[WIDTH],
+                np.uint64(descriptor[KEY]),
+                descriptor[INITIALIZER],
+                start[FIRST],
+                start[SECOND],
+                rows_UD,
+            )
         absent_S[s] = (slots_U < 0).sum()
         at = end
 
 
 @kernel("void(int64[::1], float32[::1], int64[::1], int64[::1], boolean)")
 def add_rows(descriptor: Ints, start: Rows, ids_U: Ints, slots_U: Ints, found: bool) -> None:
-    """Slots of ids; absent ones become rows with their initial values."""
+    """Slots of ids; absent ones become rows with their initial values, or with the mark of new ones where values have
+    fewer than 32 bits: what writes them next starts from the initial values."""
     entries = carray(pointer(descriptor[ENTRIES]), (descriptor[NUM_ENTRIES],), np.uint64)
     old = carray(pointer(descriptor[OLD]), (descriptor[NUM_OLD],), np.uint64)
     addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
@@ -124,7 +149,9 @@ def add_rows(descriptor: Ints, start: Rows, ids_U: Ints, slots_U: Ints, found: b
     else:
         count = find_or_add(entries, old, ids_U, addresses, shift, width, count, slots_U)
     descriptor[COUNT] = count
-    if count > before:
+    if count > before and descriptor[MARK]:
+        mark_new(slots_U, before, addresses, shift, width, descriptor[MARK])
+    elif count > before:
         key = np.uint64(descriptor[KEY])
         initializer, dim = descriptor[INITIALIZER], descriptor[DIM]
         first, second, slot = start[FIRST], start[SECOND], start[SLOT]
@@ -145,6 +172,9 @@ def update(descriptor: Ints, slots_U: Ints, grad_UD: Rows, squares_U: Rows, scal
     serves."""
     if descriptor[NUM_CHANGED]:
         note_changes(descriptor, slots_U)
+    if descriptor[PACKED_UPDATE]:
+        call_update(descriptor[PACKED_UPDATE], descriptor, slots_U, grad_UD, squares_U, scalars)
+        return
     addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
     call_optimizer(
         descriptor[OPTIMIZER], addresses, descriptor[SHIFT], descriptor[WIDTH], slots_U, grad_UD, squares_U, scalars

@@ -41,8 +41,7 @@ OPTIMIZERS = MappingProxyType[str, RowOptimizer]({module.ENTRY.name: module.ENTR
 
 
 @functools.cache
-def code_address(name: str) -> int:
-    """The address of the machine code of an optimizer's kernel, for `table_kernels`."""
-    module = importlib.import_module(OPTIMIZERS[name].kernels)
-    (compiled,) = module.update.overloads.values()
+def code_address(module: str, kernel: str = "update") -> int:
+    """The address of the machine code of a kernel, for `table_kernels`, which is compiled without it."""
+    (compiled,) = getattr(importlib.import_module(module), kernel).overloads.values()
     return int(compiled.library.get_pointer_to_function(compiled.fndesc.llvm_func_name))
