@@ -115,7 +115,8 @@ class PullConfig(Settings):
     read more often than `lease` says; left out = no limit."""
 
     values: ValueFormat = "fp32"
-    """Number format of row values on the wire, rounded to nearest. Servers keep fp32, and evaluation reads fp32."""
+    """Number format of row values on the wire, rounded to nearest. Servers store rows as `tables` says, and
+    evaluation reads fp32."""
     scale: Scale | None = None
     """Row scale, as in `push`; default pow2."""
 

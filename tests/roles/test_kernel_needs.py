@@ -27,12 +27,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "the largest values": {"push": {"keep_values": 0.5, "pool_rows": 100}},
     "random rows": {"push": {"select": "random", "keep_rows": 0.5}},
+    "packed rows": {},
     "bf16 of the largest rows": {"push": {"values": "bf16", "rounding": "stochastic", "keep_rows": 0.5}},
 }
+TABLES = {"packed rows": {"default": {"rows": "int8"}}}
 ROLES: tuple[Role, ...] = ("server", "worker")
 
 
-def job(compression: dict[str, Any]) -> str:
+def job(name: str) -> str:
     return json.dumps(
         {
             "servers": 0,
@@ -41,7 +43,8 @@ def job(compression: dict[str, Any]) -> str:
             "data": {"source": "synthetic", "synthetic": {"train_samples": 300, "eval_samples": 100}},
             "train": {"batch_size": 100},
             "tower": {"compile": "off"},
-            "compression": compression,
+            "compression": CONFIGS[name],
+            "tables": TABLES.get(name, {}),
         }
     )
 
@@ -50,7 +53,7 @@ def job(compression: dict[str, Any]) -> str:
 def loads(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Loads]:
     """By role and by name of a config: one fresh process for each, forked from one that has imported torch."""
     folder = tmp_path_factory.mktemp("loads")
-    jobs = {name: job(compression) for name, compression in CONFIGS.items()}
+    jobs = {name: job(name) for name in CONFIGS}
     command = [sys.executable, "-m", kernel_loads.__name__, str(folder), json.dumps(jobs), *ROLES]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     return {name: kernel_loads.read(folder, name, done.stderr) for name in (*ROLES, *CONFIGS)}
@@ -82,10 +85,11 @@ def test_a_job_imports_the_kernels_that_its_config_names_and_compiles_none_in_a_
     name: str, loads: dict[str, Loads]
 ) -> None:
     assert not loads[name].compiled_in_steps
-    assert sorted(loads[name].kernels) == sorted(needed_kernels(parse_config(job(CONFIGS[name])), *ROLES))
+    assert sorted(loads[name].kernels) == sorted(needed_kernels(parse_config(job(name)), *ROLES))
 
 
 def test_a_plain_job_needs_no_kernels_of_compression_but_varints() -> None:
     names = needed_kernels(parse_config("{data: {source: synthetic}}"), "server", "worker")
     assert [name for name in names if ".compression." in name] == ["shardkeep.compression.ids.bit_kernels"]
     assert set(names) < set(kernel_modules())
+    assert not [name for name in names if "packed" in name or "precision" in name]

@@ -13,6 +13,7 @@ from shardkeep.ps.shard.table.index import RowIndex
 from shardkeep.ps.shard.table.optimizers.optimizer import Update
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
 from shardkeep.ps.shard.table.records import Records
+from shardkeep.ps.shard.table.stored_rows import StoredRows
 from shardkeep.ps.shard.table.table import NO_SQUARES, Table
 
 
@@ -92,9 +93,16 @@ def ids_in(records: Records, count: int) -> np.ndarray:
 
 
 def exported(table: Table) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Copies of all ids (N), weights (N, D) and optimizer slots (N, S), sorted by id."""
+    """Copies of all ids (N), weights (N, D) and optimizer slots (N, S), sorted by id, as float32."""
     ids_N = ids_in(table.records, table.num_rows)
     order_N = np.argsort(ids_N, kind="stable")
-    used_NW = records_of(table.records, table.num_rows)[order_N, table.layout.first_weight :]
-    dim = table.spec.dim
-    return ids_N[order_N], used_NW[:, :dim].copy(), used_NW[:, dim : dim + table.layout.num_slots].copy()
+    stored = stored_rows(table).taken(order_N)
+    return stored.ids_N, stored.rows().copy(), stored.slots().copy()
+
+
+def stored_rows(table: Table) -> StoredRows:
+    """All rows in the table's precision, in the order of their slots."""
+    layout, used_NW = table.layout, records_of(table.records, table.num_rows)
+    rows_NW = used_NW[:, layout.first_weight : layout.first_slot]
+    slots_NW = used_NW[:, layout.first_slot : layout.first_slot + layout.slot_words]
+    return StoredRows.of_words(ids_in(table.records, table.num_rows), rows_NW, slots_NW, layout)

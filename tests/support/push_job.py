@@ -36,8 +36,10 @@ class Job:
         compression: CompressionConfig | None = None,
         init: Any = None,
         journals: Path | None = None,
+        **table: Any,
     ) -> None:
-        tables = (TableSpec(name="t", dim=DIM, optimizer=optimizer, init=init or {"name": "normal", "std": 0.5}),)
+        init = init or {"name": "normal", "std": 0.5}
+        tables = (TableSpec(name="t", dim=DIM, optimizer=optimizer, init=init, **table),)
         consistency, compression = ConsistencyConfig(mode=mode), compression or CompressionConfig()
         self.journals = [] if journals is None else [Journal(journals / str(s), sync=False) for s in range(servers)]
         self.services = [

@@ -95,7 +95,7 @@ def test_a_person_sees_each_table_and_then_one_with_its_top_rows(run: Path) -> N
     assert code == 0 and lines[0] == f"step {json.loads((run / 'summary.json').read_text())['steps']}"
     assert [line.split()[0] for line in lines[1:]] == ["table", "user", "item", "tags", "all"]
     code, out, _ = invoke("tables", str(run), "--table", "item", "--top", "3")
-    assert code == 0 and "top by norm" in out and len(out.splitlines()) == 1 + 5 + 1 + 3
+    assert code == 0 and "top by norm" in out and len(out.splitlines()) == 1 + 6 + 1 + 3
 
 
 def test_a_run_that_has_not_ended_says_which_step_is_shown(run: Path, tmp_path: Path) -> None:

@@ -71,7 +71,7 @@ def test_a_place_held_by_a_live_member_is_refused() -> None:
 
 
 def test_another_protocol_is_refused_and_both_versions_are_named() -> None:
-    with pytest.raises(ProtocolError, match=r"speaks control protocol 9 \(shardkeep 3.0\).*speaks 3 \(shardkeep 1.0\)"):
+    with pytest.raises(ProtocolError, match=r"speaks control protocol 9 \(shardkeep 3.0\).*speaks 4 \(shardkeep 1.0\)"):
         Job().register("worker", 0, protocol=9, shardkeep="3.0")
 
 

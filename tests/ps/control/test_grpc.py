@@ -249,7 +249,7 @@ def test_a_port_in_use_is_refused_instead_of_shared(start: Callable[..., Cluster
 def test_another_protocol_is_refused_over_the_wire_too(start: Callable[..., Cluster]) -> None:
     cluster = start()
     client = ControlClient(cluster.endpoint, role="worker", index=0, protocol_version=7, versions={"shardkeep": "9.9"})
-    with client, pytest.raises(ProtocolError, match=r"protocol 7 \(shardkeep 9.9\).*speaks 3 \(shardkeep "):
+    with client, pytest.raises(ProtocolError, match=r"protocol 7 \(shardkeep 9.9\).*speaks 4 \(shardkeep "):
         client.register()
 
 

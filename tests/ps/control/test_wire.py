@@ -51,7 +51,16 @@ def test_a_hello_survives_the_wire() -> None:
 @pytest.mark.parametrize("text", ["", "{", "[1]", '{"lr": -1}'], ids=["empty", "broken", "list", "value"])
 def test_a_table_of_another_kind_is_refused(text: str) -> None:
     with pytest.raises(ProtocolError):
-        wire.table_from_pb(pb.Table(name="t", dim=4, optimizer_json=text, init_json="{}"))
+        wire.table_from_pb(pb.Table(name="t", dim=4, optimizer_json=text, init_json="{}", rows="fp32", state="fp32"))
+
+
+def test_the_precision_of_a_table_survives_the_wire_and_another_one_is_refused() -> None:
+    table = TableSpec(name="t", dim=4, optimizer={"name": "adam"}, rows="int8", state="bf16")  # type: ignore[arg-type]
+    sent = wire.table_to_pb(table)
+    assert wire.table_from_pb(sent) == table
+    sent.rows = "int3"
+    with pytest.raises(ProtocolError, match="table 't' is not understood"):
+        wire.table_from_pb(sent)
 
 
 EXCEPTIONS = [kind for kind in vars(errors).values() if isinstance(kind, type) and issubclass(kind, ShardkeepError)]
