@@ -195,12 +195,12 @@ class Tables(Sequence[Table]):
             if self._snapshot is not None and not self._snapshot.over:
                 self._snapshot.make_room(tables_S, np.diff(starts_S1))
             policies = self._policies
-            first_S = [] if policies is None else policies.begin(sections, part, slots_V, found=found)
+            first_S = None if policies is None else policies.begin(sections, part, slots_V, found=found)
             at.apply(
                 self._descriptors, self._starts, self._images, tables_S, starts_S1, sections.ids_V[ids], slots_V[ids],
                 found, values[where], squares_V[ids] if squares_V.size else NO_SQUARES, scalars_SK[part],
             )  # fmt: skip
-            if policies is not None:
+            if policies is not None and first_S is not None:
                 policies.pushed(sections, part, slots_V, pushes_V, first_S, update)
         if self._decaying:
             self._decay_others(sections, slots_V, update)
@@ -221,7 +221,8 @@ class Tables(Sequence[Table]):
             return None
         from shardkeep.ps.shard.policies import Policies  # its kernels take a fifth of a second
 
-        return Policies(self._tables, self.dims_T, self._images, self._locked, self._make_pre_image_room)
+        place = self._descriptors, self.dims_T, self._images
+        return Policies(self._tables, *place, self._locked, self._make_pre_image_room)
 
     @contextlib.contextmanager
     def _locked(self, *tables: int) -> Iterator[None]:

@@ -8,10 +8,11 @@ score at that clock, float32. A row of `rules`, float64, says which rows go (the
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
 
 from shardkeep.base.array_kernels import pointer
-from shardkeep.base.arrays import Bools, Float64s, Ids, Ints, Rows, UInt32s
+from shardkeep.base.arrays import Bools, Float64s, Ids, Ints, Rows, UInt32s, UInt64s
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.base.hashing_kernels import GOLDEN, mix
 from shardkeep.ps.placement_kernels import bucket
@@ -32,15 +33,20 @@ from shardkeep.ps.shard.table.table_kernels import (
     OLD,
     SHIFT,
     WIDTH,
+    Descriptors,
     note_changes,
 )
+
+Matrix = npt.NDArray[np.float64]
+Ranges = npt.NDArray[np.uint64]
 
 # What decides which rows go.
 TTL = 0  # clock ticks without a push; 0 = any number
 BELOW = 1  # score; 0 = any score
 LOG_DECAY = 2  # of a score in one tick
 BY_SCORE = 3  # 1 = the lowest scores go first, 0 = the oldest pushes
-RULES = 4
+CAPACITY = 4  # rows of a bucket; 0 = any number
+RULES = 5
 
 _32 = np.uint64(32)
 _OLDEST = np.uint64(0xFFFFFFFE)
@@ -150,17 +156,34 @@ def lowest(
     return count
 
 
-@kernel("void(int64[::1], int64[::1], int64, float64[::1], boolean[::1])")
-def judge(descriptor: Ints, slots_U: Ints, clock: int, rules: Float64s, gone_U: Bools) -> None:
-    """Which rows go by age or score."""
+@kernel("int64(int64[::1], uint64[::1], uint64[::1], uint64, uint64, int64, float64[::1], int64[::1], int64)")
+def expired(
+    descriptor: Ints,
+    entries: UInt64s,
+    old: UInt64s,
+    first: np.uint64,
+    end: np.uint64,
+    clock: int,
+    rules: Float64s,
+    slots: Ints,
+    count: int,
+) -> int:
+    """Appends the slots of rows with hashes [first, end) that are too old or score too low; returns their number."""
     addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
     shift, width, at = descriptor[SHIFT], descriptor[WIDTH], descriptor[COUNTERS]
+    slots_U = np.empty(0, np.int64)
+    slots_U = np.empty(slots_between(entries, old, first, end, slots_U), np.int64)
+    slots_between(entries, old, first, end, slots_U)
     for i in range(slots_U.size):
         prefetch_record(addresses, shift, width, slots_U, i)
         row = record(addresses, shift, width, slots_U[i])
         age = clock - np.int64(row.view(np.uint32)[at])
-        score = decayed(np.float64(row[at + 1]), np.float64(age), rules[LOG_DECAY])
-        gone_U[i] = (rules[TTL] > 0.0 and age > rules[TTL]) or score < rules[BELOW]
+        too_old = rules[TTL] > 0.0 and age > rules[TTL]
+        if too_old or decayed(np.float64(row[at + 1]), np.float64(age), rules[LOG_DECAY]) < rules[BELOW]:
+            if count < slots.size:
+                slots[count] = slots_U[i]
+            count += 1
+    return count
 
 
 @kernel("void(int64[::1], int64[::1], int64[::1])")
@@ -290,3 +313,94 @@ def write_counters(descriptor: Ints, slots_U: Ints, counters_U2: UInt32s) -> Non
     for i in range(slots_U.size):
         words = record(addresses, descriptor[SHIFT], descriptor[WIDTH], slots_U[i]).view(np.uint32)
         words[at], words[at + 1] = counters_U2[i, 0], counters_U2[i, 1]
+
+
+@kernel("void(int64[:,::1], int64[::1], int64[::1], int64[::1], int64[::1], boolean, int64[::1])")
+def begin(
+    descriptors: Descriptors, tables_S: Ints, starts_S1: Ints, ids_V: Ids, slots_V: Ints, found: bool, first_S: Ints
+) -> None:
+    """Before an update: the first slot of new rows in each section, and -1 for remembered slots of rows that moved."""
+    for s in range(tables_S.size):
+        descriptor = descriptors[tables_S[s]]
+        first_S[s] = descriptor[COUNT]
+        if found and descriptor[COUNTERS]:
+            forget_moved(descriptor, ids_V[starts_S1[s] : starts_S1[s + 1]], slots_V[starts_S1[s] : starts_S1[s + 1]])
+
+
+@kernel("void(int64[:,::1], int64[::1], int64[::1], int64[::1], float32[::1], int64[::1], int64[::1], float64[:,::1])")
+def pushed(
+    descriptors: Descriptors,
+    tables_S: Ints,
+    starts_S1: Ints,
+    slots_V: Ints,
+    pushes_V: Rows,
+    first_S: Ints,
+    clocks_T: Ints,
+    rules_T: Matrix,
+) -> None:
+    """After an update: counts it in the rows of tables from which rows go."""
+    for s in range(tables_S.size):
+        t = tables_S[s]
+        if descriptors[t, COUNTERS]:
+            slots_U = slots_V[starts_S1[s] : starts_S1[s + 1]]
+            pushes_U = pushes_V[starts_S1[s] : starts_S1[s + 1]] if pushes_V.size else pushes_V
+            reset_counters(descriptors[t], first_S[s])
+            touch(descriptors[t], slots_U, clocks_T[t], pushes_U, rules_T[t, LOG_DECAY])
+
+
+@kernel(
+    "int64(int64[:,::1], int64[::1], uint64[:,::1], int64[::1], float64[:,::1], int64[:,::1], int64[::1],"
+    " int64[:,::1], int64[::1], int64[::1], int64[::1])"
+)
+def sweep(
+    descriptors: Descriptors,
+    tables_E: Ints,
+    ranges_E2: Ranges,
+    clocks_T: Ints,
+    rules_T: Matrix,
+    counts_EB: Descriptors,
+    counted_E: Ints,
+    over_EB: Descriptors,
+    num_over_E: Ints,
+    ends_E: Ints,
+    slots: Ints,
+) -> int:
+    """Of each table whose rows go: counts its new rows by bucket, where it has a capacity, and appends the slots of
+    rows in a range of hashes that are too old or score too low. Returns their number, of which `slots` has the first;
+    `ends_E`: up to which each table's are."""
+    count = 0
+    for e in range(tables_E.size):
+        t = tables_E[e]
+        descriptor, rules = descriptors[t], rules_T[t]
+        if rules[CAPACITY] > 0.0:
+            num_over_E[e] = count_rows(
+                descriptor, counted_E[e], counts_EB[e], int(rules[CAPACITY]), over_EB[e], num_over_E[e]
+            )
+            counted_E[e] = descriptor[COUNT]
+        first, end = ranges_E2[e, 0], ranges_E2[e, 1]
+        if first < end and descriptor[COUNT]:
+            entries = carray(pointer(descriptor[ENTRIES]), (descriptor[NUM_ENTRIES],), np.uint64)
+            old = carray(pointer(descriptor[OLD]), (descriptor[NUM_OLD],), np.uint64)
+            count = expired(descriptor, entries, old, first, end, clocks_T[t], rules, slots, count)
+        ends_E[e] = min(count, slots.size)
+    return count
+
+
+@kernel("void(int64[:,::1], int64[::1], int64[::1], int64[::1], int64[::1], boolean, boolean[::1], int64[::1])")
+def find_absent(
+    descriptors: Descriptors,
+    tables_S: Ints,
+    starts_S1: Ints,
+    ids_V: Ids,
+    slots_V: Ints,
+    found: bool,
+    admits_T: Bools,
+    absent_S: Ints,
+) -> None:
+    """The slots of ids of tables with admission, and how many of each section have no row."""
+    for s in range(tables_S.size):
+        absent_S[s] = 0
+        if admits_T[tables_S[s]]:
+            slots_U = slots_V[starts_S1[s] : starts_S1[s + 1]]
+            find_rows(descriptors[tables_S[s]], ids_V[starts_S1[s] : starts_S1[s + 1]], slots_U, found)
+            absent_S[s] = (slots_U < 0).sum()
