@@ -31,3 +31,23 @@ def test_buffers_of_later_steps_are_those_of_earlier_ones() -> None:
 
 def _run(how: str) -> str:
     return subprocess.run([sys.executable, "-c", PROGRAM, how], capture_output=True, text=True, check=True).stdout
+
+
+HOLES = """
+import ctypes, re
+from shardkeep.base.machine.allocator import give_back_freed_memory, keep_freed_memory
+def anonymous_mb():
+    return int(re.search(r"RssAnon:\\s+(\\d+)", open("/proc/self/status").read())[1]) / 1e3
+assert keep_freed_memory()
+blocks = [(bytearray(b"x") * 1_000_000, bytearray(b"x") * 100_000) for _ in range(200)]
+blocks = [small for _, small in blocks]
+holes = anonymous_mb()
+assert give_back_freed_memory()
+print(holes - anonymous_mb())
+"""
+
+
+@pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "malloc_trim"), reason="not glibc")
+def test_freed_memory_between_blocks_in_use_goes_back() -> None:
+    done = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
+    assert float(done.stdout) > 150.0  # MB of 200

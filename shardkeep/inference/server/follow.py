@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 from shardkeep.base.errors import ShardkeepError, UserError
 from shardkeep.base.log import EventLog
+from shardkeep.base.machine.allocator import give_back_freed_memory
 from shardkeep.inference.following import Follower
 from shardkeep.inference.predictor import Predictor
 from shardkeep.inference.server.served_model import ServedModel
@@ -54,6 +55,7 @@ def _follow(
             continue
         try:
             served.replace(Predictor(found.trained), found.written_s)
+            give_back_freed_memory()  # else the holes that the old models' arrays leave grow
         except Exception as error:  # other columns, memory: the older model stays
             _missed(served, error)
             if not isinstance(error, UserError):  # other columns would not fit the next time either
