@@ -21,7 +21,7 @@ from torch import nn
 class FewRows:
     """Scores on the CPU, in float32, with a model in eval mode whose parameters no longer change.
 
-    Raises the error of copying the modules, where the model is the user's own."""
+    Raises any exception where the model is the user's own and refuses to be copied."""
 
     def __init__(self, model: nn.Module) -> None:
         shared = {id(tensor): tensor for tensor in chain(model.parameters(), model.buffers())}
