@@ -195,11 +195,20 @@ def trained_of_checkpoint(
 
 
 def trained_of_run(run: Path, which: Which = "last") -> Trained:
-    """The model of a run. Blocks while rows load. Raises UserError, ConfigError and CheckpointError."""
+    """The model of a run. Blocks while rows load. Raises UserError, ConfigError and CheckpointError.
+
+    A job that runs may delete the checkpoint that is read. The newer one is read then."""
     config = config_of(run)
     checkpoint = checkpoint_of(config, run, which)
-    inputs = needed_inputs(config, checkpoint)
-    return trained_of_checkpoint(config, checkpoint, inputs.layout.schema, inputs)
+    while True:
+        try:
+            inputs = needed_inputs(config, checkpoint)
+            return trained_of_checkpoint(config, checkpoint, inputs.layout.schema, inputs)
+        except CheckpointError:
+            newer = checkpoint_of(config, run, which)
+            if newer.id == checkpoint.id:
+                raise
+            checkpoint = newer
 
 
 def needed_inputs(config: JobConfig, checkpoint: Checkpoint) -> Inputs:

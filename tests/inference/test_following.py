@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import shardkeep
 from shardkeep.base.errors import CheckpointError, UserError
 from shardkeep.inference import following
+from shardkeep.inference import trained as model_reading
 from shardkeep.inference.following import Follower
 from shardkeep.inference.predictor import Predictor
 from shardkeep.ps.checkpoints import Checkpoints
@@ -45,6 +47,27 @@ def publish(checkpoint: Path, run: Path) -> None:
     hidden = run / "checkpoints" / f".{checkpoint.name}"
     shutil.copytree(checkpoint, hidden)
     hidden.rename(run / "checkpoints" / checkpoint.name)
+
+
+def test_a_checkpoint_that_the_job_deletes_while_it_is_read_gives_way_to_the_newer_one(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, _ = copied(trained, tmp_path / "run")
+    steps = Checkpoints(trained / "checkpoints")
+    first, second = [path for step, path in steps.complete() if len(steps.load(step).chain) == 1][:2]
+    publish(first, run)
+    load_snapshots, tables = model_reading.load_snapshots, []
+
+    def while_the_job_goes_on(*arguments: Any, **options: Any) -> None:
+        tables.append(arguments)
+        if len(tables) == 1:
+            publish(second, run)
+            shutil.rmtree(run / "checkpoints" / first.name)
+        load_snapshots(*arguments, **options)
+
+    monkeypatch.setattr(model_reading, "load_snapshots", while_the_job_goes_on)
+    assert shardkeep.load(run).step == Checkpoints(run / "checkpoints").complete()[-1][0]
+    assert len(tables) == 2
 
 
 def test_each_checkpoint_becomes_the_model_that_loading_it_gives(trained: Path, tmp_path: Path) -> None:
