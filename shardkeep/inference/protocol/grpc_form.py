@@ -34,7 +34,7 @@ _MOST_HEADING_BYTES = 1 << 16
 
 class RequestReader:
     """Reads infer requests. A client sends the same descriptions again and again, so parsed ones are kept: a request
-    of known descriptions costs one parse of its outer message. One thread."""
+    of known descriptions costs one parse of its outer message. Any thread may call."""
 
     def __init__(self) -> None:
         self._headings: dict[tuple[bytes, ...], Heading] = {}

@@ -58,7 +58,7 @@ class _Plan:
 
 
 class Signature:
-    """The tensors of a model. One thread."""
+    """The tensors of a model. Any thread may call: plans are kept by single steps of a dict."""
 
     def __init__(self, predictor: Predictor) -> None:
         inputs = predictor.inputs
