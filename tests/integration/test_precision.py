@@ -28,7 +28,7 @@ def cluster(tmp_path: Path) -> Any:
 
 
 @pytest.mark.slow
-def test_a_killed_server_and_a_resume_with_other_servers_change_no_bit_of_packed_rows(cluster: Cluster) -> None:
+def test_deaths_and_another_number_of_servers_change_no_bit_of_packed_rows(cluster: Cluster) -> None:
     whole = completed(*cluster.job(PACKED, name="whole"))
     job, folder = cluster.job(PACKED, name="killed")
     kills = [Fault.kill("server 0", at=90), Fault.kill("server 1", "worker 1", at=240)]
