@@ -2,7 +2,7 @@
 
 A record is float32 words: [id as 2 words | D weights | their scale, of int8 only | S optimizer slots | counters | 0 or
 1 word of padding]. Weights and slots of fewer than 32 bits are packed; each of the two begins at a word. A table from
-which rows go has two counters a row (policy_kernels.py), other tables none.
+which rows go has two counters a row (policy_kernels.py), other tables none. Loads no kernel.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import get_args
 
 from shardkeep.ps.config import RowPrecision, StatePrecision, TableSpec
-from shardkeep.ps.shard.table.layout_kernels import BF16, FIRST_WEIGHT, FP16, FP32, INT8, words_of
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
 
-PRECISIONS: dict[str, int] = {"fp32": FP32, "fp16": FP16, "bf16": BF16, "int8": INT8}
+FIRST_WEIGHT = 2
+"""Words of the id in front of the weights."""
+PRECISIONS: dict[str, int] = {"fp32": 0, "fp16": 1, "bf16": 2, "int8": 3}
 """From the config's name to the number that kernels know."""
+_BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "int8": 1}
 STATE_SHIFT = 2
 assert {*get_args(RowPrecision), *get_args(StatePrecision)} == set(PRECISIONS)
 
@@ -53,12 +55,12 @@ class RowLayout:
     @property
     def row_words(self) -> int:
         """Words of the weights, with their scale."""
-        return int(words_of(PRECISIONS[self.rows], self.dim))
+        return words_of(self.rows, self.dim)
 
     @property
     def slot_words(self) -> int:
         """Words of the optimizer slots."""
-        return int(words_of(PRECISIONS[self.state], self.num_slots))
+        return words_of(self.state, self.num_slots)
 
     @property
     def mark(self) -> int:
@@ -92,3 +94,8 @@ class RowLayout:
     def row_bytes(self) -> int:
         """Bytes of a row's id, weights and slots."""
         return 4 * self.used
+
+
+def words_of(precision: str, count: int) -> int:
+    """Words that so many values of a row take, with their scale; as `layout_kernels.words_of`."""
+    return -(-count * _BYTES[precision] // 4) + (precision == "int8")

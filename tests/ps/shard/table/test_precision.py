@@ -10,6 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 from shardkeep.ps.config import TableSpec
+from shardkeep.ps.shard.table import layout, layout_kernels
 from shardkeep.ps.shard.table.initializers import Initial, table_key
 from shardkeep.ps.shard.table.layout import RowLayout
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
@@ -208,11 +209,11 @@ def test_stored_rows_become_words_and_arrays_and_back(rows: str, state: str, dim
     spec, ids = spec_of(rows, state, dim=dim), np.arange(30)
     tables = Tables([spec], seed=SEED)
     applied(tables, ids, np.random.default_rng(0).normal(size=(30, dim)).astype(np.float32), 0)
-    stored, layout = stored_rows(tables[0]), RowLayout.of(spec)
-    back = StoredRows.of_words(stored.ids_N, *stored.words(layout), layout)
+    stored, own = stored_rows(tables[0]), RowLayout.of(spec)
+    back = StoredRows.of_words(stored.ids_N, *stored.words(own), own)
     for name, array in stored.arrays().items():
         assert np.array_equal(array, back.arrays()[name]) and array.dtype == back.arrays()[name].dtype
-    assert stored.of(layout) and not stored.of(RowLayout.of(spec_of(dim=dim)))
+    assert stored.of(own) and not stored.of(RowLayout.of(spec_of(dim=dim)))
 
 
 @pytest.mark.parametrize(("rows", "state"), PRECISIONS)
@@ -227,13 +228,21 @@ def test_the_padding_of_a_record_stays_zero(rows: str, state: str) -> None:
     assert not records_of(table.records, 50)[:, table.layout.used :].any()
 
 
+def test_kernels_find_values_where_the_layout_has_them() -> None:
+    assert layout.FIRST_WEIGHT == layout_kernels.FIRST_WEIGHT
+    for name, number in layout.PRECISIONS.items():
+        assert getattr(layout_kernels, name.upper()) == number
+        for count in range(70):
+            assert layout.words_of(name, count) == layout_kernels.words_of(number, count)
+
+
 SIZES = {("fp32", "fp32"): 268, ("fp16", "fp32"): 140, ("bf16", "fp32"): 140, ("int8", "fp32"): 80}
 
 
 @pytest.mark.parametrize("rows", ["fp32", *ROWS])
 def test_a_row_takes_the_bytes_that_its_precision_says(rows: str) -> None:
-    layout = RowLayout.of(spec_of(rows, dim=64, optimizer="rowwise_adagrad"))
-    assert layout.row_bytes == SIZES[rows, "fp32"]
+    found = RowLayout.of(spec_of(rows, dim=64, optimizer="rowwise_adagrad"))
+    assert found.row_bytes == SIZES[rows, "fp32"]
     both = RowLayout.of(spec_of(rows, "bf16", dim=64, optimizer="adam"))
     assert both.row_bytes - RowLayout.of(spec_of(rows, "fp32", dim=64, optimizer="adam")).row_bytes == -4 * 64
 
