@@ -217,10 +217,11 @@ def test_stored_rows_become_words_and_arrays_and_back(rows: str, state: str, dim
 
 
 @pytest.mark.parametrize(("rows", "state"), PRECISIONS)
-def test_the_padding_of_a_record_stays_zero(rows: str, state: str) -> None:
-    tables = Tables([spec_of(rows, state, dim=5, optimizer="partial_rowwise_adam")], seed=SEED)
+@pytest.mark.parametrize("dim", [1, 5], ids=lambda dim: f"dim {dim}")
+def test_the_padding_of_a_record_stays_zero(rows: str, state: str, dim: int) -> None:
+    tables = Tables([spec_of(rows, state, dim=dim, optimizer="partial_rowwise_adam")], seed=SEED)
     for step in range(3):
-        applied(tables, np.arange(50), np.ones((50, 5), np.float32), step)
+        applied(tables, np.arange(50), np.ones((50, dim), np.float32), step)
     table = tables[0]
     as_words = table_of(tables[0].spec)
     as_words.load_stored(stored_rows(table))
