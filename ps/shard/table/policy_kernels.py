@@ -366,8 +366,8 @@ def sweep(
     slots: Ints,
 ) -> int:
     """Of each table whose rows go: counts its new rows by bucket, where it has a capacity, and appends the slots of
-    rows in a range of hashes that are too old or score too low. Returns their number, of which `slots` has the first;
-    `ends_E`: up to which each table's are."""
+    rows in a range of hashes that are too old or score too low. Returns their number; `slots` has as many as fit, and
+    those of a table end at `ends_E`."""
     count = 0
     for e in range(tables_E.size):
         t = tables_E[e]
