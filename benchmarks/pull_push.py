@@ -84,14 +84,16 @@ def timed(step: Callable[[int], None], seconds: float, first: int, ids_per_step:
     }
 
 
-def _specs(dim: int) -> list[Any]:
+Policies = dict[str, Any]
+"""Settings of all tables in addition."""
+
+
+def _specs(dim: int, policies: Policies) -> list[Any]:
     from shardkeep.ps.config import RowwiseAdagradConfig, TableSpec
     from shardkeep.ps.init_config import InitConfig
 
-    return [
-        TableSpec(name=f"C{f}", dim=dim, optimizer=RowwiseAdagradConfig(lr=0.01), init=InitConfig(scale=0.05))
-        for f in range(len(workload.TABLE_SIZES))
-    ]
+    common = {"dim": dim, "optimizer": RowwiseAdagradConfig(lr=0.01), "init": InitConfig(scale=0.05), **policies}
+    return [TableSpec.model_validate({"name": f"C{f}", **common}) for f in range(len(workload.TABLE_SIZES))]
 
 
 def _join(port: int, role: str, handler: Any = None) -> Any:
@@ -104,7 +106,7 @@ def _join(port: int, role: str, handler: Any = None) -> Any:
     )  # fmt: skip
 
 
-def server_process(port: int, dim: int, conn: Any) -> None:
+def server_process(port: int, dim: int, policies: Policies, conn: Any) -> None:
     from shardkeep.base.machine.allocator import keep_freed_memory
 
     harness.pin(1)
@@ -112,25 +114,17 @@ def server_process(port: int, dim: int, conn: Any) -> None:
     from shardkeep.ps.config import ConsistencyConfig
     from shardkeep.ps.shard.service import ShardService
 
-    service = ShardService(shard=0, tables=_specs(dim), consistency=ConsistencyConfig(mode="bounded", staleness=2),
-        num_workers=1, seed=1,
+    service = ShardService(shard=0, tables=_specs(dim, policies), num_workers=1, seed=1,
+        consistency=ConsistencyConfig(mode="bounded", staleness=2),
     )  # fmt: skip
     transport = _join(port, "server", service.handle)
     harness.settle_garbage_collector()
     while (asked := conn.recv()) is not None:
         conn.send(harness.cpu_seconds() if asked == "cpu" else service.report())
-    _leave_together(transport)
-
-
-def _leave_together(transport: Any) -> None:
-    """Both sides at once: a side that sees the other gone while it still listens prints a warning."""
-    from torch.distributed import rpc
-
-    rpc.shutdown(graceful=True, timeout=30)
     transport.close()
 
 
-def worker_process(port: int, dim: int, seconds: float, seed: int, conn: Any, queue: Any) -> None:
+def worker_process(port: int, dim: int, policies: Policies, seconds: float, seed: int, conn: Any, queue: Any) -> None:
     from shardkeep.base.machine.allocator import keep_freed_memory
 
     harness.pin(0)
@@ -146,7 +140,8 @@ def worker_process(port: int, dim: int, seconds: float, seed: int, conn: Any, qu
     from shardkeep.workers.prefetch import Prefetch
 
     torch.set_num_threads(1)
-    names = [spec.name for spec in _specs(dim)]
+    specs = _specs(dim, policies)
+    names = [spec.name for spec in specs]
     schema = Schema((), tuple(Feature(name, name) for name in names))
     ids = workload.draw_ids(NUM_BATCHES, seed=seed)
     dense, label = np.zeros((workload.BATCH, 0), np.float32), np.zeros((workload.BATCH, 1), np.float32)
@@ -154,7 +149,7 @@ def worker_process(port: int, dim: int, seconds: float, seed: int, conn: Any, qu
     consistency = ConsistencyConfig(mode="bounded", staleness=2)
     transport = _join(port, "worker")
     metered = MeteredTransport(transport, LedgerMeter(Traffic()))  # as in a job
-    client = RowClient(metered, tables=_specs(dim), consistency=consistency)
+    client = RowClient(metered, tables=specs, consistency=consistency)
     embeddings = Embeddings(schema, client.tables)
     grads = {name: torch.randn(workload.BATCH, dim) * 1e-3 for name in names}
 
@@ -196,12 +191,17 @@ def worker_process(port: int, dim: int, seconds: float, seed: int, conn: Any, qu
         pull.result()
     client.wait_acknowledged()
     ahead.close()
-    conn.send(None)
-    _leave_together(transport)
+    conn.send("report")
+    tables = conn.recv()["tables"]
+    figures["rows"] = sum(table["rows"] for table in tables)
+    figures["evicted_rows"] = sum(table.get("evicted_rows", 0) for table in tables)
     queue.put(figures)
+    transport.close()
+    conn.send(None)
 
 
-def shardkeep_over_rpc(dim: int, seconds: float, seed: int) -> harness.Figures:
+def shardkeep_over_rpc(dim: int, seconds: float, seed: int, policies: Policies | None = None) -> harness.Figures:
+    """`policies`: settings of all tables in addition."""
     from torch.distributed import TCPStore
 
     context = mp.get_context("spawn")
@@ -209,8 +209,8 @@ def shardkeep_over_rpc(dim: int, seconds: float, seed: int) -> harness.Figures:
     mine, theirs = context.Pipe()
     queue = context.Queue()
     processes = [
-        context.Process(target=server_process, args=(store.port, dim, mine)),
-        context.Process(target=worker_process, args=(store.port, dim, seconds, seed, theirs, queue)),
+        context.Process(target=server_process, args=(store.port, dim, policies or {}, mine)),
+        context.Process(target=worker_process, args=(store.port, dim, policies or {}, seconds, seed, theirs, queue)),
     ]
     return harness.result_of(processes, queue, limit_s=seconds + 120)
 
