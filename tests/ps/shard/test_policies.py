@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import functools
 import math
+import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.config import AdamConfig, SgdConfig, TableSpec
@@ -19,7 +22,9 @@ from shardkeep.ps.policy_config import AdmitConfig, EvictConfig
 from shardkeep.ps.shard.snapshot import walk
 from shardkeep.ps.shard.snapshot.files import load_snapshots, write_snapshot
 from shardkeep.ps.shard.snapshot.row_stream import count_rows, stream_rows
+from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
 from shardkeep.ps.shard.tables import Gradients, Tables
+from tests.support.examples import examples
 from tests.support.marked_tables import Between
 from tests.support.one_table import ids_in, records_of
 from tests.support.tables import gradients
@@ -308,3 +313,89 @@ def test_a_reloaded_server_decides_as_the_one_before(tmp_path: Path, name: str) 
             servers.push()
         assert others.digest() == servers.digest()
         assert servers.rng.bit_generator.state != state
+
+
+# ---- any sequence ----
+
+RULES: list[tuple[dict[str, Any] | None, dict[str, Any] | None]] = [
+    (None, {"ttl_steps": 2, "sweep_steps": 1}),
+    ({"min_count": 2, "window_steps": 3}, {"max_rows": LEAST, "policy": "lru"}),
+    ({"min_count": 3, "window_steps": 5}, {"delete_below": 0.6, "decay": 0.5, "decay_steps": 2, "sweep_steps": 2}),
+    ({"probability": 0.5}, {"ttl_steps": 4, "sweep_steps": 3, "max_rows": LEAST, "pinned": (0, 1)}),
+]
+KINDS = [(rows, state) for rows in ("fp32", "fp16", "bf16", "int8") for state in ("fp32", "bf16")]
+CROWD = FEW[bucket_of(FEW) == 0].tolist()
+"""Ids of one bucket: more than its capacity."""
+IDS = st.sets(st.one_of(st.integers(0, 30), st.sampled_from(CROWD)), max_size=60)
+
+
+class Disturbed(RuleBasedStateMachine):
+    """Servers that are saved, reloaded in other numbers and saved again, beside one server that only gets the pushes
+    and a dict that knows which ids have rows."""
+
+    @initialize(
+        rules=st.sampled_from(RULES), optimizer=st.sampled_from(sorted(OPTIMIZERS)), kind=st.sampled_from(KINDS),
+        servers=st.integers(1, 3),
+    )  # fmt: skip
+    def begin(self, rules: tuple[Any, Any], optimizer: str, kind: tuple[str, str], servers: int) -> None:
+        rows, state = kind
+        if state == "bf16" and optimizer in ("sgd", "rowwise_adagrad", "ftrl"):  # which keep no such state
+            state = "fp32"
+        config = OPTIMIZERS[optimizer].config()
+        self.spec = spec_of(*rules, optimizer=config, rows=rows, state=state)
+        self.folder = tempfile.TemporaryDirectory()
+        self.alone, self.model, self.step = Tables([self.spec], seed=3), Model(self.spec), 0
+        shards = [Tables([self.spec], seed=3, buckets=buckets_of(s, servers)) for s in range(servers)]
+        for tables in shards:
+            tables.changed.follow("")
+        self.servers = Servers(self.spec, Checkpoints(Path(self.folder.name)), shards, np.random.default_rng(0))
+
+    @rule(pushes=st.lists(IDS, min_size=1, max_size=2), seed=st.integers(0, 1000))
+    def push(self, pushes: list[set[int]], seed: int) -> None:
+        rng = np.random.default_rng(seed)
+        made = [{id_: float(rng.normal()) for id_ in sorted(ids)} for ids in pushes]
+        if self.spec.admit is None or self.spec.admit.min_count > 1:
+            self.model.apply(made, self.step)
+        self.alone.apply([push_of(push) for push in made], step=self.step)
+        count = len(self.servers.shards)
+        for s, tables in enumerate(self.servers.shards):
+            mine = [{i: g for i, g in push.items() if bucket(i) * count // BUCKETS == s} for push in made]
+            tables.apply([push_of(push) for push in mine], step=self.step)
+        self.step += 1
+        self.servers.step = self.step
+
+    @rule(increment=st.booleans(), complete=st.booleans())
+    def save(self, increment: bool, complete: bool) -> None:
+        last = self.servers.last
+        if last is None or last.step < self.step:
+            self.servers.saved(increment=increment, complete=complete)
+
+    @precondition(lambda self: self.servers.last is not None and self.servers.last.step == self.step)
+    @rule(count=st.integers(1, 3))
+    def reload(self, count: int) -> None:
+        self.servers = self.servers.loaded(count)
+
+    @invariant()
+    def same(self) -> None:
+        if self.step:
+            assert self.servers.digest() == [self.alone[t].digest() for t in range(len(self.alone))]
+            if self.spec.admit is None or self.spec.admit.min_count > 1:
+                assert set(self.model.rows) == set(ids_in(self.alone[0].records, self.alone[0].num_rows).tolist())
+
+    def teardown(self) -> None:
+        self.folder.cleanup()
+
+
+TestDisturbed = Disturbed.TestCase
+TestDisturbed.settings = examples(60, stateful_step_count=20)
+
+
+def test_a_popular_id_outlives_those_that_come_once() -> None:
+    """However full the bucket: its score is above theirs at every cut."""
+    spec = spec_of(None, {"max_rows": LEAST, "decay": 0.9, "decay_steps": 10})
+    tables, popular = Tables([spec], seed=3), CROWD[:5]
+    for step in range(100):
+        push = dict.fromkeys([*popular, *CROWD[5 + step : 5 + step + 20]], 1.0)
+        tables.apply([push_of(push)], step=step)
+        assert set(popular) <= set(ids_in(tables[0].records, tables[0].num_rows).tolist())
+    assert tables[0].evicted_rows > 0
