@@ -399,3 +399,26 @@ def test_a_popular_id_outlives_those_that_come_once() -> None:
         tables.apply([push_of(push)], step=step)
         assert set(popular) <= set(ids_in(tables[0].records, tables[0].num_rows).tolist())
     assert tables[0].evicted_rows > 0
+
+
+@pytest.mark.parametrize("others_come", [False, True], ids=["slots are empty", "slots have other rows"])
+@pytest.mark.parametrize("late", ["rows moved", "rows went"])
+def test_a_late_push_finds_its_rows_though_they_moved_or_went(late: str, others_come: bool) -> None:
+    """It remembers slots that now have other rows, or none."""
+    spec = spec_of(None, {"ttl_steps": 2, "sweep_steps": 1})
+    remembering, looking = (Tables([spec], seed=3) for _ in range(2))
+    others, mine = list(range(100)), list(range(100, 130))
+    for tables in (remembering, looking):
+        tables.apply([push_of(dict.fromkeys(others + mine, 1.0))], step=0)
+    push = push_of(dict.fromkeys(mine, 3.0))
+    pulled = remembering.pull(push.sections, np.empty_like(push.values))
+    kept = mine if late == "rows moved" else others[:1]
+    for tables in (remembering, looking):
+        for step in range(1, 5):
+            tables.apply([push_of(dict.fromkeys(kept, 1.0))], step=step)
+        assert tables[0].num_rows == len(kept)
+        if others_come:
+            tables.apply([push_of(dict.fromkeys(range(1000, 1200), 1.0))], step=5)
+    remembering.apply([Gradients(push.sections, push.values, pulled)], step=6)
+    looking.apply([push], step=6)
+    assert rows_of(remembering) == rows_of(looking) and remembering.digests() == looking.digests()
