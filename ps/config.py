@@ -312,7 +312,7 @@ class TableSpec(Settings):
         if self.admit is None or self.admit.min_count == 1:
             return None
         window = self.admit.window_steps
-        evict = EvictConfig(ttl_steps=window, sweep_steps=min(window, 1024))
+        evict = EvictConfig(ttl_steps=window, sweep_steps=min(window, 1024), max_rows=self.admit.max_candidates)
         return TableSpec(name=f"{self.name[:190]} (counts)", dim=1, optimizer=SgdConfig(), evict=evict)
 
     @property

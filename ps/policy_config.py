@@ -21,6 +21,9 @@ class AdmitConfig(Settings):
     """Applied pushes with an id that make it a row; the last of them trains it."""
     window_steps: int = Field(100_000, ge=1, le=1_000_000_000)
     """Steps after which the count of an id that no push has had is forgotten, when its bucket is looked at."""
+    max_candidates: int | None = Field(None, ge=LEAST_PER_BUCKET * BUCKETS, le=1 << 40)
+    """Ids that are counted on all servers together, 27 bytes each; beyond it those with the lowest counts are
+    forgotten, so that an id may need more pushes. Left out = no limit but window_steps."""
     probability: float = Field(1.0, gt=0.0, le=1.0)
     """Chance of each applied push with an id to make it a row, by a hash of (seed, table, id, step)."""
 
@@ -32,6 +35,8 @@ class AdmitConfig(Settings):
             )
         if self.min_count == 1 and self.probability == 1.0:
             raise ValueError("min_count: 1 with probability: 1 admits every id; allowed: one of them set, or no admit")
+        if self.min_count == 1 and self.max_candidates is not None:
+            raise ValueError(f"max_candidates: {self.max_candidates} with min_count: 1, which counts nothing")
         return self
 
 

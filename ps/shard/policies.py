@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import numpy as np
 
@@ -46,7 +47,9 @@ class Policies:
         self._counting = {t: counts[table.spec.name] for t, table in enumerate(tables) if table.spec.name in counts}
         self._admits_T: Bools = np.array([table.spec.admit is not None for table in tables], dtype=np.bool_)
         self._admissions = {
-            t: Admission(table, table.spec.admit, self._evictions.get(self._counting.get(t, -1)))
+            t: Admission(
+                table, table.spec.admit, self._evictions.get(c := self._counting.get(t, -1)), partial(self._drop, c)
+            )
             for t, table in enumerate(tables)
             if table.spec.admit
         }
@@ -138,6 +141,17 @@ class Policies:
             if begin < end:
                 self._remove(e, self._evictions[int(self._evicting_E[e])].expired(self._slots[begin:end]))
             begin = end
+
+    def _drop(self, t: int, slots_U: Ints) -> None:
+        """Removes rows of a table whose rows go for another reason. A snapshot has room for two pre-images of each."""
+        e = list(self._evictions).index(t)
+        counts_B = self._counts_EB[e] if self._evictions[t].capacity else NO_COUNTS
+        if counts_B.size:
+            over = self._over_EB[e], int(self._num_over_E[e])
+            place = self._descriptors[t], int(self._counted_E[e]), counts_B, self._evictions[t].capacity
+            self._num_over_E[e] = at.count_rows(*place, *over)
+        self._tables[t].remove(self._images[t], slots_U, counts_B)
+        self._counted_E[e] = self._tables[t].num_rows
 
     def _remove(self, e: int, slots_U: Ints) -> None:
         t = int(self._evicting_E[e])

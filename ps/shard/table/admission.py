@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from shardkeep.base.arrays import Bools, Floats, Ids, Ints
@@ -18,10 +20,13 @@ class Admission:
 
     Args:
         candidates: Has a row for each id that is counted; its score is the count. None = nothing is counted.
+        remove: Removes rows of candidates by their slots.
     """
 
-    def __init__(self, table: Table, config: AdmitConfig, candidates: Eviction | None) -> None:
-        self._table, self._config, self._candidates = table, config, candidates
+    def __init__(
+        self, table: Table, config: AdmitConfig, candidates: Eviction | None, remove: Callable[[Ints], None]
+    ) -> None:
+        self._table, self._config, self._candidates, self._remove = table, config, candidates, remove
 
     def admit(self, ids_U: Ids, slots_U: Ints, pushes_U: Floats, update: Update, images: Ints) -> Bools | None:
         """Which rows of a push are applied; None = all. `images`: what pushes keep of the candidates for a snapshot,
@@ -52,5 +57,5 @@ class Admission:
         counts_A = np.empty(ids_A.size, dtype=np.float32)
         at.count_candidates(table.descriptor, images, slots_A, candidates.clock(update), pushes_A, counts_A)
         chosen_A: Bools = counts_A >= self._config.min_count
-        table.remove(images, slots_A[chosen_A])
+        self._remove(slots_A[chosen_A])
         return chosen_A

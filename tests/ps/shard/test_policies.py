@@ -80,18 +80,18 @@ class Model:
             row = self.rows.setdefault(id_, Row(0.0, 0, 0.0))
             row.value -= float(np.float32(sum(push.get(id_, 0.0) for push in pushes)))
             if evict is not None:
-                row.score = float(np.float32(self.score(row, step) + times))
+                row.score = float(np.float32(self.score(row, step, evict) + times))
                 row.clock = step
         if evict is not None:
             self.expire(self.rows, evict, step)
-            self.cut(evict, step)
+            self.cut(self.rows, evict, step)
         if admit is not None and admit.min_count > 1:
-            window = EvictConfig(ttl_steps=admit.window_steps, sweep_steps=min(admit.window_steps, 1024))
-            self.expire(self.counts, window, step)
+            assert self.spec.candidates is not None and self.spec.candidates.evict is not None
+            self.expire(self.counts, self.spec.candidates.evict, step)
+            self.cut(self.counts, self.spec.candidates.evict, step)
 
-    def score(self, row: Row, step: int) -> float:
-        assert self.spec.evict is not None
-        log_decay = math.log(self.spec.evict.decay) / self.spec.evict.decay_steps
+    def score(self, row: Row, step: int, evict: EvictConfig) -> float:
+        log_decay = math.log(evict.decay) / evict.decay_steps
         return float(row.score * np.exp(log_decay * (step - row.clock)))
 
     def expire(self, rows: dict[int, Row], evict: EvictConfig, step: int) -> None:
@@ -100,16 +100,16 @@ class Model:
             if not share * BUCKETS // period <= bucket(id_) < (share + 1) * BUCKETS // period:
                 continue
             old = evict.ttl_steps is not None and step - row.clock > evict.ttl_steps
-            low = evict.delete_below is not None and self.score(row, step) < evict.delete_below
+            low = evict.delete_below is not None and self.score(row, step, evict) < evict.delete_below
             if (old or low) and id_ not in evict.pinned:
                 del rows[id_]
                 self.evicted += rows is self.rows
 
-    def cut(self, evict: EvictConfig, step: int) -> None:
+    def cut(self, rows: dict[int, Row], evict: EvictConfig, step: int) -> None:
         capacity = (evict.max_rows or 0) // BUCKETS
         if not capacity:
             return
-        ids = np.array(list(self.rows), dtype=np.int64)
+        ids = np.array(list(rows), dtype=np.int64)
         buckets, keys = bucket_of(ids), keys_of(ids)
         for bucket in np.unique(buckets):
             inside = [int(i) for i in np.flatnonzero(buckets == bucket)]
@@ -117,15 +117,15 @@ class Model:
                 continue
 
             def rank(i: int) -> tuple[float, ...]:
-                row = self.rows[int(ids[i])]
-                score = np.float32(self.score(row, step))
+                row = rows[int(ids[i])]
+                score = np.float32(self.score(row, step, evict))
                 return (score, row.clock, keys[i]) if evict.policy == "lfu" else (row.clock, score, keys[i])
 
             excess = len(inside) - (capacity - capacity // 8)
             for i in sorted(inside, key=rank)[:excess]:
                 if int(ids[i]) not in evict.pinned:
-                    del self.rows[int(ids[i])]
-                    self.evicted += 1
+                    del rows[int(ids[i])]
+                    self.evicted += rows is self.rows
 
 
 def push_of(push: dict[int, float]) -> Gradients:
@@ -153,6 +153,7 @@ SPECS = {
     "ttl": spec_of(None, {"ttl_steps": 3, "sweep_steps": 2}),
     "score": spec_of(None, {"delete_below": 0.7, "decay": 0.5, "decay_steps": 2, "sweep_steps": 1}),
     "admit": spec_of({"min_count": 3, "window_steps": 4}, None),
+    "few candidates": spec_of({"min_count": 9, "window_steps": 900, "max_candidates": LEAST}, None),
     "lfu": spec_of(None, {"max_rows": LEAST, "pinned": (3, 1000)}),
     "lru": spec_of(None, {"max_rows": LEAST, "policy": "lru"}),
     "all": spec_of(
@@ -210,6 +211,7 @@ def test_tables_with_policies_do_as_the_model(name: str, servers: int, found: bo
             assert counts == {i: (row.clock, row.score) for i, row in model.counts.items()}
     assert model.evicted > 20 or spec.evict is None
     assert sum(tables[0].evicted_rows for tables in shards) == model.evicted
+    assert name != "few candidates" or sum(tables[1].evicted_rows for tables in shards) > 20
 
 
 @dataclass
