@@ -11,15 +11,15 @@ from shardkeep.compression.selection.registry import SelectorName
 from shardkeep.compression.values.registry import FORMATS, Rounding, Scale, ValueFormat
 
 
-def _without_effect(config: Any, *, scale: Any, rounding: Any = None) -> None:
+def without_effect(values: str, *, scale: Any, rounding: Any = None) -> None:
     """Raises ValueError for settings of a number format that has none such."""
-    entry = FORMATS[config.values]
+    entry = FORMATS[values]
     wrong = ["scale"] if scale is not None and not entry.scaled else []
     wrong += ["rounding"] if rounding is not None and not entry.rounds else []
     if wrong:
-        raise ValueError(f"{' and '.join(wrong)}: has no effect with values: {config.values}")
+        raise ValueError(f"{' and '.join(wrong)}: has no effect with values: {values}")
     if scale is not None and scale not in entry.scales:
-        raise ValueError(f"scale: {scale} does not go with values: {config.values}; allowed: {', '.join(entry.scales)}")
+        raise ValueError(f"scale: {scale} does not go with values: {values}; allowed: {', '.join(entry.scales)}")
 
 
 class DgcConfig(Settings):
@@ -75,7 +75,7 @@ class PushConfig(Settings):
 
     @model_validator(mode="after")
     def _every_setting_is_used(self) -> PushConfig:
-        _without_effect(self, scale=self.scale, rounding=self.rounding)
+        without_effect(self.values, scale=self.scale, rounding=self.rounding)
         if self.keep_values is not None:
             wrong = [key for key in ("max_age", "second_moment") if getattr(self, key)]
             wrong += ["keep_rows"] if self.keep_rows != 1.0 else []
@@ -122,7 +122,7 @@ class PullConfig(Settings):
 
     @model_validator(mode="after")
     def _every_setting_is_used(self) -> PullConfig:
-        _without_effect(self, scale=self.scale)
+        without_effect(self.values, scale=self.scale)
         if bool(self.cache_rows) != bool(self.lease):
             raise ValueError(
                 f"cache_rows: {self.cache_rows} with lease: {self.lease}; allowed: both 0, or both above 0"
@@ -172,3 +172,48 @@ class CompressionConfig(Settings):
     """Rows, from servers to workers."""
     tower: TowerCompressionConfig = TowerCompressionConfig()
     """Dense gradients, between workers."""
+
+
+class TablePushConfig(Settings):
+    """How the gradients of one table are sent, where it differs from `compression.push`."""
+
+    keep_rows: float | None = Field(None, gt=0.0, le=1.0)
+    """Share of the table's rows of a step that are sent. With `pool_rows`, tables of one dim and one share select
+    together. Left out = that of `compression.push`."""
+    values: ValueFormat | None = None
+    """Number format of the gradient values; it comes with the table's own scale and rounding. Left out = that of
+    `compression.push`. fp32 with keep_rows: 1.0 = the table is not compressed, and nothing of it waits."""
+    scale: Scale | None = None
+    """Row scale; left out = that of `compression.push`, or pow2 beside `values`."""
+    rounding: Rounding | None = None
+    """nearest or stochastic; left out = that of `compression.push`, or nearest beside `values`."""
+
+    @model_validator(mode="after")
+    def _every_setting_is_used(self) -> TablePushConfig:
+        if self.values is not None:
+            without_effect(self.values, scale=self.scale, rounding=self.rounding)
+        return self
+
+
+class TablePullConfig(Settings):
+    """How the rows of one table are sent to workers, where it differs from `compression.pull`."""
+
+    values: ValueFormat | None = None
+    """Number format of the row values; it comes with the table's own scale. Left out = that of `compression.pull`."""
+    scale: Scale | None = None
+    """Row scale; left out = that of `compression.pull`, or pow2 beside `values`."""
+
+    @model_validator(mode="after")
+    def _every_setting_is_used(self) -> TablePullConfig:
+        if self.values is not None:
+            without_effect(self.values, scale=self.scale)
+        return self
+
+
+class TableCompressionConfig(Settings):
+    """What is compressed otherwise than in the rest of the job."""
+
+    push: TablePushConfig = TablePushConfig()
+    """Gradients of the table's rows."""
+    pull: TablePullConfig = TablePullConfig()
+    """Rows of the table."""

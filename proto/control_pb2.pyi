@@ -88,7 +88,7 @@ class Shared(_message.Message):
     def __init__(self, folder: _Optional[str] = ..., token: _Optional[str] = ...) -> None: ...
 
 class Table(_message.Message):
-    __slots__ = ("name", "dim", "optimizer_json", "init_json", "rows", "state", "admit_json", "evict_json")
+    __slots__ = ("name", "dim", "optimizer_json", "init_json", "rows", "state", "admit_json", "evict_json", "freeze", "compression_json")
     NAME_FIELD_NUMBER: _ClassVar[int]
     DIM_FIELD_NUMBER: _ClassVar[int]
     OPTIMIZER_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -97,6 +97,8 @@ class Table(_message.Message):
     STATE_FIELD_NUMBER: _ClassVar[int]
     ADMIT_JSON_FIELD_NUMBER: _ClassVar[int]
     EVICT_JSON_FIELD_NUMBER: _ClassVar[int]
+    FREEZE_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_JSON_FIELD_NUMBER: _ClassVar[int]
     name: str
     dim: int
     optimizer_json: str
@@ -105,7 +107,9 @@ class Table(_message.Message):
     state: str
     admit_json: str
     evict_json: str
-    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., optimizer_json: _Optional[str] = ..., init_json: _Optional[str] = ..., rows: _Optional[str] = ..., state: _Optional[str] = ..., admit_json: _Optional[str] = ..., evict_json: _Optional[str] = ...) -> None: ...
+    freeze: bool
+    compression_json: str
+    def __init__(self, name: _Optional[str] = ..., dim: _Optional[int] = ..., optimizer_json: _Optional[str] = ..., init_json: _Optional[str] = ..., rows: _Optional[str] = ..., state: _Optional[str] = ..., admit_json: _Optional[str] = ..., evict_json: _Optional[str] = ..., freeze: _Optional[bool] = ..., compression_json: _Optional[str] = ...) -> None: ...
 
 class JoinRequest(_message.Message):
     __slots__ = ("token", "has_tables", "tables", "wait_s", "span", "after", "why", "data", "kept", "unseen")

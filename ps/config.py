@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from shardkeep.base.schedule import ScheduleConfig
 from shardkeep.base.settings import DAY_S, Named, Settings, bare
+from shardkeep.compression.config import TableCompressionConfig, TablePushConfig
 from shardkeep.ps.init_config import InitConfig
 from shardkeep.ps.policy_config import AdmitConfig, EvictConfig
 
@@ -288,6 +289,27 @@ class TableSpec(Settings):
     """Which new ids become rows; left out = all."""
     evict: EvictConfig | None = None
     """Which rows go; left out = none."""
+    freeze: bool = False
+    """Rows are read and never change; ids without a row get their initial values."""
+    compression: TableCompressionConfig | None = None
+    """What is compressed otherwise than in the rest of the job; left out = nothing."""
+
+    @model_validator(mode="after")
+    def _frozen_rows_never_change(self) -> TableSpec:
+        if not self.freeze:
+            return self
+        for key in ("admit", "evict"):
+            if getattr(self, key) is not None:
+                raise ValueError(
+                    f"{key}: with freeze: true, which neither creates nor removes rows; allowed: one of the two"
+                )
+        if self.compression is not None and self.compression.push != TablePushConfig():
+            raise ValueError("compression.push: with freeze: true, which sends no gradient; allowed: compression.pull")
+        if self.decays_all_rows:
+            raise ValueError(
+                "optimizer.weight_decay_on: table with freeze: true, where no update decays rows; allowed: touched"
+            )
+        return self
 
     @model_validator(mode="after")
     def _state_stands_rounding(self) -> TableSpec:
@@ -338,6 +360,12 @@ class TableConfig(Settings):
     """Which new ids become rows; left out = as in the default table, else all."""
     evict: EvictConfig | None = None
     """Which rows go; left out = as in the default table, else none."""
+    freeze: bool | None = None
+    """true = rows are read and never change: no gradient of them is computed or sent, and no row is created. Left out
+    = as in the default table, else false."""
+    compression: TableCompressionConfig | None = None
+    """What is compressed otherwise than in `compression` of the job; left out = as in the default table, else nothing.
+    """
 
 
 class ConsistencyConfig(Named):

@@ -70,6 +70,15 @@ if TYPE_CHECKING:
         PushConfig as PushConfig,
     )
     from shardkeep.compression.config import (
+        TableCompressionConfig as TableCompressionConfig,
+    )
+    from shardkeep.compression.config import (
+        TablePullConfig as TablePullConfig,
+    )
+    from shardkeep.compression.config import (
+        TablePushConfig as TablePushConfig,
+    )
+    from shardkeep.compression.config import (
         TowerCompressionConfig as TowerCompressionConfig,
     )
     from shardkeep.config import JobConfig as JobConfig
@@ -151,7 +160,8 @@ _MODULES = {  # the same names, for the interpreter; tests/test_public_names.py 
     "base.errors": "CheckpointError ConfigError CorruptMessage DataError DeadlineExceeded Diverged JobError JobStopped "
     "JournalError MemberLost PlaceRefused ProtocolError RemoteError ShardkeepError TransportError UserError",
     "base.schedule": "ScheduleConfig",
-    "compression.config": "CompressionConfig PullConfig PushConfig TowerCompressionConfig",
+    "compression.config": "CompressionConfig PullConfig PushConfig TableCompressionConfig TablePullConfig "
+    "TablePushConfig TowerCompressionConfig",
     "config": "JobConfig load_config",
     "inference.predictor": "Predictor load",
     "launch.from_python": "resume train",

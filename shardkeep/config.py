@@ -13,7 +13,8 @@ from shardkeep.affinity import AffinityConfig, check_counts
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.settings import Settings
 from shardkeep.base.yaml_text import YamlError, read_text, read_yaml
-from shardkeep.compression.config import CompressionConfig, PushConfig
+from shardkeep.compression.config import CompressionConfig, PushConfig, TablePushConfig
+from shardkeep.compression.per_table import check_table, push_of
 from shardkeep.config_files.overrides import Override, blamed, overridden
 from shardkeep.config_files.paths import anchored, below_shell
 from shardkeep.config_files.problems import MOST_LINES, Problem, lines, problems_of, shown
@@ -208,7 +209,7 @@ class JobConfig(Settings):
 
     @model_validator(mode="after")
     def _selection_decays_touched_rows(self) -> JobConfig:
-        check_decay([self.table(name) for name in (*self.tables, "default")], self.compression.push)
+        check_compression([self.table(name) for name in (*self.tables, "default")], self.compression)
         return self
 
     @model_validator(mode="after")
@@ -234,7 +235,10 @@ class JobConfig(Settings):
     def table(self, name: str) -> TableSpec:
         """The full definition of table `name`: its own settings, then `tables.default`, then the built-in ones."""
         merged: dict[str, Any] = {"name": name}
-        for source in (self.tables.get("default"), self.tables.get(name)):
+        own = self.tables.get(name)
+        for source in (self.tables.get("default"), own):
+            if source is own and own is not None and own.freeze:
+                merged = _of_frozen(merged)
             if source is not None:
                 merged |= {key: value for key, value in source if value is not None}
         try:
@@ -252,16 +256,35 @@ class JobConfig(Settings):
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False, allow_unicode=True)
 
 
+def _of_frozen(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the default table that a table keeps which is frozen on its own."""
+    kept = {key: value for key, value in settings.items() if key not in ("admit", "evict")}
+    if kept.get("compression") is not None:
+        kept["compression"] = kept["compression"].model_copy(update={"push": TablePushConfig()})
+    return kept
+
+
+def check_compression(tables: Iterable[TableSpec], compression: CompressionConfig) -> None:
+    """Raises ValueError where a table does not go with what the job compresses."""
+    tables = list(tables)
+    for table in tables:
+        if table.compression is not None:
+            check_table(table.name, table.compression, compression)
+    check_decay(tables, compression.push)
+
+
 def check_decay(tables: Iterable[TableSpec], push: PushConfig) -> None:
     """Raises ValueError where an update decays all rows of a table, but workers send only some of their gradients."""
-    key = "keep_values" if push.keep_values is not None else "keep_rows"
-    if key == "keep_rows" and push.keep_rows == 1.0:
-        return
-    if names := [table.name for table in tables if table.decays_all_rows]:
-        raise ValueError(
-            f"tables.{names[0]}.optimizer.weight_decay_on: table with compression.push.{key}: {push.keep:g}, which "
-            "sends gradients later or never; allowed: touched, or no selection"
-        )
+    for table in tables:
+        keep = push_of(table.compression, push).keep
+        if (keep < 1.0 or push.keep_values is not None) and table.decays_all_rows:
+            own = table.compression is not None and table.compression.push.keep_rows is not None
+            where = f"tables.{table.name}.compression" if own else "compression"
+            key = f"{where}.push.{'keep_rows' if push.keep_values is None else 'keep_values'}"
+            raise ValueError(
+                f"tables.{table.name}.optimizer.weight_decay_on: table with {key}: {keep:g}, which sends gradients "
+                "later or never; allowed: touched, or no selection"
+            )
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> JobConfig:

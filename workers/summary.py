@@ -72,7 +72,7 @@ def summarize(
         **({"best": dict(best)} if best is not None else {}),
         **({"progressive": dict(progressive)} if progressive is not None else {}),
         "bytes": _per_sample(merge_totals([*(w["bytes"] for w in workers), _control_of(servers)]), telemetry.trained),
-        **_saturated(counted.client.compressor.format.codec.name, workers),
+        **_saturated(workers, fp32=counted.client.compressor.fp32),
         "skipped_steps": workers[0]["skipped_steps"],
         "recoveries": [],
         "tables": table_totals(servers),
@@ -170,9 +170,9 @@ def _position(telemetry: Telemetry) -> dict[str, Any]:
     return {"samples": telemetry.samples, **before, "samples_per_s": telemetry.samples_per_s()}
 
 
-def _saturated(push_format: str, workers: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+def _saturated(workers: Sequence[Mapping[str, Any]], *, fp32: bool) -> dict[str, int]:
     """Gradient values that were beyond the range of the push format; nothing where every float32 fits."""
-    return {} if push_format == "fp32" else {"saturated_values": sum(w["saturated_values"] for w in workers)}
+    return {} if fp32 else {"saturated_values": sum(w["saturated_values"] for w in workers)}
 
 
 def _per_sample(totals: dict[str, Any], samples: int) -> dict[str, Any]:

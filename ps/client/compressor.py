@@ -7,19 +7,22 @@ many there are. Knows no message and no server.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from shardkeep.base.arrays import Bytes, Floats, Ints
 from shardkeep.compression.config import PushConfig
+from shardkeep.compression.per_table import TablePush, push_of
 from shardkeep.compression.selection.registry import Choose, selector
 from shardkeep.compression.selection.shares import keep_at, nth_key
 from shardkeep.compression.values.codec import value_codec
 from shardkeep.compression.values.rounding import WorkerKeys
 from shardkeep.ps.client.row_memory import RowMemory
 from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows, Layout
-from shardkeep.ps.wire import rows as values
+from shardkeep.ps.wire.rows import RowFormat
+from shardkeep.ps.wire.table_formats import TableFormats
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +55,19 @@ class Dropped:
 class Compressor:
     """Packs one worker's gradients, step by step."""
 
-    def __init__(self, catalog: Catalog, config: PushConfig, memory: RowMemory, *, seed: int, rank: int) -> None:
-        self.format = values.RowFormat(value_codec(config.values, config.scale), moments=config.second_moment)
+    def __init__(
+        self,
+        catalog: Catalog,
+        config: PushConfig,
+        memory: RowMemory,
+        *,
+        seed: int,
+        rank: int,
+        pushes_T: Sequence[TablePush] = (),
+    ) -> None:
+        """`pushes_T`: how each table's gradients are sent; empty = all as `config` says."""
+        pushes_T = pushes_T or [push_of(None, config)] * len(catalog)
+        self.format = TableFormats(catalog, *_formats(pushes_T))
         self.saturated_values = 0
         """Values beyond the range of a 16-bit format, sent as its largest number."""
         self.dropped = Dropped()
@@ -61,10 +75,13 @@ class Compressor:
         self._catalog = catalog
         self._config = config
         self._memory = memory
-        stochastic = config.rounding == "stochastic"
+        stochastic = any(push.numbers.rounding == "stochastic" for push in pushes_T)
+        self._fp32 = all(push.numbers.values == "fp32" for push in pushes_T)
+        self._keep_T = [push.keep for push in pushes_T]
+        self._sends_all = all(keep == 1.0 for keep in self._keep_T)
         chosen = selector(config.select)
         pool_chooses = memory.sends_later and chosen.pool_chooses
-        self._choose = None if config.keep == 1.0 or pool_chooses else chosen.choose()
+        self._choose = None if self._sends_all or pool_chooses else chosen.choose()
         self._key = (seed & 2**64 - 1) << 64 | rank << 48
         self._keys = WorkerKeys(seed, rank, catalog.names) if stochastic else None
 
@@ -74,20 +91,32 @@ class Compressor:
         return self._memory.sends_later
 
     @property
+    def fp32(self) -> bool:
+        """Whether all tables' gradients are sent as float32."""
+        return self._fp32
+
+    @property
     def plain(self) -> bool:
         """Whether gradients are sent unchanged."""
-        return not self._memory.sends_later and self._config.keep == 1.0 and self.format.plain
+        return not self._memory.sends_later and self._sends_all and self.format.plain
 
     def compress(self, step: int, ids: JaggedIds, grads: JaggedRows, *, last: bool = False) -> EncodedRows:
         """Returns the rows that `step` sends; `last`: also all unsent gradients."""
-        keep = 1.0 if last else keep_at(step, self._config.keep, self._config.warmup_steps)
-        choose, key = None if keep == 1.0 else self._choose, self._key + step
+
+        def keep_now(keep: float) -> float:
+            return 1.0 if last else keep_at(step, keep, self._config.warmup_steps)
+
+        choose, key = None if last else self._choose, self._key + step
         if self._memory.sends_later:
-            return self._remembering(step, ids, grads, keep, choose, key, last)
-        if choose is None:
+            return self._remembering(step, ids, grads, keep_now, choose, key, last)
+        keep_T = [keep_now(keep) for keep in self._keep_T]
+        if choose is None or all(keep == 1.0 for keep in keep_T):
             return EncodedRows(ids, self._encode(step, ids.layout, ids.ids_V, grads.flat, None), None)
-        tables = self._catalog.index
-        kept = {name: choose(grad_UD, keep, nth_key(key, tables[name])) for name, grad_UD in grads.items()}
+        kept = {
+            name: choose(grad_UD, keep_T[t], nth_key(key, t)) if keep_T[t] < 1.0 else np.arange(len(grad_UD))
+            for name, grad_UD in grads.items()
+            for t in (self._catalog.index[name],)
+        }
         chosen = JaggedIds.of_arrays(self._catalog, {name: ids[name][kept_K] for name, kept_K in kept.items()})
         rows = JaggedRows.of_arrays(chosen, {name: grads[name][kept_K] for name, kept_K in kept.items()})
         starts_T1, names = ids.layout.starts_T1, [name for name in self._catalog.names if name in kept]
@@ -97,7 +126,14 @@ class Compressor:
         return EncodedRows(chosen, encoded, np.concatenate(positions) if positions else np.empty(0, np.int64))
 
     def _remembering(
-        self, step: int, ids: JaggedIds, grads: JaggedRows, keep: float, choose: Choose | None, key: int, last: bool
+        self,
+        step: int,
+        ids: JaggedIds,
+        grads: JaggedRows,
+        keep_now: Callable[[float], float],
+        choose: Choose | None,
+        key: int,
+        last: bool,
     ) -> EncodedRows:
         encoded = np.empty(0, dtype=np.uint8)
 
@@ -106,7 +142,9 @@ class Compressor:
             encoded = self._encode(step, layout, ids_K, flat, squares_K)
             return self.format.decode(encoded, np.diff(layout.starts_T1), None, self._catalog)[0]
 
-        out = self._memory.select(step, ids, grads.flat, keep=keep, choose=choose, key=key, last=last, encode=encode)
+        out = self._memory.select(
+            step, ids, grads.flat, keep_now=keep_now, choose=choose, key=key, last=last, encode=encode
+        )
         return EncodedRows(JaggedIds(out.layout, out.ids_K), encoded, out.positions_K)
 
     def _encode(self, step: int, layout: Layout, ids_K: Ints, flat: Floats, squares_K: Floats | None) -> Bytes:
@@ -115,3 +153,11 @@ class Compressor:
         encoded = self.format.encode(flat, counts_T, None, self._catalog, squares_K=squares_K, keys_K=keys_K)
         self.saturated_values += self.format.saturated_values(encoded, counts_T, self._catalog)
         return encoded
+
+
+def _formats(pushes_T: Sequence[TablePush]) -> tuple[list[RowFormat], list[bool]]:
+    """The format of each table, and whether its values are rounded at random."""
+    formats_T = [
+        RowFormat(value_codec(push.numbers.values, push.numbers.scale), moments=push.second_moment) for push in pushes_T
+    ]
+    return formats_T, [push.numbers.rounding == "stochastic" for push in pushes_T]

@@ -54,16 +54,24 @@ class Pusher:
     """Sends one worker's pushes and waits for their acknowledgements. Not thread safe."""
 
     def __init__(
-        self, calls: ServerCalls, pulls: Puller, writer: PushWriter, compressor: Compressor, *, window: int
+        self,
+        calls: ServerCalls,
+        pulls: Puller,
+        writer: PushWriter,
+        compressor: Compressor,
+        *,
+        window: int,
+        frozen: frozenset[str] = frozenset(),
     ) -> None:
         """`pulls`: of the same worker; a push with coded ids refers to its step's pull. `window`: most steps without
-        an acknowledgement."""
+        an acknowledgement. `frozen`: tables whose gradients are not sent."""
         self.next_step = 0
         """The step after the last pushed one."""
         self._calls = calls
         self._pulls = pulls
         self._writer = writer
         self._compressor = None if compressor.plain else compressor
+        self._frozen = frozen
         self.window = window
         """Most steps without an acknowledgement."""
         self._unacknowledged: dict[int, _Unacknowledged] = {}
@@ -80,7 +88,7 @@ class Pusher:
 
     def buffer(self, step: int, request: Request) -> JaggedRows:
         """Returns zeros for a step's gradients: in the buffer of the message, if the push needs no other form."""
-        if self._calls.num_servers > 1 or self._writer.coded or self._compressor is not None:
+        if self._calls.num_servers > 1 or self._writer.coded or self._frozen or self._compressor is not None:
             return JaggedRows.zeros(request.ids)
         layout = request.ids.layout
         ids = write_ids(request.split.counts_ST[0], request.ids.ids_V, coded=False)
@@ -126,6 +134,8 @@ class Pusher:
     def _fitted(self, request: Request, grads: Mapping[str, Rows]) -> tuple[Request, JaggedRows]:
         """The gradients as jagged rows, and the request of their tables alone."""
         ids = request.ids
+        if self._frozen and not self._frozen.isdisjoint(grads):
+            grads = {name: grad_UD for name, grad_UD in grads.items() if name not in self._frozen}
         if isinstance(grads, JaggedRows) and grads.layout.same(ids.layout) and len(grads) == len(ids):
             return request, grads
         catalog = ids.layout.catalog

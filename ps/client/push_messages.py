@@ -18,7 +18,8 @@ from shardkeep.ps.placement import Split, split
 from shardkeep.ps.placement_kernels import take_rows
 from shardkeep.ps.wire.ids import EncodedIds, joined, places, write_ids, write_references
 from shardkeep.ps.wire.message import Packed
-from shardkeep.ps.wire.rows import ELEMENTS, RowFormat, encode_elements
+from shardkeep.ps.wire.rows import ELEMENTS, PLAIN, encode_elements
+from shardkeep.ps.wire.table_formats import TableFormats
 
 Allocate = Callable[..., Packed]
 """`message.allocate`, except the directory's columns."""
@@ -28,17 +29,17 @@ class PushWriter:
     """Writes the pushes of one worker.
 
     Args:
-        row_format: Format of the encoded rows.
+        formats: Formats of the encoded rows.
         coded: Refer to rows of the step's pull by position, and code the ids of all others.
         elements: Rows are float32; only their nonzero values are sent.
     """
 
     def __init__(
-        self, catalog: Catalog, row_format: RowFormat, *, num_servers: int, coded: bool, elements: bool
+        self, catalog: Catalog, formats: TableFormats, *, num_servers: int, coded: bool, elements: bool
     ) -> None:
         self._catalog = catalog
-        self._format = row_format
-        self._widths_T = row_format.widths(catalog)
+        self._formats = formats
+        self._widths_T = formats.widths_T
         self._num_servers = num_servers
         self.coded = coded
         """Whether ids are coded or refer to the step's pull."""
@@ -89,14 +90,13 @@ class PushWriter:
         if self._elements:
             rows = np.empty(int((ids.rows_S * widths_S).sum()), dtype=np.uint8)
             fill(rows)
-            packets = encode_elements(
-                rows.view(np.float32), ids.rows_S, ids.tables_S, self._catalog, self._format.codec
-            )
+            packets = encode_elements(rows.view(np.float32), ids.rows_S, ids.tables_S, self._catalog, PLAIN.codec)
             sizes_S = np.array([packet.size for packet in packets], dtype=np.int64)
             message = allocate(**ids.directory, value_bytes_S=sizes_S, value_formats_S=ELEMENTS)
             message.values_area[:] = np.concatenate(packets) if packets else 0
         else:
-            message = allocate(**ids.directory, value_bytes_S=ids.rows_S * widths_S, value_formats_S=self._format.tag)
+            tags_S = self._formats.tags_T[ids.tables_S]
+            message = allocate(**ids.directory, value_bytes_S=ids.rows_S * widths_S, value_formats_S=tags_S)
             fill(message.values_area)
         message.ids_area[:] = ids.area
         return message

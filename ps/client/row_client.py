@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from shardkeep.base.arrays import Ids, Rows
 from shardkeep.compression.config import CompressionConfig
+from shardkeep.compression.per_table import push_of
 from shardkeep.ps.client.absent_rows import AbsentRows
 from shardkeep.ps.client.admin import AdminClient
 from shardkeep.ps.client.calls import ServerCalls
@@ -62,9 +63,10 @@ class RowClient:
             transport, rank=rank, generation=generation, timeout_s=timeout_s, patience_s=patience_s
         )
         self.admin = AdminClient(self.calls.admin_replies)
-        self.memory = RowMemory(catalog, compression, history=history, num_workers=num_workers)
+        pushes_T = [push_of(spec.compression, compression.push, frozen=spec.freeze) for spec in tables]
+        self.memory = RowMemory(catalog, compression, history=history, num_workers=num_workers, pushes_T=pushes_T)
         """Residuals and cached rows."""
-        self.compressor = Compressor(catalog, compression.push, self.memory, seed=seed, rank=rank)
+        self.compressor = Compressor(catalog, compression.push, self.memory, seed=seed, rank=rank, pushes_T=pushes_T)
         coded, window = compression.ids == "coded", consistency.window
         self.cache: Cache | None = None
         """Rows that need no pull; None = every row is requested."""
@@ -79,7 +81,8 @@ class RowClient:
         writer = PushWriter(
             catalog, self.compressor.format, num_servers=self.num_servers, coded=coded, elements=elements
         )
-        self.pushes = Pusher(self.calls, self._pulls, writer, self.compressor, window=window)
+        frozen = frozenset(spec.name for spec in tables if spec.freeze)
+        self.pushes = Pusher(self.calls, self._pulls, writer, self.compressor, window=window, frozen=frozen)
 
     def regroup(self, transport: Transport, generation: int, step: int) -> None:
         """Continues over another generation's transport, to as many servers, at `step`. Forgets what was not
@@ -139,7 +142,8 @@ class RowClient:
         self, step: int, request: Request, grads: Mapping[str, Rows], *, last: bool = False, lr_factor: float = 1.0
     ) -> None:
         """Sends the gradients (U, D) of the request's rows; returns without waiting for the acknowledgement,
-        unless as many steps as the consistency mode allows are already unacknowledged.
+        unless as many steps as the consistency mode allows are already unacknowledged. Gradients of frozen tables are
+        not sent.
 
         The gradients are encoded before this returns; the caller may reuse them. Tables may be left out. `last`: also
         sends all unsent gradients of earlier steps, but not the rounding errors of rows already sent.

@@ -1,6 +1,7 @@
 """RowMemory: what one worker remembers of rows between steps: gradients not sent yet, and copies of rows it has read.
 
-One pool (compression/selection/row_pool.py) for all tables of one dim. Knows no message and no server.
+One pool (compression/selection/row_pool.py) for all tables of one dim; tables whose own `keep_rows` differs have other
+pools. Knows no message and no server.
 """
 # V = ids of all tables in a step, K = rows to send, D = embedding dim, T = tables
 
@@ -8,14 +9,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from shardkeep.base.arrays import Bools, Floats, Ints
+from shardkeep.base.errors import CheckpointError
 from shardkeep.compression.config import CompressionConfig
+from shardkeep.compression.per_table import TablePush, push_of
 from shardkeep.compression.selection.registry import Choose
 from shardkeep.compression.selection.shares import nth_key
 from shardkeep.ps.jagged import Catalog, JaggedIds, Layout
@@ -46,13 +49,19 @@ class Outgoing:
 
 @dataclass(slots=True)
 class _Group:
-    """The tables of one dim, and their pool."""
+    """The tables of one dim and one share of rows that are sent, and their pool."""
 
+    name: str
+    """Of its residuals in a checkpoint: the dim, and the numbers of the tables if they are not all of the dim."""
     dim: int
     tables: Ints
+    keep: float
+    """The share of its rows that is sent."""
     pool: RowPool
     elements: ElementPool | None = None
     """What single values are sent from; then the pool has rows read before only."""
+    whole: bool = False
+    """Whether all rows are sent as they are; then the pool has rows read before only."""
 
     @property
     def unsent(self) -> RowPool | ElementPool:
@@ -66,9 +75,18 @@ class RowMemory:
     Args:
         history: Steps that can be undone.
         num_workers: Of the job.
+        pushes_T: How each table's gradients are sent; empty = all as `compression` says.
     """
 
-    def __init__(self, catalog: Catalog, compression: CompressionConfig, *, history: int, num_workers: int = 1) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        compression: CompressionConfig,
+        *,
+        history: int,
+        num_workers: int = 1,
+        pushes_T: Sequence[TablePush] = (),
+    ) -> None:
         push, pull = compression.push, compression.pull
         self._catalog = catalog
         self._by_elements = push.keep_values is not None
@@ -82,12 +100,21 @@ class RowMemory:
         self.caches = pull.cache_rows > 0
         """Whether rows are."""
         capacity = max(push.pool_rows, pull.cache_rows)
-        dims = dict.fromkeys(catalog.dims_T.tolist())
-        share = -(-capacity // max(1, len(dims)))
+        pushes_T = pushes_T or [push_of(None, push)] * len(catalog)
+        by_push: dict[tuple[int, float, bool], list[int]] = {}
+        for t, (dim, one) in enumerate(zip(catalog.dims_T.tolist(), pushes_T, strict=True)):
+            own = (one.keep, one.whole) if self.sends_later else (push.keep, False)
+            by_push.setdefault((dim, *own), []).append(t)
+        with_slots = sum(self.caches or not whole for _, _, whole in by_push)
+        share = -(-capacity // max(1, with_slots))
         self._groups: list[_Group] = []
-        for dim in dims if capacity else ():
-            tables = np.flatnonzero(catalog.dims_T == dim)
-            group = _Group(dim, tables, self._pool(tables, dim, share))
+        for (dim, keep, whole), numbers in by_push.items() if capacity else ():
+            tables = np.array(numbers, dtype=np.int64)
+            name = (
+                str(dim) if tables.size == (catalog.dims_T == dim).sum() else f"{dim} of {','.join(map(str, numbers))}"
+            )
+            size = share if self.caches or not whole else 1
+            group = _Group(name, dim, tables, keep, self._pool(tables, dim, size), whole=whole)
             if self._by_elements:
                 group.elements = self._element_pool(tables, dim, push.pool_rows)
             self._groups.append(group)
@@ -119,23 +146,30 @@ class RowMemory:
         ids: JaggedIds,
         grads: Floats,
         *,
-        keep: float,
+        keep_now: Callable[[float], float],
         choose: Choose | None = None,
         key: int = 0,
         last: bool,
         encode: Encode,
     ) -> Outgoing:
-        """Returns the rows to send now. It keeps the residual, and what
-        `encode` loses. `choose`: chooses rows by the step's gradients and `key`; None = the pool takes the rows with
-        the largest norm of gradient and residual. `last` = all gradients that wait, but not what was rounded off of
-        rows that were sent."""
+        """Returns the rows to send now. It keeps the residual, and what `encode` loses.
+
+        `keep_now`: a group's share in this step. `choose`: chooses rows by the step's gradients and `key`; None = the
+        pool takes the rows with the largest norm of gradient and residual. `last` = all gradients that wait, but not
+        what was rounded off of rows that were sent."""
         self._used = True
         chosen: list[Selected | SelectedElements] = []
         for g, group in enumerate(self._groups):
-            rows = _part(ids.layout, group, ids.ids_V, grads)
-            if group.elements is None:
+            rows, keep = _part(ids.layout, group, ids.ids_V, grads), keep_now(group.keep)
+            if group.whole:
+                chosen.append(_whole(*rows))
+            elif group.elements is None:
                 max_age = 1 if last else self._max_age
-                marks = None if choose is None else _marked(choose(rows[2], keep, nth_key(key, g)), rows[1].size)
+                marks = (
+                    None
+                    if choose is None or keep == 1.0
+                    else _marked(choose(rows[2], keep, nth_key(key, g)), rows[1].size)
+                )
                 chosen.append(group.pool.select(step, *rows, keep=keep, max_age=max_age, chosen_V=marks))
             else:
                 chosen.append(group.elements.select(step, *rows, keep=keep, flush=last))
@@ -144,8 +178,9 @@ class RowMemory:
         out = self._joined(ids, chosen)
         sent = encode(out.layout, out.ids_K, out.flat, out.squares_K)
         for group, selected in zip(self._groups, chosen, strict=True):
-            _, _, mine_KD = _part(out.layout, group, out.ids_K, sent)
-            group.unsent.commit(selected, mine_KD)  # type: ignore[arg-type]
+            if not group.whole:
+                _, _, mine_KD = _part(out.layout, group, out.ids_K, sent)
+                group.unsent.commit(selected, mine_KD)  # type: ignore[arg-type]
         return out
 
     def _joined(self, ids: JaggedIds, chosen: Sequence[Selected | SelectedElements]) -> Outgoing:
@@ -191,24 +226,29 @@ class RowMemory:
         """Goes back to the start of a step, if it has sent anything; forgets rows. Raises KeyError when it is too long
         ago."""
         for group in self._groups:
-            if self._used:
+            if self._used and not group.whole:
                 group.unsent.rewind(step)
             group.pool.forget_rows()
 
     @property
+    def _unsent(self) -> list[RowPool | ElementPool]:
+        """Where gradients wait."""
+        return [group.unsent for group in self._groups if not group.whole] if self.sends_later else []
+
+    @property
     def num_unsent(self) -> int:
         """Rows with a residual, gradient or the rounding error of what was sent."""
-        return sum(group.unsent.num_unsent for group in self._groups) if self.sends_later else 0
+        return sum(pool.num_unsent for pool in self._unsent)
 
     @property
     def lost_squares(self) -> float:
         """Sum of the squares of the rounding errors that were given up for want of a slot."""
-        return float(sum(group.unsent.lost_squares for group in self._groups)) if self.sends_later else 0.0
+        return float(sum(pool.lost_squares for pool in self._unsent))
 
     def report(self) -> dict[str, float]:
         """Rows with a residual, the square of what they hold; so far: rows whose rounding errors were given
         up, rows sent for want of a slot, and rows left out because with what waited for them they were not finite."""
-        pools = [group.unsent for group in self._groups] if self.sends_later else []
+        pools = self._unsent
         return {
             "unsent_rows": self.num_unsent,
             "unsent_squares": float(sum(pool.unsent_norm**2 for pool in pools)),
@@ -220,21 +260,35 @@ class RowMemory:
     def delivered_by_age(self) -> list[float]:
         """Sum of the L2 norms of the rows sent, by the age of their oldest gradient: 0, 1, 2-3, 4-7, ... steps; [] if
         no rows wait."""
-        pools = [group.pool for group in self._groups] if self.sends_later and not self._by_elements else []
+        groups = self._groups if self.sends_later and not self._by_elements else []
+        pools = [group.pool for group in groups if not group.whole]
         return np.sum([pool.delivered_by_age for pool in pools], axis=0).tolist() if pools else []
 
     # ---- state ----
 
     def state(self) -> dict[str, npt.NDArray[np.generic]]:
         """Unsent gradients, as arrays."""
-        return {f"{group.dim}/{key}": array for group in self._groups for key, array in group.unsent.state().items()}
+        return {
+            f"{group.name}/{key}": array
+            for group in self._groups
+            if not group.whole
+            for key, array in group.unsent.state().items()
+        }
 
     def load(self, states: Sequence[Mapping[str, npt.NDArray[np.generic]]]) -> None:
-        """Takes the sum of the unsent gradients of several workers."""
+        """Takes the sum of the unsent gradients of several workers. Raises CheckpointError where other tables shared a
+        pool."""
         from shardkeep.compression.selection.row_pool_state import merge
 
+        known = {group.name for group in self._groups if not group.whole}
+        other = {key.partition("/")[0] for state in states for key in state} - known
+        if self.sends_later and other:
+            raise CheckpointError(
+                f"unsent gradients of a pool of dim {min(other)}; the pools are of dim {', '.join(sorted(known))}: "
+                "resume with the same keep_rows and values of each table"
+            )
         for group in self._groups:
-            prefix = f"{group.dim}/"
+            prefix = f"{group.name}/"
             mine = [{k.removeprefix(prefix): a for k, a in s.items() if k.startswith(prefix)} for s in states]
             mine = [state for state in mine if state]
             if mine:
@@ -261,6 +315,15 @@ def _part(layout: Layout, group: _Group, ids_V: Ints, flat: Floats) -> tuple[Int
     ids = [ids_V[layout.starts_T1[t] : layout.starts_T1[t + 1]] for t in group.tables]
     rows = [flat[layout.values_T1[t] : layout.values_T1[t + 1]] for t in group.tables]
     return _starts(layout, group), np.concatenate(ids), np.concatenate(rows).reshape(-1, group.dim)
+
+
+def _whole(starts_T1: Ints, ids_V: Ints, grad_VD: Floats) -> Selected:
+    """All rows of a group. None of them waits."""
+    from shardkeep.compression.selection.selected import Selected
+
+    empty = Selected.empty(starts_T1.size, 0, grad_VD.shape[1], 0, 0)
+    squares_V = np.zeros(ids_V.size, np.float32)
+    return replace(empty, starts_T1=starts_T1, ids_K=ids_V, rows_KD=grad_VD, squares_K=squares_V)
 
 
 def _marked(positions_K: Ints, count: int) -> Bools:

@@ -7,6 +7,7 @@ It also remembers the slots of a pull, so that the push of the same step reuses 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -15,7 +16,9 @@ import numpy as np
 from shardkeep.base.arrays import Bytes, Ints
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.compression.config import CompressionConfig
+from shardkeep.compression.per_table import pull_of
 from shardkeep.compression.values.codec import value_codec
+from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import Catalog, SectionIds
 from shardkeep.ps.shard.consistency import Gate
 from shardkeep.ps.shard.serving import Serving, done, promised
@@ -23,6 +26,7 @@ from shardkeep.ps.shard.tables import Gradients, Pulled, Tables
 from shardkeep.ps.wire.ids import read_ids, write_present
 from shardkeep.ps.wire.message import Kind, Packed, allocate
 from shardkeep.ps.wire.rows import PLAIN, RowFormat
+from shardkeep.ps.wire.table_formats import TableFormats
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,24 +137,29 @@ class Replies:
 
     If ids are coded, a reply has only the rows that exist, and the worker computes the initial values itself."""
 
-    def __init__(self, tables: Tables, catalog: Catalog, compression: CompressionConfig) -> None:
+    def __init__(
+        self, tables: Tables, catalog: Catalog, compression: CompressionConfig, specs: Sequence[TableSpec]
+    ) -> None:
         self._tables = tables
         self._catalog = catalog
-        self._format = RowFormat(value_codec(compression.pull.values, compression.pull.scale))
+        numbers_T = [pull_of(spec.compression, compression.pull) for spec in specs]
+        formats_T = [RowFormat(value_codec(numbers.values, numbers.scale)) for numbers in numbers_T]
+        self._formats = TableFormats(catalog, formats_T)
+        self._plain = TableFormats(catalog, [PLAIN] * len(catalog))
         self._names_absent = compression.ids == "coded"
 
     def rows(self, message: Packed, wanted: SectionIds, *, staleness: int) -> tuple[Bytes, Pulled]:
         """The ROWS message of a PULL or READ, and the result of the pull."""
         rows_S, reads = np.diff(wanted.starts_S1), message.kind is Kind.READ
-        row_format = PLAIN if reads else self._format
-        if row_format.plain and (reads or not self._names_absent):
-            reply = self._allocate(message, wanted, rows_S, row_format, staleness)
+        formats = self._plain if reads else self._formats
+        if formats.plain and (reads or not self._names_absent):
+            reply = self._allocate(message, wanted, rows_S, formats, staleness)
             return reply.buffer, self._tables.pull(wanted, reply.values_area.view(np.float32))
         dims_S = self._catalog.dims_T[wanted.tables_S]
         flat = np.empty(int((rows_S * dims_S).sum()), dtype=np.float32)
         pulled = self._tables.pull(wanted, flat)
         if reads or not self._names_absent:
-            reply = self._allocate(message, wanted, rows_S, row_format, staleness)
+            reply = self._allocate(message, wanted, rows_S, formats, staleness)
         else:
             there_V = pulled.slots_V >= 0
             present = write_present(wanted, there_V)
@@ -161,13 +170,13 @@ class Replies:
                 message,
                 wanted,
                 rows_S,
-                row_format,
+                formats,
                 staleness,
                 id_formats_S=present.id_formats_S,
                 id_bytes_S=present.id_bytes_S,
             )
             reply.ids_area[:] = present.area
-        reply.values_area[:] = row_format.encode(flat, rows_S, wanted.tables_S, self._catalog)
+        reply.values_area[:] = formats.encode(flat, rows_S, wanted.tables_S, self._catalog)
         return reply.buffer, pulled
 
     def _allocate(
@@ -175,7 +184,7 @@ class Replies:
         message: Packed,
         wanted: SectionIds,
         rows_S: Ints,
-        row_format: RowFormat,
+        formats: TableFormats,
         staleness: int,
         **names: Ints,
     ) -> Packed:
@@ -187,7 +196,7 @@ class Replies:
             value=staleness,
             tables_S=wanted.tables_S,
             rows_S=rows_S,
-            value_bytes_S=rows_S * row_format.widths(self._catalog)[wanted.tables_S],
-            value_formats_S=row_format.tag,
+            value_bytes_S=rows_S * formats.widths_T[wanted.tables_S],
+            value_formats_S=formats.tags_T[wanted.tables_S],
             **names,
         )

@@ -5,30 +5,43 @@ Validates the whole message before any part is used. Knows only the tables' spec
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from shardkeep.base.arrays import Bytes
+from shardkeep.base.arrays import Bytes, Ints
 from shardkeep.base.contiguous import for_kernels
+from shardkeep.base.errors import ProtocolError
+from shardkeep.compression.config import PushConfig
+from shardkeep.compression.per_table import push_of
+from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import Catalog
 from shardkeep.ps.shard.tables import Gradients, Pulled, sum_of
 from shardkeep.ps.wire.ids import num_references, read_ids, read_references
 from shardkeep.ps.wire.message import Kind, Packed, allocate, lr_factor_of
 from shardkeep.ps.wire.rows import PLAIN, RowFormat, decode
+from shardkeep.ps.wire.table_formats import TableFormats
 
 
 class PushReader:
     """Reads the pushes to one server. Its methods raise CorruptMessage or ProtocolError."""
 
-    def __init__(self, catalog: Catalog) -> None:
+    def __init__(self, catalog: Catalog, tables: Sequence[TableSpec], push: PushConfig) -> None:
+        """`push`: of the job."""
         self._catalog = catalog
+        self._frozen = frozenset(t for t, spec in enumerate(tables) if spec.freeze)
+        moments = {push_of(spec.compression, push).second_moment for spec in tables if not spec.freeze}
+        self._some_moments = len(moments) == 2
+        """Whether some tables send second moments and others do not."""
 
     def gradients(self, packed: Packed, pulled: Pulled | None) -> Gradients:
         """The ids and gradients of a PUSH. The arrays may be views of the message.
 
         `pulled`: the result of the same rank's pull of the step. If the push has the same ids, its slots are reused. A
         push by reference has no other ids."""
+        if self._frozen and (wrong := self._frozen.intersection(packed.tables_S.tolist())):
+            raise ProtocolError(f"table {self._catalog.names[min(wrong)]}: is frozen, and a push has gradients of it")
         factor, gradients = lr_factor_of(packed), self._decoded(packed, pulled)
         return gradients if factor == 1.0 else replace(gradients, lr_factor=factor)
 
@@ -38,6 +51,8 @@ class PushReader:
         sections = read_ids(packed, self._catalog, count)
         flat, squares_V = decode(packed, self._catalog)
         flat = for_kernels(flat, np.float32)
+        if self._some_moments and not squares_V.size:  # as in a message that has rows of both
+            squares_V = np.full(int(packed.rows_S.sum()), np.nan, dtype=np.float32)
         if referred is None:
             if pulled is not None and sections.same(pulled.sections):
                 return Gradients(pulled.sections, flat, pulled, squares_V)
@@ -63,10 +78,9 @@ class PushReader:
         If it refers to a pull or has coded ids, encodes it again with plain sorted ids and float32; else unchanged."""
         if not packed.id_formats_S.any():
             return packed.buffer
-        rows_S = np.diff(gradients.sections.starts_S1)
-        row_format = RowFormat(PLAIN.codec, moments=bool(gradients.squares_V.size))
-        tables_S = gradients.sections.tables_S
-        widths_T = row_format.widths(self._catalog)
+        starts_S1, tables_S = gradients.sections.starts_S1, gradients.sections.tables_S
+        rows_S = np.diff(starts_S1)
+        formats = self._plain_formats(tables_S, starts_S1, gradients)
         message = allocate(
             Kind.PUSH,
             generation=packed.generation,
@@ -76,11 +90,20 @@ class PushReader:
             tables_S=tables_S,
             rows_S=rows_S,
             id_bytes_S=8 * rows_S,
-            value_bytes_S=rows_S * widths_T[tables_S],
-            value_formats_S=row_format.tag,
+            value_bytes_S=rows_S * formats.widths_T[tables_S],
+            value_formats_S=formats.tags_T[tables_S],
         )
         message.ids_area.view(np.int64)[:] = gradients.sections.ids_V
-        message.values_area[:] = row_format.encode(
+        message.values_area[:] = formats.encode(
             gradients.values, rows_S, tables_S, self._catalog, squares_K=gradients.squares_V
         )
         return message.buffer
+
+    def _plain_formats(self, tables_S: Ints, starts_S1: Ints, gradients: Gradients) -> TableFormats:
+        """float32, with second moments for the tables that have them."""
+        squares_V = gradients.squares_V
+        formats_T = [RowFormat(PLAIN.codec, moments=bool(squares_V.size))] * len(self._catalog)
+        if self._some_moments and squares_V.size:
+            for t, first, end in zip(tables_S.tolist(), starts_S1[:-1].tolist(), starts_S1[1:].tolist(), strict=True):
+                formats_T[t] = RowFormat(PLAIN.codec, moments=not np.isnan(squares_V[first:end]).all())
+        return TableFormats(self._catalog, formats_T)

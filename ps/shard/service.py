@@ -63,8 +63,9 @@ class ShardService:
         self.tables = Tables(tables, seed=seed, buckets=buckets)
         self._num_workers = num_workers
         self._serving = Serving(shard=shard, generation=generation)
-        reader = PushReader(catalog := Catalog(tables))
-        replies = Replies(self.tables, catalog, compression or CompressionConfig())
+        compression = compression or CompressionConfig()
+        reader = PushReader(catalog := Catalog(tables), tables, compression.push)
+        replies = Replies(self.tables, catalog, compression, tables)
         self.pulls = Pulls(self._serving, catalog, replies, window=consistency.window)
         gate: Gate[Gradients] = open_gate(consistency, num_workers=num_workers, start_step=start_step)
         self.applier = Applier(

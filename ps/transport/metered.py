@@ -148,10 +148,19 @@ def _parts(message: Packed) -> dict[str, int]:
     if value_bytes and int(message.value_formats_S[0]) == ELEMENTS:
         parts["indices"] = value_bytes - 4 * elements_of(message)
         parts["values"] -= parts["indices"]
-    elif value_bytes and int(message.value_formats_S[0]):
-        row_format = RowFormat.of_tag(int(message.value_formats_S[0]))
-        rows = int(message.rows_S.sum())
-        beside = {"scales": rows * row_format.codec.scale_bytes, "moments": rows * row_format.moments}
+    elif value_bytes and message.value_formats_S.any():
+        beside = _beside_values(message)
         parts |= {part: size for part, size in beside.items() if size}
         parts["values"] -= sum(beside.values())
     return parts
+
+
+def _beside_values(message: Packed) -> dict[str, int]:
+    """Bytes of rows that are no values."""
+    beside = {"scales": 0, "moments": 0}
+    for tag in set(message.value_formats_S.tolist()):
+        row_format = RowFormat.of_tag(tag)
+        rows = int(message.rows_S[message.value_formats_S == tag].sum())
+        beside["scales"] += rows * row_format.codec.scale_bytes
+        beside["moments"] += rows * row_format.moments
+    return beside

@@ -7,6 +7,7 @@ may follow each row's bytes.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -83,14 +84,14 @@ class RowFormat:
                 encoded = np.column_stack([encoded, encode_moments(squares_K[row : row + rows])])
             parts.append(encoded.reshape(-1))
             at, row = at + rows * dim, row + rows
-        return _joined(parts, np.uint8)
+        return joined(parts, np.uint8)
 
-    def saturated_values(self, encoded: Bytes, rows_S: Ints, catalog: Catalog) -> int:
-        """How many values of a section of every table are the largest of a 16-bit format: they may have been larger."""
+    def saturated_values(self, encoded: Bytes, rows_S: Ints, catalog: Catalog, tables_S: Ints | None = None) -> int:
+        """How many values are the largest of a 16-bit format: they may have been larger. `tables_S`: as in `encode`."""
         if not self.moments or not isinstance(self.codec, Half):
             return saturated_values(self.codec, encoded)
         total, at = 0, 0
-        for rows, dim in _runs(rows_S, None, catalog):
+        for rows, dim in _runs(rows_S, tables_S, catalog):
             size = rows * self.row_bytes(dim)
             values_KB = encoded[at : at + size].reshape(rows, self.row_bytes(dim))[:, :-1]
             total += saturated_values(self.codec, np.ascontiguousarray(values_KB))
@@ -114,7 +115,7 @@ class RowFormat:
                 squares.append(decode_moments(part_KB[:, -1]))
                 part = np.ascontiguousarray(part_KB[:, :-1])
             parts.append(self.codec.decode(part, dim).reshape(-1))
-        return _joined(parts, np.float32), _joined(squares, np.float32)
+        return joined(parts, np.float32), joined(squares, np.float32)
 
 
 PLAIN = RowFormat(value_codec("fp32"))
@@ -123,30 +124,53 @@ _NO_SQUARES: Floats = np.empty(0, dtype=np.float32)
 
 
 def decode(packed: Packed, catalog: Catalog) -> tuple[Floats, Floats]:
-    """The rows of all sections, flat float32, aligned, and their second moments. May share memory with the message.
+    """The rows of all sections, flat float32, aligned, and their second moments, as of `joined_squares`. May share
+    memory with the message.
 
-    Raises CorruptMessage when a section has not the bytes that its rows need, or an unknown or another format."""
+    Raises CorruptMessage when a section has not the bytes that its rows need, or an unknown format."""
     formats = packed.value_formats_S
     if not formats.size:
         return np.empty(0, dtype=np.float32), np.empty(0, dtype=np.float32)
-    if (formats != formats[0]).any():
-        raise CorruptMessage(f"sections with value formats {sorted(set(formats.tolist()))}; allowed: one for all")
-    if formats[0] == ELEMENTS:
-        return _decode_elements(packed, catalog), np.empty(0, dtype=np.float32)
-    row_format = RowFormat.of_tag(int(formats[0]))
+    if (formats == formats[0]).all():
+        return _decode_sections(packed, slice(0, formats.size), catalog)
+    if (formats == ELEMENTS).any():
+        raise CorruptMessage(f"sections with value formats {sorted(set(formats.tolist()))}; allowed: {ELEMENTS} alone")
+    bounds = [0, *(np.flatnonzero(np.diff(formats)) + 1).tolist(), formats.size]
+    runs = [slice(first, end) for first, end in itertools.pairwise(bounds)]
+    parts = [_decode_sections(packed, run, catalog) for run in runs]
+    squares = [(squares_K, int(packed.rows_S[run].sum())) for (_, squares_K), run in zip(parts, runs, strict=True)]
+    return joined([flat for flat, _ in parts], np.float32), joined_squares(squares)
+
+
+def joined_squares(parts: Sequence[tuple[Floats, int]]) -> Floats:
+    """The second moments of parts, each with its number of rows: NaN for the rows of a part without moments; empty
+    where no part has any."""
+    if not any(squares_K.size for squares_K, _ in parts):
+        return _NO_SQUARES
+    filled = [squares_K if squares_K.size else np.full(rows, np.nan, np.float32) for squares_K, rows in parts]
+    return joined(filled, np.float32)
+
+
+def _decode_sections(packed: Packed, run: slice, catalog: Catalog) -> tuple[Floats, Floats]:
+    """As `decode`, of consecutive sections with one format."""
+    tag, rows_S, tables_S = int(packed.value_formats_S[run.start]), packed.rows_S[run], packed.tables_S[run]
+    if tag == ELEMENTS:
+        return _decode_elements(packed, catalog), _NO_SQUARES
+    row_format = RowFormat.of_tag(tag)
     if catalog.one_dim is not None:
         width: Ints | int = row_format.row_bytes(catalog.one_dim)
     else:
-        width = row_format.widths(catalog)[packed.tables_S]
-    wrong = packed.value_bytes_S != packed.rows_S * width
+        width = row_format.widths(catalog)[tables_S]
+    wrong = packed.value_bytes_S[run] != rows_S * width
     if wrong.any():
-        s = int(wrong.argmax())
+        s = run.start + int(wrong.argmax())
         table = int(packed.tables_S[s])
         raise CorruptMessage(
             f"table {catalog.names[table]}: {packed.value_bytes_S[s]} bytes of {row_format.codec.name} values "
             f"for {packed.rows_S[s]} rows of {catalog.dims_T[table]}"
         )
-    return row_format.decode(packed.values_area, packed.rows_S, packed.tables_S, catalog)
+    values = packed.buffer[packed.values_at_S1[run.start] : packed.values_at_S1[run.stop]]
+    return row_format.decode(values, rows_S, tables_S, catalog)
 
 
 def encode_elements(flat: Floats, rows_S: Ints, tables_S: Ints, catalog: Catalog, codec: ValueCodec) -> list[Bytes]:
@@ -170,7 +194,7 @@ def _decode_elements(packed: Packed, catalog: Catalog) -> Floats:
         section = packed.section(s)
         rows_KD, _ = elements.decode(section.values, rows, int(catalog.dims_T[section.table]), value_codec("fp32"))
         parts.append(rows_KD.reshape(-1))
-    return _joined(parts, np.float32)
+    return joined(parts, np.float32)
 
 
 def _float32(encoded: Bytes) -> Floats:
@@ -193,7 +217,8 @@ def _runs(rows_S: Ints, tables_S: Ints | None, catalog: Catalog) -> list[tuple[i
     return list(zip(np.add.reduceat(rows_S, starts).tolist(), dims_S[starts].tolist(), strict=True))
 
 
-def _joined(parts: Sequence[npt.NDArray[T]], dtype: type[T]) -> npt.NDArray[T]:
+def joined(parts: Sequence[npt.NDArray[T]], dtype: type[T]) -> npt.NDArray[T]:
+    """The arrays as one; the only array itself."""
     if len(parts) == 1:
         return parts[0]
     return np.concatenate(parts) if parts else np.empty(0, dtype=dtype)

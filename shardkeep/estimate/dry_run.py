@@ -18,6 +18,7 @@ import numpy.typing as npt
 from shardkeep.base.arrays import Ids
 from shardkeep.config import JobConfig
 from shardkeep.estimate.rereads import Rereads, rereads
+from shardkeep.estimate.table_bytes import TableBytes
 from shardkeep.ps.client.request import Request
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import TableSpec
@@ -58,8 +59,9 @@ class Played:
 
     `rows`: rows of each table after the job's steps; `counted`: whether all ids were looked at, or only some and the
     rest estimated from how the number grew. `shares`: of each server (S,), by table. `calls`, `bytes_S`: of one full
-    step over all workers, the bytes by class as a Tally has them. `ids`, `unique`: per step and worker. `rereads`: of
-    the drawn steps, as if they followed one another.
+    step over all workers, the bytes by class as a Tally has them. `table_bytes`: the parts of the tables in them, by
+    table and class. `ids`, `unique`: per step and worker. `rereads`: of the drawn steps, as if they followed one
+    another.
     """
 
     steps: int
@@ -72,6 +74,7 @@ class Played:
     rereads: Rereads
     calls: float
     bytes_S: dict[str, npt.NDArray[np.floating]]
+    table_bytes: dict[str, dict[str, float]]
 
 
 def play(config: JobConfig, tables: Sequence[TableSpec], dataset: Dataset, slices: StepSlices, steps: int) -> Played:
@@ -101,7 +104,7 @@ def play(config: JobConfig, tables: Sequence[TableSpec], dataset: Dataset, slice
     return Played(
         steps=len(drawn),
         samples=samples,
-        rows={name: seen.rows_after(name, visited / samples) for name in seen.ids},
+        rows={t.name: 0.0 if t.freeze else seen.rows_after(t.name, visited / samples) for t in tables},
         counted=samples >= visited,
         shares=seen.shares(max(config.servers, 1)),
         ids=seen.num_ids * slices.global_batch / samples / slices.world_size,
@@ -109,6 +112,10 @@ def play(config: JobConfig, tables: Sequence[TableSpec], dataset: Dataset, slice
         rereads=rereads(reads),
         calls=tally.calls / len(played) * slices.world_size / cast.workers,
         bytes_S={name: bytes_S * scale for name, bytes_S in tally.bytes_S.items()},
+        table_bytes={
+            table.name: {name: float(bytes_T[t]) * scale for name, bytes_T in cast.by_table.bytes_T.items()}
+            for t, table in enumerate(tables)
+        },
     )
 
 
@@ -129,7 +136,9 @@ class Cast:
         here = config.model_copy(update={"workers": self.workers})
         services = [build_service(here, tables, shard=s, generation=0) for s in range(max(config.servers, 1))]
         self._tally = Tally(len(services))
-        transport = MeteredTransport(LocalTransport([service.handle for service in services]), self._tally)
+        self.by_table = TableBytes(len(tables))
+        handlers = [self.by_table.watching(service.handle) for service in services]
+        transport = MeteredTransport(LocalTransport(handlers), self._tally)
         self._clients = [
             RowClient(
                 transport,

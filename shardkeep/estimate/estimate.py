@@ -96,6 +96,7 @@ def _with_data(config: JobConfig, data: Data, gbit_per_s: float) -> Part:
             "changed_by_others": played.rereads.changed,
             "calls": played.calls,
             "traffic": traffic,
+            "tables": table_traffic(played),
         },
         "bytes_per_step": per_step,
         "bytes_per_sample": per_step / slices.global_batch,
@@ -211,6 +212,19 @@ def traffic_of(played: Played, tower: Mapping[str, Any], *, workers: int) -> lis
     if workers > 1:
         rows.append({"class": "dense", "text": "gradients of the tower", "bytes": float(tower["reduce_bytes"])})
     return rows
+
+
+def table_traffic(played: Played) -> list[Part]:
+    """What each table adds to a full step over all workers: ids and rows of its pulls, ids and gradients of its
+    pushes, without what messages have around them."""
+    return [
+        {
+            "name": name,
+            "pull_bytes": found.get("pull", 0.0) + found.get("pull answer", 0.0),
+            "push_bytes": found.get("push", 0.0),
+        }
+        for name, found in played.table_bytes.items()
+    ]
 
 
 def links_of(played: Played, tower: Mapping[str, Any], config: JobConfig, gbit_per_s: float) -> list[Part]:

@@ -42,6 +42,9 @@ def show_estimate(found: Part, console: Console) -> None:
     console.print()
     console.print(Trimmed(_traffic(found)))
     console.print(f"in {_count(round(found['step']['calls']), 'call')} to servers")
+    if len(found["step"]["tables"]) > 1:
+        console.print()
+        console.print(Trimmed(_table_traffic(found)))
     console.print()
     if found["links"]:
         console.print(Trimmed(_links(found)))
@@ -108,6 +111,17 @@ def _traffic(found: Part) -> Table:
     for row in found["step"]["traffic"]:
         view.add_row(row["text"], size_text(row["bytes"]), f"{row['bytes'] / samples:,.1f}")
     view.add_row("all", size_text(found["bytes_per_step"]), f"{found['bytes_per_sample']:,.1f}", style="bold")
+    return view
+
+
+def _table_traffic(found: Part) -> Table:
+    view = table_of("of a table", "pulled", "pushed")
+    tables = sorted(found["step"]["tables"], key=lambda t: -t["pull_bytes"] - t["push_bytes"])
+    for table in tables[:SHOWN_TABLES]:
+        view.add_row(table["name"], *(size_text(table[key]) for key in ("pull_bytes", "push_bytes")))
+    if rest := tables[SHOWN_TABLES:]:
+        sums = (size_text(sum(table[key] for table in rest)) for key in ("pull_bytes", "push_bytes"))
+        view.add_row(f"{len(rest)} with less", *sums)
     return view
 
 

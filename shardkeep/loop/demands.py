@@ -25,6 +25,7 @@ class Demands:
     def __init__(self, rows: RowClient) -> None:
         self._rows = rows
         self._bags = BagPlanner(rows.tables)
+        self._frozen = frozenset(name for name, spec in rows.tables.items() if spec.freeze)
 
     def of(
         self, call: str, owner: object, ids: IdsByTable | Mapping[str, Bag]
@@ -33,7 +34,7 @@ class Demands:
         if isinstance(ids, Mapping) and any(isinstance(each, Bag) for each in ids.values()):
             return self.of_bags(call, owner, cast(Mapping[str, Bag], ids))
         wanted, request = self.of_ids(call, cast(IdsByTable, ids))
-        return request, lambda step, rows: Lookup(owner, step, wanted, rows)
+        return request, lambda step, rows: Lookup(owner, step, wanted, rows, self._frozen)
 
     def of_bags(
         self, call: str, owner: object, bags: Mapping[str, Bag]

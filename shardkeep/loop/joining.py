@@ -13,7 +13,7 @@ from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.base.settings import DAY_S
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.ledger import Ledger
-from shardkeep.config import JobConfig, check_decay, load_config, parse_config
+from shardkeep.config import JobConfig, check_compression, load_config, parse_config
 from shardkeep.loop.rejoining import Rejoining
 from shardkeep.loop.saving import LoopCheckpoints
 from shardkeep.ps.client.row_client import RowClient
@@ -95,7 +95,7 @@ def join(
             )
         load_kernels(needed_kernels(config, "client"))
         specs = _tables_of(config) if specs is None else specs
-        _check_decay(specs, config)
+        _check_compression(specs, config)
         formation = control.join(specs)
         while index in formation.lacking:  # the others learn by it that they must start again, too
             why = f"worker {index} was started again"
@@ -212,13 +212,13 @@ def checked_tables(tables: Tables, config: JobConfig | None = None) -> list[Tabl
         raise ConfigError("tables: is empty; allowed: at least one TableSpec")
     check_needs_no_rows(found, None)
     if config is not None:
-        _check_decay(found, config)
+        _check_compression(found, config)
     return found
 
 
-def _check_decay(tables: Tables, config: JobConfig) -> None:
+def _check_compression(tables: Tables, config: JobConfig) -> None:
     try:
-        check_decay(tables, config.compression.push)
+        check_compression(tables, config.compression)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

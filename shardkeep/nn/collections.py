@@ -22,9 +22,10 @@ Pooling = Literal["sum", "mean", "max"]
 
 
 class Ahead:
-    """Features whose rows are on their way; `forward` takes it in place of the features."""
+    """Features whose rows are on their way; `forward` takes it in place of the features. `pending`: None where all
+    rows are frozen, which are requested by `forward`."""
 
-    def __init__(self, inputs: Mapping[str, Jagged], pending: Pending[Lookup]) -> None:
+    def __init__(self, inputs: Mapping[str, Jagged], pending: Pending[Lookup] | None) -> None:
         self.inputs, self.pending = inputs, pending
 
 
@@ -40,7 +41,7 @@ class _Collection(nn.Module):
             that returns it, such as `lambda: 1 / scaler.get_scale()`.
 
     All modules over a client are one step and one push. Without gradients (`torch.no_grad`) rows are read, and no step
-    is made.
+    is made. Rows of frozen tables need no gradient, and a backward pass that reaches no other rows ends no step.
     """
 
     def __init__(
@@ -60,6 +61,8 @@ class _Collection(nn.Module):
         self.features = dict(features)
         self.feature_dims = {name: dims[table] for name, table in features.items()}
         """Values of a row of each feature."""
+        frozen = {table.name for table in client.tables if table.freeze}
+        self._trains = not frozen.issuperset(self.features.values())
         self._push = StepPush.of(client, scale=scale, steps=steps)
         self._next = 0
 
@@ -68,6 +71,8 @@ class _Collection(nn.Module):
 
         The first call is for the running step, each further one for the step after. So call it for every batch."""
         inputs = jagged_of(features, list(self.features))
+        if not self._trains:
+            return Ahead(inputs, None)
         step = max(self._next, self.client.step)
         self._next = step + 1
         return Ahead(inputs, self.client.prefetch(self._wanted(inputs), step=step))
@@ -77,8 +82,11 @@ class _Collection(nn.Module):
         inputs = features.inputs if isinstance(features, Ahead) else jagged_of(features, list(self.features))
         if not torch.is_grad_enabled():
             return inputs, self.client.read(self._wanted(inputs), fresh=self.client.num_trainers == 1)
-        if isinstance(features, Ahead) and features.pending.step == self.client.step:
-            lookup = features.pending.result()
+        if not self._trains:  # no backward pass pushes them, so nothing waits for one
+            return inputs, self.client.lookup(self._wanted(inputs))
+        pending = features.pending if isinstance(features, Ahead) else None
+        if pending is not None and pending.step == self.client.step:
+            lookup = pending.result()
         else:  # also where an earlier step was left out, so that what was requested ahead is of another step
             self._next = self.client.step + 1
             lookup = self.client.lookup(self._wanted(inputs))

@@ -12,6 +12,7 @@ from typing import Literal
 from shardkeep.base.compiling.kernels import compile_kernels
 from shardkeep.base.compiling.sources import with_imports
 from shardkeep.compression.config import CompressionConfig
+from shardkeep.compression.per_table import pull_of, push_of
 from shardkeep.compression.selection.registry import selector
 from shardkeep.compression.values.registry import FORMATS
 from shardkeep.config import JobConfig
@@ -47,11 +48,12 @@ def needed_kernels(config: JobConfig | None, *roles: Role, tables: Sequence[Tabl
     """
     names = [name for role in roles for name in _ALWAYS[role]]
     if config is not None:
-        names += _of_both_ends(config.compression)
+        specs = [*tables, *(config.table(name) for name in (*config.tables, "default"))]
+        names += _of_both_ends(config.compression, specs)
         if "server" in roles:
-            names += _of_tables([*tables, *(config.table(name) for name in (*config.tables, "default"))])
+            names += _of_tables(specs)
         if "worker" in roles or "client" in roles:
-            names += _of_sender(config.compression)
+            names += _of_sender(config.compression, specs)
         if "worker" in roles:
             names += (*kernels_of_source(config.data.source), *config.model.kernels)
     return with_imports(names)
@@ -70,25 +72,32 @@ def compile_of_job(config: JobConfig, say: Callable[[str], None]) -> list[str]:
     return names
 
 
-def _of_both_ends(compression: CompressionConfig) -> Iterator[str]:
+def _of_both_ends(compression: CompressionConfig, tables: Sequence[TableSpec]) -> Iterator[str]:
     """Kernels that write and read messages."""
-    for values in (compression.push.values, compression.pull.values):
-        yield from FORMATS[values].kernels
+    for spec in tables:
+        yield from FORMATS[push_of(spec.compression, compression.push).numbers.values].kernels
+        yield from FORMATS[pull_of(spec.compression, compression.pull).values].kernels
     if compression.ids == "coded":
         yield from _IDS
 
 
-def _of_sender(compression: CompressionConfig) -> Iterator[str]:
+def _of_sender(compression: CompressionConfig, tables: Sequence[TableSpec]) -> Iterator[str]:
     """Kernels that choose, keep and round what a worker sends, and that keep what it has read."""
     push = compression.push
-    if push.rounding == "stochastic":
-        yield from FORMATS[push.values].rounding_kernels
+    pushes = [push_of(spec.compression, push) for spec in tables]
+    for one in pushes:
+        if one.numbers.rounding == "stochastic":
+            yield from FORMATS[one.numbers.values].rounding_kernels
     if push.pool_rows or compression.pull.cache_rows:
         yield from _ROW_POOL
     if push.keep_values is not None:
         yield from _ELEMENT_POOL
     chosen = selector(push.select)
-    if push.keep_rows < 1.0 and not (push.pool_rows and chosen.pool_chooses):
+    if (
+        push.keep_values is None
+        and any(one.keep < 1.0 for one in pushes)
+        and not (push.pool_rows and chosen.pool_chooses)
+    ):
         yield from chosen.kernels
 
 

@@ -129,6 +129,17 @@ def _explained(error: ValidationError, raw: Mapping[str, Any]) -> str:
     return explain(error, SweepConfig)
 
 
+def _first_compressed(base: Mapping[str, Any]) -> str | None:
+    """The first table of a job that sets compression of its own."""
+    return next((name for name, table in base.get("tables", {}).items() if table.get("compression")), None)
+
+
+def _uncompressed(base: Mapping[str, Any]) -> dict[str, Any]:
+    """A job without compression, also of its tables."""
+    tables = {name: {**table, "compression": None} for name, table in base.get("tables", {}).items()}
+    return {**base, "compression": {}, **({"tables": tables} if _first_compressed(base) else {})}
+
+
 def _plan(sweep: SweepConfig, path: Path, text: str) -> SweepPlan:
     if bool(sweep.grid) == bool(sweep.recipes):
         both = "both are there" if sweep.grid else "neither is there"
@@ -141,7 +152,11 @@ def _plan(sweep: SweepConfig, path: Path, text: str) -> SweepPlan:
         raise ConfigError(
             "base: sets compression, which recipes replace; leave it out, or make it a recipe with name and settings"
         )
-    plain = {**base, "compression": {}}
+    if sweep.recipes and (table := _first_compressed(base)):
+        raise ConfigError(
+            f"base: sets tables.{table}.compression, so that fp32 would not be plain; leave it out, or make it a recipe"
+        )
+    plain = _uncompressed(base)
     kept = [(variant, _job(plain, variant, path.resolve().parent)) for variant in map(_shipped, BASELINES)]
     known = [config for _, config in kept]
     for variant in (variant for variant in own if variant.name not in BASELINES):

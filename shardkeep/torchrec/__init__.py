@@ -28,7 +28,8 @@ def tables_of(model: nn.Module, *, optimizer: Any = None) -> list[TableSpec]:
     """The tables of a model's embedding collections, for `EmbeddingClient.local`, `serve` and `connect`.
 
     Names, dims and initial values (uniform from `weight_init_min` to `weight_init_max`) are those of the collections'
-    configs. Optimizers are those of `apply_optimizer_in_backward`.
+    configs. Optimizers are those of `apply_optimizer_in_backward`. A table whose weight has `requires_grad` False is
+    frozen.
 
     Args:
         model: Holds EmbeddingBagCollections or EmbeddingCollections; may be on the device "meta".

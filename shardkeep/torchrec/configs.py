@@ -110,22 +110,25 @@ def specs_of(model: nn.Module, optimizer: Any) -> list[TableSpec]:
         for config in configs_of(collection):
             if config.name in specs:
                 raise UserError(f"table {config.name}: two collections of the model have it; allowed: different names")
-            specs[config.name] = _spec(config, optimizer_of(collection, config.name) or optimizer)
+            frozen = is_frozen(collection, config.name)
+            specs[config.name] = _spec(config, optimizer_of(collection, config.name) or optimizer, frozen=frozen)
     if not specs:
         raise UserError("the model holds no EmbeddingBagCollection and no EmbeddingCollection")
     return list(specs.values())
 
 
-def _spec(config: Any, optimizer: Any) -> TableSpec:
+def _spec(config: Any, optimizer: Any, *, frozen: bool) -> TableSpec:
     if config.data_type != DataType.FP32:
         raise UserError(f"table {config.name}: data_type {config.data_type.value}; allowed: FP32")
     if config.init_fn is not None and config.weight_init_min is None and _is_own(config.init_fn):
         raise UserError(f"table {config.name}: init_fn is a function; allowed: weight_init_min and weight_init_max")
+    if optimizer is None and frozen:
+        optimizer = SgdConfig()  # it has no state
     if optimizer is None:
         allowed = "tables_of(model, optimizer=AdagradConfig(lr=...))"
         raise UserError(f"table {config.name}: has no optimizer; allowed: apply_optimizer_in_backward, or {allowed}")
     init = InitConfig(low=config.get_weight_init_min(), high=config.get_weight_init_max())
-    return TableSpec(name=config.name, dim=config.embedding_dim, optimizer=optimizer, init=init)
+    return TableSpec(name=config.name, dim=config.embedding_dim, optimizer=optimizer, init=init, freeze=frozen)
 
 
 def _is_own(function: Any) -> bool:
@@ -135,11 +138,21 @@ def _is_own(function: Any) -> bool:
 
 def optimizer_of(collection: nn.Module, table: str) -> Any:
     """The optimizer that `apply_optimizer_in_backward` gave a table; None = none."""
-    own = bags_of(collection)
-    tables: Any = own.embedding_bags if isinstance(own, EmbeddingBagCollection) else own.embeddings
-    weight = tables[table].weight
+    weight = weight_of(collection, table)
     classes = getattr(weight, "_optimizer_classes", None)
     return _optimizer(table, classes[0], weight._optimizer_kwargs[0]) if classes else None
+
+
+def is_frozen(collection: nn.Module, table: str) -> bool:
+    """Whether a table's weight does not require grad."""
+    return not weight_of(collection, table).requires_grad
+
+
+def weight_of(collection: nn.Module, table: str) -> Any:
+    """The weight of one of a collection's tables."""
+    own = bags_of(collection)
+    tables: Any = own.embedding_bags if isinstance(own, EmbeddingBagCollection) else own.embeddings
+    return tables[table].weight
 
 
 def _optimizer(table: str, kind: type[torch.optim.Optimizer], given: Mapping[str, Any]) -> Any:

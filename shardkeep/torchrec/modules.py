@@ -24,7 +24,7 @@ from shardkeep.base.errors import UserError
 from shardkeep.loop.client import EmbeddingClient
 from shardkeep.nn.jagged import Jagged, jagged_of
 from shardkeep.nn.push import Scale, StepPush
-from shardkeep.torchrec.configs import PROCESSED, collections_of, configs_of, optimizer_of
+from shardkeep.torchrec.configs import PROCESSED, collections_of, configs_of, is_frozen, optimizer_of, weight_of
 
 BLOCK = 65_536
 """Rows that `unshard` reads at once."""
@@ -42,7 +42,7 @@ class RowOptimizer(FusedOptimizer):  # type: ignore[misc]
     @property
     def factor(self) -> float:
         """What multiplies all tables' learning rates now. Raises UserError where groups' factors differ."""
-        factors = {float(group["lr"]) / lr for group, lr in zip(self.param_groups, self._lrs, strict=True)}
+        factors = {float(group["lr"]) / lr for group, lr in zip(self.param_groups, self._lrs, strict=True)} or {1.0}
         least, largest = min(factors), max(factors)
         if largest - least > 1e-6 * largest:
             found = f"{least:g} to {largest:g} times their first learning rates"
@@ -81,7 +81,9 @@ class OnServers(ShardedModule, FusedOptimizerModule):  # type: ignore[misc]
             for name in some
         }
         self._inner = self._collection(own, client, table_of, **push)
-        lrs = {spec.name: spec.optimizer.lr for spec in client.tables if spec.name in set(table_of.values())}
+        used = {spec.name: spec for spec in client.tables if spec.name in set(table_of.values())}
+        lrs = {name: spec.optimizer.lr for name, spec in used.items() if not spec.freeze}
+        self._frozen = {c.name for c in self.configs if used[tables.get(c.name, c.name)].freeze}
         self._optimizer = RowOptimizer(lrs)
         StepPush.of(client, **push).watch_lr(self._optimizer)
         self._table_names = tables
@@ -114,6 +116,11 @@ class OnServers(ShardedModule, FusedOptimizerModule):  # type: ignore[misc]
 
     def state_dict(self, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
         return {} if destination is None else destination
+
+    def freeze_tables(self, own: nn.Module) -> None:
+        """Lets the frozen tables of a collection of TorchRec's need no gradient."""
+        for table in self._frozen:
+            weight_of(own, table).requires_grad_(False)
 
     @property
     def client(self) -> EmbeddingClient:
@@ -261,6 +268,7 @@ def unsharded(model: Any) -> Any:
     for name, module in found:
         own = module._restored(torch.device("cpu"))
         own.load_state_dict(module.state_dict() | module.weights())
+        module.freeze_tables(own)
         model = _replaced(model, name, own)
     return model
 
@@ -282,6 +290,11 @@ def _check_tables(own: nn.Module, client: EmbeddingClient, tables: Mapping[str, 
         if spec.dim != config.embedding_dim:
             dims = f"{config.embedding_dim} values, the client's {spec.dim}"
             raise UserError(f"table {config.name}: its rows have {dims}")
+        if is_frozen(own, config.name) and not spec.freeze:
+            raise UserError(
+                f"table {config.name}: its weight has requires_grad False, and the client's table is trained; allowed: "
+                "TableSpec(freeze=True), as tables_of(model) has it"
+            )
         wanted = optimizer_of(own, config.name)
         if wanted is not None and wanted != spec.optimizer:
             raise UserError(

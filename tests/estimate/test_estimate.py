@@ -84,6 +84,25 @@ def test_the_estimate_agrees_with_what_the_job_reports(more: dict[str, Any]) -> 
             assert told["bytes"] == pytest.approx(table["bytes"], rel=0.3, abs=config.servers * 16384)
 
 
+def test_each_tables_part_of_a_step_is_told() -> None:
+    """By hand: 8 bytes for an id and 4 for a value, but C1 is frozen, and C2 has 12 values of 1 and 2 bytes."""
+    settings = {
+        "default": {"dim": 8},
+        "C1": {"freeze": True},
+        "C2": {"dim": 12, "compression": {"push": {"values": "int8"}, "pull": {"values": "fp16"}}},
+    }
+    found = estimate(job(tables=settings), gbit_per_s=10.0)
+    c1, c2, c3 = found["step"]["tables"]
+    unique = [c1["pull_bytes"] / (8 + 8 * 4), c2["push_bytes"] / (8 + 12 + 1), c3["push_bytes"] / (8 + 8 * 4)]
+    assert c1["push_bytes"] == 0.0 and c3["pull_bytes"] == pytest.approx(c3["push_bytes"])
+    assert c2["pull_bytes"] == pytest.approx(unique[1] * (8 + 12 * 2))
+    assert sum(unique) == pytest.approx(2 * found["step"]["distinct_per_worker"], rel=0.05)
+    assert [table["rows"] == 0 for table in found["tables"]] == [True, False, False]
+    text = io.StringIO()
+    show_estimate(found, Console(file=text, width=100))
+    assert "of a table" in text.getvalue() and "0 B" in text.getvalue().split("of a table")[1]
+
+
 def steps_bytes(summary: dict[str, Any]) -> int:
     """What a job's steps moved, without what it says once."""
     return sum(sum(summary["bytes"][direction].values()) for direction in ("pull", "push", "tower"))
@@ -165,6 +184,7 @@ def test_the_slower_way_of_a_link_sets_the_pace() -> None:
         rereads=Rereads(0.5, 0.25),
         calls=4.0,
         bytes_S={name: np.array(sizes) for name, sizes in bytes_s.items()},
+        table_bytes={},
     )
     server, worker = links_of(played, {"reduce_bytes_per_worker": 500_000}, job(), 8.0)
     assert (server["in_bytes"], server["out_bytes"], server["bound_ms"]) == (4e6, 6e6, 6.0)

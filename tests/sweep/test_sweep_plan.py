@@ -66,6 +66,10 @@ def test_in_a_grid_the_base_may_compress_and_the_baselines_do_not(tmp_path: Path
     runs = load_sweep(write_sweep(tmp_path, base=base, recipes=None, grid={"compression.push.values": ["bf16"]})).runs
     pulls = {run.variant.name: run.config.compression.pull.values for run in runs}
     assert pulls == {"fp32": "fp32", "fp16": "fp16", "values=bf16": "bf16"}
+    base = {**BASE, "tables": {"user": {"compression": {"pull": {"values": "int8"}}}}}
+    runs = load_sweep(write_sweep(tmp_path, base=base, recipes=None, grid={"compression.pull.values": ["bf16"]})).runs
+    owns = {run.variant.name: run.config.table("user").compression is not None for run in runs}
+    assert owns == {"fp32": False, "fp16": False, "values=bf16": True}
 
 
 def test_the_base_can_be_a_file_beside_the_sweep_or_the_built_in_demo(tmp_path: Path) -> None:
@@ -131,6 +135,10 @@ def test_the_example_is_a_sweep() -> None:
         (
             {"base": {**BASE, "compression": {"push": {"values": "fp16"}}}},
             "base: sets compression, which recipes replace",
+        ),
+        (
+            {"base": {**BASE, "tables": {"user": {"compression": {"pull": {"values": "fp16"}}}}}},
+            "base: sets tables.user.compression, so that fp32 would not be plain",
         ),
         ({"base": {**BASE, "checkpoint": {"dir": "kept"}}}, "checkpoint.dir: all runs would share it"),
         ({"target_auc": 0.4}, "target_auc: 0.4 is not allowed"),

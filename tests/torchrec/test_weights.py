@@ -110,3 +110,27 @@ def test_what_is_no_such_state_is_refused(tmp_path: Path) -> None:
         with pytest.raises(CheckpointError, match="save: "):
             save(model, tmp_path / "no" / "x.pt")
         assert not list(tmp_path.glob(".*"))
+
+
+def test_a_table_without_gradient_is_frozen_and_comes_back_so() -> None:
+    plain, model = Model(), Model()
+    for each in (plain, model):
+        each.bags.embedding_bags["t0"].weight.requires_grad_(False)
+    model.load_state_dict(plain.state_dict())
+    assert [spec.freeze for spec in tables_of(model, optimizer=SgdConfig(lr=0.1))] == [True, False, False]
+    with client_of(Model()) as trained, pytest.raises(UserError, match="t0: its weight has requires_grad False"):
+        shard(model, trained)
+    with client_of(model) as client:
+        load(model, client)
+        model = shard(model, client)
+        before = {name: weight.clone() for name, weight in plain.state_dict().items()}
+        for each in (model, plain):
+            each(batch()).square().sum().backward()
+        restored = unshard(model)
+    torch.optim.SGD([p for p in plain.parameters() if p.requires_grad], lr=0.1).step()
+    own, expected = restored.state_dict(), plain.state_dict()
+    assert torch.equal(own["bags.embedding_bags.t0.weight"], before["bags.embedding_bags.t0.weight"])
+    for name in (name for name in expected if "embedding" in name):
+        torch.testing.assert_close(own[name], expected[name], rtol=1e-6, atol=1e-7)
+    assert not restored.bags.embedding_bags["t0"].weight.requires_grad
+    assert restored.bags.embedding_bags["t1"].weight.requires_grad

@@ -59,7 +59,13 @@ class Switch(nn.Module):
         return logits_BT
 
     def compile_for(
-        self, dims: dict[str, int], num_dense: int, *, mode: str, context: Callable[[], AbstractContextManager[Any]]
+        self,
+        dims: dict[str, int],
+        num_dense: int,
+        frozen: frozenset[str],
+        *,
+        mode: str,
+        context: Callable[[], AbstractContextManager[Any]],
     ) -> str | None:
         """Compiles forward and backward for the full batch; a problem comes back as text. Minutes at worst.
 
@@ -80,14 +86,14 @@ class Switch(nn.Module):
             self._compiled = torch.compile(run, mode=None if mode == "default" else mode, dynamic=False)
             # One compile thread: a pool of processes would outlive its use.
             with torch._inductor.config.patch(compile_threads=1), context():
-                self._dry_run(dims, num_dense)
+                self._dry_run(dims, num_dense, frozen)
         except Exception as error:
             self._compiled = None
             lines = str(error).strip().splitlines()
             return f"{type(error).__name__}: {lines[0] if lines else 'no text'}"
         return None
 
-    def _dry_run(self, dims: dict[str, int], num_dense: int) -> None:
+    def _dry_run(self, dims: dict[str, int], num_dense: int, frozen: frozenset[str]) -> None:
         assert self._compiled is not None
         parameters = [p for p in self.model.parameters() if p.requires_grad]
         device = parameters[0].device
@@ -96,11 +102,12 @@ class Switch(nn.Module):
             for _ in range(2):  # reduce-overhead records its CUDA graph in the second run
                 dense_BI = torch.zeros(self.batch_size, num_dense, device=device)
                 leaves = {
-                    name: torch.zeros(self.batch_size, dim, device=device, requires_grad=True)
+                    name: torch.zeros(self.batch_size, dim, device=device, requires_grad=name not in frozen)
                     for name, dim in dims.items()
                 }
                 logits_BT = self._compiled(dense_BI, leaves)
-                torch.autograd.grad(logits_BT.float().sum(), [*parameters, *leaves.values()], allow_unused=True)
+                trained = [*parameters, *(leaf for leaf in leaves.values() if leaf.requires_grad)]
+                torch.autograd.grad(logits_BT.float().sum(), trained, allow_unused=True)
         with torch.no_grad():
             for buffer, before in zip(self.model.buffers(), kept, strict=True):
                 buffer.copy_(before)
@@ -164,13 +171,16 @@ class Compilation:
         """Other ranks may have joined: all meet again before the next batch, and only new ranks compile."""
         self.due, self.switch.enabled = self._wanted, False
 
-    def run(self, collective: Collective, num_dense: int, dims: dict[str, int]) -> None:
-        """Compiles once in the process's life, and agrees with the other ranks. Raises JobError where `on` failed."""
+    def run(
+        self, collective: Collective, num_dense: int, dims: dict[str, int], frozen: frozenset[str] = frozenset()
+    ) -> None:
+        """Compiles once in the process's life, and agrees with the other ranks. `frozen`: features whose rows get no
+        gradient. Raises JobError where `on` failed."""
         self.due = False
         if not self._tried:
             started = time.perf_counter()
             self._problem = why_no_compiler(self._device) or self.switch.compile_for(
-                dims, num_dense, mode=self._config.mode, context=self._context
+                dims, num_dense, frozen, mode=self._config.mode, context=self._context
             )
             self._tried = True
             self.compile_s = time.perf_counter() - started

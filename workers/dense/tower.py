@@ -155,8 +155,8 @@ class Tower:
         """Loss and gradients of one micro-batch; the embeddings' gradients are left in their `.grad`.
 
         Args:
-            embeddings: Feature -> (B, D) leaves with requires_grad. Their gradients are scaled where a
-                GradScaler is on: multiply by `Update.row_scale`.
+            embeddings: Feature -> (B, D) leaves with requires_grad, or without for frozen tables. Their gradients are
+                scaled where a GradScaler is on: multiply by `Update.row_scale`.
             weight: Of each sample's loss: 1 / samples of the step over all ranks, 0 for a stand-in batch.
             factors_B: A further factor on each sample's loss; None = all 1.
             last: The step's last micro-batch; gradients are summed over ranks with it (may block).
@@ -167,7 +167,8 @@ class Tower:
         if self.compilation.due:
             with self.watch.within(None):
                 dims = {name: leaf.shape[1] for name, leaf in embeddings.items()}
-                self.compilation.run(self.collective, dense_BI.shape[1], dims)
+                frozen = frozenset(name for name, leaf in embeddings.items() if not leaf.requires_grad)
+                self.compilation.run(self.collective, dense_BI.shape[1], dims, frozen)
         self._state.keep_buffers()
         self._ranks.empty = weight == 0.0
         around = self.sums.around_backward(self._step, loss_scale=self.precision.scaler.get_scale(), last=last)

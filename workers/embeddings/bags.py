@@ -121,8 +121,8 @@ class Pooled(Lookup):
 
     @property
     def reaches_all(self) -> bool:
-        """Whether `backward` has reached every feature."""
-        return all(leaf.grad is not None for leaf in self._leaves.values())
+        """Whether `backward` has reached every feature whose rows are trained."""
+        return all(leaf.grad is not None for leaf in self.leaves())
 
     def collect(self, grads: JaggedRows) -> None:
         """Adds the gradients of the features that `backward` has reached to zeros of the request's rows."""

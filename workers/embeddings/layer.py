@@ -48,6 +48,8 @@ class Embeddings:
         """Values per sample that the model gets for each feature."""
         self._dims_F = list(self.feature_dims.values())
         self._max_features = frozenset(feature.name for feature in schema.features if feature.pooling == "max")
+        self.frozen_features = frozenset(f for f, table in self._table_of.items() if tables[table].freeze)
+        """Features whose table's rows never change."""
 
     def plan(self, batch: Batch) -> Plan:
         """Deduplicates the batch's ids per table. CPU only and without the GIL in its loops: meant for a
@@ -61,7 +63,7 @@ class Embeddings:
         part: slice | None = None,
         device: torch.device = _CPU,
     ) -> dict[str, torch.Tensor]:
-        """The model's inputs: per feature a fresh leaf, float32 (B, D), that requires grad.
+        """The model's inputs: per feature a fresh leaf, float32 (B, D), that requires grad unless its table is frozen.
 
         Args:
             rows: per table the values of the plan's unique ids, float32 (U, D), C-contiguous; only read.
@@ -77,7 +79,10 @@ class Embeddings:
             pooled = self._pool(plan, rows, *plan.range_of(part))
         else:
             pooled = device_rows.pool_features(plan, rows, part, device)
-        return {name: leaf.requires_grad_() for name, leaf in zip(self._table_of, pooled, strict=True)}
+        frozen = self.frozen_features
+        return {
+            name: leaf.requires_grad_(name not in frozen) for name, leaf in zip(self._table_of, pooled, strict=True)
+        }
 
     def _pool(self, plan: Plan, rows: JaggedRows, start: int, stop: int) -> list[torch.Tensor]:
         """The pooled rows (B, D) of each feature: views of one fresh array."""

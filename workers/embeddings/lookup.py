@@ -62,15 +62,23 @@ class Wanted:
 
 
 class Lookup(Mapping[str, torch.Tensor]):
-    """What `EmbeddingClient.lookup` returns: per table a leaf, float32 (*shape of the ids, D), that requires grad.
+    """What `EmbeddingClient.lookup` returns: per table a leaf, float32 (*shape of the ids, D), that requires grad
+    unless the table is frozen.
 
     Read it like a dict. Good for one `apply`, in the step it was made in.
     """
 
-    def __init__(self, owner: object, step: int, wanted: Mapping[str, Wanted], rows: Mapping[str, Rows]) -> None:
+    def __init__(
+        self,
+        owner: object,
+        step: int,
+        wanted: Mapping[str, Wanted],
+        rows: Mapping[str, Rows],
+        frozen: frozenset[str] = frozenset(),
+    ) -> None:
         self.owner, self.step = owner, step
         self._wanted = wanted
-        self._leaves = {table: w.gather(rows[table]).requires_grad_() for table, w in wanted.items()}
+        self._leaves = {t: w.gather(rows[t]).requires_grad_(t not in frozen) for t, w in wanted.items()}
 
     def __getitem__(self, table: str) -> torch.Tensor:
         try:
@@ -90,7 +98,7 @@ class Lookup(Mapping[str, torch.Tensor]):
 
     def leaves(self) -> list[torch.Tensor]:
         """The tensors whose gradients `apply` pushes."""
-        return list(self._leaves.values())
+        return [leaf for leaf in self._leaves.values() if leaf.requires_grad]
 
     def gradients(self) -> dict[str, tuple[Ids, Rows]]:
         """Per table that the loss depends on: its ids, sorted and unique, and their summed gradients (U, D).
@@ -105,7 +113,7 @@ class Lookup(Mapping[str, torch.Tensor]):
         return found
 
     def _check_reached(self, *, reached: bool) -> None:
-        if not reached and any(leaf.numel() for leaf in self._leaves.values()):
+        if not reached and any(leaf.numel() for leaf in self.leaves()):
             raise UserError(
                 f"apply: the rows of {', '.join(self)} have no gradients; call loss.backward() first, on a loss that "
                 "is computed from them"

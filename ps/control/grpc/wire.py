@@ -74,6 +74,8 @@ def table_to_pb(table: TableSpec) -> pb.Table:
         evict_json="" if table.evict is None else table.evict.model_dump_json(),
         rows=table.rows,
         state=table.state,
+        freeze=table.freeze,
+        compression_json="" if table.compression is None else table.compression.model_dump_json(),
     )
 
 
@@ -86,6 +88,8 @@ def table_from_pb(message: pb.Table) -> TableSpec:
         "evict": record_from_json(message.evict_json) if message.evict_json else None,
         "rows": message.rows,
         "state": message.state,
+        "freeze": message.freeze,
+        "compression": record_from_json(message.compression_json) if message.compression_json else None,
     }
     try:
         return TableSpec.model_validate({"name": message.name, "dim": message.dim, **parts})

@@ -200,7 +200,7 @@ def apply(
 ) -> None:
     """One optimizer update of all ids' rows; absent rows are added first, and those that a snapshot wants are kept as
     they were (pre_image_kernels.py; there is room for them). `values`: the gradients, table after table; `squares_V`:
-    each row's mean squared gradient, empty = that of `values`.
+    each row's mean squared gradient, empty, or NaN for all rows of a table = that of `values`.
 
     `found`: the slots are those of an earlier `pull`, so that only those that were absent then are looked up."""
     at = 0
@@ -215,6 +215,8 @@ def apply(
             addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
             keep(kept, addresses, descriptor[SHIFT], descriptor[WIDTH], slots_U)
         squares_U = squares_V[starts_S1[s] : starts_S1[s + 1]] if squares_V.size else squares_V
+        if squares_U.size and np.isnan(squares_U[0]):  # then so are all of the table
+            squares_U = squares_U[:0]
         update(descriptor, slots_U, grad_UD, squares_U, scalars_SK[s])
         at = end
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from shardkeep.base.errors import ProtocolError, ShardkeepError
 from shardkeep.proto import control_pb2 as pb
+from shardkeep.ps.config import TableSpec
 from shardkeep.ps.control.grpc import wire
 from shardkeep.ps.control.records import Formation, Hello, JobState, Member, MemberStatus, Status
 from tests.support.control_job import TABLES, VERSIONS, Job
@@ -88,6 +89,18 @@ def test_a_table_of_any_content_is_a_table_or_a_protocol_error(optimizer: str, i
         table = wire.table_from_pb(sent)
         assert (table.name, table.dim) == (name, dim)
         assert wire.table_from_pb(wire.table_to_pb(table)) == table
+
+
+def test_a_frozen_and_a_compressed_table_arrive_as_they_were_sent() -> None:
+    compression = {"push": {"values": "int8", "scale": "fp16", "keep_rows": 0.1}, "pull": {"values": "fp16"}}
+    tables = [TableSpec(name="f", dim=4, freeze=True), TableSpec(name="c", dim=4, compression=compression)]
+    for table in tables:
+        assert wire.table_from_pb(wire.table_to_pb(table)) == table
+    strange = pb.Table(
+        name="t", dim=4, optimizer_json='{"name": "sgd"}', init_json="{}", compression_json='{"push": 1}'
+    )
+    with pytest.raises(ProtocolError, match="'t' is not understood"):
+        wire.table_from_pb(strange)
 
 
 @examples(200)

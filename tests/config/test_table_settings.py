@@ -1,0 +1,83 @@
+"""Frozen tables and tables with compression of their own: what does not go together is one line that names it."""
+
+from __future__ import annotations
+
+import pytest
+
+from shardkeep import CompressionConfig, EmbeddingClient, TableCompressionConfig, TableSpec
+from shardkeep.base.errors import ConfigError
+from shardkeep.compression.per_table import Numbers, pull_of, push_of
+from shardkeep.config import parse_config
+
+DECAY = "optimizer: {name: sgd, weight_decay: 0.1, weight_decay_on: table}"
+BAD = {
+    "freeze: true, admit: {min_count: 2}": "tables.t: admit: with freeze: true",
+    "freeze: true, evict: {ttl_steps: 5}": "tables.t: evict: with freeze: true",
+    f"freeze: true, {DECAY}": "tables.t: optimizer.weight_decay_on: table with freeze: true",
+    "freeze: true, compression: {push: {values: int8}}": "tables.t: compression.push: with freeze: true",
+    "freeze: 7": "tables.t.freeze: 7",
+    "compression: {push: {values: fp32, scale: pow2}}": (
+        "tables.t.compression.push.scale: has no effect with values: fp32"
+    ),
+    "compression: {push: {scale: pow2}}": "tables.t.compression.push.scale: has no effect with values: fp16",
+    "compression: {pull: {scale: pow2}}": "tables.t.compression.pull.scale: has no effect with values: fp32",
+    "compression: {pull: {values: int9}}": "tables.t.compression.pull.values: 'int9'",
+    "compression: {pull: {values: int8, rounding: nearest}}": "tables.t.compression.pull.rounding: unknown key",
+    "compression: {push: {keep_rows: 0}}": "tables.t.compression.push.keep_rows: 0",
+    "compression: {push: {pool_rows: 10}}": "tables.t.compression.push.pool_rows: unknown key",
+    f"compression: {{push: {{keep_rows: 0.5}}}}, {DECAY}": (
+        "tables.t.optimizer.weight_decay_on: table with tables.t.compression.push.keep_rows: 0.5"
+    ),
+}
+
+
+@pytest.mark.parametrize(("table", "says"), BAD.items(), ids=BAD)
+def test_what_does_not_go_together_is_one_line_with_its_name(table: str, says: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_config(f"{{compression: {{push: {{values: fp16}}}}, tables: {{t: {{{table}}}}}}}")
+    assert says in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_single_values_are_of_the_whole_job() -> None:
+    text = (
+        "{compression: {push: {keep_values: 0.01, pool_rows: 9}}, tables: {t: {compression: {push: {values: int8}}}}}"
+    )
+    with pytest.raises(ConfigError, match=r"tables.t.compression.push: with compression.push.keep_values: 0.01"):
+        parse_config(text)
+    parse_config(text.replace("push: {values: int8}", "pull: {values: int8}"))
+
+
+def test_a_table_of_a_loop_is_checked_against_the_clients_compression() -> None:
+    own = TableCompressionConfig.model_validate({"push": {"scale": "fp16"}})
+    with pytest.raises(ConfigError, match=r"tables.t.compression.push.scale: has no effect with values: fp32"):
+        EmbeddingClient.local([TableSpec(name="t", compression=own)])
+    job = CompressionConfig.model_validate({"push": {"values": "int8"}})
+    EmbeddingClient.local([TableSpec(name="t", compression=own)], compression=job).close()
+
+
+def test_a_table_takes_from_the_job_what_it_leaves_out() -> None:
+    config = parse_config(
+        """
+        compression:
+          push: {values: int8, scale: fp16, rounding: stochastic, keep_rows: 0.1, pool_rows: 9}
+          pull: {values: fp16}
+        tables:
+          default: {compression: {push: {keep_rows: 0.5}}}
+          format: {compression: {push: {values: int4}}}
+          share: {compression: {push: {keep_rows: 1.0}, pull: {values: bf16}}}
+          whole: {compression: {push: {values: fp32, keep_rows: 1.0}}}
+          job: {compression: {}}
+          frozen: {freeze: true}
+        """
+    )
+    push = {name: push_of(config.table(name).compression, config.compression.push) for name in config.tables}
+    eighth = Numbers("int8", "fp16", "stochastic")
+    assert (push["format"].numbers, push["format"].keep) == (Numbers("int4"), 0.1)
+    assert (push["share"].numbers, push["share"].keep, push["share"].whole) == (eighth, 1.0, False)
+    assert (push["whole"].numbers, push["whole"].keep, push["whole"].whole) == (Numbers("fp32"), 1.0, True)
+    assert (push["job"].numbers, push["job"].keep) == (eighth, 0.1)
+    assert push_of(config.table("other").compression, config.compression.push).keep == 0.5
+    assert pull_of(config.table("share").compression, config.compression.pull) == Numbers("bf16")
+    assert pull_of(config.table("whole").compression, config.compression.pull) == Numbers("fp16")
+    frozen = config.table("frozen").compression
+    assert frozen is not None and frozen.push.keep_rows is None
