@@ -93,6 +93,11 @@ class Checkpoint:
         """What it is made of: a checkpoint of all rows, then increments, each on the one before; itself last."""
         return [*(self.base.chain if self.base is not None else []), self]
 
+    @property
+    def written_s(self) -> int:
+        """When its manifest was written, in seconds since 1970, by the file system."""
+        return int((self.folder / _MANIFEST).stat().st_mtime)
+
     def check_sizes(self) -> None:
         """Raises CheckpointError when a file of its chain is missing or of another size; reads none."""
         if self.base is not None:

@@ -5,6 +5,7 @@ Apart from the code they configure so that reading a config needs neither torch 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -391,6 +392,22 @@ class ConsistencyConfig(Named):
     def window(self) -> int:
         """Batches whose pulls may be under way at once, the running one included."""
         return 1 if self.mode == "sync" else self.staleness + 1
+
+
+def check_policies(tables: Sequence[TableSpec], consistency: ConsistencyConfig) -> None:
+    """Raises ValueError for policies that do not go with the mode, or with the names of other tables."""
+    names = {table.name for table in tables}
+    for table in tables:
+        if table.evict is not None and table.evict.ttl_s is not None and consistency.mode == "sync":
+            raise ValueError(
+                f"tables.{table.name}.evict.ttl_s with consistency.mode: sync, where no clock decides; "
+                "allowed: ttl_steps, or mode: bounded or async"
+            )
+        if table.candidates is not None and table.candidates.name in names:
+            raise ValueError(
+                f"tables.{table.name}.admit.min_count: its ids are counted in a table {table.candidates.name}, and "
+                "another table has that name; allowed: another name"
+            )
 
 
 class TransportConfig(Settings):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -37,6 +37,8 @@ class AdmitConfig(Settings):
             raise ValueError("min_count: 1 with probability: 1 admits every id; allowed: one of them set, or no admit")
         if self.min_count == 1 and self.max_candidates is not None:
             raise ValueError(f"max_candidates: {self.max_candidates} with min_count: 1, which counts nothing")
+        if self.min_count == 1 and self.window_steps != _default(self, "window_steps"):
+            raise ValueError(f"window_steps: {self.window_steps} without min_count changes nothing; allowed: min_count")
         return self
 
 
@@ -62,7 +64,7 @@ class EvictConfig(Settings):
     """Steps after which a score has decayed by `decay`."""
     sweep_steps: int = Field(1024, ge=1, le=BUCKETS)
     """Steps in which all buckets are looked at once, an equal share in each step."""
-    pinned: tuple[int, ...] = Field((), max_length=100_000)
+    pinned: tuple[Annotated[int, Field(ge=-(1 << 63), lt=1 << 63)], ...] = Field((), max_length=100_000)
     """Ids, as numbers, whose rows never go."""
 
     @model_validator(mode="after")
@@ -78,3 +80,25 @@ class EvictConfig(Settings):
         if self.ttl_s is not None and (self.decay < 1.0):
             raise ValueError(f"ttl_s: {self.ttl_s:g} with decay: {self.decay:g}; allowed: decay 1, or ttl_steps")
         return self
+
+    @model_validator(mode="after")
+    def _uses_what_is_set(self) -> EvictConfig:
+        has_capacity = self.max_rows is not None or self.max_bytes is not None
+        ranks_by_score = has_capacity and self.policy == "lfu"
+        users = {
+            "policy": (has_capacity, "max_rows or max_bytes"),
+            "decay": (ranks_by_score or self.delete_below is not None, "delete_below, or max_rows with policy: lfu"),
+            "decay_steps": (self.decay < 1.0, "decay below 1"),
+            "sweep_steps": (
+                any(rule is not None for rule in (self.ttl_steps, self.ttl_s, self.delete_below)),
+                "ttl_steps, ttl_s or delete_below",
+            ),
+        }
+        for key, (used, by) in users.items():
+            if not used and (value := getattr(self, key)) != _default(self, key):
+                raise ValueError(f"{key}: {value} changes nothing here; allowed: {by} beside it, or no {key}")
+        return self
+
+
+def _default(settings: Settings, key: str) -> object:
+    return type(settings).model_fields[key].default

@@ -139,6 +139,8 @@ if TYPE_CHECKING:
         TransportConfig as TransportConfig,
     )
     from shardkeep.ps.init_config import InitConfig as InitConfig
+    from shardkeep.ps.policy_config import AdmitConfig as AdmitConfig
+    from shardkeep.ps.policy_config import EvictConfig as EvictConfig
     from shardkeep.run.callback import Callback as Callback
     from shardkeep.run.callback import CheckpointEvent as CheckpointEvent
     from shardkeep.run.callback import EvaluationEvent as EvaluationEvent
@@ -172,6 +174,7 @@ _MODULES = {  # the same names, for the interpreter; tests/test_public_names.py 
     "LarsSgdConfig LivenessConfig PartialRowwiseAdamConfig RecoveryConfig RmspropConfig RowwiseAdagradConfig SgdConfig "
     "TableConfig TableSpec TransportConfig",
     "ps.init_config": "InitConfig",
+    "ps.policy_config": "AdmitConfig EvictConfig",
     "run.callback": "Callback CheckpointEvent EvaluationEvent ProgressEvent StartEvent",
     "run.summary": "Summary",
     "workers.config": "CheckpointConfig EvalConfig TowerConfig TowerOptimizerConfig TrainConfig",

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -85,6 +87,8 @@ def show_job(coordinator: Endpoint, console: Console, *, run: Path | None = None
     console.print(f"{status.state}{': ' + status.message if status.message else ''}", markup=False, soft_wrap=True)
     for line in awaited(status, where=coordinator.address if run is None else str(run), launched=launched):
         console.print(line, markup=False, soft_wrap=True)
+    for line in memory_warnings(status.events):
+        console.print(line, markup=False, soft_wrap=True)
     number, step = (1, 0) if run is None else Starts(run).running()
     again = (
         [("start", f"{number} of this job, from step {step:,}; recoveries count from this start")] if number > 1 else []
@@ -114,6 +118,17 @@ def _progress_rows(status: Status) -> list[tuple[str, str]]:
     if recoveries:
         rows.append(("recoveries", f"{len(recoveries)}; the last: {recoveries[-1].get('text', '')}"))
     return rows
+
+
+def memory_warnings(events: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The last word of each server on its memory since the group formed, where it nears its limit."""
+    last: dict[int, Mapping[str, Any]] = {}
+    for event in events:
+        if "tables" in event:  # another formation: a server that is still near its limit says so again
+            last.clear()
+        if "memory" in event:
+            last[int(event["index"])] = event
+    return [str(last[index]["text"]) for index in sorted(last) if last[index]["memory"].get("near")]
 
 
 def _table_rows(status: Status) -> list[tuple[str, str]]:

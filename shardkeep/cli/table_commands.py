@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,6 +16,7 @@ from shardkeep.cli.options import Debug, path, which_checkpoint
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from shardkeep.tables.counters import Bin
     from shardkeep.tables.figures import TableFigures
 
 
@@ -27,7 +28,7 @@ def tables(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     debug: Debug = False,
 ) -> None:
-    """Show rows, bytes and norms of a run's tables, from a checkpoint. The job may still run."""
+    """Show rows, bytes, norms and what policies did of a run's tables, from a checkpoint. The job may still run."""
     which = which_checkpoint(model)
 
     def body() -> int:
@@ -56,8 +57,14 @@ def tables(
         shown_on.print(progress.text(checkpoint.step), markup=False, soft_wrap=True)
         if table is None:
             shown_on.print(Trimmed(_table_of(found, loads)))
+            if any(one.policy_counts for one in found):
+                shown_on.print()
+                shown_on.print(Trimmed(_table_of_policies(found)))
             return 0
         shown_on.print(two_columns(_rows_of(found[0], loads)))
+        for histogram in _histograms_of(found[0]):
+            shown_on.print(Trimmed(histogram))
+            shown_on.print()
         shown_on.print(Trimmed(_table_of_top(found[0])))
         return 0
 
@@ -103,6 +110,16 @@ def tables_export(
     run_command(body, debug)
 
 
+_POLICY_COUNTS = {
+    "admitted_rows": "admitted ids",
+    "refused_rows": "refused rows",
+    "candidates": "ids without a row",
+    "evicted_rows": "evicted rows",
+}
+_BAR = 40
+"""Characters of the longest bar."""
+
+
 def _json_of(figures: TableFigures, load_factor: float | None, table: str | None) -> dict[str, Any]:
     found = figures.to_json() | {"load_factor": load_factor}
     if table is not None:
@@ -127,6 +144,39 @@ def _table_of(found: list[TableFigures], loads: Mapping[str, float]) -> Table:
     return view
 
 
+def _table_of_policies(found: list[TableFigures]) -> Table:
+    from shardkeep.estimate.view import table_of
+
+    view = table_of("policies of table", "precision", *_POLICY_COUNTS.values())
+    for one in found:
+        if one.policy_counts:
+            counts = (f"{one.policy_counts[key]:,}" if key in one.policy_counts else "-" for key in _POLICY_COUNTS)
+            view.add_row(one.spec.name, one.spec.rows, *counts)
+    return view
+
+
+def _histograms_of(one: TableFigures) -> Iterator[Table]:
+    """Of ages and scores, a line for each bin."""
+    from shardkeep.estimate.view import table_of
+
+    clock = "steps" if one.spec.evict is None or one.spec.evict.ttl_s is None else "seconds"
+    for title, bins in ((f"{clock} since the last push", one.ages), ("score", one.scores)):
+        if bins:
+            view, most = table_of(title, "rows"), max(bin.rows for bin in bins)
+            view.add_column("")
+            for bin in bins:
+                view.add_row(_range(bin, whole=bins is one.ages), f"{bin.rows:,}", "#" * (_BAR * bin.rows // most))
+            yield view
+
+
+def _range(bin: Bin, *, whole: bool) -> str:
+    """What is in a bin; `whole`: whole numbers."""
+    if not whole:
+        return f"{bin.first:,g} to {bin.end:,g}"
+    first, last = int(bin.first), int(bin.end) - 1
+    return f"{first:,}" if first == last else f"{first:,} to {last:,}"
+
+
 def _rows_of(one: TableFigures, loads: Mapping[str, float]) -> list[tuple[str, str]]:
     from shardkeep.base.sizes import size_text
 
@@ -145,6 +195,7 @@ def _rows_of(one: TableFigures, loads: Mapping[str, float]) -> list[tuple[str, s
         rows.append(("norms", "  ".join(f"{_norm_name(name)} {value:#.4g}" for name, value in one.norms.items())))
     if one.not_finite:
         rows.append(("not finite", f"{one.not_finite:,} rows"))
+    rows += [(text, f"{one.policy_counts[key]:,}") for key, text in _POLICY_COUNTS.items() if key in one.policy_counts]
     return rows
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import zip_longest
 
 import numpy as np
@@ -24,6 +24,7 @@ from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import JaggedRows
 from shardkeep.ps.placement import server_of
+from shardkeep.ps.policy_config import AdmitConfig
 from shardkeep.ps.transport.local import LocalTransport
 from shardkeep.ps.transport.metered import MeteredTransport, Parts
 from shardkeep.roles.server import build_service
@@ -58,9 +59,10 @@ class Played:
     """What was drawn and played.
 
     `rows`: rows of each table after the job's steps; `counted`: whether all ids were looked at, or only some and the
-    rest estimated from how the number grew. `shares`: of each server (S,), by table. `calls`, `bytes_S`: of one full
-    step over all workers, the bytes by class as a Tally has them. `table_bytes`: the parts of the tables in them, by
-    table and class. `ids`, `unique`: per step and worker. `rereads`: of the drawn steps, as if they followed one
+    rest estimated from how the number grew. `candidates`: ids that are counted and have no row, of tables that count.
+    `shares`: of each server (S,), by table. `calls`, `bytes_S`: of one full step over all workers, the bytes by class
+    as a Tally has them. `table_bytes`: the parts of the tables in them, by table and class. `ids`, `unique`: per step
+    and worker. `rereads`: of the drawn steps, as if they followed one
     another.
     """
 
@@ -75,13 +77,15 @@ class Played:
     calls: float
     bytes_S: dict[str, npt.NDArray[np.floating]]
     table_bytes: dict[str, dict[str, float]]
+    candidates: dict[str, float] = field(default_factory=dict)
 
 
 def play(config: JobConfig, tables: Sequence[TableSpec], dataset: Dataset, slices: StepSlices, steps: int) -> Played:
     """Draws steps of the job's first `steps` and plays some of them. Seconds; blocks."""
     drawn = drawn_steps(slices, steps)
     embeddings = Embeddings(dataset.schema, {table.name: table for table in tables})
-    seen = Seen([table.name for table in tables])
+    passes = max(1, slices.samples_before(steps) // len(dataset))
+    seen = Seen([table.name for table in tables], {table.name: table.admit for table in tables}, passes=passes)
     cast = Cast(config, tables)
     played = {int(drawn[i]) for i in np.linspace(0, len(drawn) - 1, min(len(drawn), PLAYED_STEPS)).round().astype(int)}
     samples = played_samples = 0
@@ -105,6 +109,9 @@ def play(config: JobConfig, tables: Sequence[TableSpec], dataset: Dataset, slice
         steps=len(drawn),
         samples=samples,
         rows={t.name: 0.0 if t.freeze else seen.rows_after(t.name, visited / samples) for t in tables},
+        candidates={
+            table.name: seen.candidates_after(table.name, visited / samples) for table in tables if table.candidates
+        },
         counted=samples >= visited,
         shares=seen.shares(max(config.servers, 1)),
         ids=seen.num_ids * slices.global_batch / samples / slices.world_size,
@@ -186,11 +193,17 @@ class Cast:
 class Seen:
     """The distinct ids of each table among the samples drawn so far, and how their number grew."""
 
-    def __init__(self, tables: Sequence[str]) -> None:
+    def __init__(
+        self, tables: Sequence[str], admits: Mapping[str, AdmitConfig | None] | None = None, *, passes: int = 1
+    ) -> None:
+        """`admits`: rules of tables that do not admit every id. `passes`: of the job over its data."""
         self.ids: dict[str, Ids] = {table: np.empty(0, np.int64) for table in tables}
         self.num_ids = self.num_unique = 0
         self._new: dict[str, list[Ids]] = {table: [] for table in tables}
-        self._marks: list[dict[str, int]] = []
+        self._admits, self._passes = {t: admit for t, admit in (admits or {}).items() if admit is not None}, passes
+        self._pushes = {table: np.empty(0, np.int64) for table in self._admits}
+        self._marks: dict[str, list[float]] = {table: [] for table in tables}
+        self._admitted: dict[str, list[float]] = {table: [] for table in self._admits}
 
     def add(self, plans: Sequence[Plan]) -> None:
         for plan in plans:
@@ -203,23 +216,51 @@ class Seen:
         """Remembers the rows after a quarter, a half and all of the steps."""
         if done in (steps // 4, steps // 2, steps):
             for table, new in self._new.items():
-                self.ids[table] = np.unique(np.concatenate([self.ids[table], *new]))
+                if table in self._admits:
+                    self._count(table, new)
+                else:
+                    self.ids[table] = np.unique(np.concatenate([self.ids[table], *new]))
+                self._marks[table].append(float(self.ids[table].size))
                 new.clear()
-            self._marks.append({table: ids_R.size for table, ids_R in self.ids.items()})
+
+    def _count(self, table: str, new: Sequence[Ids]) -> None:
+        """Adds up the pushes of each id."""
+        ids_R, inverse, counts_R = np.unique(
+            np.concatenate([self.ids[table], *new]), return_inverse=True, return_counts=True
+        )
+        known = self.ids[table].size
+        counts_R[inverse[:known]] += self._pushes[table] - 1
+        self.ids[table], self._pushes[table] = ids_R, counts_R
+        self._admitted[table].append(self._rows_of(self._admits[table], counts_R * self._passes))
+
+    def _rows_of(self, admit: AdmitConfig, pushes_R: Ids) -> float:
+        """How many ids with so many pushes have a row."""
+        if admit.min_count > 1:
+            return float((pushes_R >= admit.min_count).sum())
+        return float((1.0 - (1.0 - admit.probability) ** pushes_R).sum())
 
     def rows_after(self, table: str, times: float) -> float:
         """Rows after `times` as many samples: the growth per doubling falls at the same rate as before."""
-        if times <= 1.0 or len(self._marks) < 3:
-            return float(self.ids[table].size)
-        first, second, third = (mark[table] for mark in self._marks[-3:])
-        if not 0 < second < third:
-            return float(third)
-        growth, before, doublings = math.log2(third / second), math.log2(second / first), math.log2(times)
-        falls = min(1.0, growth / before) if before else 1.0
-        steps = doublings if falls > 0.999 else falls * (1.0 - falls**doublings) / (1.0 - falls)
-        return float(third * 2.0 ** (growth * steps))
+        return _grown(self._admitted.get(table, self._marks[table]), times)
+
+    def candidates_after(self, table: str, times: float) -> float:
+        """Ids without a row after `times` as many samples."""
+        return max(0.0, _grown(self._marks[table], times) - self.rows_after(table, times))
 
     def shares(self, num_servers: int) -> dict[str, npt.NDArray[np.float64]]:
         """Each server's share of each table's rows."""
         counts = {t: np.bincount(server_of(ids_R, num_servers), minlength=num_servers) for t, ids_R in self.ids.items()}
         return {table: counts_S / max(counts_S.sum(), 1) for table, counts_S in counts.items()}
+
+
+def _grown(marks: Sequence[float], times: float) -> float:
+    """A number after `times` as many samples. `marks`: it after a quarter, a half and all of them."""
+    if times <= 1.0 or len(marks) < 3:
+        return marks[-1]
+    first, second, third = marks[-3:]
+    if not 0 < first <= second < third:
+        return third
+    growth, before, doublings = math.log2(third / second), math.log2(second / first), math.log2(times)
+    falls = min(1.0, growth / before) if before else 1.0
+    steps = doublings if falls > 0.999 else falls * (1.0 - falls**doublings) / (1.0 - falls)
+    return float(third * 2.0 ** (growth * steps))

@@ -7,6 +7,7 @@ Starts no process. Says nothing about how fast the machines compute.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Mapping, Sequence
 from mmap import PAGESIZE
 from typing import Any
@@ -23,6 +24,8 @@ from shardkeep.compression.tower.exchange import Ranks
 from shardkeep.config import JobConfig
 from shardkeep.estimate.dry_run import Played, play
 from shardkeep.ps.config import TableSpec
+from shardkeep.ps.placement import BUCKETS
+from shardkeep.ps.shard.table.eviction import capacity_of
 from shardkeep.ps.shard.table.layout import RowLayout
 from shardkeep.roles.assembly import build_dense_model, row_spec, table_specs, training_job
 from shardkeep.roles.kernel_needs import needed_kernels
@@ -87,7 +90,7 @@ def _with_data(config: JobConfig, data: Data, gbit_per_s: float) -> Part:
     return {
         "job": _job(config) | {"steps": steps, "step_samples": slices.global_batch, "samples": len(data.train)},
         "drawn": {"steps": played.steps, "samples": played.samples, "rows_counted": played.counted},
-        **memory_of(tables, played.rows, played.shares),
+        **memory_of(tables, played.rows, played.shares, played.candidates),
         "tower": tower,
         "step": {
             "ids_per_worker": played.ids,
@@ -121,35 +124,60 @@ def _named_tables(config: JobConfig) -> list[str]:
 # ---- memory ----------------------------------------------------------------------------------------------------------
 
 
-def memory_of(tables: Sequence[TableSpec], rows: Mapping[str, float], shares: Mapping[str, Float64s]) -> Part:
-    """Bytes of each table over all servers, and of each server over all tables; `shares` as `Played` has them."""
+def memory_of(
+    tables: Sequence[TableSpec],
+    rows: Mapping[str, float],
+    shares: Mapping[str, Float64s],
+    candidates: Mapping[str, float] | None = None,
+) -> Part:
+    """Bytes of each table over all servers, and of each server over all tables; `shares` as `Played` has them.
+
+    `candidates`: ids that are counted and have no row, by table. A table has no more rows than its capacity."""
     listed: list[Part] = []
     num_servers = len(next(iter(shares.values())))
     servers: list[Part] = [{"index": s, "rows": 0, "bytes": 0} for s in range(num_servers)]
     for table in tables:
-        ends_S = np.round(np.cumsum(shares[table.name]) * rows[table.name]).astype(int)
-        parts = [table_bytes(table, int(count)) for count in np.diff(ends_S, prepend=0)]
+        capacity = BUCKETS * capacity_of(table)
+        count = min(rows[table.name], capacity or math.inf)
+        counted = (candidates or {}).get(table.name, 0.0)
+        rows_S, counted_S = (_split(number, shares[table.name]) for number in (count, counted))
+        parts = [table_bytes(table, *both) for both in zip(rows_S, counted_S, strict=True)]
         for server, part in zip(servers, parts, strict=True):
             server["rows"] += part["rows"]
             server["bytes"] += part["bytes"]
         total = {key: sum(part[key] for part in parts) for key in parts[0]}
-        head = {"name": table.name, "dim": table.dim, "optimizer": table.optimizer.name}
+        head: Part = {"name": table.name, "dim": table.dim, "optimizer": table.optimizer.name}
+        head |= {"precision": {"rows": table.rows, "state": table.state}}
+        head |= {"capacity": capacity} if capacity else {}
         listed.append(head | total | {"bytes_per_row": total["bytes"] / max(total["rows"], 1)})
     return {"tables": listed, "servers": servers}
 
 
-def table_bytes(table: TableSpec, rows: int) -> dict[str, int]:
-    """What `rows` rows of a table take on one server: its parts, and all of the memory's pages."""
-    layout = RowLayout.of(table)
-    records, index = rows * layout.width * VALUE_BYTES, rows * INDEX_BYTES
-    return {
+def _split(count: float, shares_S: Float64s) -> list[int]:
+    """The whole numbers of all servers, which add up."""
+    ends_S = np.round(np.cumsum(shares_S) * count).astype(int)
+    return [int(part) for part in np.diff(ends_S, prepend=0)]
+
+
+def table_bytes(table: TableSpec, rows: int, counted: int = 0) -> dict[str, int]:
+    """What `rows` rows of a table and `counted` ids without a row take on one server: its parts, and all of the
+    memory's pages."""
+    layout, index = RowLayout.of(table), rows * INDEX_BYTES
+    sizes = [rows * layout.width * VALUE_BYTES, index]
+    found = {
         "rows": rows,
         "weights": rows * layout.row_words * VALUE_BYTES,
         "slots": rows * layout.slot_words * VALUE_BYTES,
         "ids": rows * ID_BYTES,
         "index": index,
-        "bytes": sum(-(-size // PAGESIZE) * PAGESIZE for size in (records, index)),
     }
+    if layout.num_counters:
+        found["counters"] = rows * layout.num_counters * VALUE_BYTES
+    if table.candidates is not None:
+        width = RowLayout.of(table.candidates, counts=True).width
+        sizes += [counted * width * VALUE_BYTES, counted * INDEX_BYTES]
+        found |= {"candidates": counted, "candidate_bytes": sum(sizes[-2:])}
+    return found | {"bytes": sum(-(-size // PAGESIZE) * PAGESIZE for size in sizes)}
 
 
 # ---- traffic ---------------------------------------------------------------------------------------------------------

@@ -16,8 +16,9 @@ from shardkeep.run.text_tables import Trimmed, two_columns
 Part = Mapping[str, Any]
 SHOWN_TABLES = 12
 """The largest tables are shown one by one."""
-PARTS = ("weights", "slots", "ids", "index", "bytes")
-PART_NAMES = {"bytes": "in all"}
+PARTS = ("weights", "slots", "ids", "index", "counters", "candidate_bytes", "bytes")
+"""The parts of a table's memory. Only policies have counters and candidates."""
+PART_NAMES = {"bytes": "in all", "candidate_bytes": "counted ids"}
 
 
 @contextlib.contextmanager
@@ -35,6 +36,8 @@ def show_estimate(found: Part, console: Console) -> None:
     console.print(two_columns(list(_job_rows(found))))
     console.print()
     console.print(Trimmed(_memory(found, console)))
+    for line in _policy_lines(found["tables"]):
+        console.print(line, soft_wrap=True)
     if len(found["servers"]) > 1:
         console.print(_servers_line(found["servers"]))
     if "note" in found:
@@ -72,7 +75,7 @@ def _job_rows(found: Part) -> Iterator[tuple[str, str]]:
 
 def _memory(found: Part, console: Console) -> Table:
     """The tables' memory part by part, or as one sum where the terminal has no room for the parts."""
-    whole = _memory_in(found, PARTS)
+    whole = _memory_in(found, [part for part in PARTS if any(part in table for table in found["tables"])])
     needed = console.measure(whole, options=console.options.update(width=PIPED_WIDTH)).maximum
     return whole if needed <= console.width else _memory_in(found, PARTS[-1:])
 
@@ -92,12 +95,22 @@ def _memory_in(found: Part, parts: Sequence[str]) -> Table:
 
 
 def _sizes(table: Part, about: str, factor: float, keys: Sequence[str]) -> list[str]:
-    parts = [f"{table[key] / factor:,.{2 if table[key] < 10 * factor else 1}f}" for key in keys]
+    sizes = [table.get(key, 0) for key in keys]
+    parts = [f"{size / factor:,.{2 if size < 10 * factor else 1}f}" for size in sizes]
     return [f"{about}{table['rows']:,}", *parts, f"{table['bytes'] / max(table['rows'], 1):,.0f}"]
 
 
 def _sum(tables: Sequence[Part]) -> Part:
-    return {key: sum(table[key] for table in tables) for key in ("rows", *PARTS)}
+    return {key: sum(table.get(key, 0) for table in tables) for key in ("rows", *PARTS)}
+
+
+def _policy_lines(tables: Sequence[Part]) -> Iterator[str]:
+    """What policies say of each table's rows."""
+    for table in tables:
+        if "candidates" in table:
+            yield f"{table['name']}: about {table['candidates']:,} ids are counted and get no row"
+        if "capacity" in table:
+            yield f"{table['name']}: at most {table['capacity']:,} rows"
 
 
 def _servers_line(servers: Sequence[Part]) -> str:

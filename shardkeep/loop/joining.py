@@ -17,7 +17,14 @@ from shardkeep.config import JobConfig, check_compression, load_config, parse_co
 from shardkeep.loop.rejoining import Rejoining
 from shardkeep.loop.saving import LoopCheckpoints
 from shardkeep.ps.client.row_client import RowClient
-from shardkeep.ps.config import ConsistencyConfig, LivenessConfig, RecoveryConfig, TableConfig, TableSpec
+from shardkeep.ps.config import (
+    ConsistencyConfig,
+    LivenessConfig,
+    RecoveryConfig,
+    TableConfig,
+    TableSpec,
+    check_policies,
+)
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.records import ANY_STEP
 from shardkeep.ps.transport.lasting import LastingTransport
@@ -95,7 +102,7 @@ def join(
             )
         load_kernels(needed_kernels(config, "client"))
         specs = _tables_of(config) if specs is None else specs
-        _check_compression(specs, config)
+        _check_together(specs, config)
         formation = control.join(specs)
         while index in formation.lacking:  # the others learn by it that they must start again, too
             why = f"worker {index} was started again"
@@ -212,13 +219,14 @@ def checked_tables(tables: Tables, config: JobConfig | None = None) -> list[Tabl
         raise ConfigError("tables: is empty; allowed: at least one TableSpec")
     check_needs_no_rows(found, None)
     if config is not None:
-        _check_compression(found, config)
+        _check_together(found, config)
     return found
 
 
-def _check_compression(tables: Tables, config: JobConfig) -> None:
+def _check_together(tables: Sequence[TableSpec], config: JobConfig) -> None:
     try:
         check_compression(tables, config.compression)
+        check_policies(tables, config.consistency)
     except ValueError as error:
         raise ConfigError(str(error)) from error
 

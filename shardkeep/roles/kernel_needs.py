@@ -17,7 +17,6 @@ from shardkeep.compression.selection.registry import selector
 from shardkeep.compression.values.registry import FORMATS
 from shardkeep.config import JobConfig
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.shard.table.layout import RowLayout
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
 from shardkeep.workers.data.sources.registry import kernels_of_source
 
@@ -109,5 +108,5 @@ def _of_tables(tables: Sequence[TableSpec]) -> Iterator[str]:
             yield "shardkeep.ps.shard.table.policy_kernels"
         if table.candidates is not None:
             yield OPTIMIZERS[table.candidates.optimizer.name].kernels
-        if RowLayout.of(table).precision:
+        if (table.rows, table.state) != ("fp32", "fp32"):
             yield "shardkeep.ps.shard.table.packed_kernels"

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardkeep.base.arrays import Bytes
-from shardkeep.base.errors import DeadlineExceeded, TransportError
+from shardkeep.base.errors import ConfigError, DeadlineExceeded, TransportError
 from shardkeep.base.log import EventLog
 from shardkeep.base.machine.allocator import keep_freed_memory
 from shardkeep.compression.values.codec import value_codec
 from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
-from shardkeep.ps.config import TableSpec
+from shardkeep.ps.config import TableSpec, check_policies
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.grpc.endpoint import Endpoint
 from shardkeep.ps.control.records import ANY_STEP, Formation, ResumeRange
@@ -40,6 +40,7 @@ from shardkeep.roles.membership import (
     tried_while_leaving,
     watched_sockets,
 )
+from shardkeep.roles.memory_watch import MemoryWatch
 from shardkeep.roles.recovery_folder import kept_while_useful, replaced_folder
 from shardkeep.run.checkpoints import check_needs_no_rows, resumed_from
 from shardkeep.run.storage import kept_at, missed, why_unseen
@@ -183,8 +184,13 @@ class _Life:
 
     def _wait(self, generation: int) -> None:
         """Until the job is over or the generation is lost. Raises Leaving when this server alone is to leave."""
-        departure, control = self._departure, self._control
-        while not control.wait_lost_or_over(generation, unless=lambda: departure.asked):
+        departure, control, memory = self._departure, self._control, MemoryWatch(self._index, self._control.report)
+
+        def is_to_leave() -> bool:
+            memory.look()  # each heartbeat comes by here
+            return departure.asked
+
+        while not control.wait_lost_or_over(generation, unless=is_to_leave):
             control.stop_requested.wait(departure.works_on_s)
             leave_if_due(control, departure, self._to_disk)
             if control.stop_requested.is_set():  # it needs its servers until its end
@@ -285,7 +291,11 @@ def build_service(
     journal: Journal | None = None,
     process: Callable[[], dict[str, Any]] = dict,
 ) -> ShardService:
-    """Server `shard` of the job, empty, or with its rows of a checkpoint. Raises CheckpointError."""
+    """Server `shard` of the job, empty, or with its rows of a checkpoint. Raises CheckpointError and ConfigError."""
+    try:
+        check_policies(tables, config.consistency)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
     push = config.compression.push
     value_codec(push.values, push.scale)  # loads what decodes it now, not while the first push waits
     service = ShardService(

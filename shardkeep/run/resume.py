@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from shardkeep.base.errors import UserError
 from shardkeep.config import JobConfig, load_config
 from shardkeep.ps.checkpoint_owner import last_owner
 from shardkeep.ps.checkpoints import Checkpoint
+from shardkeep.ps.config import TableConfig
 from shardkeep.run.checkpoints import checkpoints_of
 from shardkeep.run.processes import living
 from shardkeep.run.reader import RunReader, check_ours
@@ -25,6 +26,9 @@ MAY_CHANGE = (
     "data.test",
 )  # fmt: skip
 """Settings, or groups of them, that `--set` may change; the others would make it another job."""
+
+POLICIES = ("admit", "evict")
+"""Settings of each table that may change, too."""
 
 LEFTOVERS_S = 20.0
 """Seconds that processes of a run whose launcher was killed get to end: they notice by themselves."""
@@ -56,14 +60,23 @@ def plan_resume(run: Path, overrides: Sequence[str] = ()) -> Resumed:
     except OSError as error:
         raise UserError(f"--resume {run}: cannot be used ({error.strerror or error})") from error
     before, config = load_config(run / "config.yaml"), load_config(run / "config.yaml", overrides)
-    changed = dict(_differences(before.model_dump(mode="json"), config.model_dump(mode="json")))
+    changed = dict(_differences(_dumped(before, config.tables), _dumped(config, before.tables)))
+    may_change = (*MAY_CHANGE, *(f"tables.{table}.{policy}" for table in config.tables for policy in POLICIES))
     for key in changed:
-        if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in MAY_CHANGE):
-            raise UserError(f"--set {key}: may not change when a job continues; allowed: {', '.join(MAY_CHANGE)}")
+        if not any(key == allowed or key.startswith(f"{allowed}.") for allowed in may_change):
+            listed = ", ".join((*MAY_CHANGE, *(f"tables.TABLE.{policy}" for policy in POLICIES)))
+            raise UserError(f"--set {key}: may not change when a job continues; allowed: {listed}")
     checkpoint = newest(config, run)
     if summary.get("status") == "completed" and checkpoint.step == summary.get("steps"):
         _refuse_done(run, before, config, checkpoint, more=bool(changed.keys() & {"train.epochs", "train.max_steps"}))
     return Resumed(config, checkpoint, tuple(f"{key}={value}" for key, value in changed.items()))
+
+
+def _dumped(config: JobConfig, named: Iterable[str]) -> dict[str, Any]:
+    """A config as JSON types, with an empty entry for each table of `named` that it does not name."""
+    found = config.model_dump(mode="json")
+    nothing = TableConfig().model_dump(mode="json")
+    return found | {"tables": dict.fromkeys(named, nothing) | found["tables"]}
 
 
 def _refuse_done(run: Path, before: JobConfig, config: JobConfig, checkpoint: Checkpoint, *, more: bool) -> None:

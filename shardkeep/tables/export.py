@@ -53,7 +53,7 @@ def export_table(
     files = form.files(out)
     with replacing(files) as partial:
         with contextlib.closing(form.write(partial, spec.dim, count)) as writer:
-            for ids_N, rows_ND, _ in stream_rows(checkpoint, table, slots=False):
+            for ids_N, rows_ND, *_ in stream_rows(checkpoint, table, slots=False):
                 writer.add(ids_N, rows_ND)
                 done += ids_N.size
                 told(done / max(1, count))

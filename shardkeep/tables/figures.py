@@ -1,4 +1,4 @@
-"""Figures of the tables of a checkpoint: rows, bytes, norms, top rows. Reads each table once, a part at a time."""
+"""Figures of the tables of a checkpoint: rows, bytes, norms, what policies did. Reads each table once, by parts."""
 
 # N = rows of a block, D = embedding dim, S = optimizer slots of a row, K = top rows
 
@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkeep.base.arrays import Float64s, Ids, Ints, Rows
+from shardkeep.base.arrays import Float64s, Ids, Ints, Rows, UInt32s
 from shardkeep.ps.checkpoints import Checkpoint
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.shard.snapshot.index import specs_of
-from shardkeep.ps.shard.snapshot.row_stream import TableParts, stream_rows
+from shardkeep.ps.shard.snapshot.index import earlier_steps, policy_counts, specs_of
+from shardkeep.ps.shard.snapshot.row_stream import TableParts, count_candidates, stream_rows
 from shardkeep.ps.shard.table.layout import RowLayout
+from shardkeep.tables.counters import Bin, CounterTally
 
 Told = Callable[[str, float], None]
 """Called with the table that is read and the share that is done, in [0, 1]."""
@@ -51,7 +52,7 @@ class TableFigures:
     spec: TableSpec
     rows: int
     row_bytes: int
-    """Ids and weights."""
+    """Ids and weights, and what eviction counts."""
     optimizer_bytes: int
     norms: dict[str, float] | None
     """Of the L2 norms of rows: mean, p1, p50, p99, max; None = no row is finite."""
@@ -60,6 +61,12 @@ class TableFigures:
     top_by: str
     """What the top rows are sorted by: `squared_gradients`, or `norm` if the optimizer keeps none."""
     top: tuple[TopRow, ...]
+    policy_counts: dict[str, int]
+    """`admitted_rows`, `refused_rows`, `evicted_rows` and `candidates`, where the table's policies count them."""
+    ages: tuple[Bin, ...] = ()
+    """Of tables with `evict`: steps, or seconds with `ttl_s`, since the last push of each row."""
+    scores: tuple[Bin, ...] = ()
+    """Of tables with `evict`: the decayed number of pushes of each row."""
 
     def to_json(self) -> dict[str, Any]:
         """As JSON types, without the top rows."""
@@ -72,6 +79,8 @@ class TableFigures:
             "bytes": {"rows": self.row_bytes, "optimizer": self.optimizer_bytes},
             "norm": self.norms,
             "not_finite": self.not_finite,
+            **self.policy_counts,
+            **{key: [bin.to_json() for bin in bins] for key in ("ages", "scores") if (bins := getattr(self, key))},
         }
 
 
@@ -92,13 +101,27 @@ def figures_of(
     total, before = max(1, sum(parts.stored for parts in sources)), 0
     found = []
     for name, parts in zip(names, sources, strict=True):
-        tally = _Tally(parts.spec, top)
-        for ids_N, rows_ND, slots_NS in stream_rows(checkpoint, name, slots=bool(top)):
-            tally.add(ids_N, rows_ND, slots_NS)
+        tally = _Tally(parts.spec, top, _counters_of(checkpoint, parts.spec))
+        for block in stream_rows(checkpoint, name, slots=bool(top), counters=tally.counters is not None):
+            tally.add(*block)
             told(name, min(1.0, (before + tally.rows) / total))
         before += parts.stored
-        found.append(tally.figures())
+        found.append(tally.figures(_policy_counts(checkpoint, name)))
     return found
+
+
+def _counters_of(checkpoint: Checkpoint, spec: TableSpec) -> CounterTally | None:
+    if spec.evict is None:
+        return None
+    seconds = spec.evict.ttl_s is not None
+    return CounterTally(
+        spec.evict, checkpoint.written_s if seconds else checkpoint.step + earlier_steps(checkpoint) - 1
+    )
+
+
+def _policy_counts(checkpoint: Checkpoint, table: str) -> dict[str, int]:
+    candidates = count_candidates(checkpoint, table)
+    return policy_counts(checkpoint, table) | ({} if candidates is None else {"candidates": candidates})
 
 
 class Norms:
@@ -142,12 +165,15 @@ class _Tally:
 
     spec: TableSpec
     top: int
+    counters: CounterTally | None
     rows: int = 0
     norms: Norms = field(default_factory=Norms)
     best: _Top | None = None
 
-    def add(self, ids_N: Ids, rows_ND: Rows, slots_NS: Rows) -> None:
+    def add(self, ids_N: Ids, rows_ND: Rows, slots_NS: Rows, counters_NC: UInt32s) -> None:
         self.rows += ids_N.size
+        if self.counters is not None:
+            self.counters.add(counters_NC)
         norms_N: Float64s = np.sqrt(np.einsum("nd,nd->n", rows_ND, rows_ND, dtype=np.float64))
         finite_N = np.isfinite(norms_N)
         self.norms.add(norms_N[finite_N])
@@ -157,17 +183,20 @@ class _Tally:
             block = _Top(ids_N, norms_N, squares_N)
             self.best = (block if self.best is None else self.best.joined(block)).first(self.top)
 
-    def figures(self) -> TableFigures:
+    def figures(self, policy_counts: dict[str, int]) -> TableFigures:
         layout = RowLayout.of(self.spec)
         return TableFigures(
             self.spec,
             self.rows,
-            row_bytes=4 * layout.first_slot * self.rows,
+            row_bytes=4 * (layout.first_slot + layout.num_counters) * self.rows,
             optimizer_bytes=4 * layout.slot_words * self.rows,
             norms=self.norms.figures(),
             not_finite=self.rows - self.norms.count,
             top_by="squared_gradients" if self.spec.optimizer.name in _SQUARES else "norm",
             top=() if self.best is None else self.best.rows(),
+            policy_counts=policy_counts,
+            ages=() if self.counters is None else self.counters.ages.bins(),
+            scores=() if self.counters is None else self.counters.scores.bins(),
         )
 
 

@@ -157,3 +157,16 @@ def test_the_number_of_the_start_is_shown_of_a_resumed_job(tmp_path: Path) -> No
         "start",
         "2 of this job, from step 800; recoveries count from this start",
     ]
+
+
+def test_a_server_near_its_memory_is_named_below_the_state() -> None:
+    job = Job(workers=1)
+    form(job)
+    (server,) = (f"{role}-{index}-100" for role, index in job.names if role == "server" and index == 0)
+    record = {"text": "warning: server 0 has 3.7 GB in RAM", "memory": {"bytes": 1, "limit_bytes": 1, "near": True}}
+    job.coordinator.report(server, sequence=1, kind="event", record=record)
+    lines = shown(job.coordinator).splitlines()
+    assert lines[:2] == ["training", "warning: server 0 has 3.7 GB in RAM"] and lines[2].startswith("generation")
+    calm = {"text": "server 0 has 1 GB", "memory": {"bytes": 1, "limit_bytes": 1, "near": False}}
+    job.coordinator.report(server, sequence=2, kind="event", record=calm)
+    assert "in RAM" not in shown(job.coordinator)

@@ -203,3 +203,21 @@ def test_a_run_may_begin_later(trained: Path, tmp_path: Path) -> None:
     publish(checkpoints[0], path)
     found = follower.look()
     assert found is not None and found.trained.step > 0 and follower.awaited() is None
+
+
+def test_rows_that_go_return_to_their_initial_value_in_the_model_that_follows(tmp_path: Path) -> None:
+    evict = {"ttl_steps": 4, "sweep_steps": 2}
+    tables = {"default": {"dim": 4, "evict": evict}, "user": {"evict": evict, "admit": {"min_count": 2}}}
+    job = click_job(write_csv(tmp_path / "train.csv", click_rows(3000)), tables=tables)
+    job["checkpoint"] = {"every_steps": 5, "keep": 1000, "full_every": 4}
+    shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=tmp_path / "whole", quiet=True)
+    run, checkpoints = copied(tmp_path / "whole", tmp_path / "run")
+    follower, removed = Follower(run), 0
+    for checkpoint in checkpoints:
+        publish(checkpoint, run)
+        found = follower.look()
+        assert found is not None
+        removed += not found.full and any(checkpoint.rglob("removed.safetensors"))
+        whole = shardkeep.load(run, found.trained.step)
+        assert np.array_equal(Predictor(found.trained).predict(ROWS), whole.predict(ROWS))
+    assert removed > 5

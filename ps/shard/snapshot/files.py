@@ -149,8 +149,8 @@ def _load(
 def _remove(tables: Sequence[Table | None], index: dict[str, Any], file: FileRecord | None, folder: Path) -> None:
     """Removes the rows that were removed between a checkpoint and the increment on it."""
     if index.get("full"):  # the server did not know which: its part of the increment has all rows
-        for table in tables:
-            if table is not None and table.spec.evict is not None:
+        for table, entry in zip(tables, index["tables"], strict=True):
+            if table is not None and entry["spec"].get("evict"):  # as it was then; the job may have other rules now
                 first, end = (min(max(bucket, table.buckets[0]), table.buckets[1]) for bucket in index["buckets"])
                 table.remove(NO_IMAGES, table.slots_between(*table.hashes(first, end)))
     if file is not None:

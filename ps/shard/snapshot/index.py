@@ -14,6 +14,9 @@ INDEX = "snapshot.json"
 REMOVED = "removed.safetensors"
 """In an increment: the ids of rows that were removed since its base, by the number of their table."""
 
+POLICY_COUNTS = ("admitted_rows", "refused_rows", "evicted_rows")
+"""What the policies of a table did (table/table.py), by name."""
+
 
 def file_name(number: int) -> str:
     """The name of a file of rows."""
@@ -29,6 +32,19 @@ def specs_of(checkpoint: Checkpoint) -> list[TableSpec]:
                 spec = TableSpec(**entry["spec"])
                 found[spec.name] = spec
     return list(found.values())
+
+
+def counting_specs(checkpoint: Checkpoint) -> dict[str, TableSpec]:
+    """The tables that count the ids without a row of another one, by the name of that one. Raises CheckpointError."""
+    entries = [entry for _, index in indexes(checkpoint) for entry in index["tables"] if entry.get("counts_for")]
+    return {str(entry["counts_for"]): TableSpec(**entry["spec"]) for entry in entries}
+
+
+def policy_counts(checkpoint: Checkpoint, table: str) -> dict[str, int]:
+    """What the policies of a table did until a checkpoint, over all servers: `admitted_rows`, `refused_rows` and
+    `evicted_rows`, where the table counts them. Raises CheckpointError."""
+    entries = [entry for _, index in indexes(checkpoint) for entry in index["tables"] if entry["spec"]["name"] == table]
+    return {key: sum(e.get(key, 0) for e in entries) for key in POLICY_COUNTS if any(key in e for e in entries)}
 
 
 def earlier_steps(checkpoint: Checkpoint) -> int:

@@ -17,14 +17,15 @@ import numpy as np
 import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 
-from shardkeep.base.arrays import Ids, Rows
+from shardkeep.base.arrays import Ids, Rows, UInt32s
 from shardkeep.base.errors import CheckpointError, UserError
 from shardkeep.ps.checkpoints import Checkpoint, FileRecord
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import BUCKET_BITS, BUCKETS, keys_of
-from shardkeep.ps.shard.snapshot.index import REMOVED, file_name, indexes, specs_of
+from shardkeep.ps.shard.snapshot.index import REMOVED, counting_specs, earlier_steps, file_name, indexes, specs_of
+from shardkeep.ps.shard.table.layout import COUNTERS
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS
-from shardkeep.ps.shard.table.stored_rows import floats_of
+from shardkeep.ps.shard.table.stored_rows import ONE_PUSH, floats_of
 
 BLOCK_BYTES = 8 << 20
 """The approximate size of a block, if the caller names no ranges."""
@@ -41,6 +42,14 @@ class RowBlock(NamedTuple):
     rows_ND: Rows
     slots_NS: Rows
     """Optimizer slots; S = 0 if the caller wanted none."""
+    counters_NC: UInt32s
+    """Clock of the last push, and the bits of the score (table/policy_kernels.py); C = 0 if the caller wanted none, or
+    the table keeps none."""
+
+    def taken(self, which: slice | npt.NDArray[np.intp]) -> RowBlock:
+        """Some of the rows."""
+        ids_N, rows_ND, slots_NS, counters_NC = self
+        return RowBlock(ids_N[which], rows_ND[which], slots_NS[which], counters_NC[which])
 
 
 def stream_rows(
@@ -50,6 +59,7 @@ def stream_rows(
     *,
     slots: bool = True,
     rows: bool = True,
+    counters: bool = False,
     verify: bool = True,
 ) -> Iterator[RowBlock]:
     """Yields one block for each range, also for a range without rows. Rows are in the order of `placement.keys_of`.
@@ -63,6 +73,7 @@ def stream_rows(
         bucket_ranges: Ascending and disjoint; None = all buckets, in ranges of about BLOCK_BYTES.
         slots: Whether to read optimizer slots.
         rows: Whether to read weights; if not, rows_ND has D = 0.
+        counters: Whether to read what eviction counts.
         verify: Whether to check the checksum of each file before its first part is read.
 
     Raises:
@@ -71,17 +82,32 @@ def stream_rows(
     """
     table_parts = TableParts.of(checkpoint, table)
     ranges = table_parts.ranges(BLOCK_BYTES) if bucket_ranges is None else bucket_ranges
-    wanted = _Wanted(rows=rows, slots=slots, verify=verify)
-    readers = [_Reader(*link, wanted) for link in zip(table_parts.links, table_parts.removed, strict=True)]
-    return _blocks(readers, ranges, _empty(table_parts.spec, wanted))
+    wanted = _Wanted(rows, slots, counters and table_parts.spec.evict is not None, verify)
+    return _streamed(table_parts, ranges, wanted)
+
+
+def _streamed(parts: TableParts, ranges: Sequence[BucketRange], wanted: _Wanted) -> Iterator[RowBlock]:
+    readers = [_Reader(*link, wanted) for link in zip(parts.links, parts.removed, strict=True)]
+    return _blocks(readers, ranges, _empty(parts.spec, wanted))
 
 
 def count_rows(checkpoint: Checkpoint, table: str) -> int:
     """The number of rows of a table. Reads ids only where increments could repeat them. Raises like `stream_rows`."""
-    parts = TableParts.of(checkpoint, table)
+    return _rows_in(TableParts.of(checkpoint, table))
+
+
+def count_candidates(checkpoint: Checkpoint, table: str) -> int | None:
+    """The number of ids that are counted and have no row of `table` yet; None = nothing is counted. Raises like
+    `stream_rows`."""
+    spec = counting_specs(checkpoint).get(table)
+    return None if spec is None else _rows_in(TableParts.of_spec(checkpoint, spec))
+
+
+def _rows_in(parts: TableParts) -> int:
     if sum(bool(link) for link in parts.links) < 2 and not any(parts.removed):
         return parts.stored
-    return sum(block.ids_N.size for block in stream_rows(checkpoint, table, slots=False, rows=False, verify=False))
+    wanted = _Wanted(rows=False, slots=False, counters=False, verify=False)
+    return sum(block.ids_N.size for block in _streamed(parts, parts.ranges(BLOCK_BYTES), wanted))
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,9 +185,14 @@ class TableParts:
         specs = {spec.name: spec for spec in specs_of(checkpoint)}
         if table not in specs:
             raise UserError(f"table {table}: unknown; the model has {', '.join(specs)}")
+        return cls.of_spec(checkpoint, specs[table])
+
+    @classmethod
+    def of_spec(cls, checkpoint: Checkpoint, spec: TableSpec) -> TableParts:
+        """Of a table that a checkpoint has, also of one that counts ids. Raises CheckpointError."""
         chain = checkpoint.chain
         return cls(
-            specs[table], [_parts_of(link, table) for link in chain], [Removed.of(link, table) for link in chain]
+            spec, [_parts_of(link, spec.name) for link in chain], [Removed.of(link, spec.name) for link in chain]
         )
 
     @property
@@ -200,6 +231,7 @@ def _parts_of(link: Checkpoint, table: str) -> list[_Part]:
 class _Wanted:
     rows: bool
     slots: bool
+    counters: bool
     verify: bool
 
 
@@ -219,8 +251,7 @@ class _Sorted:
         return cls(np.concatenate([piece.keys_N for piece in pieces]), RowBlock(*map(np.concatenate, columns)))
 
     def taken(self, which: slice | npt.NDArray[np.intp]) -> _Sorted:
-        ids_N, rows_ND, slots_NS = self.block
-        return _Sorted(self.keys_N[which], RowBlock(ids_N[which], rows_ND[which], slots_NS[which]))
+        return _Sorted(self.keys_N[which], self.block.taken(which))
 
     def buckets(self) -> BucketRange:
         """The range of buckets that the rows are in."""
@@ -277,10 +308,23 @@ class _Reader:
                 none_P0 = np.empty((ids_P.size, 0), dtype=np.float32)
                 rows_PD = _floats(file, part.prefix, "rows") if self.wanted.rows else none_P0
                 slots_PS = _floats(file, part.prefix, "slots") if self.wanted.slots else none_P0
+                counters_PC = np.empty((ids_P.size, 0), dtype=np.uint32)
+                if self.wanted.counters:
+                    counters_PC = _counters(file, part, ids_P.size)
         except (OSError, SafetensorError) as error:
             raise CheckpointError(f"{path}: cannot be read ({error})") from error
         keys_P = keys_of(ids_P)
-        return _Sorted(keys_P, RowBlock(ids_P, rows_PD, slots_PS)).taken(np.argsort(keys_P))
+        return _Sorted(keys_P, RowBlock(ids_P, rows_PD, slots_PS, counters_PC)).taken(np.argsort(keys_P))
+
+
+def _counters(file: Any, part: _Part, size: int) -> UInt32s:
+    """The counters of a part. Where a table counted nothing, those that servers give its rows when they load them."""
+    name = f"{part.prefix}.counters"
+    if name in file.keys():  # noqa: SIM118
+        return np.asarray(file.get_tensor(name), dtype=np.uint32)
+    counters_PC = np.empty((size, COUNTERS), dtype=np.uint32)
+    counters_PC[:] = part.checkpoint.step + earlier_steps(part.checkpoint), ONE_PUSH
+    return counters_PC
 
 
 def _floats(file: Any, prefix: str, what: str) -> Rows:
@@ -310,8 +354,10 @@ def _blocks(readers: Sequence[_Reader], ranges: Sequence[BucketRange], empty: Ro
 
 def _empty(spec: TableSpec, wanted: _Wanted) -> RowBlock:
     dim, num_slots = spec.dim, OPTIMIZERS[spec.optimizer.name].num_slots(spec.dim)
-    shapes = (0, dim if wanted.rows else 0), (0, num_slots if wanted.slots else 0)
-    return RowBlock(np.empty(0, np.int64), *(np.empty(shape, np.float32) for shape in shapes))
+    rows_0D = np.empty((0, dim if wanted.rows else 0), np.float32)
+    slots_0S = np.empty((0, num_slots if wanted.slots else 0), np.float32)
+    counters_0C = np.empty((0, COUNTERS if wanted.counters else 0), np.uint32)
+    return RowBlock(np.empty(0, np.int64), rows_0D, slots_0S, counters_0C)
 
 
 def _newest(found: _Sorted) -> _Sorted:

@@ -14,9 +14,11 @@ import numpy as np
 
 from shardkeep.base.arrays import Ids, Ints
 from shardkeep.base.errors import ConfigError
+from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import BUCKETS
 from shardkeep.ps.policy_config import LEAST_PER_BUCKET, EvictConfig
 from shardkeep.ps.shard.table import policy_kernels as at
+from shardkeep.ps.shard.table.layout import RowLayout
 from shardkeep.ps.shard.table.optimizers.optimizer import Update
 from shardkeep.ps.shard.table.table import Table
 
@@ -32,7 +34,7 @@ class Eviction:
     def __init__(self, table: Table, config: EvictConfig) -> None:
         self.table = table
         self._config = config
-        self.capacity = capacity_of(table, config)
+        self.capacity = capacity_of(table.spec)
         """Rows of a bucket; 0 = any number."""
         ttl = config.ttl_steps if config.ttl_s is None else config.ttl_s
         log_decay, by_score = math.log(config.decay) / config.decay_steps, config.policy == "lfu"
@@ -72,16 +74,17 @@ class Eviction:
         self.table.remove(images, slots_U, counts_B)
 
 
-def capacity_of(table: Table, config: EvictConfig) -> int:
+def capacity_of(spec: TableSpec) -> int:
     """Rows of a bucket; 0 = any number. Raises ConfigError where `max_bytes` is too small."""
-    if config.max_bytes is None:
-        return (config.max_rows or 0) // BUCKETS
-    row_bytes = 4 * table.layout.width + INDEX_BYTES
+    config = spec.evict
+    if config is None or config.max_bytes is None:
+        return (0 if config is None else config.max_rows or 0) // BUCKETS
+    row_bytes = 4 * RowLayout.of(spec).width + INDEX_BYTES
     capacity = int(config.max_bytes / row_bytes / BUCKETS)
     if capacity < LEAST_PER_BUCKET:
         least = math.ceil(LEAST_PER_BUCKET * BUCKETS * row_bytes)
         raise ConfigError(
-            f"tables.{table.spec.name}.evict.max_bytes: {config.max_bytes}, rows of {row_bytes:.0f} bytes; allowed: "
+            f"tables.{spec.name}.evict.max_bytes: {config.max_bytes}, rows of {row_bytes:.0f} bytes; allowed: "
             f"{least} or more"
         )
     return capacity

@@ -20,6 +20,8 @@ Values = npt.NDArray[Any]
 _DTYPES: dict[str, Any] = {"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16, "int8": np.int8}
 _NO_SCALES: Floats = np.empty(0, dtype=np.float32)
 NO_COUNTERS: UInt32s = np.empty((0, COUNTERS), dtype=np.uint32)
+ONE_PUSH = int(np.float32(1.0).view(np.uint32))
+"""The score of a row that one push had, as a counter."""
 _LARGEST16 = np.float32(65504.0)
 _LARGEST_BRAIN = np.array(0x7F7F0000, dtype=np.uint32).view(np.float32)
 

@@ -25,15 +25,13 @@ from shardkeep.ps.shard.table.layout import COUNTERS, RowLayout
 from shardkeep.ps.shard.table.optimizers.registry import OPTIMIZERS, code_address
 from shardkeep.ps.shard.table.pre_image_kernels import NO_IMAGES
 from shardkeep.ps.shard.table.records import Records
-from shardkeep.ps.shard.table.stored_rows import NO_COUNTERS, StoredRows
+from shardkeep.ps.shard.table.stored_rows import NO_COUNTERS, ONE_PUSH, StoredRows
 
 PACKED_KERNELS = "shardkeep.ps.shard.table.packed_kernels"
 """The kernels of tables with values of fewer than 32 bits; imported by them alone."""
 _ONE_TABLE = np.zeros(1, dtype=np.int64)
 NO_SQUARES: Rows = np.empty(0, dtype=np.float32)
 """No second moment beside the gradients."""
-ONE_PUSH = int(np.float32(1.0).view(np.uint32))
-"""The score of a row that one push had, as a counter."""
 NO_COUNTS: Ids = np.empty(0, dtype=np.int64)
 """No rows of buckets are counted."""
 
@@ -218,8 +216,11 @@ class Table:
         policy_kernels.write_counters(self.descriptor, slots_N, for_kernels(counters_N2, np.uint32))
 
     def fill(self, ids: Ids, rows: Rows) -> Ids:
-        """Sets weights (N, D) of unique ids (N), adding what is absent. Rounds as `load`. Returns where they are."""
-        return self._set(ids, rows, np.empty((ids.size, 0), dtype=np.float32))
+        """Sets weights (N, D) of unique ids (N), adding what is absent. Rounds as `load`. Their last push is at step 0,
+        where rows go. Returns where they are."""
+        where_N = self._set(ids, rows, np.empty((ids.size, 0), dtype=np.float32))
+        self._set_counters(where_N, NO_COUNTERS, 0)
+        return where_N
 
     def _set(self, ids: Ids, rows: Rows, slots_NS: Rows) -> Ids:
         where_N, rows_ND = self.slots_to_load(for_kernels(ids, np.int64)), self._shaped(rows, ids.size)

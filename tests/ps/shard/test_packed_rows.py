@@ -142,7 +142,7 @@ def test_snapshots_and_increments_hold_rows_as_they_were_whatever_pushes_do(
         assert same(state(read), before) and not same(state(tables), before)
         assert read.digests() == digests
         for t, spec in enumerate(specs):
-            blocks = [np.concatenate(column) for column in zip(*stream_rows(base, spec.name), strict=True)]
+            blocks = [np.concatenate(column) for column in zip(*stream_rows(base, spec.name), strict=True)][:3]
             order = np.argsort(blocks[0])
             assert all(np.array_equal(block[order], part) for block, part in zip(blocks, before[t], strict=True))
 

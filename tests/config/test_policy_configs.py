@@ -1,0 +1,74 @@
+"""Settings of admission and eviction: what changes nothing or contradicts is refused by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import shardkeep
+from shardkeep.base.errors import ConfigError
+from shardkeep.config import parse_config
+from shardkeep.ps.config import TableSpec
+from tests.support.click_files import click_job, click_rows, write_csv
+
+ROWS = 262_144
+
+
+def parsed(table: dict[str, Any]) -> TableSpec:
+    config = parse_config(json.dumps({"data": {"synthetic": {}}, "tables": {"C1": table}}))
+    assert parse_config(config.to_yaml()) == config
+    return config.table("C1")
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ({"evict": {"ttl_steps": 9, "policy": "lru"}}, "policy: lru changes nothing"),
+        ({"evict": {"ttl_steps": 9, "decay": 0.5}}, "decay: 0.5 changes nothing"),
+        ({"evict": {"max_rows": ROWS, "policy": "lru", "decay": 0.5}}, "decay: 0.5 changes nothing"),
+        ({"evict": {"ttl_steps": 9, "decay_steps": 5}}, "decay_steps: 5 changes nothing"),
+        ({"evict": {"max_rows": ROWS, "sweep_steps": 5}}, "sweep_steps: 5 changes nothing"),
+        ({"evict": {"ttl_steps": 9, "pinned": [1 << 63]}}, "evict.pinned"),
+        ({"evict": {"ttl_steps": 9, "pinned": [-(1 << 63) - 1]}}, "evict.pinned"),
+        ({"evict": {"max_rows": ROWS - 1}}, "evict.max_rows"),
+        ({"evict": {"policy": "lru"}}, "no rule"),
+        ({"evict": {}}, "no rule"),
+        ({"admit": {"probability": 0.5, "window_steps": 5}}, "window_steps: 5 without min_count"),
+        ({"admit": {}}, "admits every id"),
+    ],
+)
+def test_a_setting_without_effect_is_refused_by_name(table: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        parsed(table)
+    assert says in str(refused.value) and len(str(refused.value).splitlines()) == 1, str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "table",
+    [
+        {"evict": {"ttl_steps": 9, "sweep_steps": 5, "pinned": [(1 << 63) - 1, -(1 << 63)]}},
+        {"evict": {"delete_below": 0.1, "decay": 0.5, "decay_steps": 5}},
+        {"evict": {"max_rows": ROWS, "decay": 0.5}},
+        {"evict": {"max_rows": ROWS, "policy": "lru", "delete_below": 0.1, "decay": 0.5}},
+        {"admit": {"min_count": 2, "window_steps": 5}},
+        {"admit": {"probability": 0.5}},
+    ],
+)
+def test_settings_that_go_together_are_accepted_and_read_again(table: dict[str, Any]) -> None:
+    (kind,) = table
+    assert getattr(parsed(table), kind).model_dump(include=set(table[kind]), mode="json") == table[kind]
+
+
+def test_a_column_with_the_name_of_the_counts_of_another_is_refused(tmp_path: Path) -> None:
+    csv = write_csv(tmp_path / "train.csv", click_rows(100))
+    csv.write_text(csv.read_text().replace("item", "user (counts)", 1))
+    job = click_job(csv, tables={"default": {"dim": 4}, "user": {"admit": {"min_count": 2}}})
+    job["data"]["sparse"] = ["user", "user (counts)"]
+    config = shardkeep.JobConfig.model_validate(job)
+    with pytest.raises(
+        ConfigError, match=r"tables\.user\.admit\.min_count: its ids are counted in a table user \(counts\)"
+    ):
+        shardkeep.train(config, run_dir=tmp_path / "run", quiet=True)
