@@ -73,7 +73,7 @@ def test_the_figures_of_policies_are_those_of_the_summary(tmp_path: Path) -> Non
 
 
 def test_ages_and_scores_are_those_of_the_pushes_through_increments(tmp_path: Path) -> None:
-    spec = spec_of(EvictConfig(ttl_steps=1000, decay=0.5, decay_steps=1))
+    spec = spec_of(EvictConfig(ttl_steps=1000, decay=0.5, decay_steps=1, max_rows=262_144))
     tables = Tables([spec], seed=0)
     tables.changed.follow("")
     push(tables, 0, 1, 2, 3)
