@@ -186,16 +186,16 @@ def first_empty(entries: UInt64s) -> int:
     return at
 
 
-@kernel("void(uint64[::1], uint64)")
-def put(entries: UInt64s, entry: np.uint64) -> None:
-    """Puts an entry that is not there at the end of its chain."""
+@kernel("uint64(uint64[::1], uint64, uint64)")
+def position_of(entries: UInt64s, hash_: np.uint64, entry: np.uint64) -> np.uint64:
+    """The position of an entry that is there, or the end of a chain: `entry` 0."""
     size = np.uint64(entries.size)
-    at = home(entries, entry >> _32)
-    while entries[at] != _0:
+    at = home(entries, hash_)
+    while entries[at] != entry:
         at += _1
         if at == size:
             at = _FIRST
-    entries[at] = entry
+    return at
 
 
 @kernel("void(uint64[::1], uint64[::1], int64, int64)")
@@ -207,7 +207,7 @@ def move_entries(entries: UInt64s, old: UInt64s, begin: int, end: int) -> None:
         entry = old[at]
         start = home(old, entry >> _32)
         if entry != _0 and first <= start and start < last and (start > at) == turn:  # start > at: behind the turn
-            put(entries, entry)
+            entries[position_of(entries, entry >> _32, _0)] = entry
         at += _1
         if at == size:
             at, turn = _FIRST, True
@@ -251,18 +251,6 @@ def slots_between(entries: UInt64s, old: UInt64s, first: np.uint64, end: np.uint
     return count
 
 
-@kernel("uint64(uint64[::1], uint64)")
-def position_of(entries: UInt64s, entry: np.uint64) -> np.uint64:
-    """The position of an entry that is there."""
-    size = np.uint64(entries.size)
-    at = home(entries, entry >> _32)
-    while entries[at] != entry:
-        at += _1
-        if at == size:
-            at = _FIRST
-    return at
-
-
 @kernel("void(uint64[::1], uint64)")
 def erase(entries: UInt64s, at: np.uint64) -> None:
     """Empties an entry. Those behind it that it had displaced move up: no tombstone stays."""
@@ -286,11 +274,11 @@ def remove(entries: UInt64s, old: UInt64s, addresses: Ints, shift: int, width: i
     """Removes the row in `slot`. The row in `last`, the highest slot, moves there."""
     hash_ = hash_of(entries, id_of(addresses, shift, width, slot))
     among = entries if hash_ < old[BOUND] else old
-    erase(among, position_of(among, hash_ << _32 | np.uint64(slot + 1)))
+    erase(among, position_of(among, hash_, hash_ << _32 | np.uint64(slot + 1)))
     if slot != last:
         hash_ = hash_of(entries, id_of(addresses, shift, width, last))
         among = entries if hash_ < old[BOUND] else old
-        among[position_of(among, hash_ << _32 | np.uint64(last + 1))] = hash_ << _32 | np.uint64(slot + 1)
+        among[position_of(among, hash_, hash_ << _32 | np.uint64(last + 1))] = hash_ << _32 | np.uint64(slot + 1)
         row, to = record(addresses, shift, width, last), record(addresses, shift, width, slot)
         for w in range(width):
             to[w] = row[w]

@@ -29,7 +29,6 @@ from shardkeep.ps.shard.table.stored_rows import NO_COUNTERS, ONE_PUSH, StoredRo
 
 PACKED_KERNELS = "shardkeep.ps.shard.table.packed_kernels"
 """The kernels of tables with values of fewer than 32 bits; imported by them alone."""
-_ONE_TABLE = np.zeros(1, dtype=np.int64)
 NO_SQUARES: Rows = np.empty(0, dtype=np.float32)
 """No second moment beside the gradients."""
 NO_COUNTS: Ids = np.empty(0, dtype=np.int64)
