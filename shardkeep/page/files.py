@@ -47,7 +47,9 @@ def whole_page(runs: Sequence[RunState]) -> str:
     stored = f'<script type="application/json" id="stored">{_embedded(state)}</script>\n'
     page = _LINKS.sub("", text_of("index.html"))
     page = page.replace("<title>", f"{head}<title>", 1)
-    return page.replace("</body>", f"{stored}<script>{chart}</script>\n<script type=\"module\">{script}</script>\n</body>")
+    return page.replace(
+        "</body>", f'{stored}<script>{chart}</script>\n<script type="module">{script}</script>\n</body>'
+    )
 
 
 def _logs(run: RunState) -> dict[str, str]:

@@ -70,7 +70,7 @@ def time_line(records: RunRecords, state: str) -> Record:
             marks.append(_mark("death", at, text, key))
         elif found := _LEFT.match(text):
             close((found[1], int(found[2])), at, "left" if found[3] == "0" else "failed")
-        elif "generation" in text and "formed" in text or text.startswith("took over"):
+        elif ("generation" in text and "formed" in text) or text.startswith("took over"):
             marks.append(_mark("generation", at, text))
         elif event.get("phase") == "recovery":
             marks.append({**_mark("recovery", at, text), "seconds": number(event.get("seconds"))})

@@ -18,6 +18,8 @@ Record = dict[str, Any]
 Key = tuple[str, int]
 EVENTS_KEPT = 2000
 LOSSES_KEPT = 400
+MOST_TELEMETRY_BYTES = 32 << 20
+"""Of a long run only the last telemetry is read."""
 GROWTH_S = 600.0
 """Seconds of the window over which the growth of tables is measured."""
 DIRECTIONS = ("pull", "push", "tower")
@@ -39,16 +41,16 @@ class RunRecords:
         """Step and loss of the last records; None = not finite."""
         self.telemetry: dict[Key, Record] = {}
         """The newest record of each process."""
-        self.rows_seen: deque[tuple[float, dict[str, int]]] = deque()
-        """Rows by table over the last minutes."""
+        self.rows_seen: deque[tuple[float, int, dict[str, int]]] = deque()
+        """Time, servers that have reported, and rows by table, over the last minutes."""
         self.spent = Series()
-        """samples, bytes of training so far."""
+        """samples, bytes of training so far, as the workers' records have them."""
         self.newest = 0.0
         """Time of the newest record, in seconds since 1970."""
         self.first: float | None = None
         self._before: dict[Key, dict[str, float]] = {}
         self._metrics = MetricsTail(self.reader.metrics_path)
-        self._telemetry = MetricsTail(self.reader.path / "telemetry.jsonl")
+        self._telemetry = MetricsTail(self.reader.path / "telemetry.jsonl", most_bytes=MOST_TELEMETRY_BYTES)
 
     def refresh(self) -> None:
         """Reads what the job has added since the last call."""
@@ -91,10 +93,6 @@ class RunRecords:
             self.training.add((time, step, record.get("samples"), loss, number(record.get("samples_per_s"))))
         elif kind == "eval":
             self.evaluations.append({**record, "at": time})
-            spent = number((record.get("train_bytes") or {}).get("total"))
-            samples = number(record.get("train_samples") or self.progress.get("samples"))
-            if spent is not None and samples is not None and not self.telemetry:
-                self.spent.add((samples, spent))
         else:
             self.events.append({**record, "at": time})
 
@@ -111,7 +109,7 @@ class RunRecords:
             spent = sum(sum(self.bytes_by_part.get(direction, {}).values()) for direction in DIRECTIONS)
             self.spent.add((samples, spent))
         if key[0] == "server":
-            self.rows_seen.append((time, table_rows(self)))
+            self.rows_seen.append((time, sum(role == "server" for role, _ in self.telemetry), table_rows(self)))
             while self.rows_seen[0][0] < time - GROWTH_S:
                 self.rows_seen.popleft()
 

@@ -110,9 +110,14 @@ def curves(records: RunRecords) -> Record:
 
 def _spent(records: RunRecords) -> list[tuple[float, float]]:
     """Samples and bytes in growing order, from a job's start on."""
+    told = [(samples, spent) for samples, spent in records.spent.rows if samples is not None and spent is not None]
+    for record in records.evaluations:
+        spent, samples = number((record.get("train_bytes") or {}).get("total")), number(record.get("train_samples"))
+        if spent is not None and samples is not None:
+            told.append((samples, spent))
     points = [(0.0, 0.0)]
-    for samples, spent in records.spent.rows:
-        if samples is not None and spent is not None and samples > points[-1][0]:
+    for samples, spent in sorted(told):
+        if samples > points[-1][0]:
             points.append((samples, max(spent, points[-1][1])))
     return points if len(points) > 1 else []
 
@@ -137,7 +142,7 @@ def worker_steps(records: RunRecords) -> list[Record]:
     single = records.progress.get("step_ms")
     if not found and not ended and single:
         ended = {0: records.progress}
-    rows = []
+    rows = list[Record]()
     for index in sorted({*found, *ended}):
         record = ended.get(index) or found[index]
         parts = {name: ms for name, value in record["step_ms"].items() if (ms := number(value)) is not None}
@@ -157,7 +162,7 @@ def tables(records: RunRecords) -> Record:
     for event in records.events:
         for table in event.get("tables") or ():
             kinds[str(table.get("name"))] = table
-    now = {name: {"rows": rows} for name, rows in table_rows(records).items()}
+    now: dict[str, Record] = {name: {"rows": rows} for name, rows in table_rows(records).items()}
     for _, record in records.role("server"):
         for table in record.get("tables") or ():
             for key in ("bytes", "created", "removed", "refused", "candidates"):
@@ -165,8 +170,11 @@ def tables(records: RunRecords) -> Record:
                     now[str(table.get("name"))][key] = now[str(table.get("name"))].get(key, 0) + int(count)
     for table in (records.summary or {}).get("tables") or ():
         name = str(table["name"])
-        now[name] = {**now.get(name, {}), **{k: n for k in ("rows", "bytes") if (n := number(table.get(k))) is not None}}
-    rows = [
+        now[name] = {
+            **now.get(name, {}),
+            **{k: n for k in ("rows", "bytes") if (n := number(table.get(k))) is not None},
+        }
+    rows: list[Record] = [
         {"name": name, "growth": None if records.summary else _growth(records, name), **figures,
          "dim": kinds.get(name, {}).get("dim"), "optimizer": kinds.get(name, {}).get("optimizer")}
         for name, figures in now.items()
@@ -180,7 +188,7 @@ def tables(records: RunRecords) -> Record:
 def _growth(records: RunRecords, name: str) -> float | None:
     """New rows a minute, over the last minutes."""
     seen = records.rows_seen
-    whole = [(at, rows[name]) for at, rows in seen if name in rows and len(rows) == len(seen[-1][1])]
+    whole = [(at, rows[name]) for at, servers, rows in seen if name in rows and servers == seen[-1][1]]
     if len(whole) < 2 or whole[-1][0] <= whole[0][0]:
         return None
     return round(60 * (whole[-1][1] - whole[0][1]) / (whole[-1][0] - whole[0][0]), 1)
@@ -192,11 +200,13 @@ def bytes_of(records: RunRecords) -> Record:
     live = records.bytes_by_part
     fp32 = live.pop("fp32", {})
     source = counted if counted.get("total") else live
-    directions = []
+    directions = list[Record]()
     for name, meaning in LEDGER_DIRECTIONS.items():
         parts = source.get(name) or {}
         parts = parts if isinstance(parts, Mapping) else {"": parts}
-        rows = [{"name": part, "bytes": n, "meaning": PARTS.get(part, "")} for part, n in parts.items() if n]
+        rows: list[Record] = [
+            {"name": part, "bytes": n, "meaning": PARTS.get(part, "")} for part, n in parts.items() if n
+        ]
         total = sum(row["bytes"] for row in rows)
         if total:
             rows.sort(key=lambda row: -row["bytes"])

@@ -34,9 +34,8 @@ class RunState:
         self._serving, self._clock = serving, clock
         text = _read(self.records.reader.config_path, MOST_CONFIG_BYTES)
         if not text and not self.records.reader.config_path.exists():
-            missing = "is not a run folder (it has no config.yaml)" if Path(path).is_dir() else "there is no such folder"
-            raise UserError(f"{path}: {missing}")
-        self._config_text = text
+            there = Path(path).is_dir()
+            raise UserError(f"{path}: {'is not a run folder (no config.yaml)' if there else 'there is no such folder'}")
         self._config: Mapping[str, Any] = {}
         with contextlib.suppress(yaml.YAMLError):
             found = yaml.safe_load(text)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median, pvariance
 from typing import Any, Literal
 
@@ -152,7 +153,7 @@ def slow_worker(sight: Sight) -> list[Warning]:
 
 
 def _others(rows: Sequence[Record], row: Record) -> float:
-    return median(other["own"] for other in rows if other is not row)
+    return float(median(other["own"] for other in rows if other is not row))
 
 
 def waits_for_samples(sight: Sight) -> list[Warning]:
@@ -174,7 +175,7 @@ def old_checkpoint(sight: Sight) -> list[Warning]:
     if not sight.running or not sight.checkpoints:
         return []
     times = sorted(row["at"] for row in sight.checkpoints)
-    period = min((b - a for a, b in zip(times, times[1:], strict=False)), default=UNKNOWN_PERIOD_S / CHECKPOINT_PERIODS)
+    period = min((b - a for a, b in pairwise(times)), default=UNKNOWN_PERIOD_S / CHECKPOINT_PERIODS)
     age = sight.now - times[-1]
     if age <= max(CHECKPOINT_S, CHECKPOINT_PERIODS * period):
         return []
