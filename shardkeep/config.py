@@ -26,6 +26,7 @@ from shardkeep.ps.config import (
     RowwiseAdagradConfig,
     TableConfig,
     TableSpec,
+    TelemetryConfig,
     TransportConfig,
 )
 from shardkeep.workers.config import (
@@ -91,6 +92,8 @@ class JobConfig(Settings):
     """Deadlines and leases."""
     recovery: RecoveryConfig = RecoveryConfig()
     """What a job may lose when processes die."""
+    telemetry: TelemetryConfig = TelemetryConfig()
+    """Records of what each process does."""
     profile: ProfileConfig = ProfileConfig()
     """Traces of some steps."""
 
