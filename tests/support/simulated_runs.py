@@ -282,10 +282,8 @@ def _telemetry(scene: Scene) -> Iterator[Record]:
     for tick in range(1, int(elapsed_s / every_s) + 1):
         step = int(tick * every_s * 1000 / scene.step_ms)
         after = scene.lost_server is not None and step > scene.lost_at
-        generation = 2 if after else 1
-        for place, (role, index) in enumerate([("coordinator", 0), *_everyone(scene)]):
-            if role != "worker" and not scene.servers:
-                continue
+        generation = (2 if after else 1) if scene.servers else 0
+        for place, (role, index) in enumerate(_reporters(scene)):
             head: Record = {
                 "time": _time(scene.at(step) + timedelta(seconds=every_s * place / count / 2)),
                 "kind": "telemetry",
@@ -297,6 +295,11 @@ def _telemetry(scene: Scene) -> Iterator[Record]:
                 "generation": generation,
             }
             yield head | figures.telemetry(role, index, step, every_s=every_s, restarted=after)
+
+
+def _reporters(scene: Scene) -> list[tuple[str, int]]:
+    """The roles with telemetry; in a job of one process, its tables report as server 0."""
+    return [("coordinator", 0), *_everyone(scene)] if scene.servers else [("worker", 0), ("server", 0)]
 
 
 def _write_checkpoint(folder: Path, scene: Scene, step: int) -> None:
@@ -351,7 +354,8 @@ def _summary(scene: Scene, config: JobConfig) -> Record:
     evaluations = _evaluation_steps(scene)
     wall_s = (scene.now - scene.began).total_seconds()
     samples = scene.done * scene.batch_size * scene.workers
-    traffic = bytes_of(sum_of(figures.worker_bytes(i, scene.done) for i in range(scene.workers)), samples)
+    traffic = bytes_of(sum_of(figures.worker_bytes(i, scene.done) for i in range(scene.workers)))
+    traffic["per_sample"] = (traffic["total"] - sum(traffic["read"].values())) / samples
     speed = scene.workers * scene.batch_size / scene.step_ms * 1000
     step_ms = figures.mean_step_ms()
     totals = {

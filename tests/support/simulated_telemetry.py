@@ -32,6 +32,8 @@ PARTS = {  # shares of a step of a worker that waits for nobody
 }
 SLOW = 2.5
 """A slow worker's forward and backward pass take so many times the others'."""
+STEP_IDS = 26 * 1200
+"""Unique ids of one worker's step, in all tables."""
 BEST_AUC, FIRST_AUC = 0.8504, 0.62
 BEST_LOSS, FIRST_LOSS = 0.44, 0.69
 
@@ -139,7 +141,7 @@ class Figures:
 
     def worker_bytes(self, worker: int, step: int) -> Counts:
         """What one worker sent and received until `step`, by kind."""
-        ids = step * 26 * 1200 * 8
+        ids = step * STEP_IDS * 8
         push, pull = ids * 8, ids * 8
         tower = step * 460_000 if self._scene.workers > 1 and self._scene.servers else 0
         if self._scene.compression:
@@ -165,8 +167,8 @@ class Figures:
         scene = self._scene
         steps = max(1, round(every_s * 1000 / scene.step_ms))
         parts = self.step_ms(worker, step)
-        counts = bytes_of(self.worker_bytes(worker, step), self._samples(step))
-        ids = step * scene.batch_size * 26
+        counts = bytes_of(self.worker_bytes(worker, step))
+        unique = step * STEP_IDS
         recent = scene.lost_server is not None and 0 <= step - scene.lost_at < steps
         waits = {f"server {i}": round(parts["pull_wait"] / scene.servers, 3) for i in range(scene.servers)}
         if recent and scene.lost_server is not None:
@@ -181,10 +183,10 @@ class Figures:
             "step_ms": parts,
             "wait_ms": waits,
             "bytes": counts,
-            "fp32_bytes": {"pull": ids // 43 * 64, "push": ids // 43 * 64, "tower": tower},
+            "fp32_bytes": {"pull": unique * 72, "push": unique * 72, "tower": tower},
             "staleness": self.staleness(step),
-            "ids": ids,
-            "unique_ids": ids // 43,
+            "ids": step * scene.batch_size * 26,
+            "unique_ids": unique,
             "dropped_rows": 0,
             "skipped_steps": 0,
             "unsent_rows": 0,
@@ -241,8 +243,8 @@ class Figures:
         return float(np.random.default_rng(key).uniform(-1, 1))
 
 
-def bytes_of(counts: Counts, samples: int) -> Counts:
-    """The `bytes` of a summary from the counts by kind."""
+def bytes_of(counts: Counts) -> Counts:
+    """The `bytes` of a record from the counts by kind."""
     push, pull, tower, read = (sum(counts[kind].values()) for kind in ("push", "pull", "tower", "read"))
     ids = counts["pull"].get("ids", 0)
     total = push + pull + tower + read + counts["control"]
@@ -252,7 +254,6 @@ def bytes_of(counts: Counts, samples: int) -> Counts:
         "from_servers": pull - ids + read,
         "between_workers": tower,
         "total": total,
-        "per_sample": (total - read) / max(1, samples),
     }
 
 
