@@ -7,6 +7,7 @@ the same for the same scene. tests/page/test_simulated_runs.py holds a folder ag
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
@@ -322,6 +323,8 @@ def _write_checkpoint(folder: Path, scene: Scene, step: int) -> None:
     }
     manifest = {"format": 3, "step": step, "files": files, "facts": facts, "checksum": "0" * 32}
     _write_json(folder / "manifest.json", manifest)
+    written = scene.at(step + 0.9).timestamp()
+    os.utime(folder / "manifest.json", (written, written))
 
 
 def _write_logs(folder: Path, scene: Scene) -> None:

@@ -169,10 +169,7 @@ class Figures:
         parts = self.step_ms(worker, step)
         counts = bytes_of(self.worker_bytes(worker, step))
         unique = step * STEP_IDS
-        recent = scene.lost_server is not None and 0 <= step - scene.lost_at < steps
         waits = {f"server {i}": round(parts["pull_wait"] / scene.servers, 3) for i in range(scene.servers)}
-        if recent and scene.lost_server is not None:
-            waits[f"server {scene.lost_server}"] = round(parts["total"] * 0.4, 3)
         tower = 460_000 * step if counts["tower"] else 0
         return {
             "step": step,
@@ -225,8 +222,10 @@ class Figures:
         return step * self._scene.batch_size * self._scene.workers
 
     def _speed(self, step: int) -> float:
-        each = self._scene.batch_size * self._scene.workers / self._scene.step_ms * 1000
-        return each * (1 + 0.03 * self._noise("speed", step))
+        scene = self._scene
+        each = scene.batch_size * scene.workers / scene.step_ms * 1000
+        halted = scene.lost_server is not None and 0 <= step - scene.lost_at < 5000 / scene.step_ms
+        return each * (0.5 if halted else 1.0) * (1 + 0.03 * self._noise("speed", step))
 
     def _learned(self, step: int) -> float:
         """From 0 to 1: how far training is, as curves of AUC go."""
