@@ -76,7 +76,9 @@ def time_line(records: RunRecords, state: str) -> Record:
             marks.append({**_mark("recovery", at, text), "seconds": number(event.get("seconds"))})
         elif event.get("phase") == "checkpoint" and number(event.get("bytes")) is not None:
             marks.append(_mark("checkpoint", at, text))
-        elif text.startswith(("warning:", "recovering:", "resumed", "stopped")):
+        elif text.startswith(("warning:", "recovering:", "resumed", "stopped")) and not (
+            marks and text.removeprefix("recovering: ") == marks[-1]["text"]  # the death says the same
+        ):
             marks.append(_mark("note", at, text))
     if not any(mark["kind"] == "recovery" for mark in marks):
         marks += [

@@ -96,7 +96,10 @@ class RunState:
 
     def _alive(self, now: float) -> bool:
         """Whether a process of the job may be there. Looks for processes only if the job has been quiet."""
-        if self._serving or now - self.records.newest < IDLE_S:
+        began = 0.0
+        with contextlib.suppress(OSError):
+            began = self.records.reader.config_path.stat().st_mtime
+        if self._serving or now - max(self.records.newest, began) < IDLE_S:
             return True
         if now - self._looked_at > IDLE_S:
             self._looked_at = now
