@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from shardkeep.page.files import SERVED, text_of
-from shardkeep.page.members import ROLES
+from shardkeep.page.records import ROLES
 from shardkeep.page.streams import Streams, TooManyStreams
 
 SEND_S = 10.0

@@ -10,8 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardkeep.page.members import ROLES
-from shardkeep.page.records import Record
+from shardkeep.page.records import ROLES, Record
 from shardkeep.page.state import RunState
 from shardkeep.run.json_files import to_json
 

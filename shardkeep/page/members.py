@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from shardkeep.page.records import Key, Record, RunRecords, number, seconds_of
+from shardkeep.page.records import ROLES, Key, Record, RunRecords, number, seconds_of
 from shardkeep.page.sections import recoveries
 
-ROLES = ("coordinator", "server", "worker")
 _REGISTERED = re.compile(r"(server|worker) (\d+) \(pid (\d+) on (.*)\) registered")
 _LEFT = re.compile(r"(server|worker) (\d+) .*\bleft with code (-?\d+)")
 MOST_MARKS = 300
