@@ -92,7 +92,7 @@ def test_a_wrong_token_or_one_in_another_place_is_refused(view: View) -> None:
     )
     for text in wrong:
         assert request(place, "/state", headers={"Authorization": f"Bearer {text}"}).status == 401, text[:80]
-        if text.isalnum():
+        if text.isascii() and text.isalnum():
             assert request(place, f"/?token={text}").status == 401
     elsewhere = (
         {"Authorization": token},
