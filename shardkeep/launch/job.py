@@ -24,7 +24,9 @@ from shardkeep.launch.callback_calls import CallbackCalls
 from shardkeep.launch.children import Spawn, Starter, child_environment
 from shardkeep.launch.interrupts import Interrupts
 from shardkeep.launch.test_data import score_test_data
+from shardkeep.page.of_job import serving_page
 from shardkeep.process_starts import forks
+from shardkeep.ps.control.grpc.endpoint import make_token
 from shardkeep.run.callback import Callback, StartEvent
 from shardkeep.run.folder import Record, RunFolder
 from shardkeep.run.new_folder import refuse_taken
@@ -295,7 +297,12 @@ def _in_process(
     interrupts.grace_s = config.liveness.grace_s
     screen.phase("start", "one process")
     try:
-        summary = run_in_process(config, sink, lambda: interrupts.count > 0, folder=folder.path, start_step=start_step)
+        with serving_page(config.page, folder.path, make_token()) as page:
+            if page is not None:
+                screen.phase("page", page)
+            summary = run_in_process(
+                config, sink, lambda: interrupts.count > 0, folder=folder.path, start_step=start_step
+            )
     except KeyboardInterrupt:
         late = f"; {out_of_grace(config, folder.path)}" if interrupts.late else ""
         sink.finished("stopped", f"stopped at step {sink.step}{late}", None)

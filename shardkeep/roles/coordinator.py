@@ -18,6 +18,7 @@ from typing import Any
 
 from shardkeep.base.errors import ConfigError, ShardkeepError, UserError
 from shardkeep.config import JobConfig
+from shardkeep.page.of_job import serving_page
 from shardkeep.ps.control.grpc.addresses import check_exposed, split_address
 from shardkeep.ps.control.grpc.endpoint import read_token
 from shardkeep.ps.control.grpc.server import Stopping, serve_job
@@ -67,7 +68,7 @@ def run_coordinator(job: JobConfig, options: CoordinatorOptions) -> int:
     token = _job_token(folder, token, options)
     note_run(folder.path)
     clean(folder.token_path.parent)
-    with _closing_lines(folder, options):
+    with _closing_lines(folder, options), serving_page(job.page, folder.path, token, tls=options.tls) as page:
         by_hand = not options.launched
         start_step = options.start_step
         shared = shared_folder(job, folder.path, start_step=start_step, standing=standing) if by_hand else None
@@ -77,7 +78,7 @@ def run_coordinator(job: JobConfig, options: CoordinatorOptions) -> int:
             token=token,
             tls=tls,
             sink=folder,
-            ready=lambda address: _ready(address, folder, options),
+            ready=lambda address: _ready(address, folder, options, page),
             stopping=stopping,
             before=standing,
         )
@@ -181,8 +182,10 @@ def _closing_lines(folder: RunFolder, options: CoordinatorOptions) -> Iterator[N
             folder.forget_token()
 
 
-def _ready(address: str, folder: RunFolder, options: CoordinatorOptions) -> None:
-    """Prints the address and writes it to the run folder, with the command that takes over from this process."""
+def _ready(address: str, folder: RunFolder, options: CoordinatorOptions, page: str | None) -> None:
+    """Prints the address and writes it to the run folder, with the command that takes over from this process.
+
+    The page's address has a token: it is printed for a person, never to a log of the run folder."""
     command = take_over_arguments(
         folder.path,
         address,
@@ -191,6 +194,8 @@ def _ready(address: str, folder: RunFolder, options: CoordinatorOptions) -> None
         insecure=options.insecure_data_plane,
     )
     folder.coordinator(address, pid=os.getpid(), command=[] if options.launched else command)
+    if page is not None and not options.launched:
+        _say(f"page: {page}")
     token_file = str(options.token_file or folder.token_path)
     print(json.dumps({"coordinator": address, "run_dir": str(folder.path), "token_file": token_file}), flush=True)
 
