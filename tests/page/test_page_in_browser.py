@@ -28,7 +28,8 @@ BADGES: dict[State, str] = {
     "stopped": "stopped",
     "killed": "no process left",
 }
-LARGE = {"servers": 8, "workers": 64}
+LARGE: dict[str, Any] = {"servers": 8, "workers": 64}
+ALONE: dict[str, Any] = {"servers": 0, "workers": 1}
 
 
 @pytest.fixture(scope="module")
@@ -59,9 +60,13 @@ def seen(browser: Chromium, cluster: Cluster, *runs: Path, **window: Any) -> Ite
 
 
 @pytest.mark.parametrize(
-    "members", [{}, LARGE, {"servers": 0, "workers": 1}], ids=["2 workers", "64 workers", "1 process"]
+    ("state", "members"),
+    [
+        *(pytest.param(state, {}, id=f"{state}, 2 workers") for state in BADGES),
+        *(pytest.param(state, LARGE, id=f"{state}, 64 workers") for state in BADGES),
+        *(pytest.param(state, ALONE, id=f"{state}, one process") for state in BADGES if state != "recovering"),
+    ],
 )
-@pytest.mark.parametrize("state", list(BADGES))
 def test_the_page_of_every_state_says_which_it_is_without_an_error_or_a_request_to_another_host(
     browser: Chromium, cluster: Cluster, tmp_path: Path, state: State, members: dict[str, int]
 ) -> None:
@@ -98,9 +103,9 @@ def test_the_figures_are_those_of_summary_json(browser: Chromium, cluster: Clust
         assert number(tile(visit, "AUC")) == pytest.approx(summary["eval"]["auc"], abs=5e-5)
         assert number(tile(visit, "Recoveries")) == len(summary["recoveries"])
         sums = {kind: sum(summary["bytes"][kind].values()) for kind in ("push", "pull", "tower")}
-        assert number(tile(visit, "Sent for training")) == pytest.approx(sum(sums.values()), rel=0.01)
+        assert number(tile(visit, "Sent for training")) == pytest.approx(sum(sums.values()), rel=0.02)
         shown = {row[0].split("\n")[0]: number(row[1]) for row in rows_of(visit, "bytes")}
-        assert {kind: shown[kind] for kind in sums} == {k: pytest.approx(v, rel=0.01) for k, v in sums.items()}
+        assert {kind: shown[kind] for kind in sums} == {k: pytest.approx(v, rel=0.02) for k, v in sums.items()}
         tables = {table["name"]: table["rows"] for table in summary["tables"]}
         assert {row[0]: number(row[1]) for row in rows_of(visit, "tables")}.items() <= tables.items()
         staleness = {row[0].split()[0]: number(row[-1]) for row in rows_of(visit, "staleness")}
@@ -212,5 +217,5 @@ def test_a_report_is_one_file_that_requests_nothing(
         assert visit.too_wide() == 0
         assert visit.text("#state") == "completed"
         assert visit.axe() == []
-        visit.page.get_by_role("button", name="Log of worker 0").first.click()
-        assert "training generation=1" in visit.text("#log pre")
+        visit.page.get_by_role("button", name="Log of server 0").first.click()
+        assert "serving generation=1" in visit.text("#log pre")

@@ -23,7 +23,7 @@ Record = dict[str, Any]
 State = Literal["begun", "forming", "running", "recovering", "finished", "failed", "stopped", "killed"]
 STATES: tuple[State, ...] = ("begun", "forming", "running", "recovering", "finished", "failed", "stopped", "killed")
 STATUS = {"finished": "completed", "failed": "failed", "stopped": "stopped"}
-NOON = datetime(2026, 11, 25, 12, 0, 0)
+NOON = datetime(2026, 11, 20, 12, 0, 0)
 FIRST_PID = 4_194_000
 """Close to the kernel's highest one: such a process is rarely there."""
 
