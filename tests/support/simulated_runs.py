@@ -6,6 +6,8 @@ the same for the same scene. tests/page/test_simulated_runs.py holds a folder ag
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -21,7 +23,7 @@ Record = dict[str, Any]
 State = Literal["begun", "forming", "running", "recovering", "finished", "failed", "stopped", "killed"]
 STATES: tuple[State, ...] = ("begun", "forming", "running", "recovering", "finished", "failed", "stopped", "killed")
 STATUS = {"finished": "completed", "failed": "failed", "stopped": "stopped"}
-NOON = datetime(2026, 11, 25, 12, 0, 0)
+NOON = datetime(2026, 11, 20, 12, 0, 0)
 FIRST_PID = 4_194_000
 """Close to the kernel's highest one: such a process is rarely there."""
 
@@ -113,6 +115,14 @@ def write_simulated_run(folder: Path, scene: Scene) -> Path:
     if scene.over:
         _write_json(folder / "summary.json", _summary(scene, config))
     return folder
+
+
+@contextlib.contextmanager
+def led(run: Path) -> Iterator[Path]:
+    """A launcher is in the run folder inside the `with`: its job is alive."""
+    with (run / ".lock").open("ab") as file:
+        fcntl.flock(file.fileno(), fcntl.LOCK_EX)
+        yield run
 
 
 def config_of(scene: Scene) -> JobConfig:
