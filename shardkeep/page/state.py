@@ -104,8 +104,8 @@ class RunState:
         if now - self._looked_at > IDLE_S:
             self._looked_at = now
             with contextlib.suppress(OSError, ValueError, ShardkeepError):
-                launcher = launcher_there(self.records.reader.path)
-                self._there = bool(launcher) or bool(living(self.records.reader))
+                self._there = bool(launcher_there(self.records.reader.path))
+                self._there = self._there or bool(living(self.records.reader))
         return self._there
 
 
