@@ -15,7 +15,7 @@ from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from shardkeep.page.files import SERVED, text_of
-from shardkeep.page.members import ROLES
+from shardkeep.page.records import ROLES
 from shardkeep.page.streams import Streams, TooManyStreams
 
 SEND_S = 10.0
@@ -68,7 +68,7 @@ class PageApp:
         if path == "/" and "token" in request.query_params:
             return self._enter(request)
         if not self._admits(request):
-            return PlainTextResponse(NO_TOKEN, 401, {"www-authenticate": "Bearer"})
+            return _refused()
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("allowed: GET\n", 405, {"allow": "GET"})
         if path == "/":
@@ -85,7 +85,7 @@ class PageApp:
     def _enter(self, request: Request) -> Response:
         """Takes the token out of the address, which a browser shows and keeps, into a cookie."""
         if not self._is_token(request.query_params["token"]):
-            return PlainTextResponse(NO_TOKEN, 401, {"www-authenticate": "Bearer"})
+            return _refused()
         response = RedirectResponse("/", 303)
         response.set_cookie(self._cookie, self._token, httponly=True, samesite="strict", secure=self._secure)
         return response
@@ -122,7 +122,9 @@ class PageApp:
         try:
             first = await anext(events)
         except TooManyStreams:
-            refusal = PlainTextResponse("too many streams are open; try again later\n", 503, {"retry-after": "10"})
+            refusal = PlainTextResponse(
+                "too many streams are open; try again later\n", 503, {"retry-after": "10", "connection": "close"}
+            )
             await refusal(scope, receive, send)
             return
         headers = {**HEADERS, "content-type": "text/event-stream", "x-accel-buffering": "no"}
@@ -148,6 +150,10 @@ class PageApp:
         finally:
             gone.cancel()
             await events.aclose()
+
+
+def _refused() -> Response:
+    return PlainTextResponse(NO_TOKEN, 401, {"www-authenticate": "Bearer", "connection": "close"})
 
 
 async def _gone(receive: Receive) -> None:

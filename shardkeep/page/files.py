@@ -10,8 +10,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from shardkeep.page.members import ROLES
-from shardkeep.page.records import Record
+from shardkeep.page.records import ROLES, Record
 from shardkeep.page.state import RunState
 from shardkeep.run.json_files import to_json
 
@@ -20,7 +19,8 @@ MODULES = ("format.js", "dom.js", "plots.js", "sections.js", "page.js")
 """In the order of their imports."""
 TYPES = {".css": "text/css", ".js": "text/javascript", ".txt": "text/plain"}
 SERVED = {path.name: TYPES[path.suffix] for path in STATIC.glob("*") if path.suffix in TYPES}
-MOST_LOGS, MOST_LOG_CHARACTERS = 40, 16_000
+MOST_LOGS, MOST_LOG_CHARACTERS = 200, 1_000_000
+"""Of all logs of a run together, in a report."""
 _IMPORT = re.compile(r"^import (?:\* as )?(.+) from \"\./(.+)\";$", re.MULTILINE)
 _EXPORT = re.compile(r"^export (?:function|const) (\w+)", re.MULTILINE)
 _EXPORT_WORD = re.compile(r"^export ", re.MULTILINE)
@@ -57,7 +57,8 @@ def _logs(run: RunState) -> dict[str, str]:
     paths = sorted(run.records.reader.logs.glob("*.log"))[:MOST_LOGS]
     keys = [path.stem.rpartition("-") for path in paths]
     texts = {f"{role}-{i}": run.log(role, int(i)) for role, _, i in keys if role in ROLES and i.isdecimal()}
-    return {key: text[-MOST_LOG_CHARACTERS:] for key, text in texts.items() if text}
+    each = min(16_000, MOST_LOG_CHARACTERS // max(1, len(texts)))
+    return {key: text[-each:] for key, text in texts.items() if text}
 
 
 def _bundle() -> str:

@@ -18,8 +18,8 @@ from shardkeep.page.state import RunState
 from shardkeep.page.streams import Streams
 
 MOST_CONNECTIONS = 128
-HEAD_S = 10.0
-"""Seconds for the head of a request."""
+HEAD_S = 10
+"""Seconds for the head of a request, and for the next one on the same connection."""
 MOST_HEAD_BYTES = 16 << 10
 
 
@@ -38,7 +38,8 @@ async def serve(
     app = PageApp(streams, token, secure=tls is not None)
     config = uvicorn.Config(
         app, http=_Protocol, ws="none", lifespan="off", log_config=None, log_level="critical", access_log=False,
-        server_header=False, timeout_keep_alive=30, proxy_headers=False, interface="asgi3", timeout_graceful_shutdown=1,
+        server_header=False, timeout_keep_alive=HEAD_S, proxy_headers=False, interface="asgi3",
+        timeout_graceful_shutdown=1,
     )  # fmt: skip
     config.load()
     config.ssl = tls
@@ -61,21 +62,25 @@ def _stop(loop: asyncio.AbstractEventLoop, stopping: asyncio.Event) -> None:
 
 
 class _Protocol(HttpToolsProtocol):
-    """Closes connections that are too many, too slow or too long before the request is known."""
+    """Bounds connections, and the time and the bytes of the head of a request. They are read before the token is known.
 
-    _head_bytes = -1
+    A connection that is one too many takes the place of the one that has sent nothing whole for longest."""
+
+    _waits_since: float | None = None
+    """None = a request is being answered."""
+    _head_bytes = 0
     _deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self._wait()
         if len(self.connections) > MOST_CONNECTIONS:
-            transport.abort()
-            return
-        self._head_bytes = 0
-        self._deadline = self.loop.call_later(HEAD_S, transport.abort)
+            waiting = [one for one in self.connections if isinstance(one, _Protocol) and one is not self]
+            idle = [one for one in waiting if one._waits_since is not None]
+            min(idle, key=lambda one: one._waits_since or 0.0, default=self).drop()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._in_time()
+        self._stop_waiting()
         super().connection_lost(exc)
 
     def on_message_begin(self) -> None:
@@ -83,24 +88,33 @@ class _Protocol(HttpToolsProtocol):
         self.scope["state"][ABORT] = self.transport.abort
 
     def on_headers_complete(self) -> None:
-        self._in_time()
-        self._head_bytes = -1
+        self._stop_waiting()
         super().on_headers_complete()
 
     def data_received(self, data: bytes) -> None:
-        if self._head_bytes >= 0 and self._deadline is None:
-            self._deadline = self.loop.call_later(HEAD_S, self.transport.abort)
         super().data_received(data)
-        if self._head_bytes >= 0:
+        if self._waits_since is not None:
             self._head_bytes += len(data)
             if self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
-                self.transport.abort()
+                self.drop()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self._head_bytes = 0
+        if not self.transport.is_closing():
+            self._wait()
 
-    def _in_time(self) -> None:
+    def drop(self) -> None:
+        """Closes the connection at once, and counts it no more."""
+        self.connections.discard(self)
+        self.transport.abort()
+
+    def _wait(self) -> None:
+        self._stop_waiting()
+        self._waits_since, self._head_bytes = self.loop.time(), 0
+        self._deadline = self.loop.call_later(HEAD_S, self.drop)
+
+    def _stop_waiting(self) -> None:
+        self._waits_since = None
         if self._deadline is not None:
             self._deadline.cancel()
             self._deadline = None

@@ -5,10 +5,9 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from shardkeep.page.records import Key, Record, RunRecords, number, seconds_of
+from shardkeep.page.records import ROLES, Key, Record, RunRecords, number, seconds_of
 from shardkeep.page.sections import recoveries
 
-ROLES = ("coordinator", "server", "worker")
 _REGISTERED = re.compile(r"(server|worker) (\d+) \(pid (\d+) on (.*)\) registered")
 _LEFT = re.compile(r"(server|worker) (\d+) .*\bleft with code (-?\d+)")
 MOST_MARKS = 300
@@ -76,7 +75,9 @@ def time_line(records: RunRecords, state: str) -> Record:
             marks.append({**_mark("recovery", at, text), "seconds": number(event.get("seconds"))})
         elif event.get("phase") == "checkpoint" and number(event.get("bytes")) is not None:
             marks.append(_mark("checkpoint", at, text))
-        elif text.startswith(("warning:", "recovering:", "resumed", "stopped")):
+        elif text.startswith(("warning:", "recovering:", "resumed", "stopped")) and not (
+            marks and text.removeprefix("recovering: ") == marks[-1]["text"]  # the death says the same
+        ):
             marks.append(_mark("note", at, text))
     if not any(mark["kind"] == "recovery" for mark in marks):
         marks += [

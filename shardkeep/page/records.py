@@ -22,6 +22,7 @@ MOST_TELEMETRY_BYTES = 32 << 20
 """Of a long run only the last telemetry is read."""
 GROWTH_S = 600.0
 """Seconds of the window over which the growth of tables is measured."""
+ROLES = ("coordinator", "server", "worker")
 DIRECTIONS = ("pull", "push", "tower")
 
 
@@ -58,7 +59,7 @@ class RunRecords:
             if isinstance(record, dict):
                 self._take(record)
         for record in self._telemetry:
-            if isinstance(record, dict):
+            if isinstance(record, dict) and record.get("role") in ROLES:
                 self._count(record)
         with contextlib.suppress(UserError, OSError):
             self.summary = self.reader.summary()

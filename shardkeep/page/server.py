@@ -81,7 +81,8 @@ class PageServer:
             if self._stop is not None:
                 self._stop()
         self._thread.join(CLOSE_S)
-        self._socket.close()
+        for each in (self._socket, self._wake, self._woken):
+            each.close()
 
     def wait(self) -> None:
         """Blocks until the server ends."""

@@ -14,7 +14,7 @@ import yaml
 from shardkeep.base.errors import ShardkeepError, UserError
 from shardkeep.page import members, sections
 from shardkeep.page.checkpoints import CheckpointFolder
-from shardkeep.page.records import Record, RunRecords
+from shardkeep.page.records import ROLES, Record, RunRecords
 from shardkeep.page.warnings import Sight, warnings_of
 from shardkeep.run.processes import launcher_there, living
 
@@ -73,7 +73,7 @@ class RunState:
 
     def log(self, role: str, index: int) -> str | None:
         """The end of a process's log; None = there is none."""
-        if role not in members.ROLES or not 0 <= index < 100_000:
+        if role not in ROLES or not 0 <= index < 100_000:
             return None
         path = self.records.reader.log_path(role, index)
         return _read(path, MOST_LOG_BYTES, end=True) if path.is_file() else None
@@ -96,7 +96,10 @@ class RunState:
 
     def _alive(self, now: float) -> bool:
         """Whether a process of the job may be there. Looks for processes only if the job has been quiet."""
-        if self._serving or now - self.records.newest < IDLE_S:
+        began = 0.0
+        with contextlib.suppress(OSError):
+            began = self.records.reader.config_path.stat().st_mtime
+        if self._serving or now - max(self.records.newest, began) < IDLE_S:
             return True
         if now - self._looked_at > IDLE_S:
             self._looked_at = now

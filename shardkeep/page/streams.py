@@ -33,6 +33,7 @@ class Streams:
         self._every_s, self._most = every_s, most
         self._sections: list[Record] = []
         self._texts: list[dict[str, str]] = []
+        self._whole: bytes | None = None
         self._read_at = -1e9
         self._reading = asyncio.Lock()
         self._queues: set[asyncio.Queue[bytes | None]] = set()
@@ -42,8 +43,10 @@ class Streams:
         """The whole state as JSON, at most `every_s` old."""
         if not self._follower or not self._sections:
             await self._refresh()
-        named = [{"name": run.name, **one} for run, one in zip(self.runs, self._sections, strict=True)]
-        return to_json({"at": time.time(), "runs": named}).encode()
+        if self._whole is None:
+            named = [{"name": run.name, **one} for run, one in zip(self.runs, self._sections, strict=True)]
+            self._whole = to_json({"at": time.time(), "runs": named}).encode()
+        return self._whole
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """Server-sent events: `state` once, then `change`; a comment when nothing has changed for a while.
@@ -52,11 +55,13 @@ class Streams:
         if len(self._queues) >= self._most:
             raise TooManyStreams
         queue: asyncio.Queue[bytes | None] = asyncio.Queue(QUEUE_EVENTS)
-        state = await self.state()
         self._queues.add(queue)
-        if self._follower is None:
-            self._follower = asyncio.create_task(self._follow())
         try:
+            state = await self.state()
+            while not queue.empty():  # `state` has these changes
+                queue.get_nowait()
+            if self._follower is None:
+                self._follower = asyncio.create_task(self._follow())
             yield _event("state", state)
             while True:
                 try:
@@ -99,6 +104,7 @@ class Streams:
                         changed["curves"] = _added(self._sections[at]["curves"], sections["curves"])
                     self._send(_event("change", to_json({"at": time.time(), "run": at, "sections": changed}).encode()))
             self._sections, self._texts, self._read_at = found, texts, time.monotonic()
+            self._whole = None
 
     def _send(self, event: bytes) -> None:
         for queue in set(self._queues):

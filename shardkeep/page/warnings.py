@@ -24,8 +24,8 @@ CHECKPOINT_S, CHECKPOINT_PERIODS = 600.0, 2.0
 """A checkpoint is old after so many seconds, and so many of its periods."""
 UNKNOWN_PERIOD_S = 1800.0
 STUCK_STEPS = 500
-RISE = 0.02
-"""A loss rises if it grows by this share and by more than its noise."""
+RISE, NOISE = 0.05, 4
+"""A loss rises if it grows by this share of its lowest mean, and by so many times what it differs between records."""
 AUC_DROP = 0.002
 MEMORY_SHARE = 0.9
 SPEED_SHARE = 0.6
@@ -218,8 +218,8 @@ def rising_loss(sight: Sight) -> list[Warning]:
     low_at = min(range(len(points) - 3), key=lambda at: fmean(loss for _, loss in points[at : at + 3]))
     before, after = [loss for _, loss in points[low_at : low_at + 3]], [loss for _, loss in points[-3:]]
     rise = fmean(after) - fmean(before)
-    noise = math.sqrt((pvariance([loss for _, loss in points[-8:]]) + 1e-12) / 3)
-    if low_at + 3 > len(points) - 3 or rise <= max(RISE * abs(fmean(before)), 2 * noise):
+    noise = median(abs(a - b) for (_, a), (_, b) in pairwise(points))
+    if low_at + 3 > len(points) - 3 or rise <= max(RISE * abs(fmean(before)), NOISE * noise):
         return []
     text = f"the loss rises: {fmean(before):.4f} at step {points[low_at][0]:,}, {fmean(after):.4f} now"
     return [Warning("bad", text, "The learning rate is probably too high.", "convergence")]

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from shardkeep.page.files import SERVED
 
+from shardkeep.page.files import SERVED
 from tests.support.cluster import Cluster
 from tests.support.http_attacks import Streams, garbage, request, send, throw
 from tests.support.pages import View, viewed

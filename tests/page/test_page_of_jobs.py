@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from shardkeep.page.of_job import page_line
 
+from shardkeep.page.of_job import page_line
 from tests.support.browser import Chromium, chromium
 from tests.support.cluster import Cluster, within
 from tests.support.configs import TINY

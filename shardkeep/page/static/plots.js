@@ -46,12 +46,13 @@ function made(key) {
     const shape = JSON.stringify([x.name, lines.map((line) => [line.name, line.color]), limit?.name]);
     if (known.chart && known.shape === shape) {
       known.chart.setData(data);
-      return;
+    } else {
+      known.chart?.destroy();
+      canvas.replaceChildren();
+      known.shape = shape;
+      known.chart = new uPlot(options(canvas, lines, x, digits, limit), data, canvas);
     }
-    known.chart?.destroy();
-    canvas.replaceChildren();
-    known.shape = shape;
-    known.chart = new uPlot(options(canvas, lines, x, digits, limit), data, canvas);
+    latest(known.chart);
   };
   new ResizeObserver(() => resize(known)).observe(canvas);
   figures.set(key, known);
@@ -61,6 +62,11 @@ function made(key) {
 function resize(known) {
   const width = known.canvas.clientWidth;
   if (known.chart && width > 0 && Math.abs(known.chart.width - width) > 1) known.chart.setSize({ width, height: height(width) });
+}
+
+// Where no pointer is, the legend has the newest values.
+function latest(chart) {
+  if (!(chart.cursor.left >= 0)) chart.setLegend({ idx: chart.data[0].length - 1 });
 }
 
 const height = (width) => (width < 480 ? 200 : 240);
@@ -75,7 +81,7 @@ function options(canvas, lines, x, digits, limit) {
   }));
   if (limit != null) series.push({ label: limit.name, stroke: () => color("--muted"), width: 1, dash: [6, 4], points: { show: false }, value: (_, v) => decimal(v, digits) });
   return {
-    width, height: height(width), cursor: { y: false }, legend: { live: true },
+    width, height: height(width), cursor: { y: false }, legend: { live: true }, hooks: { setCursor: [latest] },
     scales: { x: { time: false } },
     axes: [
       { ...axisStyle, values: (_, ticks) => ticks.map((v) => (v === 0 ? "0" : x.text(v))), space: 70 },

@@ -17,6 +17,7 @@ const STEP_PARTS = {
   other: ["other", "everything else"],
 };
 const DIRECTION_NAMES = { push: "push", pull: "pull", tower: "tower", read: "evaluation", control: "control" };
+const SECTION_NAMES = { steps: "where a step goes", convergence: "convergence", members: "members", checkpoints: "checkpoints" };
 const ENDED = ["completed", "failed", "stopped", "killed", "gone"];
 
 export const ended = (run) => ENDED.includes(run.overview.state);
@@ -32,7 +33,7 @@ export function overview(run) {
   const share = o.total_steps ? o.step / o.total_steps : null;
   const main = score(run, "auc") ?? o.evaluation[0];
   const trained = run.bytes.per_sample;
-  const saved = o.fp32_bytes && o.bytes ? o.fp32_bytes / o.bytes : null;
+  const saved = o.fp32_bytes > 1.05 * o.bytes ? o.fp32_bytes / o.bytes : null;
   const left = ended(run)
     ? tile("Time taken", duration(o.wall_s), "", "wall time of all starts, with start-up and evaluations")
     : tile("Time left", o.left_s == null ? "–" : duration(o.left_s), "", o.left_s == null ? "known after a few steps" : `to the last step, at the speed of the last two minutes; done at about ${clock(Date.now() / 1000 + o.left_s)}`);
@@ -54,7 +55,7 @@ export function overview(run) {
 export function warnings(run) {
   if (!run.warnings.length) return [h("p.good", ended(run) ? "Nothing to report." : "Nothing looks wrong.")];
   const words = { bad: "Problem", warn: "Warning", note: "Note" };
-  return [h("ul.warnings", run.warnings.map((w) => h(`li.${w.level}`, h("strong", h("span.level", words[w.level]), " ", w.about ? h("a", { href: `#${w.about}` }, w.text) : w.text), w.advice ? h("span.advice", ` ${w.advice}`) : null)))];
+  return [h("ul.warnings", run.warnings.map((w) => h(`li.${w.level}`, h("span.level", words[w.level]), " ", h("strong", w.text), " ", h("span.advice", w.advice, " ", w.about ? h("a", { href: `#${w.about}` }, `See ${SECTION_NAMES[w.about] ?? w.about}.`) : null))))];
 }
 
 export function convergence(run, view) {
@@ -89,7 +90,7 @@ export function steps(run) {
   const total = means.reduce((sum, [, ms]) => sum + ms, 0);
   const strip = (row) => h("span.strip", { "aria-hidden": "true", style: { width: `${(100 * row.total) / longest}%` } },
     Object.keys(STEP_PARTS).filter((part) => row.parts[part]).map((part) => h(`span.part-${part}`, { title: `${STEP_PARTS[part][0]}: ${milliseconds(row.parts[part])}`, style: { flex: `${row.parts[part]} 0 0` } })));
-  const waits = (row) => Object.entries(row.waits).sort((a, b) => b[1] - a[1]).slice(0, 2).map(([who, ms]) => `${who} ${milliseconds(ms)}`).join(", ") || (row.parts.pull_wait ? milliseconds(row.parts.pull_wait) : "–");
+  const waits = (row) => Object.entries(row.waits).sort((a, b) => b[1] - a[1]).slice(0, 2).map(([who, ms]) => `${who}: ${milliseconds(ms)}`).join(", ") || (row.parts.pull_wait ? milliseconds(row.parts.pull_wait) : "–");
   const rows = run.steps.map((row) => ({ ...row, mark: run.steps.length > 1 && row.ratio > 1.4 ? "slow" : null }));
   const alone = run.steps.length === 1;
   return [
@@ -184,7 +185,7 @@ export function members(run, view) {
     h("h3", "Processes"),
     rows.length ? table("members", "Processes, those that died first", [
       { name: "process", text: (m) => `${m.role} ${m.index}` },
-      { name: "place", text: (m) => (m.host ? `${m.host}, pid ${m.pid ?? "–"}` : "–") },
+      { name: "place", text: (m) => (m.host ? h("span.line", `${m.host}, pid ${m.pid ?? "–"}`) : "–") },
       ...(has("step") ? [{ name: "step", num: true, text: (m) => integer(m.step) }] : []),
       ...(has("seen") && live ? [{ name: "last record", num: true, note: "when this process last said how it is", text: (m) => ago(m.seen) }] : []),
       { name: live ? "memory" : "peak memory", num: true, note: "resident memory of the process", text: (m) => bytes(size(m)) },
@@ -232,9 +233,9 @@ export function checkpoints(run) {
     h("p", `${run.checkpoints.length} complete ${run.checkpoints.length === 1 ? "checkpoint is" : "checkpoints are"} kept. A job that dies resumes from the newest one.`),
     table("checkpoints", "Checkpoints, newest first", [
       { name: "step", text: (c) => integer(c.step) },
-      { name: "written", text: (c) => h("span", clock(c.at), ended(run) ? null : [", ", ago(c.at)]) },
+      { name: "written", text: (c) => h("span.line", clock(c.at), ended(run) ? null : [", ", ago(c.at)]) },
       { name: "size", num: true, note: "of its own files", text: (c) => bytes(c.bytes) },
-      { name: "holds", text: (c) => (c.base == null ? "all rows" : `changes since step ${integer(c.base)}`) },
+      { name: "holds", text: (c) => h("span.line", c.base == null ? "all rows" : `changes since step ${integer(c.base)}`) },
       { name: "took", num: true, note: "from the snapshot to the last file on disk", text: (c) => duration(c.seconds) },
       { name: "held training up", num: true, text: (c) => duration(c.held_s) },
       { name: "folder", text: (c) => h("code", c.name) },
