@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.processes]
 
 WATCHED = {
     **TINY,
-    "train": {"batch_size": 50, "epochs": 400, "report_every_s": 0.2},
+    "train": {"batch_size": 50, "epochs": 200, "report_every_s": 0.2},
     "eval": {"every_steps": 500},
     "checkpoint": {"every_steps": 500},
     "telemetry": {"every_s": 0.5},
@@ -79,10 +79,8 @@ def test_the_page_of_a_job_in_one_process_shows_its_last_state_when_it_has_ended
 ) -> None:
     config = {**WATCHED, "servers": 0, "workers": 1, "train": {**TINY["train"], "epochs": 200}}
     job, folder = cluster.job(config)
-    within(120, lambda: page_line(folder.path) is not None, "no page", lambda: job.running)
     with browser.visit() as visit:
-        line = job.line("page")
-        visit.open(line.split()[-1])
+        visit.open(job.line("page").split()[-1])
         visit.wait(DRAWN, limit_s=60)
         visit.wait("document.querySelector('#state').innerText === 'completed'", limit_s=200)
         summary = folder.summary() or {}
