@@ -15,6 +15,7 @@ from shardkeep.page.state import RunState
 from shardkeep.run.json_files import to_json
 
 STATIC = Path(__file__).parent / "static"
+STYLES = ("uPlot.min.css", "theme.css", "page.css")
 MODULES = ("format.js", "dom.js", "plots.js", "sections.js", "page.js")
 """In the order of their imports."""
 TYPES = {".css": "text/css", ".js": "text/javascript", ".txt": "text/plain"}
@@ -39,7 +40,7 @@ def whole_page(runs: Sequence[RunState]) -> str:
         "runs": [{"name": run.name, **run.sections()} for run in runs],
         "logs": [_logs(run) for run in runs],
     }
-    style = text_of("uPlot.min.css") + text_of("page.css")
+    style = "".join(text_of(name) for name in STYLES)
     chart, script = text_of("uPlot.iife.min.js").replace("</", "<\\/"), _bundle()
     hashes = " ".join(f"'sha256-{_hash(text)}'" for text in (chart, script))
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {hashes}"

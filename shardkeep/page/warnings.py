@@ -84,7 +84,7 @@ def recovering(sight: Sight) -> list[Warning]:
         return []
     why = next((str(e["text"]) for e in reversed(sight.records.events) if "lost" in e or "lost_pid" in e), "")
     text = f"the job recovers: {why}" if why else "the job recovers from a lost process"
-    return [Warning("warn", text, "Training resumes by itself when all members are back.", "members")]
+    return [Warning("warn", text, "Training resumes when all members are back.", "members")]
 
 
 def no_step(sight: Sight) -> list[Warning]:
@@ -304,7 +304,7 @@ def restarts(sight: Sight) -> list[Warning]:
     when = f" {span(sight.now - at)} ago" if sight.running else ""
     if who:
         told = f"{who} died and was restarted{when}; {one(len(found), 'recovery', 'recoveries')} so far"
-    return [Warning(level, told, "Training continued by itself. Its log says why it died.", "members")]
+    return [Warning(level, told, "Training continued without a command. Its log says why it died.", "members")]
 
 
 def memory(sight: Sight) -> list[Warning]:

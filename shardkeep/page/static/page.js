@@ -129,7 +129,7 @@ function follow() {
   stream.onerror = () => {
     const over = runs.length && runs.every(draw.ended);
     connection("lost", over ? "the job has ended; this is its last state" : "no connection, trying again");
-    if (stream.readyState === EventSource.CLOSED) setTimeout(follow, RETRY_MS); // refused, not lost: it does not try again by itself
+    if (stream.readyState === EventSource.CLOSED) setTimeout(follow, RETRY_MS); // refused, not lost: it does not try again
   };
 }
 

@@ -82,7 +82,7 @@ function options(canvas, lines, x, digits, limit) {
   if (limit != null) series.push({ label: limit.name, stroke: () => color("--muted"), width: 1, dash: [6, 4], points: { show: false }, value: (_, v) => decimal(v, digits) });
   return {
     width, height: height(width), cursor: { y: false }, legend: { live: true }, hooks: { setCursor: [latest] },
-    scales: { x: { time: false } },
+    scales: { x: { time: false }, y: digits ? {} : { range: (_, low, high) => [0, 1.1 * (high || 1)] } },
     axes: [
       { ...axisStyle, values: (_, ticks) => ticks.map((v) => (v === 0 ? "0" : x.text(v))), space: 70 },
       { ...axisStyle, size: 62, values: (_, ticks) => ticks.map((v) => (digits ? v.toLocaleString("en", { maximumFractionDigits: 4 }) : short(v))) },

@@ -44,7 +44,7 @@ export function overview(run) {
       left,
       tile("Loss", decimal(o.loss), "", "training loss of worker 0 since its last record; lower is better"),
       tile(main ? main.name : "Evaluation", main ? decimal(main.value) : "–", "", main ? `last evaluation${o.best_auc != null && main.key === "auc" ? `; the best possible is ${decimal(o.best_auc)}` : ""}${main.key === "auc" ? "; 0.5 is guessing, 1 is perfect" : ""}` : "no evaluation yet"),
-      tile("Sent for training", bytes(o.bytes), "", o.bytes ? `${o.servers === 0 ? "pulls and pushes inside the one process" : "pulls, pushes and dense gradients"}${trained ? `: ${bytes(trained)} a sample` : ""}` : o.servers === 0 ? "one process: nothing is sent" : "counted by the workers' records"),
+      tile(o.servers === 0 ? "Messages" : "Sent for training", bytes(o.bytes), "", o.servers === 0 ? "one process sends nothing; this is what pulls and pushes would take" : o.bytes ? `pulls, pushes and dense gradients${trained ? `: ${bytes(trained)} a sample` : ""}` : "counted by the workers' records"),
       saved ? tile("Compression", `${decimal(saved, 1)} ×`, "", `less than the ${bytes(o.fp32_bytes)} of fp32 without compression`) : null,
       tile("Recoveries", integer(o.recoveries), "", o.recoveries ? "times a process was lost and training continued" : "no process was lost"),
     ),
@@ -113,7 +113,8 @@ export function tables(run) {
   const most = Math.max(...rows.map((row) => row.bytes ?? 0));
   const sum = (key) => rows.reduce((total, row) => total + (row[key] ?? 0), 0);
   const has = (key) => rows.some((row) => row[key]);
-  const policy = ["created", "removed", "refused"].filter(has).map((key) => ({ name: key, num: true, note: { created: "rows that the first gradient of an id made", removed: "rows that an eviction rule took", refused: "new ids that an admission rule did not take" }[key], text: (row) => integer(row[key]) }));
+  const known = (key) => rows.some((row) => row[key] != null);
+  const policy = (has("removed") || has("refused") ? ["created", "removed", "refused"] : []).filter(known).map((key) => ({ name: key, num: true, note: { created: "rows that the first gradient of an id made", removed: "rows that an eviction rule took", refused: "new ids that an admission rule did not take" }[key], text: (row) => integer(row[key]) }));
   const growing = rows.some((row) => row.growth != null);
   return [
     h("p", `${rows.length} tables with ${integer(sum("rows"))} rows, ${bytes(sum("bytes"))} on the servers. `,
@@ -125,8 +126,7 @@ export function tables(run) {
       { name: "memory", num: true, text: (row) => bytes(row.bytes) },
       { name: "", text: (row) => bar(most ? (row.bytes ?? 0) / most : 0) },
       ...policy,
-      { name: "dim", num: true, note: "values of a row", text: (row) => integer(row.dim) },
-      { name: "optimizer", text: (row) => row.optimizer ?? "–" },
+      ...(known("dim") ? [{ name: "dim", num: true, note: "values of a row", text: (row) => integer(row.dim) }, { name: "optimizer", text: (row) => row.optimizer ?? "–" }] : []),
     ], rows, { most: 10, of: "tables" }),
   ];
 }
@@ -138,8 +138,9 @@ export function byteKinds(run) {
   const total = directions.reduce((sum, d) => sum + d.bytes, 0);
   const saves = directions.some((d) => d.fp32);
   const parts = directions.flatMap((d) => d.parts.map((part) => ({ ...part, direction: DIRECTION_NAMES[d.name] })));
+  const alone = run.overview.servers === 0;
   return [
-    h("p", `${bytes(total)} between all processes. `, perSample ? `Training took ${bytes(perSample)} a sample. ` : "", saves ? "fp32 is what the same rows and gradients take as 32-bit floats with raw ids, without compression." : "What fp32 would have sent is not known for this run."),
+    h("p", alone ? `One process sends nothing. Its pulls and pushes hold ${bytes(total)}. ` : `${bytes(total)} between all processes. `, perSample ? `Training took ${bytes(perSample)} a sample. ` : "", saves ? "fp32 is what the same rows and gradients take as 32-bit floats with raw ids, without compression." : "What fp32 would have sent is not known for this run."),
     table("bytes", "Bytes by kind, beside fp32", [
       { name: "kind", text: (d) => h("span", h("b", DIRECTION_NAMES[d.name]), h("span.about", d.meaning)) },
       { name: "sent", num: true, text: (d) => bytes(d.bytes) },
