@@ -195,8 +195,10 @@ def test_two_runs_are_compared_with_the_settings_that_differ(
     scenes = {"plain": Scene(), "small": Scene(compression=True)}
     runs = [write_simulated_run(tmp_path / name, scene) for name, scene in scenes.items()]
     with seen(browser, cluster, *runs) as (_, visit):
-        shown = visit.text("#compare")
-        assert "plain" in shown and "small" in shown and "compression.push.values" in shown
+        assert "compression.push.values" in visit.text("#compare")
+        for name in ("Results of the runs", "Settings that differ"):
+            table = visit.page.get_by_role("region", name=name)
+            assert table.locator("thead").inner_text().split() == ["plain", "small"]
         assert visit.axe() == []
         assert visit.problems == []
 

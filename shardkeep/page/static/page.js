@@ -73,7 +73,7 @@ function header(run) {
   $("name").textContent = run.name;
   $("state").textContent = o.state === "gone" ? "no process left" : o.state;
   $("state").className = `badge ${o.state}`;
-  $("message").textContent = o.message;
+  $("message").textContent = run.warnings.some((w) => w.text.includes(o.message)) ? "" : o.message;
   document.title = `${share != null && !draw.ended(run) ? `${percent(share)} ` : ""}${o.state}: ${run.name}`;
   const choice = $("runs");
   choice.parentElement.hidden = runs.length < 2;

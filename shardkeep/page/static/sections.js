@@ -44,7 +44,7 @@ export function overview(run) {
       left,
       tile("Loss", decimal(o.loss), "", "training loss of worker 0 since its last record; lower is better"),
       tile(main ? main.name : "Evaluation", main ? decimal(main.value) : "–", "", main ? `last evaluation${o.best_auc != null && main.key === "auc" ? `; the best possible is ${decimal(o.best_auc)}` : ""}${main.key === "auc" ? "; 0.5 is guessing, 1 is perfect" : ""}` : "no evaluation yet"),
-      tile(o.servers === 0 ? "Messages" : "Sent for training", bytes(o.bytes), "", o.servers === 0 ? "one process sends nothing; this is what pulls and pushes would take" : o.bytes ? `pulls, pushes and dense gradients${trained ? `: ${bytes(trained)} a sample` : ""}` : "counted by the workers' records"),
+      tile("Sent for training", bytes(o.bytes), "", o.bytes ? `${o.servers === 0 ? "pulls and pushes inside the one process" : "pulls, pushes and dense gradients"}${trained ? `: ${bytes(trained)} a sample` : ""}` : o.servers === 0 ? "one process: nothing is sent" : "counted by the workers' records"),
       saved ? tile("Compression", `${decimal(saved, 1)} ×`, "", `less than the ${bytes(o.fp32_bytes)} of fp32 without compression`) : null,
       tile("Recoveries", integer(o.recoveries), "", o.recoveries ? "times a process was lost and training continued" : "no process was lost"),
     ),
@@ -102,7 +102,7 @@ export function steps(run) {
       { name: "step", num: true, text: (row) => milliseconds(row.total) },
       { name: "own work", num: true, note: "the step without pull wait and tower reduce", text: (row) => (row.mark ? h("b", milliseconds(row.own)) : milliseconds(row.own)) },
       { name: "beside the median", num: true, text: (row) => (alone ? "–" : `${decimal(row.ratio, 2)} ×`) },
-      { name: "waits for servers", text: waits },
+      { name: "waits for servers", text: (row) => h("span.line", waits(row)) },
     ], rows, { most: 8, of: "workers" }),
   ];
 }
@@ -239,7 +239,7 @@ export function checkpoints(run) {
       { name: "holds", text: (c) => h("span.line", c.base == null ? "all rows" : `changes since step ${integer(c.base)}`) },
       { name: "took", num: true, note: "from the snapshot to the last file on disk", text: (c) => duration(c.seconds) },
       { name: "held training up", num: true, text: (c) => duration(c.held_s) },
-      { name: "folder", text: (c) => h("code", c.name) },
+      { name: "folder", text: (c) => h("code.line", c.name) },
     ], run.checkpoints),
   ];
 }
@@ -247,10 +247,13 @@ export function checkpoints(run) {
 export function config(run) {
   const { text, changed } = run.config;
   return [
-    changed.length ? table("changed", "Settings that are not the defaults", [{ name: "setting", text: (pair) => h("code", pair[0]) }, { name: "value", text: (pair) => h("code", pair[1]) }], changed, { most: 40, of: "settings" }) : null,
+    changed.length ? table("changed", "Settings that are not the defaults", [{ name: "setting", text: (pair) => setting(pair[0]) }, { name: "value", text: (pair) => h("code", pair[1]) }], changed, { most: 40, of: "settings" }) : null,
     fold("config", "The whole config.yaml, with every default", h("pre", { tabindex: 0 }, text)),
   ];
 }
+
+// The name of a setting, which may be broken behind a dot.
+const setting = (key) => h("code", key.split(/(?<=[._])/).flatMap((part) => [part, h("wbr")]));
 
 export function compare(runs, view) {
   const from = (run) => run.overview.began ?? 0;
@@ -281,7 +284,7 @@ export function compare(runs, view) {
     h("div.plots",
       main ? plot("compare quality", { title: metrics.find(([key]) => key === main)[1], about: "On samples that are not trained on. The horizontal axis is the one chosen above.", axis, unit: metrics.find(([key]) => key === main)[1], lines: lines((run) => points(run.curves.evaluation, axis, main, from(run))) }) : null,
       plot("compare loss", { title: "Training loss", about: "Loss of worker 0 of each run.", axis, unit: "loss", lines: lines((run) => points(run.curves.training, axis, "loss", from(run))) })),
-    keys.length ? table("differences", "Settings that differ", columns(), keys.map((key) => [h("code", key), (_, at) => h("code", settings[at].get(key) ?? "default")]), { most: 40 }) : h("p", "The runs have the same settings."),
+    keys.length ? table("differences", "Settings that differ", columns(), keys.map((key) => [setting(key), (_, at) => h("code", settings[at].get(key) ?? "default")]), { most: 40 }) : h("p", "The runs have the same settings."),
   ];
 }
 
