@@ -10,6 +10,7 @@ import typer
 from shardkeep.base.errors import UserError
 from shardkeep.cli.exits import run_command
 from shardkeep.cli.options import (
+    Ask,
     Code,
     Debug,
     ParentPipe,
@@ -18,7 +19,6 @@ from shardkeep.cli.options import (
     Set,
     TlsFolder,
     TokenFile,
-    address_or_path,
     complete_path,
     complete_run,
     load,
@@ -164,10 +164,7 @@ def _run_job(
 
 def status(
     run: Run = None,
-    coordinator: Annotated[
-        str | None,
-        typer.Option(parser=address_or_path, metavar="HOST:PORT", help="Ask the coordinator at this address."),
-    ] = None,
+    coordinator: Ask = None,
     token_file: TokenFile = None,
     tls: TlsFolder = None,
     debug: Debug = False,

@@ -82,6 +82,12 @@ Coordinator = Annotated[
         help="Address or run folder of the coordinator; the member waits 120 s for it.",
     ),
 ]
+Ask = Annotated[
+    str | None,
+    typer.Option(
+        "--coordinator", parser=address_or_path, metavar="HOST:PORT", help="Ask the coordinator at this address."
+    ),
+]
 Index = Annotated[
     int,
     typer.Option(

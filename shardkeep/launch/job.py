@@ -282,6 +282,7 @@ def _in_process(
     config: JobConfig, folder: RunFolder, screen: Screen, interrupts: Interrupts, start_step: int
 ) -> dict[str, Any]:
     """Runs a job with `servers: 0` in this process. Ctrl-C ends it after the running step, a second Ctrl-C at once."""
+    from shardkeep.launch.stop import heard
     from shardkeep.roles.in_process import run_in_process
     from shardkeep.run.checkpoints import out_of_grace
 
@@ -292,7 +293,10 @@ def _in_process(
     interrupts.grace_s = config.liveness.grace_s
     screen.phase("start", "one process")
     try:
-        summary = run_in_process(config, sink, lambda: interrupts.count > 0, folder=folder.path, start_step=start_step)
+        with heard(folder.path, interrupts):
+            summary = run_in_process(
+                config, sink, lambda: interrupts.count > 0, folder=folder.path, start_step=start_step
+            )
     except KeyboardInterrupt:
         late = f"; {out_of_grace(config, folder.path)}" if interrupts.late else ""
         sink.finished("stopped", f"stopped at step {sink.step}{late}", None)
@@ -301,6 +305,8 @@ def _in_process(
         with contextlib.suppress(OSError):
             status, why = ("stopped", interrupts.reason) if isinstance(error, JobStopped) else ("failed", "")
             folder.finished(status, f"{error}{why and f': {why}'}", sink.figures)
+        if isinstance(error, JobStopped) and interrupts.reason:
+            raise JobStopped(f"{error}: {interrupts.reason}") from None
         raise
     sink.finished("completed", "", summary)
     return folder.summary() or {}
