@@ -97,6 +97,7 @@ def _spec(job: JobConfig, start_step: int, shared: Shared | None, folder: RunFol
         losses=losses_of(job),
         shared=shared,
         run_dir=str(folder.path),
+        telemetry_s=job.telemetry_s,
     )
 
 
