@@ -58,6 +58,10 @@ class Screen:
         if self._console.is_terminal:
             self._show_bar(name, text, done=int(1000 * fraction), total=1000, numbers="")
 
+    def notice(self, text: str) -> str:
+        """The text itself."""
+        return text
+
     def record(self, record: Mapping[str, Any]) -> None:
         """Shows one record of metrics.jsonl, and passes it on."""
         self._show(record)
