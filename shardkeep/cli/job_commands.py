@@ -183,22 +183,27 @@ def status(
     coordinator: Ask = None,
     token_file: TokenFile = None,
     tls: TlsFolder = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object; docs/reference/status.md explains its keys.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
-    """Show the progress and the members of a job."""
+    """Show the progress and the processes of a job."""
 
     def show() -> int:
         from shardkeep.cli.status import show_job, show_run
+        from shardkeep.cli.status_json import StatusJson
+        from shardkeep.cli.status_text import StatusText
         from shardkeep.ps.control.grpc.addresses import is_address
         from shardkeep.ps.control.grpc.tls import read_tls
         from shardkeep.roles.access import endpoint_of
         from shardkeep.run.screen import console
 
-        screen = console()
+        view = StatusJson(print) if json else StatusText(console())
         if coordinator is not None and is_address(coordinator):
-            return show_job(endpoint_of(coordinator, token_file=token_file, tls=tls), screen)
+            return show_job(endpoint_of(coordinator, token_file=token_file, tls=tls), view)
         path = run if coordinator is None else Path(coordinator)
-        return show_run(path, screen, token_file=token_file, tls=None if tls is None else read_tls(tls))
+        return show_run(path, view, token_file=token_file, tls=None if tls is None else read_tls(tls))
 
     run_command(show, debug)
 

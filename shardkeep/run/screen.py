@@ -15,7 +15,7 @@ from shardkeep.base.sizes import size_text
 from shardkeep.run.text_tables import two_columns
 from shardkeep.run.trend import TimeLeft, Trend, clock_text
 
-PIPED_WIDTH = 1000
+PIPED_WIDTH = 1_000_000
 """Columns where there is no terminal: nothing is cut or folded for want of room."""
 NARROW = 100
 """A terminal of fewer columns has a short bar, one clock behind it, and no speed once a model was evaluated."""

@@ -74,6 +74,15 @@ class TimeLeft:
         return None if not (steps and total) else max(0, total - step) * elapsed_s / steps
 
 
+def time_left_s(progress: Record) -> float | None:
+    """Seconds until the last step, by the samples a second of the last record. Evaluations are left out."""
+    step, total = int(progress.get("step") or 0), int(progress.get("total_steps") or 0)
+    samples, rate = progress.get("samples"), progress.get("samples_per_s")
+    if not (step and total and samples and rate):
+        return None
+    return float(max(0, total - step) * samples / step / rate)
+
+
 def clock_text(seconds: float) -> str:
     """`0:01:02`."""
     return str(timedelta(seconds=round(seconds)))
