@@ -88,7 +88,7 @@ def configure(
 
 
 def print_json(role: str, index: int, *, stdout: bool = True) -> None:
-    """Makes whatever this process prints from here on lines of JSON, too. For mains only, after `configure`.
+    """Makes each line that this process prints from here on an object, too. For mains only, after `configure`.
 
     `stdout`: also what it prints to stdout."""
     sys.stderr = PrintedLines(sys.stderr, role, index)

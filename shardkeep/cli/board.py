@@ -62,7 +62,7 @@ def lines_of(status: Status) -> list[RoleLine]:
 
 
 def line_of(record: Mapping[str, Any], *, state: str, age_s: float | None) -> RoleLine:
-    """A process of which only its telemetry record is known."""
+    """A process that is known only by its telemetry record."""
     step = record.get("step")
     figures = _figures(record)
     return RoleLine(
@@ -92,7 +92,8 @@ def board(lines: Sequence[RoleLine], console: Console) -> list[Text]:
 
 def _member(member: MemberStatus, record: Mapping[str, Any]) -> RoleLine:
     record = record if record.get("pid") == member.pid else {}  # of the process before it
-    step = member.step if member.step >= 0 else record.get("step")
+    heard = member.step if member.step >= 0 and member.role == "worker" else None  # servers send no steps
+    step = record.get("step") if heard is None else heard
     return RoleLine(
         member.role,
         member.index,

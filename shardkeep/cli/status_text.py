@@ -71,6 +71,7 @@ class StatusText:
 
     def _board(self, lines: Iterable[RoleLine]) -> None:
         if shown := list(lines):
+            self._console.print()
             for line in board(shown, self._console):
                 self._console.print(line, soft_wrap=True)
 

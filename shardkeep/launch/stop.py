@@ -1,6 +1,6 @@
 """`shardkeep stop RUN`: ends a running job with a checkpoint, and waits until it has ended.
 
-The coordinator is asked. A job in one process has none: it finds the request in its run folder.
+The coordinator receives the request. A job in one process has no coordinator: it reads the request in its run folder.
 """
 
 from __future__ import annotations

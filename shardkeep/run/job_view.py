@@ -17,7 +17,7 @@ class JobView(Protocol):
         """How far a phase is that takes a while."""
 
     def notice(self, text: str) -> str:
-        """The line, without its end, that a signal handler may write to stderr by itself."""
+        """Returns the line, without its end, that a signal handler may write to stderr."""
 
     def record(self, record: Mapping[str, Any]) -> None:
         """Shows one record of metrics.jsonl."""

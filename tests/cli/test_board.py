@@ -106,7 +106,7 @@ def test_no_line_is_wrapped_or_cut_without_a_terminal(capsys: pytest.CaptureFixt
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].count("why") == 400
     assert [line.split()[0] for line in lines[:3]] == ["training:", "generation", "tables"]
-    assert lines[2].endswith(names[-1]) and len(lines) == 3 + 1 + 66
+    assert lines[2].endswith(names[-1]) and len(lines) == 3 + 1 + 1 + 66
 
 
 def loads(text: str) -> dict[str, Any]:

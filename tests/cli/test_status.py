@@ -38,7 +38,7 @@ def shown(coordinator: Coordinator) -> str:
     out = io.StringIO()
     with ControlServer(coordinator) as server:
         assert show_job(server.endpoint, StatusText(Console(file=out, width=200, color_system=None))) == 0
-    return out.getvalue()
+    return out.getvalue().replace("\n\n", "\n")
 
 
 def cells(line: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""`--log-format json`: every line of every log of a job is one object, whatever happens to the job."""
+"""`--log-format json`: every line of every log of a job is one object, also after deaths and errors."""
 
 from __future__ import annotations
 
