@@ -62,7 +62,7 @@ def stop_run(run: Path, *, timeout_s: float, token_file: Path | None = None, tls
         atomic_write(run / _FILE, f'{{"reason": "{REASON}"}}\n')
         with _withdrawn(run / _FILE):
             return _ended(folder, deadline)
-    _ask(folder, launched=bool(launched), token_file=token_file, tls=tls)
+    _ask(folder, min(ASK_S, timeout_s) if launched else 0.0, token_file=token_file, tls=tls)
     return _ended(folder, deadline)
 
 
@@ -122,13 +122,13 @@ def _withdrawn(path: Path) -> Iterator[None]:
         path.unlink(missing_ok=True)
 
 
-def _ask(folder: RunReader, *, launched: bool, token_file: Path | None, tls: Tls | None) -> None:
-    """Requests the stop. A job that is over by then is none of our business: `_ended` says how it ended."""
-    coordinator = _coordinator(folder, token_file, wait_s=ASK_S if launched else 0.0)
+def _ask(folder: RunReader, limit_s: float, *, token_file: Path | None, tls: Tls | None) -> None:
+    """Requests the stop, for up to `limit_s` seconds. Does nothing if the job is over by then."""
+    coordinator = _coordinator(folder, token_file, wait_s=limit_s)
     if coordinator is None:
         return
     try:
-        ask_coordinator(replace(coordinator, tls=tls), REASON, limit_s=ASK_S if launched else 0.0)
+        ask_coordinator(replace(coordinator, tls=tls), REASON, limit_s=limit_s)
     except TransportError as error:
         if folder.summary() is not None:
             return
