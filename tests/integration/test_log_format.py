@@ -88,7 +88,7 @@ def test_the_traceback_of_a_model_is_one_object_and_its_words_are_the_jobs(clust
         "    def __init__(self, *a, **k):\n        super().__init__()\n        print('hello')\n"
         "        raise RuntimeError('no such\\nlayer')\n"
     )
-    config = {**TINY, "servers": 1, "workers": 1, "model": {"name": "broken:Broken"}}
+    config = {**TINY, "servers": 1, "workers": 1, "model": {"name": "broken:Broken"}, "processes": {"start": "spawn"}}
     job, folder = cluster.job(config, *JSON)
     ended = job.end()
     assert ended.code in (1, 2)
