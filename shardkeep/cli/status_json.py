@@ -12,7 +12,7 @@ from shardkeep.cli.status_text import memory_warnings
 from shardkeep.cli.vacancies import killed_lines, unled_lines
 from shardkeep.ps.control.records import Record, Status
 from shardkeep.run.json_files import to_json
-from shardkeep.run.newest_records import age_s, newest_of_kind, newest_telemetry
+from shardkeep.run.newest_records import age_s, newest_of_kind, newest_telemetry, seconds_per_step
 from shardkeep.run.next_steps import resume_line
 from shardkeep.run.reader import RunReader
 from shardkeep.run.starts import Starts
@@ -63,7 +63,7 @@ class StatusJson:
             state=status.state,
             message=status.message,
             generation=status.generation,
-            **_progress(status.progress, status.evaluation),
+            **_progress(status.progress, status.evaluation, run),
             checkpoint={"step": saved[-1]["step"], "text": saved[-1]["text"]} if saved else None,
             recoveries=sum(event.get("phase") == "recovery" for event in status.events),
             warnings=memory_warnings(status.events),
@@ -118,14 +118,16 @@ class StatusJson:
         self._write(to_json({**EMPTY, "run": None if run is None else str(run.absolute()), "start": start, **known}))
 
 
-def _progress(progress: Record, evaluation: Record) -> Record:
+def _progress(progress: Record, evaluation: Record, run: Path | None) -> Record:
+    step_s = None if run is None else seconds_per_step(RunReader(run).metrics_path)
     scores = {key: value for key, value in evaluation.items() if key not in _NOT_METRICS}
     figures = {key: progress.get(key) for key in _PROGRESS}
-    return figures | {"time_left_s": time_left_s(progress), "evaluation": scores or None}
+    return figures | {"time_left_s": time_left_s(progress, step_s), "evaluation": scores or None}
 
 
 def _newest(folder: RunReader) -> Record:
-    return _progress(newest_of_kind(folder.metrics_path, "progress"), newest_of_kind(folder.metrics_path, "eval"))
+    progress, evaluation = (newest_of_kind(folder.metrics_path, kind) for kind in ("progress", "eval"))
+    return _progress(progress, evaluation, folder.path)
 
 
 def _roles(lines: Iterable[RoleLine]) -> list[Record]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from shardkeep.cli.board import RoleLine, board, line_of, lines_of
 from shardkeep.cli.vacancies import awaited, killed_lines, unled_lines
 from shardkeep.ps.control.records import Record, Status
-from shardkeep.run.newest_records import age_s, newest_of_kind, newest_telemetry
+from shardkeep.run.newest_records import age_s, newest_of_kind, newest_telemetry, seconds_per_step
 from shardkeep.run.next_steps import resume_line
 from shardkeep.run.reader import RunReader
 from shardkeep.run.screen import closing_rows, quality
@@ -39,7 +39,7 @@ class StatusText:
         number, step = (1, 0) if run is None else Starts(run).running()
         text = f"{number} of this job, from step {step:,}; recoveries count from this start"
         again = [("start", text)] if number > 1 else []
-        self._console.print(two_columns([*again, *_rows(status)]))
+        self._console.print(two_columns([*again, *_rows(status, _step_s(run))]))
         self._board(lines_of(status))
 
     def alone(self, folder: RunReader) -> None:
@@ -48,7 +48,7 @@ class StatusText:
         progress, scores = (newest_of_kind(folder.metrics_path, kind) for kind in ("progress", "eval"))
         age = age_s(progress)
         reported = [] if age is None else [("reported", f"{age:.1f} s ago")]
-        self._console.print(two_columns([*_progress_rows(progress, scores), *reported]))
+        self._console.print(two_columns([*_progress_rows(progress, scores, _step_s(folder.path)), *reported]))
         self._board(
             line_of(record, state="training", age_s=age_s(record)) for record in newest_telemetry(folder.telemetry_path)
         )
@@ -80,9 +80,13 @@ class StatusText:
             self._console.print(line, markup=False, soft_wrap=True)
 
 
-def _rows(status: Status) -> list[tuple[str, str]]:
+def _step_s(run: Path | None) -> float | None:
+    return None if run is None else seconds_per_step(RunReader(run).metrics_path)
+
+
+def _rows(status: Status, step_s: float | None) -> list[tuple[str, str]]:
     rows = [("generation", str(status.generation)), *_table_rows(status)]
-    rows += _progress_rows(status.progress, status.evaluation)
+    rows += _progress_rows(status.progress, status.evaluation, step_s)
     if staleness := status.progress.get("staleness"):
         most = max(int(steps) for steps in staleness)
         rows.append(("staleness", f"{_mean(staleness):.2f} steps on average, {most} at most (worker 0)"))
@@ -95,14 +99,14 @@ def _rows(status: Status) -> list[tuple[str, str]]:
     return rows
 
 
-def _progress_rows(progress: Record, evaluation: Record) -> list[tuple[str, str]]:
+def _progress_rows(progress: Record, evaluation: Record, step_s: float | None) -> list[tuple[str, str]]:
     rows = []
     if progress:
         rows.append(("step", f"{progress.get('step', 0):,}/{progress.get('total_steps') or 0:,}"))
         if progress.get("loss") is not None:
             rows.append(("loss", f"{progress['loss']:.4f}"))
         rows.append(("speed", f"{progress.get('samples_per_s') or 0:,.0f} samples/s"))
-        if left_s := time_left_s(progress):
+        if left_s := time_left_s(progress, step_s):
             rows.append(("time left", clock_text(left_s)))
     if evaluation:
         rows.append(("evaluation", f"step {evaluation.get('step', 0):,}  {quality(evaluation)}"))

@@ -12,6 +12,8 @@ from typing import Any
 
 _TAIL_BYTES = 1 << 20
 """Has a telemetry record of each of some hundred processes."""
+RECENT_S = 300.0
+"""Seconds of a job whose mean step tells the time left."""
 _ORDER = {"coordinator": 0, "server": 1, "worker": 2}
 
 
@@ -29,10 +31,34 @@ def newest_telemetry(path: Path) -> list[dict[str, Any]]:
     return [found[place] for place in sorted(found, key=lambda place: (_ORDER.get(place[0], 3), place[1]))]
 
 
+def seconds_per_step(path: Path) -> float | None:
+    """Mean seconds of a step over the last minutes of a metrics.jsonl, with evaluations and checkpoints; None = it has
+    too few records of progress."""
+    last: tuple[int, float] | None = None
+    first: tuple[int, float] | None = None
+    for record in _from_the_end(path):
+        if record.get("kind") != "progress" or (made_s := _made_s(record)) is None:
+            continue
+        step = int(record.get("step") or 0)
+        last = last or (step, made_s)
+        if made_s < last[1] - RECENT_S or (first is not None and step > first[0]):  # the job went back to this step
+            break
+        first = step, made_s
+    if first is None or last is None or last[0] <= first[0] or last[1] <= first[1]:
+        return None
+    return (last[1] - first[1]) / (last[0] - first[0])
+
+
 def age_s(record: dict[str, Any]) -> float | None:
     """Seconds since a record was made, by this machine's clock; None = it does not say when."""
+    made_s = _made_s(record)
+    return None if made_s is None else max(0.0, time.time() - made_s)
+
+
+def _made_s(record: dict[str, Any]) -> float | None:
+    """When a record was made, in seconds since 1970."""
     with contextlib.suppress(KeyError, TypeError, ValueError):
-        return max(0.0, time.time() - datetime.fromisoformat(str(record["time"])).timestamp())
+        return datetime.fromisoformat(str(record["time"])).timestamp()
     return None
 
 

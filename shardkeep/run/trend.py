@@ -74,13 +74,15 @@ class TimeLeft:
         return None if not (steps and total) else max(0, total - step) * elapsed_s / steps
 
 
-def time_left_s(progress: Record) -> float | None:
-    """Seconds until the last step, by the samples a second of the last record. Evaluations are left out."""
+def time_left_s(progress: Record, step_s: float | None = None) -> float | None:
+    """Seconds until the last step after a record of progress.
+
+    `step_s`: mean seconds of a step; None = as the record's samples a second say, without evaluations."""
     step, total = int(progress.get("step") or 0), int(progress.get("total_steps") or 0)
     samples, rate = progress.get("samples"), progress.get("samples_per_s")
-    if not (step and total and samples and rate):
-        return None
-    return float(max(0, total - step) * samples / step / rate)
+    if step_s is None and step and samples and rate:
+        step_s = samples / step / rate
+    return float(max(0, total - step) * step_s) if step_s and step and total else None
 
 
 def clock_text(seconds: float) -> str:
