@@ -26,7 +26,7 @@ from shardkeep.ps.checkpoints import Checkpoint, FileRecord
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import buckets_of, server_of
 from shardkeep.ps.shard.snapshot.array_file import ArrayFile
-from shardkeep.ps.shard.snapshot.index import INDEX, REMOVED, earlier_steps, file_name, indexes
+from shardkeep.ps.shard.snapshot.index import INDEX, REMOVED, earlier_steps, file_name, format_of, indexes
 from shardkeep.ps.shard.snapshot.part_files import Part, PartFiles
 from shardkeep.ps.shard.snapshot.snapshot import Snapshot
 from shardkeep.ps.shard.snapshot.spill import Spill
@@ -63,7 +63,7 @@ def write_snapshot(snapshot: Snapshot, checkpoint: Path, *, shard: int) -> list[
         written += _write_removed(snapshot, folder, checkpoint)
     finally:
         snapshot.drop("its snapshot is done")
-    index: dict[str, Any] = {
+    index: dict[str, Any] = format_of(table.spec for table in snapshot.tables) | {
         "tables": [
             {"spec": table.spec.model_dump(mode="json"), **counts}
             | ({"counts_for": table.counts_for} if table.counts_for else {})
