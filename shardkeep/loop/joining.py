@@ -27,6 +27,7 @@ from shardkeep.ps.config import (
 )
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.records import ANY_STEP
+from shardkeep.ps.shard.table.capacity import check_capacities
 from shardkeep.ps.transport.lasting import LastingTransport
 from shardkeep.ps.transport.local import LocalTransport
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
@@ -218,6 +219,7 @@ def checked_tables(tables: Tables, config: JobConfig | None = None) -> list[Tabl
     if not found:
         raise ConfigError("tables: is empty; allowed: at least one TableSpec")
     check_needs_no_rows(found, None)
+    check_capacities(found)
     if config is not None:
         _check_together(found, config)
     return found
