@@ -116,19 +116,21 @@ def load_snapshots(tables: Sequence[Table], checkpoint: Checkpoint, *, shard: in
     for link in checkpoint.chain:
         counts = {table.spec.name: Counter[str]() for table in tables}
         _load(tables, link, shard, num_shards, counts)
-    if shard == 0:  # the counts are of the whole job, so one server carries them
-        for table in tables:
-            for name, count in counts[table.spec.name].items():
-                setattr(table, name, count)
+    for table in tables:
+        for name, count in counts[table.spec.name].items():
+            setattr(table, name, count)
 
 
 def _load(
     tables: Sequence[Table], checkpoint: Checkpoint, shard: int, num_shards: int, counts: dict[str, Counter[str]]
 ) -> None:
-    """Loads the rows of one checkpoint of a chain. Adds up the counts of its tables, by name."""
+    """Loads the rows of one checkpoint of a chain. Adds up the counts of its tables, by name: those of the same server,
+    which may be the only one that loads, or, of another number of servers, all of them to the first."""
     clock = checkpoint.step + earlier_steps(checkpoint)
     first, end = buckets_of(shard, num_shards)
-    for record, index in indexes(checkpoint):
+    written = indexes(checkpoint)
+    as_many = len(written) == num_shards
+    for record, index in written:
         folder = record.path.rpartition("/")[0]
         files = {file.path: file for file in checkpoint.below(folder)}
         theirs = _matched(index, tables, checkpoint)
@@ -141,8 +143,9 @@ def _load(
                     rows = StoredRows.of_arrays(named(arrays, f"{part.table}.{part.first}"))
                     mine_N = server_of(rows.ids_N, num_shards) == shard
                     table.load_stored(rows.taken(mine_N), clock=clock)
+        counted = folder == f"server-{shard}" if as_many else shard == 0
         for table, entry in zip(theirs, index["tables"], strict=True):
-            if table is not None:
+            if table is not None and counted:
                 counts[table.spec.name].update({name: entry[name] for name in table.counts() if name in entry})
 
 
