@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
 from shardkeep.base.compiling.kernels import load_kernels
 from shardkeep.base.errors import ConfigError, UserError
-from shardkeep.base.settings import DAY_S
+from shardkeep.base.settings import DAY_S, first_problem
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.ledger import Ledger
 from shardkeep.config import JobConfig, check_compression, load_config, parse_config
@@ -213,6 +215,7 @@ def checked_tables(tables: Tables, config: JobConfig | None = None) -> list[Tabl
             why = " (an entry of a job's config, without a name)" if isinstance(table, TableConfig) else ""
             kind = f"{type(table).__name__}{why}"
             raise ConfigError(f"tables: holds a {kind}; allowed: TableSpec(name=..., dim=..., ...)")
+    found = [_validated(table) for table in found]
     names = [table.name for table in found]
     if len(set(names)) < len(names):
         raise ConfigError(f"tables: two of them are named {next(n for n in names if names.count(n) > 1)}")
@@ -223,6 +226,14 @@ def checked_tables(tables: Tables, config: JobConfig | None = None) -> list[Tabl
     if config is not None:
         _check_together(found, config)
     return found
+
+
+def _validated(table: TableSpec) -> TableSpec:
+    """The table with its settings checked, which `model_copy(update=...)` does not do."""
+    try:
+        return TableSpec(**dict(table))
+    except ValidationError as error:
+        raise ConfigError(f"tables.{table.name}: {first_problem(error)}") from error
 
 
 def _check_together(tables: Sequence[TableSpec], config: JobConfig) -> None:
