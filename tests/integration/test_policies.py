@@ -171,7 +171,7 @@ def test_in_bounded_a_table_stays_within_its_capacity_whoever_dies(
     # A push whose row goes between its admission and its update makes the row again.
     assert 0 <= figures["rows"] - (figures["admitted_rows"] - figures["evicted_rows"]) < 100
     in_bucket = np.bincount(bucket_of(rows.ids_N), minlength=BUCKETS)
-    # The last pushes may add rows of a bucket of which no step comes later.
+    # The last pushes may add rows, and no step comes after them.
     assert in_bucket.size == BUCKETS and in_bucket.max() < 64 + 40 and in_bucket.min() >= 64 - 64 // 8
     assert rows.ids_N.size == figures["rows"] and set(rows.ids_N.tolist()) <= set(CROWD.tolist())
     assert np.isfinite(rows.rows_ND).all() and np.isfinite(rows.slots_NS).all()
