@@ -41,6 +41,8 @@ def run_around(command: Sequence[str], config: JobConfig, run_dir: Path, say: Ca
     tables = [config.table(name) for name in config.tables if name != "default"]
     with server_processes(config, tables, run_dir) as serving:
         say(f"servers: {config.servers}, trainers: {config.workers}, run folder: {serving.run}")
+        if config.page.on and (page := page_line(serving.run)) is not None:
+            say(f"page: {page}")
         environment = {**os.environ, RUN_VARIABLE: str(serving.run.absolute())}
         try:
             process = subprocess.Popen(command, env=environment)
