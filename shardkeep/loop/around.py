@@ -15,6 +15,7 @@ from pathlib import Path
 from shardkeep.base.errors import JobError, UserError
 from shardkeep.config import JobConfig
 from shardkeep.loop.serve import CLOSE_S, POLL_S, Serving, server_processes
+from shardkeep.page.of_job import page_line
 
 RUN_VARIABLE = "SHARDKEEP_RUN"
 """Holds the run folder, for `connect()`."""
