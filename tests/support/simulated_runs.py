@@ -100,7 +100,7 @@ def write_simulated_run(folder: Path, scene: Scene) -> Path:
     if scene.servers:
         address = {"address": f"{scene.host}:41863", "pid": scene.coordinator_pid, "pid_space": "simulated pid:[1]"}
         (folder / "coordinator.json").write_text(json.dumps(address) + "\n")
-        _write_json(folder / "page.json", {"address": f"{scene.host}:41864", "secure": False})
+        (folder / "page.json").write_text(json.dumps({"address": f"{scene.host}:41864", "secure": False}) + "\n")
     if scene.state == "forming":
         _write_lines(folder / "metrics.jsonl", _registrations(scene)[:1])
         _write_logs(folder / "logs", scene)

@@ -44,7 +44,7 @@ export function overview(run) {
       left,
       tile("Loss", decimal(o.loss), "", "training loss of worker 0 since its last record; lower is better"),
       tile(main ? main.name : "Evaluation", main ? decimal(main.value) : "–", "", main ? `last evaluation${o.best_auc != null && main.key === "auc" ? `; the best possible is ${decimal(o.best_auc)}` : ""}${main.key === "auc" ? "; 0.5 is guessing, 1 is perfect" : ""}` : "no evaluation yet"),
-      tile("Sent for training", bytes(o.bytes), "", o.bytes ? `${o.servers === 0 ? "pulls and pushes inside the one process" : "pulls, pushes and dense gradients"}${trained ? `: ${bytes(trained)} a sample` : ""}` : o.servers === 0 ? "one process: nothing is sent" : "counted by the workers' records"),
+      tile(o.servers === 0 ? "Messages" : "Sent for training", bytes(o.bytes), "", o.servers === 0 ? "one process sends nothing; this is what pulls and pushes would take" : o.bytes ? `pulls, pushes and dense gradients${trained ? `: ${bytes(trained)} a sample` : ""}` : "counted by the workers' records"),
       saved ? tile("Compression", `${decimal(saved, 1)} ×`, "", `less than the ${bytes(o.fp32_bytes)} of fp32 without compression`) : null,
       tile("Recoveries", integer(o.recoveries), "", o.recoveries ? "times a process was lost and training continued" : "no process was lost"),
     ),
