@@ -23,6 +23,7 @@ from shardkeep.cli.page_commands import report as report_page
 from shardkeep.cli.page_commands import view
 from shardkeep.cli.role_commands import coordinator, fork_server, server, worker
 from shardkeep.cli.serve_command import serve
+from shardkeep.cli.stop_command import stop
 from shardkeep.cli.table_commands import tables, tables_export
 from shardkeep.cli.tool_commands import bench, cache, certs, config, estimate, sweep, version
 
@@ -49,6 +50,7 @@ for command in (
     train,
     status,
     view,
+    stop,
     scale,
     evaluate,
     predict,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardkeep.base.errors import ConfigError, UserError
-from shardkeep.page.server import LOOPBACK, PageServer, keep_address, kept_address, page_url
+from shardkeep.page.server import LOOPBACK, PageServer, forget_address, keep_address, kept_address, page_url
 from shardkeep.page_config import PageConfig
 from shardkeep.ps.control.grpc.addresses import is_loopback, split_address
 from shardkeep.trust.tokens import token_of
@@ -33,14 +33,14 @@ def serving_page(page: PageConfig, run: Path, token: str, *, tls: Path | None = 
         ConfigError: It cannot listen on the address that the config names.
         UserError: The config names an address, and starlette is not installed.
     """
-    if not page.on:
-        yield None
-        return
     try:
-        server = _server(page, run, token, tls)
+        server = _server(page, run, token, tls) if page.on else None
     except (ConfigError, UserError) as error:
         if page.required:
             raise type(error)(f"page.listen: {error}") from error
+        server = None
+    if server is None:
+        forget_address(run)
         yield None
         return
     keep_address(run, server.address, secure=server.url.startswith("https"))

@@ -118,6 +118,12 @@ def keep_address(run: Path, address: str, *, secure: bool = False) -> None:
     atomic_write(run / "page.json", to_json({"address": address, "secure": secure}) + "\n")
 
 
+def forget_address(run: Path) -> None:
+    """Deletes the address of an earlier process of the job."""
+    with contextlib.suppress(OSError):
+        (run / "page.json").unlink(missing_ok=True)
+
+
 def kept_address(run: Path) -> tuple[str, bool] | None:
     """Where the page of a run is, or was, and whether it is HTTPS."""
     with contextlib.suppress(OSError, UserError):

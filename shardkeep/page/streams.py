@@ -76,7 +76,7 @@ class Streams:
 
     async def close(self) -> None:
         """Sends the last changes and ends all streams."""
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(Exception):
             await self._refresh(at_once=True)
         for queue in set(self._queues):
             self._end(queue)
@@ -87,7 +87,7 @@ class Streams:
         """Reads the folders while there are clients."""
         while self._queues:
             await asyncio.sleep(self._every_s)
-            with contextlib.suppress(OSError, ValueError):  # the folder is gone, or a file is being replaced
+            with contextlib.suppress(Exception):  # the folder is gone, or has a record of a form that nobody knows
                 await self._refresh()
         self._follower = None
 

@@ -112,7 +112,7 @@ def silent(sight: Sight) -> list[Warning]:
         return []
     age = max(quiet)[0]
     names = several([name for _, name in quiet], "process", "processes")
-    return [Warning("warn", f"{names} sent nothing for {span(age)}", "A process may hang, or its machine is overloaded.",
+    return [Warning("warn", f"{names} sent nothing for {span(age)}", "It hangs, or its machine is overloaded.",
                     "members")]  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkeep.base.errors import ConfigError, ShardkeepError, UserError
+from shardkeep.base.log import EventLog
 from shardkeep.config import JobConfig
 from shardkeep.page.of_job import serving_page
 from shardkeep.ps.control.grpc.addresses import check_exposed, split_address
@@ -32,6 +33,8 @@ from shardkeep.run.next_steps import check_start, origin_line, resume_line, take
 from shardkeep.run.reader import check_ours
 from shardkeep.run.storage import losses_of, shared_folder
 from shardkeep.trust.tokens import keep_token, put_token, token_of
+
+_log = EventLog("roles")
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +186,8 @@ def _closing_lines(folder: RunFolder, options: CoordinatorOptions) -> Iterator[N
 
 
 def _ready(address: str, folder: RunFolder, options: CoordinatorOptions, page: str | None) -> None:
-    """Prints the address and writes it to the run folder, with the command that takes over from this process.
+    """Writes the address to the run folder, with the command that takes over from this process. Prints it unless a
+    launcher reads the folder.
 
     The page's address has a token: it is printed for a person, never to a log of the run folder."""
     command = take_over_arguments(
@@ -194,7 +198,10 @@ def _ready(address: str, folder: RunFolder, options: CoordinatorOptions, page: s
         insecure=options.insecure_data_plane,
     )
     folder.coordinator(address, pid=os.getpid(), command=[] if options.launched else command)
-    if page is not None and not options.launched:
+    if options.launched:
+        _log.info("listening", address=address)
+        return
+    if page is not None:
         _say(f"page: {page}")
     token_file = str(options.token_file or folder.token_path)
     print(json.dumps({"coordinator": address, "run_dir": str(folder.path), "token_file": token_file}), flush=True)

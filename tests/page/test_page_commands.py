@@ -116,6 +116,8 @@ def test_a_page_that_is_restarted_has_the_same_address_and_another_job_s_port_is
     assert kept is not None
     with socket.create_server(PageAddress(first).place), serving_page(PageConfig(), run, "a token") as third:
         assert third is not None and third != first
+    with serving_page(PageConfig(listen="off"), run, "a token") as none:
+        assert none is None and page_line(run, "a token") is None
 
 
 def test_a_page_that_nobody_opens_loads_nothing(tmp_path: Path) -> None:

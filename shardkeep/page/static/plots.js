@@ -20,7 +20,7 @@ export function plot(key, { title, about, axis, unit, digits = 4, lines, limit }
   const drawn = lines.filter((line) => line.points.length);
   known.title.textContent = title;
   known.about.textContent = about;
-  known.axis.textContent = `Horizontal: ${x.name}. Vertical: ${unit}.`;
+  known.axis.textContent = !drawn.length ? "" : `Horizontal: ${x.name}. Vertical: ${unit}.`;
   known.canvas.setAttribute("aria-label", `${title}. ${drawn.map((line) => spoken(line, x, digits)).join(" ")}`);
   known.table.replaceChildren(...drawn.map((line) => pointTable(line, x, unit, digits)));
   known.fold.hidden = !drawn.length;
