@@ -305,26 +305,28 @@ def _in_process(
     interrupts.notice = screen.notice("stopping after the running step; press Ctrl-C again to end it at once")
     interrupts.grace_s = config.liveness.grace_s
     screen.phase("start", "one process")
-    try:
-        with heard(folder.path, interrupts), serving_page(config.page, folder.path, make_token()) as page:
+    with contextlib.ExitStack() as until_summary:  # the page shows how the job ended
+        try:
+            page = until_summary.enter_context(serving_page(config.page, folder.path, make_token()))
             if page is not None:
                 screen.phase("page", page)
-            summary = run_in_process(
-                config, sink, lambda: interrupts.count > 0, folder=folder.path, start_step=start_step
-            )
-    except KeyboardInterrupt:
-        late = f"; {out_of_grace(config, folder.path)}" if interrupts.late else ""
-        sink.finished("stopped", f"stopped at step {sink.step}{late}", None)
-        raise JobStopped(f"stopped at step {sink.step}{late}") from None
-    except Exception as error:
-        with contextlib.suppress(OSError):
-            status, why = ("stopped", interrupts.reason) if isinstance(error, JobStopped) else ("failed", "")
-            folder.finished(status, f"{error}{why and f': {why}'}", sink.figures)
-        if isinstance(error, JobStopped) and interrupts.reason:
-            raise JobStopped(f"{error}: {interrupts.reason}") from None
-        raise
-    sink.finished("completed", "", summary)
-    return folder.summary() or {}
+            with heard(folder.path, interrupts):
+                summary = run_in_process(
+                    config, sink, lambda: interrupts.count > 0, folder=folder.path, start_step=start_step
+                )
+        except KeyboardInterrupt:
+            late = f"; {out_of_grace(config, folder.path)}" if interrupts.late else ""
+            sink.finished("stopped", f"stopped at step {sink.step}{late}", None)
+            raise JobStopped(f"stopped at step {sink.step}{late}") from None
+        except Exception as error:
+            with contextlib.suppress(OSError):
+                status, why = ("stopped", interrupts.reason) if isinstance(error, JobStopped) else ("failed", "")
+                folder.finished(status, f"{error}{why and f': {why}'}", sink.figures)
+            if isinstance(error, JobStopped) and interrupts.reason:
+                raise JobStopped(f"{error}: {interrupts.reason}") from None
+            raise
+        sink.finished("completed", "", summary)
+        return folder.summary() or {}
 
 
 @contextlib.contextmanager

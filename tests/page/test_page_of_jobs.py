@@ -77,7 +77,7 @@ def test_the_page_follows_a_job_over_a_killed_server_and_a_killed_coordinator_to
 def test_the_page_of_a_job_in_one_process_shows_its_last_state_when_it_has_ended(
     browser: Chromium, cluster: Cluster
 ) -> None:
-    config = {**WATCHED, "servers": 0, "workers": 1, "train": {**TINY["train"], "epochs": 200}}
+    config = {**WATCHED, "servers": 0, "workers": 1, "train": {**TINY["train"], "epochs": 40}}
     job, folder = cluster.job(config)
     with browser.visit() as visit:
         visit.open(job.line("page").split()[-1])
