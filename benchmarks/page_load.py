@@ -167,19 +167,23 @@ async def load(kind: str, *, streams: int, rate: float) -> None:
         bearer = f"Authorization: Bearer {token}\r\n" if known else ""
         return f"GET {target} HTTP/1.1\r\nHost: {host}:{port}\r\n{bearer}\r\n".encode()
 
-    async def connection(sent: bytes, *, reads: bool) -> None:
-        with contextlib.suppress(OSError):
-            reader, writer = await asyncio.open_connection(host, port, limit=4096)
-            with contextlib.closing(writer):
-                writer.write(sent)
-                if not reads:
-                    writer.transport.pause_reading()  # type: ignore[attr-defined]
-                    await stop.wait()
-                    return
-                status = (await reader.readline()).split(b" ")[1:2] or [b"none"]
-                replies[status[0].decode()] = replies.get(status[0].decode(), 0) + 1
-                while await reader.read(4096):
-                    pass
+    async def connection(sent: bytes, *, reads: bool, limit_s: float | None = None) -> None:
+        with contextlib.suppress(OSError):  # a TimeoutError is one
+            async with asyncio.timeout(limit_s):
+                await talk(sent, reads=reads)
+
+    async def talk(sent: bytes, *, reads: bool) -> None:
+        reader, writer = await asyncio.open_connection(host, port, limit=4096)
+        with contextlib.closing(writer):
+            writer.write(sent)
+            if not reads:
+                writer.transport.pause_reading()  # type: ignore[attr-defined]
+                await stop.wait()
+                return
+            status = (await reader.readline()).split(b" ")[1:2] or [b"none"]
+            replies[status[0].decode()] = replies.get(status[0].decode(), 0) + 1
+            while await reader.read(4096):
+                pass
 
     known = kind == "viewers"
     sent = head("/events", known=True) if known else b"GET /events HTTP/1.1\r\n"
@@ -192,7 +196,7 @@ async def load(kind: str, *, streams: int, rate: float) -> None:
             number += 1
             target = TARGETS[number % len(TARGETS)]
             what = GARBAGE[number % len(GARBAGE)] + b"\r\n\r\n" if number % 3 == 0 else head(target, known=False)
-            tasks.append(asyncio.create_task(asyncio.wait_for(connection(what, reads=True), 10)))
+            tasks.append(asyncio.create_task(connection(what, reads=True, limit_s=10.0)))
             tasks = [task for task in tasks if not task.done()]
     for task in tasks:
         task.cancel()
