@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardkeep.affinity import Pins, choose, describe, pinned
-from shardkeep.base.errors import JobError, JobStopped
+from shardkeep.base.errors import JobError, JobStopped, UserError
 from shardkeep.base.log import LogFormat
 from shardkeep.base.modules import search_last
 from shardkeep.config import JobConfig
@@ -195,7 +195,7 @@ class _Launch:
         started = StartEvent(config, folder.path, start_step, samples)
         if not config.servers:
             self._call_start(started)
-            with pinned(pins.get(("worker", 0))):
+            with pinned(pins.get(("worker", 0))), _page(config, folder, screen):
                 return _in_process(config, folder, screen, interrupts, start_step)
         from shardkeep.launch.supervisor import Supervisor
 
@@ -291,6 +291,20 @@ class ShownFolder:
             raise JobError(f"{self._folder.path}: cannot be written ({error.strerror or error})") from error
 
 
+@contextlib.contextmanager
+def _page(config: JobConfig, folder: RunFolder, screen: JobView) -> Iterator[None]:
+    """Serves the page of a job in this process, until its summary is written."""
+    with contextlib.ExitStack() as leaving:
+        try:
+            page = leaving.enter_context(serving_page(config.page, folder.path, make_token()))
+        except UserError as error:
+            folder.finished("failed", str(error), None)
+            raise
+        if page is not None:
+            screen.phase("page", page)
+        yield
+
+
 def _in_process(
     config: JobConfig, folder: RunFolder, screen: JobView, interrupts: Interrupts, start_step: int
 ) -> dict[str, Any]:
@@ -305,28 +319,24 @@ def _in_process(
     interrupts.notice = screen.notice("stopping after the running step; press Ctrl-C again to end it at once")
     interrupts.grace_s = config.liveness.grace_s
     screen.phase("start", "one process")
-    with contextlib.ExitStack() as until_summary:  # the page shows how the job ended
-        try:
-            page = until_summary.enter_context(serving_page(config.page, folder.path, make_token()))
-            if page is not None:
-                screen.phase("page", page)
-            with heard(folder.path, interrupts):
-                summary = run_in_process(
-                    config, sink, lambda: interrupts.count > 0, folder=folder.path, start_step=start_step
-                )
-        except KeyboardInterrupt:
-            late = f"; {out_of_grace(config, folder.path)}" if interrupts.late else ""
-            sink.finished("stopped", f"stopped at step {sink.step}{late}", None)
-            raise JobStopped(f"stopped at step {sink.step}{late}") from None
-        except Exception as error:
-            with contextlib.suppress(OSError):
-                status, why = ("stopped", interrupts.reason) if isinstance(error, JobStopped) else ("failed", "")
-                folder.finished(status, f"{error}{why and f': {why}'}", sink.figures)
-            if isinstance(error, JobStopped) and interrupts.reason:
-                raise JobStopped(f"{error}: {interrupts.reason}") from None
-            raise
-        sink.finished("completed", "", summary)
-        return folder.summary() or {}
+    try:
+        with heard(folder.path, interrupts):
+            summary = run_in_process(
+                config, sink, lambda: interrupts.count > 0, folder=folder.path, start_step=start_step
+            )
+    except KeyboardInterrupt:
+        late = f"; {out_of_grace(config, folder.path)}" if interrupts.late else ""
+        sink.finished("stopped", f"stopped at step {sink.step}{late}", None)
+        raise JobStopped(f"stopped at step {sink.step}{late}") from None
+    except Exception as error:
+        with contextlib.suppress(OSError):
+            status, why = ("stopped", interrupts.reason) if isinstance(error, JobStopped) else ("failed", "")
+            folder.finished(status, f"{error}{why and f': {why}'}", sink.figures)
+        if isinstance(error, JobStopped) and interrupts.reason:
+            raise JobStopped(f"{error}: {interrupts.reason}") from None
+        raise
+    sink.finished("completed", "", summary)
+    return folder.summary() or {}
 
 
 @contextlib.contextmanager

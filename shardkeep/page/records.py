@@ -18,9 +18,9 @@ Record = dict[str, Any]
 Key = tuple[str, int]
 EVENTS_KEPT = 2000
 LOSSES_KEPT = 400
-MOST_TELEMETRY_BYTES = 32 << 20
+MOST_TELEMETRY_BYTES = 8 << 20
 """Of a long run only the last telemetry is read."""
-GROWTH_S = 600.0
+GROWTH_S, GROWTH_EVERY_S = 600.0, 5.0
 """Seconds of the window over which the growth of tables is measured."""
 ROLES = ("coordinator", "server", "worker")
 DIRECTIONS = ("pull", "push", "tower")
@@ -50,6 +50,9 @@ class RunRecords:
         """Time of the newest record, in seconds since 1970."""
         self.first: float | None = None
         self._before: dict[Key, dict[str, float]] = {}
+        """The counts of processes that died."""
+        self._trained: dict[Key, float] = {}
+        """Bytes of training of each worker."""
         self._metrics = MetricsTail(self.reader.metrics_path)
         self._telemetry = MetricsTail(self.reader.path / "telemetry.jsonl", most_bytes=MOST_TELEMETRY_BYTES)
 
@@ -106,10 +109,12 @@ class RunRecords:
             for name, count in flat_bytes(last).items():
                 counts[name] = counts.get(name, 0) + count
         self.telemetry[key] = {**record, "at": time}
+        if key[0] == "worker":
+            self._trained[key] = trained_bytes(record)
         if key == ("worker", 0) and (samples := number(record.get("samples"))) is not None:
-            spent = sum(sum(self.bytes_by_part.get(direction, {}).values()) for direction in DIRECTIONS)
-            self.spent.add((samples, spent))
-        if key[0] == "server":
+            dead = sum(count for counts in self._before.values() for name, count in counts.items() if is_trained(name))
+            self.spent.add((samples, dead + sum(self._trained.values())))
+        if key[0] == "server" and (not self.rows_seen or time - self.rows_seen[-1][0] >= GROWTH_EVERY_S):
             self.rows_seen.append((time, sum(role == "server" for role, _ in self.telemetry), table_rows(self)))
             while self.rows_seen[0][0] < time - GROWTH_S:
                 self.rows_seen.popleft()
@@ -139,6 +144,17 @@ def flat_bytes(record: Mapping[str, Any]) -> dict[str, float]:
         elif direction == "control":
             counts["control/"] = number(parts) or 0
     return counts | {f"fp32/{name}": number(n) or 0 for name, n in (record.get("fp32_bytes") or {}).items()}
+
+
+def trained_bytes(record: Mapping[str, Any]) -> float:
+    """The bytes of training in a telemetry record."""
+    counts = record.get("bytes") or {}
+    return sum(number(count) or 0 for direction in DIRECTIONS for count in (counts.get(direction) or {}).values())
+
+
+def is_trained(name: str) -> bool:
+    """Whether a name of `flat_bytes` is one of training."""
+    return name.partition("/")[0] in DIRECTIONS
 
 
 def number(value: Any) -> float | int | None:

@@ -132,7 +132,9 @@ def _whole(value: float | None) -> int | None:
 
 
 def worker_steps(records: RunRecords) -> list[Record]:
-    """Where a step goes, of each worker; the worker whose own work takes longest is the first."""
+    """Where a step goes, of each worker; the worker whose own work takes longest is the first.
+
+    `usual`: the median of the others' own work."""
     found = {index: record for index, record in records.role("worker") if record.get("step_ms")}
     ended = {
         int(p["index"]): p
@@ -150,9 +152,10 @@ def worker_steps(records: RunRecords) -> list[Record]:
         own = total - sum(parts.get(name, 0.0) for name in WAITING)
         waits = {str(k): ms for k, v in (found.get(index, {}).get("wait_ms") or {}).items() if (ms := number(v))}
         rows.append({"index": index, "total": total, "own": own, "parts": parts, "waits": waits})
-    usual = median(row["own"] for row in rows) if rows else 0.0
     for row in rows:
-        row["ratio"] = row["own"] / usual if usual > 0 else 1.0
+        others = [other["own"] for other in rows if other is not row]
+        row["usual"] = median(others) if others else row["own"]
+        row["ratio"] = row["own"] / row["usual"] if row["usual"] > 0 else 1.0
     return sorted(rows, key=lambda row: -row["own"])
 
 

@@ -109,14 +109,15 @@ class RunState:
         return self._there
 
 
-def changed_settings(text: str) -> list[list[str]]:
-    """Settings of a resolved config that differ from the defaults, as pairs of key and value."""
+def changed_settings(text: str) -> list[list[str]] | None:
+    """Settings of a resolved config that differ from the defaults, as pairs of key and value; None = the config is of
+    another version."""
     from shardkeep.config import JobConfig
 
     try:
         config = JobConfig.model_validate(yaml.safe_load(text))
-    except (ValueError, ShardkeepError, yaml.YAMLError):  # of another version
-        return []
+    except (ValueError, ShardkeepError, yaml.YAMLError):
+        return None
     found = config.model_dump(mode="json", exclude_defaults=True, exclude={"data": {"root"}})
     return [[key, value] for key, value in _flat(found, "")]
 

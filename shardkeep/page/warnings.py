@@ -139,21 +139,17 @@ def waits(sight: Sight) -> list[Warning]:
 def slow_worker(sight: Sight) -> list[Warning]:
     """A worker whose own work takes much longer than that of the others."""
     rows = worker_steps(sight.records)
-    slow = [row for row in rows if len(rows) > 1 and row["own"] > SLOW_RATIO * _others(rows, row)]
+    slow = [row for row in rows if len(rows) > 1 and row["ratio"] > SLOW_RATIO]
     if not slow:
         return []
-    row, usual = slow[0], _others(rows, slow[0])
+    row = slow[0]
     part = max(row["parts"].items(), key=lambda item: item[1] if item[0] not in ("pull_wait", "dense_reduce") else 0)
     more = f"; {len(slow) - 1} more are slow" if len(slow) > 1 else ""
     text = (
         f"worker {row['index']} is slower than the others: its own work takes {row['own']:.1f} ms a step, "
-        f"the median of the others is {usual:.1f} ms; longest part: {part[0].replace('_', ' ')}{more}"
+        f"the median of the others is {row['usual']:.1f} ms; longest part: {part[0].replace('_', ' ')}{more}"
     )
     return [Warning("warn", text, "All workers wait for the slowest one. Look for other load on its machine.", "steps")]
-
-
-def _others(rows: Sequence[Record], row: Record) -> float:
-    return float(median(other["own"] for other in rows if other is not row))
 
 
 def waits_for_samples(sight: Sight) -> list[Warning]:
@@ -345,6 +341,7 @@ def warnings_of(sight: Sight) -> list[Warning]:
 
 def span(seconds: float) -> str:
     """`41 minutes`, of a number of seconds."""
+    seconds = max(0.0, seconds)  # clocks of machines differ
     for unit, length in (("day", 86_400), ("hour", 3600), ("minute", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}s"

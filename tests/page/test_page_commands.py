@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import re
 import socket
+import ssl
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +20,7 @@ from shardkeep.page.of_job import page_line, serving_page
 from shardkeep.page.server import PageServer, kept_address
 from shardkeep.page.state import RunState
 from shardkeep.page_config import PageConfig
+from shardkeep.trust.certificates import make_certs
 from shardkeep.trust.view import view_token
 from tests.support.cluster import Cluster
 from tests.support.http_attacks import request
@@ -128,7 +132,6 @@ def test_a_page_that_nobody_opens_loads_nothing(tmp_path: Path) -> None:
         "    assert url\n"
         "    print(sorted({'starlette', 'uvicorn', 'rich', 'yaml'} & set(sys.modules)))\n"
     )
-    import subprocess
 
     done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
@@ -143,3 +146,22 @@ def test_the_token_of_the_page_is_in_no_file_of_the_run_folder(tmp_path: Path) -
     finally:
         server.close()
     assert not [path for path in run.rglob("*") if path.is_file() and b"0123456789abcdef" in path.read_bytes()]
+
+
+def test_with_certificates_a_page_that_other_machines_reach_is_https(tmp_path: Path) -> None:
+    run = write_simulated_run(tmp_path / "run", Scene())
+    (certificates,) = make_certs(tmp_path / "certs", ["localhost,127.0.0.1"], days=1)
+    with serving_page(PageConfig(listen="0.0.0.0:0"), run, "a token", tls=certificates) as url:
+        assert url is not None and url.startswith("https://")
+        port, headers = int(url.split(":")[2].split("/")[0]), PageAddress(url).bearer
+        trusting = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+        connection = http.client.HTTPSConnection("localhost", port, timeout=20, context=trusting)
+        connection.request("GET", "/state", headers=headers)
+        assert connection.getresponse().status == 200
+        connection.close()
+        cookie = http.client.HTTPSConnection("localhost", port, timeout=20, context=trusting)
+        cookie.request("GET", f"/?token={PageAddress(url).token}")
+        assert "secure" in (cookie.getresponse().getheader("set-cookie") or "").lower()
+        cookie.close()
+    with serving_page(PageConfig(listen="127.0.0.1:0"), run, "a token", tls=certificates) as url:
+        assert url is not None and url.startswith("http://")

@@ -16,7 +16,7 @@ from shardkeep.page.records import RunRecords
 from shardkeep.page.series import Series, interpolate
 from shardkeep.page.state import RunState
 from tests.support.seen_runs import NOON, event, progress, telemetry
-from tests.support.simulated_runs import Scene, write_simulated_run
+from tests.support.simulated_runs import STATES, Scene, State, write_simulated_run
 
 SECTIONS = {
     "overview", "warnings", "curves", "steps", "tables", "bytes", "staleness", "members", "timeline", "checkpoints",
@@ -58,12 +58,11 @@ def test_a_finished_run_agrees_with_its_summary(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "state", ["begun", "forming", "running", "recovering", "finished", "failed", "stopped", "killed"]
+    ("state", "servers", "workers"),
+    [*((state, 2, 2) for state in STATES), ("running", 0, 1), ("finished", 0, 1), ("running", 8, 64)],
 )
-@pytest.mark.parametrize("members", [(0, 1), (2, 2), (8, 64)], ids=["1 process", "2 workers", "64 workers"])
-def test_every_state_gives_every_section_as_json(tmp_path: Path, state: str, members: tuple[int, int]) -> None:
-    servers, workers = members
-    seen = sections(write_simulated_run(tmp_path / "run", Scene(state=state, servers=servers, workers=workers)))  # type: ignore[arg-type]
+def test_every_state_gives_every_section_as_json(tmp_path: Path, state: State, servers: int, workers: int) -> None:
+    seen = sections(write_simulated_run(tmp_path / "run", Scene(state=state, servers=servers, workers=workers)))
     assert seen.keys() == SECTIONS
     json.dumps(seen, allow_nan=False)
 
@@ -132,6 +131,25 @@ def test_bytes_of_training_points_lie_between_the_counts(tmp_path: Path) -> None
     curves = RunState(tmp_path).sections()["curves"]
     assert [row[3] for row in curves["training"]["rows"]] == [2000, 4000, 8000]
     assert curves["evaluation"]["rows"][0][3] == 8000
+
+
+def test_bytes_between_evaluations_come_from_all_workers_and_from_those_that_died(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: job\n")
+
+    def counted(index: int, pid: int, samples: int, num_bytes: int) -> Any:
+        totals = {"push": {"values": num_bytes}, "pull": {"ids": num_bytes}, "tower": {}, "read": {"values": 9}}
+        return {**telemetry(0, "worker", index, samples=samples, bytes=totals), "pid": pid}
+
+    append(
+        tmp_path / "telemetry.jsonl",
+        counted(1, 2, 1000, 30),
+        counted(0, 1, 1000, 20),
+        counted(1, 3, 2000, 10),
+        counted(0, 1, 2000, 50),
+    )
+    append(tmp_path / "metrics.jsonl", progress(0, 10), progress(1, 20))
+    curves = RunState(tmp_path).sections()["curves"]
+    assert [row[3] for row in curves["training"]["rows"]] == [100, 180]
 
 
 def test_a_long_run_has_a_bounded_number_of_points_and_its_newest_one() -> None:

@@ -46,7 +46,7 @@ export function overview(run) {
       tile(main ? main.name : "Evaluation", main ? decimal(main.value) : "–", "", main ? `last evaluation${o.best_auc != null && main.key === "auc" ? `; the best possible is ${decimal(o.best_auc)}` : ""}${main.key === "auc" ? "; 0.5 is guessing, 1 is perfect" : ""}` : "no evaluation yet"),
       tile(o.servers === 0 ? "Messages" : "Sent for training", bytes(o.bytes), "", o.servers === 0 ? "one process sends nothing; this is what pulls and pushes would take" : o.bytes ? `pulls, pushes and dense gradients${trained ? `: ${bytes(trained)} a sample` : ""}` : "counted by the workers' records"),
       saved ? tile("Compression", `${decimal(saved, 1)} ×`, "", `less than the ${bytes(o.fp32_bytes)} of fp32 without compression`) : null,
-      tile("Recoveries", integer(o.recoveries), "", o.recoveries ? "times a process was lost and training continued" : "no process was lost"),
+      tile("Recoveries", integer(o.recoveries), "", o.state === "recovering" ? "before the one that is under way" : o.recoveries ? "times a process was lost and training continued" : "no process was lost"),
     ),
     o.test.length ? h("p", "On the test data: ", o.test.map((m) => `${m.name} ${decimal(m.value)}`).join(", "), ".") : null,
   ];
@@ -101,7 +101,7 @@ export function steps(run) {
       { name: "parts of a step", text: strip },
       { name: "step", num: true, text: (row) => milliseconds(row.total) },
       { name: "own work", num: true, note: "the step without pull wait and tower reduce", text: (row) => (row.mark ? h("b", milliseconds(row.own)) : milliseconds(row.own)) },
-      { name: "beside the median", num: true, text: (row) => (alone ? "–" : `${decimal(row.ratio, 2)} ×`) },
+      { name: "beside the others", note: "own work, divided by the median of the other workers", num: true, text: (row) => (alone ? "–" : `${decimal(row.ratio, 2)} ×`) },
       { name: "waits for servers", text: (row) => h("span.line", waits(row)) },
     ], rows, { most: 8, of: "workers" }),
   ];
@@ -247,7 +247,7 @@ export function checkpoints(run) {
 export function config(run) {
   const { text, changed } = run.config;
   return [
-    changed.length ? table("changed", "Settings that are not the defaults", [{ name: "setting", text: (pair) => setting(pair[0]) }, { name: "value", text: (pair) => h("code", pair[1]) }], changed, { most: 40, of: "settings" }) : null,
+    changed?.length ? table("changed", "Settings that are not the defaults", [{ name: "setting", text: (pair) => setting(pair[0]) }, { name: "value", text: (pair) => h("code", pair[1]) }], changed, { most: 40, of: "settings" }) : h("p.about", changed === null ? "This config is of another version, so it is not compared with the defaults." : "All settings are the defaults."),
     fold("config", "The whole config.yaml, with every default", h("pre", { tabindex: 0 }, text)),
   ];
 }
@@ -272,7 +272,7 @@ export function compare(runs, view) {
     ["recoveries", (run) => integer(run.overview.recoveries)],
     ["time, all starts", (run) => duration(run.overview.wall_s ?? run.overview.newest - from(run))],
   ];
-  const settings = runs.map((run) => new Map(run.config.changed));
+  const settings = runs.map((run) => new Map(run.config.changed ?? []));
   const keys = [...new Set(settings.flatMap((one) => [...one.keys()]))].filter((key) => key !== "name" && new Set(settings.map((one) => one.get(key))).size > 1);
   const columns = () => [{ name: "", text: (row) => row[0] }, ...runs.map((run, at) => ({ name: h("span", h(`span.swatch.line-${at % 6 + 1}`), run.name), num: true, text: (row) => row[1](run, at) }))];
   const axis = view.axis;
