@@ -18,6 +18,7 @@ from shardkeep.compression.per_table import check_table, push_of
 from shardkeep.config_files.overrides import Override, blamed, overridden
 from shardkeep.config_files.paths import anchored, below_shell
 from shardkeep.config_files.problems import MOST_LINES, Problem, lines, problems_of, shown
+from shardkeep.metrics_config import MetricsConfig
 from shardkeep.process_starts import ProcessesConfig
 from shardkeep.ps.config import (
     ConsistencyConfig,
@@ -91,6 +92,8 @@ class JobConfig(Settings):
     """Deadlines and leases."""
     recovery: RecoveryConfig = RecoveryConfig()
     """What a job may lose when processes die."""
+    metrics: MetricsConfig = MetricsConfig()
+    """Metrics for Prometheus."""
     profile: ProfileConfig = ProfileConfig()
     """Traces of some steps."""
 
