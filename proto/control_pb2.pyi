@@ -266,7 +266,7 @@ class MemberStatus(_message.Message):
     def __init__(self, member: _Optional[_Union[Member, _Mapping]] = ..., condition: _Optional[str] = ..., age_s: _Optional[float] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ...) -> None: ...
 
 class StatusReply(_message.Message):
-    __slots__ = ("job", "members", "progress_json", "evaluation_json", "summary_json", "events_json", "missing", "left_s")
+    __slots__ = ("job", "members", "progress_json", "evaluation_json", "summary_json", "events_json", "missing", "left_s", "telemetry_json")
     JOB_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     PROGRESS_JSON_FIELD_NUMBER: _ClassVar[int]
@@ -275,6 +275,7 @@ class StatusReply(_message.Message):
     EVENTS_JSON_FIELD_NUMBER: _ClassVar[int]
     MISSING_FIELD_NUMBER: _ClassVar[int]
     LEFT_S_FIELD_NUMBER: _ClassVar[int]
+    TELEMETRY_JSON_FIELD_NUMBER: _ClassVar[int]
     job: JobState
     members: _containers.RepeatedCompositeFieldContainer[MemberStatus]
     progress_json: str
@@ -283,7 +284,8 @@ class StatusReply(_message.Message):
     events_json: _containers.RepeatedScalarFieldContainer[str]
     missing: _containers.RepeatedScalarFieldContainer[str]
     left_s: float
-    def __init__(self, job: _Optional[_Union[JobState, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., progress_json: _Optional[str] = ..., evaluation_json: _Optional[str] = ..., summary_json: _Optional[str] = ..., events_json: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ..., left_s: _Optional[float] = ...) -> None: ...
+    telemetry_json: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, job: _Optional[_Union[JobState, _Mapping]] = ..., members: _Optional[_Iterable[_Union[MemberStatus, _Mapping]]] = ..., progress_json: _Optional[str] = ..., evaluation_json: _Optional[str] = ..., summary_json: _Optional[str] = ..., events_json: _Optional[_Iterable[str]] = ..., missing: _Optional[_Iterable[str]] = ..., left_s: _Optional[float] = ..., telemetry_json: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class StopRequest(_message.Message):
     __slots__ = ("reason",)

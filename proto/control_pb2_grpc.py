@@ -106,7 +106,7 @@ class ControlServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Report(self, request, context):
-        """one record: progress, eval, phase, event, summary
+        """one record: progress, eval, phase, event, summary, telemetry
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

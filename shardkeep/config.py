@@ -27,6 +27,7 @@ from shardkeep.ps.config import (
     RowwiseAdagradConfig,
     TableConfig,
     TableSpec,
+    TelemetryConfig,
     TransportConfig,
 )
 from shardkeep.workers.config import (
@@ -92,6 +93,8 @@ class JobConfig(Settings):
     """Deadlines and leases."""
     recovery: RecoveryConfig = RecoveryConfig()
     """What a job may lose when processes die."""
+    telemetry: TelemetryConfig = TelemetryConfig()
+    """Records of what each process does."""
     metrics: MetricsConfig = MetricsConfig()
     """Metrics for Prometheus."""
     profile: ProfileConfig = ProfileConfig()

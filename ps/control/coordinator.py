@@ -27,6 +27,7 @@ from shardkeep.ps.control.records import (
     Status,
 )
 from shardkeep.ps.control.recovery import Recovery
+from shardkeep.ps.control.telemetry import process_figures
 from shardkeep.ps.control.versions import own_versions
 
 DOUBT_POLL_S = 0.2
@@ -221,7 +222,19 @@ class Coordinator:
                 events=events.events,
                 missing=tuple(job.members.missing()) if job.life.forms else (),
                 left_s=self._forming.left_s,
+                telemetry=events.telemetry,
             )
+
+    def figures(self) -> Record:
+        """What the coordinator's telemetry records say."""
+        with self._job.locked():
+            state, members = self._job.life.now, sum(1 for _ in self._job.members.present())
+        return {"generation": state.generation, "state": state.state, "members": members, **process_figures()}
+
+    def take_telemetry(self, record: Record) -> None:
+        """Takes a telemetry record of the coordinator itself."""
+        with self._job.transaction():
+            self._job.events.take_telemetry("coordinator", 0, record)
 
     def tick(self) -> None:
         """Checks leases and deadlines. Call it several times per lease."""

@@ -7,21 +7,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from datetime import datetime
 from typing import Any
 
 from shardkeep.base.errors import ProtocolError
 from shardkeep.base.log import EventLog
 from shardkeep.ps.control.records import REPORT_KINDS, Formation, Member, Record
+from shardkeep.ps.control.telemetry import check_record
 
 EVENTS_KEPT = 500
 
 _log = EventLog("control")
-
-
-def time_of_day() -> str:
-    """Now, as the lines of metrics.jsonl have it: local, ISO 8601."""
-    return datetime.now().isoformat(timespec="milliseconds")
 
 
 class Events:
@@ -36,6 +31,7 @@ class Events:
         """For the summary of a job that is stopped."""
         self.closing: Record | None = None
         """The summary of a job in which no worker reported one."""
+        self._telemetry: dict[tuple[str, int], Record] = {}
         self._unwritten: list[tuple[str, Record]] = []
         self._events: deque[Record] = deque(maxlen=EVENTS_KEPT)
         self._formed: Record | None = None
@@ -47,8 +43,13 @@ class Events:
         kept, formed = tuple(self._events), self._formed
         return kept if formed is None or formed["seq"] >= kept[0]["seq"] else (formed, *kept)
 
+    @property
+    def telemetry(self) -> tuple[Record, ...]:
+        """The newest telemetry record of each process: coordinator, servers, workers, each by index."""
+        return tuple(self._telemetry[process] for process in sorted(self._telemetry))
+
     def report(self, member: Member, kind: str, record: Record) -> None:
-        """Takes one record of a member. Raises ProtocolError for an unknown kind."""
+        """Takes one record of a member. Raises ProtocolError for an unknown kind and for telemetry that is none."""
         if kind not in REPORT_KINDS:
             raise ProtocolError(f"{member} reported a {kind!r}; allowed: {', '.join(REPORT_KINDS)}")
         leads = member.role == "worker" and member.index == 0
@@ -56,6 +57,10 @@ class Events:
             if not leads:
                 raise ProtocolError(f"{member} reported a summary; only worker 0 does")
             self.summary = record
+            return
+        if kind == "telemetry":
+            check_record(record, str(member))
+            self.take_telemetry(member.role, member.index, {**record, "pid": member.pid, "host": member.host})
             return
         full = {**record, "kind": kind, "role": member.role, "index": member.index}
         if kind == "progress":
@@ -67,6 +72,12 @@ class Events:
         if kind == "event" and leads:
             self.figures = record.get("figures", self.figures)
         self._add(full)
+
+    def take_telemetry(self, role: str, index: int, record: Record) -> None:
+        """Takes a telemetry record of a process, the coordinator's too."""
+        full = {"time": record["time"], "kind": "telemetry", "role": role, "index": index, **record}
+        self._telemetry[role, index] = full
+        self._unwritten.append(("telemetry", full))
 
     def note(self, text: str, **facts: Any) -> None:
         """Adds an event of the coordinator itself and logs it."""

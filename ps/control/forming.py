@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from shardkeep.base.errors import ConfigError, JobError, ShardkeepError
+from shardkeep.base.local_time import time_of_day
 from shardkeep.ps.control.ending import Ending
-from shardkeep.ps.control.events import time_of_day
 from shardkeep.ps.control.job import Job, JobSpec
 from shardkeep.ps.control.membership import SILENT_S, Seat
 from shardkeep.ps.control.persisted_state import PersistedState

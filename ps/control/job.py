@@ -43,6 +43,8 @@ class JobSpec:
     """Seconds that a newcomer waits where another member has its place and may be dead."""
     run_dir: str = ""
     """The job's run folder, which members name to other jobs."""
+    telemetry_s: float = 0.0
+    """Seconds between two telemetry records of the coordinator; 0 = no records."""
 
     @property
     def num_members(self) -> int:
@@ -145,6 +147,9 @@ class Job:
         """Writes what the transaction added. If that fails, the job fails, even if the transaction completed it."""
         try:
             for kind, record in self.events.unwritten():
+                if kind == "telemetry":
+                    self._sink.telemetry(record)
+                    continue
                 write = self._sink.progress if kind == "progress" else self._sink.event
                 write(record)
         except OSError as error:

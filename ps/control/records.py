@@ -15,7 +15,7 @@ PROTOCOL_VERSION = 4
 Role = Literal["server", "worker"]
 ROLES: tuple[Role, ...] = ("server", "worker")
 OVER = frozenset({"completed", "failed", "stopped"})
-REPORT_KINDS = ("progress", "eval", "phase", "event", "summary")
+REPORT_KINDS = ("progress", "eval", "phase", "event", "summary", "telemetry")
 Record = dict[str, Any]
 """A JSON object."""
 
@@ -216,6 +216,8 @@ class Status:
     """The members that must still join, in words, while a group forms."""
     left_s: float = 0.0
     """Until the job fails without them."""
+    telemetry: tuple[Record, ...] = ()
+    """The newest telemetry record of the coordinator and of each member, servers first, each by index."""
 
 
 class JobSink(Protocol):
@@ -235,6 +237,9 @@ class JobSink(Protocol):
 
     def event(self, record: Record) -> None:
         """kind: eval | phase | event."""
+
+    def telemetry(self, record: Record) -> None:
+        """kind: telemetry. Raises nothing: a full disk costs records, not the job."""
 
     def finished(self, status: str, message: str, summary: Record | None) -> None:
         """The job is over. Called again with a better message when a failure's cause shows late."""

@@ -266,6 +266,9 @@ class ShownFolder:
         self.figures = record.get("figures", self.figures)
         self._screen.record(record)
 
+    def telemetry(self, record: Record) -> None:
+        self._folder.telemetry(record)
+
     def finished(self, status: str, message: str, summary: Record | None) -> None:
         with self._writing():
             self._folder.finished(status, message, summary)

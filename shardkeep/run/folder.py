@@ -7,6 +7,7 @@ standing.json     what another coordinator process needs to take over; for this 
 starts.json       when the job was started and resumed, at which steps (starts.py)
 members.json      every member of the current generation
 metrics.jsonl     one JSON object per record: progress, eval, phase, event
+telemetry.jsonl   one JSON object per telemetry record of a process, where `telemetry` is on
 summary.json      how the job ended; summary-STEPS.json of starts before it was resumed
 checkpoints/      step-N/, where `checkpoint` is on (ps/checkpoints.py); written by worker 0 and the servers
 recovery/         JOB/ROLE-INDEX/, what replaces a process that died, while the job runs; written by servers and workers
@@ -23,12 +24,13 @@ import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.base.files import atomic_write, make_folder
+from shardkeep.base.local_time import time_of_day
+from shardkeep.base.log import EventLog
 from shardkeep.base.machine.descriptors import when_free
 from shardkeep.base.machine.pids import pid_space
 from shardkeep.base.machine.versions import commit, machine, peak_rss_bytes, versions
@@ -42,6 +44,7 @@ from shardkeep.run.state_files import StandingFiles
 from shardkeep.trust.view import view_token_path
 
 Record = Mapping[str, Any]
+_log = EventLog("run")
 
 NO_SUMMARY: Record = {
     "steps": 0,
@@ -85,6 +88,8 @@ class RunFolder(RunReader):
         self._start = time.monotonic()
         self._starts = Starts(self.path)
         self._coordinates = False
+        self._torn = False
+        """Whether telemetry.jsonl may end in the middle of a line."""
 
     @classmethod
     def create(cls, path: str | Path, config: JobConfig, *, code_folder: Path | None = None) -> RunFolder:
@@ -197,6 +202,19 @@ class RunFolder(RunReader):
         """Appends a record of kind phase or event."""
         self._append({"kind": "event", **record})
 
+    def telemetry(self, record: Record) -> None:
+        """Appends a record to telemetry.jsonl. If that fails, the record is lost; the first failure is logged."""
+        line = to_json(record) + "\n"
+        with self._lock:
+            try:
+                with self.telemetry_path.open("a", encoding="utf-8") as file:
+                    file.write(f"\n{line}" if self._torn else line)
+                self._torn = False
+            except OSError as error:
+                self._torn = True
+                why = error.strerror or str(error)
+                _log.warning("telemetry is not written", once=str(self.path), path=self.telemetry_path, why=why)
+
     def finished(self, status: str, message: str, summary: Record | None) -> None:
         """Writes summary.json; keys the job could not fill are there, empty. A later call replaces it."""
         wall_s = self._starts.wall_s()
@@ -238,6 +256,6 @@ class RunFolder(RunReader):
         return list((before or {}).get("recoveries", ()))
 
     def _append(self, record: Record) -> None:
-        line = to_json({"time": datetime.now().isoformat(timespec="milliseconds"), **record}) + "\n"
+        line = to_json({"time": time_of_day(), **record}) + "\n"
         with self._lock, when_free(lambda: self.metrics_path.open("a", encoding="utf-8")) as file:
             file.write(line)

@@ -25,6 +25,7 @@ class RunReader:
         self.logs = self.path / "logs"
         self.config_path = self.path / "config.yaml"
         self.metrics_path = self.path / "metrics.jsonl"
+        self.telemetry_path = self.path / "telemetry.jsonl"
 
     def log_path(self, role: str, index: int) -> Path:
         return self.logs / f"{role}-{index}.log"

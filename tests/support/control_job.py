@@ -33,6 +33,9 @@ class ListSink:
     def event(self, record: Record) -> None:
         self.calls.append(("event", record))
 
+    def telemetry(self, record: Record) -> None:
+        self.calls.append(("telemetry", record))
+
     def finished(self, status: str, message: str, summary: Record | None) -> None:
         self.calls.append(("finished", status, message, summary))
 

@@ -257,7 +257,7 @@ class ControlClient:
             deadline.check(f"{who} to come to the same call")
 
     def report(self, kind: str, record: Record) -> None:
-        """Queues one record (progress | eval | phase | event | summary); sent in order, never blocks.
+        """Queues one record (progress | eval | phase | event | summary | telemetry); sent in order, never blocks.
 
         Raises ValueError (unknown kind) or TypeError (not JSON).
         """

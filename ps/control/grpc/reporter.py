@@ -7,8 +7,11 @@ import time
 from collections import deque
 
 from shardkeep.base.errors import DeadlineExceeded, ShardkeepError
+from shardkeep.base.log import EventLog
 from shardkeep.proto import control_pb2 as pb
 from shardkeep.ps.control.grpc.channel import RETRY_S, ControlChannel
+
+_log = EventLog("control")
 
 MOST_QUEUED = 10_000
 """The oldest records are dropped beyond; only a coordinator that is silent for long makes a queue."""
@@ -81,5 +84,8 @@ class Reporter:
         except ShardkeepError as error:
             if error.retryable:
                 return False
-            self._refused = self._refused or error
+            if request.kind == "telemetry":  # no job ends because of it
+                _log.warning("telemetry refused", once="telemetry refused", why=str(error))
+            else:
+                self._refused = self._refused or error
         return True

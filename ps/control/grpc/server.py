@@ -20,6 +20,7 @@ from shardkeep.ps.control.grpc.store import StoreHost
 from shardkeep.ps.control.grpc.tls import Tls
 from shardkeep.ps.control.job import JobSpec
 from shardkeep.ps.control.records import JobSink, Record
+from shardkeep.ps.control.telemetry import TelemetryRecords, place_of_process
 
 TICK_S = 0.5
 STOP_POLL_S = 0.2
@@ -68,6 +69,7 @@ class ControlServer:
         self._ended = threading.Event()
         self._ticker = threading.Thread(target=self._tick, name="control-ticker", daemon=True)
         self.address = join_address(host, self._bind(host, port, tls))
+        self._telemetry = self._records(host)
         self.endpoint = Endpoint(self.address, token, tls)
 
     def start(self) -> ControlServer:
@@ -101,10 +103,22 @@ class ControlServer:
             raise ConfigError(f"cannot listen on {asked}: the port is in use or the host is not this machine's")
         return bound
 
+    def _records(self, host: str) -> TelemetryRecords | None:
+        """The coordinator's telemetry; None = there are no records."""
+        coordinator, place = self.coordinator, place_of_process(host)
+        return TelemetryRecords.every(
+            coordinator.spec.telemetry_s,
+            figures=coordinator.figures,
+            record=lambda now, _before: {**place, **now},
+            report=lambda _kind, record: coordinator.take_telemetry(record),
+        )
+
     def _tick(self) -> None:
         interval_s = min(TICK_S, self.coordinator.spec.lease_s / 4)
         while not self._ended.wait(interval_s):
             self.coordinator.tick()
+            if self._telemetry is not None:
+                self._telemetry.look()
 
 
 def _most_connections(num_members: int) -> int:

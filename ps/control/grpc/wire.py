@@ -199,6 +199,7 @@ def status_to_pb(status: Status) -> pb.StatusReply:
         events_json=[record_to_json(event) for event in status.events],
         missing=status.missing,
         left_s=status.left_s,
+        telemetry_json=[record_to_json(record) for record in status.telemetry],
     )
 
 
@@ -216,6 +217,7 @@ def status_from_pb(message: pb.StatusReply) -> Status:
         events=tuple(record_from_json(event) for event in message.events_json),
         missing=tuple(message.missing),
         left_s=message.left_s,
+        telemetry=tuple(record_from_json(record) for record in message.telemetry_json),
     )
 
 
