@@ -25,6 +25,7 @@ from shardkeep.ps.control.grpc.tls import read_tls
 from shardkeep.ps.control.job import JobSpec
 from shardkeep.ps.control.records import Shared
 from shardkeep.ps.control.telemetry import record_interval_s
+from shardkeep.roles.metrics import JobMetrics
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.leftovers import clean, note_run
 from shardkeep.run.new_folder import default_run_dir
@@ -72,12 +73,14 @@ def run_coordinator(job: JobConfig, options: CoordinatorOptions) -> int:
         by_hand = not options.launched
         start_step = options.start_step
         shared = shared_folder(job, folder.path, start_step=start_step, standing=standing) if by_hand else None
+        metrics = JobMetrics(job, folder, folder.path, token, tls) if job.metrics.on else None
         serve_job(
             _spec(job, start_step, shared, folder),
             listen=options.listen,
             token=token,
             tls=tls,
-            sink=folder,
+            sink=folder if metrics is None else metrics.sink,
+            watched=contextlib.nullcontext if metrics is None else metrics.of_coordinator,
             ready=lambda address: _ready(address, folder, options),
             stopping=stopping,
             before=standing,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from shardkeep.base.deadlines import Deadline
@@ -19,7 +20,7 @@ from shardkeep.ps.control.grpc.servicer import ControlServicer
 from shardkeep.ps.control.grpc.store import StoreHost
 from shardkeep.ps.control.grpc.tls import Tls
 from shardkeep.ps.control.job import JobSpec
-from shardkeep.ps.control.records import JobSink, Record
+from shardkeep.ps.control.records import JobSink, Record, Status
 from shardkeep.ps.control.telemetry import TelemetryRecords, place_of_process
 
 TICK_S = 0.5
@@ -147,6 +148,7 @@ def serve_job(
     ready: Callable[[str], None],
     stopping: Stopping,
     before: Record | None = None,
+    watched: Callable[[Callable[[], Status]], AbstractContextManager[object]] = nullcontext,
 ) -> None:
     """Serves one job until it is over. Blocks.
 
@@ -159,13 +161,14 @@ def serve_job(
         ready: Called once with the address for members.
         stopping: Ends the job on request.
         before: The persisted state of a coordinator of this job that died.
+        watched: Gets what reads the job's status; is open as long as the job is served.
 
     Raises:
         UserError, JobError: The job failed (JobStopped: was stopped); the text is the job's message.
     """
     store = StoreHost(bind=split_address(listen, lowest_port=0)[0])
     coordinator = Coordinator(spec, open_store=store.open, close_store=store.close, sink=sink, before=before)
-    with ControlServer(coordinator, listen, token=token, tls=tls) as server:
+    with ControlServer(coordinator, listen, token=token, tls=tls) as server, watched(coordinator.status):
         coordinator.save()
         ready(server.address)
         store.prepare()  # while members start
