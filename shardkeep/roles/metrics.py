@@ -1,4 +1,4 @@
-"""The endpoints for Prometheus of the processes of a job: who serves which metrics, and where. Nothing with metrics off.
+"""The endpoints for Prometheus of the processes of a job: who serves which metrics, and where.
 
 Imports shardkeep/metrics only where metrics are on.
 """
