@@ -433,8 +433,8 @@ class TelemetryConfig(Settings):
     """What each process says of itself while the job runs: `telemetry.jsonl` of the run folder."""
 
     every_s: float = Field(5.0, ge=0.0, le=DAY_S)
-    """Seconds between two records of a process; 0 = no records. A job of more than 50 processes takes a tenth of a second
-    per process."""
+    """Seconds between two records of a process; 0 = no records. Large jobs write fewer: all processes together write at
+    most 10 a second."""
 
 
 class LivenessConfig(Settings):

@@ -30,6 +30,7 @@ from shardkeep.ps.config import (
     TelemetryConfig,
     TransportConfig,
 )
+from shardkeep.ps.control.telemetry import record_interval_s
 from shardkeep.workers.config import (
     CLASS_METRICS,
     NUMBER_METRICS,
@@ -237,6 +238,16 @@ class JobConfig(Settings):
     def row_files(self) -> list[str]:
         """The tables whose first rows are in a file."""
         return [name for name, table in self.tables.items() if table.init is not None and table.init.name == "file"]
+
+    @property
+    def counts_figures(self) -> bool:
+        """Whether somebody reads the figures of the job's processes."""
+        return self.telemetry_s > 0
+
+    @property
+    def telemetry_s(self) -> float:
+        """Seconds between two telemetry records of a process; 0 = no records."""
+        return record_interval_s(self.telemetry.every_s, servers=self.servers, workers=self.workers)
 
     def table(self, name: str) -> TableSpec:
         """The full definition of table `name`: its own settings, then `tables.default`, then the built-in ones."""

@@ -72,7 +72,7 @@ class Generation:
         steps = self.trainer.run(self.start_step, should_stop, self._stopping, follows=self.follows)
         self.report.closing(steps)
         progressive = self.trainer.progressive
-        return summarize(
+        summary = summarize(
             self.counted,
             self.process,
             steps=steps,
@@ -80,8 +80,11 @@ class Generation:
             best=self.best.metrics(),
             progressive=None if progressive is None else progressive.total(),
         )
+        self.report.ended()
+        return summary
 
     def _stopping(self, step: int) -> None:
         figures = stopped_figures(self.counted, control_bytes=self.process.control_bytes(), steps=step)
         if figures is not None:
             self.report.stopped(step, figures)
+        self.report.ended()

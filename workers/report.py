@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 from shardkeep.ps.client.row_client import RowClient
+from shardkeep.ps.control.telemetry import TelemetryRecords
 from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.telemetry import Telemetry
 
@@ -22,19 +23,34 @@ class Report:
 
     Args:
         every_s: Seconds between two progress records.
+        records: Make telemetry records, of every rank.
     """
 
-    def __init__(self, progress: Progress, client: RowClient, telemetry: Telemetry, *, every_s: float) -> None:
+    def __init__(
+        self,
+        progress: Progress,
+        client: RowClient,
+        telemetry: Telemetry,
+        *,
+        every_s: float,
+        records: Sequence[TelemetryRecords] = (),
+    ) -> None:
         self.last_evaluation: dict[str, Any] | None = None
         self._progress = progress
         self._client = client
         self._telemetry = telemetry
         self._every_s = every_s
         self._has_choices = False
+        self._records = tuple(records)
 
     def closing(self, step: int) -> None:
         """Reports that `step`, the last one, is done."""
         self._progress.update(step=step, phase="closing")
+
+    def ended(self) -> None:
+        """Sends the last telemetry records: no step follows."""
+        for records in self._records:
+            records.send()
 
     def phase(self, step: int, phase: str) -> None:
         """Reports what this worker does now; `step` steps are done."""
@@ -74,6 +90,8 @@ class Report:
             done = {"step": step + 1, "total_steps": total_steps, "epoch": slices.epoch(step)}
             staleness = {str(steps): times for steps, times in sorted(self._client.staleness_seen.items())}
             self._progress.report("progress", done | self._telemetry.snapshot() | {"staleness": staleness})
+        for records in self._records:
+            records.look()
 
     def evaluation(self, step: int, metrics: dict[str, Any], trained: dict[str, Any]) -> None:
         """Reports an evaluation after `step` steps, and what training took until then."""

@@ -28,6 +28,7 @@ from shardkeep.workers.dense.state import broadcast
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.evaluate import Evaluation, Evaluations
+from shardkeep.workers.figures import WorkerFigures
 from shardkeep.workers.generation import Generation, Link
 from shardkeep.workers.metrics.binned import BinnedScores
 from shardkeep.workers.metrics.quality import Asked
@@ -92,6 +93,8 @@ class TrainingRun:
     best: Best = field(default_factory=lambda: Best(None))
     scores: BinnedScores | None = None
     """Of progressive validation; None = there is none."""
+    figures: WorkerFigures | None = None
+    """What this worker counts; None = nobody reads it."""
 
     def load(self, checkpoint: Checkpoint) -> None:
         """Loads the tower, the evaluations, and this rank's residuals. Raises CheckpointError."""

@@ -30,6 +30,10 @@ class StepResult:
     dropped_rows: int
     """Row gradients that were not finite and therefore not sent."""
     staleness: int
+    ids: int = 0
+    """Ids of this rank's samples."""
+    unique_ids: int = 0
+    """The distinct ones among them, table by table: its rows."""
 
 
 class Step:
@@ -95,7 +99,9 @@ class Step:
         overflow = self._tower.precision.scaling and not update.applied  # then every rank drops this step's rows
         self._pipeline.push(prepared.step, request, {} if overflow else grads, last=last, lr_factor=lr_factor)
         self._watch.enter("other")
-        return StepResult(loss, update.applied, dropped, pull.staleness)
+        plan = prepared.plan
+        ids, unique_ids = plan.inverse_N.size, plan.unique.layout.num_rows
+        return StepResult(loss, update.applied, dropped, pull.staleness, ids, unique_ids)
 
     def _micro_steps(self, prepared: Prepared, rows: JaggedRows, grads: JaggedRows) -> float:
         """Runs forward and backward on all samples, part by part. Returns the mean loss of this rank's samples."""

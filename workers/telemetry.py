@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from shardkeep.workers.step import StepResult
+from shardkeep.workers.step_counts import StepCounts
 from shardkeep.workers.timing.clock import Stopwatch
 from shardkeep.workers.timing.cpu_time import CpuTime
 from shardkeep.workers.timing.pace import Pace
@@ -18,9 +19,17 @@ class Telemetry:
 
     The step switches `watch`; telemetry only reads it."""
 
-    def __init__(self, watch: Stopwatch, *, resumed: bool = False, cpu: CpuTime | None = None) -> None:
-        """`resumed`: the job began from a checkpoint."""
+    def __init__(
+        self,
+        watch: Stopwatch,
+        *,
+        resumed: bool = False,
+        cpu: CpuTime | None = None,
+        counts: StepCounts | None = None,
+    ) -> None:
+        """`resumed`: the job began from a checkpoint. `counts`: counts the steps for telemetry records."""
         self.watch = watch
+        self._counts = counts
         self.cpu = CpuTime() if cpu is None else cpu
         self.resumed = resumed
         self.samples = 0
@@ -37,6 +46,8 @@ class Telemetry:
         self.samples = samples
         self._reported = dataclasses.replace(self._reported, samples=samples)
         self._pace.enter(samples)
+        if self._counts is not None:
+            self._counts.enter()
 
     def step_done(self, samples: int, result: StepResult) -> None:
         """Counts a step of `samples` samples over all workers."""
@@ -45,6 +56,8 @@ class Telemetry:
         self._losses.append(result.loss)
         self.dropped_rows += result.dropped_rows
         self.skipped_steps += not result.applied
+        if self._counts is not None:
+            self._counts.step_done(samples, result)
 
     @property
     def trained(self) -> int:

@@ -6,6 +6,7 @@ Knows no ids and no rows.
 from __future__ import annotations
 
 import concurrent.futures
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -14,6 +15,9 @@ from shardkeep.base.deadlines import wait_for_reply
 from shardkeep.base.errors import CorruptMessage, ProtocolError, RemoteError
 from shardkeep.ps.transport.transport import Transport
 from shardkeep.ps.wire.message import Kind, Packed, allocate, read, text_message, text_of, unpack
+
+Replies = Callable[[Sequence[tuple[int, Future[Bytes]]], Kind], Iterator[tuple[int, Packed]]]
+"""Waits for replies, as `ServerCalls.replies` does."""
 
 
 class ServerCalls:
@@ -25,14 +29,14 @@ class ServerCalls:
         """`patience_s`: seconds more for a reply, where the transport itself ends a call."""
         self.rank = rank
         self._transport = transport
-        self._generation = generation
+        self.generation = generation
         self._timeout_s = timeout_s
         self._extra_s = 0.0
         self._patience_s = patience_s
 
     def regroup(self, transport: Transport, generation: int) -> None:
         """Continues over another generation's transport."""
-        self._transport, self._generation = transport, generation
+        self._transport, self.generation = transport, generation
 
     def extend_deadlines(self, extra_s: float) -> None:
         """Extends the limit of later calls by so many seconds; 0 = no extension."""
@@ -49,7 +53,7 @@ class ServerCalls:
 
     def allocate(self, kind: Kind, step: int, **directory: Any) -> Packed:
         """Allocates a message of this worker and generation; `directory`: see `message.allocate`."""
-        return allocate(kind, generation=self._generation, rank=self.rank, step=step, **directory)
+        return allocate(kind, generation=self.generation, rank=self.rank, step=step, **directory)
 
     def send(self, server: int, message: Bytes, then: Bytes | None = None) -> Future[Bytes]:
         """As `Transport.send`."""
@@ -72,10 +76,15 @@ class ServerCalls:
             raise ProtocolError(f"server {server} answered {reply.kind.name}, expected {expected.name}")
         return reply
 
+    def replies(self, futures: Sequence[tuple[int, Future[Bytes]]], expected: Kind) -> Iterator[tuple[int, Packed]]:
+        """Yields each server with its reply, in their order; blocks until the next has arrived. Raises as `reply`."""
+        for server, future in futures:
+            yield server, self.reply(server, future, expected)
+
     def admin_replies(self, text: str, timeout_s: float | None) -> list[str]:
         """Sends an admin call to every server and returns the replies in their order. `timeout_s`: of this call."""
         limit_s = self.limit_s if timeout_s is None else timeout_s
-        packed = text_message(Kind.ASK, text, generation=self._generation, rank=self.rank)
+        packed = text_message(Kind.ASK, text, generation=self.generation, rank=self.rank)
         futures = [self._transport.send(s, packed, timeout_s=limit_s) for s in range(self.num_servers)]
         concurrent.futures.wait(futures, timeout=limit_s + 1.0)  # all, also where one has failed: none works on unseen
         replies = [self.reply(s, f, Kind.ANSWER, limit_s) for s, f in enumerate(futures)]

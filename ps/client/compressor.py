@@ -70,6 +70,8 @@ class Compressor:
         self.format = TableFormats(catalog, *_formats(pushes_T))
         self.saturated_values = 0
         """Values beyond the range of a 16-bit format, sent as its largest number."""
+        self.values = self.sent_values = 0
+        """Values of all gradients so far, and of those that were sent, of steps with selection."""
         self.dropped = Dropped()
         """Rows that selection without a residual pool has dropped."""
         self._catalog = catalog
@@ -78,6 +80,7 @@ class Compressor:
         stochastic = any(push.numbers.rounding == "stochastic" for push in pushes_T)
         self._fp32 = all(push.numbers.values == "fp32" for push in pushes_T)
         self._keep_T = [push.keep for push in pushes_T]
+        self._by_elements = config.keep_values is not None
         self._sends_all = all(keep == 1.0 for keep in self._keep_T)
         chosen = selector(config.select)
         pool_chooses = memory.sends_later and chosen.pool_chooses
@@ -122,6 +125,7 @@ class Compressor:
         starts_T1, names = ids.layout.starts_T1, [name for name in self._catalog.names if name in kept]
         positions = [starts_T1[self._catalog.index[name]] + kept[name] for name in names]
         self.dropped.add(grads.flat, rows.flat, ids.ids_V.size - chosen.ids_V.size)
+        self._count(ids.layout, rows.flat.size)
         encoded = self._encode(step, chosen.layout, chosen.ids_V, rows.flat, None)
         return EncodedRows(chosen, encoded, np.concatenate(positions) if positions else np.empty(0, np.int64))
 
@@ -145,7 +149,18 @@ class Compressor:
         out = self._memory.select(
             step, ids, grads.flat, keep_now=keep_now, choose=choose, key=key, last=last, encode=encode
         )
+        self._count(ids.layout, int(np.count_nonzero(out.flat)) if self._by_elements else out.layout.num_values)
         return EncodedRows(JaggedIds(out.layout, out.ids_K), encoded, out.positions_K)
+
+    def _count(self, step: Layout, sent_values: int) -> None:
+        self.values += step.num_values
+        self.sent_values += sent_values
+
+    @property
+    def unsent_share(self) -> float | None:
+        """The share of all gradients, by the number of values, that selection has sent in no step; None = nothing is
+        selected."""
+        return max(0.0, 1.0 - self.sent_values / self.values) if self.values else None
 
     def _encode(self, step: int, layout: Layout, ids_K: Ints, flat: Floats, squares_K: Floats | None) -> Bytes:
         counts_T = np.diff(layout.starts_T1)

@@ -15,7 +15,7 @@ import numpy as np
 from shardkeep.base.arrays import Bytes, Ids, Rows
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.ps.client.absent_rows import AbsentRows
-from shardkeep.ps.client.calls import ServerCalls
+from shardkeep.ps.client.calls import Replies, ServerCalls
 from shardkeep.ps.client.request import Cache, Fetch, Request
 from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
 from shardkeep.ps.placement import split
@@ -53,14 +53,26 @@ class Puller:
     """Sends one worker's pulls and reads, and receives their rows. Not thread safe."""
 
     def __init__(
-        self, calls: ServerCalls, catalog: Catalog, *, sync: bool, cache: Cache | None, absent: AbsentRows | None
+        self,
+        calls: ServerCalls,
+        catalog: Catalog,
+        *,
+        sync: bool,
+        cache: Cache | None,
+        absent: AbsentRows | None,
+        replies: Replies | None = None,
     ) -> None:
         """`sync`: a pull goes to every server. `absent`: computes rows that no server has, if ids are coded; None = ids
-        are sent raw, and servers send all rows."""
+        are sent raw, and servers send all rows. `replies`: waits for the replies to a step's pull."""
         self.cache = cache
         self.staleness_seen: dict[int, int] = {}
         """Number of pulls by the staleness of their rows."""
+        self.num_values = 0
+        """Values of the rows of all steps so far, from a cache or from servers; those of a step that is pulled again
+        count once."""
+        self._counted_until = 0
         self._calls = calls
+        self._replies = calls.replies if replies is None else replies
         self._catalog = catalog
         self._sync = sync
         self._absent = absent
@@ -85,6 +97,9 @@ class Puller:
         """A pull whose messages are not sent yet."""
         if kind is not Kind.PULL or not request.ids:
             return Pull(Fetch(step, request, request), kind, self)
+        if step >= self._counted_until:
+            self._counted_until = step + 1
+            self.num_values += request.ids.layout.num_values
         fetch = Fetch(step, request, request) if self.cache is None else self.cache.fetch(step, request)
         self._fetches[step] = fetch
         return Pull(fetch, kind, self)
@@ -116,8 +131,8 @@ class Puller:
         missing, layout = pull.fetch.missing, pull.fetch.missing.ids.layout
         flat: Rows | None = None
         stalest = 0
-        for server, future in pull.futures:
-            reply = self._calls.reply(server, future, Kind.ROWS)
+        replies = self._replies if pull.kind is Kind.PULL and pull.request.ids else self._calls.replies
+        for server, reply in replies(pull.futures, Kind.ROWS):
             part = self._decode(server, reply, missing)
             if part.size == layout.num_values and part.flags.writeable:
                 flat = part  # all of it: no copy

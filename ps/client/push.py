@@ -16,7 +16,7 @@ import numpy as np
 
 from shardkeep.base.arrays import Bytes, Rows
 from shardkeep.base.errors import ProtocolError
-from shardkeep.ps.client.calls import ServerCalls
+from shardkeep.ps.client.calls import Replies, ServerCalls
 from shardkeep.ps.client.compressor import Compressor, EncodedRows
 from shardkeep.ps.client.pull import Pull, Puller
 from shardkeep.ps.client.push_messages import PushWriter
@@ -62,12 +62,18 @@ class Pusher:
         *,
         window: int,
         frozen: frozenset[str] = frozenset(),
+        replies: Replies | None = None,
     ) -> None:
         """`pulls`: of the same worker; a push with coded ids refers to its step's pull. `window`: most steps without
-        an acknowledgement. `frozen`: tables whose gradients are not sent."""
+        an acknowledgement. `frozen`: tables whose gradients are not sent. `replies`: waits for the replies to a push
+        within a step."""
         self.next_step = 0
         """The step after the last pushed one."""
+        self.num_values = 0
+        """Values of all gradients so far, sent or not; those of a step that is pushed again count once."""
         self._calls = calls
+        self._replies = calls.replies if replies is None else replies
+        self._counted_until = 0
         self._pulls = pulls
         self._writer = writer
         self._compressor = None if compressor.plain else compressor
@@ -114,6 +120,9 @@ class Pusher:
         flush = last and compressor is not None and compressor.sends_later
         value = push_value(flush=flush, lr_factor=lr_factor)
         request, rows = self._fitted(request, grads)
+        if step >= self._counted_until:
+            self._counted_until = step + 1
+            self.num_values += request.ids.layout.num_values
         self._wait_for_window(step)
         fetch = self._pulls.pushed(step)
         if isinstance(rows, PushBuffer) and rows.is_of(step, request):
@@ -162,10 +171,10 @@ class Pusher:
             future = self._calls.send(server, message, then)
             (pending.futures if then is None else pull.futures).append((server, future))
 
-    def wait_acknowledged(self) -> None:
-        """Blocks until every push is acknowledged. Raises what `Pull.result` raises."""
+    def wait_acknowledged(self, *, in_step: bool = True) -> None:
+        """Blocks until every push is acknowledged. Raises what `Pull.result` raises. `in_step`: a step waits for it."""
         for step in sorted(self._unacknowledged):
-            self._finish(step)
+            self._finish(step, self._replies if in_step else self._calls.replies)
 
     def acknowledged_within(self, limit_s: float) -> bool:
         """Whether every push is acknowledged; blocks up to `limit_s` seconds."""
@@ -175,13 +184,13 @@ class Pusher:
     def _wait_for_window(self, step: int) -> None:
         for earlier in sorted(self._unacknowledged):
             if earlier <= step - self.window or all(f.done() for f in self._unacknowledged[earlier].all()):
-                self._finish(earlier)
+                self._finish(earlier, self._replies)
 
-    def _finish(self, step: int) -> None:
+    def _finish(self, step: int, replies: Replies) -> None:
         pending = self._unacknowledged[step]
-        for server, future in pending.futures:
-            self._calls.reply(server, future, Kind.ACK)
+        for _ in replies(pending.futures, Kind.ACK):
+            pass
         if not pending.pull.received:
-            for server, future in pending.pull.futures:
-                self._calls.reply(server, future, Kind.ROWS)
+            for _ in replies(pending.pull.futures, Kind.ROWS):
+                pass
         del self._unacknowledged[step]

@@ -20,6 +20,7 @@ from shardkeep.ps.client.push import Pusher
 from shardkeep.ps.client.push_messages import PushWriter
 from shardkeep.ps.client.request import Cache, Request
 from shardkeep.ps.client.row_memory import RowMemory
+from shardkeep.ps.client.waits import ReplyWaits
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
 from shardkeep.ps.placement import split
@@ -50,10 +51,11 @@ class RowClient:
         seed: int = 0,
         history: int = 0,
         num_workers: int = 1,
+        measures_waits: bool = False,
     ) -> None:
         """`patience_s`: seconds more for a reply, where the transport itself ends a call (`LastingTransport`);
         `seed`: for initial values and stochastic rounding; `history`: steps by which `regroup` can go back;
-        `num_workers`: of the job."""
+        `num_workers`: of the job; `measures_waits`: for `waits`."""
         consistency = consistency or ConsistencyConfig()
         compression = compression or CompressionConfig()
         self._catalog = catalog = Catalog(tables)
@@ -74,7 +76,10 @@ class RowClient:
             lease = compression.pull.lease
             self.cache = Cache(self.memory, lease=lease, window=window, num_servers=self.num_servers)
         absent = AbsentRows(tables, catalog, seed=seed) if coded else None
-        self._pulls = Puller(self.calls, catalog, sync=self._sync, cache=self.cache, absent=absent)
+        self.waits = ReplyWaits(self.calls) if measures_waits else None
+        """Time that steps have waited for servers; None = it is not measured."""
+        replies = None if self.waits is None else self.waits.replies
+        self._pulls = Puller(self.calls, catalog, sync=self._sync, cache=self.cache, absent=absent, replies=replies)
         self.staleness_seen = self._pulls.staleness_seen
         """Number of pulls by the staleness of their rows."""
         elements = compression.push.keep_values is not None
@@ -82,7 +87,9 @@ class RowClient:
             catalog, self.compressor.format, num_servers=self.num_servers, coded=coded, elements=elements
         )
         frozen = frozenset(spec.name for spec in tables if spec.freeze)
-        self.pushes = Pusher(self.calls, self._pulls, writer, self.compressor, window=window, frozen=frozen)
+        self.pushes = Pusher(
+            self.calls, self._pulls, writer, self.compressor, window=window, frozen=frozen, replies=replies
+        )
 
     def regroup(self, transport: Transport, generation: int, step: int) -> None:
         """Continues over another generation's transport, to as many servers, at `step`. Forgets what was not
@@ -95,6 +102,16 @@ class RowClient:
     @property
     def rank(self) -> int:
         return self.calls.rank
+
+    @property
+    def generation(self) -> int:
+        """The generation that it sends to."""
+        return self.calls.generation
+
+    @property
+    def pulled_values(self) -> int:
+        """As `Puller.num_values`."""
+        return self._pulls.num_values
 
     @property
     def num_servers(self) -> int:
@@ -129,7 +146,7 @@ class RowClient:
     def fence(self, step: int) -> None:
         """Blocks until the servers have applied all pushes of this rank before `step`. In `sync`: of every rank, and
         every rank must call it."""
-        self.wait_acknowledged()
+        self.pushes.wait_acknowledged(in_step=False)
         if self._sync:
             self._pulls.send(Kind.PULL, step, self.request({})).result()
 

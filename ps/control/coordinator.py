@@ -229,7 +229,8 @@ class Coordinator:
         """What the coordinator's telemetry records say."""
         with self._job.locked():
             state, members = self._job.life.now, sum(1 for _ in self._job.members.present())
-        return {"generation": state.generation, "state": state.state, "members": members, **process_figures()}
+        found = {"generation": state.generation, "state": state.state, "members": members}
+        return {**found, **process_figures(), "metrics": self.spec.metrics}
 
     def take_telemetry(self, record: Record) -> None:
         """Takes a telemetry record of the coordinator itself."""

@@ -45,6 +45,8 @@ class JobSpec:
     """The job's run folder, which members name to other jobs."""
     telemetry_s: float = 0.0
     """Seconds between two telemetry records of the coordinator; 0 = no records."""
+    metrics: str | None = None
+    """The address of the coordinator's metrics; None = there is none."""
 
     @property
     def num_members(self) -> int:

@@ -54,6 +54,11 @@ class Pulls:
         self.staleness: Counter[int] = Counter()
         """Pulls by the staleness of their rows; read it under the lock."""
 
+    @property
+    def num_parked(self) -> int:
+        """Pulls that wait. Under the lock."""
+        return len(self._parked)
+
     def park(self, message: Packed, gate: Gate[Gradients]) -> Future[Bytes]:
         """Parks a pull until `gate` admits it. Raises ProtocolError, CorruptMessage or TransportError."""
         parked = Parked(promised(), message, self._wanted(message))

@@ -150,6 +150,24 @@ class ShardService:
         self.tables.earlier_steps = earlier_steps(checkpoint)
         self.life.resume_at(call.step)
 
+    def figures(self) -> dict[str, Any]:
+        """What the server counts, as JSON types: rows and bytes of tables, requests, the journal, the last snapshot
+        that was written. Scans no rows."""
+        with self._serving.lock:
+            counts = self.applier.counts + self.pulls.counts
+            applied, parked = self.applier.gate.resume_range()[1], self.pulls.num_parked
+        journal = self.applier.journal
+        return {
+            "generation": self._serving.generation,
+            "step": applied,
+            "tables": [_table_figures(table) for table in self.tables.figures()],
+            "pulls": counts["pulls"],
+            "pushes": counts["pushes"],
+            "parked_pulls": parked,
+            "journal_bytes": 0 if journal is None else journal.size_bytes,
+            "checkpoint": self.snapshots.written,
+        }
+
     def report(self, digest: bool = True) -> dict[str, Any]:
         """Tables, counts and, if asked for, digests, as JSON types. Blocks while it scans all rows for a digest."""
         digests = self.tables.digests() if digest else {}
@@ -170,3 +188,16 @@ class ShardService:
             "applied_steps": applied,
             "staleness": {str(steps): times for steps, times in staleness.items()},
         }
+
+
+def _table_figures(table: dict[str, Any]) -> dict[str, Any]:
+    rows, removed = table["rows"], table.get("evicted_rows", 0)
+    return {
+        "name": table["name"],
+        "rows": rows,
+        "bytes": table["bytes"],
+        "created": rows + removed,
+        "removed": removed,
+        "refused": table.get("refused_rows", 0),
+        "candidates": table.get("candidates", 0),
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from shardkeep.config import JobConfig
 from shardkeep.ps.checkpoints import Checkpoint, Checkpoints
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import TableSpec
+from shardkeep.ps.control.telemetry import TelemetryRecords
 from shardkeep.ps.transport.metered import Traffic
 from shardkeep.ps.transport.transport import Transport
 from shardkeep.roles.checkpoint_facts import check_facts, checkpoint_facts
@@ -32,12 +33,14 @@ from shardkeep.workers.dense.loss import loss_of
 from shardkeep.workers.dense.scorer import Scorer
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
+from shardkeep.workers.figures import WorkerFigures, worker_record
 from shardkeep.workers.generation import Generation
 from shardkeep.workers.metrics.binned import BinnedScores
 from shardkeep.workers.models.registry import build_model, row_dim
 from shardkeep.workers.report import Progress, Report
 from shardkeep.workers.rewind import Rewind
 from shardkeep.workers.run import TrainingJob, TrainingRun
+from shardkeep.workers.step_counts import StepCounts
 from shardkeep.workers.summary import ProcessCounters
 from shardkeep.workers.telemetry import Telemetry
 from shardkeep.workers.timing.clock import Observer, Stopwatch
@@ -62,6 +65,10 @@ class WorkerProcess:
     progress: Progress
     counters: ProcessCounters = field(default_factory=ProcessCounters)
     profile: Observer | None = None
+    metrics: str | None = None
+    """The address of the process's metrics."""
+    records: Sequence[TelemetryRecords] = ()
+    """Of what else is in the process."""
 
 
 def table_specs(config: JobConfig, schema: Schema) -> list[TableSpec]:
@@ -121,22 +128,42 @@ def build_run(
     best = Best(config.train.early_stopping, config.train.plateau)
     if rewind is not None:
         best.keep_in(rewind.evaluations)
-    telemetry = Telemetry(tower.watch, resumed=origin != START, cpu=cpu)
+    counts = StepCounts(tower.watch) if config.counts_figures else None
+    telemetry = Telemetry(tower.watch, resumed=origin != START, cpu=cpu, counts=counts)
+    traffic, figures = Traffic(), None
+    if counts is not None:
+        figures = WorkerFigures(client, tower, telemetry, counts, traffic.ledger, process.metrics)
     return TrainingRun(
         job=training_job(config, data),
         client=client,
         embeddings=embeddings,
         tower=tower,
-        traffic=Traffic(),
+        traffic=traffic,
         telemetry=telemetry,
-        report=Report(process.progress, client, telemetry, every_s=config.train.report_every_s),
+        report=Report(
+            process.progress,
+            client,
+            telemetry,
+            every_s=config.train.report_every_s,
+            records=_records(config, process, figures),
+        ),
         process=process.counters,
         origin=origin,
         plan=_checkpoint_plan(config, data, client, checkpoints),
         rewind=rewind,
         best=best,
         scores=_scores(config, data),
+        figures=figures,
     )
+
+
+def _records(config: JobConfig, process: WorkerProcess, figures: WorkerFigures | None) -> list[TelemetryRecords]:
+    if figures is None or not config.telemetry_s:
+        return []
+    mine = TelemetryRecords(
+        config.telemetry_s, figures=figures.figures, record=worker_record, report=process.progress.report
+    )
+    return [mine, *process.records]
 
 
 def _scores(config: JobConfig, data: Data) -> BinnedScores | None:
@@ -165,6 +192,7 @@ def _client(config: JobConfig, schema: Schema, rank: int, transport: Transport) 
         seed=config.seed,
         history=kept_steps(config),
         num_workers=config.workers,
+        measures_waits=config.counts_figures,
     )
 
 

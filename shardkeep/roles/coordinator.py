@@ -24,7 +24,6 @@ from shardkeep.ps.control.grpc.server import Stopping, serve_job
 from shardkeep.ps.control.grpc.tls import read_tls
 from shardkeep.ps.control.job import JobSpec
 from shardkeep.ps.control.records import Shared
-from shardkeep.ps.control.telemetry import record_interval_s
 from shardkeep.roles.metrics import JobMetrics
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.leftovers import clean, note_run
@@ -101,7 +100,7 @@ def _spec(job: JobConfig, start_step: int, shared: Shared | None, folder: RunFol
         losses=losses_of(job),
         shared=shared,
         run_dir=str(folder.path),
-        telemetry_s=record_interval_s(job.telemetry.every_s, servers=job.servers, workers=job.workers),
+        telemetry_s=job.telemetry_s,
     )
 
 

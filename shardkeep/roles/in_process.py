@@ -14,7 +14,10 @@ import torch._dynamo  # every optimizer of torch loads it
 from shardkeep.base.machine.allocator import keep_freed_memory
 from shardkeep.base.machine.memory import memory_errors
 from shardkeep.config import JobConfig
-from shardkeep.ps.control.records import JobSink
+from shardkeep.ps.control.records import JobSink, Role
+from shardkeep.ps.control.telemetry import TelemetryRecords, place_of_process
+from shardkeep.ps.shard.figures import Handle, RequestTimes, ShardFigures, shard_record
+from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.transport.local import LocalTransport
 from shardkeep.roles.assembly import WorkerProcess, build_run, check_steps, origin_of, table_specs
 from shardkeep.roles.devices import peak_device_bytes, worker_device
@@ -55,8 +58,9 @@ def run_in_process(
         device, _ = worker_device(config, None, 0)
         profile = open_profile(config.profile, folder, "worker", 0, cuda=device.type == "cuda")
         counters = ProcessCounters(facts=lambda: process_facts(kernels_s) | peak_device_bytes(device))
-        process = WorkerProcess(0, device, _SinkProgress(sink), counters, profile)
-        transport = LocalTransport([service.handle if profile is None else profile.drawn(service.handle)])
+        handle, records = _counted(config, service, sink)
+        process = WorkerProcess(0, device, _SinkProgress(sink), counters, profile, records=records)
+        transport = LocalTransport([handle if profile is None else profile.drawn(handle)])
         origin = origin_of(resumed, config, data)
         run = build_run(config, data, process, transport, origin=origin, checkpoints=checkpoints)
         if resumed is not None:
@@ -70,15 +74,27 @@ def run_in_process(
     return summary
 
 
+def _counted(config: JobConfig, service: ShardService, sink: JobSink) -> tuple[Handle, list[TelemetryRecords]]:
+    """The server's handler, and the records of what it does: it has the tables of the job."""
+    if not config.counts_figures:
+        return service.handle, []
+    times = RequestTimes()
+    figures, report = ShardFigures(lambda: service, times).figures, _SinkProgress(sink, role="server").report
+    records = TelemetryRecords.every(config.telemetry_s, figures=figures, record=shard_record, report=report)
+    return times.timed(service.handle), [] if records is None else [records]
+
+
 class _SinkProgress:
     """Progress of a job in one process: straight into the run folder."""
 
-    def __init__(self, sink: JobSink) -> None:
-        self._sink = sink
+    def __init__(self, sink: JobSink, role: Role = "worker") -> None:
+        self._sink, self._role = sink, role
 
     def report(self, kind: str, record: dict[str, Any]) -> None:
-        record = {"kind": kind, "role": "worker", "index": 0} | record
-        if kind == "progress":
+        record = {"kind": kind, "role": self._role, "index": 0} | record
+        if kind == "telemetry":
+            self._sink.telemetry({"time": record["time"], **record, **place_of_process("127.0.0.1")})
+        elif kind == "progress":
             self._sink.progress(record)
         else:
             self._sink.event(record)

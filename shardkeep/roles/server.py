@@ -21,8 +21,10 @@ from shardkeep.ps.config import TableSpec, check_policies
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.grpc.endpoint import Endpoint
 from shardkeep.ps.control.records import ANY_STEP, Formation, ResumeRange
+from shardkeep.ps.control.telemetry import TelemetryRecords
 from shardkeep.ps.placement import buckets_of
 from shardkeep.ps.rpc.group import RpcGroup
+from shardkeep.ps.shard.figures import RequestTimes, ShardFigures, shard_record
 from shardkeep.ps.shard.journal.journal import GIVEN_UP, Journal
 from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.shard.snapshot.files import load_snapshots
@@ -109,6 +111,8 @@ class _Life:
         self._agreed = AgreedCheckpoints(config, control, folder)
         self._sockets = watched_sockets(control)
         self._service: ShardService | None = None
+        self._times = RequestTimes() if config.counts_figures else None
+        self._telemetry = self._records(config)
         self._loss = _Loss()
         self.kept: Path | None = None
         """Where the journal is; None = nowhere."""
@@ -158,6 +162,8 @@ class _Life:
             with self._departure.postponed(self._agreed.config.liveness.grace_s):
                 self._wait(formation.generation)
             why = self._control.state.message or "the job is over"
+            if self._telemetry is not None and self._control.state.over:
+                self._telemetry.send()
         finally:
             service.life.suspend(why)
             transport.close()
@@ -177,6 +183,8 @@ class _Life:
 
     def _join(self, formation: Formation) -> RpcGroup:
         control, handle = self._control, self._handle
+        if self._times is not None:
+            handle = self._times.timed(handle)
         if self._profile is not None:
             handle = self._profile.led(handle)
         host = control.member.host
@@ -185,9 +193,12 @@ class _Life:
     def _wait(self, generation: int) -> None:
         """Until the job is over or the generation is lost. Raises Leaving when this server alone is to leave."""
         departure, control, memory = self._departure, self._control, MemoryWatch(self._index, self._control.report)
+        telemetry = self._telemetry
 
         def is_to_leave() -> bool:
             memory.look()  # each heartbeat comes by here
+            if telemetry is not None:
+                telemetry.look()
             return departure.asked
 
         while not control.wait_lost_or_over(generation, unless=is_to_leave):
@@ -196,6 +207,14 @@ class _Life:
             if control.stop_requested.is_set():  # it needs its servers until its end
                 control.wait_lost_or_over(generation)
                 return
+
+    def _records(self, config: JobConfig) -> TelemetryRecords | None:
+        if self._times is None:
+            return None
+        figures = ShardFigures(lambda: self._service, self._times).figures
+        return TelemetryRecords.every(
+            config.telemetry_s, figures=figures, record=shard_record, report=self._control.report
+        )
 
     def _to_disk(self) -> None:
         """Of a server that leaves: the journal."""

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from shardkeep.compression.config import TowerCompressionConfig
 from shardkeep.compression.tower.compressor import DenseCompression
 from shardkeep.workers.collectives.collective import Collective
+from shardkeep.workers.collectives.wire_bytes import all_reduce
 from shardkeep.workers.dense.gradients import BucketSums, sum_flat, wrap_in_ddp
 from shardkeep.workers.dense.state import share_buffers
 from shardkeep.workers.timing.clock import Stopwatch
@@ -44,6 +45,8 @@ class GradientSums:
     ) -> None:
         self._module = module
         self._parameters = parameters
+        self.plain = compression.name == "none"
+        """Whether gradients are sent as they are."""
         self._ring = compression.name == "none" and not sync
         shapes = {name: tuple(p.shape) for name, p in parameters.items()}
         self.compression = DenseCompression(compression, shapes, device)
@@ -56,6 +59,12 @@ class GradientSums:
     def by_ddp(self) -> bool:
         """Whether DDP sums; the first step of a generation shows it which parameters the model leaves out."""
         return self._ddp is not None
+
+    @property
+    def plain_bytes(self) -> int:
+        """Bytes that this rank would send in a step if gradients were float32, in one all-reduce."""
+        ranks = self.collective.world_size
+        return sum(all_reduce(ranks, 4 * self.compression.num_values).values()) if ranks > 1 else 0
 
     def join(self, collective: Collective) -> None:
         """Takes the ranks of another generation."""

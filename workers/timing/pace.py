@@ -31,6 +31,11 @@ class Pace:
         self._entered = self._first
         self._steady: Mark | None = None
 
+    @property
+    def steps(self) -> int:
+        """Steps so far."""
+        return self._steps
+
     def enter(self, samples: int) -> None:
         """Starts another warm-up: training continues after `samples` samples."""
         self._entered = self.mark(samples)

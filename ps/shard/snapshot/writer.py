@@ -6,11 +6,14 @@ The format of the files is in files.py.
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from shardkeep.base.errors import CheckpointError, ProtocolError, TransportError
+from shardkeep.base.local_time import time_of_day
 from shardkeep.ps.checkpoints import Checkpoints
 from shardkeep.ps.shard.snapshot.files import write_snapshot
 from shardkeep.ps.shard.snapshot.snapshot import Snapshot
@@ -27,6 +30,8 @@ class SnapshotWriter:
         self._snapshot: Snapshot | None = None
         self._step = -1  # of the last snapshot, unless writing it failed
         self._answer: Future[SnapshotFiles] | None = None  # of the snapshot under way
+        self.written: dict[str, Any] | None = None
+        """The last snapshot that was written: its step, how long writing took, and when it ended."""
 
     def folder(self) -> Checkpoints:
         """The folder of checkpoints. Raises CheckpointError if the server has none."""
@@ -86,6 +91,7 @@ class SnapshotWriter:
     def _run(self, answer: Future[SnapshotFiles], snapshot: Snapshot, partial: Path) -> None:
         written = SnapshotFiles([], full=True)
         failed: Exception | None = None
+        step, began = self._step, time.monotonic()
         try:
             files = [asdict(file) for file in write_snapshot(snapshot, partial, shard=self._shard)]
             written = SnapshotFiles(files, snapshot.full)
@@ -100,6 +106,9 @@ class SnapshotWriter:
             self._answer = self._snapshot = None
             if failed is not None:
                 self._step = -1
+            else:
+                seconds = round(time.monotonic() - began, 3)
+                self.written = {"step": step, "seconds": seconds, "time": time_of_day()}
         if failed is not None:
             answer.set_exception(failed)
         else:

@@ -1,0 +1,76 @@
+"""ShardFigures: what one server counts, for telemetry records and exporters. Counts the time of its requests."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from shardkeep.base.arrays import Bytes
+from shardkeep.base.histogram import Histogram
+from shardkeep.ps.control.telemetry import process_figures
+from shardkeep.ps.shard.service import ShardService
+
+Record = dict[str, Any]
+Handle = Callable[..., Future[Bytes]]
+
+
+class RequestTimes:
+    """Measures the work on each message. A pull that waits for other workers' pushes is not at work."""
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._seconds = Histogram()
+
+    def timed(self, handle: Handle) -> Handle:
+        """The handler of a service whose messages are measured."""
+
+        def measured(*messages: Bytes) -> Future[Bytes]:
+            began = self._clock()
+            try:
+                return handle(*messages)
+            finally:
+                seconds = self._clock() - began
+                with self._lock:
+                    self._seconds.add(seconds)
+
+        return measured
+
+    def figures(self) -> Record:
+        """Number and seconds of all calls, and the number by seconds (`base/histogram.py`)."""
+        with self._lock:
+            found = self._seconds
+            return {"requests": found.count, "request_s": found.sum_s, "request_histogram": found.figures()}
+
+
+class ShardFigures:
+    """The figures of one server since its process began. Any thread may ask for them.
+
+    Args:
+        service: Returns the service; None = there is none yet.
+        times: Of its requests.
+        metrics: The address of the process's metrics; None = there is none.
+    """
+
+    def __init__(
+        self, service: Callable[[], ShardService | None], times: RequestTimes, *, metrics: str | None = None
+    ) -> None:
+        self._service, self._times, self._metrics = service, times, metrics
+
+    def figures(self) -> Record:
+        """Counts and seconds, as JSON types. `created` are the rows of the job so far, with those of the checkpoint
+        that it began from; `removed` those that eviction took, `refused` the rows of pushes that admission dropped."""
+        service = self._service()
+        found = {} if service is None else service.figures()
+        return {**found, **self._times.figures(), **process_figures(), "metrics": self._metrics}
+
+
+def shard_record(now: Record, last: Record) -> Record:
+    """The telemetry record of a server: the figures, and the mean of the requests since the last ones."""
+    requests = now["requests"] - last["requests"]
+    mean_ms = 1e3 * (now["request_s"] - last["request_s"]) / requests if requests else None
+    kept = {key: value for key, value in now.items() if key not in ("requests", "request_s", "request_histogram")}
+    return {**kept, "request_ms": None if mean_ms is None else round(mean_ms, 4)}

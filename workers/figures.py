@@ -1,0 +1,114 @@
+"""WorkerFigures: what one worker counts, for telemetry records and exporters. Counts and changes nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from shardkeep.compression.ledger import Ledger
+from shardkeep.ps.client.row_client import RowClient
+from shardkeep.ps.control.telemetry import process_figures
+from shardkeep.workers.dense.tower import Tower
+from shardkeep.workers.step_counts import StepCounts
+from shardkeep.workers.telemetry import Telemetry
+from shardkeep.workers.timing.clock import PARTS
+
+_VALUE_PARTS = ("values", "scales", "moments", "indices", "flush")
+"""Parts of the ledger that fp32 without selection has not, or has in another size."""
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFigures:
+    """The figures of one worker since its process began. Any thread may ask for them.
+
+    Attributes:
+        metrics: The address of the process's metrics; None = there is none.
+    """
+
+    client: RowClient
+    tower: Tower
+    telemetry: Telemetry
+    counts: StepCounts
+    ledger: Ledger
+    metrics: str | None = None
+
+    def figures(self) -> Record:
+        """Counts and seconds, as JSON types. `step` and `samples` are the job's position; `steps` and
+        `trained_samples` only grow. `train_s`, `step_s` and `wait_s` are seconds: of training, by part of a step,
+        and by server that was waited for."""
+        client, watch, totals = self.client, self.telemetry.watch, self.ledger.totals()
+        waits = {} if client.waits is None else dict(client.waits.seconds)
+        return {
+            "generation": client.generation,
+            "step": self.tower.step,
+            "samples": self.telemetry.samples,
+            **self.counts.figures(),
+            "train_s": watch.now(),
+            "step_s": {part: watch.seconds[part] for part in PARTS},
+            "wait_s": {f"server {server}": waits[server] for server in sorted(waits)},
+            "bytes": totals,
+            "fp32_bytes": self.fp32_bytes(totals),
+            "staleness": {str(steps): times for steps, times in sorted(dict(client.staleness_seen).items())},
+            "dropped_rows": self.telemetry.dropped_rows,
+            "skipped_steps": self.telemetry.skipped_steps,
+            "unsent_rows": client.memory.num_unsent,
+            "unsent_share": client.compressor.unsent_share,
+            **process_figures(),
+            "metrics": self.metrics,
+        }
+
+    def fp32_bytes(self, totals: Mapping[str, Any]) -> dict[str, int]:
+        """Bytes of pulls, pushes and dense gradients if all values were sent as float32.
+
+        Ids, masks, headers and what torch RPC adds are counted as they were sent, coded or not. Values are four bytes
+        each: of all rows of each step's batch, from the cache too, and of all gradients, selected or not. A step that
+        was trained again counts once, and its retries as they were sent. Without compression it equals `bytes`."""
+        sums = self.tower.sums
+        dense = sum(totals["tower"].values()) if sums.plain else self.counts.num_steps * sums.plain_bytes
+        return {
+            "pull": _without_values(totals["pull"]) + 4 * self.client.pulled_values,
+            "push": _without_values(totals["push"]) + 4 * self.client.pushes.num_values,
+            "tower": dense,
+        }
+
+
+def _without_values(parts: Mapping[str, int]) -> int:
+    return sum(size for part, size in parts.items() if part not in _VALUE_PARTS)
+
+
+def worker_record(now: Record, last: Record) -> Record:
+    """The telemetry record of a worker: the figures, and means over the steps since the last ones."""
+    steps, seconds = now["steps"] - last["steps"], max(now["train_s"] - last["train_s"], 1e-9)
+    per_step = 1e3 / max(steps, 1)
+    parts = {part: (now["step_s"][part] - last["step_s"][part]) * per_step for part in now["step_s"]}
+    waits = {server: (s - last["wait_s"].get(server, 0.0)) * per_step for server, s in now["wait_s"].items()}
+    finite = steps > 0 and now["bad_losses"] == last["bad_losses"]
+    return {
+        "generation": now["generation"],
+        "step": now["step"],
+        "samples": now["samples"],
+        "loss": round((now["loss_sum"] - last["loss_sum"]) / steps, 6) if finite else None,
+        "samples_per_s": round((now["trained_samples"] - last["trained_samples"]) / seconds, 3),
+        "steps": steps,
+        "step_ms": _rounded({"total": sum(parts.values())} | parts),
+        "wait_ms": _rounded({server: ms for server, ms in waits.items() if ms}),
+        "bytes": now["bytes"],
+        "fp32_bytes": now["fp32_bytes"],
+        "staleness": now["staleness"],
+        "ids": now["ids"],
+        "unique_ids": now["unique_ids"],
+        "dropped_rows": now["dropped_rows"],
+        "skipped_steps": now["skipped_steps"],
+        "unsent_rows": now["unsent_rows"],
+        "unsent_share": now["unsent_share"],
+        "rss_bytes": now["rss_bytes"],
+        "limit_bytes": now["limit_bytes"],
+        "metrics": now["metrics"],
+    }
+
+
+def _rounded(parts: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(ms, 4) for name, ms in parts.items()}
