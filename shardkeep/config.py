@@ -197,6 +197,14 @@ class JobConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _metrics_are_found_by_records(self) -> JobConfig:
+        if self.metrics.on and not self.telemetry.every_s:
+            raise ValueError(
+                "telemetry.every_s: 0 with metrics.listen, whose targets come with the records; allowed: above 0"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _time_is_an_order(self) -> JobConfig:
         if self.data.time is not None and self.train.order != "time":
             raise ValueError(

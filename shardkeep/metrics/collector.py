@@ -84,3 +84,8 @@ def each(name: str, figures: Figures, key: str | None = None) -> Iterator[Sample
     value = figures.get(key or name)
     if value is not None:
         yield Sample(name, float(value))
+
+
+def seconds_bins(counts: Mapping[str, int], total_s: float) -> Bins:
+    """The histogram of a process (base/histogram.py), whose counts are by upper bound as text."""
+    return Bins({float(bound): count for bound, count in counts.items()}, total_s)

@@ -26,8 +26,7 @@ class JobCounts:
         """`period_steps`: between two checkpoints; 0 = there are none, None = the job chooses."""
         self._sink, self._clock = sink, clock
         self._lock = threading.Lock()
-        self._generation = 0
-        self._members: tuple[Member, ...] = ()
+        self._generation, self._state = 0, "training"
         self._recoveries: list[float] = []
         self._planned_steps: int | None = None
         self._evaluation: Record = {}
@@ -35,10 +34,15 @@ class JobCounts:
         self._checkpoint_at = clock()
         self._period_steps = period_steps
         self._addresses: dict[tuple[str, int], str] = {}
+        self._status: Callable[[], Status] | None = None
+
+    def watch(self, status: Callable[[], Status]) -> None:
+        """Reads the job's state and members at every scrape."""
+        self._status = status
 
     def members(self, generation: int, members: tuple[Member, ...]) -> None:
         self._sink.members(generation, members)
-        self._generation, self._members = generation, members
+        self._generation = generation
 
     def standing(self, record: Record) -> None:
         self._sink.standing(record)
@@ -70,6 +74,7 @@ class JobCounts:
 
     def finished(self, status: str, message: str, summary: Record | None) -> None:
         self._sink.finished(status, message, summary)
+        self._state = status
 
     def addresses(self) -> list[str]:
         """The metrics of each process that has sent a telemetry record, by role and index."""
@@ -77,7 +82,8 @@ class JobCounts:
             return [address for _, address in sorted(self._addresses.items())]
 
     def samples(self) -> Iterator[Sample]:
-        """What the records have said so far."""
+        """What the records have said so far, and what the coordinator sees now."""
+        yield from _states(self._state) if self._status is None else _of_status(self._status())
         yield Sample("generations_total", self._generation)
         yield Sample("recoveries_total", len(self._recoveries))
         yield Sample("recovery_seconds_total", sum(self._recoveries))
@@ -111,15 +117,15 @@ def metrics_of(evaluation: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
             yield name, float(value)
 
 
-def state_samples(state: str) -> Iterator[Sample]:
+def _states(state: str) -> Iterator[Sample]:
     """One series for each state of a job."""
     for name in STATES:
         yield Sample("job_state", float(name == state), {"state": name})
 
 
-def status_samples(status: Status) -> Iterator[Sample]:
+def _of_status(status: Status) -> Iterator[Sample]:
     """The state of the job, and its members as the coordinator sees them."""
-    yield from state_samples(status.state)
+    yield from _states(status.state)
     present = [member for member in status.members if member.condition in ("registered", "joined")]
     for role in ("server", "worker"):
         yield Sample("job_members", sum(member.role == role for member in present), {"member_role": role})

@@ -14,14 +14,17 @@ from shardkeep.metrics.names import ProcessRole
 from shardkeep.ps.control.grpc.addresses import is_loopback, join_address, split_address
 
 PATH, TARGETS_PATH = "/metrics", "/sd"
-Sources = Mapping[tuple[ProcessRole, int], Callable[[], Iterable[Sample]]]
-"""By role and index, what reads the figures. A job in one process has several roles."""
 
 
 def serve_metrics(
-    sources: Sources, access: Access, *, listen: str, advertised: str | None = None, pages: Pages | None = None
+    sources: Mapping[tuple[ProcessRole, int], Callable[[], Iterable[Sample]]],
+    access: Access,
+    *,
+    listen: str,
+    advertised: str | None = None,
+    pages: Pages | None = None,
 ) -> Endpoint:
-    """The endpoint of this process; other `pages` beside its metrics.
+    """The endpoint of this process. `sources`: by role and index, what reads the figures. `pages`: beside the metrics.
 
     Raises ConfigError if it cannot listen there, or prometheus_client is missing."""
     check_client()

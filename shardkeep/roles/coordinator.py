@@ -73,21 +73,22 @@ def run_coordinator(job: JobConfig, options: CoordinatorOptions) -> int:
         start_step = options.start_step
         shared = shared_folder(job, folder.path, start_step=start_step, standing=standing) if by_hand else None
         metrics = JobMetrics(job, folder, folder.path, token, tls) if job.metrics.on else None
-        serve_job(
-            _spec(job, start_step, shared, folder),
-            listen=options.listen,
-            token=token,
-            tls=tls,
-            sink=folder if metrics is None else metrics.sink,
-            watched=contextlib.nullcontext if metrics is None else metrics.of_coordinator,
-            ready=lambda address: _ready(address, folder, options),
-            stopping=stopping,
-            before=standing,
-        )
+        with contextlib.nullcontext() if metrics is None else metrics.served() as address:
+            serve_job(
+                _spec(job, start_step, shared, folder, address),
+                listen=options.listen,
+                token=token,
+                tls=tls,
+                sink=folder if metrics is None else metrics.sink,
+                ready=lambda address: _ready(address, folder, options),
+                stopping=stopping,
+                before=standing,
+                watch=None if metrics is None else metrics.sink.watch,
+            )
     return 0
 
 
-def _spec(job: JobConfig, start_step: int, shared: Shared | None, folder: RunFolder) -> JobSpec:
+def _spec(job: JobConfig, start_step: int, shared: Shared | None, folder: RunFolder, metrics: str | None) -> JobSpec:
     liveness = job.liveness
     return JobSpec(
         config_yaml=job.to_yaml(),
@@ -101,6 +102,7 @@ def _spec(job: JobConfig, start_step: int, shared: Shared | None, folder: RunFol
         shared=shared,
         run_dir=str(folder.path),
         telemetry_s=job.telemetry_s,
+        metrics=metrics,
     )
 
 

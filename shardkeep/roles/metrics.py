@@ -1,32 +1,34 @@
 """The endpoints for Prometheus of the processes of a job: who serves which metrics, and where.
 
-Imports shardkeep/metrics only where metrics are on.
+Imports prometheus_client only where metrics are on.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.base.log import EventLog
 from shardkeep.config import JobConfig
+from shardkeep.metrics.names import ProcessRole
 from shardkeep.ps.control.grpc.endpoint import Endpoint as ControlEndpoint
 from shardkeep.ps.control.grpc.tls import Tls
-from shardkeep.ps.control.records import JobSink, Status
+from shardkeep.ps.control.records import JobSink, Member
 from shardkeep.trust.view import put_view_token, view_token
 
 if TYPE_CHECKING:
     from shardkeep.metrics.collector import Sample
     from shardkeep.metrics.endpoint import Endpoint
     from shardkeep.metrics.job_samples import JobCounts
-    from shardkeep.metrics.names import ProcessRole
-    from shardkeep.metrics.serving import Sources
+    from shardkeep.workers.figures import WorkerFigures
 
 _log = EventLog("roles")
 Samples = Callable[[], "Iterable[Sample]"]
+Sources = Mapping[tuple[ProcessRole, int], Samples]
+"""By role and index, what reads the figures. A job in one process has several roles."""
 
 
 class JobMetrics:
@@ -49,61 +51,78 @@ class JobMetrics:
         self._config, self._run, self._token, self._tls = config, run, token, tls
 
     @contextlib.contextmanager
-    def served(self, sources: Sources) -> Iterator[str]:
-        """Serves the metrics of this process inside the `with`; gives their address. Raises ConfigError, UserError."""
+    def served(self, others: Sources | None = None) -> Iterator[str]:
+        """Serves the job's metrics inside the `with`, and those of `others` in this process; gives their address.
+
+        Raises ConfigError and UserError."""
         from shardkeep.metrics.discovery import targets
         from shardkeep.metrics.endpoint import Access
         from shardkeep.metrics.serving import PATH, TARGETS_PATH, serve_metrics
 
         config, run = self._config, self._run
         file = put_view_token(run, self._token)
-        addresses: list[str] = []
-
-        def found() -> list[str]:
-            return [*addresses, *self.sink.addresses()]
-
-        pages = {TARGETS_PATH: lambda: targets(found(), job=config.name, run=run.name)}
+        own: list[str] = []
+        pages = {TARGETS_PATH: lambda: targets([*own, *self.sink.addresses()], job=config.name, run=run.resolve().name)}
         access = Access(view_token(self._token), self._tls)
+        sources: Sources = {("coordinator", 0): self.sink.samples, **(others or {})}
         with contextlib.closing(serve_metrics(sources, access, listen=config.metrics.listen, pages=pages)) as endpoint:
-            addresses.append(f"{endpoint.url}{PATH}")
-            text = f"{addresses[0]}, all processes {endpoint.url}{TARGETS_PATH}; the token is in {file}"
+            own.append(f"{endpoint.url}{PATH}")
+            text = f"{own[0]}, all processes {endpoint.url}{TARGETS_PATH}; the token is in {file}"
             self.sink.event({"kind": "phase", "phase": "metrics", "text": text, "role": "coordinator", "index": 0})
-            yield addresses[0]
-
-    def of_coordinator(self, status: Callable[[], Status]) -> contextlib.AbstractContextManager[str]:
-        """Serves the coordinator's metrics."""
-        from shardkeep.metrics.job_samples import status_samples
-
-        return self.served({("coordinator", 0): lambda: [*status_samples(status()), *self.sink.samples()]})
-
-    def of_one_process(self, worker: Samples, server: Samples) -> contextlib.AbstractContextManager[str]:
-        """Serves the metrics of a job in one process."""
-        return self.served({("coordinator", 0): self.sink.samples, ("worker", 0): worker, ("server", 0): server})
+            yield own[0]
 
 
-def member_metrics(
-    config: JobConfig, coordinator: ControlEndpoint, *, role: ProcessRole, index: int, host: str, samples: Samples
-) -> Endpoint | None:
-    """The endpoint of a server or worker; None = metrics are off, or it has none, and the log says why.
+class MemberMetrics:
+    """The endpoint of a server or worker, as long as its process. Where it cannot listen, the log says why.
 
-    `host`: where others reach the process."""
-    if not config.metrics.on:
-        return None
-    from shardkeep.metrics.endpoint import Access
-    from shardkeep.metrics.serving import member_listen, serve_metrics
+    `address`: of its metrics; None = there are none."""
 
-    try:
+    def __init__(self, config: JobConfig, coordinator: ControlEndpoint, member: Member) -> None:
+        self._staleness = config.consistency.staleness
+        self._samples: Samples = tuple
+        self._endpoint: Endpoint | None = None
+        self.address: str | None = None
+        if config.metrics.on:
+            self._serve(config, coordinator, member)
+
+    def show_worker(self, figures: Callable[[], WorkerFigures | None]) -> None:
+        """Serves the metrics of a worker with these figures."""
+        if self._endpoint is not None:
+            self._samples = worker_samples(figures, self._staleness)
+
+    def show_server(self, figures: Callable[[], dict[str, Any]]) -> None:
+        """Serves the metrics of a server with these figures."""
+        if self._endpoint is not None:
+            self._samples = server_samples(figures)
+
+    def close(self) -> None:
+        """Ends the endpoint."""
+        if self._endpoint is not None:
+            self._endpoint.close()
+
+    def _serve(self, config: JobConfig, coordinator: ControlEndpoint, member: Member) -> None:
+        from shardkeep.metrics.endpoint import Access
+        from shardkeep.metrics.serving import PATH, member_listen, serve_metrics
+
         access = Access(view_token(coordinator.token), coordinator.tls)
-        return serve_metrics({(role, index): samples}, access, listen=member_listen(config.metrics.listen, host))
-    except ConfigError as error:  # training needs none
-        _log.warning("no metrics", why=str(error))
-        return None
+        listen = member_listen(config.metrics.listen, member.host)
+        try:
+            endpoint = serve_metrics({(member.role, member.index): lambda: self._samples()}, access, listen=listen)
+        except ConfigError as error:  # training needs none
+            _log.warning("no metrics", why=str(error))
+        else:
+            self._endpoint, self.address = endpoint, f"{endpoint.url}{PATH}"
 
 
-def metrics_address(endpoint: Endpoint | None) -> str | None:
-    """The address of an endpoint's metrics."""
-    if endpoint is None:
-        return None
-    from shardkeep.metrics.serving import PATH
+def worker_samples(figures: Callable[[], WorkerFigures | None], staleness: int) -> Samples:
+    """What a worker's metrics say."""
+    from shardkeep.metrics.worker_samples import WorkerSamples
 
-    return f"{endpoint.url}{PATH}"
+    return WorkerSamples(figures, staleness=staleness)
+
+
+def server_samples(figures: Callable[[], dict[str, Any]]) -> Samples:
+    """What a server's metrics say."""
+    from shardkeep.metrics.server_samples import ServerSamples
+
+    return ServerSamples(figures)

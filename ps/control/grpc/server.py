@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 
 from shardkeep.base.deadlines import Deadline
@@ -148,7 +147,7 @@ def serve_job(
     ready: Callable[[str], None],
     stopping: Stopping,
     before: Record | None = None,
-    watched: Callable[[Callable[[], Status]], AbstractContextManager[object]] = nullcontext,
+    watch: Callable[[Callable[[], Status]], None] | None = None,
 ) -> None:
     """Serves one job until it is over. Blocks.
 
@@ -161,14 +160,16 @@ def serve_job(
         ready: Called once with the address for members.
         stopping: Ends the job on request.
         before: The persisted state of a coordinator of this job that died.
-        watched: Gets what reads the job's status; is open as long as the job is served.
+        watch: Called once with what reads the job's status; None = nobody is.
 
     Raises:
         UserError, JobError: The job failed (JobStopped: was stopped); the text is the job's message.
     """
     store = StoreHost(bind=split_address(listen, lowest_port=0)[0])
     coordinator = Coordinator(spec, open_store=store.open, close_store=store.close, sink=sink, before=before)
-    with ControlServer(coordinator, listen, token=token, tls=tls) as server, watched(coordinator.status):
+    if watch is not None:
+        watch(coordinator.status)
+    with ControlServer(coordinator, listen, token=token, tls=tls) as server:
         coordinator.save()
         ready(server.address)
         store.prepare()  # while members start
