@@ -84,7 +84,7 @@ def unknown_keys(text: str) -> list[str]:
     """Dotted names in code spans that begin with a section of the config and are no key of it."""
     tops, patterns = config_keys()
     found = {key for span in CODE.findall(BLOCK.sub("", text)) for key in KEY.findall(span.split("=")[0])}
-    files = (".py", ".json", ".yaml", ".md", ".log", ".npy", ".txt", ".csv")
+    files = (".py", ".json", ".jsonl", ".yaml", ".md", ".log", ".npy", ".txt", ".csv")
     named = {key for key in found if key.split(".")[0] in tops and not key.endswith(files)}
     relative = ("", "compression.")  # recipes name the keys below `compression`
     return sorted(key for key in named if not any(each.fullmatch(top + key) for each in patterns for top in relative))

@@ -75,7 +75,8 @@ class Events:
 
     def take_telemetry(self, role: str, index: int, record: Record) -> None:
         """Takes a telemetry record of a process, the coordinator's too."""
-        full = {"time": record["time"], "kind": "telemetry", "role": role, "index": index, **record}
+        head = {"time": record["time"], "kind": "telemetry", "role": role, "index": index}
+        full = {**head, **record, **head}
         self._telemetry[role, index] = full
         self._unwritten.append(("telemetry", full))
 

@@ -31,6 +31,7 @@ class WorkerSamples:
     Args:
         figures: Returns them; None = the worker has not begun.
         staleness: The bound of the config.
+        servers: Their number.
     """
 
     def __init__(
@@ -38,9 +39,10 @@ class WorkerSamples:
         figures: Callable[[], WorkerFigures | None],
         *,
         staleness: int,
+        servers: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._figures, self._staleness = figures, staleness
+        self._figures, self._staleness, self._servers = figures, staleness, servers
         self._loss = _RecentLoss(clock)
 
     def __call__(self) -> Iterator[Sample]:
@@ -53,6 +55,9 @@ class WorkerSamples:
         if (loss := self._loss.mean(figures)) is not None:
             yield Sample("train_loss", loss)
         yield from _times(figures)
+        for server in range(self._servers):
+            seconds = figures["wait_s"].get(f"server {server}", 0.0)
+            yield Sample("server_wait_seconds_total", seconds, {"server": str(server)})
         yield from _bytes(figures)
         yield Sample("pull_staleness_steps", staleness_bins(figures["staleness"]))
 
@@ -79,8 +84,6 @@ def _times(figures: Figures) -> Iterator[Sample]:
     yield Sample("pull_wait_seconds", seconds_bins(figures["pull_wait_histogram"], parts["pull_wait"]))
     for part, seconds in parts.items():
         yield Sample("step_part_seconds_total", seconds, {"part": part})
-    for server, seconds in figures["wait_s"].items():
-        yield Sample("server_wait_seconds_total", seconds, {"server": server.removeprefix("server ")})
 
 
 def _bytes(figures: Figures) -> Iterator[Sample]:

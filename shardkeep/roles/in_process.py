@@ -100,7 +100,7 @@ def _counted(
 
 def _sources(config: JobConfig, runs: list[TrainingRun], figures: Callable[[], dict[str, Any]]) -> Sources:
     """The metrics of the worker, once there is a run, and of the server."""
-    worker = worker_samples(lambda: runs[0].figures if runs else None, config.consistency.staleness)
+    worker = worker_samples(lambda: runs[0].figures if runs else None, config)
     return {("worker", 0): worker, ("server", 0): server_samples(figures)}
 
 

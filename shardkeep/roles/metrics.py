@@ -78,7 +78,7 @@ class MemberMetrics:
     `address`: of its metrics; None = there are none."""
 
     def __init__(self, config: JobConfig, coordinator: ControlEndpoint, member: Member) -> None:
-        self._staleness = config.consistency.staleness
+        self._config = config
         self._samples: Samples = tuple
         self._endpoint: Endpoint | None = None
         self.address: str | None = None
@@ -88,7 +88,7 @@ class MemberMetrics:
     def show_worker(self, figures: Callable[[], WorkerFigures | None]) -> None:
         """Serves the metrics of a worker with these figures."""
         if self._endpoint is not None:
-            self._samples = worker_samples(figures, self._staleness)
+            self._samples = worker_samples(figures, self._config)
 
     def show_server(self, figures: Callable[[], dict[str, Any]]) -> None:
         """Serves the metrics of a server with these figures."""
@@ -114,11 +114,11 @@ class MemberMetrics:
             self._endpoint, self.address = endpoint, f"{endpoint.url}{PATH}"
 
 
-def worker_samples(figures: Callable[[], WorkerFigures | None], staleness: int) -> Samples:
+def worker_samples(figures: Callable[[], WorkerFigures | None], config: JobConfig) -> Samples:
     """What a worker's metrics say."""
     from shardkeep.metrics.worker_samples import WorkerSamples
 
-    return WorkerSamples(figures, staleness=staleness)
+    return WorkerSamples(figures, staleness=config.consistency.staleness, servers=max(config.servers, 1))
 
 
 def server_samples(figures: Callable[[], dict[str, Any]]) -> Samples:

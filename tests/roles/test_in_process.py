@@ -31,6 +31,9 @@ class Sink:
     def event(self, record: dict[str, Any]) -> None:
         pass
 
+    def telemetry(self, record: dict[str, Any]) -> None:
+        pass
+
 
 def test_an_interrupt_while_a_checkpoint_is_written_ends_the_job_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

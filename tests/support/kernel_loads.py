@@ -75,6 +75,9 @@ def run_job(text: str, folder: Path) -> list[str]:
         def event(self, record: dict[str, Any]) -> None:
             pass
 
+        def telemetry(self, record: dict[str, Any]) -> None:
+            pass
+
     config = parse_config(text)
     load_kernels(needed_kernels(config, "server", "worker"))
     with event.install_listener("numba:compile", Compiled()):  # type: ignore[no-untyped-call]
