@@ -54,15 +54,9 @@ class JobCounts:
         self._planned_steps = record.get("total_steps", self._planned_steps)
 
     def event(self, record: Record) -> None:
+        with self._lock:
+            self._note(record)
         self._sink.event(record)
-        if record.get("kind") == "eval":
-            self._evaluation = dict(record)
-        elif record.get("phase") == "checkpoint":
-            with self._lock:
-                if "every_steps" in record:
-                    self._period_steps = int(record["every_steps"])
-                elif "bytes" in record:
-                    self._checkpoint, self._checkpoint_at = dict(record), self._clock()
 
     def telemetry(self, record: Record) -> None:
         self._sink.telemetry(record)
@@ -75,6 +69,14 @@ class JobCounts:
     def finished(self, status: str, message: str, summary: Record | None) -> None:
         self._sink.finished(status, message, summary)
         self._state = status
+
+    def _note(self, record: Record) -> None:
+        if record.get("kind") == "eval":
+            self._evaluation = dict(record)
+        elif record.get("phase") == "checkpoint" and "every_steps" in record:
+            self._period_steps = int(record["every_steps"])
+        elif record.get("phase") == "checkpoint" and "bytes" in record:
+            self._checkpoint, self._checkpoint_at = dict(record), self._clock()
 
     def addresses(self) -> list[str]:
         """The metrics of each process that has sent a telemetry record, by role and index."""
