@@ -20,10 +20,24 @@ _NO_METRICS = frozenset({"step", "samples", "train_samples", "seq", "index"})
 
 
 class JobCounts:
-    """Passes each record to `sink`, and keeps what metrics need of it. Thread safe."""
+    """Passes each record to `sink`, and keeps what metrics need of it. Thread safe.
 
-    def __init__(self, sink: JobSink, *, period_steps: int | None, clock: Callable[[], float] = time.monotonic) -> None:
-        """`period_steps`: between two checkpoints; 0 = there are none, None = the job chooses."""
+    Args:
+        sink: Where the records go.
+        lease_s: Seconds without a heartbeat after which a member counts as dead.
+        period_steps: Between two checkpoints; 0 = there are none, None = the job chooses.
+        start_step: Of the checkpoint that the job starts from.
+    """
+
+    def __init__(
+        self,
+        sink: JobSink,
+        *,
+        lease_s: float,
+        period_steps: int | None,
+        start_step: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._sink, self._clock = sink, clock
         self._lock = threading.Lock()
         self._generation, self._state = 0, "training"
@@ -31,7 +45,7 @@ class JobCounts:
         self._planned_steps: int | None = None
         self._evaluation: Record = {}
         self._checkpoint: Record = {}
-        self._checkpoint_at = clock()
+        self._checkpoint_at, self._saved_step, self._lease_s = clock(), start_step, lease_s
         self._period_steps = period_steps
         self._addresses: dict[tuple[str, int], str] = {}
         self._status: Callable[[], Status] | None = None
@@ -46,7 +60,11 @@ class JobCounts:
 
     def standing(self, record: Record) -> None:
         self._sink.standing(record)
-        self._recoveries = [float(each["seconds"]) for each in record["recoveries"]["done"]]
+        recoveries = record["recoveries"]
+        self._recoveries = [float(each["seconds"]) for each in recoveries["done"]]
+        self._saved_step = int(recoveries["saved_step"])
+        if recoveries.get("period") is not None:  # a coordinator that takes over has not heard it
+            self._period_steps = int(recoveries["period"])
         self._generation = max(self._generation, int(record["state"]["generation"]))
 
     def progress(self, record: Record) -> None:
@@ -86,6 +104,7 @@ class JobCounts:
     def samples(self) -> Iterator[Sample]:
         """What the records have said so far, and what the coordinator sees now."""
         yield from _states(self._state) if self._status is None else _of_status(self._status())
+        yield Sample("lease_seconds", self._lease_s)
         yield Sample("generations_total", self._generation)
         yield Sample("recoveries_total", len(self._recoveries))
         yield Sample("recovery_seconds_total", sum(self._recoveries))
@@ -105,7 +124,7 @@ class JobCounts:
             checkpoint, at, period = self._checkpoint, self._checkpoint_at, self._period_steps
         if period is not None:
             yield Sample("checkpoint_period_steps", period)
-        yield Sample("checkpoint_step", checkpoint.get("step", 0))
+        yield Sample("checkpoint_step", max(checkpoint.get("step", 0), self._saved_step))
         if checkpoint:
             yield Sample("checkpoint_duration_seconds", checkpoint["seconds"])
             yield Sample("checkpoint_age_seconds", self._clock() - at)

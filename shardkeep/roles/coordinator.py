@@ -72,7 +72,9 @@ def run_coordinator(job: JobConfig, options: CoordinatorOptions) -> int:
         by_hand = not options.launched
         start_step = options.start_step
         shared = shared_folder(job, folder.path, start_step=start_step, standing=standing) if by_hand else None
-        metrics = JobMetrics(job, folder, folder.path, token, tls) if job.metrics.on else None
+        metrics = None
+        if job.metrics.on:
+            metrics = JobMetrics(job, folder, folder.path, token, start_step=start_step, tls=tls)
         with contextlib.nullcontext() if metrics is None else metrics.served() as address:
             serve_job(
                 _spec(job, start_step, shared, folder, address),

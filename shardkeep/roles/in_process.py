@@ -53,7 +53,9 @@ def run_in_process(
     data = open_data(config.data, seed=config.seed)
     tables = table_specs(config, data.train.schema)
     checkpoints = owned(checkpoints_of(config, folder), config, folder, secrets.token_hex(8))
-    metrics = JobMetrics(config, sink, folder, keep_token(folder)) if config.metrics.on else None
+    metrics = None
+    if config.metrics.on:
+        metrics = JobMetrics(config, sink, folder, keep_token(folder), start_step=start_step)
     sink = sink if metrics is None else metrics.sink
     with contextlib.ExitStack() as leaving:
         leaving.callback(checkpoints.release)

@@ -38,16 +38,24 @@ class JobMetrics:
         config: The job; its metrics are on.
         sink: Where records go; `sink` of this object passes them on.
         run: The run folder.
+        start_step: Of the checkpoint that the job starts from; 0 = from the beginning.
         token: The job's; the view token follows from it.
     """
 
-    def __init__(self, config: JobConfig, sink: JobSink, run: Path, token: str, tls: Tls | None = None) -> None:
+    def __init__(
+        self, config: JobConfig, sink: JobSink, run: Path, token: str, *, start_step: int, tls: Tls | None = None
+    ) -> None:
         from shardkeep.metrics.job_samples import JobCounts
         from shardkeep.metrics.serving import check_client
 
         check_client()
         every = config.checkpoint.every_steps
-        self.sink: JobCounts = JobCounts(sink, period_steps=None if every == "auto" else every)
+        self.sink: JobCounts = JobCounts(
+            sink,
+            lease_s=config.liveness.lease_s,
+            period_steps=None if every == "auto" else every,
+            start_step=start_step,
+        )
         self._config, self._run, self._token, self._tls = config, run, token, tls
 
     @contextlib.contextmanager

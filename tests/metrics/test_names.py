@@ -149,7 +149,7 @@ def test_the_targets_of_a_job_in_one_process_are_one(scraped: Scraping) -> None:
 
 
 def test_the_coordinator_s_state_members_and_recoveries_are_exported() -> None:
-    counts = JobCounts(ListSink(), period_steps=None)
+    counts = JobCounts(ListSink(), lease_s=15.0, period_steps=None)
     job = Job(sink=counts)  # type: ignore[arg-type]
     counts.watch(job.coordinator.status)
     job.form()
