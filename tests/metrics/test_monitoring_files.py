@@ -48,9 +48,7 @@ def expressions() -> list[str]:
 
 
 def promtool(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        ["promtool", *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False
-    )
+    return subprocess.run(["promtool", *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False)
 
 
 @needs_promtool
