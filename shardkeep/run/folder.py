@@ -212,8 +212,8 @@ class RunFolder(RunReader):
                 self._torn = False
             except OSError as error:
                 self._torn = True
-                why = error.strerror or str(error)
-                _log.warning("telemetry is not written", once=str(self.path), path=self.telemetry_path, why=why)
+                text = f"{self.telemetry_path}: telemetry is not written ({error.strerror or error})"
+                _log.warning(text, once=str(self.telemetry_path))
 
     def finished(self, status: str, message: str, summary: Record | None) -> None:
         """Writes summary.json; keys the job could not fill are there, empty. A later call replaces it."""

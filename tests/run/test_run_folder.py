@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import threading
 from pathlib import Path
 
@@ -59,6 +60,39 @@ def test_records_are_lines_of_metrics_in_order_with_their_kind_and_time(tmp_path
     assert [line["kind"] for line in lines] == ["phase", "progress", "eval"]
     assert all("time" in line for line in lines)
     assert lines[1]["loss"] is None
+
+
+def test_telemetry_has_a_file_of_its_own_which_a_resumed_job_appends_to(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "run", JobConfig())
+    folder.telemetry({"time": "2026-01-01T00:00:00.000", "kind": "telemetry", "step": 3, "loss": float("inf")})
+    again = RunFolder.reopen(tmp_path / "run", JobConfig())
+    again.telemetry({"time": "2026-01-02T00:00:00.000", "kind": "telemetry", "step": 4})
+    assert [(r["step"], r.get("loss")) for r in MetricsTail(again.telemetry_path)] == [(3, None), (4, None)]
+    assert not folder.metrics_path.exists()
+
+
+def test_a_full_disk_costs_telemetry_and_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = RunFolder(tmp_path)
+    folder.telemetry_path.symlink_to("/dev/full")
+    with caplog.at_level(logging.WARNING):
+        for step in range(3):
+            folder.telemetry({"time": "", "step": step})
+    warnings = [record.getMessage() for record in caplog.records]
+    assert warnings == [f"{folder.telemetry_path}: telemetry is not written (No space left on device)"]
+
+
+def test_telemetry_after_a_line_that_was_cut_off_is_whole(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.telemetry({"step": 0})
+    folder.telemetry_path.rename(tmp_path / "kept")
+    folder.telemetry_path.symlink_to("/dev/full")
+    folder.telemetry({"step": 1})
+    folder.telemetry_path.unlink()
+    (tmp_path / "kept").rename(folder.telemetry_path)
+    with folder.telemetry_path.open("a") as file:
+        file.write('{"step": 1, "lo')  # what reached the disk
+    folder.telemetry({"step": 2})
+    assert [record["step"] for record in MetricsTail(folder.telemetry_path)] == [0, 2]
 
 
 def test_lines_written_by_many_threads_stay_whole(tmp_path: Path) -> None:

@@ -1,0 +1,120 @@
+"""Telemetry of whole jobs as real processes: the records agree with the summary, and a full disk ends no job."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardkeep.compression.ledger import merge_totals
+from shardkeep.ps.control.telemetry import check_record
+from shardkeep.run.folder import RunFolder
+from tests.support.cluster import Cluster, kinds
+from tests.support.configs import TINY
+
+pytestmark = pytest.mark.processes
+OFTEN = {"every_s": 0.05}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path) as cluster:
+        yield cluster
+
+
+def telemetry(folder: RunFolder) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in folder.telemetry_path.read_text().splitlines()]
+
+
+def last_of(records: list[dict[str, Any]], role: str) -> list[dict[str, Any]]:
+    """The last record of each process of a role, by index."""
+    newest = {record["index"]: record for record in records if record["role"] == role}
+    return [newest[index] for index in sorted(newest)]
+
+
+def check_against(summary: dict[str, Any], records: list[dict[str, Any]], *, workers: int) -> None:
+    """The last records of workers and servers add up to what the summary says."""
+    of_workers, of_servers = last_of(records, "worker"), last_of(records, "server")
+    assert len(of_workers) == workers
+    totals = merge_totals(record["bytes"] for record in of_workers)
+    for way in ("push", "pull", "tower", "read"):
+        assert totals[way] == summary["bytes"][way], way
+    for way in ("push", "pull", "tower"):  # nothing is compressed
+        assert sum(record["fp32_bytes"][way] for record in of_workers) == sum(summary["bytes"][way].values()), way
+    assert {(r["step"], r["samples"]) for r in of_workers} == {(summary["steps"], summary["samples"])}
+    assert {r["step"] for r in of_servers} == {summary["steps"]}
+    staleness = [times for r in of_workers for times in r["staleness"].values()]
+    assert sum(staleness) == sum(summary["staleness"].values())
+    for number, table in enumerate(summary["tables"]):
+        parts = [record["tables"][number] for record in of_servers]
+        assert {part["name"] for part in parts} == {table["name"]}
+        assert sum(part["rows"] for part in parts) == table["rows"] == sum(part["created"] for part in parts)
+        assert sum(part["bytes"] for part in parts) == table["bytes"]
+    for index in range(workers):
+        mine = [record for record in records if (record["role"], record["index"]) == ("worker", index)]
+        assert sum(record["steps"] for record in mine) == summary["steps"]
+        parts = [record["step_ms"] for record in mine if record["steps"]]
+        assert all(abs(part["total"] - sum(part.values()) / 2) < 0.01 for part in parts)
+
+
+def test_the_records_of_a_job_add_up_to_its_summary(cluster: Cluster) -> None:
+    config = {**TINY, "telemetry": OFTEN, "checkpoint": {"every_steps": 10}}
+    job, folder = cluster.job(config)
+    assert job.end().code == 0
+    records, summary = telemetry(folder), folder.summary() or {}
+    for record in records:
+        check_record(record, "the file")
+    check_against(summary, records, workers=2)
+    pids = {(m["role"], m["index"]): m["pid"] for m in folder.member_list()}
+    assert {(r["role"], r["index"]): r["pid"] for r in records} == pids
+    assert {(r["host"], r["generation"]) for r in records if r["role"] != "coordinator"} == {("127.0.0.1", 1)}
+    for server in last_of(records, "server"):
+        assert (server["pulls"], server["pushes"]) == (2 * summary["steps"], 2 * summary["steps"])
+        assert server["request_ms"] is None or server["request_ms"] > 0
+        assert server["checkpoint"]["step"] == summary["steps"] and server["journal_bytes"] > 0
+    assert last_of(records, "coordinator")[0]["members"] >= 1
+    assert "telemetry" not in kinds(folder)
+
+
+def test_a_job_in_one_process_writes_the_records_of_its_worker_and_its_server(cluster: Cluster) -> None:
+    job, folder = cluster.job({**TINY, "servers": 0, "workers": 1, "telemetry": OFTEN})
+    assert job.end().code == 0
+    records = telemetry(folder)
+    check_against(folder.summary() or {}, records, workers=1)
+    assert {(record["role"], record["index"]) for record in records} == {("worker", 0), ("server", 0)}
+    assert len({record["pid"] for record in records}) == 1
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+def test_without_an_interval_there_is_no_file(cluster: Cluster, servers: int) -> None:
+    job, folder = cluster.job({**TINY, "servers": servers, "workers": 1, "telemetry": {"every_s": 0}})
+    assert job.end().code == 0
+    assert not folder.telemetry_path.exists()
+
+
+@pytest.mark.parametrize("servers", [0, 1])
+def test_a_disk_that_is_full_for_telemetry_ends_no_job(cluster: Cluster, servers: int) -> None:
+    config = {**TINY, "servers": servers, "workers": 1, "telemetry": OFTEN}
+    job, folder = cluster.job(config)
+    folder.telemetry_path.symlink_to("/dev/full")
+    ended = job.end()
+    assert ended.code == 0 and (folder.summary() or {})["status"] == "completed"
+    said = ended.err if not servers else folder.log_path("coordinator", 0).read_text()
+    assert said.count("telemetry is not written (No space left on device)") == 1
+
+
+@pytest.mark.slow  # two starts of a job
+def test_a_resumed_job_appends_its_records(cluster: Cluster) -> None:
+    config = {**TINY, "telemetry": OFTEN, "checkpoint": {"every_steps": 5}}
+    job, folder = cluster.job(config)
+    assert job.end().code == 0
+    before = folder.telemetry_path.read_bytes()
+    resumed = cluster.command("train", "--resume", str(folder.path), "--set", "train.epochs=2")
+    assert resumed.end().code == 0
+    assert folder.telemetry_path.read_bytes().startswith(before)
+    first, last = last_of(telemetry(folder)[: before.count(b"\n")], "worker"), last_of(telemetry(folder), "worker")
+    assert [r["step"] for r in last] == [(folder.summary() or {})["steps"]] * 2 == [2 * first[0]["step"]] * 2
+    assert sum(last[0]["staleness"].values()) == first[0]["step"], "counts begin with the process"

@@ -1,0 +1,182 @@
+"""A worker's figures and the records that are made of them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from shardkeep.compression.ledger import merge_totals
+from shardkeep.config import JobConfig
+from shardkeep.ps.control.telemetry import check_record
+from shardkeep.workers.data.sources.registry import open_data
+from shardkeep.workers.figures import Record, worker_record
+from shardkeep.workers.step import StepResult
+from shardkeep.workers.step_counts import StepCounts
+from shardkeep.workers.timing.clock import Stopwatch
+from tests.support.configs import TINY
+from tests.support.local_job import LocalJob
+
+
+class Watched:
+    """Steps on a clock that the test turns."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.watch = Stopwatch(lambda: self.now)
+        self.counts = StepCounts(self.watch)
+
+    def step(self, seconds: float, *, wait_s: float = 0.0, loss: float = 0.5) -> None:
+        self.watch.begin(0)
+        self.watch.enter("pull_wait")
+        self.now += wait_s
+        self.watch.enter("forward")
+        self.now += seconds - wait_s
+        self.watch.enter("other")
+        self.counts.step_done(64, StepResult(loss, True, 0, 0, ids=100, unique_ids=40))
+
+    def figures(self, **changes: Any) -> Record:
+        constant = ("bytes", "fp32_bytes", "staleness")
+        zero = (
+            "generation",
+            "step",
+            "samples",
+            "dropped_rows",
+            "skipped_steps",
+            "unsent_rows",
+            "rss_bytes",
+            "limit_bytes",
+        )
+        return {
+            **{key: {} for key in constant},
+            **dict.fromkeys(zero, 0),
+            "unsent_share": None,
+            "metrics": None,
+            "wait_s": {},
+            **self.counts.figures(),
+            "train_s": self.watch.now(),
+            "step_s": dict(self.watch.seconds),
+            **changes,
+        }
+
+
+def test_a_record_has_the_means_of_the_steps_since_the_last_one() -> None:
+    job = Watched()
+    job.step(9.0, loss=7.0)
+    last = job.figures(wait_s={"server 0": 4.0})
+    job.step(0.02, wait_s=0.008, loss=0.4)
+    job.step(0.04, wait_s=0.012, loss=0.6)
+    record = worker_record(job.figures(wait_s={"server 0": 4.0, "server 1": 0.02}), last)
+    assert (record["steps"], record["loss"], record["ids"], record["unique_ids"]) == (2, 0.5, 300, 120)
+    assert record["samples_per_s"] == pytest.approx(128 / 0.06)
+    assert record["step_ms"] | {"other": 0.0} == {
+        **dict.fromkeys(record["step_ms"], 0.0),
+        "total": 30.0,
+        "pull_wait": 10.0,
+        "forward": 20.0,
+    }
+    assert record["wait_ms"] == {"server 1": 10.0}, "a server that nobody waited for is not named"
+
+
+def test_without_a_step_there_is_no_loss_and_no_division_by_zero() -> None:
+    job = Watched()
+    job.step(1.0)
+    record = worker_record(job.figures(), job.figures())
+    assert (record["steps"], record["loss"], record["step_ms"]["total"], record["samples_per_s"]) == (0, None, 0.0, 0.0)
+
+
+def test_a_loss_that_is_not_finite_is_null_until_the_next_record() -> None:
+    job = Watched()
+    first = job.figures()
+    job.step(1.0, loss=math.nan)
+    job.step(1.0, loss=0.5)
+    second = job.figures()
+    job.step(1.0, loss=0.25)
+    assert worker_record(second, first)["loss"] is None
+    assert worker_record(job.figures(), second)["loss"] == 0.25
+
+
+def test_steps_are_counted_by_their_duration_and_their_wait() -> None:
+    job = Watched()
+    for seconds in (0.0009, 0.018, 0.018, 60.0):
+        job.step(seconds, wait_s=seconds / 2)
+    figures = job.counts.figures()
+    assert {bound: n for bound, n in figures["step_histogram"].items() if n} == {"0.001": 1, "0.025": 2, "inf": 1}
+    assert {bound: n for bound, n in figures["pull_wait_histogram"].items() if n} == {"0.001": 1, "0.01": 2, "inf": 1}
+
+
+def test_the_time_between_two_generations_is_no_step() -> None:
+    job = Watched()
+    job.now += 50.0
+    job.counts.enter()
+    job.step(0.02)
+    assert job.counts.figures()["step_histogram"]["0.025"] == 1
+
+
+def finished(**changes: Any) -> tuple[dict[str, Any], list[Record]]:
+    """The summary of a job in this process, and the last record of each worker."""
+    config = JobConfig.model_validate({**TINY, "consistency": {"mode": "sync"}, **changes})
+    job = LocalJob(config, open_data(config.data, seed=config.seed))
+    summary = job.run()
+    last = [record for kind, record in job.records if kind == "telemetry"]
+    for record in last:
+        check_record(record, "worker")
+    return summary, last
+
+
+def test_the_last_records_add_up_to_the_summary_and_fp32_is_what_was_sent() -> None:
+    summary, last = finished()
+    assert len(last) == 2
+    totals = merge_totals(record["bytes"] for record in last)
+    assert {way: totals[way] for way in ("push", "pull", "tower", "read")} == {
+        way: summary["bytes"][way] for way in ("push", "pull", "tower", "read")
+    }
+    for way in ("push", "pull", "tower"):
+        assert sum(record["fp32_bytes"][way] for record in last) == sum(summary["bytes"][way].values()), way
+    assert {(record["step"], record["samples"]) for record in last} == {(summary["steps"], summary["samples"])}
+    assert sum(sum(record["staleness"].values()) for record in last) == sum(summary["staleness"].values())
+    assert sum(record["ids"] for record in last) == 3 * summary["samples"]
+    assert all(0 < record["unique_ids"] < record["ids"] for record in last)
+    assert all(record["unsent_share"] is None and not record["unsent_rows"] for record in last)
+
+
+@pytest.mark.parametrize(
+    ("push", "unsent"),
+    [
+        ({"values": "fp16", "keep_rows": 0.25, "pool_rows": 5000}, True),
+        ({"values": "fp16", "keep_rows": 0.25, "pool_rows": 0}, True),
+        ({"values": "int8"}, False),
+    ],
+    ids=["pool", "no pool", "format only"],
+)
+def test_fp32_without_compression_is_what_an_uncompressed_job_sends(push: dict[str, Any], unsent: bool) -> None:
+    plain, _ = finished()
+    compressed, last = finished(compression={"push": push, "pull": {"values": "fp16"}})
+    for way in ("push", "pull"):
+        values = sum(record["fp32_bytes"][way] for record in last)
+        assert values == pytest.approx(sum(plain["bytes"][way].values()), rel=0.15), way
+        assert sum(compressed["bytes"][way].values()) < values, way
+    shares = [record["unsent_share"] for record in last]
+    assert all(0.0 < share < 0.75 for share in shares) if unsent else not any(shares)
+
+
+def test_a_tower_that_is_compressed_counts_a_plain_sum_of_each_step() -> None:
+    plain, _ = finished(consistency={"mode": "bounded"})
+    _, last = finished(consistency={"mode": "bounded"}, compression={"tower": {"name": "int8"}})
+    counted = sum(record["fp32_bytes"]["tower"] for record in last)
+    assert counted == pytest.approx(sum(plain["bytes"]["tower"].values()), rel=0.35)
+
+
+def test_without_telemetry_nothing_counts_and_nothing_is_reported() -> None:
+    config = JobConfig.model_validate({**TINY, "telemetry": {"every_s": 0}})
+    job = LocalJob(config, open_data(config.data, seed=config.seed))
+    job.run()
+    assert all(kind != "telemetry" for kind, _ in job.records)
+    assert all(worker.run.figures is None and worker.client.waits is None for worker in job.workers)
+
+
+def test_telemetry_changes_no_bit_of_the_model() -> None:
+    with_records, _ = finished(telemetry={"every_s": 0.001})
+    without, last = finished(telemetry={"every_s": 0})
+    assert with_records["state_digest"] == without["state_digest"] and last == []
