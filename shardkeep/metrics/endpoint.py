@@ -29,7 +29,7 @@ REQUEST_S = 5.0
 """Seconds from a connection to the end of its reply."""
 REQUEST_BYTES = 8192
 PAUSE_S = 0.01
-"""Seconds between two connections: whoever connects again and again gets a hundred a second."""
+"""Seconds between two connections: one client alone gets at most a hundred a second."""
 START_S = 10.0
 READY = "/ready"
 _REASONS = {

@@ -90,7 +90,7 @@ _METRICS = (
     _worker("dropped_rows_total", "counter", "row gradients that were not finite, so not sent"),
     _worker("skipped_steps_total", "counter", "steps whose dense gradient was not finite, so not applied"),
     _worker("unsent_rows", "gauge", "rows with a residual"),
-    _worker("unsent_gradient_ratio", "gauge", "share of the gradients that selection holds back; missing without it"),
+    _worker("unsent_gradient_ratio", "gauge", "share of gradients that selection does not send; missing without it"),
     _server("server_step", "gauge", "steps that are applied"),
     _server("table_rows", "gauge", "rows in this server's share of a table", "table"),
     _server("table_bytes", "gauge", "memory of this server's share of a table", "table"),

@@ -22,7 +22,7 @@ class Got:
 
 
 def get(url: str, token: str | None = None, *, tls: ssl.SSLContext | None = None, method: str = "GET") -> Got:
-    """The reply, whatever its status."""
+    """The reply, also one with the status of an error."""
     headers = {} if token is None else {"Authorization": f"Bearer {token}"}
     request = urllib.request.Request(url, headers=headers, method=method)
     try:
