@@ -91,7 +91,7 @@ def test_connections_that_say_nothing_keep_nobody_out(endpoint: Endpoint) -> Non
         silent = [slow.enter_context(connected(endpoint)) for _ in range(3 * MOST_CONNECTIONS)]
         began = time.monotonic()
         assert get(f"{endpoint.url}/metrics", TOKEN).status == 200
-        assert time.monotonic() - began < 5.0
+        assert time.monotonic() - began < 10.0
         assert silent[0].recv(1) == b"", "the oldest is closed for a new one"
 
 
