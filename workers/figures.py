@@ -65,7 +65,8 @@ class WorkerFigures:
 
         Ids, masks, headers and what torch RPC adds are counted as they were sent, coded or not. Values are four bytes
         each: of all rows of each step's batch, from the cache too, and of all gradients, selected or not. A step that
-        was trained again counts once, and its retries as they were sent. Without compression it equals `bytes`."""
+        was trained again counts once, and its retries as they were sent. Without compression and
+        recoveries it equals `bytes`."""
         sums = self.tower.sums
         dense = sum(totals["tower"].values()) if sums.plain else self.counts.num_steps * sums.plain_bytes
         return {

@@ -89,7 +89,7 @@ class LateServer:
 
 
 def connected(*, measures_waits: bool) -> RowClient:
-    """A client of two servers, of which the second is late."""
+    """A client of two servers. The second is late."""
     consistency = ConsistencyConfig(mode="bounded", staleness=1)
     first, second = (
         ShardService(shard=s, tables=[SPEC], consistency=consistency, num_workers=1, seed=1) for s in range(2)
