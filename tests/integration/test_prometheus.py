@@ -1,13 +1,15 @@
-"""A real Prometheus scrapes a real job whose server is killed. No panel of the dashboard stays empty."""
+"""A real Prometheus scrapes a real job whose server and coordinator are killed. No panel of the dashboard is empty."""
 
 from __future__ import annotations
 
 import json
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from shardkeep.metrics.names import METRICS, series_names
@@ -33,7 +35,6 @@ JOB: dict[str, Any] = {
     "tables": {"C2": {"admit": {"min_count": 3}, "evict": {"ttl_steps": 200}}},
     "liveness": {"lease_s": 4.0},
     "telemetry": {"every_s": 1.0},
-    "metrics": {"listen": "127.0.0.1:0"},
 }
 PROCESSES = 5
 RATE = "20s"
@@ -57,6 +58,12 @@ def panels() -> dict[str, str]:
     return found
 
 
+def free_port() -> int:
+    """A port for a coordinator that is replaced: the next one needs the same."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return int(listening.getsockname()[1])
+
+
 def addresses(job: Command) -> tuple[str, Path]:
     """The URL of the targets and the file with the view token, as the screen of `shardkeep train` has them."""
     line = job.line("metrics ")
@@ -66,7 +73,7 @@ def addresses(job: Command) -> tuple[str, Path]:
 
 
 def test_prometheus_finds_every_process_and_fills_every_panel_over_a_recovery(cluster: Cluster, tmp_path: Path) -> None:
-    job, folder = cluster.job(JOB)
+    job, folder = cluster.job({**JOB, "metrics": {"listen": f"127.0.0.1:{free_port()}"}})
     targets, credentials = addresses(job)
     with Prometheus(tmp_path / "prometheus", targets, credentials, MONITORING / "alerts.yaml") as prometheus:
         members = cluster.training(folder)
@@ -85,6 +92,12 @@ def test_prometheus_finds_every_process_and_fills_every_panel_over_a_recovery(cl
         seconds = prometheus.value("sum(shardkeep_recovery_seconds_total)")
         assert seconds is not None and 0 < seconds < 120
         assert prometheus.value("sum(shardkeep_generations_total)") == 2
+
+        (coordinator,) = folder.coordinator_pids()
+        psutil.Process(coordinator).kill()
+        prometheus.until("sum(shardkeep_recoveries_total)", 2)
+        prometheus.until("count(up == 1)", PROCESSES)
+        assert prometheus.value("max(shardkeep_checkpoint_step)"), "a coordinator that takes over knows the checkpoint"
 
         rules = prometheus.rules()
         assert len(rules) == 7
