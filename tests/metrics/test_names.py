@@ -97,6 +97,18 @@ def test_the_reference_has_every_metric_and_no_other() -> None:
     assert set(re.findall(r"^\| `(shardkeep_\w+)`", page, re.MULTILINE)) == set(METRICS)
 
 
+def test_metrics_change_no_bit_of_the_model(tmp_path: Path) -> None:
+    def digest(name: str, config: str) -> str:
+        summary = run_in_process(parse_config(config), ListSink(), folder=tmp_path / name)
+        return str(summary["state_digest"])
+
+    for name in ("on", "off"):
+        (tmp_path / name).mkdir()
+    config = CONFIG.replace("mode: bounded, staleness: 2", "mode: sync").replace("evict: {ttl_steps: 5}", "")
+    off = config.replace('"127.0.0.1:0"', "off").replace("every_s: 0.01", "every_s: 0")
+    assert digest("on", config) == digest("off", off)
+
+
 def test_names_follow_prometheus() -> None:
     for metric in METRICS.values():
         assert (metric.kind == "counter") == metric.name.endswith("_total"), metric.name
