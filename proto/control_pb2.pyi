@@ -248,8 +248,10 @@ class LeaveRequest(_message.Message):
     def __init__(self, token: _Optional[str] = ..., code: _Optional[int] = ..., message: _Optional[str] = ..., symptom: _Optional[bool] = ..., refused: _Optional[bool] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("wait_s",)
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    wait_s: float
+    def __init__(self, wait_s: _Optional[float] = ...) -> None: ...
 
 class MemberStatus(_message.Message):
     __slots__ = ("member", "condition", "age_s", "step", "phase")

@@ -34,8 +34,10 @@ from shardkeep.base.errors import CheckpointError
 from shardkeep.base.files import atomic_write, checksum, let_go, sync_folder
 from shardkeep.ps.checkpoint_owner import Hold
 
-FORMAT, CHAINED = 3, 4
-"""Of a manifest: of a checkpoint on its own, and of an increment, which an older version must not take for one."""
+FORMAT, CHAINED, REMOVING = 3, 4, 5
+"""Of a manifest: of a checkpoint on its own; of an increment, which an older version must not take for one; and of an
+increment whose base may hold rows that were removed, which an older version would bring back. The lowest number that is
+safe is written, so that older versions read what they can."""
 _UNCHECKED = {1: FORMAT, 2: CHAINED}
 """The formats of earlier versions, whose manifests have no checksum of their own, and what they are else."""
 _MANIFEST = "manifest.json"
@@ -154,10 +156,16 @@ class Checkpoints:
         return self.folder / f".{_name(step)}"
 
     def commit(
-        self, step: int, files: Iterable[FileRecord], facts: dict[str, Any], *, base: Checkpoint | None = None
+        self,
+        step: int,
+        files: Iterable[FileRecord],
+        facts: dict[str, Any],
+        *,
+        base: Checkpoint | None = None,
+        removes: bool = False,
     ) -> Checkpoint:
-        """Makes a checkpoint whose files are all on disk count, by one rename. `base`: of an increment. One of the same
-        step counts no more then; `prune` deletes it.
+        """Makes a checkpoint whose files are all on disk count, by one rename. `base`: of an increment; `removes`: it
+        may say that rows of its base were removed. One of the same step counts no more then; `prune` deletes it.
 
         Raises CheckpointError when a file is not there, of this one or of what it builds on, or when another job has
         taken the folder, OSError when the disk fails."""
@@ -175,7 +183,7 @@ class Checkpoints:
         rows = [{"path": file.path, "size": file.size, "checksum": file.checksum} for file in known]
         manifest: dict[str, Any] = {"format": FORMAT, "step": step, "files": rows, "facts": facts}
         if base is not None:
-            manifest |= {"format": CHAINED, "base": {"step": base.step, "id": base.id}}
+            manifest |= {"format": REMOVING if removes else CHAINED, "base": {"step": base.step, "id": base.id}}
         sealed = manifest | {"checksum": _seal(manifest)}
         atomic_write(partial / _MANIFEST, json.dumps(sealed, indent=1) + "\n")
         for folder in {(partial / file.path).parent for file in known} | {partial}:
@@ -229,8 +237,8 @@ class Checkpoints:
         folder = self.folder_of(step)
         try:
             manifest = json.loads((folder / _MANIFEST).read_text(encoding="utf-8"))
-            if manifest["format"] not in (FORMAT, CHAINED, *_UNCHECKED):
-                raise CheckpointError(f"{folder}: format {manifest['format']}; this version reads 1 to {CHAINED}")
+            if manifest["format"] not in (FORMAT, CHAINED, REMOVING, *_UNCHECKED):
+                raise unknown_format(folder, manifest["format"], REMOVING)
             _check(manifest, step)
             files = tuple(FileRecord(str(f["path"]), int(f["size"]), str(f["checksum"])) for f in manifest["files"])
             link = _link_of(manifest)
@@ -281,6 +289,15 @@ class Checkpoints:
             shutil.rmtree(doomed, ignore_errors=True)
 
 
+def unknown_format(path: Path, number: object, newest: int) -> CheckpointError:
+    """The error for a file or folder of a format that this version does not know."""
+    known = f"1 to {newest}" if newest > 1 else "1"
+    return CheckpointError(
+        f"{path}: format {number}; this version reads {known}; use the version of shardkeep that wrote it, or a newer "
+        "one"
+    )
+
+
 def _name(step: int) -> str:
     return f"step-{step:08d}"
 
@@ -319,7 +336,7 @@ def _check(manifest: dict[str, Any], step: int) -> None:
 
 def _link_of(manifest: dict[str, Any]) -> tuple[int, str] | None:
     """Step and id of an increment's base. Raises what a damaged manifest raises."""
-    if _UNCHECKED.get(manifest["format"], manifest["format"]) != CHAINED:
+    if _UNCHECKED.get(manifest["format"], manifest["format"]) not in (CHAINED, REMOVING):
         return None
     return int(manifest["base"]["step"]), str(manifest["base"]["id"])
 

@@ -31,6 +31,7 @@ from shardkeep.ps.config import (
     TransportConfig,
 )
 from shardkeep.ps.control.telemetry import record_interval_s
+from shardkeep.ps.shard.table.capacity import check_capacities
 from shardkeep.workers.config import (
     CLASS_METRICS,
     NUMBER_METRICS,
@@ -146,6 +147,14 @@ class JobConfig(Settings):
                 f"tables.{by_clock[0]}.evict.ttl_s with consistency.mode: sync, where no clock decides{default}; "
                 "allowed: ttl_steps, or mode: bounded or async"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _capacities_give_each_bucket_rows(self) -> JobConfig:
+        try:
+            self.check_capacities(name for name in self.tables if name != "default")
+        except ConfigError as error:
+            raise ValueError(str(error)) from error
         return self
 
     @model_validator(mode="after")
@@ -271,10 +280,16 @@ class JobConfig(Settings):
         except ValidationError as error:  # a name that the data has
             raise ConfigError(f"tables.{name}: {problems_of(error, TableSpec)[0]}") from error
 
+    def check_capacities(self, names: Iterable[str]) -> None:
+        """Raises ConfigError for a table whose `max_bytes` is too small, without the weights that a model adds."""
+        dim = {"dim": 1} if self.model.name == "lr" else {}
+        check_capacities(self.table(name).model_copy(update=dim) for name in names)
+
     def check_tables(self, used: Sequence[str]) -> None:
-        """Raises ConfigError for a table that is not among those that features use."""
+        """Raises ConfigError for a table that is not among those that features use, and as `check_capacities`."""
         if unused := [name for name in self.tables if name != "default" and name not in used]:
             raise ConfigError(f"tables.{unused[0]}: no feature uses this table; the tables are {', '.join(used)}")
+        self.check_capacities(used)
 
     def to_yaml(self) -> str:
         """The resolved config as YAML; loading it gives an equal config."""

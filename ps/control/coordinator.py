@@ -206,8 +206,10 @@ class Coordinator:
             self._ending.stop(reason, limit_s)
         return self._job.life.now
 
-    def status(self) -> Status:
+    def status(self, *, wait_s: float = 0.0) -> Status:
+        """Blocks up to `wait_s` seconds until the job is over."""
         job = self._job
+        self.wait_over(wait_s)
         with job.locked():
             state, events, now = job.life.now, job.events, job.clock()
             return Status(

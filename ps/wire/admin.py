@@ -35,11 +35,14 @@ class JournalSize:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotFiles:
-    """The files that one server wrote, and whether they hold all rows or only changed rows."""
+    """The files that one server wrote, and whether they hold all rows or only changed rows.
+
+    `removes`: whether they may say that rows of the base were removed."""
 
     files: list[dict[str, Any]]
     """The fields of each FileRecord."""
     full: bool
+    removes: bool = False
 
 
 ServerReport = dict[str, Any]

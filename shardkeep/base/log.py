@@ -1,13 +1,26 @@
-"""One log line: `role/index step event key=value ...`. Library code writes events; only mains say where they go."""
+"""One log line: `role/index step event key=value ...`. Library code writes events; only mains say where they go.
+
+`shardkeep/base/json_log.py` has the same line as a JSON object.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
 from datetime import datetime
+from enum import StrEnum
 from typing import Any, TextIO
 
+from shardkeep.base.json_log import JsonFormat, PrintedLines
+
 ROOT = "shardkeep"
+
+
+class LogFormat(StrEnum):
+    """The form of log lines."""
+
+    TEXT = "text"
+    JSON = "json"
 
 
 class EventLog:
@@ -17,14 +30,14 @@ class EventLog:
         self._logger = logging.getLogger(f"{ROOT}.{name}" if name else ROOT)
         self._warned: set[str] = set()
 
-    def info(self, event: str, *, step: int | None = None, **fields: object) -> None:
+    def info(self, event: str, /, *, step: int | None = None, **fields: object) -> None:
         """One line at INFO: rare things only, nothing per request."""
         self._write(logging.INFO, event, step, fields)
 
-    def error(self, event: str, *, step: int | None = None, **fields: object) -> None:
+    def error(self, event: str, /, *, step: int | None = None, **fields: object) -> None:
         self._write(logging.ERROR, event, step, fields)
 
-    def warning(self, event: str, *, step: int | None = None, once: str | None = None, **fields: object) -> None:
+    def warning(self, event: str, /, *, step: int | None = None, once: str | None = None, **fields: object) -> None:
         """One line at WARNING; with `once`, only the first of this key."""
         if once is not None:
             if once in self._warned:
@@ -57,14 +70,30 @@ class LineFormat(logging.Formatter):
         return " ".join(parts)
 
 
-def configure(role: str, index: int, *, stream: TextIO | None = None, level: int = logging.INFO) -> None:
+def configure(
+    role: str,
+    index: int,
+    *,
+    stream: TextIO | None = None,
+    level: int = logging.INFO,
+    form: LogFormat = LogFormat.TEXT,
+) -> None:
     """Sends this process's events to `stream` (left out = stderr). For mains only; a second call replaces the first."""
     handler = logging.StreamHandler(stream or sys.stderr)
-    handler.setFormatter(LineFormat(role, index))
+    handler.setFormatter(JsonFormat(role, index) if form is LogFormat.JSON else LineFormat(role, index))
     logger = logging.getLogger(ROOT)
     logger.handlers[:] = [handler]
     logger.setLevel(level)
     logger.propagate = False
+
+
+def print_json(role: str, index: int, *, stdout: bool = True) -> None:
+    """Makes each line that this process prints from here on an object, too. For mains only, after `configure`.
+
+    `stdout`: also what it prints to stdout."""
+    sys.stderr = PrintedLines(sys.stderr, role, index)
+    if stdout:
+        sys.stdout = PrintedLines(sys.stdout, role, index)
 
 
 def _value(value: object) -> str:

@@ -2,29 +2,33 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from shardkeep.base.errors import UserError
+from shardkeep.base.log import LogFormat, configure, print_json
 from shardkeep.cli.exits import run_command
 from shardkeep.cli.options import (
+    Ask,
     Code,
     Debug,
+    Log,
     ParentPipe,
     Run,
     RunDir,
     Set,
     TlsFolder,
     TokenFile,
-    address_or_path,
     complete_path,
     complete_run,
     load,
     path,
     which_checkpoint,
 )
+from shardkeep.run.screen_log import LAUNCHER
 
 ORPHAN_STOP_S = 15.0
 """Seconds a job gets to stop after the sweep that started it has ended."""
@@ -66,6 +70,7 @@ def train(
         typer.Option("--model", metavar="last|best|STEP", help="Checkpoint of --from; left out = the newest one."),
     ] = None,
     code: Code = None,
+    log_format: Log = LogFormat.TEXT,
     parent_pipe: ParentPipe = False,
     debug: Debug = False,
 ) -> None:
@@ -81,11 +86,15 @@ def train(
         if resume is not None:
             if from_run is not None:
                 raise UserError("--from: has no effect with --resume; the run has begun already")
-            _resume(resume, set_ or [], run_dir)
+            _resume(resume, set_ or [], run_dir, log_format)
         elif config is not None:
-            _run_job(config, set_, run_dir, code, start=None if from_run is None else (from_run, model or "last"))
+            start = None if from_run is None else (from_run, model or "last")
+            _run_job(config, set_, run_dir, code, start=start, log_format=log_format)
         return 0
 
+    if log_format is LogFormat.JSON:
+        configure(*LAUNCHER, stream=sys.stdout, form=log_format)
+        print_json(*LAUNCHER)
     run_command(run, debug)
 
 
@@ -129,13 +138,13 @@ def with_(
     run_command(run, debug)
 
 
-def _resume(run: Path, overrides: list[str], run_dir: Path | None) -> None:
+def _resume(run: Path, overrides: list[str], run_dir: Path | None, log_format: LogFormat) -> None:
     from shardkeep.launch.job import resume
     from shardkeep.run.screen import console
 
     if run_dir is not None:
         raise UserError(f"--run-dir {run_dir}: has no effect with --resume, which continues in RUN")
-    resume(run, overrides=overrides, console=console())
+    resume(run, overrides=overrides, console=console(), log_format=log_format)
 
 
 def _run_job(
@@ -145,6 +154,7 @@ def _run_job(
     code: Path | None,
     *,
     start: tuple[Path, str] | None,
+    log_format: LogFormat,
 ) -> None:
     from shardkeep.launch.job import run_job
     from shardkeep.run.new_folder import default_run_dir
@@ -153,39 +163,47 @@ def _run_job(
     path, job = load(config, overrides)
     folder = run_dir or default_run_dir(job.name)
     code_folder = code or path.resolve().parent
-    if start is None:
-        run_job(job, run_dir=folder, console=console(), code_folder=code_folder)
-        return
-    from shardkeep.run.warm_start import plan_warm_start
+    begins_with = None
+    if start is not None:
+        from shardkeep.run.warm_start import plan_warm_start
 
-    begins_with = plan_warm_start(job, start[0], which_checkpoint(start[1]))
-    run_job(job, run_dir=folder, console=console(), code_folder=code_folder, start=begins_with)
+        begins_with = plan_warm_start(job, start[0], which_checkpoint(start[1]))
+    run_job(
+        job,
+        run_dir=folder,
+        console=console(),
+        code_folder=code_folder,
+        start=begins_with,
+        log_format=log_format,
+    )
 
 
 def status(
     run: Run = None,
-    coordinator: Annotated[
-        str | None,
-        typer.Option(parser=address_or_path, metavar="HOST:PORT", help="Ask the coordinator at this address."),
-    ] = None,
+    coordinator: Ask = None,
     token_file: TokenFile = None,
     tls: TlsFolder = None,
+    json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object; docs/reference/status.md explains its keys.")
+    ] = False,
     debug: Debug = False,
 ) -> None:
-    """Show the progress and the members of a job."""
+    """Show the progress and the processes of a job."""
 
     def show() -> int:
         from shardkeep.cli.status import show_job, show_run
+        from shardkeep.cli.status_json import StatusJson
+        from shardkeep.cli.status_text import StatusText
         from shardkeep.ps.control.grpc.addresses import is_address
         from shardkeep.ps.control.grpc.tls import read_tls
         from shardkeep.roles.access import endpoint_of
         from shardkeep.run.screen import console
 
-        screen = console()
+        view = StatusJson(print) if json else StatusText(console())
         if coordinator is not None and is_address(coordinator):
-            return show_job(endpoint_of(coordinator, token_file=token_file, tls=tls), screen)
+            return show_job(endpoint_of(coordinator, token_file=token_file, tls=tls), view)
         path = run if coordinator is None else Path(coordinator)
-        return show_run(path, screen, token_file=token_file, tls=None if tls is None else read_tls(tls))
+        return show_run(path, view, token_file=token_file, tls=None if tls is None else read_tls(tls))
 
     run_command(show, debug)
 

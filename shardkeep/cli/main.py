@@ -21,6 +21,7 @@ from shardkeep.cli.options import Debug
 from shardkeep.cli.output import OutputError, drop_output, guard_output
 from shardkeep.cli.role_commands import coordinator, fork_server, server, worker
 from shardkeep.cli.serve_command import serve
+from shardkeep.cli.stop_command import stop
 from shardkeep.cli.table_commands import tables, tables_export
 from shardkeep.cli.tool_commands import bench, cache, certs, config, estimate, sweep, version
 
@@ -46,6 +47,7 @@ app = typer.Typer(
 for command in (
     train,
     status,
+    stop,
     scale,
     evaluate,
     predict,

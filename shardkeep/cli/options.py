@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from shardkeep.base.log import LogFormat
+
 if TYPE_CHECKING:
     from shardkeep.config import JobConfig
 
@@ -82,6 +84,12 @@ Coordinator = Annotated[
         help="Address or run folder of the coordinator; the member waits 120 s for it.",
     ),
 ]
+Ask = Annotated[
+    str | None,
+    typer.Option(
+        "--coordinator", parser=address_or_path, metavar="HOST:PORT", help="Ask the coordinator at this address."
+    ),
+]
 Index = Annotated[
     int,
     typer.Option(
@@ -124,6 +132,14 @@ Insecure = Annotated[
     bool,
     typer.Option(
         "--insecure-data-plane", help="Accept an address that other machines can reach: see docs/guide/security.md."
+    ),
+]
+Log = Annotated[
+    LogFormat,
+    typer.Option(
+        "--log-format",
+        metavar="text|json",
+        help="Form of the log; json = one object a line, see docs/reference/log.md.",
     ),
 ]
 ParentPipe = Annotated[bool, typer.Option("--parent-pipe", hidden=True)]  # ends the process when stdin closes

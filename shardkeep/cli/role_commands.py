@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from shardkeep.base.log import LogFormat, configure, print_json
 from shardkeep.cli.exits import run_command, say
 from shardkeep.cli.options import (
     Advertise,
@@ -19,6 +20,7 @@ from shardkeep.cli.options import (
     Index,
     Insecure,
     Keeps,
+    Log,
     ParentPipe,
     RunDir,
     Set,
@@ -45,6 +47,7 @@ def coordinator(
     token_file: TokenFile = None,
     tls: TlsFolder = None,
     insecure_data_plane: Insecure = False,
+    log_format: Log = LogFormat.TEXT,
     parent_pipe: ParentPipe = False,
     debug: Debug = False,
 ) -> None:
@@ -60,7 +63,7 @@ def coordinator(
         return run_coordinator(job, options)
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # until it serves requests
-    _begin("coordinator", 0, parent_pipe)
+    _begin("coordinator", 0, parent_pipe, log_format)
     run_command(run, debug)
 
 
@@ -72,6 +75,7 @@ def server(
     token_file: TokenFile = None,
     tls: TlsFolder = None,
     insecure_data_plane: Insecure = False,
+    log_format: Log = LogFormat.TEXT,
     parent_pipe: ParentPipe = False,
     debug: Debug = False,
 ) -> None:
@@ -94,7 +98,7 @@ def server(
             found, index=index, advertise=advertise, folder=folder, kernels_s=kernels_s, departure=departure
         )
 
-    departure = _begin_member("server", index, parent_pipe)
+    departure = _begin_member("server", index, parent_pipe, log_format)
     run_command(run, debug)
 
 
@@ -107,6 +111,7 @@ def worker(
     tls: TlsFolder = None,
     insecure_data_plane: Insecure = False,
     code: Code = None,
+    log_format: Log = LogFormat.TEXT,
     parent_pipe: ParentPipe = False,
     debug: Debug = False,
 ) -> None:
@@ -132,7 +137,7 @@ def worker(
             found, index=index, advertise=advertise, folder=folder, kernels_s=kernels_s, departure=departure
         )
 
-    departure = _begin_member("worker", index, parent_pipe)
+    departure = _begin_member("worker", index, parent_pipe, log_format)
     run_command(run, debug)
 
 
@@ -146,14 +151,15 @@ def fork_server(control: Annotated[int, typer.Argument(help="Descriptor of a soc
     serve(socket.socket(fileno=control))
 
 
-def _begin(role: str, index: int, parent_pipe: bool) -> None:
+def _begin(role: str, index: int, parent_pipe: bool, form: LogFormat) -> None:
     """Prepares the process of a role: file descriptors, log, and the thread that ends it with its launcher."""
-    from shardkeep.base.log import configure
     from shardkeep.base.machine.descriptors import keep_free, raise_limit
 
     raise_limit()
     keep_free()
-    configure(role, index)
+    configure(role, index, form=form)
+    if form is LogFormat.JSON:
+        print_json(role, index, stdout=role != "coordinator")  # a script reads the coordinator's address there
     _quiet_torch()
     if parent_pipe:
         from shardkeep.launch.children import end_with_parent
@@ -170,9 +176,9 @@ def _quiet_torch() -> None:
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
-def _begin_member(role: str, index: int, parent_pipe: bool) -> Departure:
+def _begin_member(role: str, index: int, parent_pipe: bool, form: LogFormat) -> Departure:
     """Prepares the process of a server or worker. Returns its handler of SIGTERM and SIGINT."""
     departure = Departure()
     departure.watch()
-    _begin(role, index, parent_pipe)
+    _begin(role, index, parent_pipe, form)
     return departure

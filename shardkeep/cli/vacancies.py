@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from rich.console import Console
-
-from shardkeep.config import load_config
 from shardkeep.ps.control.membership import SILENT_S
 from shardkeep.ps.control.records import MemberStatus, Status
 from shardkeep.run.next_steps import member_command, resume_line, take_over_command
@@ -48,41 +45,37 @@ def _is_awaited(member: MemberStatus, missing: Sequence[str]) -> bool:
     return any(text.startswith(f"{member.role} {member.index} ") for text in missing)
 
 
-def show_unled(folder: RunReader, console: Console, *, launched: bool) -> int:
-    """Shows a job without a coordinator that answers. Returns 0 for a job in one process, else 1."""
+def unled_lines(folder: RunReader, *, launched: bool) -> Iterator[str]:
+    """Yields lines about a job without a coordinator that answers."""
     address = folder.address()
     if launched:
-        if address is None and not load_config(folder.config_path).servers:
-            _print(console, "running in one process", *_last(folder))
-            return 0
         what = "is not listening yet" if address is None else f"does not answer at {address}"
-        _print(console, f"the coordinator {what}; `shardkeep train` starts a new one if it is dead", *_last(folder))
-        return 1
+        yield f"the coordinator {what}; `shardkeep train` starts a new one if it is dead"
+        yield from _last(folder)
+        return
     if address is None:
-        _print(console, "no coordinator has listened in this folder yet")
-        return 1
-    _print(console, f"the coordinator does not answer at {address}", *_last(folder), *_whereabouts(folder))
+        yield "no coordinator has listened in this folder yet"
+        return
+    yield f"the coordinator does not answer at {address}"
+    yield from _last(folder)
+    yield from _whereabouts(folder)
     command = take_over_command(folder)
     if command is None:
-        _print(console, resume_line(folder.path))
-        return 1
+        yield resume_line(folder.path)
+        return
     waiting = "members wait for another coordinator for liveness.form_timeout_s"
     ended = "the members have ended: start them again too, with their commands"
-    _print(console, waiting if _any_lives(folder) else ended, f"to take over: {command}")
-    _print(console, f"without it, {resume_line(folder.path)}")
-    return 1
+    yield waiting if _any_lives(folder) else ended
+    yield f"to take over: {command}"
+    yield f"without it, {resume_line(folder.path)}"
 
 
-def show_killed(folder: RunReader, console: Console) -> int:
-    """Shows a job of `shardkeep train` whose processes ended without a summary. Returns 1."""
-    _print(console, "killed: no process of this job is left", *_last(folder))
-    _print(console, resume_line(folder.path), f"logs: {folder.logs}")
-    return 1
-
-
-def _print(console: Console, *lines: str) -> None:
-    for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
+def killed_lines(folder: RunReader) -> Iterator[str]:
+    """Yields lines about a job of `shardkeep train` whose processes ended without a summary."""
+    yield "killed: no process of this job is left"
+    yield from _last(folder)
+    yield resume_line(folder.path)
+    yield f"logs: {folder.logs}"
 
 
 def _last(folder: RunReader) -> Iterator[str]:

@@ -25,7 +25,7 @@ from shardkeep.config import JobConfig
 from shardkeep.estimate.dry_run import Played, play
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import BUCKETS
-from shardkeep.ps.shard.table.eviction import capacity_of
+from shardkeep.ps.shard.table.capacity import capacity_of
 from shardkeep.ps.shard.table.layout import RowLayout
 from shardkeep.roles.assembly import build_dense_model, row_spec, table_specs, training_job
 from shardkeep.roles.kernel_needs import needed_kernels

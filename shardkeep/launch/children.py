@@ -22,6 +22,7 @@ from typing import IO, Protocol
 from shardkeep.affinity import Cores, pin
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.exit_codes import signal_left_on
+from shardkeep.base.json_log import printed_text
 
 _NATIVE_LOG = re.compile(r"\[[IW]\d{4} ")  # information and warnings from torch's C++ code
 SHARDKEEP = (sys.executable, "-P", str(Path(__file__).resolve().parents[1] / "__main__.py"))
@@ -153,7 +154,10 @@ class Starter(Protocol):
 
 
 class Spawn:
-    """Starts each role with exec."""
+    """Starts each role with exec. `options`: more options of every role."""
+
+    def __init__(self, options: Sequence[str] = ()) -> None:
+        self._options = options
 
     def load(self, kernels: Sequence[str]) -> None:
         pass
@@ -173,7 +177,7 @@ class Spawn:
     ) -> Child:
         with log.open("ab") as output:
             process = subprocess.Popen(
-                [*SHARDKEEP, role, *arguments, "--parent-pipe"],
+                [*SHARDKEEP, role, *arguments, *self._options, "--parent-pipe"],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
@@ -238,7 +242,7 @@ def last_words(log: Path, *, tail_bytes: int = 16_384) -> str:
             text = file.read().decode("utf-8", errors="replace")
     except OSError:
         return ""
-    lines = [line.strip() for line in text.splitlines() if line.strip() and not _NATIVE_LOG.match(line)]
+    lines = [printed_text(line.strip()) for line in text.splitlines() if line.strip() and not _NATIVE_LOG.match(line)]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return (errors or lines or [""])[-1][:500]
 

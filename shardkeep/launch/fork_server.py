@@ -230,10 +230,10 @@ def _subreaper(libc: ctypes.CDLL, on: int) -> int:
 class ForkOrSpawn:
     """Starts roles from the fork server, and by exec after the server has failed."""
 
-    def __init__(self, server: ForkServer, say: Callable[[str], None]) -> None:
-        """`say`: shows why the server is no longer used."""
+    def __init__(self, server: ForkServer, say: Callable[[str], None], options: Sequence[str] = ()) -> None:
+        """`say`: shows why the server is no longer used. `options`: more options of every role."""
         self._server: ForkServer | None = server
-        self._say = say
+        self._say, self._options = say, options
 
     def load(self, kernels: Sequence[str]) -> None:
         """See `Starter`."""
@@ -263,12 +263,12 @@ class ForkOrSpawn:
         if self._server is not None:
             try:
                 with log.open("ab") as output:
-                    given = [role, *arguments, "--parent-pipe"]
+                    given = [role, *arguments, *self._options, "--parent-pipe"]
                     process = self._server.fork(given, log=output.fileno(), env=env, cores=cores)
                 return Child(role, index, process, log=log)
             except NoFork as error:
                 self._give_up(error)
-        return Spawn().start(role, index, arguments, log=log, env=env, cores=cores)
+        return Spawn(self._options).start(role, index, arguments, log=log, env=env, cores=cores)
 
     def close(self) -> None:
         """Ends the server."""

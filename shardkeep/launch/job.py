@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import sys
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from shardkeep.affinity import Pins, choose, describe, pinned
 from shardkeep.base.errors import JobError, JobStopped
+from shardkeep.base.log import LogFormat
 from shardkeep.base.modules import search_last
 from shardkeep.config import JobConfig
 from shardkeep.launch.absolute_paths import absolute
@@ -32,9 +34,9 @@ from shardkeep.run.new_folder import refuse_taken
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from shardkeep.run.job_view import JobView
     from shardkeep.run.pretrained import Pretrained
     from shardkeep.run.resume import Resumed
-    from shardkeep.run.screen import Screen
     from shardkeep.run.warm_start import WarmStart
     from shardkeep.workers.data.samples import Data
 
@@ -48,6 +50,7 @@ def run_job(
     resumed: Resumed | None = None,
     start: WarmStart | None = None,
     callbacks: Sequence[Callback] = (),
+    log_format: LogFormat = LogFormat.TEXT,
 ) -> dict[str, Any]:
     """Runs a whole job. Returns the content of summary.json and `run_dir`. Blocks and raises like `train`.
 
@@ -59,13 +62,18 @@ def run_job(
         resumed: The checkpoint to resume from; None = a new job.
         start: The model with which a new job begins; None = a new one.
         callbacks: Called in this thread.
+        log_format: Of the roles' logs. If it is JSON, the job is logged instead of shown on the console.
     """
     from shardkeep.run.screen import Screen
+    from shardkeep.run.screen_log import ScreenLog
 
     interrupts = Interrupts()
     calls = CallbackCalls(callbacks, interrupts, lambda text: screen.phase("callback", text))
-    screen = Screen(console, listener=calls.record if callbacks else None)
-    with _starting(config, screen) as starter:  # first, because its imports take longest
+    listener = calls.record if callbacks else None
+    as_json = log_format is LogFormat.JSON
+    screen: JobView = ScreenLog(listener=listener) if as_json else Screen(console, listener=listener)
+    options = ["--log-format", log_format.value] if as_json else []
+    with _starting(config, screen, options) as starter:  # first, because its imports take longest
         return _run_phases(config, run_dir, _Session(screen, interrupts, calls, starter), code_folder, resumed, start)
 
 
@@ -73,7 +81,7 @@ def run_job(
 class _Session:
     """What one call of `run_job` has from its beginning to its end."""
 
-    screen: Screen
+    screen: JobView
     interrupts: Interrupts
     calls: CallbackCalls
     starter: Starter
@@ -112,7 +120,7 @@ def _run_phases(
     return {**summary, "run_dir": str(folder.path)}
 
 
-def _show_end(config: JobConfig, run_dir: Path, folder: RunFolder, summary: dict[str, Any], screen: Screen) -> None:
+def _show_end(config: JobConfig, run_dir: Path, folder: RunFolder, summary: dict[str, Any], screen: JobView) -> None:
     """Shows the result of a completed job."""
     best = summary.get("best")
     if config.train.early_stopping is not None and best:
@@ -209,7 +217,7 @@ def _position(resumed: Resumed | None) -> tuple[int, int]:
 
 
 @contextlib.contextmanager
-def _says_how_to_resume(folder: RunFolder, screen: Screen) -> Iterator[None]:
+def _says_how_to_resume(folder: RunFolder, screen: JobView) -> Iterator[None]:
     """Shows the folder of a job that ends early, and the command that resumes it."""
     try:
         yield
@@ -226,7 +234,7 @@ def _pins(config: JobConfig) -> Pins:
     return choose(config.affinity, servers=config.servers, workers=config.workers, threads=config.threads)
 
 
-def _reopen(folder: RunFolder, config: JobConfig, resumed: Resumed, screen: Screen) -> Resumed:
+def _reopen(folder: RunFolder, config: JobConfig, resumed: Resumed, screen: JobView) -> Resumed:
     """Reopens the folder of an earlier run once its processes have ended. Returns the newest checkpoint there."""
     from shardkeep.run.resume import await_leftovers, newest
 
@@ -242,7 +250,7 @@ def _reopen(folder: RunFolder, config: JobConfig, resumed: Resumed, screen: Scre
 class ShownFolder:
     """The record sink of a job in this process: it writes records to the run folder and shows them."""
 
-    def __init__(self, folder: RunFolder, screen: Screen) -> None:
+    def __init__(self, folder: RunFolder, screen: JobView) -> None:
         self._folder, self._screen = folder, screen
         self.step = 0
         self.figures: Record | None = None
@@ -282,20 +290,24 @@ class ShownFolder:
 
 
 def _in_process(
-    config: JobConfig, folder: RunFolder, screen: Screen, interrupts: Interrupts, start_step: int
+    config: JobConfig, folder: RunFolder, screen: JobView, interrupts: Interrupts, start_step: int
 ) -> dict[str, Any]:
     """Runs a job with `servers: 0` in this process. Ctrl-C ends it after the running step, a second Ctrl-C at once."""
+    from shardkeep.launch.stop import heard
     from shardkeep.roles.in_process import run_in_process
     from shardkeep.run.checkpoints import out_of_grace
 
     sink = ShownFolder(folder, screen)
     sink.step = start_step
     interrupts.tolerated = 1
-    interrupts.notice = "stopping after the running step; press Ctrl-C again to end it at once"
+    interrupts.notice = screen.notice("stopping after the running step; press Ctrl-C again to end it at once")
     interrupts.grace_s = config.liveness.grace_s
     screen.phase("start", "one process")
     try:
-        summary = run_in_process(config, sink, lambda: interrupts.count > 0, folder=folder.path, start_step=start_step)
+        with heard(folder.path, interrupts):
+            summary = run_in_process(
+                config, sink, lambda: interrupts.count > 0, folder=folder.path, start_step=start_step
+            )
     except KeyboardInterrupt:
         late = f"; {out_of_grace(config, folder.path)}" if interrupts.late else ""
         sink.finished("stopped", f"stopped at step {sink.step}{late}", None)
@@ -304,28 +316,31 @@ def _in_process(
         with contextlib.suppress(OSError):
             status, why = ("stopped", interrupts.reason) if isinstance(error, JobStopped) else ("failed", "")
             folder.finished(status, f"{error}{why and f': {why}'}", sink.figures)
+        if isinstance(error, JobStopped) and interrupts.reason:
+            raise JobStopped(f"{error}: {interrupts.reason}") from None
         raise
     sink.finished("completed", "", summary)
     return folder.summary() or {}
 
 
 @contextlib.contextmanager
-def _starting(config: JobConfig, screen: Screen) -> Iterator[Starter]:
-    """Yields the starter of the roles. A fork server starts its imports at once."""
+def _starting(config: JobConfig, screen: JobView, options: Sequence[str]) -> Iterator[Starter]:
+    """Yields the starter of the roles, with these `options`. A fork server starts its imports at once."""
     if not forks(config.processes, servers=config.servers, device=config.tower.device):
-        yield Spawn()
+        yield Spawn(options)
         return
     from shardkeep.launch.fork_server import LIBRARIES, ForkOrSpawn, ForkServer
 
     server = ForkServer(child_environment(os.environ, threads=config.threads))
-    with contextlib.closing(ForkOrSpawn(server, lambda text: screen.phase("start", text))) as starter:
+    say = functools.partial(screen.phase, "start")
+    with contextlib.closing(ForkOrSpawn(server, say, options)) as starter:
         server.load(LIBRARIES)
         yield starter
 
 
 def _prepare(
     config: JobConfig,
-    screen: Screen,
+    screen: JobView,
     resumed: Resumed | None,
     start: WarmStart | None,
     files: Sequence[Pretrained],
@@ -344,7 +359,7 @@ def _prepare(
         screen.end_bar()
 
 
-def _compile_and_convert(config: JobConfig, screen: Screen, resumed: Resumed | None, starter: Starter) -> Data:
+def _compile_and_convert(config: JobConfig, screen: JobView, resumed: Resumed | None, starter: Starter) -> Data:
     from shardkeep.roles.checkpoint_facts import check_facts
     from shardkeep.roles.kernel_needs import compile_of_job
     from shardkeep.workers.data.sources.registry import open_data
@@ -360,7 +375,7 @@ def _compile_and_convert(config: JobConfig, screen: Screen, resumed: Resumed | N
     return data
 
 
-def _check_columns(start: WarmStart, data: Data, screen: Screen) -> None:
+def _check_columns(start: WarmStart, data: Data, screen: JobView) -> None:
     """Raises ConfigError if the data are not read as in the run with which the job begins."""
     from shardkeep.run.warm_start import new_columns
 
@@ -369,7 +384,12 @@ def _check_columns(start: WarmStart, data: Data, screen: Screen) -> None:
 
 
 def resume(
-    run: Path, *, overrides: Sequence[str], console: Console, callbacks: Sequence[Callback] = ()
+    run: Path,
+    *,
+    overrides: Sequence[str],
+    console: Console,
+    callbacks: Sequence[Callback] = (),
+    log_format: LogFormat = LogFormat.TEXT,
 ) -> dict[str, Any]:
     """Resumes a run from its newest complete checkpoint; see `run_job`."""
     from shardkeep.run.resume import plan_resume
@@ -377,7 +397,13 @@ def resume(
     resumed = plan_resume(run, overrides)
     code_folder = RunFolder(run).code_folder
     return run_job(
-        resumed.config, run_dir=run, console=console, code_folder=code_folder, resumed=resumed, callbacks=callbacks
+        resumed.config,
+        run_dir=run,
+        console=console,
+        code_folder=code_folder,
+        resumed=resumed,
+        callbacks=callbacks,
+        log_format=log_format,
     )
 
 

@@ -6,23 +6,18 @@ The launcher stops the job with a checkpoint and resumes it with new processes.
 from __future__ import annotations
 
 import json
-import time
 from pathlib import Path
 
-from shardkeep.base.deadlines import Deadline
 from shardkeep.base.errors import JobError, ShardkeepError, UserError
 from shardkeep.base.files import atomic_write
 from shardkeep.config import load_config
-from shardkeep.ps.control.grpc.client import request_stop
-from shardkeep.ps.control.grpc.endpoint import Endpoint
-from shardkeep.ps.control.records import JobState
+from shardkeep.launch.stop import ask_coordinator
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.processes import launcher_there
 from shardkeep.run.reader import check_ours
 
 ASK_S = 20.0
 """Seconds to reach the coordinator: a replacement for a dead one may still be starting."""
-_RETRY_S = 0.2
 _FILE = "scale.json"
 
 
@@ -59,7 +54,7 @@ def ask(run: Path, *, workers: int | None, servers: int | None) -> str:
         )
     atomic_write(run / _FILE, json.dumps(overrides) + "\n")
     try:
-        state = _stopped(coordinator, f"to resume with {text}")
+        state = ask_coordinator(coordinator, f"to resume with {text}", limit_s=ASK_S)
         if state.state not in ("stopping", "stopped"):
             raise JobError(f"{run}: the job is {state.state}{f': {state.message}' if state.message else ''}")
     except (ShardkeepError, KeyboardInterrupt):
@@ -77,15 +72,3 @@ def taken(run: Path) -> list[str] | None:
     except (OSError, ValueError):
         return None
     return [str(override) for override in overrides]
-
-
-def _stopped(coordinator: Endpoint, reason: str) -> JobState:
-    """Requests the stop and returns the state of the job then. Raises the error of the last attempt."""
-    deadline = Deadline(ASK_S)
-    while True:
-        try:
-            return request_stop(coordinator, reason)
-        except ShardkeepError as error:
-            if not error.retryable or deadline.over:
-                raise
-        time.sleep(_RETRY_S)

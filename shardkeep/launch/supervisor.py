@@ -19,8 +19,8 @@ from shardkeep.launch.replacing import Replacing
 from shardkeep.launch.role_starts import RoleStarts
 from shardkeep.launch.silence import watch_silence
 from shardkeep.run.folder import RunFolder
+from shardkeep.run.job_view import JobView
 from shardkeep.run.reader import MetricsTail
-from shardkeep.run.screen import Screen
 
 POLL_S = 0.05
 STOP_S, SAVING_STOP_S = 6.0, 600.0
@@ -43,7 +43,7 @@ class Supervisor:
         self,
         config: JobConfig,
         folder: RunFolder,
-        screen: Screen,
+        screen: JobView,
         interrupts: Interrupts,
         code_folder: Path | None,
         pins: Pins,

@@ -9,10 +9,10 @@ from typing import Any
 
 from shardkeep.config import JobConfig
 from shardkeep.run.folder import RunFolder
-from shardkeep.run.screen import Screen
+from shardkeep.run.job_view import JobView
 
 
-def score_test_data(config: JobConfig, folder: RunFolder, screen: Screen) -> dict[str, Any] | None:
+def score_test_data(config: JobConfig, folder: RunFolder, screen: JobView) -> dict[str, Any] | None:
     """Adds `test` to summary.json by `shardkeep evaluate`. Returns the summary; None = the job has no test data, or an
     error was shown: the trained model stays."""
     if not config.data.test:

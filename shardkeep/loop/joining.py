@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import ValidationError
+
 from shardkeep.base.compiling.kernels import load_kernels
 from shardkeep.base.errors import ConfigError, UserError
-from shardkeep.base.settings import DAY_S
+from shardkeep.base.settings import DAY_S, first_problem
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.ledger import Ledger
 from shardkeep.config import JobConfig, check_compression, load_config, parse_config
@@ -27,6 +29,7 @@ from shardkeep.ps.config import (
 )
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.control.records import ANY_STEP
+from shardkeep.ps.shard.table.capacity import check_capacities
 from shardkeep.ps.transport.lasting import LastingTransport
 from shardkeep.ps.transport.local import LocalTransport
 from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
@@ -212,15 +215,25 @@ def checked_tables(tables: Tables, config: JobConfig | None = None) -> list[Tabl
             why = " (an entry of a job's config, without a name)" if isinstance(table, TableConfig) else ""
             kind = f"{type(table).__name__}{why}"
             raise ConfigError(f"tables: holds a {kind}; allowed: TableSpec(name=..., dim=..., ...)")
+    found = [_validated(table) for table in found]
     names = [table.name for table in found]
     if len(set(names)) < len(names):
         raise ConfigError(f"tables: two of them are named {next(n for n in names if names.count(n) > 1)}")
     if not found:
         raise ConfigError("tables: is empty; allowed: at least one TableSpec")
     check_needs_no_rows(found, None)
+    check_capacities(found)
     if config is not None:
         _check_together(found, config)
     return found
+
+
+def _validated(table: TableSpec) -> TableSpec:
+    """The table with its settings checked, which `model_copy(update=...)` does not do."""
+    try:
+        return TableSpec(**dict(table))
+    except ValidationError as error:
+        raise ConfigError(f"tables.{table.name}: {first_problem(error)}") from error
 
 
 def _check_together(tables: Sequence[TableSpec], config: JobConfig) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkeep.base.errors import ConfigError, ShardkeepError, UserError
+from shardkeep.base.log import EventLog
 from shardkeep.config import JobConfig
 from shardkeep.ps.control.grpc.addresses import check_exposed, split_address
 from shardkeep.ps.control.grpc.endpoint import read_token
@@ -32,6 +33,8 @@ from shardkeep.run.next_steps import check_start, origin_line, resume_line, take
 from shardkeep.run.reader import check_ours
 from shardkeep.run.storage import losses_of, shared_folder
 from shardkeep.trust.tokens import keep_token, put_token, token_of
+
+_log = EventLog("roles")
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +192,8 @@ def _closing_lines(folder: RunFolder, options: CoordinatorOptions) -> Iterator[N
 
 
 def _ready(address: str, folder: RunFolder, options: CoordinatorOptions) -> None:
-    """Prints the address and writes it to the run folder, with the command that takes over from this process."""
+    """Writes the address to the run folder, with the command that takes over from this process. Prints it unless a
+    launcher reads the folder."""
     command = take_over_arguments(
         folder.path,
         address,
@@ -198,6 +202,9 @@ def _ready(address: str, folder: RunFolder, options: CoordinatorOptions) -> None
         insecure=options.insecure_data_plane,
     )
     folder.coordinator(address, pid=os.getpid(), command=[] if options.launched else command)
+    if options.launched:
+        _log.info("listening", address=address)
+        return
     token_file = str(options.token_file or folder.token_path)
     print(json.dumps({"coordinator": address, "run_dir": str(folder.path), "token_file": token_file}), flush=True)
 

@@ -13,11 +13,13 @@ from rich.text import Text
 
 from shardkeep.base.sizes import size_text
 from shardkeep.run.text_tables import two_columns
+from shardkeep.run.trend import TimeLeft, Trend, clock_text
 
-PIPED_WIDTH = 1000
+PIPED_WIDTH = 1_000_000
 """Columns where there is no terminal: nothing is cut or folded for want of room."""
 NARROW = 100
-"""A terminal of fewer columns shows one clock behind the bar."""
+"""A terminal of fewer columns has a short bar, one clock behind it, and no speed once a model was evaluated."""
+BAR_COLUMNS, NARROW_BAR_COLUMNS = 40, 6
 _DETAILS = ("tower",)
 """Phases for those who tune: metrics.jsonl has them, the screen does not."""
 PLAIN_EVERY_S = 5.0
@@ -43,6 +45,7 @@ class Screen:
         self._bar: Progress | None = None
         self._task: TaskID | None = None
         self._next_line = 0.0
+        self._trend, self._left = Trend(_METRICS), TimeLeft()
 
     def phase(self, name: str, text: str) -> None:
         """One line: a phase has begun or is done."""
@@ -55,6 +58,10 @@ class Screen:
         if self._console.is_terminal:
             self._show_bar(name, text, done=int(1000 * fraction), total=1000, numbers="")
 
+    def notice(self, text: str) -> str:
+        """The text itself."""
+        return text
+
     def record(self, record: Mapping[str, Any]) -> None:
         """Shows one record of metrics.jsonl, and passes it on."""
         self._show(record)
@@ -66,6 +73,7 @@ class Screen:
         kind = record.get("kind")
         if record.get("index", 0) != 0:
             return
+        self._trend.hear(record)
         if kind == "progress":
             self._progress(record)
         elif kind == "eval":
@@ -90,21 +98,31 @@ class Screen:
 
     def _progress(self, record: Mapping[str, Any]) -> None:
         step, total = int(record.get("step", 0)), int(record.get("total_steps") or 0)
-        numbers = f"loss {_number(record.get('loss'), '.4f')}  {_number(record.get('samples_per_s'), ',.0f')} samples/s"
+        left_s = self._left.seconds(step, total)
+        loss, speed = f"loss {_number(record.get('loss'), '.4f')}", _number(record.get("samples_per_s"), ",.0f")
+        numbers = [loss, f"{speed} samples/s", *filter(None, [self._trend.text])]
         if self._console.is_terminal:
-            self._show_bar("train", f"step {step:,}/{total:,}", done=step, total=total or None, numbers=numbers)
+            text, shown = f"step {step:,}/{total:,}", "  ".join(numbers)
+            if self._narrow:
+                text, shown = f"{step:,}/{total:,}", f"{numbers[0]} {numbers[-1]}"
+            self._show_bar("train", text, done=step, total=total or None, numbers=shown)
         elif time.monotonic() >= self._next_line or step == total:
             self._next_line = time.monotonic() + PLAIN_EVERY_S
-            self.phase("train", f"step {step:,}/{total:,}  {numbers}")
+            numbers += [] if left_s is None or step == total else [f"{clock_text(left_s)} left"]
+            self.phase("train", f"step {step:,}/{total:,}  {'  '.join(numbers)}")
+
+    @property
+    def _narrow(self) -> bool:
+        return self._console.width < NARROW
 
     def _show_bar(self, name: str, text: str, *, done: int, total: int | None, numbers: str) -> None:
         if self._bar is None or self._task is None:
             columns = (
                 TextColumn("[bold cyan]{task.description:<9}"),
-                BarColumn(),
+                BarColumn(bar_width=NARROW_BAR_COLUMNS if self._narrow else BAR_COLUMNS),
                 TextColumn("{task.fields[text]}"),
             )
-            elapsed = () if self._console.width < NARROW else (_Elapsed(),)
+            elapsed = () if self._narrow else (_Elapsed(),)
             times = (TextColumn("{task.fields[numbers]}"), *elapsed, _Remaining())
             self._bar = Progress(*columns, *times, console=self._console, transient=True)
             self._task = self._bar.add_task(name, total=total, text=text, numbers=numbers)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import io
+import json
 import logging
 import re
+import sys
+import threading
+import traceback
 from collections.abc import Iterator
+from datetime import datetime
+from typing import Any
 
 import pytest
 
-from shardkeep.base.log import ROOT, EventLog, configure
+from shardkeep.base.json_log import PrintedLines, json_line, printed_line, printed_text
+from shardkeep.base.log import ROOT, EventLog, LogFormat, configure, print_json
 
 
 @pytest.fixture
@@ -20,6 +27,23 @@ def lines() -> Iterator[io.StringIO]:
     configure("worker", 1, stream=stream)
     yield stream
     logger.handlers[:], logger.level, logger.propagate = before
+
+
+KEYS = ["time", "level", "role", "index", "step", "event", "fields", "exception"]
+
+
+@pytest.fixture
+def objects(lines: io.StringIO) -> io.StringIO:
+    """The log as JSON."""
+    configure("worker", 1, stream=lines, form=LogFormat.JSON)
+    return lines
+
+
+def parsed(stream: io.StringIO) -> list[dict[str, Any]]:
+    found = [json.loads(line, parse_constant=pytest.fail) for line in stream.getvalue().splitlines()]
+    assert all(list(each) == KEYS and each["role"] == "worker" and each["index"] == 1 for each in found)
+    assert all(datetime.fromisoformat(each["time"]).tzinfo is not None for each in found)
+    return found
 
 
 def test_a_line_is_member_step_event_and_fields(lines: io.StringIO) -> None:
@@ -43,3 +67,68 @@ def test_the_same_warning_is_written_once_per_cause(lines: io.StringIO) -> None:
 def test_debug_is_off_unless_asked_for(lines: io.StringIO) -> None:
     logging.getLogger(ROOT).debug("detail")
     assert lines.getvalue() == ""
+
+
+def test_an_event_is_one_object_with_every_key(objects: io.StringIO) -> None:
+    EventLog("tower").info("chosen", step=3, why="too\nshort", seconds=1.5, rate=float("nan"), path=ROOT, text=None)
+    EventLog("tower").warning("odd")
+    first, second = parsed(objects)
+    assert (first["level"], first["step"], first["event"], first["exception"]) == ("info", 3, "chosen", None)
+    assert first["fields"] == {"why": "too\nshort", "seconds": 1.5, "rate": "nan", "path": ROOT, "text": None}
+    assert (second["level"], second["step"], second["fields"]) == ("warning", None, {})
+
+
+def test_an_exception_is_in_the_object_of_its_event(objects: io.StringIO) -> None:
+    try:
+        raise ValueError("no\nway")
+    except ValueError:
+        logging.getLogger(f"{ROOT}.control").exception("call failed")
+    (found,) = parsed(objects)
+    assert found["event"] == "call failed" and found["level"] == "error"
+    assert found["exception"].startswith("Traceback") and found["exception"].endswith("ValueError: no\nway")
+
+
+def test_whatever_is_printed_becomes_objects_and_a_traceback_one(
+    objects: io.StringIO, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "stderr", objects)
+    monkeypatch.setattr(sys, "stdout", objects)
+    print_json("worker", 1)
+    print("error: data.path: no such file", file=sys.stderr)
+    print("two", "words", end="")
+    print("\n\n", flush=True)
+    try:
+        raise KeyError("lost")
+    except KeyError:
+        traceback.print_exc()
+    sys.stderr.write("half a line")
+    sys.stderr.flush()
+    found = parsed(objects)
+    assert [(each["level"], each["event"]) for each in found] == [
+        ("error", "data.path: no such file"),
+        ("info", "two words"),
+        ("error", "KeyError: 'lost'"),
+        ("info", "half a line"),
+    ]
+    assert found[2]["exception"].count("\n") >= 2
+
+
+def test_lines_of_several_threads_do_not_mix(objects: io.StringIO) -> None:
+    stream = PrintedLines(objects, "worker", 1)
+    threads = [threading.Thread(target=lambda: [stream.write("abc\n") for _ in range(200)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert [each["event"] for each in parsed(objects)] == ["abc"] * 800
+
+
+@pytest.mark.parametrize("text", ["error: no such file", "warning: odd", "so it is", '{"a": 1}'])
+def test_a_printed_line_is_read_back(text: str) -> None:
+    assert printed_text(printed_line("worker", 1, text)) == text
+
+
+def test_an_event_with_fields_is_no_printed_error() -> None:
+    assert printed_text(json_line("worker", 1, "ending", level="error", fields={"reason": "x"})) == "ending"
+    assert printed_text('{"address": 1}') == '{"address": 1}'
+    assert printed_text("[1]") == "[1]"

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from shardkeep.base.errors import UserError
 from shardkeep.cli.status import show_job, show_run
+from shardkeep.cli.status_text import StatusText
 from shardkeep.config import JobConfig
 from shardkeep.ps.config import AdamConfig, TableSpec
 from shardkeep.ps.control.coordinator import Coordinator
@@ -36,8 +37,8 @@ def form(job: Job, tables: Sequence[TableSpec] = TABLES) -> None:
 def shown(coordinator: Coordinator) -> str:
     out = io.StringIO()
     with ControlServer(coordinator) as server:
-        assert show_job(server.endpoint, Console(file=out, width=200, color_system=None)) == 0
-    return out.getvalue()
+        assert show_job(server.endpoint, StatusText(Console(file=out, width=200, color_system=None))) == 0
+    return out.getvalue().replace("\n\n", "\n")
 
 
 def cells(line: str) -> list[str]:
@@ -66,9 +67,10 @@ def test_a_running_job_is_shown_with_its_tables_numbers_and_members() -> None:
         ["evaluation", "step 1,000", "AUC 0.7800", "logloss 0.4400"],
         ["staleness", "1.00 steps on average, 1 at most (worker 0)"],
         ["checkpoint", "step 1,000 is kept"],
-        ["member", "host", "pid", "condition", "last heartbeat", "step", "phase"],
-        ["server 0", "10.0.0.7", "100", "joined", "0.0 s ago", "-"],
-        ["worker 0", "10.0.0.7", "100", "joined", "0.0 s ago", "1234", "training"],
+        ["role", "state", "step", "rate", "memory", "heartbeat", "pid", "host"],
+        ["coordinator", "training", "-", "-", "-", "0.0 s ago", "-", "-"],
+        ["server 0", "joined", "-", "-", "-", "0.0 s ago", "100", "10.0.0.7"],
+        ["worker 0", "training", "1,234", "-", "-", "0.0 s ago", "100", "10.0.0.7"],
     ]
 
 
@@ -117,7 +119,7 @@ def test_who_is_awaited_until_when_and_what_to_do_is_shown(launched: bool, next_
     job.pass_time(20, alive=[("server", 0), ("worker", 0)])
     out = io.StringIO()
     with ControlServer(job.coordinator) as server:
-        show_job(server.endpoint, Console(file=out, width=60, color_system=None), launched=launched)
+        show_job(server.endpoint, StatusText(Console(file=out, width=60, color_system=None)), launched=launched)
     lines = out.getvalue().splitlines()
     assert lines[0].startswith("recovering: worker 1 (pid 100 on 10.0.0.7) ended: killed by SIGKILL")
     assert "worker 1 (not replaced)" in lines[1] and lines[2].startswith("the job fails in 100 s if")
@@ -131,7 +133,7 @@ def test_a_silent_member_gets_no_time_for_loading_and_a_hint_to_start_it() -> No
     job.pass_time(7, alive=[("server", 0), ("worker", 0)])
     out = io.StringIO()
     with ControlServer(job.coordinator) as server:
-        show_job(server.endpoint, Console(file=out, width=60, color_system=None), launched=False)
+        show_job(server.endpoint, StatusText(Console(file=out, width=60, color_system=None)), launched=False)
     assert "the job fails in 113 s if they do not join" in out.getvalue()
     assert "worker 1 (pid 100 on 10.0.0.7) sent no heartbeat for 7 s: if it is dead, start it now" in out.getvalue()
 
@@ -142,7 +144,7 @@ def test_a_coordinator_with_tls_is_not_called_dead_when_the_option_is_left_out(t
     folder.coordinator("127.0.0.1:1", pid=os.getpid(), command=command)
     put_token(folder.path, "t" * 64)
     with pytest.raises(UserError, match=r"uses TLS: add --tls /tls/10\.9\.0\.1"):
-        show_run(folder.path, Console(file=io.StringIO()))
+        show_run(folder.path, StatusText(Console(file=io.StringIO())))
 
 
 def test_the_number_of_the_start_is_shown_of_a_resumed_job(tmp_path: Path) -> None:
@@ -152,7 +154,7 @@ def test_the_number_of_the_start_is_shown_of_a_resumed_job(tmp_path: Path) -> No
     out, job = io.StringIO(), Job(workers=1)
     form(job)
     with ControlServer(job.coordinator) as server:
-        show_job(server.endpoint, Console(file=out, width=200, color_system=None), run=folder.path)
+        show_job(server.endpoint, StatusText(Console(file=out, width=200, color_system=None)), run=folder.path)
     assert cells(out.getvalue().splitlines()[1]) == [
         "start",
         "2 of this job, from step 800; recoveries count from this start",

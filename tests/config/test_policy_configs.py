@@ -11,7 +11,9 @@ import pytest
 import shardkeep
 from shardkeep.base.errors import ConfigError
 from shardkeep.config import parse_config
+from shardkeep.estimate.estimate import estimate
 from shardkeep.ps.config import TableSpec
+from shardkeep.ps.policy_config import EvictConfig
 from tests.support.click_files import click_job, click_rows, write_csv
 
 ROWS = 262_144
@@ -38,6 +40,11 @@ def parsed(table: dict[str, Any]) -> TableSpec:
         ({"evict": {}}, "no rule"),
         ({"admit": {"probability": 0.5, "window_steps": 5}}, "window_steps: 5 without min_count"),
         ({"admit": {}}, "admits every id"),
+        (
+            {"evict": {"max_bytes": 1000}},
+            "tables.C1.evict.max_bytes: 1000, rows of 99 bytes; allowed: 26064604 or more",
+        ),
+        ({"dim": 4, "rows": "fp16", "evict": {"max_bytes": 1000}}, "rows of 43 bytes; allowed: 11384540 or more"),
     ],
 )
 def test_a_setting_without_effect_is_refused_by_name(table: dict[str, Any], says: str) -> None:
@@ -53,6 +60,7 @@ def test_a_setting_without_effect_is_refused_by_name(table: dict[str, Any], says
         {"evict": {"delete_below": 0.1, "decay": 0.5, "decay_steps": 5}},
         {"evict": {"max_rows": ROWS, "decay": 0.5}},
         {"evict": {"max_rows": ROWS, "policy": "lru", "delete_below": 0.1, "decay": 0.5}},
+        {"evict": {"max_bytes": 26_064_604}},
         {"admit": {"min_count": 2, "window_steps": 5}},
         {"admit": {"probability": 0.5}},
     ],
@@ -72,3 +80,30 @@ def test_a_column_with_the_name_of_the_counts_of_another_is_refused(tmp_path: Pa
         ConfigError, match=r"tables\.user\.admit\.min_count: its ids are counted in a table user \(counts\)"
     ):
         shardkeep.train(config, run_dir=tmp_path / "run", quiet=True)
+
+
+@pytest.mark.parametrize("servers", [0, 2])
+def test_too_few_bytes_for_the_tables_of_the_data_are_refused_before_a_process_starts(
+    tmp_path: Path, servers: int
+) -> None:
+    """The rule is of `default`, so the data say which tables have it."""
+    csv = write_csv(tmp_path / "train.csv", click_rows(100))
+    job = click_job(csv, servers=servers, tables={"default": {"dim": 4, "evict": {"max_bytes": 5000}}})
+    config = shardkeep.JobConfig.model_validate(job)
+    says = r"tables\.\w+\.evict\.max_bytes: 5000, rows of 51 bytes; allowed: \d+ or more"
+    with pytest.raises(ConfigError, match=says) as refused:
+        shardkeep.train(config, run_dir=tmp_path / "run", quiet=True)
+    assert "\n" not in str(refused.value) and not list(tmp_path.glob("run/logs/server*"))
+    with pytest.raises(ConfigError, match=says):
+        estimate(config, gbit_per_s=10.0)
+
+
+def test_a_row_of_lr_is_one_weight_whatever_the_dim() -> None:
+    job = {"data": {"synthetic": {}}, "model": "lr", "tables": {"C1": {"evict": {"max_bytes": 12_000_000}}}}
+    assert parse_config(json.dumps(job)).table("C1").evict is not None
+
+
+def test_a_loop_of_ones_own_is_told_of_too_few_bytes() -> None:
+    spec = TableSpec(name="t", dim=4, evict=EvictConfig(max_bytes=5000))
+    with pytest.raises(ConfigError, match=r"tables\.t\.evict\.max_bytes: 5000"):
+        shardkeep.EmbeddingClient.local([spec])

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+from shardkeep.ps.checkpoints import Checkpoints
+from shardkeep.ps.placement import bucket_of
+from shardkeep.ps.shard.snapshot.row_stream import RowBlock, stream_rows
+from shardkeep.run.folder import RunFolder
 from tests.support.chaos import JOB, completed
 from tests.support.cluster import Cluster
 from tests.support.faults import Fault, play
+from tests.support.golden import STEPS
+from tests.support.hurt import Hurt, environment, missed
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 POLICIES: dict[str, Any] = {
@@ -26,8 +36,14 @@ POLICIES: dict[str, Any] = {
 }
 
 
+BUCKETS = 4
+CROWD = np.flatnonzero(bucket_of(np.arange(1_200_000)) < BUCKETS)
+"""About 290 ids in each of a few placement buckets: more than the 64 of the least capacity."""
+POPULAR = CROWD[:20]
+
+
 @pytest.fixture
-def cluster(tmp_path: Path) -> Any:
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
     with Cluster(tmp_path) as cluster:
         yield cluster
 
@@ -63,3 +79,116 @@ def test_a_clock_in_sync_is_refused_in_one_line(cluster: Cluster) -> None:
     ended = job.end()
     assert ended.code == 2 and "tables.default.evict.ttl_s with consistency.mode: sync" in ended.err, ended.err
     assert len(ended.err.strip().splitlines()) == 1 and "Traceback" not in ended.err
+
+
+# ---- a death in the middle ----
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    with Cluster(tmp_path_factory.mktemp("undisturbed")) as cluster:
+        return completed(*cluster.job(POLICIES))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "points",
+    [{"rows go": 100, "rows gone": 100}, {"writing removed": 2, "snapshotting": 4}],
+    ids=["during a sweep", "during an increment"],
+)
+def test_a_server_that_dies_meanwhile_changes_no_bit(
+    cluster: Cluster, undisturbed: dict[str, Any], tmp_path: Path, points: dict[str, int]
+) -> None:
+    hurts = [Hurt("server 1", point, times) for point, times in points.items()]
+    job, folder = cluster.job(POLICIES, env=environment(tmp_path, hurts), module="tests.support.hurt")
+    summary = completed(job, folder)
+    assert not missed(tmp_path, hurts)
+    assert len(summary["recoveries"]) >= 1
+    assert summary["state_digest"] == undisturbed["state_digest"] and summary["eval"] == undisturbed["eval"]
+    counts = [[{**table, "bytes": 0} for table in one["tables"]] for one in (summary, undisturbed)]
+    assert counts[0] == counts[1]
+
+
+# ---- modes in which arrival decides ----
+
+
+def clicks(folder: Path, users: np.ndarray) -> dict[str, Any]:
+    """The data of a job: a sample for each user, with one that is always popular."""
+    rng, columns = np.random.default_rng(5), {}
+    for name, user_N in (("train", users), ("eval", users[-500:])):
+        columns = {
+            "user": user_N.astype(np.int64),
+            "friend": rng.choice(POPULAR, user_N.size),
+            "price": rng.normal(size=user_N.size).astype(np.float32),
+            "clicked": rng.integers(0, 2, user_N.size),
+        }
+        pq.write_table(pa.table(columns), folder / f"{name}.parquet")
+    sparse = ["user", {"column": "friend", "table": "user"}]
+    files = {"train": str(folder / "train.parquet"), "eval": str(folder / "eval.parquet")}
+    return {**files, "label": "clicked", "dense": ["price"], "sparse": sparse}
+
+
+def arrival(folder: Path, mode: str, users: np.ndarray, table: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **JOB,
+        "data": clicks(folder, users),
+        "model": {**JOB["model"], "dropout": 0.0},
+        "train": {**JOB["train"], "order": "stored"},
+        "consistency": {"mode": mode},
+        "checkpoint": {"every_steps": 60, "full_every": 3},
+        "tables": {"default": {"dim": 4}, "user": table},
+    }
+
+
+def killed(cluster: Cluster, config: dict[str, Any], *faults: Fault) -> tuple[dict[str, Any], RunFolder]:
+    job, folder = cluster.job(config)
+    assert not play(job, folder, faults, limit_s=200.0)
+    return completed(job, folder), folder
+
+
+def rows_at_end(folder: RunFolder) -> RowBlock:
+    checkpoint = Checkpoints(folder.path / "checkpoints").latest()
+    assert checkpoint is not None and checkpoint.step == STEPS
+    blocks = list(stream_rows(checkpoint, "user", counters=True))
+    return RowBlock(*(np.concatenate(each) for each in zip(*blocks, strict=True)))
+
+
+KILLS = [Fault.kill("server 0", at=90), Fault.kill("worker 1", at=180), Fault.kill("server 1", "coordinator 0", at=270)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("policy", ["lfu", "lru"])
+def test_in_bounded_a_table_stays_within_its_capacity_whoever_dies(
+    cluster: Cluster, tmp_path: Path, policy: str
+) -> None:
+    users = np.random.default_rng(7).choice(CROWD, 100 * STEPS)
+    table = {"admit": {"min_count": 2}, "evict": {"max_rows": 262_144, "policy": policy}}
+    summary, folder = killed(cluster, arrival(tmp_path, "bounded", users, table), *KILLS)
+    assert len(summary["recoveries"]) >= 3
+    (figures,) = summary["tables"]
+    assert figures["evicted_rows"] > 500 and figures["refused_rows"] > 500 and figures["candidates"] > 0
+    rows = rows_at_end(folder)
+    # A push whose row goes between its admission and its update makes the row again.
+    assert 0 <= figures["rows"] - (figures["admitted_rows"] - figures["evicted_rows"]) < 100
+    in_bucket = np.bincount(bucket_of(rows.ids_N), minlength=BUCKETS)
+    # The last pushes may add rows, and no step comes after them.
+    assert in_bucket.size == BUCKETS and in_bucket.max() < 64 + 40 and in_bucket.min() >= 64 - 64 // 8
+    assert rows.ids_N.size == figures["rows"] and set(rows.ids_N.tolist()) <= set(CROWD.tolist())
+    assert np.isfinite(rows.rows_ND).all() and np.isfinite(rows.slots_NS).all()
+    assert set(POPULAR.tolist()) <= set(rows.ids_N.tolist())  # pushed in every step, so never the lowest
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["async", "bounded"])
+def test_rows_go_by_the_clock_whoever_dies(cluster: Cluster, tmp_path: Path, mode: str) -> None:
+    """The ids of the first tenth come no more; the job takes seconds, and more for its recoveries."""
+    users = np.random.default_rng(7).choice(CROWD[-200:], 100 * STEPS)
+    users[: 10 * STEPS] = np.random.default_rng(8).choice(CROWD[20:520], 10 * STEPS)
+    config = arrival(tmp_path, mode, users, {"evict": {"ttl_s": 1.0, "sweep_steps": 4}})
+    summary, folder = killed(cluster, config, *KILLS)
+    (figures,) = summary["tables"]
+    rows = rows_at_end(folder)
+    assert figures["evicted_rows"] >= 400 and figures["rows"] == rows.ids_N.size
+    assert not set(rows.ids_N.tolist()) & set(CROWD[20:520].tolist())
+    assert set(POPULAR.tolist()) <= set(rows.ids_N.tolist())
+    assert rows.counters_NC[:, 0].min() > 1_700_000_000  # seconds, not steps

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from shardkeep.base.deadlines import Deadline
+from shardkeep.base.json_log import printed_line
 from shardkeep.launch.children import Child, Death, Spawn, child_environment, end_all, last_words, wait_all
 
 LIMIT_S = 30.0
@@ -103,3 +104,10 @@ def test_children_get_fixed_threads_and_the_import_path_of_the_user_as_it_is() -
     assert env["GRPC_ENABLE_FORK_SUPPORT"] == "0"
     assert env["PYTHONPATH"] == "mine" and env["HOME"] == "h"
     assert "PYTHONPATH" not in child_environment({}, threads=3)
+
+
+def test_the_last_error_of_a_log_of_objects_is_its_last_words(tmp_path: Path) -> None:
+    log = tmp_path / "worker-0.log"
+    texts = ("error: data.path: no such file", "bye")
+    log.write_text("".join(printed_line("worker", 0, text) + "\n" for text in texts))
+    assert last_words(log) == "data.path: no such file"

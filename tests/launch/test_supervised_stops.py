@@ -17,6 +17,7 @@ import pytest
 
 from shardkeep.base.errors import JobError, JobStopped
 from shardkeep.launch import scale
+from shardkeep.launch.stop import stop_run
 from shardkeep.run.folder import RunFolder
 from tests.support import stand_ins
 from tests.support.cluster import gone, kinds, stalled, within
@@ -58,6 +59,24 @@ def test_a_signal_stops_the_job_in_order(jobs: Jobs, number: signal.Signals) -> 
     assert re.fullmatch(r"stopped at step \d+: Ctrl-C or SIGTERM", stopped(job))
     assert not gone(members.values(), limit_s=0)
     assert "press Ctrl-C again to end it at once" in job.screen and not job.folder.token_path.exists()
+
+
+def test_a_request_to_stop_ends_the_job_in_order_and_is_answered_once_it_has_ended(jobs: Jobs) -> None:
+    job = jobs.start(ENDLESS)
+    members = job.training()
+    with job.folder.held():
+        with pytest.raises(JobError, match=r"has not ended within 0\.5 s \(--timeout\); it still stops"):
+            stop_run(job.folder.path, timeout_s=0.5)  # the test holds the folder, as the launcher's process does
+        assert re.fullmatch(r"stopped at step \d+: shardkeep stop", stopped(job))
+    assert not gone(members.values(), limit_s=0)
+
+
+def test_sigterm_at_the_coordinator_of_a_launcher_stops_the_job_in_order(jobs: Jobs) -> None:
+    job = jobs.start(ENDLESS)
+    members = job.training()
+    members["coordinator 0"].terminate()
+    assert re.fullmatch(r"stopped at step \d+: a signal stopped the coordinator", stopped(job))
+    assert not gone(members.values(), limit_s=0)
 
 
 def test_a_second_ctrl_c_ends_a_job_that_hangs_at_once(jobs: Jobs) -> None:

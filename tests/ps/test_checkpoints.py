@@ -251,7 +251,7 @@ def test_a_manifest_of_another_format_is_named(checkpoints: Checkpoints) -> None
     saved(checkpoints, 1)
     manifest = checkpoints.load(1).folder / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 9}))
-    with pytest.raises(CheckpointError, match="format 9; this version reads 1 to 4"):
+    with pytest.raises(CheckpointError, match="format 9; this version reads 1 to 5; use the version"):
         checkpoints.latest()
 
 
@@ -282,10 +282,10 @@ def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
 # ---- increments ----
 
 
-def chained(checkpoints: Checkpoints, step: int, content: bytes = b"rows") -> None:
+def chained(checkpoints: Checkpoints, step: int, content: bytes = b"rows", *, removes: bool = False) -> None:
     """An increment on the newest checkpoint."""
     base = checkpoints.latest()
-    checkpoints.commit(step, [written(checkpoints, step, content)], {}, base=base)
+    checkpoints.commit(step, [written(checkpoints, step, content)], {}, base=base, removes=removes)
 
 
 def steps(checkpoints: Checkpoints) -> list[int]:
@@ -300,6 +300,15 @@ def test_an_increment_is_read_with_all_that_it_builds_on(checkpoints: Checkpoint
     assert [link.step for link in checkpoints.load(1).chain] == [1]
     manifests = [json.loads((folder / "manifest.json").read_text()) for _, folder in checkpoints.complete()]
     assert [(m["format"], m.get("base", {}).get("step")) for m in manifests] == [(3, None), (4, 1), (4, 2)]
+
+
+def test_an_increment_that_may_remove_rows_has_a_format_that_older_versions_refuse(checkpoints: Checkpoints) -> None:
+    saved(checkpoints, 1)
+    chained(checkpoints, 2, removes=True)
+    chained(checkpoints, 3)
+    assert [link.step for link in checkpoints.load(3).chain] == [1, 2, 3]
+    manifests = [json.loads((folder / "manifest.json").read_text()) for _, folder in checkpoints.complete()]
+    assert [m["format"] for m in manifests] == [3, 5, 4]  # a version before it reads 1 to 4, and loads whole chains
 
 
 def test_a_base_that_a_kept_increment_needs_stays(checkpoints: Checkpoints) -> None:

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from shardkeep.base.machine.memory_limit import limit_bytes, rss_bytes
-from shardkeep.cli.status import memory_warnings
+from shardkeep.cli.status_text import memory_warnings
 from shardkeep.roles.memory_watch import AGAIN_S, LOOK_S, MemoryWatch
 
 GB = 10**9

@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 from shardkeep.base.errors import UserError
 from shardkeep.cli.main import app
 from shardkeep.cli.status import show_run
+from shardkeep.cli.status_text import StatusText
 from shardkeep.config import JobConfig, parse_config
 from shardkeep.ps.checkpoint_owner import Hold, owner_here
 from shardkeep.ps.checkpoints import Checkpoints, FileRecord
@@ -53,7 +54,7 @@ def checkpoint(folder: RunFolder, step: int) -> None:
 
 def shown(path: Path) -> tuple[int, list[str]]:
     out = io.StringIO()
-    code = show_run(path, Console(file=out, width=40, color_system=None))
+    code = show_run(path, StatusText(Console(file=out, width=40, color_system=None)))
     return code, out.getvalue().splitlines()
 
 
@@ -155,7 +156,7 @@ def test_a_start_at_a_checkpoint_of_another_run_says_so_and_starts(folder: RunFo
 def test_status_of_what_is_no_run_is_one_line(tmp_path: Path, name: str, error: str) -> None:
     (tmp_path / "empty").mkdir()
     with pytest.raises(UserError, match=error):
-        show_run(tmp_path / name, Console(file=io.StringIO()))
+        show_run(tmp_path / name, StatusText(Console(file=io.StringIO())))
 
 
 def test_a_job_in_one_process_is_shown_while_it_runs(folder: RunFolder) -> None:
@@ -163,4 +164,6 @@ def test_a_job_in_one_process_is_shown_while_it_runs(folder: RunFolder) -> None:
     folder.progress({"step": 3, "total_steps": 9})
     with folder.held():
         code, lines = shown(folder.path)
-    assert (code, lines[0]) == (0, "running in one process") and lines[1].startswith("last known step: 3/9")
+    assert (code, lines[0]) == (0, "running in one process")
+    assert [line.split()[0] for line in lines[1:]] == ["step", "speed", "reported"]
+    assert lines[1].split() == ["step", "3/9"]

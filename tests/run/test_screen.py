@@ -12,6 +12,7 @@ from rich.console import Console
 
 from shardkeep.run.folder import NO_SUMMARY
 from shardkeep.run.screen import Screen, closing_rows, peak_memory, quality, step_parts
+from shardkeep.run.trend import TimeLeft, Trend, clock_text
 
 SUMMARY: dict[str, Any] = {
     "steps": 490,
@@ -46,7 +47,7 @@ def test_without_a_terminal_progress_is_plain_lines() -> None:
         "train     step 1/10  loss 0.5000  1,234 samples/s",
         "evaluate  step 10  AUC 0.7500  logloss 0.4000",
         "progressive to step 9  AUC 0.7500  normalized entropy 0.4000  on 1,234 samples before training on them",
-        "train     step 10/10  loss -  - samples/s",
+        "train     step 10/10  loss -  - samples/s  AUC 0.7500",
     ]
 
 
@@ -135,6 +136,61 @@ def test_the_clocks_behind_the_bar_say_what_they_count(width: int, elapsed: bool
     assert " left" in out.getvalue() and (" elapsed" in out.getvalue()) == elapsed
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
     assert all(len(line) <= width for line in re.split(r"[\r\n]+", shown))
+
+
+def test_the_trend_of_the_auc_stands_beside_the_loss_and_the_time_left_behind_it() -> None:
+    view, out = screen(terminal=False)
+    view.record({"kind": "progress", "step": 1, "total_steps": 10, "loss": 0.5, "samples_per_s": 10.0})
+    for step, auc in ((3, 0.75), (6, None), (10, 0.7531)):
+        view.record({"kind": "eval", "step": step, "auc": auc, "logloss": 0.4})
+    view.record({"kind": "progress", "step": 10, "total_steps": 10, "loss": 0.5, "samples_per_s": 10.0})
+    assert out.getvalue().splitlines()[-1] == "train     step 10/10  loss 0.5000  10 samples/s  AUC 0.7531 (+0.0031)"
+
+
+@pytest.mark.parametrize(
+    ("records", "text"),
+    [
+        ([], ""),
+        ([{"kind": "eval", "logloss": 0.5, "auc": 0.8}], "AUC 0.8000"),
+        ([{"kind": "eval", "rmse": 0.5}, {"kind": "eval", "rmse": 0.25}], "RMSE 0.2500 (-0.2500)"),
+        ([{"kind": "eval", "auc/buy": 0.5}, {"kind": "eval", "auc/buy": 0.625}], "AUC/buy 0.6250 (+0.1250)"),
+        ([{"kind": "phase", "phase": "progressive", "auc": 0.5}] * 2, "AUC 0.5000 (+0.0000)"),
+        ([{"kind": "phase", "phase": "progressive", "auc": 0.5}, {"kind": "eval", "auc": 0.75}], "AUC 0.7500"),
+    ],
+    ids=["none", "one", "a value", "a label", "progressive", "progressive and evaluated"],
+)
+def test_the_trend_is_that_of_the_first_metric(records: list[dict[str, Any]], text: str) -> None:
+    trend = Trend({"auc": "AUC", "rmse": "RMSE"})
+    for record in records:
+        trend.hear(record)
+    assert trend.text == text
+
+
+def test_the_time_left_is_that_of_the_mean_step_and_counts_anew_when_a_job_goes_back() -> None:
+    now = iter([100.0, 110.0, 120.0, 200.0, 201.0, 202.0])
+    left = TimeLeft(lambda: next(now))
+    assert left.seconds(5, 100) is None
+    assert left.seconds(10, 100) == 90 * 10 / 5
+    assert left.seconds(10, 0) is None
+    assert left.seconds(2, 100) is None
+    assert left.seconds(3, 100) == 97.0
+    assert left.seconds(100, 100) == 0.0
+    assert clock_text(3661.4) == "1:01:01"
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_bar_with_large_numbers_fits_the_terminal(width: int) -> None:
+    out = io.StringIO()
+    view = Screen(Console(file=out, force_terminal=True, width=width, color_system=None))
+    for auc in (0.7781, 0.7812):
+        view.record({"kind": "eval", "step": 100_000, "auc": auc})
+    view.record({"kind": "progress", "step": 123_456, "total_steps": 585_937, "loss": 0.4512, "samples_per_s": 1e6})
+    view.end_bar()
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", out.getvalue())
+    bars = [line for line in re.split(r"[\r\n]+", shown) if "loss" in line]
+    assert bars and all(len(line) <= width for line in bars)
+    assert all("AUC 0.7812 (+0.0031)" in line and " left" in line for line in bars)
+    assert all(("samples/s" in line) == (width == 200) for line in bars)
 
 
 def test_the_choice_of_compiling_is_kept_from_the_screen() -> None:

@@ -46,6 +46,7 @@ class OneIndex(RowIndex):
         place = (records.addresses, records.shift, records.width)
         index_kernels.remove(self.entries, self.old, *place, slot, len(self) - 1)
         self.count[0] -= 1
+        self.shrink(1)
 
 
 class OneTable(Table):

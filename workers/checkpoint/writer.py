@@ -134,7 +134,8 @@ class CheckpointWriter:
         files += save_rank_states(contents.ranks, partial)
         if all(snapshot.full for snapshot in snapshots):  # no server knew the base
             base = None
-        done = self._checkpoints.commit(step, files, contents.facts, base=base)
+        removes = any(snapshot.removes for snapshot in snapshots)
+        done = self._checkpoints.commit(step, files, contents.facts, base=base, removes=removes)
         if self._config.full_every > 1:
             self._base = done
         if self._folder:

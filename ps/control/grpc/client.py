@@ -328,11 +328,13 @@ class ControlClient:
         return formation
 
 
-def fetch_status(coordinator: Endpoint, *, timeout_s: float = 5.0) -> Status:
-    """The job's state. Raises TransportError, ProtocolError, UserError."""
-    channel = ControlChannel(coordinator)
+def fetch_status(coordinator: Endpoint, *, wait_s: float = 0.0, timeout_s: float = 5.0) -> Status:
+    """The job's state, after up to `wait_s` seconds if it is not over yet. Raises TransportError, ProtocolError,
+    UserError."""
+    channel, request = ControlChannel(coordinator), pb.StatusRequest(wait_s=wait_s)
     try:
-        return wire.status_from_pb(channel.call("Status", pb.StatusRequest(), pb.StatusReply, timeout_s=timeout_s))
+        reply = channel.call("Status", request, pb.StatusReply, timeout_s=wait_s + timeout_s)
+        return wire.status_from_pb(reply)
     finally:
         channel.close()
 

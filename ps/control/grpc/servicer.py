@@ -92,7 +92,8 @@ class ControlServicer:
         return _answer(context, reply)
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:  # noqa: N802
-        return _answer(context, lambda: wire.status_to_pb(self._coordinator.status()))
+        wait_s = _wait(request.wait_s)
+        return _answer(context, lambda: wire.status_to_pb(self._coordinator.status(wait_s=wait_s)))
 
     def Stop(self, request: pb.StopRequest, context: grpc.ServicerContext) -> pb.JobState:  # noqa: N802
         return _answer(context, lambda: wire.job_to_pb(self._coordinator.stop(request.reason)))

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import xxhash
 
 FORMAT = 1
+"""Tables with policies have not changed it: a replay repeats their decisions from the pushes."""
 EMPTY: npt.NDArray[np.uint8] = np.zeros(0, dtype=np.uint8)
 _SEGMENT = struct.Struct("<8sQQQ")  # magic, format, generation, number; then their checksum
 _MAGIC = b"skjournl"

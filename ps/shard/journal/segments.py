@@ -148,7 +148,10 @@ def _records_start(segment: Segment, data: npt.NDArray[np.uint8]) -> int:
         return 0
     version = format_of(head)
     if version not in (None, FORMAT):
-        raise JournalError(f"{segment.path}: format {version}; this version reads {FORMAT}")
+        raise JournalError(
+            f"{segment.path}: format {version}; this version reads {FORMAT}; resume the job from its last checkpoint "
+            "(shardkeep train --resume), or use the version of shardkeep that wrote it"
+        )
     raise _damaged(segment.path, 0)
 
 

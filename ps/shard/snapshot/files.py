@@ -26,7 +26,7 @@ from shardkeep.ps.checkpoints import Checkpoint, FileRecord
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import buckets_of, server_of
 from shardkeep.ps.shard.snapshot.array_file import ArrayFile
-from shardkeep.ps.shard.snapshot.index import INDEX, REMOVED, earlier_steps, file_name, indexes
+from shardkeep.ps.shard.snapshot.index import INDEX, REMOVED, earlier_steps, file_name, format_of, indexes
 from shardkeep.ps.shard.snapshot.part_files import Part, PartFiles
 from shardkeep.ps.shard.snapshot.snapshot import Snapshot
 from shardkeep.ps.shard.snapshot.spill import Spill
@@ -63,7 +63,7 @@ def write_snapshot(snapshot: Snapshot, checkpoint: Path, *, shard: int) -> list[
         written += _write_removed(snapshot, folder, checkpoint)
     finally:
         snapshot.drop("its snapshot is done")
-    index: dict[str, Any] = {
+    index: dict[str, Any] = format_of(table.spec for table in snapshot.tables) | {
         "tables": [
             {"spec": table.spec.model_dump(mode="json"), **counts}
             | ({"counts_for": table.counts_for} if table.counts_for else {})
@@ -116,19 +116,21 @@ def load_snapshots(tables: Sequence[Table], checkpoint: Checkpoint, *, shard: in
     for link in checkpoint.chain:
         counts = {table.spec.name: Counter[str]() for table in tables}
         _load(tables, link, shard, num_shards, counts)
-    if shard == 0:  # the counts are of the whole job, so one server carries them
-        for table in tables:
-            for name, count in counts[table.spec.name].items():
-                setattr(table, name, count)
+    for table in tables:
+        for name, count in counts[table.spec.name].items():
+            setattr(table, name, count)
 
 
 def _load(
     tables: Sequence[Table], checkpoint: Checkpoint, shard: int, num_shards: int, counts: dict[str, Counter[str]]
 ) -> None:
-    """Loads the rows of one checkpoint of a chain. Adds up the counts of its tables, by name."""
+    """Loads the rows of one checkpoint of a chain. Adds up the counts of its tables, by name: those of the same server,
+    which may be the only one that loads, or, of another number of servers, all of them to the first."""
     clock = checkpoint.step + earlier_steps(checkpoint)
     first, end = buckets_of(shard, num_shards)
-    for record, index in indexes(checkpoint):
+    written = indexes(checkpoint)
+    as_many = len(written) == num_shards
+    for record, index in written:
         folder = record.path.rpartition("/")[0]
         files = {file.path: file for file in checkpoint.below(folder)}
         theirs = _matched(index, tables, checkpoint)
@@ -141,8 +143,9 @@ def _load(
                     rows = StoredRows.of_arrays(named(arrays, f"{part.table}.{part.first}"))
                     mine_N = server_of(rows.ids_N, num_shards) == shard
                     table.load_stored(rows.taken(mine_N), clock=clock)
+        counted = folder == f"server-{shard}" if as_many else shard == 0
         for table, entry in zip(theirs, index["tables"], strict=True):
-            if table is not None:
+            if table is not None and counted:
                 counts[table.spec.name].update({name: entry[name] for name in table.counts() if name in entry})
 
 

@@ -1,19 +1,27 @@
-"""The index of a snapshot, snapshot.json: its tables, and where their rows are. Loads no kernel."""
+"""The index of a snapshot, snapshot.json: its tables, and where their rows are. Loads no kernel.
+
+Its `format` is 2 where a table has `admit` or `evict`: rows then have counters, tables may only count ids, and an
+increment may say that rows were removed. Else there is no `format`, which means 1: the file has nothing that a reader
+of 1 does not know. Versions before 2 look at no number here. They refuse settings of tables that they do not know, and,
+by the format of its manifest (ps/checkpoints.py), an increment that may remove rows.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from shardkeep.base.errors import CheckpointError
-from shardkeep.ps.checkpoints import Checkpoint, FileRecord
+from shardkeep.ps.checkpoints import Checkpoint, FileRecord, unknown_format
 from shardkeep.ps.config import TableSpec
 
 INDEX = "snapshot.json"
 REMOVED = "removed.safetensors"
 """In an increment: the ids of rows that were removed since its base, by the number of their table."""
 
+_FORMAT, _COUNTING = 1, 2
 POLICY_COUNTS = ("admitted_rows", "refused_rows", "evicted_rows")
 """What the policies of a table did (table/table.py), by name."""
 
@@ -21,6 +29,11 @@ POLICY_COUNTS = ("admitted_rows", "refused_rows", "evicted_rows")
 def file_name(number: int) -> str:
     """The name of a file of rows."""
     return f"rows-{number:05d}.safetensors"
+
+
+def format_of(specs: Iterable[TableSpec]) -> dict[str, Any]:
+    """The part of an index that says its format, for tables with these settings."""
+    return {"format": _COUNTING} if any(spec.admit or spec.evict for spec in specs) else {}
 
 
 def specs_of(checkpoint: Checkpoint) -> list[TableSpec]:
@@ -61,6 +74,9 @@ def indexes(checkpoint: Checkpoint) -> list[tuple[FileRecord, dict[str, Any]]]:
 def read_index(path: Path) -> dict[str, Any]:
     """The index of a snapshot: its parts, their tables and rows. Raises CheckpointError."""
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        index = dict(json.loads(path.read_text(encoding="utf-8")))
+        if (number := index.get("format", _FORMAT)) not in (_FORMAT, _COUNTING):
+            raise unknown_format(path, number, _COUNTING)
+        return index
     except ValueError as error:
         raise CheckpointError(f"{path}: damaged ({error})") from error

@@ -104,6 +104,8 @@ class Snapshot:
         self.removed_T = removed
         self.full = changed is None
         """Whether the snapshot has all rows."""
+        self.removes = any(table.spec.evict is not None for table in tables)
+        """Whether rows of the checkpoint may have been removed since."""
         self.chosen_T: Sequence[Bytes] = [ALL] * len(tables) if changed is None else changed
         """The bits of the rows in the snapshot for each table, or ALL."""
         self.rows_T = [table.num_rows for table in tables]

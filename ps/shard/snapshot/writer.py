@@ -94,7 +94,7 @@ class SnapshotWriter:
         step, began = self._step, time.monotonic()
         try:
             files = [asdict(file) for file in write_snapshot(snapshot, partial, shard=self._shard)]
-            written = SnapshotFiles(files, snapshot.full)
+            written = SnapshotFiles(files, snapshot.full, snapshot.removes)
         except OSError as error:
             failed = CheckpointError(f"{error.filename or partial}: {error.strerror or error}")
         except Exception as error:  # the caller must learn of a bug, too

@@ -13,19 +13,15 @@ import time
 import numpy as np
 
 from shardkeep.base.arrays import Ids, Ints
-from shardkeep.base.errors import ConfigError
-from shardkeep.ps.config import TableSpec
 from shardkeep.ps.placement import BUCKETS
-from shardkeep.ps.policy_config import LEAST_PER_BUCKET, EvictConfig
+from shardkeep.ps.policy_config import EvictConfig
 from shardkeep.ps.shard.table import policy_kernels as at
-from shardkeep.ps.shard.table.layout import RowLayout
+from shardkeep.ps.shard.table.capacity import capacity_of
 from shardkeep.ps.shard.table.optimizers.optimizer import Update
 from shardkeep.ps.shard.table.table import Table
 
 _CUT = 8
 """A bucket that is too full loses this part of its capacity."""
-INDEX_BYTES = 8 / 0.7
-"""A row's part of an index that is as full as it gets."""
 
 
 class Eviction:
@@ -72,19 +68,3 @@ class Eviction:
         """Removes rows. A snapshot has room for two pre-images of each."""
         self.table.evicted_rows += slots_U.size
         self.table.remove(images, slots_U, counts_B)
-
-
-def capacity_of(spec: TableSpec) -> int:
-    """Rows of a bucket; 0 = any number. Raises ConfigError where `max_bytes` is too small."""
-    config = spec.evict
-    if config is None or config.max_bytes is None:
-        return (0 if config is None else config.max_rows or 0) // BUCKETS
-    row_bytes = 4 * RowLayout.of(spec).width + INDEX_BYTES
-    capacity = int(config.max_bytes / row_bytes / BUCKETS)
-    if capacity < LEAST_PER_BUCKET:
-        least = math.ceil(LEAST_PER_BUCKET * BUCKETS * row_bytes)
-        raise ConfigError(
-            f"tables.{spec.name}.evict.max_bytes: {config.max_bytes}, rows of {row_bytes:.0f} bytes; allowed: "
-            f"{least} or more"
-        )
-    return capacity

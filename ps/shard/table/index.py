@@ -1,4 +1,6 @@
-"""RowIndex: from 64-bit ids to slots of records. Open addressing; grows a little with every call, never all at once."""
+"""RowIndex: from 64-bit ids to slots of records. Open addressing; grows and shrinks a little with every call, never all
+at once.
+"""
 # U = unique ids
 
 from __future__ import annotations
@@ -23,6 +25,9 @@ MOVE_AT_LEAST = 4096
 MOVES_PER_ROW = 8
 """Entries moved for each id that may be added: an outgrown array gets at most 0.7 + 1/8 full, even when all new ids
 go there. Were one full, a search for an absent id would never end."""
+_FEW = 0.15
+"""Below this share of taken entries the index shrinks; it is then far from growing again, and the other way round."""
+SHRINK_FROM_BYTES = 1 << 20
 _LARGE_FROM_BYTES = 4 << 20
 EVERY_HASH = 1 << 32
 _ENOUGH = 64
@@ -34,7 +39,8 @@ class RowIndex:
 
     An entry has 8 bytes; the ids are in `records`. When 0.7 of the entries are taken, an array 1.5 times as large
     replaces the old one. Each later call moves some entries, front to back, and frees their memory. So no single call
-    moves all entries, and there are never two full arrays.
+    moves all entries, and there are never two full arrays. When few entries are taken, a smaller array replaces the old
+    one in the same way.
 
     Entries are in the order of the placement keys, so that the rows of a bucket are found together.
     """
@@ -70,12 +76,12 @@ class RowIndex:
 
     @property
     def entries(self) -> npt.NDArray[np.uint64]:
-        """The entries as kernels take them; another array after `make_room`."""
+        """The entries as kernels take them; another array after `make_room` and `shrink`."""
         return self._entries.array
 
     @property
     def old(self) -> npt.NDArray[np.uint64]:
-        """Entries not yet moved, as kernels take them; another array after `make_room`."""
+        """Entries not yet moved, as kernels take them; another array after `make_room` and `shrink`."""
         return self._none if self._old is None else self._old.array
 
     @property
@@ -107,6 +113,20 @@ class RowIndex:
             lowest, highest = int(hashes.min()), int(hashes.max())
             extra = max(extra, extra * (EVERY_HASH - lowest) // (highest - lowest + 1))
         self.make_room(min(extra, MAX_ROWS - len(self)) if ids_U.size + len(self) <= MAX_ROWS else ids_U.size)
+
+    def shrink(self, removed: int) -> bool:
+        """Moves some entries after so many rows were removed, if a move is under way or most entries are empty. Returns
+        whether kernels must take `entries` and `old` again. No call costs more than one that adds as many rows."""
+        num_entries = self._entries.array.size - FIRST
+        few = len(self) < _FEW * num_entries and self._entries.array.nbytes >= SHRINK_FROM_BYTES
+        if self._old is None and not few:
+            return False
+        if self._old is None:
+            # As many rows may be added as the move needs: it ends before the new array is full.
+            least = max(2 * len(self), len(self) + num_entries // MOVES_PER_ROW + 1)
+            self._old, self._entries = self._entries, self._made(0, least)
+        self._move(max(MOVE_AT_LEAST, MOVES_PER_ROW * removed))
+        return True
 
     def hashes(self, first: int, end: int) -> tuple[int, int]:
         """The range of hashes that the ids of placement buckets [first, end) have."""

@@ -46,8 +46,15 @@ class Pages(Generic[T]):
     def give_back(self, begin_bytes: int, end: int) -> int:
         """Returns memory to the system: pages from `begin_bytes` on, a multiple of a page, that end before item
         `end`. Zeros are left. Returns the number of bytes; 0 where a system cannot do it."""
-        size = end * self.array.itemsize // self.page_bytes * self.page_bytes - begin_bytes
-        if GIVE_BACK is None or size <= 0:
+        return self._return(begin_bytes, end * self.array.itemsize // self.page_bytes * self.page_bytes)
+
+    def give_back_behind(self, items: int, touched: int) -> int:
+        """Returns the pages behind the first `items` to the system, also the last of those that the first `touched`
+        items are in. The same zeros and result."""
+        return self._return(self.up(items), min(self.up(touched), self.array.nbytes // SMALL * SMALL))
+
+    def _return(self, begin: int, end: int) -> int:
+        if GIVE_BACK is None or end <= begin:
             return 0
-        self._memory.madvise(GIVE_BACK, self._skip + begin_bytes, size)
-        return size
+        self._memory.madvise(GIVE_BACK, self._skip + begin, end - begin)
+        return end - begin

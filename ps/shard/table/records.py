@@ -67,7 +67,7 @@ class Records:
         for region in self._regions:
             size = region.array.size
             if first < size and highest > 0:
-                region.give_back(region.up(max(first, 0)), min(highest, size))
+                region.give_back_behind(max(first, 0), min(highest, size))
             first, highest = first - size, highest - size
         self._highest = count
 

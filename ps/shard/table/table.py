@@ -173,6 +173,8 @@ class Table:
         slots_U = np.sort(slots_U)[::-1].copy()
         self.changed.note_removed(lambda: self.ids_in(slots_U))
         policy_kernels.remove_rows(self.descriptor, images, slots_U, counts_B)
+        if self._index.shrink(slots_U.size):
+            self._describe()
         self.records.give_back(self.num_rows)
 
     def digest(self) -> int:

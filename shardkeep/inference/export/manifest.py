@@ -25,7 +25,7 @@ from shardkeep.base.files import atomic_write, file_lock, sync_folder
 from shardkeep.inference.export.program import PROGRAM
 from shardkeep.inference.export.rows import TableRecord, field_of, files_of
 from shardkeep.inference.export.tower import TOWER, TowerFormat
-from shardkeep.ps.checkpoints import FileRecord
+from shardkeep.ps.checkpoints import FileRecord, unknown_format
 
 MANIFEST = "manifest.json"
 FORMAT = 1
@@ -202,7 +202,7 @@ def read_manifest(out: Path) -> Manifest:
     try:
         record = json.loads(text)
         if record.get("kind") == _KIND and record.get("format") != FORMAT and _sealed(record) == record:
-            raise CheckpointError(f"{path}: format {record.get('format')}; this version reads {FORMAT}")
+            raise unknown_format(path, record.get("format"), FORMAT)
         record.pop("checksum")
         if _text(record) != text:
             raise ValueError("its checksum is wrong")

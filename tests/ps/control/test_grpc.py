@@ -306,7 +306,7 @@ def test_a_bug_in_the_coordinator_is_an_error_and_not_silence(
     start: Callable[..., Cluster], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     cluster = start()
-    monkeypatch.setattr(cluster.coordinator, "status", lambda: 1 // 0)
+    monkeypatch.setattr(cluster.coordinator, "status", lambda **_: 1 // 0)
     with pytest.raises(ShardkeepError, match="ZeroDivisionError"):
         fetch_status(cluster.endpoint)
     assert "control call failed" in caplog.text

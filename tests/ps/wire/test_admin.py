@@ -46,7 +46,7 @@ REPLIES: dict[str, Reply] = {
     "{}": Done(),
     '{"pid": 7, "cpu_s": 1.5}': CpuTime(7, 1.5),
     '{"bytes": 12}': JournalSize(12),
-    '{"files": [{"path": "a"}], "full": false}': SnapshotFiles([{"path": "a"}], full=False),
+    '{"files": [{"path": "a"}], "full": false, "removes": true}': SnapshotFiles([{"path": "a"}], False, True),
     '{"shard": 0}': {"shard": 0},
 }
 

@@ -256,7 +256,7 @@ def test_a_segment_of_another_format_is_named(folder: Path, monkeypatch: pytest.
     monkeypatch.setattr("shardkeep.ps.shard.journal.format.FORMAT", 7)
     path = filled(folder)
     monkeypatch.undo()
-    with pytest.raises(JournalError, match=rf"{path.name}: format 7; this version reads 1"):
+    with pytest.raises(JournalError, match=rf"{path.name}: format 7; this version reads 1; resume the job"):
         replayed(folder)
 
 

@@ -139,3 +139,15 @@ def test_a_flipped_bit_is_found_before_a_row_is_used(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=f"{path}: damaged: its checksum is wrong"):
         load_snapshots(tables, checkpoint, shard=0, num_shards=1)
     assert [table.num_rows for table in tables] == [0] * 4
+
+
+@pytest.mark.parametrize("now", [3, 2])
+def test_a_server_that_loads_alone_has_its_own_counts(tmp_path: Path, now: int) -> None:
+    """The others keep theirs. Of another number of servers all load, and the first has the counts of all."""
+    checkpoint = saved(tmp_path, 3, rows=100)
+    found = []
+    for shard in range(now):
+        tables = tables_of(shard, now)
+        load_snapshots(tables, checkpoint, shard=shard, num_shards=now)
+        found.append([table.skipped_rows for table in tables])
+    assert found == ([[0, 0, 2, 3], [10, 0, 12, 13], [20, 0, 22, 23]] if now == 3 else [[30, 0, 36, 39], [0] * 4])

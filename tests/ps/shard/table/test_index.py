@@ -13,8 +13,9 @@ from shardkeep.base.errors import JobError
 from shardkeep.ps.placement import bucket_of, keys_of, server_of
 from shardkeep.ps.shard.table import index as index_module
 from shardkeep.ps.shard.table import index_kernels
-from shardkeep.ps.shard.table.index import EVERY_HASH, MAX_ROWS
+from shardkeep.ps.shard.table.index import EVERY_HASH, MAX_ROWS, MOVE_AT_LEAST, MOVES_PER_ROW
 from shardkeep.ps.shard.table.index_kernels import FIRST
+from shardkeep.ps.shard.table.pages import SMALL
 from tests.support.examples import examples
 from tests.support.one_table import OneIndex, ids_in
 
@@ -303,6 +304,69 @@ def test_ids_go_at_every_stage_of_a_move(calls: list[tuple[bool, set[int]]], bef
         patch.setattr(index_module, "MOVE_AT_LEAST", 4)
         patch.setattr(index_module, "MOVES_PER_ROW", 4)
         check_removals([(True, set(range(10**6, 10**6 + before))), *calls])
+
+
+@examples(60)
+@given(
+    st.lists(st.tuples(st.booleans(), st.sets(ids_strategy, max_size=200)), max_size=20),
+    st.integers(1200, 4000),
+    st.integers(0, 400),
+    st.integers(1, 3000),
+)
+def test_an_index_answers_as_a_dict_does_while_it_shrinks_and_grows_again(
+    calls: list[tuple[bool, set[int]]], before: int, left: int, again: int
+) -> None:
+    first = 10**6
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index_module, "MOVE_AT_LEAST", 4)
+        patch.setattr(index_module, "SHRINK_FROM_BYTES", 3 * SMALL)
+        check_removals(
+            [
+                (True, set(range(first, first + before))),
+                (True, set(LAST_CHAIN[:50])),  # at the end of the array and, behind the turn, at its beginning
+                (False, set(range(first + left, first + before))),
+                *calls,
+                (True, set(range(2 * first, 2 * first + again))),
+                (False, set(range(2 * first, 2 * first + again // 2))),
+            ]
+        )
+
+
+def test_an_index_shrinks_far_below_and_does_not_go_to_and_fro() -> None:
+    index, count, sizes = OneIndex(), 400_000, list[int]()
+    index.find_or_add(spread(0, count))
+    largest = index.entries.size
+    while len(index) > 1000:
+        index.remove(len(index) - 1)
+        if not sizes or sizes[-1] != index.entries.size:
+            assert not sizes or len(index) < 0.15 * sizes[-1]
+            sizes.append(index.entries.size)
+    assert sizes[0] == largest and sizes == sorted(sizes, reverse=True) and 3 <= len(sizes) <= 6
+    assert index.entries.nbytes < 2 << 20
+    assert (index.find(spread(0, 1000)) == np.arange(1000)).all()
+    for _ in range(3):  # around the load at which it shrank last
+        index.find_or_add(spread(1000, 20_000))
+        while len(index) > 1000:
+            index.remove(len(index) - 1)
+    assert index.entries.size == sizes[-1]
+
+
+@pytest.mark.parametrize("adds", [200, 500])
+def test_an_index_that_shrinks_moves_no_more_a_call_than_one_that_grows(adds: int) -> None:
+    """Also when the new array fills up at once, which must not end the move early."""
+    index, count, shrinks, most = OneIndex(), 600_000, 0, 0
+    index.find_or_add(spread(0, count))
+    while index.moving:
+        index.make_room(0)
+    while not index.moving:
+        index.remove(len(index) - 1)
+    while index.old.size > index.entries.size:
+        shrinks, left, old = shrinks + 1, index.old.size - FIRST - index.moved, index.old.size
+        index.find_or_add(spread(count, count + adds))
+        count += adds
+        most = max(most, left if index.old.size != old else left - (old - FIRST - index.moved))
+    assert shrinks > 50 and most <= max(MOVE_AT_LEAST, MOVES_PER_ROW * adds)
+    assert (index.find(spread(600_000, count)) >= 0).all()
 
 
 @pytest.mark.parametrize("buckets", [(0, 4096), (1365, 2731)])

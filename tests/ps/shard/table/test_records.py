@@ -79,6 +79,35 @@ def test_pages_given_back_leave_zeros_and_their_neighbours_alone() -> None:
     assert memory.give_back(5 * SMALL, 5 * SMALL // 8 + 3) == 0
 
 
+def test_pages_behind_the_first_items_are_given_back_with_the_last_that_was_touched() -> None:
+    memory = Pages(10 * SMALL // 8, np.uint64, page_bytes=SMALL)
+    memory.array[:] = 7
+    per_page, system = SMALL // 8, pages.GIVE_BACK is not None
+    assert memory.give_back_behind(6 * per_page + 1, 8 * per_page + 1) == (2 * SMALL if system else 0)
+    kept = memory.array.reshape(10, -1)
+    assert (kept[:7] == 7).all() and (kept[9:] == 7).all()
+    assert not system or not kept[7:9].any()
+    assert memory.give_back_behind(0, 6 * per_page + 1) == (7 * SMALL if system else 0)
+    assert memory.give_back_behind(0, 0) == 0
+
+
+@pytest.mark.skipif(pages.GIVE_BACK is None, reason="the system takes no memory back")
+def test_records_that_go_little_by_little_leave_no_page_behind() -> None:
+    """Of large pages: one that stays at each of many steps would be most of them."""
+    count = np.array([700_000], dtype=np.int64)
+    records = Records(22, count)
+    records.reserve(700_000)
+    place = (records.addresses, records.shift, records.width)
+    for slot in range(0, 700_000, 10):
+        layout_kernels.record(*place, slot)[:] = 1.0
+    while count[0] > 100_000:
+        count[0] -= 3000
+        records.give_back(int(count[0]))
+    left = [slot for slot in range(0, 700_000, 10) if layout_kernels.record(*place, slot)[0]]
+    assert left[: int(count[0]) // 10] == list(range(0, int(count[0]), 10))
+    assert max(left) < count[0] + (6 << 20) // 88  # what is kept for the next rows, and a page
+
+
 def test_a_system_that_takes_no_memory_back_or_no_advice_still_has_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pages, "GIVE_BACK", None)
     monkeypatch.setattr(pages, "ADVICE", {SMALL: 9999, LARGE: None})

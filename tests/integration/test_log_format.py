@@ -1,0 +1,108 @@
+"""`--log-format json`: every line of every log of a job is one object, also after deaths and errors."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shardkeep.run.folder import RunFolder
+from tests.support.cluster import Cluster, kinds, records, within
+from tests.support.configs import ENDLESS, LASTING, TINY
+
+pytestmark = pytest.mark.processes
+JSON = ("--log-format", "json")
+KEYS = {"time", "level", "role", "index", "step", "event", "fields", "exception"}
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path) as cluster:
+        yield cluster
+
+
+def parsed(text: str) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in text.splitlines()]
+    assert all(each.keys() == KEYS for each in found), text
+    return found
+
+
+def logs(folder: RunFolder) -> dict[str, list[dict[str, Any]]]:
+    """The objects of each log, by `ROLE-INDEX`; each names its role and index."""
+    found = {path.stem: parsed(path.read_text()) for path in folder.logs.glob("*.log")}
+    for name, objects in found.items():
+        assert {f"{each['role']}-{each['index']}" for each in objects} == {name}
+    return found
+
+
+def test_a_job_in_one_process_prints_objects_until_ctrl_c_ends_it(cluster: Cluster) -> None:
+    job, folder = cluster.job({**ENDLESS, "servers": 0, "workers": 1}, *JSON)
+    within(100, lambda: "progress" in kinds(folder), "no step", lambda: job.running)
+    job.signal(signal.SIGINT)
+    ended = job.end()
+    assert ended.code == 1
+    out, err = parsed(ended.out), parsed(ended.err)
+    assert {each["role"] for each in (*out, *err)} == {"launcher"}
+    progress = [each for each in out if each["event"] == "progress"]
+    assert progress and progress[-1]["step"] > 0 and progress[-1]["fields"]["loss"] > 0
+    assert [each["event"].split(" at ")[0] for each in err][-1] == "stopped"
+
+
+def test_the_error_of_a_role_by_hand_is_an_object(cluster: Cluster) -> None:
+    role = cluster.command("server", "--coordinator", "nowhere", "--index", "3", *JSON).end()
+    (found,) = parsed(role.err)
+    assert (role.code, found["level"], found["role"], found["index"]) == (2, "error", "server", 3)
+    assert found["event"].startswith("--coordinator nowhere: is neither HOST:PORT nor a folder")
+
+
+@pytest.mark.slow
+def test_every_line_of_a_job_with_a_recovery_is_an_object(cluster: Cluster) -> None:
+    config = {**LASTING, "servers": 2}
+    job, folder = cluster.job(config, *JSON)
+    members = cluster.training(folder)
+    for victim in ("server 1", "worker 1"):
+        before = sum(r.get("phase") == "recovery" for r in records(folder))
+        members[victim].kill()
+        within(
+            100,
+            lambda before=before: sum(r.get("phase") == "recovery" for r in records(folder)) > before,
+            "no recovery",
+            lambda: job.running,
+        )
+    assert cluster.command("stop", str(folder.path)).end().code == 0
+    ended = job.end()
+    out = parsed(ended.out)
+    assert [each["fields"] for each in out if each["event"] == "restart"]
+    assert [each["event"] for each in parsed(ended.err)][-1].endswith(": shardkeep stop")
+    assert logs(folder).keys() == {"coordinator-0", "server-0", "server-1", "worker-0", "worker-1"}
+
+
+@pytest.mark.slow
+def test_the_traceback_of_a_model_is_one_object_and_its_words_are_the_jobs(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "broken.py").write_text(
+        "from torch import nn\n\nclass Broken(nn.Module):\n"
+        "    def __init__(self, *a, **k):\n        super().__init__()\n        print('hello')\n"
+        "        raise RuntimeError('no such\\nlayer')\n"
+    )
+    config = {**TINY, "servers": 1, "workers": 1, "model": {"name": "broken:Broken"}, "processes": {"start": "spawn"}}
+    job, folder = cluster.job(config, *JSON)
+    ended = job.end()
+    assert ended.code in (1, 2)
+    parsed(ended.out)
+    assert "no such" in parsed(ended.err)[-1]["event"]
+    logs(folder)
+
+
+@pytest.mark.slow
+def test_roles_by_hand_log_objects_and_the_coordinator_prints_its_address(cluster: Cluster) -> None:
+    config = {**TINY, "servers": 1, "workers": 1}
+    coordinator, address, folder = cluster.coordinator(config, trust=JSON)
+    members = [cluster.role(role, 0, address, *JSON) for role in ("server", "worker")]
+    ended = [command.end() for command in (*members, coordinator)]
+    assert [each.code for each in ended] == [0, 0, 0]
+    assert all(parsed(each.err) for each in ended)
+    assert json.loads(ended[-1].out)["run_dir"] == str(folder.path)

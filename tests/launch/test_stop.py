@@ -1,0 +1,111 @@
+"""`shardkeep stop` of jobs that nobody runs, or whose coordinator is gone. Of running ones: test_stop_command.py."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from shardkeep.base.errors import ConfigError, JobError, UserError
+from shardkeep.config import parse_config
+from shardkeep.launch import stop
+from shardkeep.launch.interrupts import Interrupts
+from shardkeep.launch.stop import ask_coordinator, heard, stop_at, stop_run
+from shardkeep.ps.control.grpc.server import ControlServer
+from shardkeep.run.folder import RunFolder
+from shardkeep.trust.tokens import keep_token
+from tests.support.control_job import Job
+
+COMMAND = ["shardkeep", "coordinator", "config.yaml", "--take-over"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path / "run", parse_config("{servers: 1, workers: 1}"))
+
+
+def nobody() -> str:
+    """An address where nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return f"127.0.0.1:{taken.getsockname()[1]}"
+
+
+def refusal(run: Path, kind: type[Exception]) -> str:
+    with pytest.raises(kind) as caught:
+        stop_run(run, timeout_s=5.0)
+    assert "\n" not in str(caught.value)
+    return str(caught.value).removeprefix(str(run))
+
+
+def test_a_folder_without_a_run_is_refused(tmp_path: Path) -> None:
+    assert refusal(tmp_path / "none", UserError) == ": there is no such folder"
+    assert refusal(tmp_path, UserError) == ": is not a run folder (it has no config.yaml)"
+
+
+def test_a_job_that_is_over_is_said_to_be_over_and_how(folder: RunFolder) -> None:
+    folder.finished("failed", "worker 1 ended", None)
+    assert refusal(folder.path, JobError) == ": no job runs here; it failed: worker 1 ended"
+
+
+def test_a_job_whose_processes_were_killed_is_not_stopped(folder: RunFolder) -> None:
+    with folder.held():
+        pass
+    assert refusal(folder.path, JobError).startswith(": no process of this job is left; nothing to resume from: ")
+
+
+def test_a_run_folder_that_others_can_change_is_refused(folder: RunFolder) -> None:
+    folder.path.chmod(0o777)
+    assert "allowed: what only you and root can change" in refusal(folder.path, ConfigError)
+
+
+def test_a_coordinator_that_is_dead_is_named_with_what_helps(folder: RunFolder) -> None:
+    assert refusal(folder.path, JobError) == ": no coordinator has listened in this folder yet"
+    address = nobody()
+    folder.coordinator(address, pid=1, command=COMMAND)
+    keep_token(folder.path)
+    text = f"the coordinator does not answer at {address}; `shardkeep status {folder.path}` says what to do"
+    assert refusal(folder.path, JobError) == text
+
+
+def test_a_coordinator_with_tls_is_not_called_dead(folder: RunFolder) -> None:
+    folder.coordinator(nobody(), pid=1, command=[*COMMAND, "--tls", "/tls/10.9.0.1"])
+    keep_token(folder.path)
+    assert "uses TLS: add --tls /tls/10.9.0.1" in refusal(folder.path, UserError)
+
+
+def test_a_launcher_that_was_killed_while_its_job_stops_is_not_waited_for(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stop, "ASK_S", 0.5)
+    folder.coordinator(nobody(), pid=1)
+    keep_token(folder.path)
+    with folder.held():
+        assert "does not answer" in refusal(folder.path, JobError)
+
+
+def test_a_job_that_is_stopped_by_address_says_how_it_ended_and_where_it_resumes() -> None:
+    job = Job(workers=1)
+    for role, index in job.names:
+        job.register(role, index)
+    for role, index in job.names:
+        job.join(role, index)
+    saved = {"phase": "checkpoint", "step": 7, "bytes": 9, "text": "step 7 is kept"}
+    with ControlServer(job.coordinator) as server:
+        assert ask_coordinator(server.endpoint, "shardkeep stop", limit_s=0.0).state == "stopping"
+        with pytest.raises(JobError, match=r"has not ended within 0\.2 s \(--timeout\); it still stops"):
+            stop_at(server.endpoint, timeout_s=0.2)
+        job.coordinator.report("worker-0-100", sequence=1, kind="phase", record=saved)
+        job.coordinator.leave("worker-0-100", code=1, message="stopped at step 7", symptom=True)
+        assert stop_at(server.endpoint, timeout_s=20.0) == [
+            "stopped at step 7: shardkeep stop",
+            "checkpoint: step 7",
+            "to resume at step 7: `shardkeep status RUN` prints the command where the run folder is",
+        ]
+
+
+def test_a_request_to_an_earlier_start_of_a_job_in_one_process_is_dropped(tmp_path: Path) -> None:
+    interrupts = Interrupts()
+    (tmp_path / "stop.json").write_text("{}")
+    with heard(tmp_path, interrupts):
+        assert not (tmp_path / "stop.json").exists() and not interrupts.count
