@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,9 +19,10 @@ from shardkeep.ps.control.grpc.addresses import split_address
 from shardkeep.ps.control.grpc.tls import read_tls
 from shardkeep.trust.certificates import LOCAL, make_certs
 from shardkeep.trust.view import view_token
-from tests.support.http_get import get
+from tests.support.http_get import endpoint_cpu_s, get
 
 TOKEN = view_token("job")
+MEASURED_S = 10.0
 PAGES = {"/metrics": lambda: Reply(b"figures"), "/broken": lambda: Reply(str(1 // 0).encode())}
 
 
@@ -95,6 +98,39 @@ def test_connections_that_say_nothing_keep_nobody_out(endpoint: Endpoint) -> Non
         silent[-1].setblocking(False)
         with pytest.raises(BlockingIOError):
             silent[-1].recv(1)
+
+
+@pytest.mark.slow
+def test_500_open_connections_and_garbage_take_less_than_a_percent_of_a_core(endpoint: Endpoint) -> None:
+    with contextlib.ExitStack() as open_ones, flood(endpoint):
+        for _ in range(500):
+            silent = open_ones.enter_context(socket.socket())
+            silent.setblocking(False)
+            silent.connect_ex(split_address(endpoint.address))
+        began, cpu = time.monotonic(), endpoint_cpu_s()
+        while time.monotonic() - began < MEASURED_S:
+            assert get(f"{endpoint.url}/metrics", TOKEN).status == 200, "who has the token still gets replies"
+        used = (endpoint_cpu_s() - cpu) / (time.monotonic() - began)
+    assert used < 0.01, f"{used:.2%} of a core"
+
+
+@contextlib.contextmanager
+def flood(endpoint: Endpoint) -> Iterator[None]:
+    """Another thread sends garbage all the time."""
+    over = threading.Event()
+
+    def send() -> None:
+        while not over.wait(0.005):
+            with contextlib.suppress(OSError), connected(endpoint) as one:
+                one.sendall(random.randbytes(9000))
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        yield
+    finally:
+        over.set()
+        sender.join()
 
 
 def test_a_connection_that_says_too_little_is_closed_in_time(endpoint: Endpoint) -> None:

@@ -1,8 +1,10 @@
-"""GET requests as a person or a program sends them."""
+"""GET requests as a person or a program sends them, and what they cost an endpoint in this process."""
 
 from __future__ import annotations
 
 import ssl
+import threading
+import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -30,3 +32,10 @@ def get(url: str, token: str | None = None, *, tls: ssl.SSLContext | None = None
             return Got(reply.status, reply.read(), dict(reply.headers))
     except urllib.error.HTTPError as error:
         return Got(error.code, error.read(), dict(error.headers))
+
+
+def endpoint_cpu_s() -> float:
+    """CPU seconds that the endpoint's thread has had."""
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "metrics"]
+    assert thread.ident is not None
+    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
