@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import socket
 import ssl
 import tempfile
@@ -222,8 +223,9 @@ def _bound(listen: str) -> socket.socket:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         bound = socket.create_server(address[:2], family=family, backlog=16)
     except OSError as error:
+        why = os.strerror(error.errno) if isinstance(error.errno, int) and error.errno > 0 else error
         raise ConfigError(
-            f"metrics.listen: {listen}: cannot listen there ({error.strerror or error}); allowed: an address of this "
+            f"metrics.listen: {listen}: cannot listen there ({why}); allowed: an address of this "
             "machine with a free port, or port 0"
         ) from error
     bound.setblocking(False)

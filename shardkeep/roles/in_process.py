@@ -59,6 +59,8 @@ def run_in_process(
     sink = sink if metrics is None else metrics.sink
     with contextlib.ExitStack() as leaving:
         leaving.callback(checkpoints.release)
+        if metrics is not None:
+            leaving.callback(RunFolder(folder).forget_token)
         resumed = resumed_from(checkpoints, start_step)
         if resumed is None:
             check_needs_no_rows(tables, checkpoints.folder)
@@ -70,7 +72,6 @@ def run_in_process(
         runs: list[TrainingRun] = []
         address = None
         if metrics is not None:
-            leaving.callback(RunFolder(folder).forget_token)
             address = leaving.enter_context(metrics.served(_sources(config, runs, figures)))
         process = WorkerProcess(0, device, _SinkProgress(sink), counters, profile, metrics=address, records=records)
         transport = LocalTransport([handle if profile is None else profile.drawn(handle)])
