@@ -52,15 +52,11 @@ def run_in_process(
     torch.set_num_threads(config.threads)
     data = open_data(config.data, seed=config.seed)
     tables = table_specs(config, data.train.schema)
-    checkpoints = owned(checkpoints_of(config, folder), config, folder, secrets.token_hex(8))
-    metrics = None
-    if config.metrics.on:
-        metrics = JobMetrics(config, sink, folder, keep_token(folder), start_step=start_step)
-    sink = sink if metrics is None else metrics.sink
     with contextlib.ExitStack() as leaving:
+        metrics = _job_metrics(config, sink, folder, start_step, leaving)
+        sink = sink if metrics is None else metrics.sink
+        checkpoints = owned(checkpoints_of(config, folder), config, folder, secrets.token_hex(8))
         leaving.callback(checkpoints.release)
-        if metrics is not None:
-            leaving.callback(RunFolder(folder).forget_token)
         resumed = resumed_from(checkpoints, start_step)
         if resumed is None:
             check_needs_no_rows(tables, checkpoints.folder)
@@ -70,9 +66,8 @@ def run_in_process(
         counters = ProcessCounters(facts=lambda: process_facts(kernels_s) | peak_device_bytes(device))
         handle, records, figures = _counted(config, service, sink)
         runs: list[TrainingRun] = []
-        address = None
-        if metrics is not None:
-            address = leaving.enter_context(metrics.served(_sources(config, runs, figures)))
+        served = None if metrics is None else metrics.served(_sources(config, runs, figures))
+        address = None if served is None else leaving.enter_context(served)
         process = WorkerProcess(0, device, _SinkProgress(sink), counters, profile, metrics=address, records=records)
         transport = LocalTransport([handle if profile is None else profile.drawn(handle)])
         origin = origin_of(resumed, config, data)
@@ -99,6 +94,16 @@ def _counted(
     figures, report = ShardFigures(lambda: service, times).figures, _SinkProgress(sink, role="server").report
     records = TelemetryRecords.every(config.telemetry_s, figures=figures, record=shard_record, report=report)
     return times.timed(service.handle), [] if records is None else [records], figures
+
+
+def _job_metrics(
+    config: JobConfig, sink: JobSink, folder: Path, start_step: int, leaving: contextlib.ExitStack
+) -> JobMetrics | None:
+    """The job's metrics, with a token that is forgotten at the end; None = they are off."""
+    if not config.metrics.on:
+        return None
+    leaving.callback(RunFolder(folder).forget_token)
+    return JobMetrics(config, sink, folder, keep_token(folder), start_step=start_step)
 
 
 def _sources(config: JobConfig, runs: list[TrainingRun], figures: Callable[[], dict[str, Any]]) -> Sources:
