@@ -75,16 +75,17 @@ class Endpoint:
         listen: HOST:PORT, port 0 = any free one.
         access: Who gets replies.
         pages: What they get.
-        advertised: The host by which others reach it; None = that of `listen`.
+
+    `address`: by which others reach it; of an endpoint that listens on all addresses, with the machine's name.
 
     Raises ConfigError if it cannot listen there.
     """
 
-    def __init__(self, listen: str, access: Access, pages: Pages, *, advertised: str | None = None) -> None:
+    def __init__(self, listen: str, access: Access, pages: Pages) -> None:
         self._access, self._pages = access, pages
         self._socket = _bound(listen)
         host, port = split_address(listen, lowest_port=0)[0], self._socket.getsockname()[1]
-        host = advertised or (host if host not in ANY_HOST else "127.0.0.1")
+        host = socket.gethostname() if host in ANY_HOST else host
         self.address = join_address(host, port)
         self._context = None if access.tls is None else _context(access.tls)
         self._open: dict[asyncio.Task[None], None] = {}  # oldest first

@@ -21,7 +21,6 @@ def serve_metrics(
     access: Access,
     *,
     listen: str,
-    advertised: str | None = None,
     pages: Pages | None = None,
 ) -> Endpoint:
     """The endpoint of this process. `sources`: by role and index, what reads the figures. `pages`: beside the metrics.
@@ -36,7 +35,7 @@ def serve_metrics(
     for (role, index), samples in sources.items():
         registry.register(ProcessCollector(role, index, lambda one=samples: [*about_process(), *one()]))  # type: ignore[misc]
     scrape = {PATH: lambda: Reply(generate_latest(registry), CONTENT_TYPE_LATEST)}
-    return Endpoint(listen, access, {**scrape, **(pages or {})}, advertised=advertised)
+    return Endpoint(listen, access, {**scrape, **(pages or {})})
 
 
 def check_client() -> None:
@@ -48,9 +47,14 @@ def check_client() -> None:
 
 
 def member_listen(coordinator_listen: str, own_host: str) -> str:
-    """Where a server or worker listens: at its own address, or for its machine alone if the coordinator does so."""
+    """Where a server or worker listens, on a free port.
+
+    For its machine alone if the coordinator does so. At the coordinator's address if the member's own is loopback,
+    because both are then on one machine. Else at the member's own address."""
     host, _ = split_address(coordinator_listen, lowest_port=0)
-    return join_address("127.0.0.1" if is_loopback(host) else own_host, 0)
+    if is_loopback(host):
+        return join_address("127.0.0.1", 0)
+    return join_address(host if is_loopback(own_host) else own_host, 0)
 
 
 def _process_samples() -> Callable[[], Iterator[Sample]]:
