@@ -117,8 +117,10 @@ def fetch(pool: Pool, slots_V: Ints, v: int) -> None:
     if v < slots_V.size and slots_V[v] >= 0:
         prefetch(pool[HEADS_AT] + slots_V[v] * HEAD * 8)
         start = pool[RESTS_AT] + slots_V[v] * pool[WIDTH] * 4
-        for line in range(start, start + pool[WIDTH] * 4, 64):
+        line = start
+        while line < start + pool[WIDTH] * 4:  # `range` with a step would divide
             prefetch(line)
+            line += 64
 
 
 @kernel(f"void({POOL}, int64, int64)")

@@ -2,13 +2,14 @@
 
 Lives with `Tables`, which calls it only where a table has a policy. Takes no lock but those that it is given.
 """
-# S = sections, T = tables, V = ids of all sections
+# S = sections, T = tables, V = ids of all sections, A = ids without a row, E = tables from which rows go
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +18,9 @@ from shardkeep.ps.jagged import SectionIds
 from shardkeep.ps.placement import BUCKETS
 from shardkeep.ps.shard.table import policy_kernels as at
 from shardkeep.ps.shard.table.admission import Admission
-from shardkeep.ps.shard.table.eviction import Eviction
+from shardkeep.ps.shard.table.eviction import Eviction, swept_hashes
 from shardkeep.ps.shard.table.optimizers.optimizer import Update
+from shardkeep.ps.shard.table.policy_update_kernels import apply, take_rows
 from shardkeep.ps.shard.table.table import NO_COUNTS, Table
 
 Locked = Callable[..., AbstractContextManager[None]]
@@ -53,67 +55,65 @@ class Policies:
             for t, table in enumerate(tables)
             if table.spec.admit
         }
+        self._admits_nothing_T: Bools = np.zeros_like(self._admits_T)
+        self._admitting = *self._admissions, *self._counting.values()
         self._swept = -1
         self._rules_T = np.zeros((len(tables), at.RULES), dtype=np.float64)
-        self._clocks_T: Ints = np.zeros(len(tables), dtype=np.int64)
+        self._in_seconds = [t for t, eviction in self._evictions.items() if eviction.in_seconds]
         for t, eviction in self._evictions.items():
             self._rules_T[t] = eviction.rules
+        self._periods_E: Ints = np.array([each.period for each in self._evictions.values()], dtype=np.int64)
+        self._buckets, self._factor = tables[0].buckets, tables[0].hashes(0, 1)[1] - tables[0].hashes(0, 1)[0]
         self._evicting_E: Ints = np.array(list(self._evictions), dtype=np.int64)
         shape = len(self._evictions), BUCKETS if self._rules_T[:, at.CAPACITY].any() else 0
         self._counts_EB, self._over_EB = np.zeros(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
         self._counted_E, self._num_over_E, self._ends_E = np.zeros((3, len(self._evictions)), dtype=np.int64)
         self._slots: Ints = np.empty(1024, dtype=np.int64)
 
-    def admit(
-        self, sections: SectionIds, slots_V: Ints, pushes_V: Floats, update: Update, *, found: bool
-    ) -> Bools | None:
-        """Which rows of a push are applied; None = all. Sets the slots of the tables with admission.
+    def new_rows(self, sections: SectionIds) -> Ints:
+        """How many rows the first update of a push may add to each section's table."""
+        return np.where(self._admits_T[sections.tables_S], 0, np.diff(sections.starts_S1))
 
-        `found`: `slots_V` has the slots of an earlier pull."""
-        if not self._admissions:
-            return None
-        kept_V: Bools | None = None
-        absent_S = np.empty(sections.tables_S.size, dtype=np.int64)
-        with self._locked(*self._admissions, *self._counting.values()):
-            of_push = sections.tables_S, sections.starts_S1, sections.ids_V, slots_V
-            at.find_absent(self._descriptors, *of_push, found, self._admits_T, absent_S)
+    def apply(self, rows: tuple[Any, ...], pushes_U: Floats, absent_S: Ints, update: Update, *, admits: bool) -> None:
+        """Updates some sections, and counts the pushes of their rows. The caller holds the tables' locks.
+
+        `rows`: the arguments of `table_kernels.apply`. `admits`: leaves out the rows that are absent from tables with
+        admission; their slots become -1, and `absent_S` gets their numbers."""
+        admits_T = self._admits_T if admits else self._admits_nothing_T
+        more: tuple[Any, ...] = pushes_U, self._clocks(update), self._rules_T, admits_T, absent_S
+        apply(*rows, *more)
+
+    def admit(self, sections: SectionIds, slots_V: Ints, absent_S: Ints, pushes_V: Floats, update: Update) -> Ints:
+        """Decides on the rows of a push that `apply` has left out. Returns the places of those that become rows."""
+        places = []
+        with self._locked(*self._admitting):
             for s in np.flatnonzero(absent_S).tolist():
-                part = slice(int(sections.starts_S1[s]), int(sections.starts_S1[s + 1]))
-                pushes_U = pushes_V[part] if pushes_V.size else pushes_V
-                kept_U = self._admit(int(sections.tables_S[s]), sections.ids_V[part], slots_V[part], pushes_U, update)
-                if kept_U is not None:
-                    kept_V = np.ones(sections.ids_V.size, dtype=np.bool_) if kept_V is None else kept_V
-                    kept_V[part] = kept_U
-        return kept_V
+                first, end = sections.starts_S1[s : s + 2].tolist()
+                absent_A = first + np.flatnonzero(slots_V[first:end] < 0)
+                pushes_A = pushes_V[absent_A] if pushes_V.size else pushes_V
+                chosen_A = self._admit(int(sections.tables_S[s]), sections.ids_V[absent_A], pushes_A, update)
+                places.append(absent_A[chosen_A])
+        return np.concatenate(places)
 
-    def _admit(self, t: int, ids_U: Ints, slots_U: Ints, pushes_U: Floats, update: Update) -> Bools | None:
+    def take(self, sections: SectionIds, values: Floats, places: Ints) -> tuple[SectionIds, Floats]:
+        """The ids and values at some places of sections, which rise."""
+        starts_S1, dims_S = np.searchsorted(places, sections.starts_S1), self._dims_T[sections.tables_S]
+        taken = np.empty(int(np.diff(starts_S1) @ dims_S), dtype=np.float32)
+        take_rows(sections.starts_S1, starts_S1, dims_S, places, values, taken)
+        return SectionIds(sections.tables_S, starts_S1, sections.ids_V[places]), taken
+
+    def _admit(self, t: int, ids_A: Ints, pushes_A: Floats, update: Update) -> Bools:
         counting = self._counting.get(t, t)
         if counting != t:
-            self._make_room(counting, 3 * ids_U.size)
-        return self._admissions[t].admit(ids_U, slots_U, pushes_U, update, self._images[counting])
+            self._make_room(counting, 3 * ids_A.size)
+        return self._admissions[t].admit(ids_A, pushes_A, update, self._images[counting])
 
-    def begin(self, sections: SectionIds, part: slice, slots_V: Ints, *, found: bool) -> Ints:
-        """Prepares an update of some sections: remembered slots whose row has gone become -1. Returns the first slot of
-        new rows in each section. The caller holds the tables' locks."""
-        first_S = np.empty(part.stop - part.start, dtype=np.int64)
-        starts_S1 = sections.starts_S1[part.start : part.stop + 1]
-        tables_S = sections.tables_S[part]
-        at.begin(self._descriptors, tables_S, starts_S1, sections.ids_V, slots_V, found, first_S)
-        return first_S
-
-    def pushed(
-        self, sections: SectionIds, part: slice, slots_V: Ints, pushes_V: Floats, first_S: Ints, update: Update
-    ) -> None:
-        """Counts the update of some sections. `first_S`: what `begin` gave. The caller holds the tables' locks."""
-        self._set_clocks(update)
-        starts_S1, tables_S = sections.starts_S1[part.start : part.stop + 1], sections.tables_S[part]
-        at.pushed(
-            self._descriptors, tables_S, starts_S1, slots_V, pushes_V, first_S, self._clocks_T, self._rules_T
-        )  # fmt: skip
-
-    def _set_clocks(self, update: Update) -> None:
-        for t, eviction in self._evictions.items():
-            self._clocks_T[t] = eviction.clock(update)
+    def _clocks(self, update: Update) -> Ints:
+        """The clock of each table."""
+        clocks_T = np.full(len(self._tables), update.step + update.earlier_steps, dtype=np.int64)
+        for t in self._in_seconds:
+            clocks_T[t] = self._evictions[t].clock(update)
+        return clocks_T
 
     def sweep(self, update: Update) -> None:
         """Removes the rows that go after the updates of a step."""
@@ -121,7 +121,6 @@ class Policies:
         if step <= self._swept or not self._evictions:
             return
         self._swept = step
-        self._set_clocks(update)
         with self._locked(*self._evictions):
             self._remove_expired(update)
             for e in np.flatnonzero(self._num_over_E).tolist():
@@ -131,9 +130,10 @@ class Policies:
 
     def _remove_expired(self, update: Update) -> None:
         """Removes what is too old or scores too low. Counts the new rows of each bucket first."""
-        ranges_E2 = np.array([each.hashes(update) for each in self._evictions.values()], dtype=np.uint64)
+        ranges_E2 = swept_hashes(self._periods_E, self._buckets, self._factor, update)
+        clocks_T = self._clocks(update)
         state = self._counts_EB, self._counted_E, self._over_EB, self._num_over_E, self._ends_E
-        place = self._descriptors, self._evicting_E, ranges_E2, self._clocks_T, self._rules_T
+        place = self._descriptors, self._evicting_E, ranges_E2, clocks_T, self._rules_T
         while (count := at.sweep(*place, *state, self._slots)) > self._slots.size:
             self._slots = np.empty(2 * count, dtype=np.int64)
         begin = 0
@@ -167,13 +167,3 @@ class Policies:
         for push in pushes:
             at.count_pushes(*of_sum, push.tables_S, push.starts_S1, push.ids_V, pushes_V)
         return pushes_V
-
-    def only(
-        self, sections: SectionIds, kept_V: Bools, values: Floats, slots_V: Ints
-    ) -> tuple[SectionIds, Floats, Ints]:
-        """The sections, values and slots of the rows that are kept."""
-        ids_V, slots_V, out = sections.ids_V.copy(), slots_V.copy(), np.empty_like(values)
-        starts_S1, dims_S = np.empty_like(sections.starts_S1), self._dims_T[sections.tables_S]
-        size = at.compact(sections.starts_S1, dims_S, kept_V, ids_V, values, slots_V, starts_S1, out)
-        count = int(starts_S1[-1])
-        return SectionIds(sections.tables_S, starts_S1, ids_V[:count]), out[:size], slots_V[:count]

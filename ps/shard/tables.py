@@ -108,6 +108,7 @@ class Tables(Sequence[Table]):
         """A thread that changes rows holds a table's lock and this one. A thread that takes rows of a snapshot holds
         only this one, so pulls do not wait for a snapshot."""
         self._bounds = np.array([len(specs) * lock // count for lock in range(count + 1)])
+        self._lock_T = np.repeat(np.arange(count), np.diff(self._bounds)).tolist()
         self.changed = ChangedRows([table.changed for table in self._tables])
         self._images = np.zeros((len(specs), pre_image_kernels.COLUMNS), dtype=np.int64)
         self._snapshot: Snapshot | None = None
@@ -173,19 +174,54 @@ class Tables(Sequence[Table]):
         return np.asarray(self._images.any(axis=1))
 
     def _apply(self, gradients: Gradients, update: Update) -> None:
-        sections, pulled, squares_V = gradients.sections, gradients.pulled, gradients.squares_V
-        found = pulled is not None
+        sections, pulled = gradients.sections, gradients.pulled
         if pulled is not None:
             slots_V, new_S = pulled.slots_V, pulled.absent_S
         else:
             slots_V, new_S = np.empty(sections.ids_V.size, dtype=np.int64), np.diff(sections.starts_S1)
-        values, pushes_V = gradients.values, gradients.pushes_V
-        if self._policies is not None:
-            kept_V = self._policies.admit(sections, slots_V, pushes_V, update, found=found)
-            if kept_V is not None:
-                squares_V, pushes_V = (each[kept_V] if each.size else each for each in (squares_V, pushes_V))
-                sections, values, slots_V = self._policies.only(sections, kept_V, values, slots_V)
-            new_S = np.diff(sections.starts_S1)
+        if self._policies is None:
+            self._update(gradients, slots_V, new_S, update)
+            updated = [(sections, slots_V)]
+        else:
+            updated = self._apply_with_policies(self._policies, gradients, slots_V, update)
+        if self._decaying:
+            self._decay_others(updated, update)
+
+    def _apply_with_policies(
+        self, policies: Policies, gradients: Gradients, slots_V: Ints, update: Update
+    ) -> list[tuple[SectionIds, Ints]]:
+        """Updates the rows that are there, then those that admission adds. Returns the sections of both, and slots."""
+        sections = gradients.sections
+        absent_S = np.zeros(sections.tables_S.size, dtype=np.int64)
+        self._update(gradients, slots_V, policies.new_rows(sections), update, absent_S)
+        updated = [(sections, slots_V)]
+        if absent_S.any():
+            places = policies.admit(sections, slots_V, absent_S, gradients.pushes_V, update)
+            if places.size:
+                taken, values = policies.take(sections, gradients.values, places)
+                squares_V, pushes_V = (
+                    each[places] if each.size else each for each in (gradients.squares_V, gradients.pushes_V)
+                )
+                admitted = Gradients(taken, values, None, squares_V, gradients.lr_factor, pushes_V)
+                new_V = np.empty(places.size, dtype=np.int64)
+                self._update(admitted, new_V, np.diff(taken.starts_S1), update, absent_S, admits=False)
+                updated.append((taken, new_V))
+        return updated
+
+    def _update(
+        self,
+        gradients: Gradients,
+        slots_V: Ints,
+        new_S: Ints,
+        update: Update,
+        absent_S: Ints | None = None,
+        *,
+        admits: bool = True,
+    ) -> None:
+        """One update of the rows of a push, which adds at most `new_S` rows to each section's table.
+
+        `absent_S`, `admits`: as in `Policies.apply`, where tables have policies."""
+        sections, squares_V, pushes_V = gradients.sections, gradients.squares_V, gradients.pushes_V
         scalars_SK = self._scalars(sections.tables_S, update)
         for part, ids, where in self._parts(sections, changing=True):
             tables_S = sections.tables_S[part]
@@ -194,24 +230,24 @@ class Tables(Sequence[Table]):
             self._note_step(tables_S, update)
             if self._snapshot is not None and not self._snapshot.over:
                 self._snapshot.make_room(tables_S, np.diff(starts_S1))
-            policies = self._policies
-            first_S = None if policies is None else policies.begin(sections, part, slots_V, found=found)
-            at.apply(
+            rows = (
                 self._descriptors, self._starts, self._images, tables_S, starts_S1, sections.ids_V[ids], slots_V[ids],
-                found, values[where], squares_V[ids] if squares_V.size else NO_SQUARES, scalars_SK[part],
+                gradients.pulled is not None, gradients.values[where],
+                squares_V[ids] if squares_V.size else NO_SQUARES, scalars_SK[part],
             )  # fmt: skip
-            if policies is not None and first_S is not None:
-                policies.pushed(sections, part, slots_V, pushes_V, first_S, update)
-        if self._decaying:
-            self._decay_others(sections, slots_V, update)
+            if self._policies is None or absent_S is None:
+                at.apply(*rows)
+            else:
+                pushes_U = pushes_V[ids] if pushes_V.size else pushes_V
+                self._policies.apply(rows, pushes_U, absent_S[part], update, admits=admits)
 
-    def _decay_others(self, sections: SectionIds, slots_V: Ints, update: Update) -> None:
-        """Updates the rows that are not in `slots_V`, with gradient 0, of tables whose every row decays."""
+    def _decay_others(self, updated: Sequence[tuple[SectionIds, Ints]], update: Update) -> None:
+        """Updates the rows that are not in `updated`, with gradient 0, of tables whose every row decays."""
         for t, scalars_K in zip(self._decaying, self._scalars(np.array(self._decaying), update), strict=True):
-            first, end = sections.starts_S1[np.searchsorted(sections.tables_S, [t, t + 1])].tolist()
+            touched_U = np.concatenate([_slots_of(t, sections, slots_V) for sections, slots_V in updated])
             with self._locked(t):
                 self._note_step(np.array([t]), update)
-                for slots_U in slots_besides(self._tables[t], slots_V[first:end]):
+                for slots_U in slots_besides(self._tables[t], touched_U):
                     self._make_pre_image_room(t, slots_U.size)
                     decay_rows(self._tables[t], self._images[t], slots_U, scalars_K)
 
@@ -315,7 +351,14 @@ class Tables(Sequence[Table]):
         return found
 
     def _lock_of(self, t: int) -> int:
-        return int(np.searchsorted(self._bounds, t, side="right")) - 1
+        return self._lock_T[t]
+
+
+def _slots_of(t: int, sections: SectionIds, slots_V: Ints) -> Ints:
+    """The slots of a table's rows; of rows that were left out, none."""
+    first, end = sections.starts_S1[np.searchsorted(sections.tables_S, [t, t + 1])].tolist()
+    slots_U: Ints = slots_V[first:end]
+    return slots_U[slots_U >= 0]
 
 
 def sum_of(dims_T: Ints, a: Gradients, b: Gradients) -> Gradients:

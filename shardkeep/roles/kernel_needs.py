@@ -106,6 +106,7 @@ def _of_tables(tables: Sequence[TableSpec]) -> Iterator[str]:
         yield OPTIMIZERS[table.optimizer.name].kernels
         if table.admit is not None or table.evict is not None:
             yield "shardkeep.ps.shard.table.policy_kernels"
+            yield "shardkeep.ps.shard.table.policy_update_kernels"
         if table.candidates is not None:
             yield OPTIMIZERS[table.candidates.optimizer.name].kernels
         if (table.rows, table.state) != ("fp32", "fp32"):

@@ -1,5 +1,5 @@
 """Admission: which new ids of a table become rows, by the applied pushes that had them, or by chance."""
-# U = ids of a push, A = ids without a row
+# A = ids of a push without a row
 
 from __future__ import annotations
 
@@ -28,27 +28,18 @@ class Admission:
     ) -> None:
         self._table, self._config, self._candidates, self._remove = table, config, candidates, remove
 
-    def admit(self, ids_U: Ids, slots_U: Ints, pushes_U: Floats, update: Update, images: Ints) -> Bools | None:
-        """Which rows of a push are applied; None = all. `images`: what pushes keep of the candidates for a snapshot,
-        which has room for three pre-images of each id."""
-        absent_A = np.flatnonzero(slots_U < 0)
-        if not absent_A.size:
-            return None
-        ids_A = ids_U[absent_A]
+    def admit(self, ids_A: Ids, pushes_A: Floats, update: Update, images: Ints) -> Bools:
+        """Which ids become rows. `pushes_A`: how many pushes each is the sum of; empty = one. `images`: what pushes
+        keep of the candidates for a snapshot, which has room for three pre-images of each id."""
         if self._candidates is None:
             chosen_A = np.empty(ids_A.size, dtype=np.bool_)
             at.draw(ids_A, self._table.key, update.step + update.earlier_steps, self._config.probability, chosen_A)
         else:
-            pushes_A = pushes_U[absent_A] if pushes_U.size else pushes_U
             chosen_A = self._counted(self._candidates, ids_A, pushes_A, update, images)
         taken = int(chosen_A.sum())
         self._table.admitted_rows += taken
         self._table.refused_rows += ids_A.size - taken
-        if taken == ids_A.size:
-            return None
-        kept_U = np.ones(ids_U.size, dtype=np.bool_)
-        kept_U[absent_A] = chosen_A
-        return kept_U
+        return chosen_A
 
     def _counted(self, candidates: Eviction, ids_A: Ids, pushes_A: Floats, update: Update, images: Ints) -> Bools:
         table, first_new = candidates.table, candidates.table.num_rows

@@ -12,7 +12,7 @@ import time
 
 import numpy as np
 
-from shardkeep.base.arrays import Ids, Ints
+from shardkeep.base.arrays import Ids, Ints, UInt64s
 from shardkeep.ps.placement import BUCKETS
 from shardkeep.ps.policy_config import EvictConfig
 from shardkeep.ps.shard.table import policy_kernels as at
@@ -36,19 +36,18 @@ class Eviction:
         log_decay, by_score = math.log(config.decay) / config.decay_steps, config.policy == "lfu"
         self.rules = np.array([ttl or 0, config.delete_below or 0, log_decay, by_score, self.capacity], np.float64)
         """As the kernels take them."""
-        self._sweeps = bool(ttl or config.delete_below)
+        self.period = config.sweep_steps if ttl or config.delete_below else 0
+        """Steps in which every bucket is looked at once; 0 = never."""
         self._pinned: Ids = np.unique(np.array(config.pinned, dtype=np.int64))
+
+    @property
+    def in_seconds(self) -> bool:
+        """Whether the clock is the time of day, not the step."""
+        return self._config.ttl_s is not None
 
     def clock(self, update: Update) -> int:
         """The clock of an update: the step of the job and those before it, or seconds."""
-        return update.step + update.earlier_steps if self._config.ttl_s is None else int(time.time())
-
-    def hashes(self, update: Update) -> tuple[int, int]:
-        """The range of hashes [begin, end) whose rows are looked at after an update."""
-        period, (first, end) = self._config.sweep_steps, self.table.buckets
-        share = (update.step + update.earlier_steps) % period
-        begin, stop = max(first, share * BUCKETS // period), min(end, (share + 1) * BUCKETS // period)
-        return self.table.hashes(begin, stop) if self._sweeps and begin < stop else (0, 0)
+        return int(time.time()) if self.in_seconds else update.step + update.earlier_steps
 
     def expired(self, slots_U: Ints) -> Ints:
         """Those of the slots of rows that are too old, or score too low, whose rows go."""
@@ -68,3 +67,15 @@ class Eviction:
         """Removes rows. A snapshot has room for two pre-images of each."""
         self.table.evicted_rows += slots_U.size
         self.table.remove(images, slots_U, counts_B)
+
+
+def swept_hashes(periods_E: Ints, buckets: tuple[int, int], factor: int, update: Update) -> UInt64s:
+    """The ranges of hashes [begin, end), uint64 (E, 2), whose rows are looked at after an update.
+
+    `periods_E`: those of tables. `buckets`, `factor`: the server's, and hashes of a bucket."""
+    periods_E1 = np.maximum(periods_E, 1)[:, None]
+    shares_E2 = (update.step + update.earlier_steps) % periods_E1 + np.arange(2)
+    ranges_E2 = np.clip(shares_E2 * BUCKETS // periods_E1, *buckets) - buckets[0]
+    ranges_E2[periods_E == 0] = 0
+    swept: UInt64s = (ranges_E2 * factor).astype(np.uint64)
+    return swept

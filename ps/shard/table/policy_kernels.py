@@ -17,7 +17,7 @@ from shardkeep.base.compiling.kernels import kernel
 from shardkeep.base.hashing_kernels import GOLDEN, mix
 from shardkeep.ps.placement_kernels import bucket
 from shardkeep.ps.shard.table.index_kernels import find, remove, slots_between
-from shardkeep.ps.shard.table.layout_kernels import id_of, prefetch_record, record
+from shardkeep.ps.shard.table.layout_kernels import id_of, prefetch_record, record, start_of
 from shardkeep.ps.shard.table.pre_image_kernels import ROWS as SNAPSHOT_ROWS
 from shardkeep.ps.shard.table.pre_image_kernels import keep
 from shardkeep.ps.shard.table.table_kernels import (
@@ -63,14 +63,13 @@ def decayed(score: float, ticks: float, log_decay: float) -> float:
 def touch(descriptor: Ints, slots_U: Ints, clock: int, pushes_U: Rows, log_decay: float) -> None:
     """Counts pushes of rows at a clock: `pushes`, or one each if it is empty."""
     addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
-    shift, width, at = descriptor[SHIFT], descriptor[WIDTH], descriptor[COUNTERS]
+    shift, width, at = descriptor[SHIFT], descriptor[WIDTH], 4 * descriptor[COUNTERS]
     for i in range(slots_U.size):
-        prefetch_record(addresses, shift, width, slots_U, i)
-        row = record(addresses, shift, width, slots_U[i])
-        last = row.view(np.uint32)
-        score = decayed(np.float64(row[at + 1]), np.float64(clock - np.int64(last[at])), log_decay)
-        row[at + 1] = np.float32(score + (pushes_U[i] if pushes_U.size else 1.0))
-        last[at] = np.uint32(clock)
+        counters = start_of(addresses, shift, width, slots_U[i]) + at
+        clocks, scores = carray(pointer(counters), (1,), np.uint32), carray(pointer(counters + 4), (1,), np.float32)
+        score = decayed(np.float64(scores[0]), np.float64(clock - np.int64(clocks[0])), log_decay)
+        scores[0] = np.float32(score + (pushes_U[i] if pushes_U.size else 1.0))
+        clocks[0] = np.uint32(clock)
 
 
 @kernel("void(int64[::1], int64)")
@@ -219,30 +218,12 @@ def remove_rows(descriptor: Ints, images: Ints, slots_U: Ints, counts_B: Ints) -
 
 
 @kernel("void(int64[::1], int64[::1], int64[::1])")
-def forget_moved(descriptor: Ints, ids_U: Ids, slots_U: Ints) -> None:
-    """-1 for remembered slots that now have another row, or none."""
-    addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
-    shift, width, count = descriptor[SHIFT], descriptor[WIDTH], descriptor[COUNT]
-    for i in range(slots_U.size):
-        prefetch_record(addresses, shift, width, slots_U, i)
-        slot = slots_U[i]
-        if slot >= count or (slot >= 0 and id_of(addresses, shift, width, slot) != ids_U[i]):
-            slots_U[i] = -1
-
-
-@kernel("void(int64[::1], int64[::1], int64[::1], boolean)")
-def find_rows(descriptor: Ints, ids_U: Ids, slots_U: Ints, found: bool) -> None:
-    """The slots of ids, -1 where there is no row. `found`: `slots` has those of an earlier pull."""
+def find_rows(descriptor: Ints, ids_U: Ids, slots_U: Ints) -> None:
+    """The slots of ids, -1 where there is no row."""
     entries = carray(pointer(descriptor[ENTRIES]), (descriptor[NUM_ENTRIES],), np.uint64)
     old = carray(pointer(descriptor[OLD]), (descriptor[NUM_OLD],), np.uint64)
     addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
-    if not found:
-        find(entries, old, ids_U, addresses, descriptor[SHIFT], descriptor[WIDTH], slots_U)
-        return
-    forget_moved(descriptor, ids_U, slots_U)
-    for i in range(slots_U.size):
-        if slots_U[i] < 0:
-            find(entries, old, ids_U[i : i + 1], addresses, descriptor[SHIFT], descriptor[WIDTH], slots_U[i : i + 1])
+    find(entries, old, ids_U, addresses, descriptor[SHIFT], descriptor[WIDTH], slots_U)
 
 
 @kernel("void(int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], int64[::1], float32[::1])")
@@ -270,27 +251,6 @@ def draw(ids_U: Ids, key: np.uint64, step: int, chance: float, drawn_U: Bools) -
         drawn_U[i] = np.float64(bits >> np.uint64(11)) * 2.0**-53 < chance
 
 
-@kernel("int64(int64[::1], int64[::1], boolean[::1], int64[::1], float32[::1], int64[::1], int64[::1], float32[::1])")
-def compact(
-    starts_S1: Ints, dims_S: Ints, kept_V: Bools, ids_V: Ids, values: Rows, slots_V: Ints, ends_S1: Ints, out: Rows
-) -> int:
-    """Moves the ids and slots that are kept to the front, and copies their values to `out`; where the sections then
-    begin. Returns the number of values."""
-    to = at_value = to_value = 0
-    for s in range(dims_S.size):
-        dim = dims_S[s]
-        ends_S1[s] = to
-        for i in range(starts_S1[s], starts_S1[s + 1]):
-            if kept_V[i]:
-                ids_V[to], slots_V[to] = ids_V[i], slots_V[i]
-                out[to_value : to_value + dim] = values[at_value : at_value + dim]
-                to += 1
-                to_value += dim
-            at_value += dim
-    ends_S1[dims_S.size] = to
-    return to_value
-
-
 @kernel("void(int64[::1], int64[::1], int64[::1], int64, float32[::1], float32[::1])")
 def count_candidates(descriptor: Ints, images: Ints, slots_U: Ints, clock: int, pushes_U: Rows, counts_U: Rows) -> None:
     """`touch` for rows that only count, with their counts afterwards. A snapshot keeps them as they were (there is
@@ -313,39 +273,6 @@ def write_counters(descriptor: Ints, slots_U: Ints, counters_U2: UInt32s) -> Non
     for i in range(slots_U.size):
         words = record(addresses, descriptor[SHIFT], descriptor[WIDTH], slots_U[i]).view(np.uint32)
         words[at], words[at + 1] = counters_U2[i, 0], counters_U2[i, 1]
-
-
-@kernel("void(int64[:,::1], int64[::1], int64[::1], int64[::1], int64[::1], boolean, int64[::1])")
-def begin(
-    descriptors: Descriptors, tables_S: Ints, starts_S1: Ints, ids_V: Ids, slots_V: Ints, found: bool, first_S: Ints
-) -> None:
-    """Before an update: the first slot of new rows in each section, and -1 for remembered slots of rows that moved."""
-    for s in range(tables_S.size):
-        descriptor = descriptors[tables_S[s]]
-        first_S[s] = descriptor[COUNT]
-        if found and descriptor[COUNTERS]:
-            forget_moved(descriptor, ids_V[starts_S1[s] : starts_S1[s + 1]], slots_V[starts_S1[s] : starts_S1[s + 1]])
-
-
-@kernel("void(int64[:,::1], int64[::1], int64[::1], int64[::1], float32[::1], int64[::1], int64[::1], float64[:,::1])")
-def pushed(
-    descriptors: Descriptors,
-    tables_S: Ints,
-    starts_S1: Ints,
-    slots_V: Ints,
-    pushes_V: Rows,
-    first_S: Ints,
-    clocks_T: Ints,
-    rules_T: Matrix,
-) -> None:
-    """After an update: counts it in the rows of tables from which rows go."""
-    for s in range(tables_S.size):
-        t = tables_S[s]
-        if descriptors[t, COUNTERS]:
-            slots_U = slots_V[starts_S1[s] : starts_S1[s + 1]]
-            pushes_U = pushes_V[starts_S1[s] : starts_S1[s + 1]] if pushes_V.size else pushes_V
-            reset_counters(descriptors[t], first_S[s])
-            touch(descriptors[t], slots_U, clocks_T[t], pushes_U, rules_T[t, LOG_DECAY])
 
 
 @kernel(
@@ -384,23 +311,3 @@ def sweep(
             count = expired(descriptor, entries, old, first, end, clocks_T[t], rules, slots, count)
         ends_E[e] = min(count, slots.size)
     return count
-
-
-@kernel("void(int64[:,::1], int64[::1], int64[::1], int64[::1], int64[::1], boolean, boolean[::1], int64[::1])")
-def find_absent(
-    descriptors: Descriptors,
-    tables_S: Ints,
-    starts_S1: Ints,
-    ids_V: Ids,
-    slots_V: Ints,
-    found: bool,
-    admits_T: Bools,
-    absent_S: Ints,
-) -> None:
-    """The slots of ids of tables with admission, and how many of each section have no row."""
-    for s in range(tables_S.size):
-        absent_S[s] = 0
-        if admits_T[tables_S[s]]:
-            slots_U = slots_V[starts_S1[s] : starts_S1[s + 1]]
-            find_rows(descriptors[tables_S[s]], ids_V[starts_S1[s] : starts_S1[s + 1]], slots_U, found)
-            absent_S[s] = (slots_U < 0).sum()

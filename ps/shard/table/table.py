@@ -158,7 +158,7 @@ class Table:
         from shardkeep.ps.shard.table import policy_kernels  # tables without policies do not load them
 
         slots_N = np.empty(ids_N.size, dtype=np.int64)
-        policy_kernels.find_rows(self.descriptor, for_kernels(ids_N, np.int64), slots_N, False)
+        policy_kernels.find_rows(self.descriptor, for_kernels(ids_N, np.int64), slots_N)
         self.remove(NO_IMAGES, slots_N[slots_N >= 0])
 
     def remove(self, images: Ids, slots_U: Ids, counts_B: Ids = NO_COUNTS) -> None:

@@ -182,6 +182,29 @@ def update(descriptor: Ints, slots_U: Ints, grad_UD: Rows, squares_U: Rows, scal
 
 
 @kernel(
+    "void(int64[::1], float32[::1], int64[::1], int64[::1], int64[::1], boolean, float32[:,::1], float32[::1],"
+    " float32[::1])"
+)
+def update_section(
+    descriptor: Ints,
+    start: Rows,
+    kept: Ints,
+    ids_U: Ints,
+    slots_U: Ints,
+    found: bool,
+    grad_UD: Rows,
+    squares_U: Rows,
+    scalars: Rows,
+) -> None:
+    """`apply` for ids of one table. `kept`: its row of `images`."""
+    add_rows(descriptor, start, ids_U, slots_U, found)
+    if kept[SNAPSHOT_ROWS]:
+        addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
+        keep(kept, addresses, descriptor[SHIFT], descriptor[WIDTH], slots_U)
+    update(descriptor, slots_U, grad_UD, squares_U, scalars)
+
+
+@kernel(
     "void(int64[:,::1], float32[:,::1], int64[:,::1], int64[::1], int64[::1], int64[::1], int64[::1], boolean,"
     " float32[::1], float32[::1], float32[:,::1])"
 )
@@ -209,15 +232,11 @@ def apply(
         ids_U, slots_U = ids_V[starts_S1[s] : starts_S1[s + 1]], slots_V[starts_S1[s] : starts_S1[s + 1]]
         end = at + ids_U.size * descriptor[DIM]
         grad_UD = values[at:end].reshape((ids_U.size, descriptor[DIM]))
-        add_rows(descriptor, start, ids_U, slots_U, found)
-        kept = images[tables_S[s]]
-        if kept[SNAPSHOT_ROWS]:
-            addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
-            keep(kept, addresses, descriptor[SHIFT], descriptor[WIDTH], slots_U)
         squares_U = squares_V[starts_S1[s] : starts_S1[s + 1]] if squares_V.size else squares_V
         if squares_U.size and np.isnan(squares_U[0]):  # then so are all of the table
             squares_U = squares_U[:0]
-        update(descriptor, slots_U, grad_UD, squares_U, scalars_SK[s])
+        kept = images[tables_S[s]]
+        update_section(descriptor, start, kept, ids_U, slots_U, found, grad_UD, squares_U, scalars_SK[s])
         at = end
 
 
