@@ -33,6 +33,7 @@ from shardkeep.run.next_steps import check_start, origin_line, resume_line, take
 from shardkeep.run.reader import check_ours
 from shardkeep.run.storage import losses_of, shared_folder
 from shardkeep.trust.tokens import keep_token, put_token, token_of
+from shardkeep.trust.view import view_token_path
 
 _log = EventLog("roles")
 
@@ -78,14 +79,14 @@ def run_coordinator(job: JobConfig, options: CoordinatorOptions) -> int:
         metrics = None
         if job.metrics.on:
             metrics = JobMetrics(job, folder, folder.path, token, start_step=start_step, tls=tls)
-        with contextlib.nullcontext() if metrics is None else metrics.served() as address:
+        with contextlib.nullcontext() if metrics is None else metrics.served() as metrics_url:
             serve_job(
-                _spec(job, start_step, shared, folder, address),
+                _spec(job, start_step, shared, folder, metrics_url),
                 listen=options.listen,
                 token=token,
                 tls=tls,
                 sink=folder if metrics is None else metrics.sink,
-                ready=lambda address: _ready(address, folder, options),
+                ready=lambda address: _ready(address, folder, options, metrics_url),
                 stopping=stopping,
                 before=standing,
                 watch=None if metrics is None else metrics.sink.watch,
@@ -191,7 +192,7 @@ def _closing_lines(folder: RunFolder, options: CoordinatorOptions) -> Iterator[N
             folder.forget_token()
 
 
-def _ready(address: str, folder: RunFolder, options: CoordinatorOptions) -> None:
+def _ready(address: str, folder: RunFolder, options: CoordinatorOptions, metrics: str | None) -> None:
     """Writes the address to the run folder, with the command that takes over from this process. Prints it unless a
     launcher reads the folder."""
     command = take_over_arguments(
@@ -206,7 +207,10 @@ def _ready(address: str, folder: RunFolder, options: CoordinatorOptions) -> None
         _log.info("listening", address=address)
         return
     token_file = str(options.token_file or folder.token_path)
-    print(json.dumps({"coordinator": address, "run_dir": str(folder.path), "token_file": token_file}), flush=True)
+    line = {"coordinator": address, "run_dir": str(folder.path), "token_file": token_file}
+    if metrics is not None:
+        line |= {"metrics": metrics, "view_token_file": str(view_token_path(folder.path))}
+    print(json.dumps(line), flush=True)
 
 
 def _stop_on_signals(grace_s: float) -> Stopping:

@@ -12,8 +12,8 @@ import pytest
 from shardkeep.base.files import atomic_write
 from shardkeep.ps.control.grpc.endpoint import make_token
 from shardkeep.trust.certificates import LOCAL, make_certs
-from shardkeep.trust.view import view_token, view_token_path
-from tests.support.cluster import Cluster, records, within
+from shardkeep.trust.view import view_token
+from tests.support.cluster import Cluster, within
 from tests.support.configs import ENDLESS
 from tests.support.http_get import get
 
@@ -32,15 +32,15 @@ def test_with_tls_every_endpoint_wants_a_certificate_and_the_view_token(cluster:
     token, file = make_token(), tmp_path / "job.token"
     atomic_write(file, token + "\n", private=True)
     trust = ("--token-file", str(file), "--tls", str(here))
-    _, address, folder = cluster.coordinator(JOB, trust=trust)
+    coordinator, address, folder = cluster.coordinator(JOB, trust=trust)
     for role in ("server", "worker"):
         place = ("--coordinator", address, "--index", "0", "--run-dir", str(tmp_path), *trust)
         cluster.command(role, *place)
     cluster.training(folder)
 
-    assert view_token_path(folder.path).read_text() == view_token(token)
-    text = next(record["text"] for record in records(folder) if record.get("phase") == "metrics")
-    targets = text.split("all processes ")[1].split(";")[0]
+    line = json.loads(coordinator.line("{"))
+    assert Path(line["view_token_file"]).read_text() == view_token(token)
+    targets = line["metrics"].replace("/metrics", "/sd")
     context = ssl.create_default_context(cafile=here / "ca.pem")
     context.load_cert_chain(here / "cert.pem", here / "key.pem")
 
