@@ -18,6 +18,7 @@ from shardkeep.compression.per_table import check_table, push_of
 from shardkeep.config_files.overrides import Override, blamed, overridden
 from shardkeep.config_files.paths import anchored, below_shell
 from shardkeep.config_files.problems import MOST_LINES, Problem, lines, problems_of, shown
+from shardkeep.metrics_config import MetricsConfig
 from shardkeep.process_starts import ProcessesConfig
 from shardkeep.ps.config import (
     ConsistencyConfig,
@@ -96,6 +97,8 @@ class JobConfig(Settings):
     """What a job may lose when processes die."""
     telemetry: TelemetryConfig = TelemetryConfig()
     """Records of what each process does."""
+    metrics: MetricsConfig = MetricsConfig()
+    """Metrics for Prometheus."""
     profile: ProfileConfig = ProfileConfig()
     """Traces of some steps."""
 
@@ -200,6 +203,14 @@ class JobConfig(Settings):
             )
         if self.model.sync_norm and self.tower.compile == "on":
             raise ValueError("tower.compile: on with model.sync_norm; allowed: auto or off")
+        return self
+
+    @model_validator(mode="after")
+    def _metrics_are_found_by_records(self) -> JobConfig:
+        if self.metrics.on and not self.telemetry.every_s:
+            raise ValueError(
+                "telemetry.every_s: 0 with metrics.listen, whose targets come with the records; allowed: above 0"
+            )
         return self
 
     @model_validator(mode="after")
