@@ -19,6 +19,7 @@ from shardkeep.config_files.overrides import Override, blamed, overridden
 from shardkeep.config_files.paths import anchored, below_shell
 from shardkeep.config_files.problems import MOST_LINES, Problem, lines, problems_of, shown
 from shardkeep.metrics_config import MetricsConfig
+from shardkeep.page_config import PageConfig
 from shardkeep.process_starts import ProcessesConfig
 from shardkeep.ps.config import (
     ConsistencyConfig,
@@ -95,6 +96,8 @@ class JobConfig(Settings):
     """Deadlines and leases."""
     recovery: RecoveryConfig = RecoveryConfig()
     """What a job may lose when processes die."""
+    page: PageConfig = PageConfig()
+    """The live page."""
     telemetry: TelemetryConfig = TelemetryConfig()
     """Records of what each process does."""
     metrics: MetricsConfig = MetricsConfig()

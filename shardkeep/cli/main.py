@@ -19,6 +19,8 @@ from shardkeep.cli.job_commands import scale, status, train, with_
 from shardkeep.cli.model_commands import evaluate, export, predict
 from shardkeep.cli.options import Debug
 from shardkeep.cli.output import OutputError, drop_output, guard_output
+from shardkeep.cli.page_commands import report as report_page
+from shardkeep.cli.page_commands import view
 from shardkeep.cli.role_commands import coordinator, fork_server, server, worker
 from shardkeep.cli.serve_command import serve
 from shardkeep.cli.stop_command import stop
@@ -47,6 +49,7 @@ app = typer.Typer(
 for command in (
     train,
     status,
+    view,
     stop,
     scale,
     evaluate,
@@ -67,6 +70,7 @@ for command in (
 ):
     app.command()(command)
 app.command("tables export")(tables_export)
+app.command("report")(report_page)
 app.command("with")(with_)
 app.command("fork-server", hidden=True)(fork_server)
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from shardkeep.affinity import Pins, choose, describe, pinned
-from shardkeep.base.errors import JobError, JobStopped
+from shardkeep.base.errors import JobError, JobStopped, UserError
 from shardkeep.base.log import LogFormat
 from shardkeep.base.modules import search_last
 from shardkeep.config import JobConfig
@@ -26,7 +26,9 @@ from shardkeep.launch.callback_calls import CallbackCalls
 from shardkeep.launch.children import Spawn, Starter, child_environment
 from shardkeep.launch.interrupts import Interrupts
 from shardkeep.launch.test_data import score_test_data
+from shardkeep.page.of_job import serving_page
 from shardkeep.process_starts import forks
+from shardkeep.ps.control.grpc.endpoint import make_token
 from shardkeep.run.callback import Callback, StartEvent
 from shardkeep.run.folder import Record, RunFolder
 from shardkeep.run.new_folder import refuse_taken
@@ -193,7 +195,7 @@ class _Launch:
         started = StartEvent(config, folder.path, start_step, samples)
         if not config.servers:
             self._call_start(started)
-            with pinned(pins.get(("worker", 0))):
+            with pinned(pins.get(("worker", 0))), _page(config, folder, screen):
                 return _in_process(config, folder, screen, interrupts, start_step)
         from shardkeep.launch.supervisor import Supervisor
 
@@ -287,6 +289,20 @@ class ShownFolder:
             yield
         except OSError as error:
             raise JobError(f"{self._folder.path}: cannot be written ({error.strerror or error})") from error
+
+
+@contextlib.contextmanager
+def _page(config: JobConfig, folder: RunFolder, screen: JobView) -> Iterator[None]:
+    """Serves the page of a job in this process, until its summary is written."""
+    with contextlib.ExitStack() as leaving:
+        try:
+            page = leaving.enter_context(serving_page(config.page, folder.path, make_token()))
+        except UserError as error:
+            folder.finished("failed", str(error), None)
+            raise
+        if page is not None:
+            screen.phase("page", page)
+        yield
 
 
 def _in_process(

@@ -18,6 +18,7 @@ from shardkeep.launch.processes import JobProcesses
 from shardkeep.launch.replacing import Replacing
 from shardkeep.launch.role_starts import RoleStarts
 from shardkeep.launch.silence import watch_silence
+from shardkeep.page.of_job import page_line
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.job_view import JobView
 from shardkeep.run.reader import MetricsTail
@@ -116,6 +117,8 @@ class Supervisor:
         if self._folder.member_list():
             members = f"{_plural(self._config.servers, 'server')}, {_plural(self._config.workers, 'worker')}"
             self._screen.phase("start", f"coordinator, {members}; formed in {time.monotonic() - began:.1f} s")
+            if self._config.page.on and (page := page_line(self._folder.path)) is not None:
+                self._screen.phase("page", page)
 
     @property
     def _ends(self) -> bool:

@@ -19,6 +19,7 @@ from typing import Any
 from shardkeep.base.errors import ConfigError, ShardkeepError, UserError
 from shardkeep.base.log import EventLog
 from shardkeep.config import JobConfig
+from shardkeep.page.of_job import serving_page
 from shardkeep.ps.control.grpc.addresses import check_exposed, split_address
 from shardkeep.ps.control.grpc.endpoint import read_token
 from shardkeep.ps.control.grpc.server import Stopping, serve_job
@@ -72,7 +73,7 @@ def run_coordinator(job: JobConfig, options: CoordinatorOptions) -> int:
     token = _job_token(folder, token, options)
     note_run(folder.path)
     clean(folder.token_path.parent)
-    with _closing_lines(folder, options):
+    with _closing_lines(folder, options), serving_page(job.page, folder.path, token, tls=options.tls) as page:
         by_hand = not options.launched
         start_step = options.start_step
         shared = shared_folder(job, folder.path, start_step=start_step, standing=standing) if by_hand else None
@@ -86,7 +87,7 @@ def run_coordinator(job: JobConfig, options: CoordinatorOptions) -> int:
                 token=token,
                 tls=tls,
                 sink=folder if metrics is None else metrics.sink,
-                ready=lambda address: _ready(address, folder, options, metrics_url),
+                ready=lambda address: _ready(address, folder, options, page, metrics_url),
                 stopping=stopping,
                 before=standing,
                 watch=None if metrics is None else metrics.sink.watch,
@@ -192,9 +193,11 @@ def _closing_lines(folder: RunFolder, options: CoordinatorOptions) -> Iterator[N
             folder.forget_token()
 
 
-def _ready(address: str, folder: RunFolder, options: CoordinatorOptions, metrics: str | None) -> None:
+def _ready(address: str, folder: RunFolder, options: CoordinatorOptions, page: str | None, metrics: str | None) -> None:
     """Writes the address to the run folder, with the command that takes over from this process. Prints it unless a
-    launcher reads the folder."""
+    launcher reads the folder.
+
+    The page's address has a token: it is printed for a person, never to a log of the run folder."""
     command = take_over_arguments(
         folder.path,
         address,
@@ -206,6 +209,8 @@ def _ready(address: str, folder: RunFolder, options: CoordinatorOptions, metrics
     if options.launched:
         _log.info("listening", address=address)
         return
+    if page is not None:
+        _say(f"page: {page}")
     token_file = str(options.token_file or folder.token_path)
     line = {"coordinator": address, "run_dir": str(folder.path), "token_file": token_file}
     if metrics is not None:

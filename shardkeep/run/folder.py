@@ -2,6 +2,7 @@
 
 config.yaml       the resolved config
 code.json         where the user's own modules are
+page.json         the address of the job's page, without its token
 coordinator.json  the coordinator's address, pid and what that is a number in
 standing.json     what another coordinator process needs to take over; for this user only (standing-copy.json: a copy)
 starts.json       when the job was started and resumed, at which steps (starts.py)

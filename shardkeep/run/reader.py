@@ -103,14 +103,18 @@ class RunReader:
 class MetricsTail:
     """Reads what was added to a metrics.jsonl since the last look; a half-written line waits for its end."""
 
-    def __init__(self, path: Path, *, from_end: bool = False) -> None:
-        """`from_end`: what is there already has been read."""
+    def __init__(self, path: Path, *, from_end: bool = False, most_bytes: int | None = None) -> None:
+        """`from_end`: what is there already has been read. `most_bytes`: of a longer file, the first look reads so many
+        bytes at its end."""
         self._path = path
         self._position = path.stat().st_size if from_end and path.exists() else 0
+        self._most_bytes = most_bytes
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         try:
             with self._path.open("rb") as file:
+                if self._most_bytes is not None and not self._position:
+                    self._position = max(0, file.seek(0, 2) - self._most_bytes)  # in a line, which is no JSON then
                 file.seek(self._position)
                 added = file.read()
         except FileNotFoundError:

@@ -11,6 +11,7 @@ import yaml
 
 from shardkeep.base.errors import JobError
 from shardkeep.base.files import atomic_write
+from shardkeep.page.files import text_of
 from shardkeep.sweep.compare import Comparison, against_fp32, all_pairs
 from shardkeep.sweep.origin import origin
 from shardkeep.sweep.plan import Variant, flat
@@ -21,14 +22,18 @@ from shardkeep.sweep.times import MBIT_PER_S, MODEL, bandwidth_name, predict, wh
 
 NO_PLOTS = "no plots: matplotlib is not installed (pip install 'shardkeep[report]'); the same command adds them"
 STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 66rem; margin: 2rem auto; padding: 0 1rem; }
-h1 { font-size: 1.5rem; } h2 { font-size: 1.15rem; margin-top: 2rem; }
-table { border-collapse: collapse; font-size: 13px; margin: .6rem 0; }
-th, td { padding: .25rem .7rem; text-align: right; border-bottom: 1px solid #ddd; white-space: nowrap; }
+body { font: 15px/1.5 system-ui, sans-serif; color: var(--text); background: var(--ground); margin: 0; }
+main { max-width: 72rem; margin: 1rem auto; padding: .4rem 1.4rem 2rem; background: var(--card);
+border: 1px solid var(--edge); border-radius: 10px; font-variant-numeric: tabular-nums; }
+h1 { font-size: 1.3rem; } h2 { font-size: 1.05rem; margin-top: 2rem; }
+table { border-collapse: collapse; font-size: 13px; margin: .6rem 0; } th { color: var(--muted); font-weight: 600; }
+th, td { padding: .3rem .8rem .3rem 0; text-align: right; border-bottom: 1px solid var(--grid); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; } td.text { text-align: left; white-space: normal; }
-img { max-width: 100%; } p { max-width: 50rem; } code, pre { font-size: 12px; } .lead { font-size: 16px; }
-figure { margin: 2rem 0; } figcaption { max-width: 50rem; font-size: 13px; color: #444; }
-pre { background: #f6f6f6; padding: .6rem; overflow-x: auto; } div.wide { overflow-x: auto; }
+img { max-width: 100%; background: #fff; border-radius: 6px; } p { max-width: 75ch; } code, pre { font-size: 12px; }
+.lead { font-size: 16px; } figure { margin: 2rem 0; }
+figcaption { max-width: 75ch; font-size: 13px; color: var(--muted); }
+pre { background: var(--ground); border: 1px solid var(--edge); border-radius: 6px; padding: .6rem; overflow-x: auto; }
+div.wide { overflow-x: auto; }
 """
 
 Row = Sequence[str]
@@ -74,12 +79,11 @@ def page(results: Results, plots: Mapping[str, Path] | None) -> str:
         f"<p>To make it again, with the sweep file below and, where the commit is known, at that commit:</p>"
         f"<pre>{_text(stated.command)}</pre><pre>{_text(stated.sweep_file)}</pre>",
     ]
-    head = f'<meta charset="utf-8"><title>{_text(title)}</title><style>{STYLE}</style>'
-    return (
-        f'<!doctype html>\n<html lang="en"><head>{head}</head><body>\n'
-        + "\n".join(filter(None, parts))
-        + "\n</body></html>\n"
-    )
+    width = '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    style = text_of("theme.css") + STYLE
+    head = f'<meta charset="utf-8">{width}<title>{_text(title)}</title><style>{style}</style>'
+    body = "\n".join(filter(None, parts))
+    return f'<!doctype html>\n<html lang="en"><head>{head}</head><body><main>\n{body}\n</main></body></html>\n'
 
 
 RULES = (

@@ -221,7 +221,7 @@ def test_a_job_outlives_garbage_on_the_coordinators_ports(jobs: Jobs) -> None:
     job = jobs.start(ENDLESS)
     members = job.training()
     ports = listening_ports(members["coordinator 0"])
-    assert len(ports) == 2  # gRPC and the store
+    assert len(ports) == 3  # gRPC, the store and the page
     with contextlib.ExitStack() as held:
         for port, garbage in itertools.product(ports, GARBAGE.values()):
             with contextlib.suppress(OSError):  # refused, or hung up on

@@ -1,0 +1,234 @@
+"""Do viewers and attackers of the live page slow a training job down?
+
+    python benchmarks/page_load.py                 # three rounds of 20 s, each kind of load in turn
+    python benchmarks/page_load.py --streams 50    # fewer event streams
+
+One job trains (one server, one worker). In turn, nobody, viewers or strangers load the coordinator's page for some
+seconds. Viewers have the token: event streams, half of them never read. Strangers have none: open connections,
+requests for every kind of address, garbage. The clients are one process with nice 19, and strangers send at most
+`--rate` requests a second: on two cores, the clients' own work is part of what the job loses. Figures: steps a second
+beside those with nobody, the CPU seconds of the coordinator per second, its memory, the replies by status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import harness
+
+TARGET = 0.99
+SETTLE_S, START_S = 3.0, 240.0
+ADDRESS = re.compile(r"http://([\d.]+):(\d+)/\?token=(\w+)")
+JOB: dict[str, Any] = {
+    "name": "watched",
+    "servers": 1,
+    "workers": 1,
+    "data": {"synthetic": {"train_samples": 2_000_000, "eval_samples": 1000}},
+    "tower": {"amp": "off", "compile": "off"},
+    "train": {"batch_size": 1024, "epochs": 100_000, "report_every_s": 0.5},
+    "eval": {"every_steps": 100_000_000},
+    "checkpoint": {"every_steps": 0},
+    "telemetry": {"every_s": 1},
+    "page": {"listen": "127.0.0.1:0"},
+}
+TARGETS = ("/", "/events", "/state", "/logs/server/0", "/logs/../../config.yaml", "/?token=" + "0" * 64, "/static/a.js")
+GARBAGE = (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"GET / HTTP/9\r\n\r\n", b"\x00" * 4096, b"GET / HTTP/1.1\r\nA: ")
+
+
+class Job:
+    """A job that trains, with its page. Use in a `with`."""
+
+    def __init__(self, folder: Path) -> None:
+        import psutil
+        import yaml
+
+        self.run = folder / "run"
+        (folder / "job.yaml").write_text(yaml.safe_dump(JOB))
+        path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]))
+        self._lines: list[str] = []
+        self._child = subprocess.Popen(
+            [sys.executable, "-m", "shardkeep", "train", str(folder / "job.yaml"), "--run-dir", str(self.run)],
+            env={**os.environ, "PYTHONPATH": path},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        threading.Thread(target=self._read, daemon=True).start()
+        try:
+            deadline = time.monotonic() + START_S
+            while self.steps() < 50 or self._address() is None:
+                if self._child.poll() is not None or time.monotonic() > deadline:
+                    raise RuntimeError(f"no job with a page after {START_S} s:\n{''.join(self._lines[-20:])}")
+                time.sleep(0.5)
+        except BaseException:
+            self.close()
+            raise
+        found = self._address()
+        assert found is not None
+        self.host, self.port, self.token = found[1], int(found[2]), found[3]
+        self.coordinator = psutil.Process(json.loads((self.run / "coordinator.json").read_text())["pid"])
+
+    def __enter__(self) -> Job:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._child.send_signal(signal.SIGINT)
+        try:
+            self._child.wait(60)
+        except subprocess.TimeoutExpired:
+            self._child.kill()
+            self._child.wait()
+
+    def steps(self) -> int:
+        """Steps that are done, by the last record."""
+        with contextlib.suppress(FileNotFoundError):
+            for line in reversed((self.run / "metrics.jsonl").read_text().splitlines()):
+                if '"kind": "progress"' in line:
+                    return int(json.loads(line)["step"])
+        return 0
+
+    def reported(self) -> list[tuple[float, int]]:
+        """Time and step of each record of progress."""
+        from datetime import datetime
+
+        records = map(json.loads, (self.run / "metrics.jsonl").read_text().splitlines())
+        progress = [r for r in records if r["kind"] == "progress"]
+        return [(datetime.fromisoformat(r["time"]).timestamp(), r["step"]) for r in progress]
+
+    def _read(self) -> None:
+        assert self._child.stdout is not None
+        self._lines.extend(self._child.stdout)
+
+    def _address(self) -> re.Match[str] | None:
+        return ADDRESS.search("".join(self._lines))
+
+
+def watched(job: Job, kind: str, seconds: float, *, streams: int, rate: float) -> harness.Figures:
+    """The job's figures while clients of a kind load its page."""
+    with clients(job, kind, streams=streams, rate=rate) as replies:
+        time.sleep(SETTLE_S)
+        cpu, began = sum(job.coordinator.cpu_times()[:2]), time.time()
+        time.sleep(seconds)
+        ended, cpu = time.time(), sum(job.coordinator.cpu_times()[:2]) - cpu
+        memory = job.coordinator.memory_info().rss
+    inside = [(at, step) for at, step in job.reported() if began <= at <= ended]
+    (first, before), (last, after) = inside[0], inside[-1]
+    figures = {"steps_per_s": (after - before) / (last - first), "coordinator_cpu": cpu / (ended - began)}
+    return figures | {"coordinator_mb": memory / 1e6, **replies}
+
+
+@contextlib.contextmanager
+def clients(job: Job, kind: str, *, streams: int, rate: float) -> Iterator[dict[str, float]]:
+    """Runs the clients in a process of their own; at the end, the yielded mapping has their replies by status."""
+    replies: dict[str, float] = {}
+    if kind == "nobody":
+        yield replies
+        return
+    command = [sys.executable, __file__, "--load", kind, "--streams", str(streams), "--rate", str(rate)]
+    address = {"PAGE": f"{job.host} {job.port} {job.token}"}
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **address})
+    try:
+        yield replies
+    finally:
+        child.send_signal(signal.SIGTERM)
+        try:
+            told, _ = child.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            child.kill()
+            told, _ = child.communicate()
+    replies |= {f"status {status}": float(count) for status, count in json.loads(told.splitlines()[-1]).items()}
+
+
+async def load(kind: str, *, streams: int, rate: float) -> None:
+    """Loads the page until SIGTERM, then prints the replies by status."""
+    host, port, token = os.environ["PAGE"].split()
+    replies: dict[str, int] = {}
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+
+    def head(target: str, *, known: bool) -> bytes:
+        bearer = f"Authorization: Bearer {token}\r\n" if known else ""
+        return f"GET {target} HTTP/1.1\r\nHost: {host}:{port}\r\n{bearer}\r\n".encode()
+
+    async def connection(sent: bytes, *, reads: bool, limit_s: float | None = None) -> None:
+        with contextlib.suppress(OSError):  # a TimeoutError is one
+            async with asyncio.timeout(limit_s):
+                await talk(sent, reads=reads)
+
+    async def talk(sent: bytes, *, reads: bool) -> None:
+        reader, writer = await asyncio.open_connection(host, port, limit=4096)
+        with contextlib.closing(writer):
+            writer.write(sent)
+            if not reads:
+                writer.transport.pause_reading()  # type: ignore[attr-defined]
+                await stop.wait()
+                return
+            status = (await reader.readline()).split(b" ")[1:2] or [b"none"]
+            replies[status[0].decode()] = replies.get(status[0].decode(), 0) + 1
+            while await reader.read(4096):
+                pass
+
+    known = kind == "viewers"
+    sent = head("/events", known=True) if known else b"GET /events HTTP/1.1\r\n"
+    tasks = [asyncio.create_task(connection(sent, reads=number % 2 == 0)) for number in range(streams)]
+    number = 0
+    while not stop.is_set():
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), 1 / rate)
+        if not known:
+            number += 1
+            target = TARGETS[number % len(TARGETS)]
+            what = GARBAGE[number % len(GARBAGE)] + b"\r\n\r\n" if number % 3 == 0 else head(target, known=False)
+            tasks.append(asyncio.create_task(connection(what, reads=True, limit_s=10.0)))
+            tasks = [task for task in tasks if not task.done()]
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    print(json.dumps(replies), flush=True)
+
+
+def main() -> None:
+    parser = harness.arguments(__doc__ or "")
+    parser.add_argument("--streams", type=int, default=500, help="open connections")
+    parser.add_argument("--rate", type=float, default=50.0, help="requests a second without a token")
+    parser.add_argument("--load", choices=["viewers", "strangers"], help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.load:
+        os.nice(19)
+        asyncio.run(load(options.load, streams=options.streams, rate=options.rate))
+        return
+    options = harness.parse(parser)
+    kinds = ("nobody", "viewers", "strangers")
+    with tempfile.TemporaryDirectory() as folder, Job(Path(folder)) as job:
+        contestants: dict[str, harness.Contestant] = {
+            kind: lambda seconds, kind=kind: watched(  # type: ignore[misc]
+                job, kind, max(seconds, 3.0), streams=options.streams, rate=options.rate
+            )
+            for kind in kinds
+        }
+        found = harness.alternate(contestants, rounds=options.rounds, seconds=options.seconds)
+    speeds = {kind: harness.ratios(found, kind, "nobody", "steps_per_s") for kind in kinds[1:]}
+    for kind, ratio in speeds.items():
+        harness.show_ratio(f"steps a second with {kind} / with nobody", ratio, TARGET)
+    harness.write(options.json, "page_load", {"rounds": found, "ratios": speeds, "streams": options.streams})
+
+
+if __name__ == "__main__":
+    main()

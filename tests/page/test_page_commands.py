@@ -1,0 +1,167 @@
+"""`shardkeep view`, `shardkeep report` and the page of a job: their lines, their files, their errors."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardkeep.base.errors import ConfigError
+from shardkeep.config import parse_config
+from shardkeep.page.of_job import page_line, serving_page
+from shardkeep.page.server import PageServer, kept_address
+from shardkeep.page.state import RunState
+from shardkeep.page_config import PageConfig
+from shardkeep.trust.certificates import make_certs
+from shardkeep.trust.view import view_token
+from tests.support.cluster import Cluster
+from tests.support.http_attacks import request
+from tests.support.pages import PageAddress, viewed
+from tests.support.simulated_runs import Scene, write_simulated_run
+
+HOSTILE = '<script>alert("</script>&amp;\u2028'
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path) as cluster:
+        yield cluster
+
+
+@pytest.mark.processes
+def test_view_prints_an_address_that_works_once_in_a_browser(cluster: Cluster, tmp_path: Path) -> None:
+    runs = [write_simulated_run(tmp_path / name, Scene(seed=seed)) for seed, name in enumerate(("a", "b"))]
+    with viewed(cluster, *runs) as view:
+        reply = request(view.address.place, "/state", headers=view.address.bearer)
+        assert [run["name"] for run in json.loads(reply.body)["runs"]] == ["a", "b"]
+        page = request(view.address.place, "/", headers=view.address.bearer)
+        assert "frame-ancestors 'none'" in page.head and "nosniff" in page.head
+        assert b"<script>" not in page.body and b"style=" not in page.body
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing"], "there is no such folder"),
+        (["."], "is not a run folder"),
+        (["run", "--listen", "0.0.0.0:0"], "other machines may reach it"),
+        (["run", "--listen", "nowhere"], "is not HOST:PORT"),
+    ],
+)
+def test_view_says_in_a_line_what_is_wrong(
+    cluster: Cluster, tmp_path: Path, arguments: list[str], message: str
+) -> None:
+    write_simulated_run(tmp_path / "run", Scene())
+    ended = cluster.command(
+        "view", *[str(tmp_path / a) if a in ("nothing", ".", "run") else a for a in arguments]
+    ).end()
+    assert ended.code == 2
+    assert message in ended.err and ended.err.count("\n") == 1
+
+
+def test_a_page_without_starlette_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
+    with pytest.raises(Exception, match=r"pip install 'shardkeep\[web\]'"):
+        PageServer("127.0.0.1:0", "token", list)
+    with serving_page(PageConfig(), tmp_path, "token") as url:
+        assert url is None
+    with (
+        pytest.raises(Exception, match=r"page.listen: .*shardkeep\[web\]"),
+        serving_page(PageConfig(listen="127.0.0.1:0"), tmp_path, "token"),
+    ):
+        pass
+
+
+def test_a_report_is_one_file_with_nothing_to_load(cluster: Cluster, tmp_path: Path) -> None:
+    run = write_simulated_run(tmp_path / "run", Scene())
+    (run / "logs" / "server-0.log").write_text(HOSTILE)
+    with (run / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"time": "2026-11-25T12:00:00", "kind": "event", "text": f"warning: {HOSTILE}"}) + "\n")
+    path = tmp_path / "new" / "report.html"
+    ended = cluster.command("report", str(run), "--html", str(path)).end()
+    assert (ended.code, ended.out) == (0, f"report  {path}\n"), ended.err
+    text = path.read_text(encoding="utf-8")
+    assert not re.search(r"""(?:src|href)=["'](?!#|data:)""", text)
+    assert "<script>alert" not in text and text.count("</script>") == 3
+    stored = json.loads(text.split('id="stored">')[1].split("</script>")[0])
+    assert stored["runs"][0]["overview"]["state"] == "completed"
+    assert stored["logs"][0]["server-0"].startswith("<script>alert")
+
+
+@pytest.mark.parametrize("listen", ["auto", "off", "127.0.0.1:0", "[::1]:8080"])
+def test_the_page_is_configured_by_its_address(listen: str) -> None:
+    assert parse_config(f"data: {{source: synthetic}}\npage: {{listen: '{listen}'}}").page.listen == listen
+
+
+def test_a_bad_address_of_the_page_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"page.listen.*allowed: auto, off, or HOST:PORT"):
+        parse_config("data: {source: synthetic}\npage: {listen: somewhere}")
+
+
+def test_a_page_that_is_restarted_has_the_same_address_and_another_job_s_port_is_not_taken(tmp_path: Path) -> None:
+    write_simulated_run(tmp_path / "run", Scene())
+    run = tmp_path / "run"
+    with serving_page(PageConfig(), run, "a token") as first:
+        assert first is not None and first.endswith(view_token("a token"))
+        assert page_line(run, "a token") == first
+    with serving_page(PageConfig(), run, "a token") as second:
+        assert second == first
+        assert request(PageAddress(second).place, "/state", headers=PageAddress(second).bearer).status == 200
+    kept = kept_address(run)
+    assert kept is not None
+    with socket.create_server(PageAddress(first).place), serving_page(PageConfig(), run, "a token") as third:
+        assert third is not None and third != first
+    with serving_page(PageConfig(listen="off"), run, "a token") as none:
+        assert none is None and page_line(run, "a token") is None
+
+
+def test_a_page_that_nobody_opens_loads_nothing(tmp_path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from shardkeep.page.of_job import serving_page\n"
+        "from shardkeep.page_config import PageConfig\n"
+        "with serving_page(PageConfig(), Path(sys.argv[1]), 'token') as url:\n"
+        "    assert url\n"
+        "    print(sorted({'starlette', 'uvicorn', 'rich', 'yaml'} & set(sys.modules)))\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert "starlette" not in done.stdout and "uvicorn" not in done.stdout
+
+
+def test_the_token_of_the_page_is_in_no_file_of_the_run_folder(tmp_path: Path) -> None:
+    run = write_simulated_run(tmp_path / "run", Scene())
+    server = PageServer("127.0.0.1:0", "0123456789abcdef", lambda: [RunState(run)])
+    try:
+        assert request(PageAddress(server.url).place, "/state", headers=PageAddress(server.url).bearer).status == 200
+    finally:
+        server.close()
+    assert not [path for path in run.rglob("*") if path.is_file() and b"0123456789abcdef" in path.read_bytes()]
+
+
+def test_with_certificates_a_page_that_other_machines_reach_is_https(tmp_path: Path) -> None:
+    run = write_simulated_run(tmp_path / "run", Scene())
+    (certificates,) = make_certs(tmp_path / "certs", ["localhost,127.0.0.1"], days=1)
+    with serving_page(PageConfig(listen="0.0.0.0:0"), run, "a token", tls=certificates) as url:
+        assert url is not None and url.startswith("https://")
+        port, headers = int(url.split(":")[2].split("/")[0]), PageAddress(url).bearer
+        trusting = ssl.create_default_context(cafile=str(certificates / "ca.pem"))
+        connection = http.client.HTTPSConnection("localhost", port, timeout=20, context=trusting)
+        connection.request("GET", "/state", headers=headers)
+        assert connection.getresponse().status == 200
+        connection.close()
+        cookie = http.client.HTTPSConnection("localhost", port, timeout=20, context=trusting)
+        cookie.request("GET", f"/?token={PageAddress(url).token}")
+        assert "secure" in (cookie.getresponse().getheader("set-cookie") or "").lower()
+        cookie.close()
+    with serving_page(PageConfig(listen="127.0.0.1:0"), run, "a token", tls=certificates) as url:
+        assert url is not None and url.startswith("http://")

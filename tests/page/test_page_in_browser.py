@@ -1,0 +1,223 @@
+"""The page in Chromium, from simulated folders: every state, few and many members, phone, dark, keyboard, one file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.browser import NARROW, WIDE, Chromium, Look, Visit, chromium
+from tests.support.cluster import Cluster
+from tests.support.pages import DRAWN, LIVE, View, number, rows_of, tile, viewed
+from tests.support.simulated_runs import Scene, State, led, write_simulated_run
+
+pytestmark = [pytest.mark.slow, pytest.mark.processes]
+
+BADGES: dict[State, str] = {
+    "begun": "starting",
+    "forming": "starting",
+    "running": "training",
+    "recovering": "recovering",
+    "finished": "completed",
+    "failed": "failed",
+    "stopped": "stopped",
+    "killed": "no process left",
+}
+LARGE: dict[str, Any] = {"servers": 8, "workers": 64}
+ALONE: dict[str, Any] = {"servers": 0, "workers": 1}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Chromium]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    with Cluster(tmp_path) as cluster:
+        yield cluster
+
+
+def current(**changes: Any) -> Scene:
+    """A scene whose last record is a moment old, or of another day if its processes were killed."""
+    return Scene(now=Scene().now if changes.get("state") == "killed" else datetime.now(), **changes)
+
+
+@contextlib.contextmanager
+def seen(browser: Chromium, cluster: Cluster, *runs: Path, **window: Any) -> Iterator[tuple[View, Visit]]:
+    """The page of some runs, drawn, in a window."""
+    with viewed(cluster, *runs) as view, browser.visit(**window) as visit:
+        visit.open(view.address.url)
+        visit.wait(LIVE)
+        visit.wait(DRAWN)
+        yield view, visit
+
+
+@pytest.mark.parametrize(
+    ("state", "members"),
+    [
+        *(pytest.param(state, {}, id=f"{state}, 2 workers") for state in BADGES),
+        *(pytest.param(state, LARGE, id=f"{state}, 64 workers") for state in BADGES),
+        *(pytest.param(state, ALONE, id=f"{state}, one process") for state in BADGES if state != "recovering"),
+    ],
+)
+def test_the_page_of_every_state_says_which_it_is_without_an_error_or_a_request_to_another_host(
+    browser: Chromium, cluster: Cluster, tmp_path: Path, state: State, members: dict[str, int]
+) -> None:
+    run = write_simulated_run(tmp_path / "run", current(state=state, **members))
+    alive = state in ("begun", "forming", "running", "recovering")
+    with led(run) if alive else contextlib.nullcontext(), seen(browser, cluster, run) as (view, visit):
+        assert visit.text("#state") == BADGES[state]
+        assert "token" not in visit.page.url
+        assert visit.hosts() == {view.address.netloc}
+        assert visit.problems == []
+        assert "undefined" not in visit.text() and "NaN" not in visit.text() and "[object" not in visit.text()
+
+
+@pytest.mark.parametrize("look", ["light", "dark"])
+@pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "phone"])
+@pytest.mark.parametrize("state", ["begun", "recovering", "finished"])
+def test_axe_finds_nothing_serious_and_nothing_is_wider_than_the_window(
+    browser: Chromium, cluster: Cluster, tmp_path: Path, state: State, size: tuple[int, int], look: Look
+) -> None:
+    scene = current(state=state, slow_worker=1, restarted_server=1, rate_too_high=True, **LARGE)
+    run = write_simulated_run(tmp_path / "run", scene)
+    with led(run), seen(browser, cluster, run, size=size, look=look) as (_, visit):
+        visit.page.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
+        assert visit.too_wide() == 0
+        assert visit.axe() == []
+
+
+def test_the_figures_are_those_of_summary_json(browser: Chromium, cluster: Cluster, tmp_path: Path) -> None:
+    run = write_simulated_run(tmp_path / "run", Scene(restarted_server=0, compression=True))
+    summary = json.loads((run / "summary.json").read_text())
+    with seen(browser, cluster, run) as (_, visit):
+        assert number(tile(visit, "Step")) == summary["steps"]
+        assert number(tile(visit, "Speed")) == pytest.approx(summary["samples_per_s"], abs=0.5)
+        assert number(tile(visit, "AUC")) == pytest.approx(summary["eval"]["auc"], abs=5e-5)
+        assert number(tile(visit, "Recoveries")) == len(summary["recoveries"])
+        sums = {kind: sum(summary["bytes"][kind].values()) for kind in ("push", "pull", "tower")}
+        assert number(tile(visit, "Sent for training")) == pytest.approx(sum(sums.values()), rel=0.02)
+        shown = {row[0].split("\n")[0]: number(row[1]) for row in rows_of(visit, "bytes")}
+        assert {kind: shown[kind] for kind in sums} == {k: pytest.approx(v, rel=0.02) for k, v in sums.items()}
+        tables = {table["name"]: table["rows"] for table in summary["tables"]}
+        assert {row[0]: number(row[1]) for row in rows_of(visit, "tables")}.items() <= tables.items()
+        staleness = {row[0].split()[0]: number(row[-1]) for row in rows_of(visit, "staleness")}
+        assert staleness == summary["staleness"]
+
+
+def test_every_figure_of_the_overview_has_a_word_of_explanation(
+    browser: Chromium, cluster: Cluster, tmp_path: Path
+) -> None:
+    run = write_simulated_run(tmp_path / "run", Scene(compression=True))
+    with seen(browser, cluster, run) as (_, visit):
+        tiles = visit.page.locator("#overview .tile").all()
+        assert len(tiles) > 6
+        assert all(len(tile.locator(".about").inner_text()) > 8 for tile in tiles)
+
+
+def test_the_page_alone_says_what_is_wrong_with_a_job_in_trouble(
+    browser: Chromium, cluster: Cluster, tmp_path: Path
+) -> None:
+    scene = current(state="running", workers=4, slow_worker=1, restarted_server=1, rate_too_high=True)
+    run = write_simulated_run(tmp_path / "run", scene)
+    with seen(browser, cluster, run) as (_, visit):
+        warnings = visit.text("#warnings")
+        assert "worker 1 is slower than the others" in warnings
+        assert "server 1 died and was restarted" in warnings
+        assert "the loss rises" in warnings and "learning rate" in warnings
+        assert rows_of(visit, "steps")[0][0] == "worker 1"
+
+
+def test_a_healthy_job_has_no_warning(browser: Chromium, cluster: Cluster, tmp_path: Path) -> None:
+    run = write_simulated_run(tmp_path / "run", current(state="running", workers=4))
+    with seen(browser, cluster, run) as (_, visit):
+        assert visit.text("#warnings .body") == "Nothing looks wrong."
+
+
+def test_the_keyboard_reaches_every_control_in_reading_order_with_a_visible_focus(
+    browser: Chromium, cluster: Cluster, tmp_path: Path
+) -> None:
+    run = write_simulated_run(tmp_path / "run", Scene(workers=16, servers=4))
+    with seen(browser, cluster, run) as (_, visit):
+        stops = visit.tab_stops()
+        unseen = [stop for stop in stops if not (stop["ring"] and stop["shown"])]
+        assert unseen == []
+        assert stops[0]["name"] == "Skip to the content"
+        names = [stop["name"] for stop in stops]
+        for name in ("Overview", "Config", "Log of server 0", "Show 8 more workers"):
+            assert name in names
+        inside = [s["top"] for s in stops if s["tag"] in ("summary", "button")]
+        assert len(inside) > 10 and inside == sorted(inside)
+
+
+def test_a_log_opens_and_closes_by_keyboard_and_gives_the_focus_back(
+    browser: Chromium, cluster: Cluster, tmp_path: Path
+) -> None:
+    run = write_simulated_run(tmp_path / "run", Scene(restarted_server=1))
+    with seen(browser, cluster, run) as (_, visit):
+        visit.page.get_by_role("button", name="Log of server 1").first.focus()
+        visit.page.keyboard.press("Enter")
+        visit.wait(
+            "document.querySelector('#log').open && !/^loading/.test(document.querySelector('#log pre').innerText)"
+        )
+        assert "serving generation=2" in visit.text("#log pre")
+        visit.page.keyboard.press("Escape")
+        visit.wait("!document.querySelector('#log').open")
+        assert visit.page.evaluate("document.activeElement.getAttribute('aria-label')") == "Log of server 1"
+
+
+def test_what_changes_in_the_folder_appears_without_a_click_and_takes_no_focus(
+    browser: Chromium, cluster: Cluster, tmp_path: Path
+) -> None:
+    scene = current(state="running")
+    run = write_simulated_run(tmp_path / "run", scene)
+    with seen(browser, cluster, run) as (_, visit):
+        visit.page.get_by_role("button", name="Log of worker 0").first.focus()
+        last = [line for line in (run / "metrics.jsonl").read_text().splitlines() if '"progress"' in line][-1]
+        record = {**json.loads(last), "step": 2_222, "time": datetime.now().isoformat(timespec="milliseconds")}
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        visit.wait("document.querySelector('#overview').innerText.includes('2,222')")
+        assert visit.page.evaluate("document.activeElement.getAttribute('aria-label')") == "Log of worker 0"
+        assert visit.problems == []
+
+
+def test_two_runs_are_compared_with_the_settings_that_differ(
+    browser: Chromium, cluster: Cluster, tmp_path: Path
+) -> None:
+    scenes = {"plain": Scene(), "small": Scene(compression=True)}
+    runs = [write_simulated_run(tmp_path / name, scene) for name, scene in scenes.items()]
+    with seen(browser, cluster, *runs) as (_, visit):
+        assert "compression.push.values" in visit.text("#compare")
+        for name in ("Results of the runs", "Settings that differ"):
+            table = visit.page.get_by_role("region", name=name)
+            assert table.locator("thead").inner_text().split() == ["plain", "small"]
+        assert visit.axe() == []
+        assert visit.problems == []
+
+
+@pytest.mark.parametrize("look", ["light", "dark"])
+def test_a_report_is_one_file_that_requests_nothing(
+    browser: Chromium, cluster: Cluster, tmp_path: Path, look: Look
+) -> None:
+    runs = [write_simulated_run(tmp_path / name, Scene(**LARGE, seed=seed)) for seed, name in enumerate(("a", "b"))]
+    path = tmp_path / "report.html"
+    ended = cluster.command("report", *map(str, runs), "--html", str(path)).end()
+    assert ended.code == 0, ended.err
+    with browser.visit(size=NARROW, look=look) as visit:
+        visit.open(path.as_uri())
+        visit.wait(DRAWN)
+        assert [url for url in visit.requests if not url.startswith("data:")] == [path.as_uri()]
+        assert visit.problems == []
+        assert visit.too_wide() == 0
+        assert visit.text("#state") == "completed"
+        assert visit.axe() == []
+        visit.page.get_by_role("button", name="Log of server 0").first.click()
+        assert "serving generation=1" in visit.text("#log pre")

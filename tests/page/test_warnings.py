@@ -1,0 +1,204 @@
+"""The page's warnings: each is seen when it should be, and not when all is well."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from shardkeep.page import warnings
+from shardkeep.page.warnings import Check, Sight, Warning, warnings_of
+from tests.support.seen_runs import at, event, progress, sight, step_of, telemetry
+
+
+def only(check: Check, seen: Sight) -> Warning:
+    """The one warning of a check."""
+    (found,) = check(seen)
+    return found
+
+
+def losses(values: list[float], *, every: int = 100) -> list[object]:
+    return [progress(i, every * (i + 1), loss) for i, loss in enumerate(values)]
+
+
+def test_a_job_without_records_has_no_warning(tmp_path: Path) -> None:
+    assert warnings_of(sight(tmp_path / "run", state="starting")) == []
+
+
+def test_a_failed_job_says_why(tmp_path: Path) -> None:
+    seen = sight(tmp_path / "run", state="failed", summary={"status": "failed", "message": "worker 0 ended"})
+    assert only(warnings.failed, seen).text == "the job failed: worker 0 ended"
+    assert not warnings.failed(sight(tmp_path / "other", state="completed"))
+
+
+def test_a_job_whose_processes_are_gone_says_how_to_resume(tmp_path: Path) -> None:
+    found = only(warnings.failed, sight(tmp_path / "run", state="gone"))
+    assert "no process" in found.text and f"--resume {tmp_path / 'run'}" in found.advice
+
+
+def test_a_job_that_recovers_says_from_what(tmp_path: Path) -> None:
+    death = event(1, "server 1 ended: killed by SIGKILL", lost="server", lost_index=1, lost_pid=7)
+    found = only(warnings.recovering, sight(tmp_path / "run", death, state="recovering"))
+    assert found.text == "the job recovers: server 1 ended: killed by SIGKILL"
+    assert not warnings.recovering(sight(tmp_path / "run", death))
+
+
+@pytest.mark.parametrize(("now", "warned"), [(59, False), (130, True)])
+def test_no_step_for_a_minute_is_a_problem(tmp_path: Path, now: float, warned: bool) -> None:
+    seen = sight(tmp_path / "run", progress(0, 100), now=now)
+    assert [w.text for w in warnings.no_step(seen)] == (["no step for 2 minutes"] if warned else [])
+
+
+def test_no_step_is_no_warning_once_the_job_has_ended(tmp_path: Path) -> None:
+    assert not warnings.no_step(sight(tmp_path / "run", progress(0, 100), now=500, state="completed"))
+
+
+def test_a_process_without_a_record_for_several_intervals_is_named(tmp_path: Path) -> None:
+    records = telemetry(0, "server", 1), telemetry(40, "server", 0)
+    assert (
+        only(warnings.silent, sight(tmp_path / "run", *records, now=41)).text == "server 1 sent nothing for 41 seconds"
+    )
+    assert not warnings.silent(sight(tmp_path / "run", *records, now=15))
+
+
+def test_silence_is_measured_by_the_interval_of_the_records(tmp_path: Path) -> None:
+    assert not warnings.silent(sight(tmp_path / "run", telemetry(0, "server", 1, every_s=30.0), now=100))
+
+
+def test_a_worker_that_waits_names_the_server(tmp_path: Path) -> None:
+    seen = sight(
+        tmp_path / "run",
+        step_of(0, pull_wait=5.0),
+        step_of(1, pull_wait=38.0, waits={"server 0": 30.0, "server 1": 8.0}),
+    )
+    assert only(warnings.waits, seen).text == "worker 1 waits 38 % of its step for server 0"
+    assert not warnings.waits(sight(tmp_path / "run", step_of(0, pull_wait=19.0)))
+
+
+def test_many_workers_that_wait_for_one_server_are_one_warning(tmp_path: Path) -> None:
+    workers = [step_of(i, pull_wait=30.0 + i, waits={"server 2": 30.0}) for i in range(5)]
+    assert (
+        only(warnings.waits, sight(tmp_path / "run", *workers)).text
+        == "5 workers wait up to 34 % of their step for server 2"
+    )
+
+
+def test_a_slow_worker_is_found_by_its_own_work_not_by_its_step(tmp_path: Path) -> None:
+    workers = [step_of(0, dense_reduce=60.0, backward=30.0), step_of(1, dense_reduce=2.0, backward=88.0)]
+    found = only(warnings.slow_worker, sight(tmp_path / "run", *workers))
+    assert found.text.startswith("worker 1 is slower") and "98.0 ms" in found.text and "backward" in found.text
+
+
+def test_equal_workers_and_a_single_one_are_not_slow(tmp_path: Path) -> None:
+    assert not warnings.slow_worker(sight(tmp_path / "run", step_of(0), step_of(1, total=130.0)))
+    assert not warnings.slow_worker(sight(tmp_path / "run", step_of(0)))
+
+
+def test_a_worker_that_waits_for_samples(tmp_path: Path) -> None:
+    assert (
+        "31 % of its step for samples"
+        in only(warnings.waits_for_samples, sight(tmp_path / "run", step_of(2, data=31.0))).text
+    )
+    assert not warnings.waits_for_samples(sight(tmp_path / "run", step_of(2, data=5.0)))
+
+
+@pytest.mark.parametrize(("age_min", "warned"), [(9, False), (41, True)])
+def test_an_old_checkpoint_has_its_age(tmp_path: Path, age_min: float, warned: bool) -> None:
+    seen = sight(tmp_path / "run", now=600 + 60 * age_min, checkpoints=[{"step": 1, "at": 300}, {"step": 2, "at": 600}])
+    found = [w.text for w in warnings.old_checkpoint(seen)]
+    assert found == (["the newest checkpoint is 41 minutes old"] if warned else [])
+
+
+def test_a_checkpoint_that_is_written_each_hour_may_be_an_hour_old(tmp_path: Path) -> None:
+    rare = [{"step": 1, "at": 0}, {"step": 2, "at": 3600}]
+    assert not warnings.old_checkpoint(sight(tmp_path / "run", now=3600 + 4000, checkpoints=rare))
+
+
+def test_a_loss_that_is_no_number_and_dropped_rows_blame_the_learning_rate(tmp_path: Path) -> None:
+    found = only(warnings.not_finite, sight(tmp_path / "run", progress(0, 700, None, dropped_rows=1200)))
+    assert (
+        found.text
+        == "the loss is not finite at step 700; 1,200 rows of gradients were dropped because they were not finite"
+    )
+    assert "learning rate" in found.advice
+    assert not warnings.not_finite(sight(tmp_path / "run", progress(0, 700, 0.4, dropped_rows=0)))
+
+
+def test_a_rising_loss_is_told_from_noise(tmp_path: Path) -> None:
+    falls = [0.6 - 0.01 * i for i in range(12)]
+    found = only(warnings.rising_loss, sight(tmp_path / "run", *losses([*falls, 0.7, 0.9, 1.2, 1.5])))
+    assert found.text.startswith("the loss rises: 0.5") and found.text.endswith("1.2000 now")
+    noise = [0.45 + 0.01 * math.sin(7 * i) for i in range(30)]
+    assert not warnings.rising_loss(sight(tmp_path / "run", *losses(noise)))
+
+
+def test_a_loss_above_guessing(tmp_path: Path) -> None:
+    bce = {"train": {"loss": {"name": "bce"}}}
+    found = only(warnings.worse_than_guessing, sight(tmp_path / "run", *losses([0.9, 0.95, 1.0]), config=bce))
+    assert "0.950" in found.text and "0.693" in found.text
+    assert not warnings.worse_than_guessing(sight(tmp_path / "run", *losses([0.9, 0.95, 1.0])))
+    assert not warnings.worse_than_guessing(sight(tmp_path / "run", *losses([0.6, 0.6, 0.6]), config=bce))
+
+
+def test_a_loss_that_has_not_moved(tmp_path: Path) -> None:
+    falling = [1.0 - 0.02 * i for i in range(20)]
+    still = [0.6 + 0.001 * (-1) ** i for i in range(22)]
+    found = only(warnings.stuck_loss, sight(tmp_path / "run", *losses([*falling, *still], every=50)))
+    assert found.text == "the loss has not moved for 1,000 steps"
+    assert not warnings.stuck_loss(sight(tmp_path / "run", *losses([1.0 - 0.01 * i for i in range(40)], every=50)))
+    assert not warnings.stuck_loss(sight(tmp_path / "run", *losses(still[:4], every=50)))
+
+
+def test_an_auc_that_falls(tmp_path: Path) -> None:
+    def evaluated(*aucs: float) -> list[dict[str, object]]:
+        return [{"time": at(i), "kind": "eval", "step": 100 * i, "auc": auc} for i, auc in enumerate(aucs)]
+
+    found = only(warnings.falling_auc, sight(tmp_path / "run", *evaluated(0.7, 0.8, 0.79, 0.78)))
+    assert found.text == "AUC falls: 0.8000 at step 100, 0.7800 at step 300"
+    assert not warnings.falling_auc(sight(tmp_path / "run", *evaluated(0.7, 0.78, 0.8, 0.799)))
+
+
+def test_a_job_that_became_slower(tmp_path: Path) -> None:
+    rates = [900.0, *[1000.0] * 8, 400.0, 400.0, 400.0]
+    records = [progress(i, i, samples_per_s=rate) for i, rate in enumerate(rates)]
+    assert only(warnings.slower, sight(tmp_path / "run", *records)).text == "the speed fell from 1,000 to 400 samples/s"
+    assert not warnings.slower(sight(tmp_path / "run", *records[:10]))
+
+
+def test_a_restarted_server_is_named_with_its_time(tmp_path: Path) -> None:
+    recovery = {"phase": "recovery", "cause": "server 1 ended", "died": [{"role": "server", "index": 1}]}
+    records = (
+        event(0, "server 1 ended", lost="server", lost_index=1),
+        event(3, "it recovered", **recovery, kind="phase"),
+    )
+    found = only(warnings.restarts, sight(tmp_path / "run", *records, now=183))
+    assert (found.level, found.text) == ("warn", "server 1 died and was restarted 3 minutes ago; 1 recovery so far")
+    assert only(warnings.restarts, sight(tmp_path / "run", *records, now=4000)).level == "note"
+    assert not warnings.restarts(sight(tmp_path / "run"))
+
+
+def test_four_recoveries_within_an_hour_are_a_problem(tmp_path: Path) -> None:
+    records = [event(60 * i, f"recovery {i}", kind="phase", phase="recovery") for i in range(4)]
+    assert only(warnings.restarts, sight(tmp_path / "run", *records, now=300)).level == "bad"
+
+
+def test_a_process_near_its_memory_limit(tmp_path: Path) -> None:
+    near, far = (
+        telemetry(0, "server", 0, rss_bytes=93, limit_bytes=100),
+        telemetry(0, "server", 1, rss_bytes=50, limit_bytes=100),
+    )
+    assert only(warnings.memory, sight(tmp_path / "run", near, far)).text == "server 0 uses 93 % of its memory limit"
+    assert not warnings.memory(sight(tmp_path / "run", far))
+
+
+def test_warnings_of_the_job_itself_appear_once_each(tmp_path: Path) -> None:
+    records = [event(i, "warning: worker 1 misses a column") for i in range(3)]
+    assert only(warnings.told, sight(tmp_path / "run", *records)).text == "worker 1 misses a column"
+
+
+def test_the_worst_warning_comes_first(tmp_path: Path) -> None:
+    seen = sight(
+        tmp_path / "run", event(0, "warning: a remark"), step_of(0, pull_wait=50.0), progress(0, 10, None), now=1
+    )
+    assert [w.level for w in warnings_of(seen)] == ["bad", "warn", "note"]

@@ -1,0 +1,83 @@
+"""Pages of run folders for tests: `shardkeep view` of them, and what a reader finds on the page."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tests.support.browser import Visit
+from tests.support.cluster import Cluster, Command
+
+LIVE = "document.querySelector('#connection').className === 'live'"
+DRAWN = "!document.body.classList.contains('waiting')"
+
+
+@dataclass(frozen=True)
+class PageAddress:
+    """Where a page is. `url` has the token."""
+
+    url: str
+
+    @property
+    def place(self) -> tuple[str, int]:
+        parts = urlsplit(self.url)
+        assert parts.hostname is not None and parts.port is not None
+        return parts.hostname, parts.port
+
+    @property
+    def netloc(self) -> str:
+        return urlsplit(self.url).netloc
+
+    @property
+    def token(self) -> str:
+        return urlsplit(self.url).query.removeprefix("token=")
+
+    @property
+    def bearer(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}"}
+
+
+@dataclass(frozen=True)
+class View:
+    """A `shardkeep view` under way."""
+
+    command: Command
+    address: PageAddress
+
+
+@contextlib.contextmanager
+def viewed(cluster: Cluster, *runs: Path) -> Iterator[View]:
+    """Serves the pages of run folders until the end of the `with`."""
+    command = cluster.command("view", *map(str, runs))
+    line = command.line("page")
+    try:
+        yield View(command, PageAddress(line.split()[-1]))
+    finally:
+        command.kill()
+
+
+def tile(visit: Visit, name: str) -> str:
+    """The figure of the overview below a heading, without its unit."""
+    found = visit.page.locator(f"#overview .tile:has(dt:text-is('{name}')) .value")
+    return found.inner_text().strip()
+
+
+def number(text: str) -> float:
+    """The number that a figure shows: 1,200 and 14.8 GB, with their unit."""
+    match = re.fullmatch(r"([\d,.]+)\s*(B|kB|MB|GB|TB|k|M|G|%)?", text)
+    assert match is not None, f"{text!r} is no number"
+    factor = {None: 1, "B": 1, "k": 1e3, "kB": 1e3, "M": 1e6, "MB": 1e6, "G": 1e9, "GB": 1e9, "TB": 1e12}
+    return float(match[1].replace(",", "")) * factor.get(match[2], 1)
+
+
+def rows_of(visit: Visit, section: str) -> list[list[str]]:
+    """The cells of the first table of a section, by row; folded rows are not among them."""
+    script = (
+        "s => [...document.querySelector(s + ' table').tBodies[0].rows].map(r => [...r.cells].map(c => c.innerText))"
+    )
+    found: list[list[str]] = visit.page.evaluate(script, f"#{section}")
+    return found
