@@ -32,7 +32,6 @@ from shardkeep.ps.config import (
     TransportConfig,
 )
 from shardkeep.ps.control.telemetry import record_interval_s
-from shardkeep.ps.shard.table.capacity import check_capacities
 from shardkeep.workers.config import (
     CLASS_METRICS,
     NUMBER_METRICS,
@@ -285,8 +284,13 @@ class JobConfig(Settings):
 
     def check_capacities(self, names: Iterable[str]) -> None:
         """Raises ConfigError for a table whose `max_bytes` is too small, without the weights that a model adds."""
+        specs = [self.table(name) for name in names]
+        if not any(spec.evict is not None and spec.evict.max_bytes is not None for spec in specs):
+            return
+        from shardkeep.ps.shard.table.capacity import check_capacities  # the layout of rows loads every optimizer
+
         dim = {"dim": 1} if self.model.name == "lr" else {}
-        check_capacities(self.table(name).model_copy(update=dim) for name in names)
+        check_capacities(spec.model_copy(update=dim) for spec in specs)
 
     def check_tables(self, used: Sequence[str]) -> None:
         """Raises ConfigError for a table that is not among those that features use, and as `check_capacities`."""
