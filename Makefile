@@ -3,7 +3,7 @@ PYTHON ?= $(firstword $(foreach p,python3 python3.13 python3.12 python3.11 pytho
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-LOOPS := $(VENV)/.loops # what only the long tests need: TorchRec, Lightning, transformers, tensorboard
+LOOPS := $(VENV)/.loops # what only the long tests need: TorchRec, Lightning, transformers, tensorboard, Grafana's SDK
 PARALLEL := -n 3 # on two cores: tests with processes often wait
 PYTEST ?= # more options of pytest
 BUDGET ?= # CI sets it to scripts/cpu-budget, which limits the CPU seconds of the default tests
@@ -17,6 +17,7 @@ test: $(STAMP)
 	@$(if $(BUDGET),$(BIN)/python $(BUDGET)) $(BIN)/python -m pytest $(PARALLEL) $(PYTEST)
 
 test-long: $(LOOPS)
+	@scripts/install-test-tools
 	@SHARDKEEP_LONG_TESTS=1 $(BIN)/python -m pytest $(PARALLEL) $(PYTEST) -m "(slow or chaos or property) and not gpu" --timeout 1500
 
 coverage: $(STAMP)

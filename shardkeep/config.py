@@ -18,6 +18,7 @@ from shardkeep.compression.per_table import check_table, push_of
 from shardkeep.config_files.overrides import Override, blamed, overridden
 from shardkeep.config_files.paths import anchored, below_shell
 from shardkeep.config_files.problems import MOST_LINES, Problem, lines, problems_of, shown
+from shardkeep.metrics_config import MetricsConfig
 from shardkeep.page_config import PageConfig
 from shardkeep.process_starts import ProcessesConfig
 from shardkeep.ps.config import (
@@ -31,7 +32,6 @@ from shardkeep.ps.config import (
     TransportConfig,
 )
 from shardkeep.ps.control.telemetry import record_interval_s
-from shardkeep.ps.shard.table.capacity import check_capacities
 from shardkeep.workers.config import (
     CLASS_METRICS,
     NUMBER_METRICS,
@@ -99,6 +99,8 @@ class JobConfig(Settings):
     """The live page."""
     telemetry: TelemetryConfig = TelemetryConfig()
     """Records of what each process does."""
+    metrics: MetricsConfig = MetricsConfig()
+    """Metrics for Prometheus."""
     profile: ProfileConfig = ProfileConfig()
     """Traces of some steps."""
 
@@ -206,6 +208,14 @@ class JobConfig(Settings):
         return self
 
     @model_validator(mode="after")
+    def _metrics_are_found_by_records(self) -> JobConfig:
+        if self.metrics.on and not self.telemetry.every_s:
+            raise ValueError(
+                "telemetry.every_s: 0 with metrics.listen, whose targets come with the records; allowed: above 0"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _time_is_an_order(self) -> JobConfig:
         if self.data.time is not None and self.train.order != "time":
             raise ValueError(
@@ -274,8 +284,13 @@ class JobConfig(Settings):
 
     def check_capacities(self, names: Iterable[str]) -> None:
         """Raises ConfigError for a table whose `max_bytes` is too small, without the weights that a model adds."""
+        specs = [self.table(name) for name in names]
+        if not any(spec.evict is not None and spec.evict.max_bytes is not None for spec in specs):
+            return
+        from shardkeep.ps.shard.table.capacity import check_capacities  # the layout of rows loads every optimizer
+
         dim = {"dim": 1} if self.model.name == "lr" else {}
-        check_capacities(self.table(name).model_copy(update=dim) for name in names)
+        check_capacities(spec.model_copy(update=dim) for spec in specs)
 
     def check_tables(self, used: Sequence[str]) -> None:
         """Raises ConfigError for a table that is not among those that features use, and as `check_capacities`."""

@@ -28,7 +28,7 @@ ONLY_IN = {  # a foreign module -> the only places that may import it
     "starlette": ("shardkeep/inference/server/", "shardkeep/page/"),
     "uvicorn": ("shardkeep/inference/server/", "shardkeep/page/"),
     "uvloop": ("shardkeep/inference/server/",),
-    "prometheus_client": ("shardkeep/inference/server/",),
+    "prometheus_client": ("shardkeep/inference/server/", "shardkeep/metrics/"),
 }
 
 
@@ -45,7 +45,7 @@ FOLDERS = (  # of the package, lowest first
     "workers/checkpoint",
     "workers",
     "config_files", "",
-    "trust", "row_files", "run", "page", "roles", "launch", "loop", "nn", "torchrec", "callbacks",
+    "trust", "row_files", "run", "metrics", "page", "roles", "launch", "loop", "nn", "torchrec", "callbacks",
     "inference/export", "inference", "inference/protocol", "inference/server", "tables", "estimate", "sweep", "cli",
 )  # fmt: skip
 """A module imports from folders that stand before its own, from its own, and from folders above or below its own. "" is

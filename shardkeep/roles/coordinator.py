@@ -26,6 +26,7 @@ from shardkeep.ps.control.grpc.server import Stopping, serve_job
 from shardkeep.ps.control.grpc.tls import read_tls
 from shardkeep.ps.control.job import JobSpec
 from shardkeep.ps.control.records import Shared
+from shardkeep.roles.metrics import JobMetrics
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.leftovers import clean, note_run
 from shardkeep.run.new_folder import default_run_dir
@@ -33,6 +34,7 @@ from shardkeep.run.next_steps import check_start, origin_line, resume_line, take
 from shardkeep.run.reader import check_ours
 from shardkeep.run.storage import losses_of, shared_folder
 from shardkeep.trust.tokens import keep_token, put_token, token_of
+from shardkeep.trust.view import view_token_path
 
 _log = EventLog("roles")
 
@@ -75,20 +77,25 @@ def run_coordinator(job: JobConfig, options: CoordinatorOptions) -> int:
         by_hand = not options.launched
         start_step = options.start_step
         shared = shared_folder(job, folder.path, start_step=start_step, standing=standing) if by_hand else None
-        serve_job(
-            _spec(job, start_step, shared, folder),
-            listen=options.listen,
-            token=token,
-            tls=tls,
-            sink=folder,
-            ready=lambda address: _ready(address, folder, options, page),
-            stopping=stopping,
-            before=standing,
-        )
+        metrics = None
+        if job.metrics.on:
+            metrics = JobMetrics(job, folder, folder.path, token, start_step=start_step, tls=tls)
+        with contextlib.nullcontext() if metrics is None else metrics.served() as metrics_url:
+            serve_job(
+                _spec(job, start_step, shared, folder, metrics_url),
+                listen=options.listen,
+                token=token,
+                tls=tls,
+                sink=folder if metrics is None else metrics.sink,
+                ready=lambda address: _ready(address, folder, options, page, metrics_url),
+                stopping=stopping,
+                before=standing,
+                watch=None if metrics is None else metrics.sink.watch,
+            )
     return 0
 
 
-def _spec(job: JobConfig, start_step: int, shared: Shared | None, folder: RunFolder) -> JobSpec:
+def _spec(job: JobConfig, start_step: int, shared: Shared | None, folder: RunFolder, metrics: str | None) -> JobSpec:
     liveness = job.liveness
     return JobSpec(
         config_yaml=job.to_yaml(),
@@ -102,6 +109,7 @@ def _spec(job: JobConfig, start_step: int, shared: Shared | None, folder: RunFol
         shared=shared,
         run_dir=str(folder.path),
         telemetry_s=job.telemetry_s,
+        metrics=metrics,
     )
 
 
@@ -185,7 +193,7 @@ def _closing_lines(folder: RunFolder, options: CoordinatorOptions) -> Iterator[N
             folder.forget_token()
 
 
-def _ready(address: str, folder: RunFolder, options: CoordinatorOptions, page: str | None) -> None:
+def _ready(address: str, folder: RunFolder, options: CoordinatorOptions, page: str | None, metrics: str | None) -> None:
     """Writes the address to the run folder, with the command that takes over from this process. Prints it unless a
     launcher reads the folder.
 
@@ -204,7 +212,10 @@ def _ready(address: str, folder: RunFolder, options: CoordinatorOptions, page: s
     if page is not None:
         _say(f"page: {page}")
     token_file = str(options.token_file or folder.token_path)
-    print(json.dumps({"coordinator": address, "run_dir": str(folder.path), "token_file": token_file}), flush=True)
+    line = {"coordinator": address, "run_dir": str(folder.path), "token_file": token_file}
+    if metrics is not None:
+        line |= {"metrics": metrics, "view_token_file": str(view_token_path(folder.path))}
+    print(json.dumps(line), flush=True)
 
 
 def _stop_on_signals(grace_s: float) -> Stopping:

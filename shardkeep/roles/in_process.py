@@ -22,12 +22,16 @@ from shardkeep.ps.transport.local import LocalTransport
 from shardkeep.roles.assembly import WorkerProcess, build_run, check_steps, origin_of, table_specs
 from shardkeep.roles.devices import peak_device_bytes, worker_device
 from shardkeep.roles.membership import loaded_kernels, process_facts
+from shardkeep.roles.metrics import JobMetrics, Sources, server_samples, worker_samples
 from shardkeep.roles.server import build_service
 from shardkeep.roles.worker import SMALLER
 from shardkeep.run.checkpoints import check_needs_no_rows, checkpoints_of, owned, resumed_from
+from shardkeep.run.folder import RunFolder
+from shardkeep.trust.tokens import keep_token
 from shardkeep.workers.collectives.collective import Solo
 from shardkeep.workers.data.sources.registry import open_data
 from shardkeep.workers.generation import Link
+from shardkeep.workers.run import TrainingRun
 from shardkeep.workers.summary import ProcessCounters
 from shardkeep.workers.timing.profiling import open_profile
 
@@ -48,8 +52,10 @@ def run_in_process(
     torch.set_num_threads(config.threads)
     data = open_data(config.data, seed=config.seed)
     tables = table_specs(config, data.train.schema)
-    checkpoints = owned(checkpoints_of(config, folder), config, folder, secrets.token_hex(8))
     with contextlib.ExitStack() as leaving:
+        metrics = _job_metrics(config, sink, folder, start_step, leaving)
+        sink = sink if metrics is None else metrics.sink
+        checkpoints = owned(checkpoints_of(config, folder), config, folder, secrets.token_hex(8))
         leaving.callback(checkpoints.release)
         resumed = resumed_from(checkpoints, start_step)
         if resumed is None:
@@ -58,11 +64,15 @@ def run_in_process(
         device, _ = worker_device(config, None, 0)
         profile = open_profile(config.profile, folder, "worker", 0, cuda=device.type == "cuda")
         counters = ProcessCounters(facts=lambda: process_facts(kernels_s) | peak_device_bytes(device))
-        handle, records = _counted(config, service, sink)
-        process = WorkerProcess(0, device, _SinkProgress(sink), counters, profile, records=records)
+        handle, records, figures = _counted(config, service, sink)
+        runs: list[TrainingRun] = []
+        served = None if metrics is None else metrics.served(_sources(config, runs, figures))
+        address = None if served is None else leaving.enter_context(served)
+        process = WorkerProcess(0, device, _SinkProgress(sink), counters, profile, metrics=address, records=records)
         transport = LocalTransport([handle if profile is None else profile.drawn(handle)])
         origin = origin_of(resumed, config, data)
         run = build_run(config, data, process, transport, origin=origin, checkpoints=checkpoints)
+        runs.append(run)
         if resumed is not None:
             run.load(resumed)
         # A snapshot that is being written ends with the service: nothing waits for it after an interrupt.
@@ -74,14 +84,32 @@ def run_in_process(
     return summary
 
 
-def _counted(config: JobConfig, service: ShardService, sink: JobSink) -> tuple[Handle, list[TelemetryRecords]]:
-    """The server's handler, and the records of what it does: it has the tables of the job."""
+def _counted(
+    config: JobConfig, service: ShardService, sink: JobSink
+) -> tuple[Handle, list[TelemetryRecords], Callable[[], dict[str, Any]]]:
+    """The server's handler, and the records and figures of what it does: it has the tables of the job."""
     if not config.counts_figures:
-        return service.handle, []
+        return service.handle, [], dict
     times = RequestTimes()
     figures, report = ShardFigures(lambda: service, times).figures, _SinkProgress(sink, role="server").report
     records = TelemetryRecords.every(config.telemetry_s, figures=figures, record=shard_record, report=report)
-    return times.timed(service.handle), [] if records is None else [records]
+    return times.timed(service.handle), [] if records is None else [records], figures
+
+
+def _job_metrics(
+    config: JobConfig, sink: JobSink, folder: Path, start_step: int, leaving: contextlib.ExitStack
+) -> JobMetrics | None:
+    """The job's metrics, with a token that is forgotten at the end; None = they are off."""
+    if not config.metrics.on:
+        return None
+    leaving.callback(RunFolder(folder).forget_token)
+    return JobMetrics(config, sink, folder, keep_token(folder), start_step=start_step)
+
+
+def _sources(config: JobConfig, runs: list[TrainingRun], figures: Callable[[], dict[str, Any]]) -> Sources:
+    """The metrics of the worker, once there is a run, and of the server."""
+    worker = worker_samples(lambda: runs[0].figures if runs else None, config)
+    return {("worker", 0): worker, ("server", 0): server_samples(figures)}
 
 
 class _SinkProgress:

@@ -43,6 +43,7 @@ from shardkeep.roles.membership import (
     watched_sockets,
 )
 from shardkeep.roles.memory_watch import MemoryWatch
+from shardkeep.roles.metrics import MemberMetrics
 from shardkeep.roles.recovery_folder import kept_while_useful, replaced_folder
 from shardkeep.run.checkpoints import check_needs_no_rows, resumed_from
 from shardkeep.run.storage import kept_at, missed, why_unseen
@@ -69,7 +70,7 @@ def run_server(
     with kept_while_useful(control, folder), Membership(control, departure) as config:
         keep_freed_memory()
         kernels_s += loaded_kernels(config, "server")
-        with contextlib.closing(_Life(config, control, folder, departure, kernels_s)) as life:
+        with contextlib.closing(_Life(config, coordinator, control, folder, departure, kernels_s)) as life:
             unseen = why_unseen(control.shared, writes=True)
             formation: Formation | None = control.join(
                 None, resume_range=life.resume_range, kept=kept_at(life.kept), unseen=unseen
@@ -104,7 +105,13 @@ class _Life:
     """A server process over the generations of its job."""
 
     def __init__(
-        self, config: JobConfig, control: ControlClient, folder: Path, departure: Departure, kernels_s: float
+        self,
+        config: JobConfig,
+        coordinator: Endpoint,
+        control: ControlClient,
+        folder: Path,
+        departure: Departure,
+        kernels_s: float,
     ) -> None:
         self._control, self._departure, self._kernels_s = control, departure, kernels_s
         self._index = control.member.index
@@ -112,6 +119,7 @@ class _Life:
         self._sockets = watched_sockets(control)
         self._service: ShardService | None = None
         self._times = RequestTimes() if config.counts_figures else None
+        self._metrics = MemberMetrics(config, coordinator, control.member)
         self._telemetry = self._records(config)
         self._loss = _Loss()
         self.kept: Path | None = None
@@ -211,7 +219,8 @@ class _Life:
     def _records(self, config: JobConfig) -> TelemetryRecords | None:
         if self._times is None:
             return None
-        figures = ShardFigures(lambda: self._service, self._times).figures
+        figures = ShardFigures(lambda: self._service, self._times, metrics=self._metrics.address).figures
+        self._metrics.show_server(figures)
         return TelemetryRecords.every(
             config.telemetry_s, figures=figures, record=shard_record, report=self._control.report
         )
@@ -224,6 +233,7 @@ class _Life:
 
     def close(self) -> None:
         """Ends what serves; a completed job needs nothing that was kept."""
+        self._metrics.close()
         if self._profile is not None:
             self._profile.close()
         if self._journal is not None:

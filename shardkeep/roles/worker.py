@@ -36,6 +36,7 @@ from shardkeep.roles.membership import (
     tried_while_leaving,
     watched_sockets,
 )
+from shardkeep.roles.metrics import MemberMetrics
 from shardkeep.roles.recovery_folder import kept_while_useful, replaced_folder
 from shardkeep.run.checkpoints import resumed_from
 from shardkeep.run.storage import kept_at, missed, why_unseen
@@ -68,7 +69,7 @@ def run_worker(
         data = open_data(config.data, seed=config.seed)
         tables = table_specs(config, data.train.schema)
         unseen = why_unseen(control.shared, writes=index == 0)
-        with contextlib.closing(_Life(config, control, data, folder, departure, kernels_s)) as life:
+        with contextlib.closing(_Life(config, coordinator, control, data, folder, departure, kernels_s)) as life:
             formation: Formation | None = control.join(
                 tables, data=data.fingerprint, resume_range=life.resume_range, kept=kept_at(life.kept), unseen=unseen
             )
@@ -87,6 +88,7 @@ class _Life:
     def __init__(
         self,
         config: JobConfig,
+        coordinator: Endpoint,
         control: ControlClient,
         data: Data,
         folder: Path,
@@ -99,6 +101,8 @@ class _Life:
         self._agreed = AgreedCheckpoints(config, control, folder, writes=self._index == 0)
         self._sockets = watched_sockets(control)
         self._run: TrainingRun | None = None
+        self._metrics = MemberMetrics(config, coordinator, control.member)
+        self._metrics.show_worker(lambda: None if self._run is None else self._run.figures)
         self._rewind: Rewind | None = None
         self.kept: Path | None = None
         """Where the tower's last states are; None = nowhere."""
@@ -121,6 +125,7 @@ class _Life:
 
     def close(self) -> None:
         """Leaves the folder of checkpoints to other jobs, however this worker ends."""
+        self._metrics.close()
         self._agreed.release()
 
     def end(self) -> None:
@@ -191,7 +196,7 @@ class _Life:
         run = build_run(
             config,
             self._data,
-            WorkerProcess(self._index, device, self._control, self._counters(device), profile),
+            WorkerProcess(self._index, device, self._control, self._counters(device), profile, self._metrics.address),
             link.transport,
             origin=None if unknown else origin_of(checkpoint, config, self._data),
             checkpoints=self._agreed.checkpoints,

@@ -42,6 +42,7 @@ from shardkeep.run.reader import RunReader
 from shardkeep.run.starts import Starts
 from shardkeep.run.state_files import NAMES as STANDING_NAMES
 from shardkeep.run.state_files import StandingFiles
+from shardkeep.trust.view import view_token_path
 
 Record = Mapping[str, Any]
 _log = EventLog("run")
@@ -148,6 +149,7 @@ class RunFolder(RunReader):
         with contextlib.suppress(OSError, ConfigError):
             self.token_path.unlink(missing_ok=True)
             self.token_path.with_suffix(".run").unlink(missing_ok=True)
+            view_token_path(self.path).unlink(missing_ok=True)
 
     def forget_recovery(self) -> None:
         """Deletes what members kept for their replacements, once there is nobody left to replace."""

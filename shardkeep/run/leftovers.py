@@ -19,6 +19,7 @@ from shardkeep.base.machine.pids import pid_space
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.processes import is_ours, launcher_there, living
 from shardkeep.trust.tokens import token_path
+from shardkeep.trust.view import SUFFIX as VIEW_SUFFIX
 
 _SUFFIX = ".run"
 GONE_S = 7 * 86_400.0
@@ -40,6 +41,7 @@ def clean(tokens: Path) -> None:
             unled = facts["pid_space"] == pid_space() and not is_ours(int(facts["pid"]))
             if unled and _is_dead(Path(facts["run"]), note):
                 note.with_suffix("").unlink(missing_ok=True)
+                note.with_suffix(VIEW_SUFFIX).unlink(missing_ok=True)
                 note.unlink()
 
 

@@ -20,6 +20,7 @@ from shardkeep.run.reader import RunReader, check_ours
 
 MAY_CHANGE = (
     "servers", "workers", "threads", "affinity", "processes", "transport", "liveness", "recovery", "profile",
+    "metrics", "telemetry",
     "checkpoint", "eval", "train.epochs", "train.max_steps", "train.report_every_s", "train.max_bad_steps",
     "train.early_stopping.patience", "train.early_stopping.min_delta",
     "tower.compile", "tower.device", "data.root", "data.cache", "data.accept",

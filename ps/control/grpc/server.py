@@ -19,7 +19,7 @@ from shardkeep.ps.control.grpc.servicer import ControlServicer
 from shardkeep.ps.control.grpc.store import StoreHost
 from shardkeep.ps.control.grpc.tls import Tls
 from shardkeep.ps.control.job import JobSpec
-from shardkeep.ps.control.records import JobSink, Record
+from shardkeep.ps.control.records import JobSink, Record, Status
 from shardkeep.ps.control.telemetry import TelemetryRecords, place_of_process
 
 TICK_S = 0.5
@@ -147,6 +147,7 @@ def serve_job(
     ready: Callable[[str], None],
     stopping: Stopping,
     before: Record | None = None,
+    watch: Callable[[Callable[[], Status]], None] | None = None,
 ) -> None:
     """Serves one job until it is over. Blocks.
 
@@ -159,12 +160,15 @@ def serve_job(
         ready: Called once with the address for members.
         stopping: Ends the job on request.
         before: The persisted state of a coordinator of this job that died.
+        watch: Called once with what reads the job's status; None = nobody is.
 
     Raises:
         UserError, JobError: The job failed (JobStopped: was stopped); the text is the job's message.
     """
     store = StoreHost(bind=split_address(listen, lowest_port=0)[0])
     coordinator = Coordinator(spec, open_store=store.open, close_store=store.close, sink=sink, before=before)
+    if watch is not None:
+        watch(coordinator.status)
     with ControlServer(coordinator, listen, token=token, tls=tls) as server:
         coordinator.save()
         ready(server.address)

@@ -42,11 +42,12 @@ class Admission:
         return chosen_A
 
     def _counted(self, candidates: Eviction, ids_A: Ids, pushes_A: Floats, update: Update, images: Ints) -> Bools:
-        table, first_new = candidates.table, candidates.table.num_rows
-        slots_A = table.slots_for(ids_A)
-        at.reset_counters(table.descriptor, first_new)
-        counts_A = np.empty(ids_A.size, dtype=np.float32)
-        at.count_candidates(table.descriptor, images, slots_A, candidates.clock(update), pushes_A, counts_A)
+        table = candidates.table
+        table.make_room_if_tight(ids_A.size)
+        slots_A, counts_A = np.empty(ids_A.size, dtype=np.int64), np.empty(ids_A.size, dtype=np.float32)
+        rows = table.descriptor, table.starts, images, ids_A
+        at.count_candidates(*rows, candidates.clock(update), pushes_A, slots_A, counts_A)
         chosen_A: Bools = counts_A >= self._config.min_count
-        self._remove(slots_A[chosen_A])
+        if chosen_A.any():
+            self._remove(slots_A[chosen_A])
         return chosen_A

@@ -7,8 +7,7 @@ from collections.abc import Iterable
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.placement import BUCKETS
-from shardkeep.ps.policy_config import LEAST_PER_BUCKET
+from shardkeep.ps.policy_config import BUCKETS, LEAST_PER_BUCKET
 from shardkeep.ps.shard.table.layout import RowLayout
 
 INDEX_BYTES = 8 / 0.7

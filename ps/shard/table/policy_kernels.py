@@ -34,6 +34,7 @@ from shardkeep.ps.shard.table.table_kernels import (
     SHIFT,
     WIDTH,
     Descriptors,
+    add_rows,
     note_changes,
 )
 
@@ -251,10 +252,22 @@ def draw(ids_U: Ids, key: np.uint64, step: int, chance: float, drawn_U: Bools) -
         drawn_U[i] = np.float64(bits >> np.uint64(11)) * 2.0**-53 < chance
 
 
-@kernel("void(int64[::1], int64[::1], int64[::1], int64, float32[::1], float32[::1])")
-def count_candidates(descriptor: Ints, images: Ints, slots_U: Ints, clock: int, pushes_U: Rows, counts_U: Rows) -> None:
-    """`touch` for rows that only count, with their counts afterwards. A snapshot keeps them as they were (there is
-    room)."""
+@kernel("void(int64[::1], float32[::1], int64[::1], int64[::1], int64, float32[::1], int64[::1], float32[::1])")
+def count_candidates(
+    descriptor: Ints,
+    start: Rows,
+    images: Ints,
+    ids_U: Ids,
+    clock: int,
+    pushes_U: Rows,
+    slots_U: Ints,
+    counts_U: Rows,
+) -> None:
+    """Counts ids in a table whose rows only count, and adds their rows, for which there is room. Gives their slots and
+    counts. A snapshot keeps the rows as they were (there is room)."""
+    before = descriptor[COUNT]
+    add_rows(descriptor, start, ids_U, slots_U, False)
+    reset_counters(descriptor, before)
     addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
     shift, width = descriptor[SHIFT], descriptor[WIDTH]
     if images[SNAPSHOT_ROWS]:

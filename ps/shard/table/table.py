@@ -122,6 +122,11 @@ class Table:
         self._index.make_room(rows)
         self._room_made()
 
+    def make_room_if_tight(self, rows: int) -> None:
+        """As `make_room`, where `rows` new rows might not fit."""
+        if self.num_rows + rows > self.descriptor[at.ROOM]:
+            self.make_room(rows)
+
     def _room_made(self) -> None:
         self._describe()
         self.changed.make_room()
@@ -248,14 +253,6 @@ class Table:
         """Slots of unique ids. Absent rows are created with their initial values, as `add_rows` says."""
         self._index.make_room_for(ids_U)
         self._room_made()
-        return self._slots_for(ids_U)
-
-    def slots_for(self, ids_U: Ids) -> Ids:
-        """As `slots_to_load`, for ids in any order but that of their placement keys."""
-        self.make_room(ids_U.size)
-        return self._slots_for(ids_U)
-
-    def _slots_for(self, ids_U: Ids) -> Ids:
         slots_U = np.empty(ids_U.size, dtype=np.int64)
         at.add_rows(self.descriptor, self.starts, ids_U, slots_U, False)
         return slots_U

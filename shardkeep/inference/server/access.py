@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import ssl
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from shardkeep.base.errors import ConfigError
 from shardkeep.ps.control.grpc.addresses import is_loopback
 from shardkeep.ps.control.grpc.endpoint import read_token
 from shardkeep.ps.control.grpc.tls import Tls, read_tls
+from shardkeep.trust.view import shows_token
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class Access:
 
     def admits(self, header: bytes | None) -> bool:
         """Whether the value of an HTTP header `authorization` shows the token."""
-        return self.token is None or hmac.compare_digest(header or b"", f"Bearer {self.token}".encode())
+        return self.token is None or shows_token(header, self.token)
 
     def ssl_context(self) -> ssl.SSLContext | None:
         """For a listener that takes only peers whose certificate the same authority signed."""

@@ -1,0 +1,62 @@
+"""The targets of a job for Prometheus, and the view token's file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from shardkeep.metrics.discovery import targets
+from shardkeep.metrics.serving import member_listen
+from shardkeep.run.folder import RunFolder
+from shardkeep.trust.tokens import keep_token
+from shardkeep.trust.view import put_view_token, shows_token, view_token
+
+
+def test_each_process_is_a_target_once_with_its_scheme() -> None:
+    reply = targets(
+        ["http://127.0.0.1:1/metrics", "https://[::1]:2/metrics", "http://127.0.0.1:1/metrics"], job="demo", run="first"
+    )
+    groups = json.loads(reply.body)
+    assert [group["targets"] for group in groups] == [["127.0.0.1:1"], ["[::1]:2"]]
+    assert [group["labels"]["__scheme__"] for group in groups] == ["http", "https"]
+    assert {group["labels"]["run"] for group in groups} == {"first"}
+    assert reply.content == "application/json"
+
+
+@pytest.mark.parametrize(
+    ("coordinator", "own_host", "expected"),
+    [
+        ("127.0.0.1:9100", "10.9.0.2", "127.0.0.1:0"),
+        ("localhost:9100", "127.0.0.1", "127.0.0.1:0"),
+        ("10.9.0.1:9100", "10.9.0.2", "10.9.0.2:0"),
+        ("10.9.0.1:9100", "127.0.0.1", "10.9.0.1:0"),
+        ("0.0.0.0:9100", "10.9.0.2", "10.9.0.2:0"),
+        ("[fd00::1]:9100", "fd00::2", "[fd00::2]:0"),
+    ],
+)
+def test_a_member_listens_where_the_coordinator_s_scraper_reaches_it(
+    coordinator: str, own_host: str, expected: str
+) -> None:
+    assert member_listen(coordinator, own_host) == expected
+
+
+def test_the_view_token_is_another_one_in_a_private_file_and_goes_with_the_job_s(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    token = keep_token(folder.path)
+    path = put_view_token(folder.path, token)
+    assert path.read_text() == view_token(token) != token
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert tmp_path not in path.parents
+    folder.forget_token()
+    assert not path.exists()
+
+
+def test_the_view_token_does_not_open_what_the_job_s_token_opens() -> None:
+    token = "a" * 64
+    assert shows_token(f"Bearer {view_token(token)}".encode(), view_token(token))
+    assert not shows_token(f"Bearer {view_token(token)}".encode(), token)
+    assert not shows_token(f"Bearer {token}".encode(), view_token(token))
+    assert not shows_token(None, view_token(token))
+    assert view_token("a" * 64) != view_token("a" * 63 + "b")

@@ -1,0 +1,174 @@
+"""Who gets replies of an endpoint, what garbage gets, and what slow clients cost."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from shardkeep.base.errors import ConfigError
+from shardkeep.metrics.endpoint import MOST_CONNECTIONS, REQUEST_BYTES, Access, Endpoint, Reply
+from shardkeep.ps.control.grpc.addresses import split_address
+from shardkeep.ps.control.grpc.tls import read_tls
+from shardkeep.trust.certificates import LOCAL, make_certs
+from shardkeep.trust.view import view_token
+from tests.support.http_get import endpoint_cpu_s, get
+
+TOKEN = view_token("job")
+MEASURED_S = 10.0
+PAGES = {"/metrics": lambda: Reply(b"figures"), "/broken": lambda: Reply(str(1 // 0).encode())}
+
+
+@pytest.fixture
+def endpoint() -> Iterator[Endpoint]:
+    with contextlib.closing(Endpoint("127.0.0.1:0", Access(TOKEN), PAGES)) as endpoint:
+        yield endpoint
+
+
+def connected(endpoint: Endpoint) -> socket.socket:
+    return socket.create_connection(split_address(endpoint.address), timeout=20)
+
+
+def said(connection: socket.socket, request: bytes) -> bytes:
+    """All that the endpoint replies until it hangs up."""
+    with connection, contextlib.suppress(ConnectionError):
+        connection.sendall(request)
+        reply = b""
+        while part := connection.recv(4096):
+            reply += part
+    return reply
+
+
+@pytest.mark.parametrize("token", [None, "", "job", TOKEN[:-1], TOKEN + "0", "\u00e4"], ids=repr)
+@pytest.mark.parametrize("path", ["/metrics", "/sd", "/", "/ready/x", "//metrics", "/ready?x/../metrics "])
+def test_without_the_view_token_there_is_nothing(endpoint: Endpoint, path: str, token: str | None) -> None:
+    header = b"" if token is None else f"Authorization: Bearer {token}\r\n".encode()
+    reply = said(connected(endpoint), f"GET {path} HTTP/1.1\r\n".encode() + header + b"\r\n")
+    assert reply.split(b"\r\n")[0] in (b"HTTP/1.1 401 Unauthorized", b"HTTP/1.1 400 Bad Request")
+    assert b"figures" not in reply
+
+
+def test_with_the_view_token_there_are_the_pages(endpoint: Endpoint) -> None:
+    assert get(f"{endpoint.url}/metrics", TOKEN).body == b"figures"
+    assert get(f"{endpoint.url}/metrics?x=1", TOKEN).body == b"figures"
+    assert get(f"{endpoint.url}/nowhere", TOKEN).status == 404
+    assert get(f"{endpoint.url}/metrics", TOKEN, method="POST").status == 405
+
+
+def test_readiness_needs_no_token(endpoint: Endpoint) -> None:
+    assert get(f"{endpoint.url}/ready").body == b"ready\n"
+
+
+def test_a_page_that_fails_is_an_error_and_the_next_request_is_answered(endpoint: Endpoint) -> None:
+    assert get(f"{endpoint.url}/broken", TOKEN).status == 500
+    assert get(f"{endpoint.url}/metrics", TOKEN).status == 200
+
+
+@pytest.mark.parametrize(
+    "request_bytes",
+    [
+        b"\x16\x03\x01\x02\x00" * 50 + b"\r\n\r\n",
+        b"GET /metrics\r\n\r\n",
+        b"\r\n\r\n",
+        b"GET /metrics HTTP/1.1 x\r\n\r\n",
+        b"GET /metrics SPDY/3\r\n\r\n",
+        b"A" * (4 * REQUEST_BYTES),
+    ],
+    ids=["TLS", "HTTP/0.9", "nothing", "four words", "another protocol", "too long"],
+)
+def test_garbage_is_answered_by_an_error(endpoint: Endpoint, request_bytes: bytes) -> None:
+    reply = said(connected(endpoint), request_bytes)
+    assert reply[:12] in (b"HTTP/1.1 400", b"")  # the kernel may drop the reply when unread bytes are left
+    assert get(f"{endpoint.url}/ready").status == 200
+
+
+def test_connections_that_say_nothing_keep_nobody_out(endpoint: Endpoint) -> None:
+    with contextlib.ExitStack() as slow:
+        silent = [slow.enter_context(connected(endpoint)) for _ in range(MOST_CONNECTIONS + 2)]
+        assert get(f"{endpoint.url}/metrics", TOKEN).status == 200
+        silent[0].settimeout(1.0)
+        assert silent[0].recv(1) == b"", "the oldest is closed for a new one, before its time is over"
+        silent[-1].setblocking(False)
+        with pytest.raises(BlockingIOError):
+            silent[-1].recv(1)
+
+
+@pytest.mark.slow
+def test_500_open_connections_and_garbage_take_less_than_a_percent_of_a_core(endpoint: Endpoint) -> None:
+    with contextlib.ExitStack() as open_ones, flood(endpoint):
+        for _ in range(500):
+            silent = open_ones.enter_context(socket.socket())
+            silent.setblocking(False)
+            silent.connect_ex(split_address(endpoint.address))
+        began, cpu = time.monotonic(), endpoint_cpu_s()
+        while time.monotonic() - began < MEASURED_S:
+            assert get(f"{endpoint.url}/metrics", TOKEN).status == 200, "who has the token still gets replies"
+        used = (endpoint_cpu_s() - cpu) / (time.monotonic() - began)
+    assert used < 0.01, f"{used:.2%} of a core"
+
+
+@contextlib.contextmanager
+def flood(endpoint: Endpoint) -> Iterator[None]:
+    """Another thread sends garbage all the time."""
+    over = threading.Event()
+
+    def send() -> None:
+        while not over.wait(0.005):
+            with contextlib.suppress(OSError), connected(endpoint) as one:
+                one.sendall(random.randbytes(9000))
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    try:
+        yield
+    finally:
+        over.set()
+        sender.join()
+
+
+def test_a_connection_that_says_too_little_is_closed_in_time(endpoint: Endpoint) -> None:
+    with connected(endpoint) as slow:
+        slow.sendall(b"GET /ready HTTP/1.1\r\n")
+        began = time.monotonic()
+        assert slow.recv(1) == b""
+        assert time.monotonic() - began < 15.0
+
+
+def test_an_endpoint_that_is_closed_leaves_its_port() -> None:
+    endpoint = Endpoint("127.0.0.1:0", Access(TOKEN), PAGES)
+    open_one = connected(endpoint)
+    endpoint.close()
+    endpoint.close()
+    with open_one, contextlib.suppress(ConnectionResetError):  # if the endpoint had not accepted it yet
+        assert open_one.recv(1) == b""
+    with contextlib.closing(Endpoint(endpoint.address, Access(TOKEN), PAGES)) as again:
+        assert get(f"{again.url}/ready").status == 200
+
+
+def test_a_port_that_is_taken_is_a_config_error(endpoint: Endpoint) -> None:
+    with pytest.raises(ConfigError, match=r"metrics\.listen: .*cannot listen there"):
+        Endpoint(endpoint.address, Access(TOKEN), PAGES)
+
+
+def test_with_tls_only_peers_of_the_authority_get_replies(tmp_path: Path) -> None:
+    ours, theirs = (make_certs(tmp_path / name, [LOCAL], days=1)[0] for name in ("ours", "theirs"))
+    with contextlib.closing(Endpoint("127.0.0.1:0", Access(TOKEN, read_tls(ours)), PAGES)) as endpoint:
+        assert endpoint.url.startswith("https://")
+        assert get(f"{endpoint.url}/metrics", TOKEN, tls=client_context(ours)).body == b"figures"
+        stranger = client_context(theirs)
+        stranger.load_verify_locations(ours / "ca.pem")
+        with pytest.raises(OSError):
+            get(f"{endpoint.url}/ready", tls=stranger)
+
+
+def client_context(folder: Path) -> ssl.SSLContext:
+    context = ssl.create_default_context(cafile=folder / "ca.pem")
+    context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    return context

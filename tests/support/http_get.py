@@ -1,0 +1,41 @@
+"""GET requests as a person or a program sends them, and what they cost an endpoint in this process."""
+
+from __future__ import annotations
+
+import ssl
+import threading
+import time
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+
+LIMIT_S = 20.0
+
+
+@dataclass(frozen=True)
+class Got:
+    status: int
+    body: bytes
+    headers: dict[str, str]
+
+    @property
+    def text(self) -> str:
+        return self.body.decode()
+
+
+def get(url: str, token: str | None = None, *, tls: ssl.SSLContext | None = None, method: str = "GET") -> Got:
+    """The reply, also one with the status of an error."""
+    headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+    request = urllib.request.Request(url, headers=headers, method=method)
+    try:
+        with urllib.request.urlopen(request, timeout=LIMIT_S, context=tls) as reply:
+            return Got(reply.status, reply.read(), dict(reply.headers))
+    except urllib.error.HTTPError as error:
+        return Got(error.code, error.read(), dict(error.headers))
+
+
+def endpoint_cpu_s() -> float:
+    """CPU seconds that the endpoint's thread has had."""
+    (thread,) = [thread for thread in threading.enumerate() if thread.name == "metrics"]
+    assert thread.ident is not None
+    return time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
