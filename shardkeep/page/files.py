@@ -41,7 +41,8 @@ def whole_page(runs: Sequence[RunState]) -> str:
         "logs": [_logs(run) for run in runs],
     }
     style = "".join(text_of(name) for name in STYLES)
-    chart, script = text_of("uPlot.iife.min.js").replace("</", "<\\/"), _bundle()
+    chart = f"/*\n{text_of('uPlot.LICENSE.txt')}*/\n{text_of('uPlot.iife.min.js')}".replace("</", "<\\/")
+    script = _bundle()
     hashes = " ".join(f"'sha256-{_hash(text)}'" for text in (chart, script))
     policy = f"default-src 'none'; style-src 'unsafe-inline'; img-src data:; script-src {hashes}"
     head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>{style}</style>\n'

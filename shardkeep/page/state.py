@@ -20,6 +20,8 @@ from shardkeep.run.processes import launcher_there, living
 
 IDLE_S = 15.0
 """A job without a record for so many seconds may be dead: its processes are looked for."""
+SKEW_S = 60.0
+"""By which the clock of the job may be ahead of ours."""
 MOST_LOG_BYTES = 64 << 10
 MOST_CONFIG_BYTES = 256 << 10
 
@@ -96,10 +98,10 @@ class RunState:
 
     def _alive(self, now: float) -> bool:
         """Whether a process of the job may be there. Looks for processes only if the job has been quiet."""
-        began = 0.0
+        last = self.records.newest
         with contextlib.suppress(OSError):
-            began = self.records.reader.config_path.stat().st_mtime
-        if self._serving or now - max(self.records.newest, began) < IDLE_S:
+            last = last or self.records.reader.config_path.stat().st_mtime
+        if self._serving or -SKEW_S < now - last < IDLE_S:
             return True
         if now - self._looked_at > IDLE_S:
             self._looked_at = now

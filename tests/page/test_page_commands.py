@@ -90,6 +90,7 @@ def test_a_report_is_one_file_with_nothing_to_load(cluster: Cluster, tmp_path: P
     ended = cluster.command("report", str(run), "--html", str(path)).end()
     assert (ended.code, ended.out) == (0, f"report  {path}\n"), ended.err
     text = path.read_text(encoding="utf-8")
+    assert "Copyright (c) 2022 Leon Sorokin" in text
     assert not re.search(r"""(?:src|href)=["'](?!#|data:)""", text)
     assert "<script>alert" not in text and text.count("</script>") == 3
     stored = json.loads(text.split('id="stored">')[1].split("</script>")[0])
