@@ -7,7 +7,8 @@ One job trains (one server, one worker). In turn, nobody, viewers or strangers l
 seconds. Viewers have the token: event streams, half of them never read. Strangers have none: open connections,
 requests for every kind of address, garbage. The clients are one process with nice 19, and strangers send at most
 `--rate` requests a second: on two cores, the clients' own work is part of what the job loses. Figures: steps a second
-beside those with nobody, the CPU seconds of the coordinator per second, its memory, the replies by status.
+beside those with nobody, the CPU seconds of the coordinator and of the clients per second, the memory of the
+coordinator, the replies by status.
 """
 
 from __future__ import annotations
@@ -122,30 +123,38 @@ class Job:
 
 def watched(job: Job, kind: str, seconds: float, *, streams: int, rate: float) -> harness.Figures:
     """The job's figures while clients of a kind load its page."""
-    with clients(job, kind, streams=streams, rate=rate) as replies:
+    with clients(job, kind, streams=streams, rate=rate) as (replies, theirs):
         time.sleep(SETTLE_S)
-        cpu, began = sum(job.coordinator.cpu_times()[:2]), time.time()
+        cpu, their_cpu, began = _cpu_s(job.coordinator), _cpu_s(theirs), time.time()
         time.sleep(seconds)
-        ended, cpu = time.time(), sum(job.coordinator.cpu_times()[:2]) - cpu
+        ended, cpu, their_cpu = time.time(), _cpu_s(job.coordinator) - cpu, _cpu_s(theirs) - their_cpu
         memory = job.coordinator.memory_info().rss
     inside = [(at, step) for at, step in job.reported() if began <= at <= ended]
     (first, before), (last, after) = inside[0], inside[-1]
     figures = {"steps_per_s": (after - before) / (last - first), "coordinator_cpu": cpu / (ended - began)}
+    figures["clients_cpu"] = their_cpu / (ended - began)
     return figures | {"coordinator_mb": memory / 1e6, **replies}
 
 
+def _cpu_s(process: Any) -> float:
+    return 0.0 if process is None else float(sum(process.cpu_times()[:2]))
+
+
 @contextlib.contextmanager
-def clients(job: Job, kind: str, *, streams: int, rate: float) -> Iterator[dict[str, float]]:
-    """Runs the clients in a process of their own; at the end, the yielded mapping has their replies by status."""
+def clients(job: Job, kind: str, *, streams: int, rate: float) -> Iterator[tuple[dict[str, float], Any]]:
+    """Runs the clients in a process of their own, which is yielded, too. At the end, the mapping has their replies by
+    status."""
+    import psutil
+
     replies: dict[str, float] = {}
     if kind == "nobody":
-        yield replies
+        yield replies, None
         return
     command = [sys.executable, __file__, "--load", kind, "--streams", str(streams), "--rate", str(rate)]
     address = {"PAGE": f"{job.host} {job.port} {job.token}"}
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **address})
     try:
-        yield replies
+        yield replies, psutil.Process(child.pid)
     finally:
         child.send_signal(signal.SIGTERM)
         try:
