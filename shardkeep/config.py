@@ -284,13 +284,12 @@ class JobConfig(Settings):
 
     def check_capacities(self, names: Iterable[str]) -> None:
         """Raises ConfigError for a table whose `max_bytes` is too small, without the weights that a model adds."""
-        specs = [self.table(name) for name in names]
-        if not any(spec.evict is not None and spec.evict.max_bytes is not None for spec in specs):
+        if not any(table.evict is not None and table.evict.max_bytes is not None for table in self.tables.values()):
             return
         from shardkeep.ps.shard.table.capacity import check_capacities  # the layout of rows loads every optimizer
 
         dim = {"dim": 1} if self.model.name == "lr" else {}
-        check_capacities(spec.model_copy(update=dim) for spec in specs)
+        check_capacities(self.table(name).model_copy(update=dim) for name in names)
 
     def check_tables(self, used: Sequence[str]) -> None:
         """Raises ConfigError for a table that is not among those that features use, and as `check_capacities`."""

@@ -21,6 +21,9 @@ MOST_CONNECTIONS = 128
 HEAD_S = 10
 """Seconds for the head of a request, and for the next one on the same connection."""
 MOST_HEAD_BYTES = 16 << 10
+CONNECTIONS_PER_S, BURST = 8, 32
+"""Connections accepted a second, and at once after a pause. The others wait in the backlog: a refusal takes most of a
+millisecond of CPU, which training needs. A browser opens at most six."""
 
 
 async def serve(
@@ -121,8 +124,42 @@ class _Protocol(HttpToolsProtocol):
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to the process that it is in."""
+    """Accepts so many connections a second, and leaves signals to the process that it is in."""
+
+    _accepting: asyncio.Task[None] | None = None
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=[])
+        self._accepting = asyncio.create_task(self._accept(*sockets or ()))
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._accepting is not None:
+            self._accepting.cancel()
+        await super().shutdown(sockets=sockets)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop, opening = asyncio.get_running_loop(), set[asyncio.Task[None]]()
+        free, seen = float(BURST), loop.time()
+        while True:
+            try:
+                connection, _ = await loop.sock_accept(listener)
+            except OSError:  # no file descriptor is free, or the client has gone
+                await asyncio.sleep(1 / CONNECTIONS_PER_S)
+                continue
+            task = asyncio.create_task(self._open(connection))
+            opening.add(task)
+            task.add_done_callback(opening.discard)
+            now = loop.time()
+            free, seen = min(free + (now - seen) * CONNECTIONS_PER_S, BURST) - 1, now
+            if free < 0:
+                await asyncio.sleep(-free / CONNECTIONS_PER_S)
+
+    async def _open(self, connection: socket.socket) -> None:
+        config, loop = self.config, asyncio.get_running_loop()
+        made = partial(_Protocol, config=config, server_state=self.server_state, app_state=self.lifespan.state)
+        with contextlib.suppress(OSError):  # a handshake failed, or the client has gone
+            await loop.connect_accepted_socket(made, connection, ssl=config.ssl)

@@ -202,7 +202,7 @@ def test_500_streams_of_a_viewer_are_bounded_and_others_are_still_answered(view:
 @pytest.mark.slow
 def test_streams_without_the_token_are_closed_at_once(view: View) -> None:
     with Streams(view.address.place, "/events", {"Connection": "close"}, count=100) as streams:
-        streams.read(5.0)
+        streams.read(14.0)  # at most 8 connections a second are accepted
         assert set(streams.statuses.values()) == {401}
         assert streams.closed == 100
     answers(view)
