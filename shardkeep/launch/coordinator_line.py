@@ -94,6 +94,7 @@ class CoordinatorLine:
         from shardkeep.ps.control.grpc.client import request_stop
 
         while not self.closed.is_set():  # the coordinator may still be starting or restarting
+            coordinator = None
             try:
                 if (coordinator := self._folder.endpoint()) is not None:
                     request_stop(coordinator, reason)
@@ -102,7 +103,7 @@ class CoordinatorLine:
             except ShardkeepError as error:
                 if not error.retryable:  # the limit of the supervisor's loop ends the job
                     return
-            self.closed.wait(RETRY_S)
+            self.closed.wait(POLL_S if coordinator is None else RETRY_S)
 
     def _ask(self, call: Callable[[Endpoint], None]) -> bool:
         """Calls the coordinator in a thread. Returns False if it has not listened yet.

@@ -71,7 +71,9 @@ def test_ctrl_c_before_the_coordinator_listens_is_heard_once_it_does(cluster: Cl
     assert folder.address() is None
     job.signal(signal.SIGINT)
     ended = job.end(limit_s=60)
-    assert (ended.code, ended.err) == (1, "stopped before the first step: Ctrl-C or SIGTERM\n")
+    assert ended.code == 1
+    # The coordinator may hear of it after the group has formed and trained a little.
+    assert re.fullmatch(r"stopped (before the first step|at step \d+): Ctrl-C or SIGTERM\n", ended.err)
 
 
 @pytest.mark.slow
