@@ -72,7 +72,7 @@ def test_ctrl_c_before_the_coordinator_listens_is_heard_once_it_does(cluster: Cl
     job.signal(signal.SIGINT)
     ended = job.end(limit_s=60)
     assert ended.code == 1
-    # The coordinator may hear of it after the group has formed and trained a little.
+    # The coordinator may receive it after the group has formed and trained a little.
     assert re.fullmatch(r"stopped (before the first step|at step \d+): Ctrl-C or SIGTERM\n", ended.err)
 
 
