@@ -42,7 +42,7 @@ MOST_LOCKS = 4
 class Pulled:
     """The result of a pull: the slot of each id (-1 if it had no row) and the number of absent ids per section.
 
-    A row's slot never changes."""
+    A slot holds another row, or none, once its row or the last one has gone: `apply` compares the ids."""
 
     sections: SectionIds
     slots_V: Ints
