@@ -25,6 +25,7 @@ from shardkeep.ps.shard.table.table import NO_COUNTS, Table
 
 Locked = Callable[..., AbstractContextManager[None]]
 """Holds the locks of some tables while their rows change."""
+_NOWHERE: Ints = np.empty(0, dtype=np.int64)
 MakeRoom = Callable[[int, int], None]
 """Makes room for so many pre-images of a table's rows, if a snapshot is being taken."""
 
@@ -56,7 +57,6 @@ class Policies:
             if table.spec.admit
         }
         self._admits_nothing_T: Bools = np.zeros_like(self._admits_T)
-        self._admitting = *self._admissions, *self._counting.values()
         self._swept = -1
         self._rules_T = np.zeros((len(tables), at.RULES), dtype=np.float64)
         self._in_seconds = [t for t, eviction in self._evictions.items() if eviction.in_seconds]
@@ -84,15 +84,15 @@ class Policies:
         apply(*rows, *more)
 
     def admit(self, sections: SectionIds, slots_V: Ints, absent_S: Ints, pushes_V: Floats, update: Update) -> Ints:
-        """Decides on the rows of a push that `apply` has left out. Returns the places of those that become rows."""
-        places = []
-        with self._locked(*self._admitting):
-            for s in np.flatnonzero(absent_S).tolist():
-                first, end = sections.starts_S1[s : s + 2].tolist()
-                absent_A = first + np.flatnonzero(slots_V[first:end] < 0)
-                pushes_A = pushes_V[absent_A] if pushes_V.size else pushes_V
-                chosen_A = self._admit(int(sections.tables_S[s]), sections.ids_V[absent_A], pushes_A, update)
-                places.append(absent_A[chosen_A])
+        """Decides on the rows of a push that `apply` has left out. Returns the places of those that become rows. The
+        caller holds the tables' locks."""
+        places = [_NOWHERE]
+        for s in np.flatnonzero(absent_S).tolist():
+            first, end = sections.starts_S1[s : s + 2].tolist()
+            absent_A = first + np.flatnonzero(slots_V[first:end] < 0)
+            pushes_A = pushes_V[absent_A] if pushes_V.size else pushes_V
+            chosen_A = self._admit(int(sections.tables_S[s]), sections.ids_V[absent_A], pushes_A, update)
+            places.append(absent_A[chosen_A])
         return np.concatenate(places)
 
     def take(self, sections: SectionIds, values: Floats, places: Ints) -> tuple[SectionIds, Floats]:
