@@ -208,11 +208,15 @@ class Tables(Sequence[Table]):
         absent_S = np.zeros(sections.tables_S.size, dtype=np.int64)
         rows = self._rows(gradients, slots_V, policies.new_rows(sections), update)
         policies.apply(rows, gradients.pushes_V, absent_S, update, admits=True)
+        if not absent_S.any():
+            return []
         places = policies.admit(sections, slots_V, absent_S, gradients.pushes_V, update)
         if not places.size:
             return []
         taken, values = policies.take(sections, gradients.values, places)
-        squares_V, pushes_V = (each[places] if each.size else each for each in (gradients.squares_V, gradients.pushes_V))
+        squares_V, pushes_V = (
+            each[places] if each.size else each for each in (gradients.squares_V, gradients.pushes_V)
+        )
         admitted = Gradients(taken, values, None, squares_V, gradients.lr_factor, pushes_V)
         new_V = np.empty(places.size, dtype=np.int64)
         rows = self._rows(admitted, new_V, np.diff(taken.starts_S1), update)
@@ -225,8 +229,7 @@ class Tables(Sequence[Table]):
         sections = gradients.sections
         self._make_room(sections.tables_S, new_S)
         self._note_step(sections.tables_S, update)
-        if self._snapshot is not None and not self._snapshot.over:
-            self._snapshot.make_room(sections.tables_S, np.diff(sections.starts_S1))
+        self._make_pre_image_room(sections.tables_S, np.diff(sections.starts_S1))
         return (
             self._descriptors, self._starts, self._images, sections.tables_S, sections.starts_S1, sections.ids_V,
             slots_V, gradients.pulled is not None, gradients.values, gradients.squares_V,
@@ -240,7 +243,7 @@ class Tables(Sequence[Table]):
             with self._locked(t):
                 self._note_step(np.array([t]), update)
                 for slots_U in slots_besides(self._tables[t], touched_U):
-                    self._make_pre_image_room(t, slots_U.size)
+                    self._make_pre_image_room(np.array([t]), np.array([slots_U.size]))
                     decay_rows(self._tables[t], self._images[t], slots_U, scalars_K)
 
     def _open_policies(self) -> Policies | None:
@@ -249,8 +252,8 @@ class Tables(Sequence[Table]):
             return None
         from shardkeep.ps.shard.policies import Policies  # its kernels take a fifth of a second
 
-        place = self._descriptors, self.dims_T, self._images
-        return Policies(self._tables, *place, self._locked, self._make_pre_image_room)
+        place = self._descriptors, self._starts, self.dims_T, self._images
+        return Policies(self._tables, *place, self._locked, self._make_room, self._make_pre_image_room)
 
     @contextlib.contextmanager
     def _locked(self, *tables: int) -> Iterator[None]:
@@ -261,9 +264,9 @@ class Tables(Sequence[Table]):
                 held.enter_context(self._changes[lock])
             yield
 
-    def _make_pre_image_room(self, t: int, rows: int) -> None:
+    def _make_pre_image_room(self, tables_S: Ints, rows_S: Ints) -> None:
         if self._snapshot is not None and not self._snapshot.over:
-            self._snapshot.make_room(np.array([t]), np.array([rows]))
+            self._snapshot.make_room(tables_S, rows_S)
 
     def _note_step(self, tables_S: Ints, update: Update) -> None:
         """Tells the kernels the step, by which they round. The caller holds the tables' locks."""
