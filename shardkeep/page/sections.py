@@ -169,7 +169,7 @@ def tables(records: RunRecords) -> Record:
     for _, record in records.role("server"):
         for table in record.get("tables") or ():
             for key in ("bytes", "created", "removed", "refused", "candidates"):
-                if (count := number(table.get(key))) is not None:
+                if (count := number(table.get(key, 0 if "created" in table else None))) is not None:  # 0 is left out
                     now[str(table.get("name"))][key] = now[str(table.get("name"))].get(key, 0) + int(count)
     for table in (records.summary or {}).get("tables") or ():
         name = str(table["name"])
