@@ -30,7 +30,7 @@ RECENT = 1 / 4
 """Share of the size that stays as it is."""
 FREE = 1 / 2
 """Share of the size that is free afterwards."""
-ALMOST = 15 / 16
+ALMOST = 7 / 8
 """Share of the size from which the file is written again; the rest takes records meanwhile."""
 RETRY_S = 60.0
 """Seconds to the next attempt after one that failed."""
