@@ -203,6 +203,7 @@ def bytes_of(records: RunRecords) -> Record:
     live = records.bytes_by_part
     fp32 = live.pop("fp32", {})
     source = counted if counted.get("total") else live
+    fp32 = (source.get("fp32") if source is counted else None) or fp32
     directions = list[Record]()
     for name, meaning in LEDGER_DIRECTIONS.items():
         parts = source.get(name) or {}

@@ -65,6 +65,7 @@ NO_SUMMARY: Record = {
         "between_workers": 0,
         "total": 0,
         "per_sample": 0.0,
+        "fp32": {},
     },
     "sockets": {},
     "staleness": {},
