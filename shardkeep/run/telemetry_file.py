@@ -95,7 +95,9 @@ class TelemetryFile:
         if size <= self._most_bytes:
             self._torn = False
         else:
-            _log.warning(f"{self._path}: is full: records are lost until it is written again", once=f"{self._path} full")
+            _log.warning(
+                f"{self._path}: is full: records are lost until it is written again", once=f"{self._path} full"
+            )
         if size > ALMOST * self._most_bytes and self._clock() >= self._retry_s and not self._is_rewriting():
             self._rewriting = threading.Thread(target=self._rewrite, name="telemetry file")
             self._rewriting.start()
@@ -106,18 +108,21 @@ class TelemetryFile:
     def _rewrite(self) -> None:
         """Writes the file again, beside records that are appended. Readers see the old file or the new one."""
         try:
-            with contextlib.ExitStack() as until_renamed, atomic_writer(self._path) as target:
-                with self._path.open("rb") as source:
-                    recent = _begin_of_line(source, os.fstat(source.fileno()).st_size - int(RECENT * self._most_bytes))
-                    _write_older(source, recent, target, most_bytes=int((1 - FREE - RECENT) * self._most_bytes))
-                    source.seek(recent)
-                    shutil.copyfileobj(source, target)
-                    target.flush()
-                    os.fsync(target.fileno())  # nobody waits for the disk yet
-                    until_renamed.enter_context(self._lock)
-                    shutil.copyfileobj(source, target)
-                    if target.tell() > ALMOST * self._most_bytes:  # single records fill it
-                        self._retry_s = self._clock() + RETRY_S
+            with (
+                contextlib.ExitStack() as until_renamed,
+                atomic_writer(self._path) as target,
+                self._path.open("rb") as source,
+            ):
+                recent = _begin_of_line(source, os.fstat(source.fileno()).st_size - int(RECENT * self._most_bytes))
+                _write_older(source, recent, target, most_bytes=int((1 - FREE - RECENT) * self._most_bytes))
+                source.seek(recent)
+                shutil.copyfileobj(source, target)
+                target.flush()
+                os.fsync(target.fileno())  # nobody waits for the disk yet
+                until_renamed.enter_context(self._lock)
+                shutil.copyfileobj(source, target)
+                if target.tell() > ALMOST * self._most_bytes:  # single records fill it
+                    self._retry_s = self._clock() + RETRY_S
         except OSError as error:
             self._retry_s = self._clock() + RETRY_S
             self._warn("cannot be made smaller", error)

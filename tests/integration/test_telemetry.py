@@ -134,7 +134,14 @@ def recoveries(folder: RunFolder) -> int:
 def test_a_job_whose_telemetry_is_full_thins_it_and_keeps_its_own_records(cluster: Cluster, tmp_path: Path) -> None:
     path = tmp_path / "run" / "telemetry.jsonl"
     path.parent.mkdir()
-    old = {"time": "2026-01-01T00:00:00.000", "kind": "telemetry", "role": "worker", "index": 0, "pid": 1, "every_s": 5.0}
+    old = {
+        "time": "2026-01-01T00:00:00.000",
+        "kind": "telemetry",
+        "role": "worker",
+        "index": 0,
+        "pid": 1,
+        "every_s": 5.0,
+    }
     with path.open("w") as file:
         while file.tell() < 990_000:
             file.write(json.dumps(old | {"steps": 1, "host": "x" * 800}) + "\n")
