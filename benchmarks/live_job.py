@@ -1,4 +1,4 @@
-"""A job that trains while a benchmark looks at it: steps by its own records of progress, CPU of processes and threads."""
+"""A job that trains while a benchmark looks at it: steps by its records of progress, CPU of processes and threads."""
 
 from __future__ import annotations
 

@@ -3,10 +3,10 @@
     python benchmarks/scrapes.py --rounds 10                # every way to look at a job, in turn
     python benchmarks/scrapes.py --only off telemetry       # telemetry alone
 
-Each contestant is a fresh job (one server, one worker, 26 tables) that is looked at in one way: not at all, by telemetry
-records every 5 s, and by metrics that are scraped every 5 s and every second, as Prometheus does. Figures: steps a
-second beside the job without telemetry, CPU milliseconds of a step, and the CPU seconds of the threads that answer
-scrapes (the kernel's clock of each thread) as a share of the worker's and of all processes'. The scraper is this
+Each contestant is a fresh job (one server, one worker, 26 tables) that is looked at in one way: not at all, by
+telemetry records every 5 s, and by metrics that are scraped every 5 s and every second, as Prometheus does. Figures:
+steps a second beside the job without telemetry, CPU milliseconds of a step, and the CPU seconds of the threads that
+answer scrapes (the kernel's clock of each thread) as a share of the worker's and of all processes'. The scraper is this
 process; its CPU is part of what the job loses on two cores.
 """
 

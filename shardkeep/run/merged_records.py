@@ -1,4 +1,4 @@
-"""Merging of telemetry records: two records of one process that follow each other become one that stands for both.
+"""Merging of telemetry records: two records of one process that follow each other become one that covers both.
 
 Counts so far and figures of now are those of the second. Means over the time since the last record are weighted.
 """

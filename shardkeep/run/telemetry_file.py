@@ -1,7 +1,7 @@
 """The file of telemetry records: appends a record per line, and keeps the file below a size for a job of any length.
 
 When the file is almost full, a thread writes it again. Its newest quarter stays as it is. Before that, records of a
-process are merged until each stands for a longer time and half of the file is free. The last record of each process
+process are merged until each covers a longer time and half of the file is free. The last record of each process
 that died stays, for its counts. One process appends; any number may read.
 """
 
@@ -35,7 +35,7 @@ ALMOST = 7 / 8
 RETRY_S = 60.0
 """Seconds to the next attempt after one that failed."""
 LONGEST_S = 30 * 86400.0
-"""No record stands for more seconds by choice."""
+"""Seconds that a record covers at most; after that, the oldest records are dropped."""
 _log = EventLog("run")
 
 
@@ -146,11 +146,11 @@ class _Waiting:
 
 
 def thinned(lines: Iterable[bytes], span_s: float) -> Iterator[bytes]:
-    """Merges the records of each process until each stands for `span_s` seconds or more; yields them as lines.
+    """Merges the records of each process until each covers `span_s` seconds or more; yields them as lines.
 
-    A process's last record stands for less, if it must. Drops lines that are no records."""
+    A process's last record covers less, if it must. Drops lines that are no records."""
     waiting: dict[tuple[Any, Any], _Waiting] = {}
-    requests: dict[tuple[Any, Any], tuple[Any, float]] = {}  # by then, and of which process
+    requests: dict[tuple[Any, Any], tuple[Any, float]] = {}  # the pid, and its requests so far
     for line in lines:
         if (record := _record_of(line)) is None:
             continue

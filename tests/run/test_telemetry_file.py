@@ -95,7 +95,7 @@ def test_a_file_of_many_times_its_size_stays_below_it_and_covers_the_whole_time(
     assert sum(span == 5.0 for span in spans) * 1000 > RECENT * MEGABYTE, "the newest quarter is as it was written"
     for mean, of in ((0.5, [r["loss"] for r in found]), (10.5, [r["step_ms"]["total"] for r in found])):
         weighted = sum(value * record["steps"] for value, record in zip(of, found, strict=True)) / 16_000
-        assert weighted == pytest.approx(mean, abs=1e-4), "means stand for their interval"
+        assert weighted == pytest.approx(mean, abs=1e-4), "means are of their interval"
 
 
 def test_records_that_come_while_the_file_is_written_again_are_all_there(path: Path) -> None:
