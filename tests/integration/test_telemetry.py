@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -132,26 +134,44 @@ def recoveries(folder: RunFolder) -> int:
 
 
 def test_a_job_whose_telemetry_is_full_thins_it_and_keeps_its_own_records(cluster: Cluster, tmp_path: Path) -> None:
-    path = tmp_path / "run" / "telemetry.jsonl"
-    path.parent.mkdir()
-    old = {
-        "time": "2026-01-01T00:00:00.000",
-        "kind": "telemetry",
-        "role": "worker",
-        "index": 0,
-        "pid": 1,
-        "every_s": 5.0,
-    }
-    with path.open("w") as file:
-        while file.tell() < 990_000:
-            file.write(json.dumps(old | {"steps": 1, "host": "x" * 800}) + "\n")
-    steps = path.read_text().count("\n")
+    steps = fill(tmp_path / "run" / "telemetry.jsonl", 990_000)
     job, folder = cluster.job({**TINY, "telemetry": {**OFTEN, "max_bytes": 1_000_000}})
     assert job.end().code == 0
     records = telemetry(folder)
-    assert path.stat().st_size < 700_000
+    assert folder.telemetry_path.stat().st_size < 700_000
     assert sum(record["steps"] for record in records if record.get("pid") == 1) == steps
     check_against(folder.summary() or {}, [record for record in records if record.get("pid") != 1], workers=2)
+
+
+@pytest.mark.slow  # a job whose coordinator is replaced
+def test_a_coordinator_that_is_killed_while_it_writes_the_file_again_leaves_it_whole(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    steps = fill(tmp_path / "run" / "telemetry.jsonl", 29_000_000)
+    train = {"batch_size": 50, "epochs": 60, "report_every_s": 0.1}
+    job, folder = cluster.job({**TINY, "train": train, "telemetry": {**OFTEN, "max_bytes": 32_000_000}})
+
+    def unfinished() -> bool:
+        return any(folder.path.glob(".telemetry.jsonl.*"))
+
+    within(120, unfinished, "the file is not written again", lambda: job.running)
+    (first,) = folder.coordinator_pids()
+    os.kill(first, signal.SIGKILL)
+    within(60, lambda: folder.coordinator_pids() != {first}, "no other coordinator", lambda: job.running)
+    assert job.end().code == 0, job.printed()
+    assert folder.telemetry_path.stat().st_size < 20_000_000 and not unfinished()
+    records = telemetry(folder)
+    assert sum(record["steps"] for record in records if record.get("pid") == 1) == steps
+    assert folder.coordinator_pids() <= {r["pid"] for r in records if r["role"] == "coordinator"}
+
+
+def fill(path: Path, size: int) -> int:
+    """Writes records of another process to a file that does not exist; their number, and that of their steps."""
+    path.parent.mkdir()
+    head = {"time": "2026-01-01T00:00:00.000", "kind": "telemetry", "role": "worker", "index": 0, "pid": 1}
+    line = json.dumps(head | {"every_s": 5.0, "steps": 1, "host": "x" * 800}) + "\n"
+    path.write_text(line * (size // len(line)))
+    return size // len(line)
 
 
 @pytest.mark.slow  # two starts of a job
