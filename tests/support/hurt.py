@@ -182,7 +182,8 @@ def _start_roles_from_here() -> None:
     start = subprocess.Popen.__init__
 
     def started(self: Any, command: Sequence[str], *arguments: Any, **named: Any) -> None:
-        ours = [part for word in command for part in (["-m", MAIN.partition(":")[0]] if word == SHARDKEEP[-1] else [word])]
+        module = ["-m", MAIN.partition(":")[0]]
+        ours = [part for word in command for part in (module if word == SHARDKEEP[-1] else [word])]
         start(self, ours, *arguments, **named)
 
     subprocess.Popen.__init__ = started  # type: ignore[method-assign, assignment]
