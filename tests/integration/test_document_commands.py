@@ -47,11 +47,15 @@ def commands(page: str) -> list[str]:
     return [block.text for block in blocks(page) if block.language == "bash" and not block.info]
 
 
+def path() -> dict[str, str]:
+    return {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
 def run_by_bash(text: str, folder: Path) -> None:
     done = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", text],
         cwd=folder,
-        env=os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"},
+        env=os.environ | path(),
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -63,7 +67,7 @@ def run_by_bash(text: str, folder: Path) -> None:
 def run_forked(text: str, folder: Path) -> None:
     with Cluster(folder) as cluster:
         for line in text.splitlines():
-            command = cluster.command(*shlex.split(line)[1:], cwd=folder)
+            command = cluster.command(*shlex.split(line)[1:], cwd=folder, env=path())
             assert command.end(limit_s=LIMIT_S).code == 0, f"{line}\n{command.printed()[-6000:]}"
 
 
