@@ -48,6 +48,7 @@ def commands(page: str) -> list[str]:
 
 
 def path() -> dict[str, str]:
+    """A PATH with the programs of this environment."""
     return {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
 
 

@@ -90,8 +90,8 @@ def limit_s(item: pytest.Item) -> int:
 def group_of(item: pytest.Item) -> str:
     """The tests of one file share a group, because they share fixtures. All tests that read the golden job share one.
 
-    Any worker takes a chaos test, unless a marker names its group. Groups with a marker: pages of the documents, network
-    namespaces.
+    Any worker takes a chaos test, unless a marker names its group. Groups with a marker: pages of the documents,
+    network namespaces.
     """
     named = item.get_closest_marker("xdist_group")
     if named:
