@@ -19,7 +19,7 @@ from tests.support.chaos import JOB, completed
 from tests.support.cluster import Cluster
 from tests.support.faults import Fault, play
 from tests.support.golden import STEPS
-from tests.support.hurt import Hurt, environment, missed
+from tests.support.hurt import MAIN, Hurt, environment, missed
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
 POLICIES: dict[str, Any] = {
@@ -100,7 +100,7 @@ def test_a_server_that_dies_meanwhile_changes_no_bit(
     cluster: Cluster, undisturbed: dict[str, Any], tmp_path: Path, points: dict[str, int]
 ) -> None:
     hurts = [Hurt("server 1", point, times) for point, times in points.items()]
-    job, folder = cluster.job(POLICIES, env=environment(tmp_path, hurts), module="tests.support.hurt")
+    job, folder = cluster.job(POLICIES, env=environment(tmp_path, hurts), main=MAIN)
     summary = completed(job, folder)
     assert not missed(tmp_path, hurts)
     assert len(summary["recoveries"]) >= 1
