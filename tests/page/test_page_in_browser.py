@@ -162,6 +162,14 @@ def test_a_loss_that_exploded_has_a_logarithmic_axis(browser: Chromium, cluster:
         assert visit.problems == []
 
 
+def test_a_single_evaluation_is_a_sentence_not_a_plot(browser: Chromium, cluster: Cluster, tmp_path: Path) -> None:
+    run = write_simulated_run(tmp_path / "run", Scene(evaluations=1, steps=300))
+    with seen(browser, cluster, run) as (_, visit):
+        figure = visit.page.locator("#convergence figure").nth(1)
+        assert re.search(r"One point so far. AUC: 0\.\d{4} at [\d,]+ samples", figure.inner_text())
+        assert figure.locator("canvas").count() == 0
+
+
 def test_every_column_with_an_explanation_shows_it_without_a_pointer(
     browser: Chromium, cluster: Cluster, tmp_path: Path
 ) -> None:

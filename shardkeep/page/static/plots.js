@@ -22,11 +22,12 @@ export function plot(key, { title, about, axis, unit, digits = 4, lines, limit }
   known.title.textContent = title;
   known.about.textContent = about;
   const steep = digits > 0 && isSteep(drawn);
+  const lonely = drawn.length && drawn.every((line) => line.points.length === 1) ? `One point so far. ${drawn.map((line) => onlyPoint(line, x, digits)).join(" ")}` : null;
   known.axis.textContent = !drawn.length ? "" : `Horizontal: ${x.name}. Vertical: ${unit}${steep ? ", on a logarithmic scale" : ""}.`;
   known.canvas.setAttribute("aria-label", `${title}. ${drawn.map((line) => spoken(line, x, digits)).join(" ")}`);
   known.table.replaceChildren(...drawn.map((line) => pointTable(line, x, unit, digits)));
   known.fold.hidden = !drawn.length;
-  known.draw(drawn, x, { digits, limit, steep });
+  known.draw(drawn, x, { digits, limit, steep, lonely });
   return known.figure;
 }
 
@@ -35,12 +36,12 @@ function made(key) {
   const folded = fold(`${key} points`, "Points as a table", inside);
   const figure = h("figure", h("figcaption", title, about), canvas, axis, folded);
   const known = { figure, title, about, axis, canvas, table: inside, fold: folded, chart: null, shape: "" };
-  known.draw = (lines, x, { digits, limit, steep }) => {
-    if (!lines.length) {
+  known.draw = (lines, x, { digits, limit, steep, lonely }) => {
+    if (!lines.length || lonely) {
       known.chart?.destroy();
       known.chart = null;
       known.shape = "";
-      canvas.replaceChildren(h("p.empty", "No points yet."));
+      canvas.replaceChildren(h("p.empty", lonely ?? "No points yet."));
       return;
     }
     const data = aligned(lines);
@@ -115,6 +116,11 @@ function aligned(lines) {
     line.points.forEach(([x, y]) => (column[at.get(x)] = y));
     return column;
   })];
+}
+
+function onlyPoint(line, x, digits) {
+  const [[at, y]] = line.points;
+  return `${line.name}: ${y == null ? "not finite" : digits ? decimal(y, digits) : integer(y)} at ${x.long(at)}.`;
 }
 
 function spoken(line, x, digits) {
