@@ -28,7 +28,7 @@ RISE, NOISE = 0.05, 4
 """A loss rises if it grows by this share of its lowest mean, and by so many times what it differs between records."""
 AUC_DROP = 0.002
 AUC_GUESSING = 0.52
-"""Below it a model does not rank better than chance, whatever the noise of an evaluation."""
+"""A model with a lower AUC does not rank better than chance."""
 CONSTANT_LOSS = math.log(2)
 """The binary cross-entropy of the constant prediction 0.5."""
 EXPLODED = 3.0
