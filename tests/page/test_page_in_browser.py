@@ -260,6 +260,24 @@ def test_what_changes_in_the_folder_appears_without_a_click_and_takes_no_focus(
         assert visit.problems == []
 
 
+def test_a_hidden_tab_keeps_its_title_and_draws_the_rest_when_it_is_seen_again(
+    browser: Chromium, cluster: Cluster, tmp_path: Path
+) -> None:
+    scene = current(state="running")
+    run = write_simulated_run(tmp_path / "run", scene)
+    with seen(browser, cluster, run) as (_, visit):
+        visit.page.evaluate("Object.defineProperty(document, 'hidden', {get: () => window.away, configurable: true})")
+        visit.page.evaluate("window.away = true")
+        last = [line for line in (run / "metrics.jsonl").read_text().splitlines() if '"progress"' in line][-1]
+        record = {**json.loads(last), "step": 2_250, "time": datetime.now().isoformat(timespec="milliseconds")}
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        visit.wait("document.title.startsWith('75 %')")
+        assert "2,250" not in visit.text("#overview")
+        visit.page.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
+        assert "2,250" in visit.text("#overview")
+
+
 def test_two_runs_are_compared_with_the_settings_that_differ(
     browser: Chromium, cluster: Cluster, tmp_path: Path
 ) -> None:

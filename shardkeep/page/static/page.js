@@ -25,6 +25,7 @@ let shown = 0;
 let stream = null;
 const announced = new Set();
 let spoken = 0;
+let missed = false; // whether the tab was hidden at the last change
 
 const view = {
   axis: "samples",
@@ -39,12 +40,16 @@ const view = {
   },
 };
 
+// A tab that nobody sees keeps its title and speaks its warnings; it draws the rest when it is seen again.
 function render(changed) {
   const run = runs[shown];
   if (!run) return;
+  header(run);
+  announce(run);
+  missed = document.hidden;
+  if (missed) return;
   document.body.classList.remove("waiting");
   keepingPlace(() => {
-    header(run);
     for (const [id, [needs, content]] of Object.entries(SECTIONS)) {
       if (!changed || needs.some((name) => changed.includes(name))) $(id).querySelector(".body").replaceChildren(...content(run).flat(3).filter(Boolean));
     }
@@ -53,8 +58,11 @@ function render(changed) {
     if (several && (!changed || changed.some((name) => ["overview", "curves"].includes(name)))) $("compare").querySelector(".body").replaceChildren(...draw.compare(runs, view).flat(3).filter(Boolean));
   });
   tick();
-  announce(run);
 }
+
+document.addEventListener("visibilitychange", () => {
+  if (missed) render();
+});
 
 // A drawing must not take the focus or the place of a scrolled box away.
 function keepingPlace(work) {
