@@ -22,6 +22,9 @@ def members(records: RunRecords) -> list[Record]:
         if event.get("lost") in ROLES:
             key = str(event["lost"]), int(event.get("lost_index") or 0)
             deaths[key] = deaths.get(key, 0) + 1
+    for died in (died for recovery in recoveries(records) for died in recovery.get("died") or ()):
+        if died.get("role") == "coordinator":  # nobody is there to record the event
+            deaths[_key(died)] = deaths.get(_key(died), 0) + 1
     rows = []
     for key in sorted({*peaks, *places, *records.telemetry}, key=lambda k: (ROLES.index(k[0]), k[1])):
         place, told, end = places.get(key, {}), records.telemetry.get(key, {}), peaks.get(key, {})

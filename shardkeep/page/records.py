@@ -22,6 +22,8 @@ MOST_TELEMETRY_BYTES = 8 << 20
 """Of a long run only the last telemetry is read."""
 GROWTH_S, GROWTH_EVERY_S = 600.0, 5.0
 """Seconds of the window over which the growth of tables is measured."""
+STEPS_S = 30.0
+"""Seconds over which the times of a step are averaged."""
 ROLES = ("coordinator", "server", "worker")
 DIRECTIONS = ("pull", "push", "tower")
 
@@ -42,6 +44,8 @@ class RunRecords:
         """Step and loss of the last records; None = not finite."""
         self.telemetry: dict[Key, Record] = {}
         """The newest record of each process."""
+        self.steps_seen: dict[int, deque[Record]] = {}
+        """The records of each worker with times of steps, over the last seconds. The newest one stays."""
         self.rows_seen: deque[tuple[float, int, dict[str, int]]] = deque()
         """Time, servers that have reported, and rows by table, over the last minutes."""
         self.spent = Series()
@@ -115,6 +119,7 @@ class RunRecords:
         self.telemetry[key] = {**record, "at": time}
         if key[0] == "worker":
             self._trained[key] = trained_bytes(record)
+            self._count_steps(key[1], self.telemetry[key])
         if key == ("worker", 0) and (samples := number(record.get("samples"))) is not None:
             dead = sum(count for counts in self._before.values() for name, count in counts.items() if is_trained(name))
             self.spent.add((samples, dead + sum(self._trained.values())))
@@ -122,6 +127,16 @@ class RunRecords:
             self.rows_seen.append((time, sum(role == "server" for role, _ in self.telemetry), table_rows(self)))
             while self.rows_seen[0][0] < time - GROWTH_S:
                 self.rows_seen.popleft()
+
+    def _count_steps(self, index: int, record: Record) -> None:
+        if not record.get("step_ms"):
+            return
+        seen = self.steps_seen.setdefault(index, deque())
+        if seen and seen[-1].get("pid") != record.get("pid"):
+            seen.clear()
+        seen.append(record)
+        while seen[0]["at"] < record["at"] - STEPS_S:
+            seen.popleft()
 
     def _seen(self, record: Mapping[str, Any]) -> float:
         time = seconds_of(record.get("time")) or self.newest

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -134,8 +134,8 @@ def _whole(value: float | None) -> int | None:
 def worker_steps(records: RunRecords) -> list[Record]:
     """Where a step goes, of each worker; the worker whose own work takes longest is the first.
 
-    `usual`: the median of the others' own work."""
-    found = {index: record for index, record in records.role("worker") if record.get("step_ms")}
+    `usual`: the median of the others' own work. Of a job that runs, means over the last `STEPS_S` seconds."""
+    found = {index: mean_step(seen) for index, seen in records.steps_seen.items()}
     ended = {
         int(p["index"]): p
         for p in (records.summary or {}).get("processes") or ()
@@ -150,13 +150,25 @@ def worker_steps(records: RunRecords) -> list[Record]:
         parts = {name: ms for name, value in record["step_ms"].items() if (ms := number(value)) is not None}
         total = parts.pop("total", None) or sum(parts.values())
         own = total - sum(parts.get(name, 0.0) for name in WAITING)
-        waits = {str(k): ms for k, v in (found.get(index, {}).get("wait_ms") or {}).items() if (ms := number(v))}
+        waits = {who: ms for who, ms in found.get(index, {}).get("wait_ms", {}).items() if ms}
         rows.append({"index": index, "total": total, "own": own, "parts": parts, "waits": waits})
     for row in rows:
         others = [other["own"] for other in rows if other is not row]
         row["usual"] = median(others) if others else row["own"]
         row["ratio"] = row["own"] / row["usual"] if row["usual"] > 0 else 1.0
     return sorted(rows, key=lambda row: -row["own"])
+
+
+def mean_step(seen: Iterable[Record]) -> Record:
+    """Mean times in ms over a worker's records, each weighted by its steps."""
+    weights = [(record, number(record.get("steps")) or 1) for record in seen]
+    steps = sum(weight for _, weight in weights)
+    means: dict[str, dict[str, float]] = {"step_ms": {}, "wait_ms": {}}
+    for kind, sums in means.items():
+        for record, weight in weights:
+            for name, value in (record.get(kind) or {}).items():
+                sums[str(name)] = sums.get(str(name), 0.0) + (number(value) or 0.0) * weight / steps
+    return dict(means)
 
 
 def tables(records: RunRecords) -> Record:

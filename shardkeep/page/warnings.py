@@ -27,6 +27,12 @@ STUCK_STEPS = 500
 RISE, NOISE = 0.05, 4
 """A loss rises if it grows by this share of its lowest mean, and by so many times what it differs between records."""
 AUC_DROP = 0.002
+AUC_GUESSING = 0.52
+"""A model with a lower AUC does not rank better than chance."""
+CONSTANT_LOSS = math.log(2)
+"""The binary cross-entropy of the constant prediction 0.5."""
+EXPLODED = 3.0
+"""A loss has exploded if it was so many times `CONSTANT_LOSS`."""
 MEMORY_SHARE = 0.9
 SPEED_SHARE = 0.6
 RESTART_S = 600.0
@@ -146,8 +152,8 @@ def slow_worker(sight: Sight) -> list[Warning]:
     part = max(row["parts"].items(), key=lambda item: item[1] if item[0] not in ("pull_wait", "dense_reduce") else 0)
     more = f"; {len(slow) - 1} more are slow" if len(slow) > 1 else ""
     text = (
-        f"worker {row['index']} is slower than the others: its own work takes {row['own']:.1f} ms a step, "
-        f"the median of the others is {row['usual']:.1f} ms; longest part: {part[0].replace('_', ' ')}{more}"
+        f"worker {row['index']} is slower than the others: its own work takes {row['own']:,.1f} ms a step, "
+        f"the median of the others is {row['usual']:,.1f} ms; longest part: {part[0].replace('_', ' ')}{more}"
     )
     return [Warning("warn", text, "All workers wait for the slowest one. Look for other load on its machine.", "steps")]
 
@@ -224,12 +230,51 @@ def rising_loss(sight: Sight) -> list[Warning]:
 def worse_than_guessing(sight: Sight) -> list[Warning]:
     """A binary cross-entropy above that of the constant prediction 0.5."""
     losses = [loss for _, loss in list(sight.records.losses)[-3:] if loss is not None]
-    loss_name = ((sight.config.get("train") or {}).get("loss") or {}).get("name")
+    loss_name = loss_of(sight)
     step = sight.records.losses[-1][0] if sight.records.losses else 0
-    if loss_name != "bce" or not losses or step < 100 or fmean(losses) <= math.log(2) * 1.02:
+    if loss_name != "bce" or not losses or step < 100 or fmean(losses) <= CONSTANT_LOSS * 1.02:
         return []
     text = f"after {step:,} steps the loss is {fmean(losses):.3f}; a constant prediction of 0.5 has 0.693"
     return [Warning("bad", text, "The learning rate is probably too high, or labels and features do not match.",
+                    "convergence")]  # fmt: skip
+
+
+def loss_of(sight: Sight) -> str:
+    """The name of the loss function."""
+    return str(((sight.config.get("train") or {}).get("loss") or {}).get("name") or "")
+
+
+def exploded_loss(sight: Sight) -> list[Warning]:
+    """A binary cross-entropy that was far above a constant prediction's, and fell back to it.
+
+    A model that has learned nothing since then is the worse case: its units are often dead."""
+    points = [(int(row[1] or 0), loss) for row in sight.records.training.rows if (loss := row[3]) is not None]
+    if loss_of(sight) != "bce" or not points or worse_than_guessing(sight):
+        return []
+    step, peak = max(points, key=lambda point: point[1])
+    if peak <= EXPLODED * CONSTANT_LOSS:
+        return []
+    text = f"the loss was {peak:,.1f} at step {step:,}; a constant prediction of 0.5 has 0.693"
+    if any(auc >= AUC_GUESSING for _, auc in aucs_of(sight)[-1:]):
+        return [Warning("note", text, "It has fallen since. The learning rate is too high for the first steps: set "
+                        "warmup_steps.", "convergence")]  # fmt: skip
+    return [Warning("bad", text, "The learning rate is probably too high. Lower it and start again: dead units do not "
+                    "recover.", "convergence")]  # fmt: skip
+
+
+def aucs_of(sight: Sight) -> list[tuple[int, float]]:
+    """Step and AUC of each evaluation."""
+    found = [(r.get("step"), number(r.get("auc"))) for r in sight.records.evaluations]
+    return [(int(step or 0), auc) for step, auc in found if auc is not None]
+
+
+def guessing(sight: Sight) -> list[Warning]:
+    """An AUC of chance, twice in a row."""
+    aucs = aucs_of(sight)
+    if len(aucs) < 2 or max(auc for _, auc in aucs[-2:]) >= AUC_GUESSING or aucs[-1][0] < 100:
+        return []
+    text = f"after {aucs[-1][0]:,} steps AUC is {aucs[-1][1]:.4f}: the model guesses"
+    return [Warning("bad", text, "The learning rate is far too high or too low, or labels and features do not match.",
                     "convergence")]  # fmt: skip
 
 
@@ -258,16 +303,25 @@ def _moved(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def falling_auc(sight: Sight) -> list[Warning]:
-    """An AUC below the best one of two evaluations or more ago."""
-    aucs = [(r.get("step"), auc) for r in sight.records.evaluations if (auc := number(r.get("auc"))) is not None]
+    """An AUC below the best one of two evaluations or more ago: overfitting, if the training loss falls meanwhile."""
+    aucs = aucs_of(sight)
     if len(aucs) < 3:
         return []
     best = max(range(len(aucs)), key=lambda at: aucs[at][1])
     if best > len(aucs) - 3 or aucs[best][1] - aucs[-1][1] < AUC_DROP:
         return []
     text = f"AUC falls: {aucs[best][1]:.4f} at step {aucs[best][0]:,}, {aucs[-1][1]:.4f} at step {aucs[-1][0]:,}"
-    return [Warning("warn", text, "The model overfits, or the learning rate is too high. Set train.early_stopping.",
-                    "convergence")]  # fmt: skip
+    advice = "The model overfits, or the learning rate is too high. Set train.early_stopping."
+    losses = [(row[1] or 0, loss) for row in sight.records.training.rows if (loss := row[3]) is not None]
+    after = [loss for step, loss in losses if step >= aucs[best][0]]
+    if len(after) >= 6:
+        falls = fmean(after[-3:]) < fmean(after[:3])
+        advice = (
+            "The training loss falls, so the model overfits. Set train.early_stopping, or train fewer epochs."
+            if falls
+            else "The training loss does not fall either: the learning rate is probably too high."
+        )
+    return [Warning("warn", text, advice, "convergence")]
 
 
 def slower(sight: Sight) -> list[Warning]:
@@ -299,8 +353,17 @@ def restarts(sight: Sight) -> list[Warning]:
     who = several([f"{d.get('role')} {d.get('index')}" for d in died], "process", "processes") if died else ""
     when = f" {span(sight.now - at)} ago" if sight.running else ""
     if who:
-        told = f"{who} died and was restarted{when}; {one(len(found), 'recovery', 'recoveries')} so far"
-    return [Warning(level, told, "Training continued without a command. Its log says why it died.", "members")]
+        were = "was" if len(died) == 1 else "were"
+        told = (
+            f"{who} died{_reason(died)} and {were} restarted{when}; {one(len(found), 'recovery', 'recoveries')} so far"
+        )
+    return [Warning(level, told, "Training resumed. If it happens again, look at the log.", "members")]
+
+
+def _reason(died: Sequence[Record]) -> str:
+    """` (killed by SIGKILL)`, where one process died and the coordinator knows how."""
+    _, ended, reason = str(died[0].get("cause") or "").partition(" ended: ")
+    return f" ({reason.partition(', the job was')[0]})" if ended and len(died) == 1 else ""
 
 
 def memory(sight: Sight) -> list[Warning]:
@@ -313,7 +376,8 @@ def memory(sight: Sight) -> list[Warning]:
     if not near or not sight.running:
         return []
     names = several([name for _, name in near], "process", "processes")
-    text = f"{names} uses {100 * max(near)[0]:.0f} % of its memory limit"
+    use = "uses {} % of its memory limit" if len(near) == 1 else "use up to {} % of their memory limits"
+    text = f"{names} {use.format(f'{100 * max(near)[0]:.0f}')}"
     return [Warning("bad", text, "Add servers, evict rows, or store rows in fewer bits.", "members")]
 
 
@@ -328,8 +392,8 @@ def told(sight: Sight) -> list[Warning]:
 
 
 CHECKS: tuple[Check, ...] = (
-    failed, recovering, no_step, not_finite, rising_loss, worse_than_guessing, slow_worker, waits, waits_for_samples,
-    slower, memory, silent, restarts, old_checkpoint, falling_auc, stuck_loss, told,
+    failed, recovering, no_step, not_finite, rising_loss, worse_than_guessing, exploded_loss, guessing, slow_worker,
+    waits, waits_for_samples, slower, memory, silent, restarts, old_checkpoint, falling_auc, stuck_loss, told,
 )  # fmt: skip
 _ORDER: dict[Level, int] = {"bad": 0, "warn": 1, "note": 2}
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Iterator
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -130,7 +131,7 @@ def test_the_page_alone_says_what_is_wrong_with_a_job_in_trouble(
     with seen(browser, cluster, run) as (_, visit):
         warnings = visit.text("#warnings")
         assert "worker 1 is slower than the others" in warnings
-        assert "server 1 died and was restarted" in warnings
+        assert "server 1 died (killed by SIGKILL) and was restarted" in warnings
         assert "the loss rises" in warnings and "learning rate" in warnings
         assert rows_of(visit, "steps")[0][0] == "worker 1"
 
@@ -139,6 +140,76 @@ def test_a_healthy_job_has_no_warning(browser: Chromium, cluster: Cluster, tmp_p
     run = write_simulated_run(tmp_path / "run", current(state="running", workers=4))
     with seen(browser, cluster, run) as (_, visit):
         assert visit.text("#warnings .body") == "Nothing looks wrong."
+
+
+def test_a_job_that_starts_says_so_instead_of_that_all_is_well(
+    browser: Chromium, cluster: Cluster, tmp_path: Path
+) -> None:
+    run = write_simulated_run(tmp_path / "run", current(state="begun"))
+    with led(run), seen(browser, cluster, run) as (_, visit):
+        assert visit.text("#warnings .body").startswith("The job is starting.")
+
+
+def test_a_loss_that_exploded_has_a_logarithmic_axis(browser: Chromium, cluster: Cluster, tmp_path: Path) -> None:
+    run = write_simulated_run(tmp_path / "run", current(state="running"))
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    first = next(at for at, line in enumerate(lines) if '"progress"' in line)
+    lines[first] = json.dumps({**json.loads(lines[first]), "loss": 4202.3})
+    (run / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    with seen(browser, cluster, run) as (_, visit):
+        axes = [axis.inner_text() for axis in visit.page.locator("#convergence .axis").all()]
+        assert [text for text in axes if "logarithmic" in text] == [axes[0]]
+        assert visit.problems == []
+
+
+def test_a_single_evaluation_is_a_sentence_not_a_plot(browser: Chromium, cluster: Cluster, tmp_path: Path) -> None:
+    run = write_simulated_run(tmp_path / "run", Scene(evaluations=1, steps=300))
+    with seen(browser, cluster, run) as (_, visit):
+        figure = visit.page.locator("#convergence figure").nth(1)
+        assert re.search(r"One point so far. AUC: 0\.\d{4} at [\d,]+ samples", figure.inner_text())
+        assert figure.locator("canvas").count() == 0
+
+
+def test_every_column_with_an_explanation_shows_it_without_a_pointer(
+    browser: Chromium, cluster: Cluster, tmp_path: Path
+) -> None:
+    run = write_simulated_run(tmp_path / "run", current(state="running", restarted_server=1))
+    with seen(browser, cluster, run) as (_, visit):
+        for section, column in (("steps", "own work"), ("tables", "rows/min"), ("members", "parked pulls")):
+            assert f"{column}: " in visit.text(f"#{section} .notes")
+
+
+@pytest.mark.parametrize("size", [(360, 740), (720, 450)], ids=["360 pixels", "200 % zoom"])
+def test_a_narrow_window_shows_the_figures_that_name_the_trouble(
+    browser: Chromium, cluster: Cluster, tmp_path: Path, size: tuple[int, int]
+) -> None:
+    run = write_simulated_run(tmp_path / "run", current(state="running", slow_worker=1, restarted_server=1, **LARGE))
+    with seen(browser, cluster, run, size=size) as (_, visit):
+        assert visit.too_wide() == 0
+        for section, columns in (
+            ("steps", ("worker", "own work", "vs others")),
+            ("members", ("process", "log", "deaths")),
+        ):
+            for column in columns:
+                head = visit.page.locator(f"#{section} thead").first.get_by_text(column, exact=True)
+                box = head.bounding_box()
+                assert box is not None and box["x"] >= 0 and box["x"] + box["width"] <= size[0]
+        ends = visit.page.evaluate("[...document.querySelectorAll('nav a')].map(a => a.getBoundingClientRect().right)")
+        assert max(ends) <= size[0]
+
+
+def test_paper_is_light_and_holds_whole_plots(browser: Chromium, cluster: Cluster, tmp_path: Path) -> None:
+    run = write_simulated_run(tmp_path / "run", current(state="running"))
+    with seen(browser, cluster, run, look="dark") as (_, visit):
+        visit.page.select_option("#theme", "dark")
+        visit.page.emulate_media(media="print")
+        visit.page.set_viewport_size({"width": 700, "height": 900})
+        assert visit.page.evaluate("getComputedStyle(document.body).color") == "rgb(27, 36, 48)"
+        assert not visit.page.locator("nav").is_visible()
+        right = visit.page.evaluate(
+            "[...document.querySelectorAll('canvas')].map(c => c.getBoundingClientRect().right)"
+        )
+        assert max(right) <= 700
 
 
 def test_the_keyboard_reaches_every_control_in_reading_order_with_a_visible_focus(
@@ -189,6 +260,24 @@ def test_what_changes_in_the_folder_appears_without_a_click_and_takes_no_focus(
         assert visit.problems == []
 
 
+def test_a_hidden_tab_keeps_its_title_and_draws_the_rest_when_it_is_seen_again(
+    browser: Chromium, cluster: Cluster, tmp_path: Path
+) -> None:
+    scene = current(state="running")
+    run = write_simulated_run(tmp_path / "run", scene)
+    with seen(browser, cluster, run) as (_, visit):
+        visit.page.evaluate("Object.defineProperty(document, 'hidden', {get: () => window.away, configurable: true})")
+        visit.page.evaluate("window.away = true")
+        last = [line for line in (run / "metrics.jsonl").read_text().splitlines() if '"progress"' in line][-1]
+        record = {**json.loads(last), "step": 2_250, "time": datetime.now().isoformat(timespec="milliseconds")}
+        with (run / "metrics.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+        visit.wait("document.title.startsWith('75 %')")
+        assert "2,250" not in visit.text("#overview")
+        visit.page.evaluate("window.away = false; document.dispatchEvent(new Event('visibilitychange'))")
+        assert "2,250" in visit.text("#overview")
+
+
 def test_two_runs_are_compared_with_the_settings_that_differ(
     browser: Chromium, cluster: Cluster, tmp_path: Path
 ) -> None:
@@ -198,9 +287,36 @@ def test_two_runs_are_compared_with_the_settings_that_differ(
         assert "compression.push.values" in visit.text("#compare")
         for name in ("Results of the runs", "Settings that differ"):
             table = visit.page.get_by_role("region", name=name)
-            assert table.locator("thead").inner_text().split() == ["plain", "small"]
+            assert table.locator("thead").inner_text().split()[1:] == ["plain", "small"]
+        top = "s => document.querySelector(s).getBoundingClientRect().top"
+        assert visit.page.evaluate(top, "#compare") < visit.page.evaluate(top, "#convergence")
         assert visit.axe() == []
         assert visit.problems == []
+
+
+def test_a_line_that_ends_before_another_one_keeps_its_last_value_in_the_legend(
+    browser: Chromium, cluster: Cluster, tmp_path: Path
+) -> None:
+    runs = [write_simulated_run(tmp_path / name, Scene(steps=steps)) for name, steps in (("a", 900), ("b", 3000))]
+    with seen(browser, cluster, *runs) as (_, visit):
+        values = visit.page.locator("#compare figure .u-series .u-value").all_inner_texts()
+        assert len(values) == 6 and "\N{EN DASH}" not in values
+
+
+def test_the_times_of_a_report_are_those_of_its_making(browser: Chromium, cluster: Cluster, tmp_path: Path) -> None:
+    run = write_simulated_run(tmp_path / "run", current(state="running"))
+    path = tmp_path / "report.html"
+    with led(run):
+        assert cluster.command("report", str(run), "--html", str(path)).end().code == 0
+    with browser.visit() as visit:
+        visit.page.clock.install(time=datetime.now() + timedelta(days=3))
+        visit.open(path.as_uri())
+        visit.wait(DRAWN)
+        visit.page.clock.run_for(5000)
+        seconds_ago = visit.page.locator("#members time[data-at]").all_inner_texts()
+        assert seconds_ago and all(re.fullmatch(r"just now|\d+ s ago", text) for text in seconds_ago)
+        end = re.search(r"done at about (.+)", visit.text("#overview"))
+        assert end is not None and re.fullmatch(r"[\d:]+", end[1]), "a time of another day has a date"
 
 
 @pytest.mark.parametrize("look", ["light", "dark"])

@@ -75,6 +75,30 @@ def test_a_job_in_trouble_has_the_slow_worker_first(tmp_path: Path) -> None:
     assert sorted(row["index"] for row in steps) == [0, 1, 2, 3]
 
 
+def test_times_of_a_step_are_means_over_30_seconds_of_one_process(tmp_path: Path) -> None:
+    def record(seconds: float, *, steps: int, ms: float, pid: int = 1) -> Any:
+        return telemetry(seconds, "worker", 0, steps=steps, step_ms={"total": ms, "backward": ms}, pid=pid,
+                         wait_ms={"server 0": ms / 10})  # fmt: skip
+
+    (tmp_path / "config.yaml").write_text("name: job\n")
+    state = RunState(tmp_path, clock=lambda: NOON.timestamp())
+    path = tmp_path / "telemetry.jsonl"
+    append(path, record(0, steps=1000, ms=900.0), record(40, steps=30, ms=100.0), record(45, steps=10, ms=200.0))
+    (row,) = state.sections()["steps"]
+    assert (row["total"], row["waits"]) == (pytest.approx(125.0), {"server 0": pytest.approx(12.5)})
+    append(path, record(50, steps=5, ms=60.0, pid=2))
+    assert [row["total"] for row in state.sections()["steps"]] == [pytest.approx(60.0)]
+
+
+def test_the_death_of_a_coordinator_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("name: job\n")
+    died = [{"role": "coordinator", "index": 0, "cause": "the coordinator was restarted"}]
+    append(tmp_path / "metrics.jsonl", event(5, "it resumed", kind="phase", phase="recovery", died=died))
+    append(tmp_path / "telemetry.jsonl", telemetry(9, "coordinator", 0), telemetry(9, "server", 0))
+    members = RunState(tmp_path, clock=lambda: NOON.timestamp()).sections()["members"]
+    assert {m["role"]: m["deaths"] for m in members} == {"coordinator": 1, "server": 0}
+
+
 def test_records_are_read_as_they_come_and_half_a_line_waits(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("name: job\n")
     state = RunState(tmp_path, clock=lambda: NOON.timestamp())

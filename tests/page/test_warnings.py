@@ -134,11 +134,40 @@ def test_a_rising_loss_is_told_from_noise(tmp_path: Path) -> None:
 
 
 def test_a_loss_above_guessing(tmp_path: Path) -> None:
-    bce = {"train": {"loss": {"name": "bce"}}}
-    found = only(warnings.worse_than_guessing, sight(tmp_path / "run", *losses([0.9, 0.95, 1.0]), config=bce))
+    found = only(warnings.worse_than_guessing, sight(tmp_path / "run", *losses([0.9, 0.95, 1.0]), config=BCE))
     assert "0.950" in found.text and "0.693" in found.text
     assert not warnings.worse_than_guessing(sight(tmp_path / "run", *losses([0.9, 0.95, 1.0])))
-    assert not warnings.worse_than_guessing(sight(tmp_path / "run", *losses([0.6, 0.6, 0.6]), config=bce))
+    assert not warnings.worse_than_guessing(sight(tmp_path / "run", *losses([0.6, 0.6, 0.6]), config=BCE))
+
+
+BCE = {"train": {"loss": {"name": "bce"}}}
+
+
+def evaluated(*aucs: float, every: int = 100) -> list[dict[str, object]]:
+    """Records of evaluations."""
+    return [{"time": at(i), "kind": "eval", "step": every * i, "auc": auc} for i, auc in enumerate(aucs)]
+
+
+def test_a_loss_that_exploded_and_fell_to_that_of_a_constant_prediction_blames_the_learning_rate(
+    tmp_path: Path,
+) -> None:
+    exploded = losses([4202.3, 104.1, *[0.63] * 9], every=4)
+    found = only(warnings.exploded_loss, sight(tmp_path / "run", *exploded, config=BCE))
+    assert (found.level, found.text) == (
+        "bad", "the loss was 4,202.3 at step 4; a constant prediction of 0.5 has 0.693")  # fmt: skip
+    assert "learning rate" in found.advice
+    learned = sight(tmp_path / "run", *exploded, *evaluated(0.5, 0.7), config=BCE)
+    assert only(warnings.exploded_loss, learned).level == "note"
+    assert not warnings.exploded_loss(sight(tmp_path / "run", *exploded))
+    assert not warnings.exploded_loss(sight(tmp_path / "run", *losses([1.3, 0.7, *[0.6] * 9]), config=BCE))
+
+
+def test_a_model_that_guesses_twice_in_a_row(tmp_path: Path) -> None:
+    found = only(warnings.guessing, sight(tmp_path / "run", *evaluated(0.5, 0.5, 0.4998)))
+    assert (found.level, found.text) == ("bad", "after 200 steps AUC is 0.4998: the model guesses")
+    assert not warnings.guessing(sight(tmp_path / "run", *evaluated(0.5, 0.5, 0.6)))
+    assert not warnings.guessing(sight(tmp_path / "run", *evaluated(0.5, 0.5, every=50)))
+    assert not warnings.guessing(sight(tmp_path / "run", *evaluated(0.5)))
 
 
 def test_a_loss_that_has_not_moved(tmp_path: Path) -> None:
@@ -151,12 +180,18 @@ def test_a_loss_that_has_not_moved(tmp_path: Path) -> None:
 
 
 def test_an_auc_that_falls(tmp_path: Path) -> None:
-    def evaluated(*aucs: float) -> list[dict[str, object]]:
-        return [{"time": at(i), "kind": "eval", "step": 100 * i, "auc": auc} for i, auc in enumerate(aucs)]
-
     found = only(warnings.falling_auc, sight(tmp_path / "run", *evaluated(0.7, 0.8, 0.79, 0.78)))
     assert found.text == "AUC falls: 0.8000 at step 100, 0.7800 at step 300"
     assert not warnings.falling_auc(sight(tmp_path / "run", *evaluated(0.7, 0.78, 0.8, 0.799)))
+
+
+@pytest.mark.parametrize(("slope", "advice"), [(-0.01, "overfits"), (0.01, "learning rate")], ids=["falls", "rises"])
+def test_an_auc_that_falls_is_overfitting_only_while_the_training_loss_falls(
+    tmp_path: Path, slope: float, advice: str
+) -> None:
+    values = losses([0.5 + slope * i for i in range(12)], every=30)
+    found = only(warnings.falling_auc, sight(tmp_path / "run", *values, *evaluated(0.7, 0.8, 0.79, 0.78)))
+    assert advice in found.advice
 
 
 def test_a_job_that_became_slower(tmp_path: Path) -> None:
@@ -178,6 +213,14 @@ def test_a_restarted_server_is_named_with_its_time(tmp_path: Path) -> None:
     assert not warnings.restarts(sight(tmp_path / "run"))
 
 
+def test_a_restart_says_how_the_process_died(tmp_path: Path) -> None:
+    cause = "server 1 (pid 7 on 127.0.0.1) ended: killed by SIGKILL, the job was at step 46"
+    died = [{"role": "server", "index": 1, "cause": cause}]
+    recovery = event(3, "it recovered", kind="phase", phase="recovery", cause=cause, died=died)
+    found = only(warnings.restarts, sight(tmp_path / "run", recovery, now=183))
+    assert found.text.startswith("server 1 died (killed by SIGKILL) and was restarted 3 minutes ago;")
+
+
 def test_four_recoveries_within_an_hour_are_a_problem(tmp_path: Path) -> None:
     records = [event(60 * i, f"recovery {i}", kind="phase", phase="recovery") for i in range(4)]
     assert only(warnings.restarts, sight(tmp_path / "run", *records, now=300)).level == "bad"
@@ -190,6 +233,11 @@ def test_a_process_near_its_memory_limit(tmp_path: Path) -> None:
     )
     assert only(warnings.memory, sight(tmp_path / "run", near, far)).text == "server 0 uses 93 % of its memory limit"
     assert not warnings.memory(sight(tmp_path / "run", far))
+    other = telemetry(0, "worker", 0, rss_bytes=96, limit_bytes=100)
+    assert (
+        only(warnings.memory, sight(tmp_path / "run", near, other)).text
+        == "server 0, worker 0 use up to 96 % of their memory limits"
+    )
 
 
 def test_warnings_of_the_job_itself_appear_once_each(tmp_path: Path) -> None:

@@ -30,19 +30,22 @@ export function fold(key, summary, ...content) {
   return details;
 }
 
-// A table that scrolls sideways in its own box. Columns: {name, text: row => node, num: bool, note}.
+// A table that scrolls sideways in its own box. Columns: {name, text: row => node, num: bool, note, screen: bool}. A note explains its column below; `screen`: not on paper.
 export function table(key, caption, columns, rows, { most = 12, of = "rows" } = {}) {
+  const kind = (tag, c) => `${tag}${c.num ? ".num" : ""}${c.screen ? ".screen" : ""}`;
   const draw = (shown, key, caption) =>
     h("div.scroll", { tabindex: 0, role: "region", "aria-label": caption, "data-key": key },
       h("table",
         h("caption.hidden", caption),
-        h("thead", h("tr", columns.map((c) => h(c.num ? "th.num" : "th", { scope: "col", title: c.note }, c.name)))),
+        h("thead", h("tr", columns.map((c) => h(kind("th", c), { scope: "col" }, c.name)))),
         h("tbody", shown.map((row) => h("tr", row.mark ? { class: row.mark } : null, columns.map((c, at) => {
           const content = c.text(row);
-          return at ? h(c.num ? "td.num" : "td", content) : h("th", { scope: "row" }, content);
+          return at ? h(kind("td", c), content) : h("th", { scope: "row" }, content);
         }))))));
   const rest = rows.slice(most);
   const whole = [draw(rest.length > 2 ? rows.slice(0, most) : rows, key, caption)];
+  const notes = columns.filter((c) => c.note);
+  if (notes.length) whole.push(h("p.about.notes", notes.map((c) => h("span", h("b", c.name), `: ${c.note}. `))));
   if (rest.length > 2) whole.push(fold(`${key} rest`, `Show ${rest.length} more ${of}`, draw(rest, `${key} more`, `${caption}, the rest`)));
   return whole;
 }

@@ -2,6 +2,9 @@
 
 const DASH = "–";
 
+// The clock of the job, in seconds since 1970. `ahead`: of ours. `stopped`: the time of a stored page, which does not grow older.
+export const jobClock = { ahead: 0, stopped: null, now: () => jobClock.stopped ?? Date.now() / 1000 + jobClock.ahead };
+
 export function integer(value) {
   return value == null ? DASH : Math.round(value).toLocaleString("en");
 }
@@ -22,13 +25,13 @@ export function short(value) {
 export function bytes(value) {
   if (value == null) return DASH;
   for (const [unit, name] of [[1e12, "TB"], [1e9, "GB"], [1e6, "MB"], [1e3, "kB"]]) {
-    if (value >= unit) return `${(value / unit).toLocaleString("en", { maximumFractionDigits: 1 })} ${name}`;
+    if (value >= unit) return `${decimal(value / unit, 1)} ${name}`;
   }
   return `${Math.round(value)} B`;
 }
 
 export function milliseconds(value) {
-  return value == null ? DASH : `${value.toLocaleString("en", { maximumFractionDigits: value < 10 ? 2 : 1 })} ms`;
+  return value == null ? DASH : `${decimal(value, value < 10 ? 2 : 1)} ms`;
 }
 
 export function percent(share, digits = 0) {
@@ -45,11 +48,22 @@ export function duration(seconds) {
   return m ? `${m} min ${s} s` : `${s} s`;
 }
 
+// How long ago a moment is, in whole seconds.
+export function age(seconds) {
+  const whole = Math.floor(Math.max(0, seconds));
+  return whole < 1 ? "just now" : `${whole < 10 ? `${whole} s` : duration(whole)} ago`;
+}
+
+// A time of day, with its date unless it is today's.
 export function clock(at) {
   if (at == null) return DASH;
   const date = new Date(1000 * at);
-  const time = date.toLocaleTimeString("en-GB");
-  return date.toDateString() === new Date().toDateString() ? time : `${date.toLocaleDateString("en-CA")} ${time}`;
+  return date.toDateString() === new Date(1000 * jobClock.now()).toDateString() ? date.toLocaleTimeString("en-GB") : stamp(at);
+}
+
+export function stamp(at) {
+  const date = new Date(1000 * at);
+  return `${date.toLocaleDateString("en-CA")} ${date.toLocaleTimeString("en-GB")}`;
 }
 
 function trimmed(value) {

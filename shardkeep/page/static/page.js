@@ -1,5 +1,5 @@
 // The page: holds the state, follows its changes, and draws the sections again that changed.
-import { duration, percent } from "./format.js";
+import { age, jobClock, percent, stamp } from "./format.js";
 import { h } from "./dom.js";
 import { redraw } from "./plots.js";
 import * as draw from "./sections.js";
@@ -22,10 +22,10 @@ const $ = (id) => document.getElementById(id);
 
 let runs = [];
 let shown = 0;
-let offset = 0; // seconds by which the server's clock is ahead of ours
 let stream = null;
 const announced = new Set();
 let spoken = 0;
+let missed = false; // whether the tab was hidden at the last change
 
 const view = {
   axis: "samples",
@@ -40,12 +40,16 @@ const view = {
   },
 };
 
+// A tab that nobody sees keeps its title and speaks its warnings; it draws the rest when it is seen again.
 function render(changed) {
   const run = runs[shown];
   if (!run) return;
+  header(run);
+  announce(run);
+  missed = document.hidden;
+  if (missed) return;
   document.body.classList.remove("waiting");
   keepingPlace(() => {
-    header(run);
     for (const [id, [needs, content]] of Object.entries(SECTIONS)) {
       if (!changed || needs.some((name) => changed.includes(name))) $(id).querySelector(".body").replaceChildren(...content(run).flat(3).filter(Boolean));
     }
@@ -54,8 +58,11 @@ function render(changed) {
     if (several && (!changed || changed.some((name) => ["overview", "curves"].includes(name)))) $("compare").querySelector(".body").replaceChildren(...draw.compare(runs, view).flat(3).filter(Boolean));
   });
   tick();
-  announce(run);
 }
+
+document.addEventListener("visibilitychange", () => {
+  if (missed) render();
+});
 
 // A drawing must not take the focus or the place of a scrolled box away.
 function keepingPlace(work) {
@@ -73,7 +80,7 @@ function header(run) {
   $("name").textContent = run.name;
   $("state").textContent = o.state === "gone" ? "no process left" : o.state;
   $("state").className = `badge ${o.state}`;
-  $("message").textContent = run.warnings.some((w) => w.text.includes(o.message)) ? "" : o.message;
+  $("message").textContent = !o.message || run.warnings.some((w) => w.text.includes(o.message)) ? "" : `${draw.ended(run) ? "Ended: " : ""}${o.message}`;
   document.title = `${share != null && !draw.ended(run) ? `${percent(share)} ` : ""}${o.state}: ${run.name}`;
   const choice = $("runs");
   choice.parentElement.hidden = runs.length < 2;
@@ -91,12 +98,11 @@ function announce(run) {
 }
 
 function tick() {
-  const now = Date.now() / 1000 + offset;
-  document.querySelectorAll("time[data-at]").forEach((e) => (e.textContent = `${duration(Math.max(0, Math.round(now - Number(e.dataset.at))))} ago`));
+  document.querySelectorAll("time[data-at]").forEach((e) => (e.textContent = age(jobClock.now() - Number(e.dataset.at))));
 }
 
 function change({ run, sections, at }) {
-  offset = at - Date.now() / 1000;
+  jobClock.ahead = at - Date.now() / 1000;
   for (const [name, value] of Object.entries(sections)) {
     if (name === "curves") grow(runs[run].curves, value);
     else runs[run][name] = value;
@@ -112,7 +118,7 @@ function grow(curves, value) {
 }
 
 function whole(state) {
-  offset = state.at - Date.now() / 1000;
+  jobClock.ahead = state.at - Date.now() / 1000;
   const same = runs.length === state.runs.length;
   runs = state.runs;
   shown = same ? shown : 0;
@@ -179,7 +185,7 @@ $("theme").addEventListener("change", (event) => {
   remembered("shardkeep theme", event.target.value);
   theme(event.target.value);
 });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
+["(prefers-color-scheme: dark)", "print"].forEach((query) => matchMedia(query).addEventListener("change", redraw));
 $("runs").addEventListener("change", (event) => {
   shown = Number(event.target.value);
   render();
@@ -187,7 +193,8 @@ $("runs").addEventListener("change", (event) => {
 $("log").querySelector(".close").addEventListener("click", () => $("log").close());
 setInterval(tick, 1000);
 if (stored) {
-  connection("saved", `as of ${new Date(1000 * stored.at).toLocaleString("en-GB")}`);
+  jobClock.stopped = stored.at;
+  connection("saved", `as of ${stamp(stored.at)}`);
   whole(stored);
 } else {
   follow();

@@ -3,12 +3,13 @@ import { bytes, decimal, duration, integer, short } from "./format.js";
 import { fold, h } from "./dom.js";
 
 const TABLE_POINTS = 12;
+const STEEP = 50; // a curve whose highest value is so many times its lowest one has a logarithmic axis
 const figures = new Map();
 
 const X = {
-  samples: { name: "samples trained", text: short, long: (v) => `${integer(v)} samples` },
-  bytes: { name: "bytes sent for training", text: bytes, long: bytes },
-  time: { name: "time since the start", text: duration, long: duration },
+  samples: { name: "samples trained", text: short, long: (v) => `${integer(v)} samples`, bare: integer },
+  bytes: { name: "bytes sent for training", text: bytes, long: bytes, bare: bytes },
+  time: { name: "time since the start", text: duration, long: duration, bare: duration },
 };
 
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -20,11 +21,13 @@ export function plot(key, { title, about, axis, unit, digits = 4, lines, limit }
   const drawn = lines.filter((line) => line.points.length);
   known.title.textContent = title;
   known.about.textContent = about;
-  known.axis.textContent = !drawn.length ? "" : `Horizontal: ${x.name}. Vertical: ${unit}.`;
+  const steep = digits > 0 && isSteep(drawn);
+  const lonely = drawn.length && drawn.every((line) => line.points.length === 1) ? `One point so far. ${drawn.map((line) => onlyPoint(line, x, digits)).join(" ")}` : null;
+  known.axis.textContent = !drawn.length ? "" : `Horizontal: ${x.name}. Vertical: ${unit}${steep ? ", on a logarithmic scale" : ""}.`;
   known.canvas.setAttribute("aria-label", `${title}. ${drawn.map((line) => spoken(line, x, digits)).join(" ")}`);
   known.table.replaceChildren(...drawn.map((line) => pointTable(line, x, unit, digits)));
   known.fold.hidden = !drawn.length;
-  known.draw(drawn, x, digits, limit);
+  known.draw(drawn, x, { digits, limit, steep, lonely });
   return known.figure;
 }
 
@@ -33,24 +36,24 @@ function made(key) {
   const folded = fold(`${key} points`, "Points as a table", inside);
   const figure = h("figure", h("figcaption", title, about), canvas, axis, folded);
   const known = { figure, title, about, axis, canvas, table: inside, fold: folded, chart: null, shape: "" };
-  known.draw = (lines, x, digits, limit) => {
-    if (!lines.length) {
+  known.draw = (lines, x, { digits, limit, steep, lonely }) => {
+    if (!lines.length || lonely) {
       known.chart?.destroy();
       known.chart = null;
       known.shape = "";
-      canvas.replaceChildren(h("p.empty", "No points yet."));
+      canvas.replaceChildren(h("p.empty", lonely ?? "No points yet."));
       return;
     }
     const data = aligned(lines);
     if (limit != null) data.push(data[0].map(() => limit.value));
-    const shape = JSON.stringify([x.name, lines.map((line) => [line.name, line.color]), limit?.name]);
+    const shape = JSON.stringify([x.name, lines.map((line) => [line.name, line.color, line.points.length < 40]), limit?.name, steep]);
     if (known.chart && known.shape === shape) {
       known.chart.setData(data);
     } else {
       known.chart?.destroy();
       canvas.replaceChildren();
       known.shape = shape;
-      known.chart = new uPlot(options(canvas, lines, x, digits, limit), data, canvas);
+      known.chart = new uPlot(options(canvas, lines, x, { digits, limit, steep }), data, canvas);
     }
     latest(known.chart);
   };
@@ -64,14 +67,20 @@ function resize(known) {
   if (known.chart && width > 0 && Math.abs(known.chart.width - width) > 1) known.chart.setSize({ width, height: height(width) });
 }
 
-// Where no pointer is, the legend has the newest values.
+// Where no pointer is, the legend has the newest value of each line.
 function latest(chart) {
-  if (!(chart.cursor.left >= 0)) chart.setLegend({ idx: chart.data[0].length - 1 });
+  if (!(chart.cursor.left >= 0)) chart.setLegend({ idxs: chart.data.map((column) => column.findLastIndex((v) => v != null)) });
+}
+
+function isSteep(lines) {
+  const values = lines.flatMap((line) => line.points.map(([, y]) => y)).filter((y) => y != null);
+  const low = values.reduce((a, b) => Math.min(a, b), Infinity);
+  return low > 0 && values.reduce((a, b) => Math.max(a, b), 0) > STEEP * low;
 }
 
 const height = (width) => (width < 480 ? 200 : 240);
 
-function options(canvas, lines, x, digits, limit) {
+function options(canvas, lines, x, { digits, limit, steep }) {
   const axisStyle = { stroke: () => color("--muted"), grid: { stroke: () => color("--grid"), width: 1 }, ticks: { stroke: () => color("--grid"), width: 1 }, font: "12px system-ui, sans-serif" };
   const width = canvas.clientWidth || 560;
   const series = lines.map((line, at) => ({
@@ -81,14 +90,21 @@ function options(canvas, lines, x, digits, limit) {
   }));
   if (limit != null) series.push({ label: limit.name, stroke: () => color("--muted"), width: 1, dash: [6, 4], points: { show: false }, value: (_, v) => decimal(v, digits) });
   return {
-    width, height: height(width), cursor: { y: false }, legend: { live: true }, hooks: { setCursor: [latest] },
-    scales: { x: { time: false }, y: digits ? {} : { range: (_, low, high) => [0, 1.1 * (high || 1)] } },
+    width, height: height(width), cursor: { y: false }, hooks: { setCursor: [latest] },
+    legend: { live: true, markers: { fill: (chart, at) => chart.series[at].stroke(chart, at), width: 0 } },
+    scales: { x: { time: false }, y: steep ? { distr: 3 } : digits ? {} : { range: (_, low, high) => [0, 1.1 * (high || 1)] } },
     axes: [
-      { ...axisStyle, values: (_, ticks) => ticks.map((v) => (v === 0 ? "0" : x.text(v))), space: 70 },
-      { ...axisStyle, size: 62, values: (_, ticks) => ticks.map((v) => (digits ? v.toLocaleString("en", { maximumFractionDigits: 4 }) : short(v))) },
+      { ...axisStyle, size: 38, values: (_, ticks) => ticks.map((v) => (v === 0 ? "0" : x.text(v))), space: 70 },
+      { ...axisStyle, ...(steep ? { splits: tens } : {}), size: 62, values: (_, ticks) => ticks.map((v) => (v == null ? "" : digits ? v.toLocaleString("en", { maximumFractionDigits: 4 }) : short(v))) },
     ],
-    series: [{ label: x.name, value: (_, v) => (v == null ? "–" : x.long(v)) }, ...series],
+    series: [{ label: x.name, value: (_, v) => (v == null ? "–" : x.bare(v)) }, ...series],
   };
+}
+
+// The powers of ten within a range.
+function tens(chart, axis, low, high) {
+  const [from, to] = [Math.ceil(Math.log10(low)), Math.floor(Math.log10(high))];
+  return Array.from({ length: Math.max(0, to - from + 1) }, (_, at) => 10 ** (from + at));
 }
 
 // uPlot wants one column of x for all lines.
@@ -100,6 +116,11 @@ function aligned(lines) {
     line.points.forEach(([x, y]) => (column[at.get(x)] = y));
     return column;
   })];
+}
+
+function onlyPoint(line, x, digits) {
+  const [[at, y]] = line.points;
+  return `${line.name}: ${y == null ? "not finite" : digits ? decimal(y, digits) : integer(y)} at ${x.long(at)}.`;
 }
 
 function spoken(line, x, digits) {

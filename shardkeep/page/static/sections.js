@@ -1,5 +1,5 @@
 // The sections of the page: each function draws one from the state of a run, and returns its content.
-import { bytes, clock, decimal, duration, integer, milliseconds, percent, short } from "./format.js";
+import { bytes, clock, decimal, duration, integer, jobClock, milliseconds, percent, short } from "./format.js";
 import { ago, bar, fold, h, table } from "./dom.js";
 import { plot, points } from "./plots.js";
 
@@ -36,10 +36,10 @@ export function overview(run) {
   const saved = o.fp32_bytes > 1.05 * o.bytes ? o.fp32_bytes / o.bytes : null;
   const left = ended(run)
     ? tile("Time taken", duration(o.wall_s), "", "wall time of all starts, with start-up and evaluations")
-    : tile("Time left", o.left_s == null ? "–" : duration(o.left_s), "", o.left_s == null ? "known after a few steps" : `to the last step, at the speed of the last two minutes; done at about ${clock(Date.now() / 1000 + o.left_s)}`);
+    : tile("Time left", o.left_s == null ? "–" : duration(o.left_s), "", o.left_s == null ? "known after a few steps" : `to the last step, at the speed of the last two minutes; done at about ${clock(jobClock.now() + o.left_s)}`);
   return [
     h("dl.tiles",
-      tile("Step", integer(o.step), o.total_steps ? `of ${integer(o.total_steps)}` : "", share == null ? "batches trained" : `batches trained: ${percent(share)}`, share == null ? null : bar(share)),
+      tile("Step", integer(o.step), o.total_steps ? `of ${integer(o.total_steps)}` : "", share == null ? "in a step each worker trains one batch" : `${percent(share)} done; in a step each worker trains one batch`, share == null ? null : bar(share)),
       tile("Speed", integer(o.samples_per_s), "samples/s", ended(run) ? "mean over the run, all workers together" : "all workers together, since the last record"),
       left,
       tile("Loss", decimal(o.loss), "", "training loss of worker 0 since its last record; lower is better"),
@@ -53,9 +53,19 @@ export function overview(run) {
 }
 
 export function warnings(run) {
-  if (!run.warnings.length) return [h("p.good", ended(run) ? "Nothing to report." : "Nothing looks wrong.")];
+  if (!run.warnings.length) {
+    if (["starting", "forming"].includes(run.overview.state)) return [h("p.good", "The job is starting. Figures appear after its first steps.")];
+    return [h("p.good", ended(run) ? "No warnings." : "Nothing looks wrong.")];
+  }
   const words = { bad: "Problem", warn: "Warning", note: "Note" };
   return [h("ul.warnings", run.warnings.map((w) => h(`li.${w.level}`, h("span.level", words[w.level]), " ", h("strong", w.text), " ", h("span.advice", w.advice, " ", w.about ? h("a", { href: `#${w.about}` }, `See ${SECTION_NAMES[w.about] ?? w.about}.`) : null))))];
+}
+
+// Chooses the horizontal axis of all plots.
+function axisChoice(name, view) {
+  const radios = [["samples", "samples"], ["bytes", "bytes sent"], ["time", "time"]].map(([key, text]) => h("label",
+    h("input", { type: "radio", name, value: key, checked: key === view.axis, "data-key": `${name} ${key}`, onchange: () => view.choose(key) }), text));
+  return h("fieldset.choice", h("legend", "Horizontal axis"), radios);
 }
 
 export function convergence(run, view) {
@@ -63,8 +73,6 @@ export function convergence(run, view) {
   const from = run.overview.began ?? 0;
   const axis = view.axis;
   const counted = curves.training.rows.some((row) => row[3] != null);
-  const radios = [["samples", "samples"], ["bytes", "bytes sent"], ["time", "time"]].map(([key, name]) => h("label",
-    h("input", { type: "radio", name: "axis", value: key, checked: key === axis, "data-key": `axis ${key}`, onchange: () => view.choose(key) }), name));
   const names = curves.evaluation.columns.slice(4);
   const main = names.filter((name) => name.split("/")[0] === "auc");
   const shown = main.length ? main : names.slice(0, 1);
@@ -72,13 +80,13 @@ export function convergence(run, view) {
   const line = (curve, name, label) => ({ name: label, points: points(curve, axis, name, from) });
   const label = (name) => curves.evaluation.names[names.indexOf(name)];
   return [
-    h("fieldset.choice", h("legend", "Horizontal axis"), radios),
-    axis === "bytes" && !counted ? h("p.about", "Nobody has counted the bytes of this run over time, so there are no points.") : null,
+    axisChoice("axis", view),
+    axis === "bytes" && !counted ? h("p.about", "The bytes of this run were not counted over time, so there are no points.") : null,
     h("div.plots",
       plot("loss", { title: "Training loss", about: "Loss of worker 0 on the samples it trains on, mean since the record before.", axis, unit: "loss", lines: [line(curves.training, "loss", "training loss")] }),
-      plot("quality", { title: shown.length ? `Evaluation: ${label(shown[0])}` : "Evaluation", about: "On samples that are not trained on. Higher AUC is better.", axis, unit: shown.length ? label(shown[0]) : "", lines: shown.slice(0, 6).map((name) => line(curves.evaluation, name, label(name))), limit: curves.best_auc == null || !main.length ? null : { name: "best possible", value: curves.best_auc } }),
+      plot("quality", { title: shown.length ? `Evaluation: ${label(shown[0])}` : "Evaluation", about: `On samples that are not trained on.${main.length ? " Higher AUC is better." : ""}`, axis, unit: shown.length ? label(shown[0]) : "", lines: shown.slice(0, 6).map((name) => line(curves.evaluation, name, label(name))), limit: curves.best_auc == null || !main.length ? null : { name: "best possible", value: curves.best_auc } }),
       others.length ? plot("evaluation loss", { title: `Evaluation: ${label(others[0])}`, about: "On samples that are not trained on. Lower is better.", axis, unit: label(others[0]), lines: others.slice(0, 6).map((name) => line(curves.evaluation, name, label(name))) }) : null,
-      plot("speed", { title: "Speed", about: "Samples a second, all workers together. Gaps are evaluations and recoveries.", axis, unit: "samples/s", digits: 0, lines: [line(curves.training, "samples_per_s", "samples/s")] }),
+      plot("speed", { title: "Speed", about: "Samples a second, all workers together. Dips are evaluations and recoveries.", axis, unit: "samples/s", digits: 0, lines: [line(curves.training, "samples_per_s", "samples/s")] }),
     ),
   ];
 }
@@ -93,16 +101,17 @@ export function steps(run) {
   const waits = (row) => Object.entries(row.waits).sort((a, b) => b[1] - a[1]).slice(0, 2).map(([who, ms]) => `${who}: ${milliseconds(ms)}`).join(", ") || (row.parts.pull_wait ? milliseconds(row.parts.pull_wait) : "–");
   const rows = run.steps.map((row) => ({ ...row, mark: run.steps.length > 1 && row.ratio > 1.4 ? "slow" : null }));
   const alone = run.steps.length === 1;
+  const over = ended(run) ? "over the run" : "over the last 30 seconds";
   return [
-    h("p", alone ? "Mean time of a step, by part. " : "Mean time of a step, by part, of each worker. The worker whose own work takes longest is the first: the others wait for it in tower reduce. ", "Own work is the step without pull wait and tower reduce."),
+    h("p", alone ? `Mean time of a step ${over}, by part.` : `Mean time of a step ${over}, by part, of each worker. The worker whose own work takes longest is the first: the others wait for it in tower reduce.`),
     h("ul.legend", means.map(([part, ms]) => h("li", { title: STEP_PARTS[part][1] }, h(`span.swatch.part-${part}`), h("b", STEP_PARTS[part][0]), ` ${milliseconds(ms)}, ${percent(ms / total)}`, h("span.about", STEP_PARTS[part][1])))),
     table("steps", "Time of a step by worker, slowest own work first", [
       { name: "worker", text: (row) => `worker ${row.index}` },
+      { name: "own work", num: true, note: "the step without pull wait and tower reduce", text: (row) => (row.mark ? h("b", milliseconds(row.own)) : milliseconds(row.own)) },
+      ...(alone ? [] : [{ name: "vs others", note: "own work, divided by the median of the other workers", num: true, text: (row) => `${decimal(row.ratio, 2)} ×` }]),
       { name: "parts of a step", text: strip },
       { name: "step", num: true, text: (row) => milliseconds(row.total) },
-      { name: "own work", num: true, note: "the step without pull wait and tower reduce", text: (row) => (row.mark ? h("b", milliseconds(row.own)) : milliseconds(row.own)) },
-      { name: "beside the others", note: "own work, divided by the median of the other workers", num: true, text: (row) => (alone ? "–" : `${decimal(row.ratio, 2)} ×`) },
-      { name: "waits for servers", text: (row) => h("span.line", waits(row)) },
+      ...(run.overview.servers === 0 ? [] : [{ name: "waits for servers", text: (row) => h("span.line", waits(row)) }]),
     ], rows, { most: 8, of: "workers" }),
   ];
 }
@@ -117,12 +126,12 @@ export function tables(run) {
   const policy = (has("removed") || has("refused") ? ["created", "removed", "refused"] : []).filter(known).map((key) => ({ name: key, num: true, note: { created: "rows that the first gradient of an id made", removed: "rows that an eviction rule took", refused: "new ids that an admission rule did not take" }[key], text: (row) => integer(row[key]) }));
   const growing = rows.some((row) => row.growth != null);
   return [
-    h("p", `${rows.length} tables with ${integer(sum("rows"))} rows, ${bytes(sum("bytes"))} on the servers. `,
+    h("p", `${rows.length} tables with ${integer(sum("rows"))} rows, ${bytes(sum("bytes"))} ${run.overview.servers === 0 ? "in memory" : "on the servers"}. `,
       ids && unique ? `${percent(1 - unique / ids)} of the ids in a worker's batch were duplicates: ${short(ids)} ids, ${short(unique)} unique ones were requested.` : null),
     table("tables", "Tables, largest first", [
       { name: "table", text: (row) => row.name },
       { name: "rows", num: true, text: (row) => integer(row.rows) },
-      ...(growing ? [{ name: "growth", num: true, note: "new rows a minute, over the last minutes", text: (row) => (row.growth == null ? "–" : `${integer(row.growth)} rows/min`) }] : []),
+      ...(growing ? [{ name: "rows/min", num: true, note: "new rows a minute, over the last minutes", text: (row) => integer(row.growth) }] : []),
       { name: "memory", num: true, text: (row) => bytes(row.bytes) },
       { name: "", text: (row) => bar(most ? (row.bytes ?? 0) / most : 0) },
       ...policy,
@@ -140,13 +149,13 @@ export function byteKinds(run) {
   const parts = directions.flatMap((d) => d.parts.map((part) => ({ ...part, direction: DIRECTION_NAMES[d.name] })));
   const alone = run.overview.servers === 0;
   return [
-    h("p", alone ? `One process sends nothing. Its pulls and pushes hold ${bytes(total)}. ` : `${bytes(total)} between all processes. `, perSample ? `Training took ${bytes(perSample)} a sample. ` : "", saves ? "fp32 is what the same rows and gradients take as 32-bit floats with raw ids, without compression." : "What fp32 would have sent is not known for this run."),
+    h("p", alone ? `One process sends nothing. Its pulls and pushes hold ${bytes(total)}. ` : `${bytes(total)} between all processes. `, perSample ? `Training took ${bytes(perSample)} a sample. ` : "", saves ? "fp32 is what the same rows and gradients take as 32-bit floats with raw ids, without compression; its bar is grey." : "What fp32 would have sent is not known for this run."),
     table("bytes", "Bytes by kind, beside fp32", [
       { name: "kind", text: (d) => h("span", h("b", DIRECTION_NAMES[d.name]), h("span.about", d.meaning)) },
-      { name: "sent", num: true, text: (d) => bytes(d.bytes) },
-      { name: "", text: (d) => h("span.pair", bar(d.bytes / most), d.fp32 ? bar(d.fp32 / most, "ghost") : null) },
-      ...(saves ? [{ name: "fp32", num: true, text: (d) => bytes(d.fp32) }, { name: "less by", num: true, text: (d) => (d.fp32 ? `${decimal(d.fp32 / d.bytes, 1)} ×` : "–") }] : []),
-      { name: "share", num: true, text: (d) => percent(d.bytes / total) },
+      { name: alone ? "size" : "sent", num: true, text: (d) => bytes(d.bytes) },
+      ...(saves ? [{ name: "fp32", num: true, text: (d) => bytes(d.fp32) }, { name: "saved", num: true, text: (d) => (d.fp32 ? percent(Math.max(0, 1 - d.bytes / d.fp32)) : "–") }] : []),
+      { name: saves ? "beside fp32" : "", text: (d) => h("span.pair", bar(d.bytes / most), d.fp32 ? bar(d.fp32 / most, "ghost") : null) },
+      { name: "share", num: true, note: "of all bytes", text: (d) => percent(d.bytes / total) },
     ], directions),
     parts.length ? fold("byte parts", "What the bytes are", table("parts", "Bytes by part of a message", [
       { name: "part", text: (p) => h("span", h("b", p.name), h("span.about", p.meaning)) },
@@ -186,16 +195,16 @@ export function members(run, view) {
     h("h3", "Processes"),
     rows.length ? table("members", "Processes, those that died first", [
       { name: "process", text: (m) => `${m.role} ${m.index}` },
-      { name: "place", text: (m) => (m.host ? h("span.line", `${m.host}, pid ${m.pid ?? "–"}`) : "–") },
-      ...(has("step") ? [{ name: "step", num: true, text: (m) => integer(m.step) }] : []),
+      { name: "log", screen: true, text: (m) => view.logButton(m.role, m.index) },
+      { name: "deaths", num: true, text: (m) => (m.deaths ? h("b", integer(m.deaths)) : integer(m.deaths)) },
       ...(has("seen") && live ? [{ name: "last record", num: true, note: "when this process last said how it is", text: (m) => ago(m.seen) }] : []),
-      { name: live ? "memory" : "peak memory", num: true, note: "resident memory of the process", text: (m) => bytes(size(m)) },
+      { name: live ? "memory" : "peak memory", num: true, note: "resident memory of the process; the bar is its share of the limit", text: (m) => bytes(size(m)) },
       { name: "", text: (m) => bar((size(m) ?? 0) / (m.limit ?? most), m.limit && size(m) > 0.9 * m.limit ? "alarm" : "") },
       ...(has("limit") ? [{ name: "limit", num: true, text: (m) => bytes(m.limit) }] : []),
+      ...(has("step") ? [{ name: "step", num: true, text: (m) => integer(m.step) }] : []),
       ...(has("request_ms") ? [{ name: "request", num: true, note: "mean time in which a server answers a pull or push", text: (m) => (m.role === "server" ? milliseconds(m.request_ms) : "–") }] : []),
       ...(has("parked") ? [{ name: "parked pulls", num: true, note: "pulls that wait for other workers' pushes", text: (m) => (m.role === "server" ? integer(m.parked) : "–") }] : []),
-      { name: "deaths", num: true, text: (m) => integer(m.deaths) },
-      { name: "log", text: (m) => view.logButton(m.role, m.index) },
+      { name: "place", text: (m) => (m.host ? h("span.line", `${m.host}, pid ${m.pid ?? "–"}`) : "–") },
     ], rows, { most: 10, of: "processes" }) : h("p.empty", "No process has registered yet."),
   ];
 }
@@ -212,6 +221,8 @@ function timeLine(run) {
   const lane = ([name, spans]) => h("div.lane", h("span.name", name), h("span.track", spans.map((span) =>
     h(`span.life${span.end === "died" || span.end === "failed" ? ".died" : ""}`, { title: `${name}: ${clock(span.from)} to ${span.to ? clock(span.to) : "now"}${span.end ? `, ${span.end}` : ""}`, style: { left: at(span.from), right: `calc(100% - ${at(span.to ?? end)})` } }))));
   const shown = sorted.length > 10 ? Math.max(6, sorted.filter(([, spans]) => hurt(spans)).length) : sorted.length;
+  const kinds = [["generation", "generation formed"], ["death", "process died"], ["recovery", "training resumed"], ["checkpoint", "checkpoint written"]].filter(([kind]) => line.marks.some((mark) => mark.kind === kind));
+  const failed = line.spans.some((span) => span.end === "died" || span.end === "failed");
   const events = line.marks.filter((mark) => mark.kind !== "checkpoint").reverse();
   return [
     h("div.timeline", { role: "img", "aria-label": `Time line of ${duration(width)}: ${run.overview.recoveries} recoveries. The list below has the same events.` },
@@ -219,7 +230,7 @@ function timeLine(run) {
       sorted.slice(0, shown).map(lane)),
     sorted.length > shown ? fold("lanes", `Show ${sorted.length - shown} more processes, none of which died`, h("div.timeline", sorted.slice(shown).map(lane))) : null,
     h("p.scale", h("span", clock(line.from)), h("span", duration(width)), h("span", line.to ? clock(line.to) : "now")),
-    h("ul.legend", [["generation", "generation formed"], ["death", "process died"], ["recovery", "training resumed"], ["checkpoint", "checkpoint written"]].map(([kind, name]) => h("li", h(`span.mark.${kind}`), name))),
+    h("ul.legend.marks", kinds.map(([kind, name]) => h("li", h(`span.mark.${kind}`), name)), failed ? h("li", h("span.mark.end"), "end by death or error") : null),
     h("ol.events", events.slice(0, 6).map(event)),
     events.length > 6 ? fold("events", `Show ${events.length - 6} earlier events`, h("ol.events", events.slice(6).map(event))) : null,
   ];
@@ -238,7 +249,7 @@ export function checkpoints(run) {
       { name: "size", num: true, note: "of its own files", text: (c) => bytes(c.bytes) },
       { name: "holds", text: (c) => h("span.line", c.base == null ? "all rows" : `changes since step ${integer(c.base)}`) },
       { name: "took", num: true, note: "from the snapshot to the last file on disk", text: (c) => duration(c.seconds) },
-      { name: "held training up", num: true, text: (c) => duration(c.held_s) },
+      { name: "held training up", num: true, note: "how long the steps waited for it", text: (c) => duration(c.held_s) },
       { name: "folder", text: (c) => h("code.line", c.name) },
     ], run.checkpoints),
   ];
@@ -274,17 +285,19 @@ export function compare(runs, view) {
   ];
   const settings = runs.map((run) => new Map(run.config.changed ?? []));
   const keys = [...new Set(settings.flatMap((one) => [...one.keys()]))].filter((key) => key !== "name" && new Set(settings.map((one) => one.get(key))).size > 1);
-  const columns = () => [{ name: "", text: (row) => row[0] }, ...runs.map((run, at) => ({ name: h("span", h(`span.swatch.line-${at % 6 + 1}`), run.name), num: true, text: (row) => row[1](run, at) }))];
+  const columns = (name, num) => [{ name, text: (row) => row[0] }, ...runs.map((run, at) => ({ name: h("span", h(`span.swatch.line-${at % 6 + 1}`), run.name), num, text: (row) => row[1](run, at) }))];
   const axis = view.axis;
   const lines = (pick) => runs.slice(0, 6).map((run, at) => ({ name: run.name, points: pick(run), color: `--line-${at + 1}` }));
   const main = metrics.some(([key]) => key === "auc") ? "auc" : metrics[0]?.[0];
   return [
-    h("p", "The runs side by side. The first table has results, the second the settings that differ."),
-    table("compare", "Results of the runs", columns(), rows, { most: 40 }),
+    h("h3", "Results"),
+    table("compare", "Results of the runs", columns("figure", true), rows, { most: 40 }),
+    keys.length ? h("h3", "Settings that differ") : null,
+    keys.length ? table("differences", "Settings that differ", columns("setting", false), keys.map((key) => [setting(key), (_, at) => h("code", settings[at].get(key) ?? "default")]), { most: 12, of: "settings" }) : h("p", "The runs have the same settings."),
+    axisChoice("axis of compare", view),
     h("div.plots",
-      main ? plot("compare quality", { title: metrics.find(([key]) => key === main)[1], about: "On samples that are not trained on. The horizontal axis is the one chosen above.", axis, unit: metrics.find(([key]) => key === main)[1], lines: lines((run) => points(run.curves.evaluation, axis, main, from(run))) }) : null,
+      main ? plot("compare quality", { title: metrics.find(([key]) => key === main)[1], about: "On samples that are not trained on.", axis, unit: metrics.find(([key]) => key === main)[1], lines: lines((run) => points(run.curves.evaluation, axis, main, from(run))) }) : null,
       plot("compare loss", { title: "Training loss", about: "Loss of worker 0 of each run.", axis, unit: "loss", lines: lines((run) => points(run.curves.training, axis, "loss", from(run))) })),
-    keys.length ? table("differences", "Settings that differ", columns(), keys.map((key) => [setting(key), (_, at) => h("code", settings[at].get(key) ?? "default")]), { most: 40 }) : h("p", "The runs have the same settings."),
   ];
 }
 
