@@ -29,6 +29,7 @@ from shardkeep.launch.test_data import score_test_data
 from shardkeep.page.of_job import serving_page
 from shardkeep.process_starts import forks
 from shardkeep.ps.control.grpc.endpoint import make_token
+from shardkeep.roles.listeners import check_listeners
 from shardkeep.run.callback import Callback, StartEvent
 from shardkeep.run.folder import Record, RunFolder
 from shardkeep.run.new_folder import refuse_taken
@@ -97,10 +98,14 @@ def _run_phases(
     resumed: Resumed | None,
     start: WarmStart | None,
 ) -> dict[str, Any]:
+    from shardkeep.run.resume import await_leftovers
     from shardkeep.workers.data.sources.registry import check_present
 
     screen = session.screen
     check_present(config.data)  # before anything is compiled
+    if resumed is not None:
+        await_leftovers(RunFolder(run_dir))  # they may still listen there
+    check_listeners(config)
     config = absolute(config)
     code_folder = code_folder if config.own_modules else None
     if resumed is None:
