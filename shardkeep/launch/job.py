@@ -33,6 +33,7 @@ from shardkeep.roles.listeners import check_listeners
 from shardkeep.run.callback import Callback, StartEvent
 from shardkeep.run.folder import Record, RunFolder
 from shardkeep.run.new_folder import refuse_taken
+from shardkeep.trust.tokens import keep_token
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -301,7 +302,11 @@ def _page(config: JobConfig, folder: RunFolder, screen: JobView) -> Iterator[Non
     """Serves the page of a job in this process, until its summary is written."""
     with contextlib.ExitStack() as leaving:
         try:
-            page = leaving.enter_context(serving_page(config.page, folder.path, make_token()))
+            token = make_token()
+            if config.metrics.on:  # they have the same view token
+                leaving.callback(folder.forget_token)
+                token = keep_token(folder.path)
+            page = leaving.enter_context(serving_page(config.page, folder.path, token))
         except UserError as error:
             folder.finished("failed", str(error), None)
             raise
