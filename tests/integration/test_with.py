@@ -143,7 +143,7 @@ def test_a_loop_that_asks_writes_a_checkpoint_when_it_is_stopped_and_another_one
     assert stopped.out.replace(",", "").splitlines() == [
         f"stopped at step {step}: shardkeep stop",
         f"checkpoint: step {step}",
-        f"to resume at step {step}: client.load('{folder}') in another run of the loop",
+        f"to continue from step {step}: client.load('{folder}') before the loop's first step",
     ]
     summary = RunFolder(tmp_path / "run").summary() or {}
     assert (summary["status"], summary["steps"]) == ("stopped", int(step))
