@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -151,9 +152,11 @@ def _begin(role: str, index: int, parent_pipe: bool, form: LogFormat) -> None:
 
     raise_limit()
     keep_free()
-    configure(role, index, form=form)
-    if form is LogFormat.JSON:
-        print_json(role, index, stdout=role != "coordinator")  # a script reads the coordinator's address there
+    # A launcher makes objects of what libraries write to stderr. Its roles' own lines do not wait for it.
+    stream = sys.stdout if parent_pipe and form is LogFormat.JSON else sys.stderr
+    configure(role, index, stream=stream, form=form)
+    if form is LogFormat.JSON:  # a script reads a coordinator's address on stdout
+        print_json(role, index, errors=stream, stdout=parent_pipe or role != "coordinator")
     _quiet_torch()
     if parent_pipe:
         from shardkeep.launch.children import end_with_parent

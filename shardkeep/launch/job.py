@@ -76,8 +76,7 @@ def run_job(
     listener = calls.record if callbacks else None
     as_json = log_format is LogFormat.JSON
     screen: JobView = ScreenLog(listener=listener) if as_json else Screen(console, listener=listener)
-    options = ["--log-format", log_format.value] if as_json else []
-    with _starting(config, screen, options) as starter:  # first, because its imports take longest
+    with _starting(config, screen, log_format) as starter:  # first, because its imports take longest
         return _run_phases(config, run_dir, _Session(screen, interrupts, calls, starter), code_folder, resumed, start)
 
 
@@ -350,16 +349,16 @@ def _in_process(
 
 
 @contextlib.contextmanager
-def _starting(config: JobConfig, screen: JobView, options: Sequence[str]) -> Iterator[Starter]:
-    """Yields the starter of the roles, with these `options`. A fork server starts its imports at once."""
+def _starting(config: JobConfig, screen: JobView, log_format: LogFormat) -> Iterator[Starter]:
+    """Yields the starter of the roles, with logs of this form. A fork server starts its imports at once."""
     if not forks(config.processes, servers=config.servers, device=config.tower.device):
-        yield Spawn(options)
+        yield Spawn(log_format)
         return
     from shardkeep.launch.fork_server import LIBRARIES, ForkOrSpawn, ForkServer
 
     server = ForkServer(child_environment(os.environ, threads=config.threads))
     say = functools.partial(screen.phase, "start")
-    with contextlib.closing(ForkOrSpawn(server, say, options)) as starter:
+    with contextlib.closing(ForkOrSpawn(server, say, log_format)) as starter:
         server.load(LIBRARIES)
         yield starter
 
