@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -10,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.support.cluster import Cluster, Ended
-from tests.support.configs import TINY
+from tests.support.cluster import Cluster, Ended, gone, stalled, within
+from tests.support.configs import LASTING, TINY
 
 pytestmark = pytest.mark.processes
 JOB = {**TINY, "servers": 1, "workers": 1}
@@ -66,9 +67,14 @@ def test_servers_around_a_command_do_not_start_where_a_port_is_taken(
     refused(ended, tmp_path, f"metrics.listen: cannot listen on {taken}: Address already in use")
 
 
-def test_one_port_for_metrics_and_the_page_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+def free_address() -> str:
+    """Where nobody listens."""
     with socket.create_server(("127.0.0.1", 0)) as found:
-        free = f"127.0.0.1:{found.getsockname()[1]}"
+        return f"127.0.0.1:{found.getsockname()[1]}"
+
+
+def test_one_port_for_metrics_and_the_page_is_refused(cluster: Cluster, tmp_path: Path) -> None:
+    free = free_address()
     job, _ = cluster.job({**JOB, "metrics": {"listen": free}, "page": {"listen": free}})
     refused(job.end(), tmp_path, f"page.listen: cannot listen on {free}: Address already in use")
 
@@ -102,3 +108,21 @@ def test_the_config_of_a_job_without_these_settings_needs_none_of_the_packages(c
     path = str(cluster.write(JOB))
     ended = cluster.command("config", path, module="tests.support.without_packages", env=without).end()
     assert ended.code == 0 and "listen: auto" in ended.out, ended.err
+
+
+@pytest.mark.slow
+def test_a_resume_waits_for_processes_of_the_start_before_that_still_listen(cluster: Cluster) -> None:
+    config = {**LASTING, "servers": 1, "workers": 1, "checkpoint": {"every_steps": 20}}
+    job, folder = cluster.job({**config, "metrics": {"listen": free_address()}, "page": {"listen": free_address()}})
+    members = cluster.training(folder)
+    within(60, lambda: any((folder.path / "checkpoints").glob("step-*/manifest.json")), "none", lambda: job.running)
+    with stalled(members["coordinator 0"]):  # it would end with its launcher
+        job.signal(signal.SIGKILL)
+        ended = cluster.command("train", "--resume", str(folder.path)).end()
+    text = f"process {members['coordinator 0'].pid} of this run is still there; end it first"
+    assert (ended.code, ended.err) == (2, f"error: --resume {folder.path}: {text}\n")
+    assert not gone(members.values(), limit_s=60)
+    again = cluster.command("train", "--resume", str(folder.path))
+    again.line("page", limit_s=100)
+    assert cluster.command("stop", str(folder.path)).end().code == 0
+    assert again.end().code == 1
