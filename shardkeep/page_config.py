@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from pydantic import Field, field_validator
 
-from shardkeep.base.errors import ConfigError
 from shardkeep.base.settings import Settings
-from shardkeep.ps.control.grpc.addresses import split_address
+from shardkeep.ps.control.grpc.addresses import listen_setting
 
 AUTO, OFF = "auto", "off"
 
@@ -21,14 +20,7 @@ class PageConfig(Settings):
     @field_validator("listen", mode="before")
     @classmethod
     def _an_address(cls, given: object) -> object:
-        if given is False or given == OFF:  # YAML reads off as false
-            return OFF
-        if isinstance(given, str) and given != AUTO:
-            try:
-                split_address(given, lowest_port=0)
-            except ConfigError:
-                raise ValueError("allowed: auto, off, or HOST:PORT with a port of 0 to 65535") from None
-        return given
+        return listen_setting(given, AUTO, OFF)
 
     @property
     def on(self) -> bool:

@@ -87,11 +87,11 @@ def configure(
     logger.propagate = False
 
 
-def print_json(role: str, index: int, *, stdout: bool = True) -> None:
+def print_json(role: str, index: int, *, errors: TextIO | None = None, stdout: bool = True) -> None:
     """Makes each line that this process prints from here on an object, too. For mains only, after `configure`.
 
-    `stdout`: also what it prints to stdout."""
-    sys.stderr = PrintedLines(sys.stderr, role, index)
+    `errors`: where lines of stderr go instead. `stdout`: also what it prints to stdout."""
+    sys.stderr = PrintedLines(errors or sys.stderr, role, index)
     if stdout:
         sys.stdout = PrintedLines(sys.stdout, role, index)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -82,13 +83,10 @@ def server(
     """Run one embedding server of a job."""
 
     def run() -> int:
-        from shardkeep.ps.control.grpc.addresses import check_exposed
-        from shardkeep.roles.access import check_coordinator, endpoint_of
+        from shardkeep.roles.access import endpoint_of
         from shardkeep.roles.membership import lasting_imports
 
-        check_exposed("--advertise", advertise, accepted=insecure_data_plane)
-        if not parent_pipe and (lacks := check_coordinator(coordinator, token_file=token_file)) is not None:
-            say(lacks)
+        _check_member(coordinator, advertise, token_file, by_hand=not parent_pipe, exposed=insecure_data_plane)
         with lasting_imports("server") as kernels_s:
             from shardkeep.roles.server import run_server
 
@@ -119,13 +117,10 @@ def worker(
 
     def run() -> int:
         from shardkeep.base.modules import search_last
-        from shardkeep.ps.control.grpc.addresses import check_exposed
-        from shardkeep.roles.access import check_coordinator, endpoint_of
+        from shardkeep.roles.access import endpoint_of
         from shardkeep.roles.membership import lasting_imports
 
-        check_exposed("--advertise", advertise, accepted=insecure_data_plane)
-        if not parent_pipe and (lacks := check_coordinator(coordinator, token_file=token_file)) is not None:
-            say(lacks)
+        _check_member(coordinator, advertise, token_file, by_hand=not parent_pipe, exposed=insecure_data_plane)
         with lasting_imports("worker") as kernels_s:
             from shardkeep.roles.worker import run_worker
         if code is not None:
@@ -157,9 +152,11 @@ def _begin(role: str, index: int, parent_pipe: bool, form: LogFormat) -> None:
 
     raise_limit()
     keep_free()
-    configure(role, index, form=form)
-    if form is LogFormat.JSON:
-        print_json(role, index, stdout=role != "coordinator")  # a script reads the coordinator's address there
+    # A launcher makes objects of what libraries write to stderr. Its roles' own lines do not wait for it.
+    stream = sys.stdout if parent_pipe and form is LogFormat.JSON else sys.stderr
+    configure(role, index, stream=stream, form=form)
+    if form is LogFormat.JSON:  # a script reads a coordinator's address on stdout
+        print_json(role, index, errors=stream, stdout=parent_pipe or role != "coordinator")
     _quiet_torch()
     if parent_pipe:
         from shardkeep.launch.children import end_with_parent
@@ -174,6 +171,18 @@ def _begin(role: str, index: int, parent_pipe: bool, form: LogFormat) -> None:
 def _quiet_torch() -> None:
     """Silences torch's warnings about lost peers, which shardkeep reports itself. Call it before importing torch."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+
+
+def _check_member(coordinator: str, advertise: str, token_file: Path | None, *, by_hand: bool, exposed: bool) -> None:
+    """Checks the arguments of a server or worker before its imports, which take seconds. Raises UserError.
+
+    `exposed`: `--insecure-data-plane` was given."""
+    from shardkeep.ps.control.grpc.addresses import check_exposed
+    from shardkeep.roles.access import check_coordinator
+
+    check_exposed("--advertise", advertise, accepted=exposed)
+    if by_hand and (lacks := check_coordinator(coordinator, token_file=token_file)) is not None:
+        say(lacks)
 
 
 def _begin_member(role: str, index: int, parent_pipe: bool, form: LogFormat) -> Departure:

@@ -46,7 +46,10 @@ def config(config: Config, set_: Set = None, debug: Debug = False) -> None:
     """Check a job's config and print it with every default filled in."""
 
     def run() -> int:
+        from shardkeep.roles.listeners import check_extras
+
         _, job = load(config, set_)
+        check_extras(job)
         print(job.to_yaml(), end="")
         return 0
 

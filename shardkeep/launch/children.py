@@ -23,6 +23,8 @@ from shardkeep.affinity import Cores, pin
 from shardkeep.base.deadlines import Deadline
 from shardkeep.base.exit_codes import signal_left_on
 from shardkeep.base.json_log import printed_text
+from shardkeep.base.log import LogFormat
+from shardkeep.launch.role_output import LAST_LINES_S, role_output
 
 _NATIVE_LOG = re.compile(r"\[[IW]\d{4} ")  # information and warnings from torch's C++ code
 SHARDKEEP = (sys.executable, "-P", str(Path(__file__).resolve().parents[1] / "__main__.py"))
@@ -89,8 +91,12 @@ class Process(Protocol):
 class Child:
     """One role process. It leads its own session, so that Ctrl-C reaches only the launcher."""
 
-    def __init__(self, role: str, index: int, process: Process, *, log: Path) -> None:
+    def __init__(
+        self, role: str, index: int, process: Process, *, log: Path, reader: threading.Thread | None = None
+    ) -> None:
+        """`reader`: writes a part of the log; see `role_output`."""
         self.role, self.index, self._process, self._log = role, index, process, log
+        self._reader = reader
         self._swept = False
 
     @property
@@ -110,6 +116,9 @@ class Child:
         """How it ended; None while it runs."""
         if self.running:
             return None
+        if self._reader is not None:
+            self._reader.join(LAST_LINES_S)
+            self._reader = None  # a second look need not wait again
         return Death(self.role, self.index, self.pid, self._process.returncode or 0, last_words(self._log))
 
     def terminate(self) -> None:
@@ -154,10 +163,10 @@ class Starter(Protocol):
 
 
 class Spawn:
-    """Starts each role with exec. `options`: more options of every role."""
+    """Starts each role with exec. `log_format`: of every role's log."""
 
-    def __init__(self, options: Sequence[str] = ()) -> None:
-        self._options = options
+    def __init__(self, log_format: LogFormat = LogFormat.TEXT) -> None:
+        self._format = log_format
 
     def load(self, kernels: Sequence[str]) -> None:
         pass
@@ -175,19 +184,25 @@ class Spawn:
         env: Mapping[str, str],
         cores: Cores | None = None,
     ) -> Child:
-        with log.open("ab") as output:
+        with role_output(log, role, index, as_json=self._format is LogFormat.JSON) as output:
             process = subprocess.Popen(
-                [*SHARDKEEP, role, *arguments, *self._options, "--parent-pipe"],
+                [*SHARDKEEP, *role_arguments(role, arguments, self._format)],
                 stdin=subprocess.PIPE,
-                stdout=output,
-                stderr=output,
+                stdout=output.stdout,
+                stderr=output.stderr,
                 env=dict(env),
                 start_new_session=True,
             )
         if cores is not None:
             with contextlib.suppress(ProcessLookupError):  # it has already ended; `death` reports that
                 pin(process.pid, cores)  # at once: threads that it starts later inherit this
-        return Child(role, index, process, log=log)
+        return Child(role, index, process, log=log, reader=output.reader)
+
+
+def role_arguments(role: str, arguments: Sequence[str], log_format: LogFormat) -> list[str]:
+    """The arguments after `shardkeep` on the command line of a role with a launcher."""
+    form = [] if log_format is LogFormat.TEXT else ["--log-format", log_format.value]
+    return [role, *arguments, *form, "--parent-pipe"]
 
 
 def end_all(children: Iterable[Child], *, grace_s: float) -> list[Child]:
@@ -242,7 +257,8 @@ def last_words(log: Path, *, tail_bytes: int = 16_384) -> str:
             text = file.read().decode("utf-8", errors="replace")
     except OSError:
         return ""
-    lines = [printed_text(line.strip()) for line in text.splitlines() if line.strip() and not _NATIVE_LOG.match(line)]
+    lines = [printed_text(line.strip()) for line in text.splitlines() if line.strip()]
+    lines = [line for line in lines if not _NATIVE_LOG.match(line)]
     errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
     return (errors or lines or [""])[-1][:500]
 

@@ -9,7 +9,7 @@ Requests and replies are packets of JSON:
 | request | descriptors | reply |
 |---|---|---|
 | {"import": [MODULE...]} | none | {"threads": N} |
-| {"main", "arguments", "cores", "blas"} | the log, the read end of the parent pipe | {"pid": N} or {"error": TEXT} |
+| {"main", "arguments", "cores", "blas"} | stdout, stderr, the parent pipe's read end | {"pid": N} or {"error": TEXT} |
 """
 
 from __future__ import annotations
@@ -30,8 +30,10 @@ from typing import Any, NoReturn
 
 from shardkeep.affinity import Cores
 from shardkeep.base.deadlines import Deadline
-from shardkeep.launch.children import SHARDKEEP, Child, Death, Spawn, last_words
+from shardkeep.base.log import LogFormat
+from shardkeep.launch.children import SHARDKEEP, Child, Death, Spawn, last_words, role_arguments
 from shardkeep.launch.forked_role import BLAS_THREADS, become
+from shardkeep.launch.role_output import role_output
 
 LIBRARIES = ("torch", "torch._dynamo", "numba", "shardkeep.ps.control.grpc.client", "shardkeep.ps.control.grpc.server")
 """Imported while the launcher prepares data and kernels. Without `pyarrow`, because importing it starts a thread."""
@@ -107,6 +109,7 @@ class ForkServer:
         env: Mapping[str, str],
         cores: Cores | None = None,
         limit_s: float = FORK_S,
+        errors: int | None = None,
     ) -> ForkedProcess:
         """Forks a role. Waits up to `limit_s` for `ready`, then up to `limit_s` for the fork.
 
@@ -114,9 +117,10 @@ class ForkServer:
 
         Args:
             arguments: The arguments after `shardkeep` on its command line.
-            log: Descriptor of its stdout and stderr.
+            log: Descriptor of its stdout, and of its stderr unless there is another.
             env: Its environment.
             cores: The cores it runs on; None = the system chooses.
+            errors: Descriptor of its stderr; None = `log`.
         """
         if (env.keys() ^ self._env.keys()) or any(self._env[key] != value for key, value in env.items()):
             raise NoFork("the role's environment is not that of the fork server")
@@ -125,7 +129,7 @@ class ForkServer:
         request = {"main": self._main, "arguments": list(arguments), "cores": cores, "blas": env.get(BLAS_THREADS)}
         source, target = os.pipe()
         try:
-            pid = self._send(json.dumps(request).encode(), [log, source], limit_s)
+            pid = self._send(json.dumps(request).encode(), [log, log if errors is None else errors, source], limit_s)
             os.write(target, b"\n")
         except BaseException:
             os.close(target)  # a role that was forked ends when its pipe closes
@@ -230,10 +234,10 @@ def _subreaper(libc: ctypes.CDLL, on: int) -> int:
 class ForkOrSpawn:
     """Starts roles from the fork server, and by exec after the server has failed."""
 
-    def __init__(self, server: ForkServer, say: Callable[[str], None], options: Sequence[str] = ()) -> None:
-        """`say`: shows why the server is no longer used. `options`: more options of every role."""
+    def __init__(self, server: ForkServer, say: Callable[[str], None], log_format: LogFormat = LogFormat.TEXT) -> None:
+        """`say`: shows why the server is no longer used. `log_format`: of every role's log."""
         self._server: ForkServer | None = server
-        self._say, self._options = say, options
+        self._say, self._format = say, log_format
 
     def load(self, kernels: Sequence[str]) -> None:
         """See `Starter`."""
@@ -262,13 +266,14 @@ class ForkOrSpawn:
         """See `Starter`."""
         if self._server is not None:
             try:
-                with log.open("ab") as output:
-                    given = [role, *arguments, *self._options, "--parent-pipe"]
-                    process = self._server.fork(given, log=output.fileno(), env=env, cores=cores)
-                return Child(role, index, process, log=log)
+                with role_output(log, role, index, as_json=self._format is LogFormat.JSON) as output:
+                    given = role_arguments(role, arguments, self._format)
+                    out, errors = output.stdout, output.stderr
+                    process = self._server.fork(given, log=out, errors=errors, env=env, cores=cores)
+                return Child(role, index, process, log=log, reader=output.reader)
             except NoFork as error:
                 self._give_up(error)
-        return Spawn(self._options).start(role, index, arguments, log=log, env=env, cores=cores)
+        return Spawn(self._format).start(role, index, arguments, log=log, env=env, cores=cores)
 
     def close(self) -> None:
         """Ends the server."""
@@ -286,7 +291,7 @@ def serve(control: socket.socket) -> None:
     _end_with_launcher()
     gc.disable()  # imported objects stay; a collection would copy the pages that roles share
     while True:
-        packet, descriptors, _, _ = socket.recv_fds(control, _PACKET_BYTES, 2)
+        packet, descriptors, _, _ = socket.recv_fds(control, _PACKET_BYTES, 3)
         if not packet:
             return
         request = json.loads(packet)
@@ -331,12 +336,14 @@ def _fork(request: Mapping[str, Any], descriptors: Sequence[int], control: socke
     """Forks a role through a process that ends at once, so that the launcher adopts the role."""
     if (threads := _threads()) != 1:
         return {"error": f"the fork server has {threads} threads; only a process with one can be forked"}
-    log, parent_pipe = descriptors
+    out, errors, parent_pipe = descriptors
     source, target = os.pipe()
     try:
         between = os.fork()
         if not between:
-            _in_between(lambda: become(request, log, parent_pipe, target, inherited=[source, control.detach()]))
+            _in_between(
+                lambda: become(request, (parent_pipe, out, errors), target, inherited=[source, control.detach()])
+            )
     except OSError as error:
         os.close(target)
         os.close(source)

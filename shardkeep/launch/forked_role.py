@@ -22,13 +22,13 @@ BLAS_THREADS = "OPENBLAS_NUM_THREADS"
 
 
 def become(
-    request: Mapping[str, Any], log: int, parent_pipe: int, started: int, *, inherited: Sequence[int]
+    request: Mapping[str, Any], streams: tuple[int, int, int], started: int, *, inherited: Sequence[int]
 ) -> NoReturn:
     """Turns the forked process into the role of the request, and ends the process with the role.
 
     Args:
         request: The request to fork; see `fork_server`.
-        log, parent_pipe: Descriptors of its output and of its input.
+        streams: Descriptors of its stdin, stdout and stderr.
         started: Descriptor to which it writes its pid when it leads its own session.
         inherited: Descriptors of the server, which it closes.
     """
@@ -36,9 +36,9 @@ def become(
     try:
         os.setsid()
         os.write(started, str(os.getpid()).encode())
-        for number, descriptor in ((0, parent_pipe), (1, log), (2, log)):
+        for number, descriptor in enumerate(streams):
             os.dup2(descriptor, number)
-        for descriptor in (log, parent_pipe, started, *inherited):
+        for descriptor in (*streams, started, *inherited):
             os.close(descriptor)
         if not os.read(0, 1):
             os._exit(1)  # the launcher does not know this process

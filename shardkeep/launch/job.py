@@ -29,9 +29,11 @@ from shardkeep.launch.test_data import score_test_data
 from shardkeep.page.of_job import serving_page
 from shardkeep.process_starts import forks
 from shardkeep.ps.control.grpc.endpoint import make_token
+from shardkeep.roles.listeners import check_listeners
 from shardkeep.run.callback import Callback, StartEvent
 from shardkeep.run.folder import Record, RunFolder
 from shardkeep.run.new_folder import refuse_taken
+from shardkeep.trust.tokens import keep_token
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,8 +76,7 @@ def run_job(
     listener = calls.record if callbacks else None
     as_json = log_format is LogFormat.JSON
     screen: JobView = ScreenLog(listener=listener) if as_json else Screen(console, listener=listener)
-    options = ["--log-format", log_format.value] if as_json else []
-    with _starting(config, screen, options) as starter:  # first, because its imports take longest
+    with _starting(config, screen, log_format) as starter:  # first, because its imports take longest
         return _run_phases(config, run_dir, _Session(screen, interrupts, calls, starter), code_folder, resumed, start)
 
 
@@ -97,10 +98,14 @@ def _run_phases(
     resumed: Resumed | None,
     start: WarmStart | None,
 ) -> dict[str, Any]:
+    from shardkeep.run.resume import await_leftovers
     from shardkeep.workers.data.sources.registry import check_present
 
     screen = session.screen
     check_present(config.data)  # before anything is compiled
+    if resumed is not None:
+        await_leftovers(RunFolder(run_dir))  # they may still listen there
+    check_listeners(config)
     config = absolute(config)
     code_folder = code_folder if config.own_modules else None
     if resumed is None:
@@ -298,7 +303,11 @@ def _page(config: JobConfig, folder: RunFolder, screen: JobView) -> Iterator[Non
     """Serves the page of a job in this process, until its summary is written."""
     with contextlib.ExitStack() as leaving:
         try:
-            page = leaving.enter_context(serving_page(config.page, folder.path, make_token()))
+            token = make_token()
+            if config.metrics.on:  # they have the same view token
+                leaving.callback(folder.forget_token)
+                token = keep_token(folder.path)
+            page = leaving.enter_context(serving_page(config.page, folder.path, token))
         except UserError as error:
             folder.finished("failed", str(error), None)
             raise
@@ -342,16 +351,16 @@ def _in_process(
 
 
 @contextlib.contextmanager
-def _starting(config: JobConfig, screen: JobView, options: Sequence[str]) -> Iterator[Starter]:
-    """Yields the starter of the roles, with these `options`. A fork server starts its imports at once."""
+def _starting(config: JobConfig, screen: JobView, log_format: LogFormat) -> Iterator[Starter]:
+    """Yields the starter of the roles, with logs of this form. A fork server starts its imports at once."""
     if not forks(config.processes, servers=config.servers, device=config.tower.device):
-        yield Spawn(options)
+        yield Spawn(log_format)
         return
     from shardkeep.launch.fork_server import LIBRARIES, ForkOrSpawn, ForkServer
 
     server = ForkServer(child_environment(os.environ, threads=config.threads))
     say = functools.partial(screen.phase, "start")
-    with contextlib.closing(ForkOrSpawn(server, say, options)) as starter:
+    with contextlib.closing(ForkOrSpawn(server, say, log_format)) as starter:
         server.load(LIBRARIES)
         yield starter
 

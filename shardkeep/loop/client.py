@@ -52,6 +52,7 @@ class EmbeddingClient:
         self._saving = joined.saving
         self._control = joined.control
         self._open = True
+        self._asks = False
         self.num_trainers = joined.num_trainers
         self._resumed = joined.resumed
         self._applied: Sequence[Lookup] = ()
@@ -131,6 +132,16 @@ class EmbeddingClient:
             with cls(join(member_of(serving.run, 0, JOIN_S), tables, JOIN_S)) as client:
                 yield client
             serving.wait(CLOSE_S)
+
+    @property
+    def stopping(self) -> bool:
+        """Whether somebody has stopped the job, as `shardkeep stop` does. Write a checkpoint then, and leave the loop.
+
+        Ask between two steps. Several trainers learn of it at different steps, so let them agree, by an all-reduce of
+        their answers. In a loop that never asks, the next call raises JobStopped."""
+        self._asks = True
+        self._saving.save_when_stopped()
+        return self._stop_requested
 
     @property
     def tables(self) -> list[TableSpec]:
@@ -361,13 +372,24 @@ class EmbeddingClient:
         with self._ending:
             try:
                 with self._verdict():
-                    if self._control is not None and self.rank == 0:
-                        self._control.report("summary", self.summary())
-                    else:
-                        self._rows.fence(self.step)
                     self._saving.wait()
+                    self._report()
             finally:
                 self._open = False
+
+    def _report(self) -> None:
+        """Reports the figures of the loop, once the servers have applied all pushes."""
+        if self._control is None or self.rank:
+            self._rows.fence(self.step)
+        elif self._asks and self._stop_requested:
+            figures = self.summary()
+            self._control.report("event", {"text": f"stopped at step {self.step}", "figures": figures})
+        else:
+            self._control.report("summary", self.summary())
+
+    @property
+    def _stop_requested(self) -> bool:
+        return self._control is not None and self._control.stop_requested.is_set()
 
     def _empty(self, call: str) -> bool:
         """Whether the servers' tables are. Raises UserError after a step."""
@@ -381,7 +403,9 @@ class EmbeddingClient:
     def _check_open(self, call: str) -> None:
         if not self._open:
             raise UserError(f"{call}: the client is closed")
-        if self._control is not None and (self._control.failed.is_set() or self._control.stop_requested.is_set()):
+        if self._control is None:
+            return
+        if self._control.over.is_set() or (self._stop_requested and not self._asks):
             raise self._control.state.error() or JobStopped("the job is over")
 
     @contextlib.contextmanager

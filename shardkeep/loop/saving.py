@@ -62,6 +62,7 @@ class LoopCheckpoints:
         self._lasting = lasting
         self._rows, self._control, self._num_trainers, self._seed = rows, control, num_trainers, seed
         self._points = 0
+        self._saves_when_stopped = False
         self._folder = folder
         self._writer: CheckpointWriter | None = None
 
@@ -124,6 +125,10 @@ class LoopCheckpoints:
         if self._lasting is not None:
             self._lasting.begin(checkpoint.step)
         return read_tower(checkpoint)
+
+    def save_when_stopped(self) -> None:
+        """From here on the trainers also meet while the job stops: all of them have agreed to save then."""
+        self._saves_when_stopped = True
 
     def wait(self) -> None:
         """Blocks until the job's checkpoint under way is written."""
@@ -193,7 +198,7 @@ class LoopCheckpoints:
         """Blocks until every trainer has come to this call."""
         self._points += 1
         if self._control is not None and self._num_trainers > 1:
-            self._control.meet(self._points, limit_s=MEET_S)
+            self._control.meet(self._points, limit_s=MEET_S, stopping=self._saves_when_stopped)
 
     def _tell(self, record: dict[str, Any]) -> None:
         if "bytes" not in record:

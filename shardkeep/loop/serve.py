@@ -23,6 +23,7 @@ from shardkeep.launch.role_starts import RoleStarts
 from shardkeep.launch.silence import watch_silence
 from shardkeep.ps.config import TableSpec
 from shardkeep.roles.kernel_needs import needed_kernels
+from shardkeep.roles.listeners import check_listeners
 from shardkeep.run.folder import RunFolder
 
 _log = EventLog("custom")
@@ -63,6 +64,7 @@ def server_processes(config: JobConfig, tables: Sequence[TableSpec], run_dir: st
         tables: The tables of the trainer that connects inside.
         run_dir: See `EmbeddingClient.serve`.
     """
+    check_listeners(config)
     compile_kernels(needed_kernels(config, "server", "client", tables=tables))
     with _run_folder(run_dir, config) as folder:
         line = CoordinatorLine(folder)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import socket
 import ssl
 import tempfile
@@ -17,15 +16,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shardkeep.base.errors import ConfigError
 from shardkeep.base.log import EventLog
-from shardkeep.ps.control.grpc.addresses import ANY_HOST, join_address, split_address
+from shardkeep.ps.control.grpc.addresses import join_address, split_address
+from shardkeep.ps.control.grpc.listening import listening_socket, named_host
 from shardkeep.ps.control.grpc.tls import Tls
 from shardkeep.trust.view import shows_token
 
 _log = EventLog("metrics")
 MOST_CONNECTIONS = 16
 """The oldest one is closed for the next: a complete request is answered at once, so the oldest is a slow one."""
+BACKLOG = 16
 REQUEST_S = 5.0
 """Seconds from a connection to the end of its reply."""
 REQUEST_BYTES = 8192
@@ -83,10 +83,9 @@ class Endpoint:
 
     def __init__(self, listen: str, access: Access, pages: Pages) -> None:
         self._access, self._pages = access, pages
-        self._socket = _bound(listen)
-        host, port = split_address(listen, lowest_port=0)[0], self._socket.getsockname()[1]
-        host = socket.gethostname() if host in ANY_HOST else host
-        self.address = join_address(host, port)
+        host, port = split_address(listen, lowest_port=0)
+        self._socket = listening_socket(host, port, backlog=BACKLOG)
+        self.address = join_address(named_host(host), self._socket.getsockname()[1])
         self._context = None if access.tls is None else _context(access.tls)
         self._open: dict[asyncio.Task[None], None] = {}  # oldest first
         self._loop = asyncio.new_event_loop()
@@ -216,21 +215,6 @@ def _packed(status: int, reply: Reply | str) -> bytes:
         *(["WWW-Authenticate: Bearer"] if status == 401 else []),
     ]
     return "\r\n".join([*lines, "", ""]).encode() + reply.body
-
-
-def _bound(listen: str) -> socket.socket:
-    host, port = split_address(listen, lowest_port=0)
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        bound = socket.create_server(address[:2], family=family, backlog=16)
-    except OSError as error:
-        why = os.strerror(error.errno) if isinstance(error.errno, int) and error.errno > 0 else error
-        raise ConfigError(
-            f"metrics.listen: {listen}: cannot listen there ({why}); allowed: an address of this "
-            "machine with a free port, or port 0"
-        ) from error
-    bound.setblocking(False)
-    return bound
 
 
 def _context(tls: Tls) -> ssl.SSLContext:

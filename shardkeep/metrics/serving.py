@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import platform
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import metadata
@@ -35,15 +36,16 @@ def serve_metrics(
     for (role, index), samples in sources.items():
         registry.register(ProcessCollector(role, index, lambda one=samples: [*about_process(), *one()]))  # type: ignore[misc]
     scrape = {PATH: lambda: Reply(generate_latest(registry), CONTENT_TYPE_LATEST)}
-    return Endpoint(listen, access, {**scrape, **(pages or {})})
+    try:
+        return Endpoint(listen, access, {**scrape, **(pages or {})})
+    except ConfigError as error:
+        raise ConfigError(f"metrics.listen: {error}") from error
 
 
 def check_client() -> None:
-    """Raises ConfigError if prometheus_client is not installed."""
-    try:
-        import prometheus_client  # noqa: F401
-    except ImportError as error:
-        raise ConfigError("metrics.listen needs prometheus_client; pip install 'shardkeep[web]', or off") from error
+    """Raises ConfigError if prometheus_client is not installed. Does not import it."""
+    if importlib.util.find_spec("prometheus_client") is None:
+        raise ConfigError("metrics.listen: needs prometheus_client: pip install 'shardkeep[web]'; or off")
 
 
 def member_listen(coordinator_listen: str, own_host: str) -> str:

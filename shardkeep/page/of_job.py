@@ -9,7 +9,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from shardkeep.base.errors import ConfigError, UserError
-from shardkeep.page.server import LOOPBACK, PageServer, forget_address, keep_address, kept_address, page_url
+from shardkeep.page.server import (
+    LOOPBACK,
+    MISSING,
+    PageServer,
+    forget_address,
+    installed,
+    keep_address,
+    kept_address,
+    page_url,
+)
 from shardkeep.page_config import PageConfig
 from shardkeep.ps.control.grpc.addresses import is_loopback, split_address
 from shardkeep.trust.tokens import token_of
@@ -48,6 +57,12 @@ def serving_page(page: PageConfig, run: Path, token: str, *, tls: Path | None = 
         yield server.url
     finally:
         server.close()
+
+
+def check_installed(page: PageConfig) -> None:
+    """Raises UserError if the config names an address, and starlette or uvicorn is not installed. Imports neither."""
+    if page.required and not installed():
+        raise UserError(f"page.listen: the page {MISSING}; or auto")
 
 
 def page_line(run: Path, token: str | None = None) -> str | None:

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.base.files import atomic_write
 from shardkeep.ps.control.grpc.addresses import join_address, split_address
+from shardkeep.ps.control.grpc.listening import listening_socket, named_host
 from shardkeep.run.json_files import read_json, to_json
 
 if TYPE_CHECKING:
@@ -109,7 +110,7 @@ class PageServer:
 def page_url(address: str, token: str, *, secure: bool = False) -> str:
     """The address for a browser, with the token."""
     host, port = split_address(address)
-    shown = join_address({"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host), port)
+    shown = join_address(named_host(host), port)
     return f"{'https' if secure else 'http'}://{shown}/?token={token}"
 
 
@@ -138,18 +139,5 @@ def _listen(listen: str, before: str | None) -> socket.socket:
         with contextlib.suppress(ConfigError):
             known = split_address(before)
             if known[0] == host:
-                return _bound(*known)
-    return _bound(host, port)
-
-
-def _bound(host: str, port: int) -> socket.socket:
-    made = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((host, port))
-        made.listen(BACKLOG)
-    except OSError as error:
-        made.close()
-        raise ConfigError(f"cannot listen on {join_address(host, port)}: {error.strerror or error}") from error
-    made.setblocking(False)
-    return made
+                return listening_socket(*known, backlog=BACKLOG)
+    return listening_socket(host, port, backlog=BACKLOG)

@@ -26,6 +26,7 @@ from shardkeep.ps.control.grpc.server import Stopping, serve_job
 from shardkeep.ps.control.grpc.tls import read_tls
 from shardkeep.ps.control.job import JobSpec
 from shardkeep.ps.control.records import Shared
+from shardkeep.roles.listeners import check_listeners
 from shardkeep.roles.metrics import JobMetrics
 from shardkeep.run.folder import RunFolder
 from shardkeep.run.leftovers import clean, note_run
@@ -67,6 +68,8 @@ def run_coordinator(job: JobConfig, options: CoordinatorOptions) -> int:
         raise ConfigError(
             "affinity: only `shardkeep train` pins processes; allowed here: none (roles by hand: taskset)"
         )
+    if not (options.launched or options.take_over or options.start_step):
+        check_listeners(job)  # before there is a run folder
     folder = _run_folder(job, options)
     standing = _standing(folder, by_hand=not options.launched) if options.take_over else None
     stopping = _stop_on_signals(job.liveness.grace_s)

@@ -164,6 +164,20 @@ def test_json_of_jobs_without_a_coordinator_that_answers(tmp_path: Path) -> None
     assert killed["resume"].startswith("nothing to resume from")
 
 
+def test_json_of_a_job_whose_processes_nobody_can_name_has_an_empty_list_of_roles(tmp_path: Path) -> None:
+    folder, out = RunFolder.create(tmp_path / "run", JobConfig(servers=1, workers=1)), list[str]()
+    folder.progress({"step": 3, "total_steps": 9})
+    folder.telemetry({"time": "2026-11-25T05:00:00.000", **WORKER, "index": 0})
+    with folder.held():  # its coordinator does not answer
+        assert show_run(folder.path, StatusJson(out.append)) == 1
+    assert show_run(folder.path, StatusJson(out.append)) == 1
+    folder.finished("stopped", "so it is", {"steps": 7, "samples": 70})
+    assert show_run(folder.path, StatusJson(out.append)) == 1
+    found = [loads(text) for text in out]
+    assert [(each["state"], each["roles"]) for each in found] == [("unreachable", []), ("killed", []), ("stopped", [])]
+    assert [each["step"] for each in found] == [3, 3, 7]
+
+
 def test_the_reference_explains_every_key() -> None:
     text = REFERENCE.read_text(encoding="utf-8")
     for key in (*EMPTY, *asdict(RoleLine("worker", 0, "lost"))):

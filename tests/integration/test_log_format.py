@@ -1,4 +1,4 @@
-"""`--log-format json`: every line of every log of a job is one object, also after deaths and errors."""
+"""`--log-format json`: every line of every log of a job is one object, also after deaths and errors of libraries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from shardkeep.run.folder import RunFolder
-from tests.support.cluster import Cluster, kinds, records, within
+from tests.support.cluster import Cluster, gone, kinds, records, within
 from tests.support.configs import ENDLESS, LASTING, TINY
 
 pytestmark = pytest.mark.processes
@@ -95,6 +95,40 @@ def test_the_traceback_of_a_model_is_one_object_and_its_words_are_the_jobs(clust
     parsed(ended.out)
     assert "no such" in parsed(ended.err)[-1]["event"]
     logs(folder)
+
+
+@pytest.mark.parametrize("start", [pytest.param("fork_server", marks=pytest.mark.slow), "spawn"])
+def test_lines_that_libraries_write_past_python_are_objects_and_the_last_one_is_the_jobs_error(
+    cluster: Cluster, tmp_path: Path, start: str
+) -> None:
+    (tmp_path / "broken.py").write_text(
+        "import os\nfrom torch import nn\n\nclass Broken(nn.Module):\n"
+        "    def __init__(self, *a, **k):\n        super().__init__()\n        print('from Python')\n"
+        "        os.write(2, b'[E1125 socket.cpp:7] no route\\n{\"not\": ours}\\nerror: no device')\n"
+        "        os._exit(3)\n"
+    )
+    config = {**TINY, "servers": 1, "workers": 1, "model": {"name": "broken:Broken"}, "processes": {"start": start}}
+    job, folder = cluster.job({**config, "liveness": {"restarts": 0}}, *JSON)
+    ended = job.end()
+    assert ended.code == 1
+    assert "ended: exit code 3: no device, " in parsed(ended.err)[-1]["event"], ended.err
+    written = {each["event"]: each["level"] for each in logs(folder)["worker-0"]}
+    assert written.items() >= {
+        ("from Python", "info"),
+        ("[E1125 socket.cpp:7] no route", "info"),
+        ('{"not": ours}', "info"),
+        ("no device", "error"),
+    }
+
+
+@pytest.mark.slow
+def test_the_roles_own_lines_outlive_their_launcher(cluster: Cluster) -> None:
+    job, folder = cluster.job({**ENDLESS, "workers": 1}, *JSON)
+    members = cluster.training(folder)
+    job.signal(signal.SIGKILL)
+    assert not gone(members.values(), limit_s=60)
+    for name, objects in logs(folder).items():
+        assert "the launcher is gone; ending" in [each["event"] for each in objects], name
 
 
 @pytest.mark.slow

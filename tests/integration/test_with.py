@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import pytest
 
 from shardkeep.loop.around import trainers_of
 from shardkeep.run.folder import RunFolder
-from tests.support.cluster import Command, kill
+from tests.support.cluster import Command, Ended, kill
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -37,15 +38,40 @@ with shardkeep.connect(index=None if "RANK" in os.environ else 0, tables=[TableS
 """
 
 
+ASKING = """
+import os, torch, torch.distributed as dist
+import shardkeep
+from shardkeep import TableSpec
+from shardkeep.nn import EmbeddingBagCollection
+dist.init_process_group("gloo")
+with shardkeep.connect(tables=[TableSpec(name="item", dim=4)]) as client:
+    bags = EmbeddingBagCollection(client, {"item": "item"})
+    start = client.load(os.environ["FROM"])["step"] if "FROM" in os.environ else 0
+    stop = torch.tensor(0)
+    while client.step < start + int(os.environ["STEPS"]) and not stop:
+        bags({"item": torch.randint(0, 100, (8, 3))})["item"].square().sum().backward()
+        if client.step == 5 and client.rank == 0:
+            print("five", flush=True)
+        stop += client.stopping
+        dist.all_reduce(stop)
+    if stop:
+        client.checkpoint(client.step, {"step": client.step})
+    print(f"from {start} to {client.step}", flush=True)
+"""
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts `shardkeep with ... -- COMMAND`."""
     commands = []
     (tmp_path / "train.py").write_text(SCRIPT)
+    (tmp_path / "asking.py").write_text(ASKING)
 
-    def started(*command: str, steps: int = 20, options: tuple[str, ...] = ()) -> Command:
-        run = ("--run-dir", str(tmp_path / "run"))
-        commands.append(Command("with", *run, *options, "--", *command, cwd=tmp_path, env={"STEPS": str(steps)}))
+    def started(
+        *command: str, steps: int = 20, options: tuple[str, ...] = (), name: str = "run", **env: str
+    ) -> Command:
+        run = ("--run-dir", str(tmp_path / name))
+        commands.append(Command("with", *run, *options, "--", *command, cwd=tmp_path, env={"STEPS": str(steps), **env}))
         return commands[-1]
 
     yield started
@@ -90,6 +116,56 @@ def test_a_signal_reaches_the_command_and_all_processes_end(
     done = job.end(limit_s=60)
     assert done.code not in (0, 2) and len(running) == 2
     assert not any(server.is_running() for server in running)
+
+
+def stop(run: Path) -> Ended:
+    command = Command("stop", str(run))
+    try:
+        return command.end(limit_s=60)
+    finally:
+        command.kill()
+
+
+def test_a_loop_that_asks_writes_a_checkpoint_when_it_is_stopped_and_another_one_continues(
+    tmp_path: Path, start: Start
+) -> None:
+    torchrun = (*TORCHRUN, "--nproc-per-node", "2", "asking.py")
+    job = start(*torchrun, steps=10_000_000)
+    job.line("five", limit_s=60)
+    running = servers(tmp_path)
+    stopped = stop(tmp_path / "run")
+    done = job.end(limit_s=60)
+    assert done.code == 0, job.printed()
+    ends = re.findall(r"from 0 to (\d+)", done.out)
+    assert len(ends) == 2 and len({*ends}) == 1, "both trainers stop at one step"
+    (step, folder) = (ends[0], tmp_path / "run" / "checkpoints")
+    assert (stopped.code, stopped.err) == (0, "")
+    assert stopped.out.replace(",", "").splitlines() == [
+        f"stopped at step {step}: shardkeep stop",
+        f"checkpoint: step {step}",
+        f"to continue from step {step}: client.load('{folder}') before the loop's first step",
+    ]
+    summary = RunFolder(tmp_path / "run").summary() or {}
+    assert (summary["status"], summary["steps"]) == ("stopped", int(step))
+    assert summary["tables"][0]["rows"] > 0 and len(running) == 2
+    assert not any(server.is_running() for server in running)
+    again = start(*torchrun, name="again", FROM=str(folder)).end(limit_s=90)
+    assert again.code == 0 and f"from {step} to {int(step) + 20}" in again.out, again.err
+    assert (RunFolder(tmp_path / "again").summary() or {})["status"] == "completed"
+
+
+def test_a_loop_that_does_not_ask_ends_by_an_error_when_it_is_stopped(tmp_path: Path, start: Start) -> None:
+    job = start(sys.executable, "train.py", steps=10_000_000)
+    job.line("five", limit_s=60)
+    running = servers(tmp_path)
+    stopped = stop(tmp_path / "run")
+    done = job.end(limit_s=60)
+    assert done.code == 1 and done.err.rstrip().endswith("JobStopped: shardkeep stop"), done.err
+    what, no_checkpoint = stopped.out.splitlines()
+    assert (stopped.code, stopped.err) == (0, "") and re.fullmatch(r"stopped at step \d+: shardkeep stop", what)
+    assert no_checkpoint.startswith("nothing to resume from: no complete checkpoint in ")
+    assert (RunFolder(tmp_path / "run").summary() or {})["status"] == "stopped"
+    assert len(running) == 2 and not any(server.is_running() for server in running)
 
 
 @pytest.mark.parametrize(

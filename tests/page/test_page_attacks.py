@@ -44,12 +44,6 @@ MOST_GROWTH_BYTES = 150 << 20
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as cluster:
-        yield cluster
-
-
-@pytest.fixture
 def view(cluster: Cluster, tmp_path: Path) -> Iterator[View]:
     run = write_simulated_run(tmp_path / "run", Scene(restarted_server=1))
     (tmp_path / "secret-0.log").write_text("a secret beside the run")

@@ -9,7 +9,6 @@ import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -28,12 +27,6 @@ from tests.support.pages import PageAddress, viewed
 from tests.support.simulated_runs import Scene, write_simulated_run
 
 HOSTILE = '<script>alert("</script>&amp;\u2028'
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as cluster:
-        yield cluster
 
 
 @pytest.mark.processes

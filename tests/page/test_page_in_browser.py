@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.browser import NARROW, WIDE, Chromium, Look, Visit, chromium
+from tests.support.browser import NARROW, WIDE, Chromium, Look, Visit
 from tests.support.cluster import Cluster
 from tests.support.pages import DRAWN, LIVE, View, number, rows_of, tile, viewed
 from tests.support.simulated_runs import Scene, State, led, write_simulated_run
@@ -31,18 +31,6 @@ BADGES: dict[State, str] = {
 }
 LARGE: dict[str, Any] = {"servers": 8, "workers": 64}
 ALONE: dict[str, Any] = {"servers": 0, "workers": 1}
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Chromium]:
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as cluster:
-        yield cluster
 
 
 def current(**changes: Any) -> Scene:

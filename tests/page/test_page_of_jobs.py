@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from shardkeep.page.of_job import page_line
-from tests.support.browser import Chromium, chromium
+from tests.support.browser import Chromium
 from tests.support.cluster import Cluster, within
 from tests.support.configs import TINY
 from tests.support.pages import DRAWN, LIVE, PageAddress, number, rows_of, tile
@@ -24,18 +22,6 @@ WATCHED = {
     "telemetry": {"every_s": 0.5},
     "page": {"listen": "127.0.0.1:0"},
 }
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Chromium]:
-    with chromium() as browser:
-        yield browser
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as cluster:
-        yield cluster
 
 
 def test_the_page_follows_a_job_over_a_killed_server_and_a_killed_coordinator_to_its_end(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +17,6 @@ OPEN_KEYS = ("bytes", "train_bytes", "fp32_bytes", "wait_ms", "staleness", "sock
 """Mappings whose keys depend on the job."""
 HIDDEN = ("recovery", "profile")
 """Folders that no page reads."""
-
-
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    with Cluster(tmp_path) as cluster:
-        yield cluster
 
 
 def shape(value: Any) -> Any:

@@ -29,6 +29,21 @@ def is_address(text: str) -> bool:
     return "/" not in text
 
 
+def listen_setting(given: object, *words: str) -> object:
+    """What a setting says about where to listen: HOST:PORT, port 0 = any free one, or one of `words`.
+
+    Raises ValueError for another text. Other types are for pydantic to refuse; YAML reads `off` as false."""
+    if given is False and "off" in words:
+        return "off"
+    if isinstance(given, str) and given not in words:
+        try:
+            split_address(given, lowest_port=0)
+        except ConfigError:
+            allowed = "".join(f"{word}, " for word in words)
+            raise ValueError(f"allowed: {allowed}or HOST:PORT with a port of 0 to 65535") from None
+    return given
+
+
 def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

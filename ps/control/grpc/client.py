@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
@@ -39,6 +40,8 @@ from shardkeep.ps.control.versions import own_versions
 
 _log = EventLog("control")
 JOIN_WAIT_S = 2.0
+STOPPING_POLL_S = 0.05
+"""Seconds between two looks whether all workers have come, while the job stops."""
 LAST_TRY_S = 0.5
 """What a leave spends on a coordinator that has been silent for a lease already."""
 
@@ -235,9 +238,9 @@ class ControlClient:
                 return None
             raise
 
-    def meet(self, point: int, *, limit_s: float) -> None:
+    def meet(self, point: int, *, limit_s: float, stopping: bool = False) -> None:
         """Blocks until every worker has called this with `point` or a later one. Points grow from call to call; a
-        meeting outlives generations and coordinators.
+        meeting outlives generations and coordinators. `stopping`: it outlives the request to stop the job, too.
 
         Raises DeadlineExceeded, which names who did not come within `limit_s` seconds, and what `check` raises."""
         deadline = Deadline(limit_s)
@@ -249,10 +252,13 @@ class ControlClient:
             if reply.met:
                 return
             job = wire.job_from_pb(reply.job)
-            if (error := job.error()) is not None:
+            if stopping and job.state == "stopping":  # its coordinator lets no call wait
+                time.sleep(STOPPING_POLL_S)
+            elif (error := job.error()) is not None:
                 self._heartbeat.hear(job)
                 raise error
-            self.check()  # our own heartbeats may know more: a silent coordinator
+            else:
+                self.check()  # our own heartbeats may know more: a silent coordinator
             who = ", ".join(f"worker {index}" for index in reply.awaited)
             deadline.check(f"{who} to come to the same call")
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
-import socket
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 
-from shardkeep.base.errors import ConfigError, UserError
+from shardkeep.base.errors import UserError
 from shardkeep.inference.protocol import json_form
 from shardkeep.inference.protocol.status import Refusal, Status, invalid
 from shardkeep.inference.server.access import Access
 from shardkeep.inference.server.metrics import PrometheusMetrics
 from shardkeep.inference.server.service import Service
+from shardkeep.ps.control.grpc.listening import listening_socket
 
 try:
     import uvicorn
@@ -47,7 +47,7 @@ class HttpFront:
         """Listens. Raises ConfigError where it cannot."""
         self._service, self._access, self._metrics, self._most_bytes = service, access, metrics, most_bytes
         self._reader = json_form.RequestReader()
-        self._socket = _listen(host, port)
+        self._socket = listening_socket(host, port, backlog=_BACKLOG)
         self.port: int = self._socket.getsockname()[1]
         self._others = self._routes()
         config = uvicorn.Config(
@@ -206,21 +206,6 @@ class _Server(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # asyncio sets TCP_NODELAY only where the protocol is named; without it a reply waits 40 ms for an acknowledgement
-    made = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
-    try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((host, port))
-        made.listen(_BACKLOG)
-    except OSError as error:
-        made.close()
-        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    made.setblocking(False)
-    return made
 
 
 def _json(content: bytes, status: int = 200) -> Response:
