@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from shardkeep.compression.ledger import Ledger
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.control.telemetry import process_figures
-from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.step_counts import StepCounts
 from shardkeep.workers.telemetry import Telemetry
 from shardkeep.workers.timing.clock import PARTS
@@ -20,19 +19,38 @@ _VALUE_PARTS = ("values", "scales", "moments", "indices", "flush")
 Record = dict[str, Any]
 
 
+class DenseSums(Protocol):
+    """How dense gradients are summed over the workers."""
+
+    @property
+    def plain(self) -> bool:
+        """Whether they are not compressed."""
+        ...
+
+    @property
+    def plain_bytes(self) -> int:
+        """Bytes of a step without compression."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerFigures:
     """The figures of one worker since its process began. Any thread may ask for them.
 
     Attributes:
+        step: Returns the number of steps that the job has done.
+        generation: Returns the generation that the worker is in.
+        sums: Of dense gradients; None = the loop is the user's own, and so are these sums.
         metrics: The address of the process's metrics; None = there is none.
     """
 
     client: RowClient
-    tower: Tower
     telemetry: Telemetry
     counts: StepCounts
     ledger: Ledger
+    step: Callable[[], int]
+    generation: Callable[[], int]
+    sums: DenseSums | None
     metrics: str | None = None
 
     def figures(self) -> Record:
@@ -42,8 +60,8 @@ class WorkerFigures:
         client, watch, totals = self.client, self.telemetry.watch, self.ledger.totals()
         waits = {} if client.waits is None else dict(client.waits.seconds)
         return {
-            "generation": client.generation,
-            "step": self.tower.step,
+            "generation": self.generation(),
+            "step": self.step(),
             "samples": self.telemetry.samples,
             **self.counts.figures(),
             "train_s": watch.now(),
@@ -67,8 +85,9 @@ class WorkerFigures:
         each: of all rows of each step's batch, from the cache too, and of all gradients, selected or not. A step that
         was trained again counts once, and its retries as they were sent. Without compression and
         recoveries it equals `bytes`."""
-        sums = self.tower.sums
-        dense = sum(totals["tower"].values()) if sums.plain else self.counts.num_steps * sums.plain_bytes
+        dense, sums = sum(totals["tower"].values()), self.sums
+        if sums is not None and not sums.plain:
+            dense = self.counts.num_steps * sums.plain_bytes
         return {
             "pull": _without_values(totals["pull"]) + 4 * self.client.pulled_values,
             "push": _without_values(totals["push"]) + 4 * self.client.pushes.num_values,
@@ -86,12 +105,13 @@ def worker_record(now: Record, last: Record) -> Record:
     per_step = 1e3 / max(steps, 1)
     parts = {part: (now["step_s"][part] - last["step_s"][part]) * per_step for part in now["step_s"]}
     waits = {server: (s - last["wait_s"].get(server, 0.0)) * per_step for server, s in now["wait_s"].items()}
-    finite = steps > 0 and now["bad_losses"] == last["bad_losses"]
+    losses = now["losses"] - last["losses"]
+    finite = losses > 0 and now["bad_losses"] == last["bad_losses"]
     return {
         "generation": now["generation"],
         "step": now["step"],
         "samples": now["samples"],
-        "loss": round((now["loss_sum"] - last["loss_sum"]) / steps, 6) if finite else None,
+        "loss": round((now["loss_sum"] - last["loss_sum"]) / losses, 6) if finite else None,
         "samples_per_s": round((now["trained_samples"] - last["trained_samples"]) / seconds, 3),
         "steps": steps,
         "step_ms": _rounded({"total": sum(parts.values())} | parts),

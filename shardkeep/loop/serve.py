@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -32,6 +33,12 @@ CLOSE_S = 10.0
 TERMINATE_S = 2.0
 DEATH_S = 0.5
 """Seconds between a lost connection and the end of its process, at most."""
+
+
+def say_page(address: str) -> None:
+    """Prints the address of the page, as `shardkeep train` does. It has a token, so it goes to no log."""
+    with contextlib.suppress(OSError):  # stderr is full
+        print(f"{'page':<9} {address}", file=sys.stderr, flush=True)
 
 
 class Serving:
