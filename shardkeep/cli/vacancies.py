@@ -10,6 +10,7 @@ from shardkeep.ps.control.records import MemberStatus, Status
 from shardkeep.run.next_steps import member_command, resume_line, take_over_command
 from shardkeep.run.processes import LOOPBACK, lives_here, numbers_mean_the_same
 from shardkeep.run.reader import MetricsTail, RunReader
+from shardkeep.run.trend import step_text
 
 
 def awaited(status: Status, *, where: str, launched: bool | None) -> Iterator[str]:
@@ -84,7 +85,7 @@ def _last(folder: RunReader) -> Iterator[str]:
     for record in MetricsTail(folder.metrics_path):
         last = record if record.get("kind") == "progress" else last
     if last:
-        yield f"last known step: {last.get('step', 0):,}/{last.get('total_steps') or 0:,} at {last.get('time')}"
+        yield f"last known step: {step_text(last)} at {last.get('time')}"
 
 
 def _whereabouts(folder: RunReader) -> Iterator[str]:

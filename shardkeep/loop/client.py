@@ -21,7 +21,7 @@ from shardkeep.loop.metering import checked_report
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.workers.embeddings.bags import Bag, Pooled
 from shardkeep.workers.embeddings.lookup import Lookup, check_lookups
-from shardkeep.workers.summary import state_digest, table_totals
+from shardkeep.workers.summary import server_processes, state_digest, table_totals, worker_process
 
 B = TypeVar("B")
 
@@ -363,13 +363,16 @@ class EmbeddingClient:
         with self._calls.apart():
             self._rows.fence(self.step)
             servers = self._rows.admin.report(digest=digest)
+        return self._totals(servers) | ({"state_digest": state_digest(servers, b"")} if digest else {})
+
+    def _totals(self, servers: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "steps": self.step,
             "tables": table_totals(servers),
             "bytes": self._ledger.totals(),
             "staleness": {str(steps): times for steps, times in sorted(self._rows.staleness_seen.items())},
             "dropped_rows": self.dropped_rows,
-        } | ({"state_digest": state_digest(servers, b"")} if digest else {})
+        }
 
     def close(self) -> None:
         """Waits until the servers have applied all pushes, then leaves the job. A second call does nothing."""
@@ -397,16 +400,15 @@ class EmbeddingClient:
 
     def _close(self) -> None:
         """Waits until the servers have applied all pushes, and reports what the loop came to."""
-        control, meter = self._control, self._meter
-        summary = None
-        if control is not None and self.rank == 0:
-            summary = self.summary()
-        else:
-            self._rows.fence(self.step)
-        if meter is not None:
-            meter.end()
-        if control is not None and summary is not None:
-            control.report("summary", summary if meter is None else summary | meter.summary())
+        self._rows.fence(self.step)
+        servers = self._rows.admin.report(digest=False) if self._control is not None and not self.rank else []
+        own: dict[str, Any] = {}
+        if self._meter is not None:
+            self._meter.end()
+            own = self._meter.summary()
+        if self._control is not None and not self.rank:
+            processes = [*server_processes(servers), worker_process(self.rank, own.get("step_ms"))]
+            self._control.report("summary", self._totals(servers) | own | {"loop": True, "processes": processes})
 
     def _begin(self, samples: int) -> None:
         if self._meter is not None:

@@ -10,7 +10,7 @@ from statistics import fmean, median, pvariance
 from typing import Any, Literal
 
 from shardkeep.page.records import Record, RunRecords, number
-from shardkeep.page.sections import recoveries, worker_steps
+from shardkeep.page.sections import own_loop, recoveries, worker_steps
 
 NO_STEP_S = 60.0
 SILENT_S = 15.0
@@ -58,6 +58,11 @@ class Sight:
     checkpoints: Sequence[Record] = ()
 
     @property
+    def loop(self) -> bool:
+        """Whether the training loop is the user's own."""
+        return own_loop(self.config)
+
+    @property
     def running(self) -> bool:
         """Whether the job has processes."""
         return self.state in ("starting", "training", "recovering", "stopping", "forming")
@@ -73,8 +78,12 @@ def failed(sight: Sight) -> list[Warning]:
         return [Warning("bad", f"the job {sight.state}: {message}" if message else f"the job {sight.state}",
                         "The log of the process that ended first says why.", "members")]  # fmt: skip
     if sight.state == "gone":
-        return [Warning("bad", "no process of the job is left, and it wrote no summary",
-                        f"Resume it: shardkeep train --resume {sight.records.reader.path}", "members")]  # fmt: skip
+        advice = (
+            "Start the loop again."
+            if sight.loop
+            else f"Resume it: shardkeep train --resume {sight.records.reader.path}"
+        )
+        return [Warning("bad", "no process of the job is left, and it wrote no summary", advice, "members")]
     return []
 
 
@@ -133,7 +142,10 @@ def waits(sight: Sight) -> list[Warning]:
     else:
         text = f"{len(found)} workers wait up to {share:.0%} of their step for {slowest}".replace("%", " %")
         others = ""
-    return [Warning("warn", text + others, "Add a server, allow staleness, or compress pulls and pushes.", "steps")]
+    advice = "Add a server, allow staleness, or compress pulls and pushes."
+    if sight.loop:
+        advice = "Request rows ahead (client.ahead, prefetch), add a server, allow staleness, or compress."
+    return [Warning("warn", text + others, advice, "steps")]
 
 
 def slow_worker(sight: Sight) -> list[Warning]:
@@ -162,8 +174,9 @@ def waits_for_samples(sight: Sight) -> list[Warning]:
     share, index = max(shares, default=(0.0, 0))
     if share < DATA_SHARE:
         return []
+    advice = "check the disk, or " + ("read in more processes." if sight.loop else "convert the data once.")
     return [Warning("warn", f"worker {index} waits {100 * share:.0f} % of its step for samples",
-                    "Reading data is the bottleneck: check the disk, or convert the data once.", "steps")]  # fmt: skip
+                    f"Reading data is the bottleneck: {advice}", "steps")]  # fmt: skip
 
 
 def old_checkpoint(sight: Sight) -> list[Warning]:
@@ -175,8 +188,9 @@ def old_checkpoint(sight: Sight) -> list[Warning]:
     age = sight.now - times[-1]
     if age <= max(CHECKPOINT_S, CHECKPOINT_PERIODS * period):
         return []
+    where = "the calls of client.checkpoint" if sight.loop else "checkpoint.every_steps"
     return [Warning("warn", f"the newest checkpoint is {span(age)} old",
-                    "Work since then is lost if all processes die. Check the disk and checkpoint.every_steps.",
+                    f"Work since then is lost if all processes die. Check the disk and {where}.",
                     "checkpoints")]  # fmt: skip
 
 
@@ -192,8 +206,9 @@ def not_finite(sight: Sight) -> list[Warning]:
         told.append(f"{skipped:,} steps were skipped because their gradients were not finite")
     if not told:
         return []
+    remedy = "clip gradients" if sight.loop else "set train.clip_norm"
     return [Warning("bad", "; ".join(told),
-                    "The learning rate is too high, or the data hold extreme values. Lower lr, or set train.clip_norm.",
+                    f"The learning rate is too high, or the data hold extreme values. Lower lr, or {remedy}.",
                     "convergence")]  # fmt: skip
 
 
@@ -226,7 +241,7 @@ def worse_than_guessing(sight: Sight) -> list[Warning]:
     losses = [loss for _, loss in list(sight.records.losses)[-3:] if loss is not None]
     loss_name = ((sight.config.get("train") or {}).get("loss") or {}).get("name")
     step = sight.records.losses[-1][0] if sight.records.losses else 0
-    if loss_name != "bce" or not losses or step < 100 or fmean(losses) <= math.log(2) * 1.02:
+    if sight.loop or loss_name != "bce" or not losses or step < 100 or fmean(losses) <= math.log(2) * 1.02:
         return []
     text = f"after {step:,} steps the loss is {fmean(losses):.3f}; a constant prediction of 0.5 has 0.693"
     return [Warning("bad", text, "The learning rate is probably too high, or labels and features do not match.",
@@ -266,19 +281,23 @@ def falling_auc(sight: Sight) -> list[Warning]:
     if best > len(aucs) - 3 or aucs[best][1] - aucs[-1][1] < AUC_DROP:
         return []
     text = f"AUC falls: {aucs[best][1]:.4f} at step {aucs[best][0]:,}, {aucs[-1][1]:.4f} at step {aucs[-1][0]:,}"
-    return [Warning("warn", text, "The model overfits, or the learning rate is too high. Set train.early_stopping.",
-                    "convergence")]  # fmt: skip
+    remedy = "Stop earlier." if sight.loop else "Set train.early_stopping."
+    return [Warning("warn", text, f"The model overfits, or the learning rate is too high. {remedy}", "convergence")]
 
 
 def slower(sight: Sight) -> list[Warning]:
     """A speed far below the usual one of this job."""
-    rates = [rate for *_, rate in sight.records.training.rows if rate]
+    rows = sight.records.training.rows
+    counted, unit = ([row[at] for row in rows] for at in (4, 5)), "samples"
+    rates, steps = ([rate for rate in found if rate] for found in counted)
+    if not rates:
+        rates, unit = steps, "steps"
     if sight.state != "training" or len(rates) < 9:
         return []
     usual, now = median(rates[1:-3]), median(rates[-3:])
     if now >= SPEED_SHARE * usual:
         return []
-    return [Warning("warn", f"the speed fell from {usual:,.0f} to {now:,.0f} samples/s",
+    return [Warning("warn", f"the speed fell from {usual:,.0f} to {now:,.0f} {unit}/s",
                     "Where a step goes shows which part grew.", "steps")]  # fmt: skip
 
 

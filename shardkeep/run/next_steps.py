@@ -42,7 +42,12 @@ def resume_line(path: Path) -> str:
         config = load_config(run / "config.yaml")
         if not (checkpoints := checkpoints_of(config, run)).complete():
             return f"nothing to resume from: no complete checkpoint in {checkpoints.folder}"
-        step = newest(config, run).step
+        found = newest(config, run)
+        step = found.step
+        if found.facts.get("loop"):
+            return (
+                f"to continue from step {step:,}: client.load({str(checkpoints.folder)!r}) before the loop's first step"
+            )
     except (ShardkeepError, OSError) as error:
         return f"nothing to resume from: {error}"
     by_hand = RunReader(run).coordinator_command()

@@ -6,6 +6,7 @@ const TABLE_POINTS = 12;
 const figures = new Map();
 
 const X = {
+  step: { name: "steps", text: short, long: (v) => `${integer(v)} steps` },
   samples: { name: "samples trained", text: short, long: (v) => `${integer(v)} samples` },
   bytes: { name: "bytes sent for training", text: bytes, long: bytes },
   time: { name: "time since the start", text: duration, long: duration },

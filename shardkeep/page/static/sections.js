@@ -16,6 +16,11 @@ const STEP_PARTS = {
   push: ["push", "encodes row gradients and sends them"],
   other: ["other", "everything else"],
 };
+const LOOP_PARTS = {
+  data: "waits for the next batch, in client.ahead",
+  lookup: "finds the unique ids, and makes tensors of the rows",
+  other: "your loop: samples, model and optimizer",
+};
 const DIRECTION_NAMES = { push: "push", pull: "pull", tower: "tower", read: "evaluation", control: "control" };
 const SECTION_NAMES = { steps: "where a step goes", convergence: "convergence", members: "members", checkpoints: "checkpoints" };
 const ENDED = ["completed", "failed", "stopped", "killed", "gone"];
@@ -36,14 +41,17 @@ export function overview(run) {
   const saved = o.fp32_bytes > 1.05 * o.bytes ? o.fp32_bytes / o.bytes : null;
   const left = ended(run)
     ? tile("Time taken", duration(o.wall_s), "", "wall time of all starts, with start-up and evaluations")
+    : o.loop ? tile("Time so far", duration(o.newest == null ? null : o.newest - o.began), "", "since the job began; only your loop knows its last step")
     : tile("Time left", o.left_s == null ? "–" : duration(o.left_s), "", o.left_s == null ? "known after a few steps" : `to the last step, at the speed of the last two minutes; done at about ${clock(Date.now() / 1000 + o.left_s)}`);
   return [
     h("dl.tiles",
       tile("Step", integer(o.step), o.total_steps ? `of ${integer(o.total_steps)}` : "", share == null ? "batches trained" : `batches trained: ${percent(share)}`, share == null ? null : bar(share)),
-      tile("Speed", integer(o.samples_per_s), "samples/s", ended(run) ? "mean over the run, all workers together" : "all workers together, since the last record"),
+      o.samples_per_s == null && o.steps_per_s != null
+        ? tile("Speed", decimal(o.steps_per_s, 1), "steps/s", ended(run) ? "mean over the run" : "since the last record")
+        : tile("Speed", integer(o.samples_per_s), "samples/s", ended(run) ? "mean over the run, all workers together" : "all workers together, since the last record"),
       left,
-      tile("Loss", decimal(o.loss), "", "training loss of worker 0 since its last record; lower is better"),
-      tile(main ? main.name : "Evaluation", main ? decimal(main.value) : "–", "", main ? `last evaluation${o.best_auc != null && main.key === "auc" ? `; the best possible is ${decimal(o.best_auc)}` : ""}${main.key === "auc" ? "; 0.5 is guessing, 1 is perfect" : ""}` : "no evaluation yet"),
+      tile("Loss", decimal(o.loss), "", o.loop && o.loss == null ? "shown once your loop calls client.report(loss=...)" : "training loss of worker 0 since its last record; lower is better"),
+      tile(main ? main.name : "Evaluation", main ? decimal(main.value) : "–", "", main ? `last evaluation${o.best_auc != null && main.key === "auc" ? `; the best possible is ${decimal(o.best_auc)}` : ""}${main.key === "auc" ? "; 0.5 is guessing, 1 is perfect" : ""}` : o.loop ? "shown once your loop calls client.report(eval={...})" : "no evaluation yet"),
       tile(o.servers === 0 ? "Messages" : "Sent for training", bytes(o.bytes), "", o.servers === 0 ? "one process sends nothing; this is what pulls and pushes would take" : o.bytes ? `pulls, pushes and dense gradients${trained ? `: ${bytes(trained)} a sample` : ""}` : "counted by the workers' records"),
       saved ? tile("Compression", `${decimal(saved, 1)} ×`, "", `less than the ${bytes(o.fp32_bytes)} of fp32 without compression`) : null,
       tile("Recoveries", integer(o.recoveries), "", o.state === "recovering" ? "before the one that is under way" : o.recoveries ? "times a process was lost and training continued" : "no process was lost"),
@@ -58,27 +66,34 @@ export function warnings(run) {
   return [h("ul.warnings", run.warnings.map((w) => h(`li.${w.level}`, h("span.level", words[w.level]), " ", h("strong", w.text), " ", h("span.advice", w.advice, " ", w.about ? h("a", { href: `#${w.about}` }, `See ${SECTION_NAMES[w.about] ?? w.about}.`) : null))))];
 }
 
+// A loop of the user's own may not say how many samples a step has: then steps take their place.
+const inSteps = (runs) => runs.some((run) => run.curves.training.rows.length) && runs.every((run) => run.curves.training.rows.every((row) => row[2] == null));
+const axisOf = (runs, view) => (view.axis === "samples" || view.axis === "step" ? (inSteps(runs) ? "step" : "samples") : view.axis);
+
 export function convergence(run, view) {
   const { curves } = run;
   const from = run.overview.began ?? 0;
-  const axis = view.axis;
+  const axis = axisOf([run], view);
   const counted = curves.training.rows.some((row) => row[3] != null);
-  const radios = [["samples", "samples"], ["bytes", "bytes sent"], ["time", "time"]].map(([key, name]) => h("label",
+  const radios = [inSteps([run]) ? ["step", "steps"] : ["samples", "samples"], ["bytes", "bytes sent"], ["time", "time"]].map(([key, name]) => h("label",
     h("input", { type: "radio", name: "axis", value: key, checked: key === axis, "data-key": `axis ${key}`, onchange: () => view.choose(key) }), name));
   const names = curves.evaluation.columns.slice(4);
   const main = names.filter((name) => name.split("/")[0] === "auc");
   const shown = main.length ? main : names.slice(0, 1);
   const others = names.filter((name) => ["logloss", "mse", "rmse", "mae"].includes(name.split("/")[0]));
-  const line = (curve, name, label) => ({ name: label, points: points(curve, axis, name, from) });
+  const { loop } = run.overview;
+  const line = (curve, name, label) => ({ name: label, points: points(curve, axis, name, from).filter(([, y]) => !loop || y != null) });
   const label = (name) => curves.evaluation.names[names.indexOf(name)];
   return [
     h("fieldset.choice", h("legend", "Horizontal axis"), radios),
     axis === "bytes" && !counted ? h("p.about", "Nobody has counted the bytes of this run over time, so there are no points.") : null,
     h("div.plots",
-      plot("loss", { title: "Training loss", about: "Loss of worker 0 on the samples it trains on, mean since the record before.", axis, unit: "loss", lines: [line(curves.training, "loss", "training loss")] }),
-      plot("quality", { title: shown.length ? `Evaluation: ${label(shown[0])}` : "Evaluation", about: "On samples that are not trained on. Higher AUC is better.", axis, unit: shown.length ? label(shown[0]) : "", lines: shown.slice(0, 6).map((name) => line(curves.evaluation, name, label(name))), limit: curves.best_auc == null || !main.length ? null : { name: "best possible", value: curves.best_auc } }),
+      plot("loss", { title: "Training loss", about: loop && !curves.training.rows.some((row) => row[4] != null) ? "Your loop reports it by client.report(loss=...)." : "Loss of worker 0 on the samples it trains on, mean since the record before.", axis, unit: "loss", lines: [line(curves.training, "loss", "training loss")] }),
+      plot("quality", { title: shown.length ? `Evaluation: ${label(shown[0])}` : "Evaluation", about: loop && !names.length ? "Your loop reports it by client.report(eval={...})." : "On samples that are not trained on. Higher AUC is better.", axis, unit: shown.length ? label(shown[0]) : "", lines: shown.slice(0, 6).map((name) => line(curves.evaluation, name, label(name))), limit: curves.best_auc == null || !main.length ? null : { name: "best possible", value: curves.best_auc } }),
       others.length ? plot("evaluation loss", { title: `Evaluation: ${label(others[0])}`, about: "On samples that are not trained on. Lower is better.", axis, unit: label(others[0]), lines: others.slice(0, 6).map((name) => line(curves.evaluation, name, label(name))) }) : null,
-      plot("speed", { title: "Speed", about: "Samples a second, all workers together. Gaps are evaluations and recoveries.", axis, unit: "samples/s", digits: 0, lines: [line(curves.training, "samples_per_s", "samples/s")] }),
+      inSteps([run])
+        ? plot("speed", { title: "Speed", about: "Steps a second. Gaps are evaluations and recoveries.", axis, unit: "steps/s", digits: 1, lines: [line(curves.training, "steps_per_s", "steps/s")] })
+        : plot("speed", { title: "Speed", about: "Samples a second, all workers together. Gaps are evaluations and recoveries.", axis, unit: "samples/s", digits: 0, lines: [line(curves.training, "samples_per_s", "samples/s")] }),
     ),
   ];
 }
@@ -93,14 +108,16 @@ export function steps(run) {
   const waits = (row) => Object.entries(row.waits).sort((a, b) => b[1] - a[1]).slice(0, 2).map(([who, ms]) => `${who}: ${milliseconds(ms)}`).join(", ") || (row.parts.pull_wait ? milliseconds(row.parts.pull_wait) : "–");
   const rows = run.steps.map((row) => ({ ...row, mark: run.steps.length > 1 && row.ratio > 1.4 ? "slow" : null }));
   const alone = run.steps.length === 1;
+  const { loop } = run.overview;
+  const about = (part) => (loop ? LOOP_PARTS[part] : null) ?? STEP_PARTS[part][1];
   return [
-    h("p", alone ? "Mean time of a step, by part. " : "Mean time of a step, by part, of each worker. The worker whose own work takes longest is the first: the others wait for it in tower reduce. ", "Own work is the step without pull wait and tower reduce."),
-    h("ul.legend", means.map(([part, ms]) => h("li", { title: STEP_PARTS[part][1] }, h(`span.swatch.part-${part}`), h("b", STEP_PARTS[part][0]), ` ${milliseconds(ms)}, ${percent(ms / total)}`, h("span.about", STEP_PARTS[part][1])))),
+    h("p", alone ? "Mean time of a step, by part. " : `Mean time of a step, by part, of each worker. The worker whose own work takes longest is the first: the others wait for it${loop ? "" : " in tower reduce"}. `, loop ? "Own work is the step without pull wait. A step ends with apply." : "Own work is the step without pull wait and tower reduce."),
+    h("ul.legend", means.map(([part, ms]) => h("li", { title: about(part) }, h(`span.swatch.part-${part}`), h("b", STEP_PARTS[part][0]), ` ${milliseconds(ms)}, ${percent(ms / total)}`, h("span.about", about(part))))),
     table("steps", "Time of a step by worker, slowest own work first", [
       { name: "worker", text: (row) => `worker ${row.index}` },
       { name: "parts of a step", text: strip },
       { name: "step", num: true, text: (row) => milliseconds(row.total) },
-      { name: "own work", num: true, note: "the step without pull wait and tower reduce", text: (row) => (row.mark ? h("b", milliseconds(row.own)) : milliseconds(row.own)) },
+      { name: "own work", num: true, note: `the step without pull wait${loop ? "" : " and tower reduce"}`, text: (row) => (row.mark ? h("b", milliseconds(row.own)) : milliseconds(row.own)) },
       { name: "beside the others", note: "own work, divided by the median of the other workers", num: true, text: (row) => (alone ? "–" : `${decimal(row.ratio, 2)} ×`) },
       { name: "waits for servers", text: (row) => h("span.line", waits(row)) },
     ], rows, { most: 8, of: "workers" }),
@@ -229,9 +246,9 @@ const hurt = (spans) => (spans.some((span) => span.end === "died" || span.end ==
 const event = (mark) => h(`li.${mark.kind}`, h("time", clock(mark.at)), " ", mark.text);
 
 export function checkpoints(run) {
-  if (!run.checkpoints.length) return [h("p.empty", "There is no checkpoint yet. The setting checkpoint.every_steps says how often one is written.")];
+  if (!run.checkpoints.length) return [h("p.empty", run.overview.loop ? "There is no checkpoint yet. Your loop writes one by client.checkpoint." : "There is no checkpoint yet. The setting checkpoint.every_steps says how often one is written.")];
   return [
-    h("p", `${run.checkpoints.length} complete ${run.checkpoints.length === 1 ? "checkpoint is" : "checkpoints are"} kept. A job that dies resumes from the newest one.`),
+    h("p", `${run.checkpoints.length} complete ${run.checkpoints.length === 1 ? "checkpoint is" : "checkpoints are"} kept. ${run.overview.loop ? "Trainers that are started again resume" : "A job that dies resumes"} from the newest one.`),
     table("checkpoints", "Checkpoints, newest first", [
       { name: "step", text: (c) => integer(c.step) },
       { name: "written", text: (c) => h("span.line", clock(c.at), ended(run) ? null : [", ", ago(c.at)]) },
@@ -275,7 +292,7 @@ export function compare(runs, view) {
   const settings = runs.map((run) => new Map(run.config.changed ?? []));
   const keys = [...new Set(settings.flatMap((one) => [...one.keys()]))].filter((key) => key !== "name" && new Set(settings.map((one) => one.get(key))).size > 1);
   const columns = () => [{ name: "", text: (row) => row[0] }, ...runs.map((run, at) => ({ name: h("span", h(`span.swatch.line-${at % 6 + 1}`), run.name), num: true, text: (row) => row[1](run, at) }))];
-  const axis = view.axis;
+  const axis = axisOf(runs, view);
   const lines = (pick) => runs.slice(0, 6).map((run, at) => ({ name: run.name, points: pick(run), color: `--line-${at + 1}` }));
   const main = metrics.some(([key]) => key === "auc") ? "auc" : metrics[0]?.[0];
   return [
