@@ -6,6 +6,7 @@ It knows no ids and no rows. A loop without telemetry has none: its calls are ba
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -65,10 +66,11 @@ class LoopMeter:
         samples: int,
         generation: Callable[[], int],
         metrics: str | None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._rows = rows
         self._trainers = config.workers
-        self._watch = Stopwatch()
+        self._watch = Stopwatch(clock)
         self._step = _OpenStep()
         self._between = contextlib.ExitStack()  # holds the time that belongs to no step
         self._paused = False
