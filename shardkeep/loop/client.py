@@ -122,7 +122,7 @@ class EmbeddingClient:
             run_dir: New folder for logs and summary.json; None = a temporary one, kept only if the servers fail.
             restarts: Deaths of one process in a row, without a step, that are survived; 0 = none, and no journal.
             settings: Sections `metrics`, `page` and `telemetry` of a job's config: {"page": {"listen": "off"}}.
-            quiet: Does not print the address of the page, which `page` has, on stderr.
+            quiet: Prints nothing. Otherwise, stderr has the address of the page, which is also the client's `page`.
 
         Raises:
             UserError: A setting is wrong.
@@ -136,9 +136,9 @@ class EmbeddingClient:
         config = loop_config(servers, seed, consistency, compression, restarts, settings)
         tables = checked_tables(tables, config)
         with server_processes(config, tables, run_dir) as serving:
+            if config.page.on and not quiet:
+                say_page(serving.run)
             with cls(join(member_of(serving.run, 0, JOIN_S), tables, JOIN_S)) as client:
-                if client.page is not None and not quiet:
-                    say_page(client.page)
                 yield client
             serving.wait(CLOSE_S)
 

@@ -22,6 +22,7 @@ from shardkeep.launch.processes import JobProcesses
 from shardkeep.launch.replacing import Replacing
 from shardkeep.launch.role_starts import RoleStarts
 from shardkeep.launch.silence import watch_silence
+from shardkeep.page.of_job import page_line
 from shardkeep.ps.config import TableSpec
 from shardkeep.roles.kernel_needs import needed_kernels
 from shardkeep.run.folder import RunFolder
@@ -35,10 +36,12 @@ DEATH_S = 0.5
 """Seconds between a lost connection and the end of its process, at most."""
 
 
-def say_page(address: str) -> None:
-    """Prints the address of the page, as `shardkeep train` does. It has a token, so it goes to no log."""
-    with contextlib.suppress(OSError):  # stderr is full
-        print(f"{'page':<9} {address}", file=sys.stderr, flush=True)
+def say_page(run: Path) -> None:
+    """Prints the address of the page of a run, if it has one, as `shardkeep train` does. The address has a token, so it
+    goes to no log."""
+    if (address := page_line(run)) is not None:
+        with contextlib.suppress(OSError):  # stderr is full
+            print(f"{'page':<9} {address}", file=sys.stderr, flush=True)
 
 
 class Serving:

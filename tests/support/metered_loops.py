@@ -7,7 +7,7 @@ from typing import Any
 
 from shardkeep import EmbeddingClient, TableSpec
 from shardkeep.compression.config import CompressionConfig
-from shardkeep.loop.joining import join_local, loop_config
+from shardkeep.loop.joining import Joined, join_local, loop_config
 from shardkeep.loop.metering import LoopMeter
 
 
@@ -68,4 +68,5 @@ def metered_client(
         metrics=None,
         clock=clock,
     )
-    return EmbeddingClient(joined._replace(meter=meter)), records, clock
+    metered = Joined(joined.rows, joined.ledger, joined.ending, joined.saving, meter=meter)
+    return EmbeddingClient(metered), records, clock
