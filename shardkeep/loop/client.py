@@ -122,13 +122,13 @@ class EmbeddingClient:
             run_dir: New folder for logs and summary.json; None = a temporary one, kept only if the servers fail.
             restarts: Deaths of one process in a row, without a step, that are survived; 0 = none, and no journal.
             settings: Sections `metrics`, `page` and `telemetry` of a job's config: {"page": {"listen": "off"}}.
-            quiet: Prints nothing. Otherwise, stderr has the address of the page, which is also the client's `page`.
+            quiet: Prints nothing. Otherwise stderr has the addresses of page and metrics. `client.page` has the first.
 
         Raises:
             UserError: A setting is wrong.
             JobError: A process died and was not replaced. The text names the process and the folder of its log.
         """
-        from shardkeep.loop.serve import CLOSE_S, say_page, server_processes
+        from shardkeep.loop.serve import CLOSE_S, say_addresses, server_processes
 
         for name, given, least in (("servers", servers, 1), ("restarts", restarts, 0)):
             if given < least:
@@ -136,8 +136,8 @@ class EmbeddingClient:
         config = loop_config(servers, seed, consistency, compression, restarts, settings)
         tables = checked_tables(tables, config)
         with server_processes(config, tables, run_dir) as serving:
-            if config.page.on and not quiet:
-                say_page(serving.run)
+            if not quiet:
+                say_addresses(config, serving.run)
             with cls(join(member_of(serving.run, 0, JOIN_S), tables, JOIN_S)) as client:
                 yield client
             serving.wait(CLOSE_S)

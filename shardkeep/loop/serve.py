@@ -26,6 +26,7 @@ from shardkeep.page.of_job import page_line
 from shardkeep.ps.config import TableSpec
 from shardkeep.roles.kernel_needs import needed_kernels
 from shardkeep.run.folder import RunFolder
+from shardkeep.run.newest_records import newest_of_kind
 
 _log = EventLog("custom")
 POLL_S = 0.05
@@ -36,12 +37,22 @@ DEATH_S = 0.5
 """Seconds between a lost connection and the end of its process, at most."""
 
 
-def say_page(run: Path) -> None:
-    """Prints the address of the page of a run, if it has one, as `shardkeep train` does. The address has a token, so it
-    goes to no log."""
-    if (address := page_line(run)) is not None:
-        with contextlib.suppress(OSError):  # stderr is full
-            print(f"{'page':<9} {address}", file=sys.stderr, flush=True)
+def addresses(config: JobConfig, run: Path) -> Iterator[tuple[str, str]]:
+    """Yields what a person needs to watch a job that runs: the name and the text of a line. The address of the page has
+    a token, so it goes to no log."""
+    if config.page.on and (address := page_line(run)) is not None:
+        yield "page", address
+    if config.metrics.on:
+        found = newest_of_kind(run / "metrics.jsonl", "phase")
+        if found.get("phase") == "metrics":
+            yield "metrics", str(found["text"])
+
+
+def say_addresses(config: JobConfig, run: Path) -> None:
+    """Prints them on stderr, as `shardkeep train` does."""
+    with contextlib.suppress(OSError):  # stderr is full
+        for name, text in addresses(config, run):
+            print(f"{name:<9} {text}", file=sys.stderr, flush=True)
 
 
 class Serving:
