@@ -131,7 +131,7 @@ def test_the_parts_of_a_step_are_those_of_the_clients_calls(start: Start) -> Non
         client.apply(rows)
     record = ended(client, records)
     assert record["step_ms"]["data"] == pytest.approx(500.0) and record["step_ms"]["other"] == pytest.approx(250.0)
-    assert record["step_ms"]["total"] == pytest.approx(750.0), "a test's clock stands still in the client's calls"
+    assert record["step_ms"]["total"] == pytest.approx(750.0), "no time passes in the client's calls"
 
 
 def test_an_evaluation_between_two_steps_belongs_to_none(start: Start) -> None:
