@@ -388,6 +388,8 @@ class EmbeddingClient:
             return
         if error is not None:
             self._open = False
+            if self._meter is not None:
+                self._meter.end()
             self._ending.__exit__(kind, error, trace)
             return
         with self._ending:

@@ -27,20 +27,24 @@ def last_start(records: RunRecords) -> Record:
 def overview(records: RunRecords, state: str, config: Mapping[str, Any]) -> Record:
     """The figures of the head of the page."""
     summary, progress = last_start(records), records.progress
-    step = number(summary.get("steps")) if summary else number(progress.get("step"))
+    ended = bool(summary)
+
+    def last(key: str, of_summary: str = "") -> float | int | None:
+        """A figure of the summary. A job that failed has none: then that of the last progress."""
+        return (number(summary.get(of_summary or key)) if ended else None) or number(progress.get(key))
+
     evaluation = summary.get("eval") or (records.evaluations[-1] if records.evaluations else {})
     spent = bytes_of(records)
-    ended = bool(summary)
     return {
         "state": state,
         "message": str(summary.get("message") or ""),
         "name": str(config.get("name") or records.reader.path.name),
-        "step": step,
+        "step": last("step", "steps"),
         "total_steps": number(progress.get("total_steps")),
         "epoch": number(progress.get("epoch")),
-        "samples": number(summary.get("samples") if ended else progress.get("samples")) or None,
-        "samples_per_s": number(summary.get("samples_per_s") if ended else progress.get("samples_per_s")) or None,
-        "steps_per_s": steps_per_s(summary if ended else progress),
+        "samples": last("samples") or None,
+        "samples_per_s": last("samples_per_s") or None,
+        "steps_per_s": (steps_per_s(summary) if ended else None) or steps_per_s(progress),
         "loss": number(progress.get("loss")),
         "began": records.first,
         "wall_s": number(summary.get("wall_s")) if ended else None,
