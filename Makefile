@@ -24,7 +24,7 @@ coverage: $(STAMP)
 	@scripts/coverage $(PARALLEL) $(PYTEST)
 
 chaos: $(LOOPS)
-	@$(BIN)/python -m pytest tests/integration/test_chaos.py tests/integration/test_chaos_system.py -m "chaos or not chaos"
+	@RANDOM_KILLS=200 $(BIN)/python -m pytest tests/integration/test_chaos.py tests/integration/test_chaos_system.py -m "chaos or not chaos"
 	@LOOP_KILLS=50 $(BIN)/python -m pytest tests/integration/test_loop_recovery.py -m "chaos"
 
 check: $(STAMP)

@@ -23,16 +23,16 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import harness
+from live_job import LiveJob
 
 TARGET = 0.99
-SETTLE_S, START_S = 3.0, 240.0
+SETTLE_S = 3.0
 ADDRESS = re.compile(r"http://([\d.]+):(\d+)/\?token=(\w+)")
 JOB: dict[str, Any] = {
     "name": "watched",
@@ -50,88 +50,27 @@ TARGETS = ("/", "/events", "/state", "/logs/server/0", "/logs/../../config.yaml"
 GARBAGE = (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"GET / HTTP/9\r\n\r\n", b"\x00" * 4096, b"GET / HTTP/1.1\r\nA: ")
 
 
-class Job:
-    """A job that trains, with its page. Use in a `with`."""
-
-    def __init__(self, folder: Path) -> None:
-        import psutil
-        import yaml
-
-        self.run = folder / "run"
-        (folder / "job.yaml").write_text(yaml.safe_dump(JOB))
-        path = os.pathsep.join(filter(None, [str(Path(__file__).resolve().parents[1]), os.environ.get("PYTHONPATH")]))
-        self._lines: list[str] = []
-        self._child = subprocess.Popen(
-            [sys.executable, "-m", "shardkeep", "train", str(folder / "job.yaml"), "--run-dir", str(self.run)],
-            env={**os.environ, "PYTHONPATH": path},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        threading.Thread(target=self._read, daemon=True).start()
-        try:
-            deadline = time.monotonic() + START_S
-            while self.steps() < 50 or self._address() is None:
-                if self._child.poll() is not None or time.monotonic() > deadline:
-                    raise RuntimeError(f"no job with a page after {START_S} s:\n{''.join(self._lines[-20:])}")
-                time.sleep(0.5)
-        except BaseException:
-            self.close()
-            raise
-        found = self._address()
-        assert found is not None
-        self.host, self.port, self.token = found[1], int(found[2]), found[3]
-        self.coordinator = psutil.Process(json.loads((self.run / "coordinator.json").read_text())["pid"])
-
-    def __enter__(self) -> Job:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._child.send_signal(signal.SIGINT)
-        try:
-            self._child.wait(60)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
-
-    def steps(self) -> int:
-        """Steps that are done, by the last record."""
-        with contextlib.suppress(FileNotFoundError):
-            for line in reversed((self.run / "metrics.jsonl").read_text().splitlines()):
-                if '"kind": "progress"' in line:
-                    return int(json.loads(line)["step"])
-        return 0
-
-    def reported(self) -> list[tuple[float, int]]:
-        """Time and step of each record of progress."""
-        from datetime import datetime
-
-        records = map(json.loads, (self.run / "metrics.jsonl").read_text().splitlines())
-        progress = [r for r in records if r["kind"] == "progress"]
-        return [(datetime.fromisoformat(r["time"]).timestamp(), r["step"]) for r in progress]
-
-    def _read(self) -> None:
-        assert self._child.stdout is not None
-        self._lines.extend(self._child.stdout)
-
-    def _address(self) -> re.Match[str] | None:
-        return ADDRESS.search("".join(self._lines))
+def _has_page(job: LiveJob) -> bool:
+    return _address(job) is not None
 
 
-def watched(job: Job, kind: str, seconds: float, *, streams: int, rate: float) -> harness.Figures:
+def _address(job: LiveJob) -> re.Match[str] | None:
+    return ADDRESS.search(job.printed())
+
+
+def watched(job: LiveJob, kind: str, seconds: float, *, streams: int, rate: float) -> harness.Figures:
     """The job's figures while clients of a kind load its page."""
+    import psutil
+
+    coordinator = psutil.Process(job.pids()["coordinator 0"])
     with clients(job, kind, streams=streams, rate=rate) as (replies, theirs):
         time.sleep(SETTLE_S)
-        cpu, their_cpu, began = _cpu_s(job.coordinator), _cpu_s(theirs), time.time()
+        cpu, their_cpu, began = _cpu_s(coordinator), _cpu_s(theirs), time.time()
         time.sleep(seconds)
-        ended, cpu, their_cpu = time.time(), _cpu_s(job.coordinator) - cpu, _cpu_s(theirs) - their_cpu
-        memory = job.coordinator.memory_info().rss
-    inside = [(at, step) for at, step in job.reported() if began <= at <= ended]
-    (first, before), (last, after) = inside[0], inside[-1]
-    figures = {"steps_per_s": (after - before) / (last - first), "coordinator_cpu": cpu / (ended - began)}
+        ended, cpu, their_cpu = time.time(), _cpu_s(coordinator) - cpu, _cpu_s(theirs) - their_cpu
+        memory = coordinator.memory_info().rss
+    steps, steps_s = job.steps_between(began, ended)
+    figures = {"steps_per_s": steps / steps_s, "coordinator_cpu": cpu / (ended - began)}
     figures["clients_cpu"] = their_cpu / (ended - began)
     return figures | {"coordinator_mb": memory / 1e6, **replies}
 
@@ -141,7 +80,7 @@ def _cpu_s(process: Any) -> float:
 
 
 @contextlib.contextmanager
-def clients(job: Job, kind: str, *, streams: int, rate: float) -> Iterator[tuple[dict[str, float], Any]]:
+def clients(job: LiveJob, kind: str, *, streams: int, rate: float) -> Iterator[tuple[dict[str, float], Any]]:
     """Runs the clients in a process of their own, which is yielded, too. At the end, the mapping has their replies by
     status."""
     import psutil
@@ -151,7 +90,9 @@ def clients(job: Job, kind: str, *, streams: int, rate: float) -> Iterator[tuple
         yield replies, None
         return
     command = [sys.executable, __file__, "--load", kind, "--streams", str(streams), "--rate", str(rate)]
-    address = {"PAGE": f"{job.host} {job.port} {job.token}"}
+    found = _address(job)
+    assert found is not None
+    address = {"PAGE": " ".join(found.groups())}
     child = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, **address})
     try:
         yield replies, psutil.Process(child.pid)
@@ -225,7 +166,7 @@ def main() -> None:
         return
     options = harness.parse(parser)
     kinds = ("nobody", "viewers", "strangers")
-    with tempfile.TemporaryDirectory() as folder, Job(Path(folder)) as job:
+    with tempfile.TemporaryDirectory() as folder, LiveJob(Path(folder), JOB, ready=_has_page) as job:
         contestants: dict[str, harness.Contestant] = {
             kind: lambda seconds, kind=kind: watched(  # type: ignore[misc]
                 job, kind, max(seconds, 3.0), streams=options.streams, rate=options.rate

@@ -435,6 +435,9 @@ class TelemetryConfig(Settings):
     every_s: float = Field(5.0, ge=0.0, le=DAY_S)
     """Seconds between two records of a process; 0 = no records. Large jobs write fewer: all processes together write at
     most 10 a second."""
+    max_bytes: int = Field(64_000_000, ge=1_000_000)
+    """Size of the file. When it is almost full, older records of a process are merged, so that each covers a longer
+    time; the newest quarter stays as it is."""
 
 
 class LivenessConfig(Settings):

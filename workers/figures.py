@@ -4,33 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from shardkeep.compression.ledger import Ledger
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.control.telemetry import process_figures
+from shardkeep.workers.fp32_bytes import DenseSums, fp32_bytes
 from shardkeep.workers.step_counts import StepCounts
 from shardkeep.workers.telemetry import Telemetry
 from shardkeep.workers.timing.clock import PARTS
 
-_VALUE_PARTS = ("values", "scales", "moments", "indices", "flush")
-"""Parts of the ledger that fp32 without selection has not, or has in another size."""
-
 Record = dict[str, Any]
-
-
-class DenseSums(Protocol):
-    """How dense gradients are summed over the workers."""
-
-    @property
-    def plain(self) -> bool:
-        """Whether they are not compressed."""
-        ...
-
-    @property
-    def plain_bytes(self) -> int:
-        """Bytes of a step without compression."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +52,7 @@ class WorkerFigures:
             "step_s": {part: watch.seconds[part] for part in PARTS},
             "wait_s": {f"server {server}": waits[server] for server in sorted(waits)},
             "bytes": totals,
-            "fp32_bytes": self.fp32_bytes(totals),
+            "fp32_bytes": fp32_bytes(client, self.sums, self.telemetry, totals),
             "staleness": {str(steps): times for steps, times in sorted(dict(client.staleness_seen).items())},
             "dropped_rows": self.telemetry.dropped_rows,
             "skipped_steps": self.telemetry.skipped_steps,
@@ -77,26 +61,6 @@ class WorkerFigures:
             **process_figures(),
             "metrics": self.metrics,
         }
-
-    def fp32_bytes(self, totals: Mapping[str, Any]) -> dict[str, int]:
-        """Bytes of pulls, pushes and dense gradients if all values were sent as float32.
-
-        Ids, masks, headers and what torch RPC adds are counted as they were sent, coded or not. Values are four bytes
-        each: of all rows of each step's batch, from the cache too, and of all gradients, selected or not. A step that
-        was trained again counts once, and its retries as they were sent. Without compression and
-        recoveries it equals `bytes`."""
-        dense, sums = sum(totals["tower"].values()), self.sums
-        if sums is not None and not sums.plain:
-            dense = self.counts.num_steps * sums.plain_bytes
-        return {
-            "pull": _without_values(totals["pull"]) + 4 * self.client.pulled_values,
-            "push": _without_values(totals["push"]) + 4 * self.client.pushes.num_values,
-            "tower": dense,
-        }
-
-
-def _without_values(parts: Mapping[str, int]) -> int:
-    return sum(size for part, size in parts.items() if part not in _VALUE_PARTS)
 
 
 def worker_record(now: Record, last: Record) -> Record:

@@ -17,6 +17,7 @@ from shardkeep.compression.ledger import Ledger, merge_totals
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.dense.tower import Tower
+from shardkeep.workers.fp32_bytes import fp32_bytes
 from shardkeep.workers.telemetry import Telemetry
 from shardkeep.workers.timing.clock import PARTS
 
@@ -72,7 +73,8 @@ def summarize(
         "eval": dict(evaluation or {}),
         **({"best": dict(best)} if best is not None else {}),
         **({"progressive": dict(progressive)} if progressive is not None else {}),
-        "bytes": _per_sample(merge_totals([*(w["bytes"] for w in workers), _control_of(servers)]), telemetry.trained),
+        "bytes": _per_sample(merge_totals([*(w["bytes"] for w in workers), _control_of(servers)]), telemetry.trained)
+        | _fp32(workers),
         **_saturated(workers, fp32=counted.client.compressor.fp32),
         "skipped_steps": workers[0]["skipped_steps"],
         "recoveries": [],
@@ -87,8 +89,10 @@ def summarize(
 def _worker_record(counted: Counted, facts: Mapping[str, Any], sockets: Mapping[str, Any]) -> dict[str, Any]:
     """What this rank tells rank 0, as JSON types."""
     client, tower, telemetry = counted.client, counted.tower, counted.telemetry
+    totals = counted.ledger.totals()
     return {
-        "bytes": counted.ledger.totals(),
+        "bytes": totals,
+        "fp32_bytes": fp32_bytes(client, tower.sums, telemetry, totals),
         "sockets": sockets,
         "staleness": {str(k): n for k, n in client.staleness_seen.items()},
         "dropped_rows": telemetry.dropped_rows,
@@ -135,7 +139,13 @@ def stopped_figures(counted: Counted, *, control_bytes: int, steps: int) -> dict
     control calls are not in it. Blocks until every rank has called it."""
     telemetry = counted.telemetry
     counted.ledger.add("control", "calls", control_bytes)
-    mine = {"bytes": counted.ledger.totals(), "step_ms": telemetry.step_ms(), "dropped_rows": telemetry.dropped_rows}
+    totals = counted.ledger.totals()
+    mine = {
+        "bytes": totals,
+        "fp32_bytes": fp32_bytes(counted.client, counted.tower.sums, telemetry, totals),
+        "step_ms": telemetry.step_ms(),
+        "dropped_rows": telemetry.dropped_rows,
+    }
     workers = gather_records(counted.collective, mine)
     if counted.collective.rank != 0:
         return None
@@ -143,7 +153,7 @@ def stopped_figures(counted: Counted, *, control_bytes: int, steps: int) -> dict
         "steps": steps,
         **_position(telemetry),
         "step_ms": mean_step_ms([w["step_ms"] for w in workers]),
-        "bytes": _per_sample(merge_totals(w["bytes"] for w in workers), telemetry.trained),
+        "bytes": _per_sample(merge_totals(w["bytes"] for w in workers), telemetry.trained) | _fp32(workers),
         "dropped_rows": sum(w["dropped_rows"] for w in workers),
         "skipped_steps": telemetry.skipped_steps,
     }
@@ -180,6 +190,11 @@ def _per_sample(totals: dict[str, Any], samples: int) -> dict[str, Any]:
     """The totals and, as `per_sample`, what training alone cost per sample: no evaluation."""
     training = totals["total"] - sum(totals["read"].values())
     return totals | {"per_sample": training / samples if samples else 0.0}
+
+
+def _fp32(workers: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, int]]:
+    """What the workers would have sent as float32 without compression, by direction."""
+    return {"fp32": {way: sum(w["fp32_bytes"][way] for w in workers) for way in ("push", "pull", "tower")}}
 
 
 def _summed(sockets: Iterable[Mapping[str, Any]]) -> dict[str, dict[str, int]]:

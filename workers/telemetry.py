@@ -71,6 +71,11 @@ class Telemetry:
                 self._counts.loss(loss)
 
     @property
+    def steps(self) -> int:
+        """Steps since the process began; those that are trained again, too."""
+        return self._pace.steps
+
+    @property
     def trained(self) -> int:
         """Samples of the steps that count here, without those of earlier starts of the job."""
         return self.samples - (self._before or 0)

@@ -91,9 +91,13 @@ class Events:
         staleness: Counter[str] = Counter(summary["staleness"])
         for record in others:
             staleness.update(record["staleness"])
+        fp32 = {}
+        if "fp32" in summary["bytes"]:
+            counts = [summary["bytes"]["fp32"], *(record["fp32_bytes"] for record in others)]
+            fp32 = {"fp32": {way: sum(one[way] for one in counts) for way in counts[0]}}
         return {
             **summary,
-            "bytes": merge_totals([summary["bytes"], *(record["bytes"] for record in others)]),
+            "bytes": merge_totals([summary["bytes"], *(record["bytes"] for record in others)]) | fp32,
             "staleness": {steps: staleness[steps] for steps in sorted(staleness, key=int)},
             "dropped_rows": summary["dropped_rows"] + sum(record["dropped_rows"] for record in others),
         }

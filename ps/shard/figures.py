@@ -68,9 +68,20 @@ class ShardFigures:
         return {**found, **self._times.figures(), **process_figures(), "metrics": self._metrics}
 
 
+_NOT_WHERE_ZERO = ("removed", "refused", "candidates")
+"""Counts that tables without policies never have: they were two fifths of a record."""
+
+
 def shard_record(now: Record, last: Record) -> Record:
-    """The telemetry record of a server: the figures, and the mean of the requests since the last ones."""
+    """The telemetry record of a server: the figures, and the mean of the requests since the last ones. Some counts of
+    tables are left out where they are 0."""
     requests = now["requests"] - last["requests"]
     mean_ms = 1e3 * (now["request_s"] - last["request_s"]) / requests if requests else None
     kept = {key: value for key, value in now.items() if key not in ("requests", "request_s", "request_histogram")}
+    if "tables" in kept:
+        kept["tables"] = [_short(table) for table in kept["tables"]]
     return {**kept, "request_ms": None if mean_ms is None else round(mean_ms, 4)}
+
+
+def _short(table: Record) -> Record:
+    return {key: value for key, value in table.items() if value or key not in _NOT_WHERE_ZERO}

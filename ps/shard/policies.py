@@ -2,7 +2,7 @@
 
 Lives with `Tables`, which calls it only where a table has a policy. Takes no lock but those that it is given.
 """
-# S = sections, T = tables, V = ids of all sections, A = ids without a row, E = tables from which rows go
+# S = sections, T = tables, V = ids of all sections, E = tables from which rows go, B = buckets
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from shardkeep.base.arrays import Bools, Floats, Ints
 from shardkeep.ps.jagged import SectionIds
 from shardkeep.ps.placement import BUCKETS
 from shardkeep.ps.shard.table import policy_kernels as at
-from shardkeep.ps.shard.table.admission import Admission
+from shardkeep.ps.shard.table.admission_kernels import decide
 from shardkeep.ps.shard.table.eviction import Eviction, swept_hashes
 from shardkeep.ps.shard.table.optimizers.optimizer import Update
 from shardkeep.ps.shard.table.policy_update_kernels import apply, take_rows
@@ -25,49 +25,59 @@ from shardkeep.ps.shard.table.table import NO_COUNTS, Table
 
 Locked = Callable[..., AbstractContextManager[None]]
 """Holds the locks of some tables while their rows change."""
-MakeRoom = Callable[[int, int], None]
-"""Makes room for so many pre-images of a table's rows, if a snapshot is being taken."""
+MakeRoom = Callable[[Ints, Ints], None]
+"""Makes room in some tables for so many rows, or for so many pre-images if a snapshot is being taken."""
 
 
 class Policies:
-    """The policies of a server's tables."""
+    """The policies of a server's tables. A table that counts ids for another one has its lock."""
 
     def __init__(
         self,
         tables: Sequence[Table],
         descriptors: Ints,
+        starts: Floats,
         dims_T: Ints,
         images_TC: Ints,
         locked: Locked,
         make_room: MakeRoom,
+        make_pre_image_room: MakeRoom,
     ) -> None:
         """`images_TC`: what pushes keep of each table for a snapshot."""
-        self._tables, self._descriptors, self._dims_T, self._images = tables, descriptors, dims_T, images_TC
-        self._locked, self._make_room = locked, make_room
-        self._evictions = {t: Eviction(one, one.spec.evict) for t, one in enumerate(tables) if one.spec.evict}
-        counts = {table.counts_for: t for t, table in enumerate(tables) if table.counts_for}
-        self._counting = {t: counts[table.spec.name] for t, table in enumerate(tables) if table.spec.name in counts}
-        self._admits_T: Bools = np.array([table.spec.admit is not None for table in tables], dtype=np.bool_)
-        self._admissions = {
-            t: Admission(
-                table, table.spec.admit, self._evictions.get(c := self._counting.get(t, -1)), partial(self._drop, c)
-            )
-            for t, table in enumerate(tables)
-            if table.spec.admit
-        }
+        self._tables, self._descriptors, self._starts, self._images = tables, descriptors, starts, images_TC
+        self._dims_T, self._locked = dims_T, locked
+        self._make_room, self._make_pre_image_room = make_room, make_pre_image_room
+        admits = [table.spec.admit for table in tables]
+        self._admits_T: Bools = np.array([admit is not None for admit in admits], dtype=np.bool_)
         self._admits_nothing_T: Bools = np.zeros_like(self._admits_T)
-        self._admitting = *self._admissions, *self._counting.values()
+        counting = {table.counts_for: t for t, table in enumerate(tables) if table.counts_for}
+        self._counting_T: Ints = np.array([counting.get(table.spec.name, -1) for table in tables], dtype=np.int64)
+        """The table that counts the ids without a row; -1 = none does."""
+        bars = [
+            0 if admit is None else admit.probability if admit.min_count == 1 else admit.min_count for admit in admits
+        ]
+        self._bars_T = np.array(bars, dtype=np.float64)
+        """The least count of an id that becomes a row, or its chance."""
+
+        self._evictions = {t: Eviction(one, one.spec.evict) for t, one in enumerate(tables) if one.spec.evict}
         self._swept = -1
         self._rules_T = np.zeros((len(tables), at.RULES), dtype=np.float64)
         self._in_seconds = [t for t, eviction in self._evictions.items() if eviction.in_seconds]
         for t, eviction in self._evictions.items():
             self._rules_T[t] = eviction.rules
         self._periods_E: Ints = np.array([each.period for each in self._evictions.values()], dtype=np.int64)
+        pinned = [eviction.pinned for eviction in self._evictions.values()]
+        self._pinned: Ints = np.concatenate([np.empty(0, dtype=np.int64), *pinned])
+        self._pinned_E1: Ints = np.cumsum([0, *(ids.size for ids in pinned)])
         self._buckets, self._factor = tables[0].buckets, tables[0].hashes(0, 1)[1] - tables[0].hashes(0, 1)[0]
         self._evicting_E: Ints = np.array(list(self._evictions), dtype=np.int64)
+        self._evicting_T: Ints = np.full(len(tables), -1, dtype=np.int64)
+        self._evicting_T[self._evicting_E] = np.arange(self._evicting_E.size)
         shape = len(self._evictions), BUCKETS if self._rules_T[:, at.CAPACITY].any() else 0
         self._counts_EB, self._over_EB = np.zeros(shape, dtype=np.int64), np.empty(shape, dtype=np.int64)
         self._counted_E, self._num_over_E, self._ends_E = np.zeros((3, len(self._evictions)), dtype=np.int64)
+        self._in_buckets = self._counts_EB, self._counted_E, self._over_EB, self._num_over_E
+        """The rows of each bucket, up to which slot they are counted, and the buckets that have too many."""
         self._slots: Ints = np.empty(1024, dtype=np.int64)
 
     def new_rows(self, sections: SectionIds) -> Ints:
@@ -84,16 +94,34 @@ class Policies:
         apply(*rows, *more)
 
     def admit(self, sections: SectionIds, slots_V: Ints, absent_S: Ints, pushes_V: Floats, update: Update) -> Ints:
-        """Decides on the rows of a push that `apply` has left out. Returns the places of those that become rows."""
-        places = []
-        with self._locked(*self._admitting):
-            for s in np.flatnonzero(absent_S).tolist():
-                first, end = sections.starts_S1[s : s + 2].tolist()
-                absent_A = first + np.flatnonzero(slots_V[first:end] < 0)
-                pushes_A = pushes_V[absent_A] if pushes_V.size else pushes_V
-                chosen_A = self._admit(int(sections.tables_S[s]), sections.ids_V[absent_A], pushes_A, update)
-                places.append(absent_A[chosen_A])
-        return np.concatenate(places)
+        """Decides on the rows of a push that `apply` has left out. Returns the places of those that become rows, which
+        rise. The caller holds the tables' locks."""
+        counting_S = self._counting_T[sections.tables_S]
+        counts_S = (counting_S >= 0) & (absent_S > 0)
+        self._make_room(counting_S[counts_S], absent_S[counts_S])
+        self._make_pre_image_room(counting_S[counts_S], 3 * absent_S[counts_S])  # a removal keeps two
+        places = np.empty(int(absent_S.sum()), dtype=np.int64)
+        step = update.step + update.earlier_steps
+        count = decide(
+            self._descriptors, self._starts, self._images, sections.tables_S, sections.starts_S1, sections.ids_V,
+            slots_V, absent_S, pushes_V, step, self._clocks(update), self._counting_T, self._evicting_T, self._bars_T,
+            self._rules_T, *self._in_buckets, places,
+        )  # fmt: skip
+        places = places[:count]
+        bounds = np.searchsorted(places, sections.starts_S1).tolist()
+        for s in np.flatnonzero(absent_S).tolist():
+            self._note_decision(
+                int(sections.tables_S[s]), sections.ids_V, places[bounds[s] : bounds[s + 1]], absent_S[s]
+            )
+        return places
+
+    def _note_decision(self, t: int, ids_V: Ints, places: Ints, absent: int) -> None:
+        self._tables[t].admitted_rows += places.size
+        self._tables[t].refused_rows += int(absent) - places.size
+        if places.size and self._counting_T[t] >= 0:
+            candidates = self._tables[self._counting_T[t]]
+            candidates.changed.note_removed(partial(ids_V.take, places))
+            candidates.give_back(places.size)
 
     def take(self, sections: SectionIds, values: Floats, places: Ints) -> tuple[SectionIds, Floats]:
         """The ids and values at some places of sections, which rise."""
@@ -101,12 +129,6 @@ class Policies:
         taken = np.empty(int(np.diff(starts_S1) @ dims_S), dtype=np.float32)
         take_rows(sections.starts_S1, starts_S1, dims_S, places, values, taken)
         return SectionIds(sections.tables_S, starts_S1, sections.ids_V[places]), taken
-
-    def _admit(self, t: int, ids_A: Ints, pushes_A: Floats, update: Update) -> Bools:
-        counting = self._counting.get(t, t)
-        if counting != t:
-            self._make_room(counting, 3 * ids_A.size)
-        return self._admissions[t].admit(ids_A, pushes_A, update, self._images[counting])
 
     def _clocks(self, update: Update) -> Ints:
         """The clock of each table."""
@@ -124,40 +146,39 @@ class Policies:
         with self._locked(*self._evictions):
             self._remove_expired(update)
             for e in np.flatnonzero(self._num_over_E).tolist():
-                over_B, self._num_over_E[e] = self._over_EB[e, : self._num_over_E[e]], 0
-                t = int(self._evicting_E[e])
-                self._remove(e, self._evictions[t].lowest(over_B, self._counts_EB[e], update))
+                self._remove_lowest(e, update)
 
     def _remove_expired(self, update: Update) -> None:
         """Removes what is too old or scores too low. Counts the new rows of each bucket first."""
         ranges_E2 = swept_hashes(self._periods_E, self._buckets, self._factor, update)
-        clocks_T = self._clocks(update)
-        state = self._counts_EB, self._counted_E, self._over_EB, self._num_over_E, self._ends_E
-        place = self._descriptors, self._evicting_E, ranges_E2, clocks_T, self._rules_T
-        while (count := at.sweep(*place, *state, self._slots)) > self._slots.size:
+        place = self._descriptors, self._evicting_E, ranges_E2, self._clocks(update), self._rules_T
+        rest = self._pinned, self._pinned_E1, *self._in_buckets, self._ends_E
+        while (count := at.sweep(*place, *rest, self._slots)) > self._slots.size:
             self._slots = np.empty(2 * count, dtype=np.int64)
-        begin = 0
-        for e, end in enumerate(self._ends_E.tolist() if count else ()):
-            if begin < end:
-                self._remove(e, self._evictions[int(self._evicting_E[e])].expired(self._slots[begin:end]))
-            begin = end
+        if not count:
+            return
+        gone_E = np.diff(self._ends_E, prepend=0)
+        self._make_pre_image_room(self._evicting_E, 2 * gone_E)
+        gone = [(e, int(self._evicting_E[e]), int(gone_E[e])) for e in np.flatnonzero(gone_E).tolist()]
+        for e, t, size in gone:
+            slots_U = self._slots[self._ends_E[e] - size : self._ends_E[e]]
+            self._tables[t].changed.note_removed(partial(self._tables[t].ids_in, slots_U))
+        found = self._evicting_E, self._ends_E, self._slots
+        at.remove_many(self._descriptors, self._images, *found, self._rules_T, *self._in_buckets)
+        for _, t, size in gone:
+            self._tables[t].evicted_rows += size
+            self._tables[t].give_back(size)
 
-    def _drop(self, t: int, slots_U: Ints) -> None:
-        """Removes rows of a table whose rows go for another reason. A snapshot has room for two pre-images of each."""
-        e = list(self._evictions).index(t)
-        counts_B = self._counts_EB[e] if self._evictions[t].capacity else NO_COUNTS
-        if counts_B.size:
-            over = self._over_EB[e], int(self._num_over_E[e])
-            place = self._descriptors[t], int(self._counted_E[e]), counts_B, self._evictions[t].capacity
-            self._num_over_E[e] = at.count_rows(*place, *over)
-        self._tables[t].remove(self._images[t], slots_U, counts_B)
-        self._counted_E[e] = self._tables[t].num_rows
-
-    def _remove(self, e: int, slots_U: Ints) -> None:
+    def _remove_lowest(self, e: int, update: Update) -> None:
+        """Removes the lowest rows of the buckets that have too many."""
         t = int(self._evicting_E[e])
-        self._make_room(t, 2 * slots_U.size)
-        counts_B = self._counts_EB[e] if self._evictions[t].capacity else NO_COUNTS
-        self._evictions[t].remove(self._images[t], slots_U, counts_B)
+        over_B, self._num_over_E[e] = self._over_EB[e, : self._num_over_E[e]], 0
+        slots_U = self._evictions[t].lowest(over_B, self._counts_EB[e], update)
+        self._make_pre_image_room(np.array([t]), np.array([2 * slots_U.size]))
+        self._tables[t].evicted_rows += slots_U.size
+        self._tables[t].remove(
+            self._images[t], slots_U, self._counts_EB[e] if self._evictions[t].capacity else NO_COUNTS
+        )
         self._counted_E[e] = self._tables[t].num_rows
 
     def pushes_of(self, sections: SectionIds, pushes: Sequence[SectionIds]) -> Floats:

@@ -102,13 +102,16 @@ class Tables(Sequence[Table]):
         configs = list(dict.fromkeys(spec.optimizer for spec in specs))
         self._optimizers = [(config, OPTIMIZERS[config.name].scalars) for config in configs]
         self._optimizer_T = np.array([configs.index(spec.optimizer) for spec in specs], dtype=np.int64)
-        count = min(MOST_LOCKS, usable_cores(), max(len(specs), 1))
+        named = len(specs) - len(counting)
+        count = min(MOST_LOCKS, usable_cores(), max(named, 1))
         self._locks = [threading.Lock() for _ in range(count)]
         self._changes = [threading.Lock() for _ in range(count)]
         """A thread that changes rows holds a table's lock and this one. A thread that takes rows of a snapshot holds
         only this one, so pulls do not wait for a snapshot."""
-        self._bounds = np.array([len(specs) * lock // count for lock in range(count + 1)])
-        self._lock_T = np.repeat(np.arange(count), np.diff(self._bounds)).tolist()
+        self._bounds = np.array([named * lock // count for lock in range(count + 1)])
+        locks = np.repeat(np.arange(count), np.diff(self._bounds)).tolist()
+        self._lock_T = [*locks, *(locks[t] for t, spec in enumerate(specs[:named]) if spec.name in counting)]
+        """A table that counts ids for another one has its lock."""
         self.changed = ChangedRows([table.changed for table in self._tables])
         self._images = np.zeros((len(specs), pre_image_kernels.COLUMNS), dtype=np.int64)
         self._snapshot: Snapshot | None = None
@@ -179,67 +182,59 @@ class Tables(Sequence[Table]):
             slots_V, new_S = pulled.slots_V, pulled.absent_S
         else:
             slots_V, new_S = np.empty(sections.ids_V.size, dtype=np.int64), np.diff(sections.starts_S1)
-        if self._policies is None:
-            self._update(gradients, slots_V, new_S, update)
-            updated = [(sections, slots_V)]
-        else:
-            updated = self._apply_with_policies(self._policies, gradients, slots_V, update)
+        updated = [(sections, slots_V)]
+        for part, ids, where in self._parts(sections, changing=True):
+            starts_S1 = sections.starts_S1[part.start : part.stop + 1] - ids.start
+            own = replace(
+                gradients,
+                sections=SectionIds(sections.tables_S[part], starts_S1, sections.ids_V[ids]),
+                values=gradients.values[where],
+                squares_V=gradients.squares_V[ids] if gradients.squares_V.size else NO_SQUARES,
+                pushes_V=gradients.pushes_V[ids] if gradients.pushes_V.size else NO_PUSHES,
+            )
+            if self._policies is None:
+                at.apply(*self._rows(own, slots_V[ids], new_S[part], update))
+            else:
+                updated += self._apply_with_policies(self._policies, own, slots_V[ids], update)
         if self._decaying:
             self._decay_others(updated, update)
 
     def _apply_with_policies(
         self, policies: Policies, gradients: Gradients, slots_V: Ints, update: Update
     ) -> list[tuple[SectionIds, Ints]]:
-        """Updates the rows that are there, then those that admission adds. Returns the sections of both, and slots."""
+        """Updates the rows that are there, then those that admission adds, under the locks of the tables: no other push
+        comes between. Returns the sections of the added rows, and their slots."""
         sections = gradients.sections
         absent_S = np.zeros(sections.tables_S.size, dtype=np.int64)
-        self._update(gradients, slots_V, policies.new_rows(sections), update, absent_S)
-        updated = [(sections, slots_V)]
-        if absent_S.any():
-            places = policies.admit(sections, slots_V, absent_S, gradients.pushes_V, update)
-            if places.size:
-                taken, values = policies.take(sections, gradients.values, places)
-                squares_V, pushes_V = (
-                    each[places] if each.size else each for each in (gradients.squares_V, gradients.pushes_V)
-                )
-                admitted = Gradients(taken, values, None, squares_V, gradients.lr_factor, pushes_V)
-                new_V = np.empty(places.size, dtype=np.int64)
-                self._update(admitted, new_V, np.diff(taken.starts_S1), update, absent_S, admits=False)
-                updated.append((taken, new_V))
-        return updated
+        rows = self._rows(gradients, slots_V, policies.new_rows(sections), update)
+        policies.apply(rows, gradients.pushes_V, absent_S, update, admits=True)
+        if not absent_S.any():
+            return []
+        places = policies.admit(sections, slots_V, absent_S, gradients.pushes_V, update)
+        if not places.size:
+            return []
+        taken, values = policies.take(sections, gradients.values, places)
+        squares_V, pushes_V = (
+            each[places] if each.size else each for each in (gradients.squares_V, gradients.pushes_V)
+        )
+        admitted = Gradients(taken, values, None, squares_V, gradients.lr_factor, pushes_V)
+        new_V = np.empty(places.size, dtype=np.int64)
+        rows = self._rows(admitted, new_V, np.diff(taken.starts_S1), update)
+        policies.apply(rows, pushes_V, absent_S, update, admits=False)
+        return [(taken, new_V)]
 
-    def _update(
-        self,
-        gradients: Gradients,
-        slots_V: Ints,
-        new_S: Ints,
-        update: Update,
-        absent_S: Ints | None = None,
-        *,
-        admits: bool = True,
-    ) -> None:
-        """One update of the rows of a push, which adds at most `new_S` rows to each section's table.
-
-        `absent_S`, `admits`: as in `Policies.apply`, where tables have policies."""
-        sections, squares_V, pushes_V = gradients.sections, gradients.squares_V, gradients.pushes_V
-        scalars_SK = self._scalars(sections.tables_S, update)
-        for part, ids, where in self._parts(sections, changing=True):
-            tables_S = sections.tables_S[part]
-            starts_S1 = sections.starts_S1[part.start : part.stop + 1] - ids.start
-            self._make_room(tables_S, new_S[part])
-            self._note_step(tables_S, update)
-            if self._snapshot is not None and not self._snapshot.over:
-                self._snapshot.make_room(tables_S, np.diff(starts_S1))
-            rows = (
-                self._descriptors, self._starts, self._images, tables_S, starts_S1, sections.ids_V[ids], slots_V[ids],
-                gradients.pulled is not None, gradients.values[where],
-                squares_V[ids] if squares_V.size else NO_SQUARES, scalars_SK[part],
-            )  # fmt: skip
-            if self._policies is None or absent_S is None:
-                at.apply(*rows)
-            else:
-                pushes_U = pushes_V[ids] if pushes_V.size else pushes_V
-                self._policies.apply(rows, pushes_U, absent_S[part], update, admits=admits)
+    def _rows(self, gradients: Gradients, slots_V: Ints, new_S: Ints, update: Update) -> tuple[Any, ...]:
+        """The arguments of the kernel that updates rows, which adds at most `new_S` rows to each section's table. Makes
+        room for these. The caller holds the tables' locks."""
+        sections = gradients.sections
+        self._make_room(sections.tables_S, new_S)
+        self._note_step(sections.tables_S, update)
+        self._make_pre_image_room(sections.tables_S, np.diff(sections.starts_S1))
+        return (
+            self._descriptors, self._starts, self._images, sections.tables_S, sections.starts_S1, sections.ids_V,
+            slots_V, gradients.pulled is not None, gradients.values, gradients.squares_V,
+            self._scalars(sections.tables_S, update),
+        )  # fmt: skip
 
     def _decay_others(self, updated: Sequence[tuple[SectionIds, Ints]], update: Update) -> None:
         """Updates the rows that are not in `updated`, with gradient 0, of tables whose every row decays."""
@@ -248,7 +243,7 @@ class Tables(Sequence[Table]):
             with self._locked(t):
                 self._note_step(np.array([t]), update)
                 for slots_U in slots_besides(self._tables[t], touched_U):
-                    self._make_pre_image_room(t, slots_U.size)
+                    self._make_pre_image_room(np.array([t]), np.array([slots_U.size]))
                     decay_rows(self._tables[t], self._images[t], slots_U, scalars_K)
 
     def _open_policies(self) -> Policies | None:
@@ -257,8 +252,8 @@ class Tables(Sequence[Table]):
             return None
         from shardkeep.ps.shard.policies import Policies  # its kernels take a fifth of a second
 
-        place = self._descriptors, self.dims_T, self._images
-        return Policies(self._tables, *place, self._locked, self._make_pre_image_room)
+        place = self._descriptors, self._starts, self.dims_T, self._images
+        return Policies(self._tables, *place, self._locked, self._make_room, self._make_pre_image_room)
 
     @contextlib.contextmanager
     def _locked(self, *tables: int) -> Iterator[None]:
@@ -269,9 +264,9 @@ class Tables(Sequence[Table]):
                 held.enter_context(self._changes[lock])
             yield
 
-    def _make_pre_image_room(self, t: int, rows: int) -> None:
+    def _make_pre_image_room(self, tables_S: Ints, rows_S: Ints) -> None:
         if self._snapshot is not None and not self._snapshot.over:
-            self._snapshot.make_room(np.array([t]), np.array([rows]))
+            self._snapshot.make_room(tables_S, rows_S)
 
     def _note_step(self, tables_S: Ints, update: Update) -> None:
         """Tells the kernels the step, by which they round. The caller holds the tables' locks."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import os
 import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import BinaryIO
 
 import xxhash
 
@@ -27,12 +29,19 @@ def atomic_write(path: str | Path, content: str | bytes, *, private: bool = Fals
     Nobody but its owner can write it, with any umask.
 
     `private`: at no time can anybody but its owner read it. Raises OSError."""
+    with atomic_writer(path, private=private) as file:
+        file.write(content.encode("utf-8") if isinstance(content, str) else content)
+
+
+@contextlib.contextmanager
+def atomic_writer(path: str | Path, *, private: bool = False) -> Iterator[BinaryIO]:
+    """Yields an empty temporary file that replaces `path` when the block ends: for content that is written in parts, as
+    `atomic_write`. If the block raises, `path` stays as it was. A process that is killed leaves the temporary file."""
     path = Path(path)
-    data = content.encode("utf-8") if isinstance(content, str) else content
-    handle, name = when_free(lambda: tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}."))
+    handle, name = when_free(lambda: tempfile.mkstemp(dir=path.parent, prefix=_temporary(path)))
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         if not private:  # mkstemp's own mode is 0600
@@ -42,6 +51,14 @@ def atomic_write(path: str | Path, content: str | bytes, *, private: bool = Fals
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+
+
+def forget_unfinished(path: str | Path) -> None:
+    """Deletes the temporary files of writers of `path` that were killed. Nobody may be writing it."""
+    path = Path(path)
+    for left in path.parent.glob(f"{glob.escape(_temporary(path))}*"):
+        with contextlib.suppress(OSError):
+            left.unlink()
 
 
 @contextlib.contextmanager
@@ -187,6 +204,11 @@ def write_all(descriptor: int, parts: Iterable[bytes | memoryview]) -> int:
         if left:
             left[0] = left[0][written:]
     return size
+
+
+def _temporary(path: Path) -> str:
+    """How the names of temporary neighbours of `path` begin."""
+    return f".{path.name}."
 
 
 def _try_lock(descriptor: int) -> bool:

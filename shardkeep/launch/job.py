@@ -111,8 +111,10 @@ def _run_phases(
         _prepare(config, screen, resumed, start, files, session.starter)
         if config.affinity.wanted:
             screen.phase("affinity", describe(pins))
-        new = resumed is None
-        folder = _new_folder(run_dir, config, code_folder, start, files) if new else RunFolder(run_dir)
+        if resumed is None:
+            folder = _new_folder(run_dir, config, code_folder, start, files)
+        else:
+            folder = RunFolder(run_dir, telemetry_bytes=config.telemetry.max_bytes)
         screen.phase("run", str(run_dir))
         with session.calls.ending(folder):
             with _says_how_to_resume(folder, screen), folder.held():

@@ -132,7 +132,9 @@ class LoopMeter:
         speed = {"samples": self.samples, "samples_per_s": round(self._telemetry.samples_per_s(), 3)}
         last = self._report.last_evaluation
         scores = {} if last is None else {"eval": last}
-        return (speed if self.samples else {}) | {"step_ms": self._telemetry.step_ms()} | scores
+        figures = self.figures.figures()
+        sent = {"bytes": {**figures["bytes"], "fp32": figures["fp32_bytes"]}}
+        return (speed if self.samples else {}) | {"step_ms": self._telemetry.step_ms()} | scores | sent
 
     def end(self) -> None:
         """Sends the last records: no step follows."""

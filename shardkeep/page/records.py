@@ -54,16 +54,17 @@ class RunRecords:
         self._trained: dict[Key, float] = {}
         """Bytes of training of each worker."""
         self._metrics = MetricsTail(self.reader.metrics_path)
-        self._telemetry = MetricsTail(self.reader.path / "telemetry.jsonl", most_bytes=MOST_TELEMETRY_BYTES)
+        self._telemetry = MetricsTail(self.reader.telemetry_path, most_bytes=MOST_TELEMETRY_BYTES)
 
     def refresh(self) -> None:
         """Reads what the job has added since the last call."""
         for record in self._metrics:
             if isinstance(record, dict):
                 self._take(record)
+        restarts = self._telemetry.restarts
         for record in self._telemetry:
             if isinstance(record, dict) and record.get("role") in ROLES:
-                self._count(record)
+                self._count(record, again=self._telemetry.restarts > restarts)
         with contextlib.suppress(UserError, OSError):
             self.summary = self.reader.summary()
         with contextlib.suppress(UserError, OSError):
@@ -102,10 +103,13 @@ class RunRecords:
         else:
             self.events.append({**record, "at": time})
 
-    def _count(self, record: Record) -> None:
+    def _count(self, record: Record, *, again: bool) -> None:
+        """`again`: the file has been written again, and this may be the time before a record that has been counted."""
         time = self._seen(record)
         key = str(record.get("role", "")), int(number(record.get("index")) or 0)
         last = self.telemetry.get(key)
+        if again and last is not None and time <= last["at"]:
+            return
         if last is not None and last.get("pid") != record.get("pid"):
             counts = self._before.setdefault(key, {})
             for name, count in flat_bytes(last).items():

@@ -182,7 +182,7 @@ def tables(records: RunRecords) -> Record:
     for _, record in records.role("server"):
         for table in record.get("tables") or ():
             for key in ("bytes", "created", "removed", "refused", "candidates"):
-                if (count := number(table.get(key))) is not None:
+                if (count := number(table.get(key, 0 if "created" in table else None))) is not None:  # 0 is left out
                     now[str(table.get("name"))][key] = now[str(table.get("name"))].get(key, 0) + int(count)
     for table in (records.summary or {}).get("tables") or ():
         name = str(table["name"])
@@ -216,6 +216,7 @@ def bytes_of(records: RunRecords) -> Record:
     live = records.bytes_by_part
     fp32 = live.pop("fp32", {})
     source = counted if counted.get("total") else live
+    fp32 = (source.get("fp32") if source is counted else None) or fp32
     directions = list[Record]()
     for name, meaning in LEDGER_DIRECTIONS.items():
         parts = source.get(name) or {}

@@ -118,12 +118,12 @@ def _run_folder(job: JobConfig, options: CoordinatorOptions) -> RunFolder:
     path = options.run_dir or default_run_dir(job.name)
     check_ours(path, what="--run-dir")
     if options.launched:
-        return RunFolder(path)
+        return RunFolder(path, telemetry_bytes=job.telemetry.max_bytes)
     if options.take_over:
         given = options.run_dir
         if given is None or not (given / "coordinator.json").is_file() or (given / "summary.json").is_file():
             raise UserError(f"--take-over: no job was running in --run-dir {given or '(left out)'}")
-        return RunFolder(path)
+        return RunFolder(path, telemetry_bytes=job.telemetry.max_bytes)
     if options.start_step:
         samples = check_start(job, path, options.start_step)
         if (another := origin_line(job, path)) is not None:

@@ -107,6 +107,7 @@ def _of_tables(tables: Sequence[TableSpec]) -> Iterator[str]:
         if table.admit is not None or table.evict is not None:
             yield "shardkeep.ps.shard.table.policy_kernels"
             yield "shardkeep.ps.shard.table.policy_update_kernels"
+            yield "shardkeep.ps.shard.table.admission_kernels"
         if table.candidates is not None:
             yield OPTIMIZERS[table.candidates.optimizer.name].kernels
         if (table.rows, table.state) != ("fp32", "fp32"):

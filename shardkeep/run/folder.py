@@ -8,7 +8,7 @@ standing.json     what another coordinator process needs to take over; for this 
 starts.json       when the job was started and resumed, at which steps (starts.py)
 members.json      every member of the current generation
 metrics.jsonl     one JSON object per record: progress, eval, phase, event
-telemetry.jsonl   one JSON object per telemetry record of a process, where `telemetry` is on
+telemetry.jsonl   one JSON object per telemetry record of a process, where `telemetry` is on (telemetry_file.py)
 summary.json      how the job ended; summary-STEPS.json of starts before it was resumed
 checkpoints/      step-N/, where `checkpoint` is on (ps/checkpoints.py); written by worker 0 and the servers
 recovery/         JOB/ROLE-INDEX/, what replaces a process that died, while the job runs; written by servers and workers
@@ -31,7 +31,6 @@ from typing import Any
 from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.base.files import atomic_write, make_folder
 from shardkeep.base.local_time import time_of_day
-from shardkeep.base.log import EventLog
 from shardkeep.base.machine.descriptors import when_free
 from shardkeep.base.machine.pids import pid_space
 from shardkeep.base.machine.versions import commit, machine, peak_rss_bytes, versions
@@ -42,10 +41,10 @@ from shardkeep.run.reader import RunReader
 from shardkeep.run.starts import Starts
 from shardkeep.run.state_files import NAMES as STANDING_NAMES
 from shardkeep.run.state_files import StandingFiles
+from shardkeep.run.telemetry_file import MOST_BYTES, TelemetryFile
 from shardkeep.trust.view import view_token_path
 
 Record = Mapping[str, Any]
-_log = EventLog("run")
 
 NO_SUMMARY: Record = {
     "steps": 0,
@@ -66,6 +65,7 @@ NO_SUMMARY: Record = {
         "between_workers": 0,
         "total": 0,
         "per_sample": 0.0,
+        "fp32": {},
     },
     "sockets": {},
     "staleness": {},
@@ -81,7 +81,8 @@ NO_SUMMARY: Record = {
 class RunFolder(RunReader):
     """Writes the files of one run: the coordinator's sink of records. Thread safe."""
 
-    def __init__(self, path: str | Path) -> None:
+    def __init__(self, path: str | Path, *, telemetry_bytes: int = MOST_BYTES) -> None:
+        """`telemetry_bytes`: the most that telemetry.jsonl takes."""
         super().__init__(path)
         make_folder(self.logs)
         self._standing = StandingFiles(self.path)
@@ -89,8 +90,7 @@ class RunFolder(RunReader):
         self._start = time.monotonic()
         self._starts = Starts(self.path)
         self._coordinates = False
-        self._torn = False
-        """Whether telemetry.jsonl may end in the middle of a line."""
+        self._telemetry = TelemetryFile(self.telemetry_path, most_bytes=telemetry_bytes)
 
     @classmethod
     def create(cls, path: str | Path, config: JobConfig, *, code_folder: Path | None = None) -> RunFolder:
@@ -99,7 +99,7 @@ class RunFolder(RunReader):
         `code_folder`: where the user's own modules are; a run that continues needs to know."""
         refuse_taken(path)
         try:
-            folder = cls(path)
+            folder = cls(path, telemetry_bytes=config.telemetry.max_bytes)
             atomic_write(folder.config_path, config.to_yaml())
             folder.forget_token()  # of a job that was killed, if its folder's place and inode are this one's now
             folder._starts.begin()
@@ -116,7 +116,7 @@ class RunFolder(RunReader):
 
         `step`, `samples`: where the job continues."""
         try:
-            folder = cls(path)
+            folder = cls(path, telemetry_bytes=config.telemetry.max_bytes)
             folder._settle_killed()
             folder._starts.begin(step=step, samples=samples, summary=folder.summary())
             if (summary := folder.summary()) is not None:
@@ -205,16 +205,7 @@ class RunFolder(RunReader):
 
     def telemetry(self, record: Record) -> None:
         """Appends a record to telemetry.jsonl. If that fails, the record is lost; the first failure is logged."""
-        line = to_json(record) + "\n"
-        with self._lock:
-            try:
-                with self.telemetry_path.open("a", encoding="utf-8") as file:
-                    file.write(f"\n{line}" if self._torn else line)
-                self._torn = False
-            except OSError as error:
-                self._torn = True
-                text = f"{self.telemetry_path}: telemetry is not written ({error.strerror or error})"
-                _log.warning(text, once=str(self.telemetry_path))
+        self._telemetry.append(record)
 
     def finished(self, status: str, message: str, summary: Record | None) -> None:
         """Writes summary.json; keys the job could not fill are there, empty. A later call replaces it."""

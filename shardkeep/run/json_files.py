@@ -25,9 +25,10 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return found
 
 
-def to_json(value: Any, *, indent: int | None = None) -> str:
-    """Returns `value` as JSON. NaN and infinities, which JSON lacks, become null."""
-    return json.dumps(_plain(value), indent=indent, ensure_ascii=False, allow_nan=False)
+def to_json(value: Any, *, indent: int | None = None, compact: bool = False) -> str:
+    """Returns `value` as JSON. NaN and infinities, which JSON lacks, become null. `compact`: without spaces."""
+    separators = (",", ":") if compact else None
+    return json.dumps(_plain(value), indent=indent, separators=separators, ensure_ascii=False, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:

@@ -6,7 +6,7 @@ import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.base.machine.owners import check_unshared
@@ -101,7 +101,10 @@ class RunReader:
 
 
 class MetricsTail:
-    """Reads what was added to a metrics.jsonl since the last look; a half-written line waits for its end."""
+    """Reads what was added to a file of lines since the last look; a half-written line waits for its end.
+
+    A file that was written again (`telemetry_file.py`) is read from the line after the last one that was read. If that
+    is not there any more, the next look begins as the first one did, and `restarts` grows before it yields a record."""
 
     def __init__(self, path: Path, *, from_end: bool = False, most_bytes: int | None = None) -> None:
         """`from_end`: what is there already has been read. `most_bytes`: of a longer file, the first look reads so many
@@ -109,21 +112,43 @@ class MetricsTail:
         self._path = path
         self._position = path.stat().st_size if from_end and path.exists() else 0
         self._most_bytes = most_bytes
+        self._last = b""
+        """The last line that was read."""
+        self.restarts = 0
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         try:
             with self._path.open("rb") as file:
-                if self._most_bytes is not None and not self._position:
-                    self._position = max(0, file.seek(0, 2) - self._most_bytes)  # in a line, which is no JSON then
-                file.seek(self._position)
-                added = file.read()
+                whole = self._added(file)
         except FileNotFoundError:
             return
-        whole = added[: added.rfind(b"\n") + 1]
-        self._position += len(whole)
         for line in whole.splitlines():
             with contextlib.suppress(ValueError):  # a coordinator was killed while it wrote the line
                 yield json.loads(line)
+
+    def _added(self, file: BinaryIO) -> bytes:
+        """The whole lines that nobody has read."""
+        rewritten = not self._has_last(file)
+        if rewritten:
+            self._position = 0
+        if self._most_bytes is not None and not self._position:
+            self._position = max(0, file.seek(0, 2) - self._most_bytes)  # in a line, which is no JSON then
+        file.seek(self._position)
+        added = file.read()
+        whole = added[: added.rfind(b"\n") + 1]
+        self._position += len(whole)
+        if rewritten:
+            at = (b"\n" + whole).rfind(b"\n" + self._last)
+            self.restarts += at < 0
+            whole = whole[at + len(self._last) :] if at >= 0 else whole
+        if whole:
+            self._last = whole[whole.rfind(b"\n", 0, -1) + 1 :]
+        return whole
+
+    def _has_last(self, file: BinaryIO) -> bool:
+        """Whether the file has the last line where it was read."""
+        file.seek(max(0, self._position - len(self._last)))
+        return file.read(len(self._last)) == self._last
 
 
 def check_ours(run: Path, *, what: str = "run folder") -> None:

@@ -143,12 +143,15 @@ def _mean(parts: Sequence[tuple[Record, int]]) -> dict[str, float]:
 
 
 def _bytes(starts: Sequence[Record]) -> dict[str, Any]:
-    """The sums of the starts' bytes, with `per_sample` as a summary has it: without evaluations' reads."""
+    """The sums of the starts' bytes, with `per_sample` as a summary has it: without evaluations' reads. `fp32` is there
+    if all starts have it."""
     total: dict[str, Any] = {}
     for start in starts:
         total = _added(total, start["bytes"])
     if not total:
         return {}
+    if not all(start["bytes"].get("fp32") for start in starts):
+        total.pop("fp32", None)
     read, samples = total.get("read") or {}, sum(start["samples"] for start in starts)
     training = total["total"] - (sum(read.values()) if isinstance(read, Mapping) else read)
     return total | {"per_sample": training / samples if samples else 0.0}

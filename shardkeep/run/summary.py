@@ -89,6 +89,9 @@ class Traffic(_Part):
     """Sum of the five directions."""
     per_sample: float = 0.0
     """Bytes per trained sample, without `read`."""
+    fp32: dict[str, int] | None = None
+    """Bytes of `push`, `pull` and `tower` if all values were sent as float32; absent for loops of your own and in runs
+    of earlier versions."""
 
 
 class Recovery(_Part):

@@ -64,6 +64,7 @@ def check_against(summary: dict[str, Any], records: list[dict[str, Any]], *, tra
     for way in ("push", "pull", "read"):
         assert totals[way] == summary["bytes"][way], way
         assert way == "read" or sum(r["fp32_bytes"][way] for r in last) == sum(summary["bytes"][way].values()), way
+        assert way == "read" or summary["bytes"]["fp32"][way] == sum(summary["bytes"][way].values()), way
     assert sum(sum(r["staleness"].values()) for r in last) == sum(summary["staleness"].values())
     for index in range(trainers):
         assert sum(r["steps"] for r in records if r["index"] == index) == summary["steps"]

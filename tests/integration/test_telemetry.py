@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,8 @@ import pytest
 from shardkeep.compression.ledger import merge_totals
 from shardkeep.ps.control.telemetry import check_record
 from shardkeep.run.folder import RunFolder
-from tests.support.cluster import Cluster, kinds
+from shardkeep.run.reader import MetricsTail
+from tests.support.cluster import Cluster, kinds, within
 from tests.support.configs import TINY
 
 pytestmark = pytest.mark.processes
@@ -43,7 +46,8 @@ def check_against(summary: dict[str, Any], records: list[dict[str, Any]], *, wor
     for way in ("push", "pull", "tower", "read"):
         assert totals[way] == summary["bytes"][way], way
     for way in ("push", "pull", "tower"):  # nothing is compressed
-        assert sum(record["fp32_bytes"][way] for record in of_workers) == sum(summary["bytes"][way].values()), way
+        assert sum(record["fp32_bytes"][way] for record in of_workers) == summary["bytes"]["fp32"][way], way
+        assert summary["bytes"]["fp32"][way] == sum(summary["bytes"][way].values()), way
     assert {(r["step"], r["samples"]) for r in of_workers} == {(summary["steps"], summary["samples"])}
     assert {r["step"] for r in of_servers} == {summary["steps"]}
     staleness = [times for r in of_workers for times in r["staleness"].values()]
@@ -104,6 +108,70 @@ def test_a_disk_that_is_full_for_telemetry_ends_no_job(cluster: Cluster, servers
     assert ended.code == 0 and (folder.summary() or {})["status"] == "completed"
     said = ended.err if not servers else folder.log_path("coordinator", 0).read_text()
     assert said.count("telemetry is not written (No space left on device)") == 1
+
+
+@pytest.mark.slow  # a job that loses two processes
+def test_over_recoveries_the_summary_has_the_bytes_of_the_last_records(cluster: Cluster) -> None:
+    compressed = {"push": {"values": "fp16", "keep_rows": 0.25}, "pull": {"values": "fp16"}}
+    train = {"batch_size": 50, "epochs": 60, "report_every_s": 0.1}
+    job, folder = cluster.job({**TINY, "telemetry": OFTEN, "train": train, "compression": compressed})
+    members = cluster.training(folder)
+    for number, name in enumerate(("server 1", "worker 1"), start=1):
+        members[name].kill()
+        within(120, lambda n=number: recoveries(folder) == n, "no recovery", lambda: job.running)  # type: ignore[misc]
+    assert job.end().code == 0, job.printed()
+    summary, last = folder.summary() or {}, last_of(telemetry(folder), "worker")
+    assert len(summary["recoveries"]) == 2
+    totals = merge_totals(record["bytes"] for record in last)
+    for way in ("push", "pull", "tower"):
+        assert totals[way] == summary["bytes"][way], way
+        assert sum(record["fp32_bytes"][way] for record in last) == summary["bytes"]["fp32"][way], way
+    assert sum(summary["bytes"]["push"].values()) < 0.7 * summary["bytes"]["fp32"]["push"]
+
+
+def recoveries(folder: RunFolder) -> int:
+    return sum(record.get("phase") == "recovery" for record in MetricsTail(folder.metrics_path))
+
+
+def test_a_job_whose_telemetry_is_full_thins_it_and_keeps_its_own_records(cluster: Cluster, tmp_path: Path) -> None:
+    steps = fill(tmp_path / "run" / "telemetry.jsonl", 990_000)
+    job, folder = cluster.job({**TINY, "telemetry": {**OFTEN, "max_bytes": 1_000_000}})
+    assert job.end().code == 0
+    records = telemetry(folder)
+    assert folder.telemetry_path.stat().st_size < 700_000
+    assert sum(record["steps"] for record in records if record.get("pid") == 1) == steps
+    check_against(folder.summary() or {}, [record for record in records if record.get("pid") != 1], workers=2)
+
+
+@pytest.mark.slow  # a job whose coordinator is replaced
+def test_a_coordinator_that_is_killed_while_it_writes_the_file_again_leaves_it_whole(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    steps = fill(tmp_path / "run" / "telemetry.jsonl", 29_000_000)
+    train = {"batch_size": 50, "epochs": 60, "report_every_s": 0.1}
+    job, folder = cluster.job({**TINY, "train": train, "telemetry": {**OFTEN, "max_bytes": 32_000_000}})
+
+    def unfinished() -> bool:
+        return any(folder.path.glob(".telemetry.jsonl.*"))
+
+    within(120, unfinished, "the file is not written again", lambda: job.running)
+    (first,) = folder.coordinator_pids()
+    os.kill(first, signal.SIGKILL)
+    within(60, lambda: folder.coordinator_pids() != {first}, "no other coordinator", lambda: job.running)
+    assert job.end().code == 0, job.printed()
+    assert folder.telemetry_path.stat().st_size < 20_000_000 and not unfinished()
+    records = telemetry(folder)
+    assert sum(record["steps"] for record in records if record.get("pid") == 1) == steps
+    assert folder.coordinator_pids() <= {r["pid"] for r in records if r["role"] == "coordinator"}
+
+
+def fill(path: Path, size: int) -> int:
+    """Writes records of another process to a file that does not exist; their number, and that of their steps."""
+    path.parent.mkdir()
+    head = {"time": "2026-01-01T00:00:00.000", "kind": "telemetry", "role": "worker", "index": 0, "pid": 1}
+    line = json.dumps(head | {"every_s": 5.0, "steps": 1, "host": "x" * 800}) + "\n"
+    path.write_text(line * (size // len(line)))
+    return size // len(line)
 
 
 @pytest.mark.slow  # two starts of a job

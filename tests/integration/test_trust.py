@@ -55,7 +55,7 @@ def test_a_job_outlives_garbage_on_every_port_and_shows_its_token_to_nobody(clus
 
     with contextlib.ExitStack() as held:
         ports = {(name, port) for name, process in members.items() for port in listening_ports(process)}
-        assert len(ports) == 2 + 1 + 2 + 2  # gRPC and the store; torch RPC; gloo beside it
+        assert len(ports) == 3 + 1 + 2 + 2  # gRPC, the store and the page; torch RPC; gloo beside it
         for name, port in ports:
             if not name.startswith("coordinator"):  # the data plane takes no newcomers, torch RPC's and gloo's alike
                 with pytest.raises(TimeoutError):

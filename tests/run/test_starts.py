@@ -75,6 +75,18 @@ def test_a_job_of_one_start_has_the_same_figures_twice(folder: RunFolder) -> Non
     assert summary["job"]["bytes"]["total"] == summary["bytes"]["total"] and len(summary["starts"]) == 1
 
 
+def test_what_fp32_would_have_sent_is_a_sum_over_starts_that_all_know_it(folder: RunFolder) -> None:
+    first, last = (figures(steps, 10 * steps, rate=10.0, step_ms=4.0, pushed=3000) for steps in (30, 60))
+    first["bytes"]["fp32"] = {"push": 9000}
+    folder.finished("stopped", "", first)
+    again = RunFolder.reopen(folder.path, JobConfig(), step=30, samples=300)
+    again.finished("completed", "", last)
+    assert "fp32" not in summary_of(again)["job"]["bytes"]
+    last["bytes"]["fp32"] = {"push": 8000}
+    again.finished("completed", "", last)
+    assert summary_of(again)["job"]["bytes"]["fp32"] == {"push": 17_000}
+
+
 def test_a_start_that_was_killed_counts_by_its_records(folder: RunFolder) -> None:
     shift(folder, 100.0)
     folder.progress({"step": 20, "samples": 200, "samples_per_s": 8.0, "step_ms": {"total": 3.0}})

@@ -14,6 +14,14 @@ JOB: dict[str, Any] = {
     "checkpoint": {"every_steps": 130},
     "liveness": {"lease_s": 4.0},
 }
+SHORT_STEPS = 200
+SHORT = {
+    **JOB,
+    "train": {**JOB["train"], "max_steps": SHORT_STEPS},
+    "eval": {"every_steps": 50},
+    "checkpoint": {"every_steps": 65},
+}
+"""Half of it: 100 steps take 3 CPU s, a death 2."""
 
 
 def completed(job: Command, folder: RunFolder, *, steps: int = STEPS, limit_s: float = 200.0) -> dict[str, Any]:

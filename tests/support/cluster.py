@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -22,7 +21,7 @@ import psutil
 import yaml
 
 from shardkeep.run.folder import RunFolder
-from tests.support.forked import Forked, started
+from tests.support.forked import SHARDKEEP, Forked, program, started
 
 LIMIT_S = 200.0
 STEP_TIMEOUT_S = 120.0  # other tests run beside: 30 s would end jobs that a busy machine only delays
@@ -47,23 +46,23 @@ class Command:
         cwd: Path | None = None,
         prefix: Sequence[str] = (),
         env: Mapping[str, str] | None = None,
-        module: str = "shardkeep",
+        main: str = SHARDKEEP,
         fresh: bool = False,
     ) -> None:
         """`prefix`: a command that runs it, as `ip netns exec NAME`; its own lines are shown in failures only. `env`:
-        in addition to this process's. `module`: what is run in shardkeep's place. `fresh`: by exec, not forked from
-        the preloaded process."""
+        in addition to this process's. `main`: what is run in shardkeep's place, `module:function`. `fresh`: by exec,
+        not forked from the preloaded process."""
         self.arguments = arguments
         self._prefix = f"{prefix[0]}: " if prefix else None
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **(env or {})}
         self._process: Forked | subprocess.Popen[str]
-        if not (fresh or prefix or module != "shardkeep"):
-            self._process = started(arguments, cwd=cwd, env=environment)
+        if not (fresh or prefix):
+            self._process = started(arguments, cwd=cwd, env=environment, main=main)
             assert self._process.stdin is not None
             self._process.stdin.close()
         else:
             self._process = subprocess.Popen(
-                [*prefix, sys.executable, "-m", module, *arguments],
+                [*prefix, *program(main), *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,

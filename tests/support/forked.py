@@ -40,7 +40,7 @@ PRELOADED = [
 ]
 """What one process imports for all commands and ranks of the session. No module that starts a thread."""
 _POSSIBLE = sys.platform == "linux"
-_SHARDKEEP = "shardkeep.cli.main:main"
+SHARDKEEP = "shardkeep.cli.main:main"
 
 
 def fork_context() -> Any:
@@ -59,7 +59,7 @@ def started(
     *,
     env: Mapping[str, str],
     cwd: Path | None = None,
-    main: str = _SHARDKEEP,
+    main: str = SHARDKEEP,
     stderr: IO[Any] | None = None,
 ) -> Forked | subprocess.Popen[str]:
     """A process that is forked where this is possible, with pipes of text.
@@ -73,12 +73,16 @@ def started(
     """
     if _POSSIBLE:
         return Forked(main, arguments, env=env, cwd=cwd, stderr=stderr)
-    module = main.partition(":")[0].removesuffix(".cli")
-    command = [sys.executable, "-m", module, *arguments]
+    command = [*program(main), *arguments]
     pipe = subprocess.PIPE
     return subprocess.Popen(
         command, stdin=pipe, stdout=pipe, stderr=stderr or pipe, text=True, cwd=cwd, env=env, start_new_session=True
     )
+
+
+def program(main: str) -> list[str]:
+    """The command that runs `main` by exec."""
+    return [sys.executable, "-m", "shardkeep" if main == SHARDKEEP else main.partition(":")[0]]
 
 
 class Forked:
@@ -135,7 +139,7 @@ class ForkedServer:
         if not self.pid:
             _redirect(os.open(os.devnull, os.O_RDONLY), stderr.fileno(), stderr.fileno())
             _close_all_but(*pass_fds)
-            _become(_SHARDKEEP, command, command[3:], env)
+            _become(SHARDKEEP, command, command[3:], env)
 
     def kill(self) -> None:
         if self._code is None:

@@ -1,4 +1,4 @@
-"""`shardkeep` whose roles hurt themselves at an exact point: `python -m tests.support.hurt train ...`.
+"""`shardkeep` whose roles hurt themselves at an exact point: `Command("train", ..., main=MAIN)`.
 
 What is to happen is in the environment, because launchers hand it to their roles (`environment`). Each hurt happens
 once, in the first process of the member that comes to its point; a file says that it did.
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+MAIN = "tests.support.hurt:main"
 _VARIABLE = "SHARDKEEP_TEST_HURTS"
 Filter = Callable[..., bool]
 
@@ -154,7 +155,8 @@ def strayed(folder: Path) -> Counter[str]:
 # ---- inside the processes ----
 
 
-def _main() -> None:
+def main() -> None:
+    """`shardkeep`, with what the environment asks for."""
     told = json.loads(os.environ[_VARIABLE])
     arguments = sys.argv[1:]
     if arguments[0] == "train":
@@ -180,12 +182,12 @@ def _start_roles_from_here() -> None:
     start = subprocess.Popen.__init__
 
     def started(self: Any, command: Sequence[str], *arguments: Any, **named: Any) -> None:
-        ours = [part for word in command for part in (["-m", __spec__.name] if word == SHARDKEEP[-1] else [word])]
+        module = ["-m", MAIN.partition(":")[0]]
+        ours = [part for word in command for part in (module if word == SHARDKEEP[-1] else [word])]
         start(self, ours, *arguments, **named)
 
     subprocess.Popen.__init__ = started  # type: ignore[method-assign, assignment]
-    main = f"{__spec__.name}:_main"
-    ForkServer.__init__ = functools.partialmethod(ForkServer.__init__, main=main)  # type: ignore[method-assign, assignment]
+    ForkServer.__init__ = functools.partialmethod(ForkServer.__init__, main=MAIN)  # type: ignore[method-assign, assignment]
 
 
 def _set(hurt: Hurt, folder: Path) -> None:
@@ -268,4 +270,4 @@ def _replace(name: str, wrap: Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 if __name__ == "__main__":
-    _main()
+    main()

@@ -12,6 +12,7 @@ import json
 import os
 import shutil
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -73,14 +74,24 @@ def arrange(items: list[pytest.Item]) -> None:
     """In a worker, after the collection: orders the tests and notes their groups for the controller."""
     gc.enable()
     gc.freeze()
-    items.sort(key=_turn)
+    limits: Counter[str] = Counter()
+    for item in items:
+        limits[group_of(item)] += limit_s(item)
+    items.sort(key=lambda item: (_turn(item), -limits[group_of(item)] if _turn(item) == 0 else 0))
     atomic_write(_file(), json.dumps({item.nodeid: group_of(item) for item in items}).encode())
+
+
+def limit_s(item: pytest.Item) -> int:
+    """The time limit of a test."""
+    limit = item.get_closest_marker("timeout")
+    return int(limit.args[0]) if limit else int(item.config.getini("timeout"))
 
 
 def group_of(item: pytest.Item) -> str:
     """The tests of one file share a group, because they share fixtures. All tests that read the golden job share one.
 
-    Any worker takes a chaos test, unless a marker names its group.
+    Any worker takes a chaos test, unless a marker names its group. Groups with a marker: pages of the documents,
+    network namespaces.
     """
     named = item.get_closest_marker("xdist_group")
     if named:
@@ -90,14 +101,13 @@ def group_of(item: pytest.Item) -> str:
     return GOLDEN if GOLDEN in getattr(item, "fixturenames", ()) else item.nodeid.split("::")[0]
 
 
-def _turn(item: pytest.Item) -> tuple[int, float]:
-    """The longest groups start first: chaos by its limits, processes, whole jobs in one process."""
-    limit = item.get_closest_marker("timeout")
-    if item.get_closest_marker("chaos"):
-        return 0, -float(limit.args[0]) if limit else 0.0
+def _turn(item: pytest.Item) -> int:
+    """The longest groups start first: long tests by the limits of their group, processes, whole jobs in one process."""
+    if item.get_closest_marker("chaos") or item.get_closest_marker("slow"):
+        return 0
     if item.get_closest_marker(PROCESSES):
-        return 1, 0.0
-    return (2 if "tests/integration/" in item.nodeid else 3), 0.0
+        return 1
+    return 2 if "tests/integration/" in item.nodeid else 3
 
 
 def _file() -> Path:

@@ -370,6 +370,8 @@ def _summary(scene: Scene, config: JobConfig) -> Record:
     samples = scene.done * scene.batch_size * scene.workers
     traffic = bytes_of(sum_of(figures.worker_bytes(i, scene.done) for i in range(scene.workers)))
     traffic["per_sample"] = (traffic["total"] - sum(traffic["read"].values())) / samples
+    fp32 = [figures.fp32_bytes(i, scene.done) for i in range(scene.workers)]
+    traffic["fp32"] = {way: sum(one[way] for one in fp32) for way in ("push", "pull", "tower")}
     speed = scene.workers * scene.batch_size / scene.step_ms * 1000
     step_ms = figures.mean_step_ms()
     totals = {

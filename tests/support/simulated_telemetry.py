@@ -155,6 +155,11 @@ class Figures:
             "control": 24_528,
         }
 
+    def fp32_bytes(self, worker: int, step: int) -> Counts:
+        """What one worker would have sent until `step` as float32 without compression."""
+        rows = step * STEP_IDS * 72
+        return {"push": rows, "pull": rows, "tower": 460_000 * step if self.worker_bytes(worker, step)["tower"] else 0}
+
     def summary_tables(self, step: int) -> list[Record]:
         """The tables of summary.json: all servers' rows."""
         servers = max(1, self._scene.servers)
@@ -168,9 +173,7 @@ class Figures:
         steps = max(1, round(every_s * 1000 / scene.step_ms))
         parts = self.step_ms(worker, step)
         counts = bytes_of(self.worker_bytes(worker, step))
-        unique = step * STEP_IDS
         waits = {f"server {i}": round(parts["pull_wait"] / scene.servers, 3) for i in range(scene.servers)}
-        tower = 460_000 * step if counts["tower"] else 0
         return {
             "step": step,
             "samples": self._samples(step),
@@ -180,10 +183,10 @@ class Figures:
             "step_ms": parts,
             "wait_ms": waits,
             "bytes": counts,
-            "fp32_bytes": {"pull": unique * 72, "push": unique * 72, "tower": tower},
+            "fp32_bytes": self.fp32_bytes(worker, step),
             "staleness": self.staleness(step),
             "ids": step * scene.batch_size * 26,
-            "unique_ids": unique,
+            "unique_ids": step * STEP_IDS,
             "dropped_rows": 0,
             "skipped_steps": 0,
             "unsent_rows": 0,
@@ -214,8 +217,7 @@ class Figures:
         for i in range(self._scene.tables):
             largest = int(100 * 10_000 ** (i / max(1, self._scene.tables - 1)))
             rows = int(largest * (1 - math.exp(-40 * share * 100 / largest**0.5))) // max(1, self._scene.servers)
-            head = {"name": f"C{i + 1}", "rows": rows, "bytes": rows * 92, "created": rows}
-            found.append({**head, "removed": 0, "refused": 0, "candidates": 0})
+            found.append({"name": f"C{i + 1}", "rows": rows, "bytes": rows * 92, "created": rows})
         return found
 
     def _samples(self, step: int) -> int:

@@ -122,6 +122,8 @@ def finished(**changes: Any) -> tuple[dict[str, Any], list[Record]]:
     last = [record for kind, record in job.records if kind == "telemetry"]
     for record in last:
         check_record(record, "worker")
+    for way, size in summary["bytes"]["fp32"].items() if len(last) == config.workers else ():
+        assert size == sum(record["fp32_bytes"][way] for record in last), way
     return summary, last
 
 
@@ -180,3 +182,4 @@ def test_telemetry_changes_no_bit_of_the_model() -> None:
     with_records, _ = finished(telemetry={"every_s": 0.001})
     without, last = finished(telemetry={"every_s": 0})
     assert with_records["state_digest"] == without["state_digest"] and last == []
+    assert with_records["bytes"]["fp32"] == without["bytes"]["fp32"]

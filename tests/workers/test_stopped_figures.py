@@ -25,6 +25,12 @@ def test_a_stopped_job_tells_its_samples_times_and_bytes() -> None:
     (figures,) = [record["figures"] for kind, record in job.records if kind == "event" and "figures" in record]
     assert 4 <= figures["steps"] < 1_000_000 and figures["samples"] == 16 * figures["steps"]
     assert figures["bytes"]["push"]["values"] > 0 and figures["bytes"]["per_sample"] > 0
+    fp32, sent = (
+        figures["bytes"]["fp32"],
+        {way: sum(figures["bytes"][way].values()) for way in ("push", "pull", "tower")},
+    )
+    assert fp32.keys() == sent.keys() and (fp32["push"], fp32["tower"]) == (sent["push"], sent["tower"])
+    assert fp32["pull"] >= sent["pull"], "the rows of the next step may not have come"
     assert figures["samples_per_s"] > 0 and figures["step_ms"]["total"] > 0
 
 

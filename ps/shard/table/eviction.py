@@ -38,7 +38,8 @@ class Eviction:
         """As the kernels take them."""
         self.period = config.sweep_steps if ttl or config.delete_below else 0
         """Steps in which every bucket is looked at once; 0 = never."""
-        self._pinned: Ids = np.unique(np.array(config.pinned, dtype=np.int64))
+        self.pinned: Ids = np.unique(np.array(config.pinned, dtype=np.int64))
+        """Ids whose rows never go, which rise."""
 
     @property
     def in_seconds(self) -> bool:
@@ -49,24 +50,15 @@ class Eviction:
         """The clock of an update: the step of the job and those before it, or seconds."""
         return int(time.time()) if self.in_seconds else update.step + update.earlier_steps
 
-    def expired(self, slots_U: Ints) -> Ints:
-        """Those of the slots of rows that are too old, or score too low, whose rows go."""
-        return slots_U[~np.isin(self.table.ids_in(slots_U), self._pinned)] if self._pinned.size else slots_U
-
     def lowest(self, over_B: Ints, counts_B: Ints, update: Update) -> Ints:
         """The slots of the rows that go from buckets with too many. `counts_B`: rows of each bucket."""
         slots, over_B = np.empty(int(counts_B[over_B].sum()), dtype=np.int64), np.sort(over_B)
         first, factor = self.table.buckets[0], np.uint64(self.table.hashes(0, 1)[1] - self.table.hashes(0, 1)[0])
         count = at.lowest(
-            self.table.descriptor, over_B, factor, counts_B, first, self.clock(update), self.rules, self._pinned,
+            self.table.descriptor, over_B, factor, counts_B, first, self.clock(update), self.rules, self.pinned,
             self.capacity, self.capacity // _CUT, slots,
         )  # fmt: skip
         return slots[:count]
-
-    def remove(self, images: Ints, slots_U: Ints, counts_B: Ints) -> None:
-        """Removes rows. A snapshot has room for two pre-images of each."""
-        self.table.evicted_rows += slots_U.size
-        self.table.remove(images, slots_U, counts_B)
 
 
 def swept_hashes(periods_E: Ints, buckets: tuple[int, int], factor: int, update: Update) -> UInt64s:

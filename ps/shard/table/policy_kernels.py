@@ -11,13 +11,21 @@ import numpy as np
 import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
 
-from shardkeep.base.array_kernels import pointer
-from shardkeep.base.arrays import Bools, Float64s, Ids, Ints, Rows, UInt32s, UInt64s
+from shardkeep.base.array_kernels import pointer, prefetch
+from shardkeep.base.arrays import Float64s, Ids, Ints, Rows, UInt32s, UInt64s
 from shardkeep.base.compiling.kernels import kernel
-from shardkeep.base.hashing_kernels import GOLDEN, mix
+from shardkeep.base.hashing_kernels import mix
 from shardkeep.ps.placement_kernels import bucket
-from shardkeep.ps.shard.table.index_kernels import find, remove, slots_between
-from shardkeep.ps.shard.table.layout_kernels import id_of, prefetch_record, record, start_of
+from shardkeep.ps.shard.table.index_kernels import (
+    BOUND,
+    IDS_AT_ONCE,
+    find,
+    hash_of,
+    home,
+    remove,
+    slots_between,
+)
+from shardkeep.ps.shard.table.layout_kernels import fetch, id_of, prefetch_record, record, start_of
 from shardkeep.ps.shard.table.pre_image_kernels import ROWS as SNAPSHOT_ROWS
 from shardkeep.ps.shard.table.pre_image_kernels import keep
 from shardkeep.ps.shard.table.table_kernels import (
@@ -34,8 +42,6 @@ from shardkeep.ps.shard.table.table_kernels import (
     SHIFT,
     WIDTH,
     Descriptors,
-    add_rows,
-    note_changes,
 )
 
 Matrix = npt.NDArray[np.float64]
@@ -97,6 +103,14 @@ def count_rows(descriptor: Ints, first: int, counts_B: Ints, capacity: int, over
     return num_over
 
 
+@kernel("boolean(int64[::1], int64)")
+def _is_among(ids: Ids, id_: int) -> bool:
+    """Whether an id is among ids that rise."""
+    place = np.searchsorted(ids, id_)
+    found: bool = place < ids.size and ids[place] == id_  # type: ignore[assignment]
+    return found
+
+
 @kernel(
     "int64(int64[::1], int64[::1], uint64, int64[::1], int64, int64, float64[::1], int64[::1], int64, int64,"
     " int64[::1])"
@@ -141,8 +155,7 @@ def lowest(
             ranks_U[i] = score << _32 | young if rules[BY_SCORE] != 0.0 else young << _32 | score
             id_ = row.view(np.int64)[0]
             keys_U[i] = mix(np.uint64(id_))
-            place = np.searchsorted(pinned, id_)
-            if place < pinned.size and pinned[place] == id_:
+            if _is_among(pinned, id_):
                 ranks_U[i] = _NEVER
         highest = np.sort(ranks_U)[excess - 1]
         if highest == _NEVER:
@@ -156,7 +169,9 @@ def lowest(
     return count
 
 
-@kernel("int64(int64[::1], uint64[::1], uint64[::1], uint64, uint64, int64, float64[::1], int64[::1], int64)")
+@kernel(
+    "int64(int64[::1], uint64[::1], uint64[::1], uint64, uint64, int64, float64[::1], int64[::1], int64[::1], int64)"
+)
 def expired(
     descriptor: Ints,
     entries: UInt64s,
@@ -165,10 +180,12 @@ def expired(
     end: np.uint64,
     clock: int,
     rules: Float64s,
+    pinned: Ids,
     slots: Ints,
     count: int,
 ) -> int:
-    """Appends the slots of rows with hashes [first, end) that are too old or score too low; returns their number."""
+    """Appends the slots of rows with hashes [first, end) that are too old or score too low, but for pinned ones;
+    returns their number."""
     addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
     shift, width, at = descriptor[SHIFT], descriptor[WIDTH], descriptor[COUNTERS]
     slots_U = np.empty(0, np.int64)
@@ -180,6 +197,8 @@ def expired(
         age = clock - np.int64(row.view(np.uint32)[at])
         too_old = rules[TTL] > 0.0 and age > rules[TTL]
         if too_old or decayed(np.float64(row[at + 1]), np.float64(age), rules[LOG_DECAY]) < rules[BELOW]:
+            if pinned.size and _is_among(pinned, row.view(np.int64)[0]):
+                continue
             if count < slots.size:
                 slots[count] = slots_U[i]
             count += 1
@@ -194,6 +213,23 @@ def ids_of(descriptor: Ints, slots_U: Ints, ids_U: Ids) -> None:
         ids_U[i] = id_of(addresses, descriptor[SHIFT], descriptor[WIDTH], slots_U[i])
 
 
+@kernel("void(int64[::1], int64[::1])")
+def _fetch_for_removal(descriptor: Ints, slots_K: Ints) -> None:
+    """Asks for what the removal of some rows touches: their records and those of the last rows, then their entries."""
+    entries = carray(pointer(descriptor[ENTRIES]), (descriptor[NUM_ENTRIES],), np.uint64)
+    old = carray(pointer(descriptor[OLD]), (descriptor[NUM_OLD],), np.uint64)
+    addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
+    shift, width, last = descriptor[SHIFT], descriptor[WIDTH], descriptor[COUNT] - 1
+    for i in range(slots_K.size):
+        fetch(addresses, shift, width, slots_K[i])
+        fetch(addresses, shift, width, last - i)
+    for i in range(2 * slots_K.size):
+        slot = slots_K[i >> 1] if i & 1 else last - (i >> 1)
+        hash_ = hash_of(entries, id_of(addresses, shift, width, slot))
+        among = entries if hash_ < old[BOUND] else old
+        prefetch(among.ctypes.data + np.int64(home(among, hash_)) * 8)
+
+
 @kernel("void(int64[::1], int64[::1], int64[::1], int64[::1])")
 def remove_rows(descriptor: Ints, images: Ints, slots_U: Ints, counts_B: Ints) -> None:
     """Removes rows, in falling order of their slots. The last row takes the place of each. A snapshot keeps both as
@@ -206,6 +242,8 @@ def remove_rows(descriptor: Ints, images: Ints, slots_U: Ints, counts_B: Ints) -
     shift, width = descriptor[SHIFT], descriptor[WIDTH]
     both = np.empty(2, np.int64)
     for i in range(slots_U.size):
+        if i % IDS_AT_ONCE == 0:
+            _fetch_for_removal(descriptor, slots_U[i : i + IDS_AT_ONCE])
         slot, last = slots_U[i], descriptor[COUNT] - 1
         if images[SNAPSHOT_ROWS]:
             both[0], both[1] = slot, last
@@ -216,6 +254,56 @@ def remove_rows(descriptor: Ints, images: Ints, slots_U: Ints, counts_B: Ints) -
         if changed.size and slot != last:
             changed[slot >> 3] |= np.uint8(1 << (slot & 7))
         descriptor[COUNT] = last
+
+
+@kernel("void(int64[::1], int64[::1], int64[::1], int64, int64, int64[:,::1], int64[::1], int64[:,::1], int64[::1])")
+def remove_counted(
+    descriptor: Ints,
+    images: Ints,
+    slots_U: Ints,
+    capacity: int,
+    e: int,
+    counts_EB: Descriptors,
+    counted_E: Ints,
+    over_EB: Descriptors,
+    num_over_E: Ints,
+) -> None:
+    """As `remove_rows`, of slots in any order. Counts the new rows of buckets before, where there is a capacity."""
+    counts_B = counts_EB[e]
+    if capacity > 0:
+        num_over_E[e] = count_rows(descriptor, counted_E[e], counts_B, capacity, over_EB[e], num_over_E[e])
+    else:
+        counts_B = counts_B[:0]
+    remove_rows(descriptor, images, -np.sort(-slots_U), counts_B)
+    counted_E[e] = descriptor[COUNT]
+
+
+@kernel(
+    "void(int64[:,::1], int64[:,::1], int64[::1], int64[::1], int64[::1], float64[:,::1], int64[:,::1], int64[::1],"
+    " int64[:,::1], int64[::1])"
+)
+def remove_many(
+    descriptors: Descriptors,
+    images: Descriptors,
+    tables_E: Ints,
+    ends_E: Ints,
+    slots: Ints,
+    rules_T: Matrix,
+    counts_EB: Descriptors,
+    counted_E: Ints,
+    over_EB: Descriptors,
+    num_over_E: Ints,
+) -> None:
+    """Removes the rows that `sweep` has found."""
+    begin = 0
+    for e in range(tables_E.size):
+        t = tables_E[e]
+        if begin < ends_E[e]:
+            remove_counted(
+                descriptors[t], images[t], slots[begin : ends_E[e]], int(rules_T[t, CAPACITY]), e, counts_EB, counted_E,
+                over_EB, num_over_E,
+            )  # fmt: skip
+        begin = ends_E[e]
 
 
 @kernel("void(int64[::1], int64[::1], int64[::1])")
@@ -243,42 +331,6 @@ def count_pushes(
             pushes_V[at] += np.float32(1.0)
 
 
-@kernel("void(int64[::1], uint64, int64, float64, boolean[::1])")
-def draw(ids_U: Ids, key: np.uint64, step: int, chance: float, drawn_U: Bools) -> None:
-    """True with a chance, by a hash of (key, id, step)."""
-    base = mix(key ^ mix(np.uint64(step) + GOLDEN))
-    for i in range(ids_U.size):
-        bits = mix(base ^ mix(np.uint64(ids_U[i]) + GOLDEN))
-        drawn_U[i] = np.float64(bits >> np.uint64(11)) * 2.0**-53 < chance
-
-
-@kernel("void(int64[::1], float32[::1], int64[::1], int64[::1], int64, float32[::1], int64[::1], float32[::1])")
-def count_candidates(
-    descriptor: Ints,
-    start: Rows,
-    images: Ints,
-    ids_U: Ids,
-    clock: int,
-    pushes_U: Rows,
-    slots_U: Ints,
-    counts_U: Rows,
-) -> None:
-    """Counts ids in a table whose rows only count, and adds their rows, for which there is room. Gives their slots and
-    counts. A snapshot keeps the rows as they were (there is room)."""
-    before = descriptor[COUNT]
-    add_rows(descriptor, start, ids_U, slots_U, False)
-    reset_counters(descriptor, before)
-    addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
-    shift, width = descriptor[SHIFT], descriptor[WIDTH]
-    if images[SNAPSHOT_ROWS]:
-        keep(images, addresses, shift, width, slots_U)
-    if descriptor[NUM_CHANGED]:
-        note_changes(descriptor, slots_U)
-    touch(descriptor, slots_U, clock, pushes_U, 0.0)
-    for i in range(slots_U.size):
-        counts_U[i] = record(addresses, shift, width, slots_U[i])[descriptor[COUNTERS] + 1]
-
-
 @kernel("void(int64[::1], int64[::1], uint32[:,::1])")
 def write_counters(descriptor: Ints, slots_U: Ints, counters_U2: UInt32s) -> None:
     addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
@@ -289,8 +341,8 @@ def write_counters(descriptor: Ints, slots_U: Ints, counters_U2: UInt32s) -> Non
 
 
 @kernel(
-    "int64(int64[:,::1], int64[::1], uint64[:,::1], int64[::1], float64[:,::1], int64[:,::1], int64[::1],"
-    " int64[:,::1], int64[::1], int64[::1], int64[::1])"
+    "int64(int64[:,::1], int64[::1], uint64[:,::1], int64[::1], float64[:,::1], int64[::1], int64[::1], int64[:,::1],"
+    " int64[::1], int64[:,::1], int64[::1], int64[::1], int64[::1])"
 )
 def sweep(
     descriptors: Descriptors,
@@ -298,6 +350,8 @@ def sweep(
     ranges_E2: Ranges,
     clocks_T: Ints,
     rules_T: Matrix,
+    pinned: Ids,
+    pinned_E1: Ints,
     counts_EB: Descriptors,
     counted_E: Ints,
     over_EB: Descriptors,
@@ -307,7 +361,8 @@ def sweep(
 ) -> int:
     """Of each table whose rows go: counts its new rows by bucket, where it has a capacity, and appends the slots of
     rows in a range of hashes that are too old or score too low. Returns their number; `slots` has as many as fit, and
-    those of a table end at `ends_E`."""
+    those of a table end at `ends_E`. `pinned`: ids that never go, those of table e in [pinned_E1[e], pinned_E1[e + 1])
+    and rising."""
     count = 0
     for e in range(tables_E.size):
         t = tables_E[e]
@@ -321,6 +376,7 @@ def sweep(
         if first < end and descriptor[COUNT]:
             entries = carray(pointer(descriptor[ENTRIES]), (descriptor[NUM_ENTRIES],), np.uint64)
             old = carray(pointer(descriptor[OLD]), (descriptor[NUM_OLD],), np.uint64)
-            count = expired(descriptor, entries, old, first, end, clocks_T[t], rules, slots, count)
+            kept = pinned[pinned_E1[e] : pinned_E1[e + 1]]
+            count = expired(descriptor, entries, old, first, end, clocks_T[t], rules, kept, slots, count)
         ends_E[e] = min(count, slots.size)
     return count

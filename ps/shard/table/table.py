@@ -122,11 +122,6 @@ class Table:
         self._index.make_room(rows)
         self._room_made()
 
-    def make_room_if_tight(self, rows: int) -> None:
-        """As `make_room`, where `rows` new rows might not fit."""
-        if self.num_rows + rows > self.descriptor[at.ROOM]:
-            self.make_room(rows)
-
     def _room_made(self) -> None:
         self._describe()
         self.changed.make_room()
@@ -178,7 +173,11 @@ class Table:
         slots_U = np.sort(slots_U)[::-1].copy()
         self.changed.note_removed(lambda: self.ids_in(slots_U))
         policy_kernels.remove_rows(self.descriptor, images, slots_U, counts_B)
-        if self._index.shrink(slots_U.size):
+        self.give_back(slots_U.size)
+
+    def give_back(self, removed: int) -> None:
+        """Returns memory that the table needs no more, after so many rows were removed."""
+        if self._index.shrink(removed):
             self._describe()
         self.records.give_back(self.num_rows)
 
