@@ -259,6 +259,11 @@ class JobConfig(Settings):
         return [name for name, table in self.tables.items() if table.init is not None and table.init.name == "file"]
 
     @property
+    def names_data(self) -> bool:
+        """Whether it is a job of `shardkeep train`. Without data, the training loop is the user's own."""
+        return bool(self.data.source)
+
+    @property
     def counts_figures(self) -> bool:
         """Whether somebody reads the figures of the job's processes."""
         return self.telemetry_s > 0

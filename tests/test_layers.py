@@ -45,7 +45,8 @@ FOLDERS = (  # of the package, lowest first
     "workers/checkpoint",
     "workers",
     "config_files", "",
-    "trust", "row_files", "run", "metrics", "page", "roles", "launch", "loop", "nn", "torchrec", "callbacks",
+    "trust", "row_files", "run", "metrics", "page", "page/warnings", "roles", "launch",
+    "loop", "nn", "torchrec", "callbacks",
     "inference/export", "inference", "inference/protocol", "inference/server", "tables", "estimate", "sweep", "cli",
 )  # fmt: skip
 """A module imports from folders that stand before its own, from its own, and from folders above or below its own. "" is

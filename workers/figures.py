@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from shardkeep.compression.ledger import Ledger
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.control.telemetry import process_figures
-from shardkeep.workers.dense.tower import Tower
-from shardkeep.workers.fp32_bytes import fp32_bytes
+from shardkeep.workers.fp32_bytes import DenseSums, fp32_bytes
 from shardkeep.workers.step_counts import StepCounts
 from shardkeep.workers.telemetry import Telemetry
 from shardkeep.workers.timing.clock import PARTS
@@ -23,14 +22,19 @@ class WorkerFigures:
     """The figures of one worker since its process began. Any thread may ask for them.
 
     Attributes:
+        step: Returns the number of steps that the job has done.
+        generation: Returns the generation that the worker is in.
+        sums: Of dense gradients; None = the loop is the user's own, and so are these sums.
         metrics: The address of the process's metrics; None = there is none.
     """
 
     client: RowClient
-    tower: Tower
     telemetry: Telemetry
     counts: StepCounts
     ledger: Ledger
+    step: Callable[[], int]
+    generation: Callable[[], int]
+    sums: DenseSums | None
     metrics: str | None = None
 
     def figures(self) -> Record:
@@ -40,15 +44,15 @@ class WorkerFigures:
         client, watch, totals = self.client, self.telemetry.watch, self.ledger.totals()
         waits = {} if client.waits is None else dict(client.waits.seconds)
         return {
-            "generation": client.generation,
-            "step": self.tower.step,
+            "generation": self.generation(),
+            "step": self.step(),
             "samples": self.telemetry.samples,
             **self.counts.figures(),
             "train_s": watch.now(),
             "step_s": {part: watch.seconds[part] for part in PARTS},
             "wait_s": {f"server {server}": waits[server] for server in sorted(waits)},
             "bytes": totals,
-            "fp32_bytes": fp32_bytes(client, self.tower, self.telemetry, totals),
+            "fp32_bytes": fp32_bytes(client, self.sums, self.telemetry, totals),
             "staleness": {str(steps): times for steps, times in sorted(dict(client.staleness_seen).items())},
             "dropped_rows": self.telemetry.dropped_rows,
             "skipped_steps": self.telemetry.skipped_steps,
@@ -65,12 +69,13 @@ def worker_record(now: Record, last: Record) -> Record:
     per_step = 1e3 / max(steps, 1)
     parts = {part: (now["step_s"][part] - last["step_s"][part]) * per_step for part in now["step_s"]}
     waits = {server: (s - last["wait_s"].get(server, 0.0)) * per_step for server, s in now["wait_s"].items()}
-    finite = steps > 0 and now["bad_losses"] == last["bad_losses"]
+    losses = now["losses"] - last["losses"]
+    finite = losses > 0 and now["bad_losses"] == last["bad_losses"]
     return {
         "generation": now["generation"],
         "step": now["step"],
         "samples": now["samples"],
-        "loss": round((now["loss_sum"] - last["loss_sum"]) / steps, 6) if finite else None,
+        "loss": round((now["loss_sum"] - last["loss_sum"]) / losses, 6) if finite else None,
         "samples_per_s": round((now["trained_samples"] - last["trained_samples"]) / seconds, 3),
         "steps": steps,
         "step_ms": _rounded({"total": sum(parts.values())} | parts),

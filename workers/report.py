@@ -88,10 +88,32 @@ class Report:
         due = self._telemetry.report_due(self._every_s) or step == total_steps - 1
         if due and self._client.rank == 0:
             done = {"step": step + 1, "total_steps": total_steps, "epoch": slices.epoch(step)}
-            staleness = {str(steps): times for steps, times in sorted(self._client.staleness_seen.items())}
-            self._progress.report("progress", done | self._telemetry.snapshot() | {"staleness": staleness})
+            self._progress.report("progress", done | self._snapshot())
         for records in self._records:
             records.look()
+
+    def loop_step_done(self, steps: int) -> None:
+        """As `step_done`, of a loop of the user's own that has done `steps` steps. It may have no loss and no samples,
+        and nobody knows its last step."""
+        if self._telemetry.report_due(self._every_s) and self._client.rank == 0:
+            self._loop_progress(steps)
+        for records in self._records:
+            records.look()
+
+    def loop_ended(self, steps: int) -> None:
+        """Reports the last steps of a loop: no step follows."""
+        if self._telemetry.has_news and self._client.rank == 0:
+            self._loop_progress(steps)
+        self.ended()
+
+    def _loop_progress(self, steps: int) -> None:
+        unknown = () if self._telemetry.samples else ("samples", "samples_per_s")
+        found = {key: value for key, value in self._snapshot().items() if key not in unknown and value is not None}
+        self._progress.report("progress", {"step": steps, "loop": True} | found)
+
+    def _snapshot(self) -> dict[str, Any]:
+        staleness = {str(steps): times for steps, times in sorted(self._client.staleness_seen.items())}
+        return self._telemetry.snapshot() | {"staleness": staleness}
 
     def evaluation(self, step: int, metrics: dict[str, Any], trained: dict[str, Any]) -> None:
         """Reports an evaluation after `step` steps, and what training took until then."""

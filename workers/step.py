@@ -23,8 +23,9 @@ from shardkeep.workers.rewind import Rewind
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    loss: float
-    """Mean loss of this rank's samples; 0 when it had none."""
+    loss: float | None
+    """Mean loss of this rank's samples; 0 when it had none. None = not known: a loop of the user's own may not report
+    it."""
     applied: bool
     """Whether the tower was updated; not when its gradient was not finite."""
     dropped_rows: int

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from shardkeep.base.machine.versions import peak_rss_bytes
 from shardkeep.compression.ledger import Ledger, merge_totals
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.workers.collectives.collective import Collective
@@ -91,7 +92,7 @@ def _worker_record(counted: Counted, facts: Mapping[str, Any], sockets: Mapping[
     totals = counted.ledger.totals()
     return {
         "bytes": totals,
-        "fp32_bytes": fp32_bytes(client, tower, telemetry, totals),
+        "fp32_bytes": fp32_bytes(client, tower.sums, telemetry, totals),
         "sockets": sockets,
         "staleness": {str(k): n for k, n in client.staleness_seen.items()},
         "dropped_rows": telemetry.dropped_rows,
@@ -141,7 +142,7 @@ def stopped_figures(counted: Counted, *, control_bytes: int, steps: int) -> dict
     totals = counted.ledger.totals()
     mine = {
         "bytes": totals,
-        "fp32_bytes": fp32_bytes(counted.client, counted.tower, telemetry, totals),
+        "fp32_bytes": fp32_bytes(counted.client, counted.tower.sums, telemetry, totals),
         "step_ms": telemetry.step_ms(),
         "dropped_rows": telemetry.dropped_rows,
     }
@@ -235,6 +236,12 @@ def server_processes(servers: Sequence[Mapping[str, Any]]) -> list[dict[str, Any
         for s in servers
         if s["process"]
     ]
+
+
+def worker_process(index: int, step_ms: Mapping[str, float] | None) -> dict[str, Any]:
+    """The entry of this process, the trainer of a loop of the user's own. `step_ms`: None = it was not measured."""
+    process = {"role": "worker", "index": index, "peak_rss_bytes": peak_rss_bytes()}
+    return process | ({"step_ms": step_ms} if step_ms else {})
 
 
 def mean_step_ms(workers: Sequence[Mapping[str, float]]) -> dict[str, float]:

@@ -53,11 +53,22 @@ class Telemetry:
         """Counts a step of `samples` samples over all workers."""
         self.samples += samples
         self._pace.step_done(self.samples)
-        self._losses.append(result.loss)
+        if result.loss is not None:
+            self._losses.append(result.loss)
         self.dropped_rows += result.dropped_rows
         self.skipped_steps += not result.applied
         if self._counts is not None:
             self._counts.step_done(samples, result)
+
+    def reported(self, *, loss: float | None, samples: int) -> None:
+        """Counts what a loop of the user's own reports of a step: its loss, and its samples over all workers."""
+        self.samples += samples
+        if loss is not None:
+            self._losses.append(loss)
+        if self._counts is not None:
+            self._counts.samples(samples)
+            if loss is not None:
+                self._counts.loss(loss)
 
     @property
     def steps(self) -> int:
@@ -82,15 +93,21 @@ class Telemetry:
         """Mean milliseconds of a step, `total` and by part, in the steady state; of all steps when it was too short."""
         return self._pace.step_ms()
 
+    @property
+    def has_news(self) -> bool:
+        """Whether a step was done since the last snapshot."""
+        return self._pace.steps > self._reported.steps
+
     def report_due(self, every_s: float) -> bool:
         return self._pace.seconds_since(self._reported) >= every_s
 
     def snapshot(self) -> dict[str, Any]:
-        """The record since the last snapshot: samples, mean loss of this rank, samples per second."""
+        """The record since the last snapshot: samples, mean loss of this rank (None = no step had one), samples per
+        second."""
         since, losses = self._reported, self._losses
         record = {
             "samples": self.samples,
-            "loss": float(np.mean(losses)) if losses else 0.0,
+            "loss": float(np.mean(losses)) if losses else None,
             "samples_per_s": (self.samples - since.samples) / self._pace.seconds_since(since),
             "dropped_rows": self.dropped_rows,
             "skipped_steps": self.skipped_steps,

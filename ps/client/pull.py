@@ -69,8 +69,8 @@ class Puller:
         """Number of pulls by the staleness of their rows."""
         self.num_values = 0
         """Values of the rows of all steps so far, from a cache or from servers; those of a step that is pulled again
-        count once."""
-        self._counted_until = 0
+        after `forget` count once."""
+        self._pulled_until = self._counted_until = 0
         self._calls = calls
         self._replies = calls.replies if replies is None else replies
         self._catalog = catalog
@@ -81,7 +81,8 @@ class Puller:
         self._empty = Request(ids, split(ids, calls.num_servers))
 
     def forget(self) -> None:
-        """Forgets pulls in flight: their replies will not come."""
+        """Forgets pulls in flight: their replies will not come, and their steps are pulled again."""
+        self._counted_until = self._pulled_until
         self._fetches.clear()
         if self.cache is not None:
             self.cache.forget()
@@ -97,8 +98,8 @@ class Puller:
         """A pull whose messages are not sent yet."""
         if kind is not Kind.PULL or not request.ids:
             return Pull(Fetch(step, request, request), kind, self)
-        if step >= self._counted_until:
-            self._counted_until = step + 1
+        if step >= self._counted_until:  # a step of a user's own loop may have several pulls
+            self._pulled_until = max(self._pulled_until, step + 1)
             self.num_values += request.ids.layout.num_values
         fetch = Fetch(step, request, request) if self.cache is None else self.cache.fetch(step, request)
         self._fetches[step] = fetch

@@ -5,12 +5,13 @@ Collects the records that a call adds, for the job to write. Knows no state of t
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from typing import Any
 
 from shardkeep.base.errors import ProtocolError
 from shardkeep.base.log import EventLog
+from shardkeep.compression.ledger import merge_totals
 from shardkeep.ps.control.records import REPORT_KINDS, Formation, Member, Record
 from shardkeep.ps.control.telemetry import check_record
 
@@ -79,6 +80,27 @@ class Events:
         full = {**head, **record, **head}
         self._telemetry[role, index] = full
         self._unwritten.append(("telemetry", full))
+
+    def whole_summary(self) -> Record | None:
+        """The summary of a job that is over. That of a loop of the user's own has the counts of trainer 0 alone: those
+        of the others are in their last records."""
+        summary = self.summary
+        others = [record for (role, index), record in self._telemetry.items() if role == "worker" and index]
+        if summary is None or not summary.get("loop") or not others:
+            return summary
+        staleness: Counter[str] = Counter(summary["staleness"])
+        for record in others:
+            staleness.update(record["staleness"])
+        fp32 = {}
+        if "fp32" in summary["bytes"]:
+            counts = [summary["bytes"]["fp32"], *(record["fp32_bytes"] for record in others)]
+            fp32 = {"fp32": {way: sum(one[way] for one in counts) for way in counts[0]}}
+        return {
+            **summary,
+            "bytes": merge_totals([summary["bytes"], *(record["bytes"] for record in others)]) | fp32,
+            "staleness": {steps: staleness[steps] for steps in sorted(staleness, key=int)},
+            "dropped_rows": summary["dropped_rows"] + sum(record["dropped_rows"] for record in others),
+        }
 
     def note(self, text: str, **facts: Any) -> None:
         """Adds an event of the coordinator itself and logs it."""

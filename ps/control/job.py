@@ -164,7 +164,7 @@ class Job:
         if not job.over or job.version == self._finished_version:
             return
         self._finished_version = job.version
-        summary = events.summary or events.closing
+        summary = events.whole_summary() or events.closing
         if self.recoveries.done:
             summary = {**(summary or {}), "recoveries": self.recoveries.done}
         if events.warnings:

@@ -90,6 +90,11 @@ class LastingTransport:
         return sent.reply
 
     @property
+    def generation(self) -> int | None:
+        """The one that it sends to; None = the first one."""
+        return self._generation
+
+    @property
     def num_kept(self) -> int:
         """Answered calls that would be sent again."""
         return len(self._kept)

@@ -1,4 +1,5 @@
-"""Hugging Face's Trainer: rows and model of one step, in each of its checkpoints. Tried with transformers 5.24."""
+"""Hugging Face's Trainer: rows and model of one step, in each of its checkpoints; losses for the job's page. Tried with
+transformers 5.24."""
 
 from __future__ import annotations
 
@@ -26,6 +27,8 @@ class RowsCallback(TrainerCallback):  # type: ignore[misc]
         trainer = Trainer(model, args, train_dataset=data, callbacks=[RowsCallback(client)])
         trainer.train()  # or resume_from_checkpoint=True: the rows of that checkpoint are loaded first
 
+    Losses that the Trainer logs, and the metrics of its evaluations, are reported to the job's page (`client.report`).
+
     Training waits while rows are written. To resume, give the servers' tables empty: start the servers again.
 
     Args:
@@ -50,9 +53,24 @@ class RowsCallback(TrainerCallback):  # type: ignore[misc]
         if not self._client.step:
             self._client.load(folder)
 
+    def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
+        if logs and "loss" in logs and state.is_world_process_zero:
+            self._client.report(loss=logs["loss"])
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **_: Any) -> None:
+        found = {name.removeprefix("eval_"): value for name, value in (metrics or {}).items() if _scores(name, value)}
+        if found:
+            self._client.report(eval=found)
+
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if self._close:
             self._client.close()
+
+
+def _scores(name: str, value: Any) -> bool:
+    """Whether it is a metric of the model, and not of the machine."""
+    timed = name.endswith(("_runtime", "_per_second", "_preparation_time"))
+    return name.startswith("eval_") and not timed and isinstance(value, int | float)
 
 
 def _checkpoint(args: Any, state: Any) -> Path:

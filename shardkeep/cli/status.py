@@ -43,8 +43,9 @@ def _show_folder(folder: RunReader, view: StatusView, *, token_file: Path | None
             return _show_folder(folder, view, token_file=token_file, tls=tls)
         if coordinator is None:
             return _show_unled(folder, view, launched=bool(launcher))
+        around_loop = launcher is None and folder.coordinator_command() is None
         try:
-            return show_job(replace(coordinator, tls=tls), view, run=path, launched=bool(launcher))
+            return show_job(replace(coordinator, tls=tls), view, run=path, launched=bool(launcher) or around_loop)
         except TransportError:
             if tls is None and (needed := folder.tls_option()) is not None:
                 raise UserError(f"the coordinator at {coordinator.address} uses TLS: add --tls {needed}") from None

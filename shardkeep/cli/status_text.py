@@ -20,7 +20,7 @@ from shardkeep.run.reader import RunReader
 from shardkeep.run.screen import closing_rows, quality
 from shardkeep.run.starts import Starts
 from shardkeep.run.text_tables import two_columns
-from shardkeep.run.trend import clock_text, time_left_s
+from shardkeep.run.trend import clock_text, speed_text, step_text, time_left_s
 
 MOST_LINES = 8
 """The most lines for tables. With more tables, each kind of table gets one line."""
@@ -102,10 +102,11 @@ def _rows(status: Status, step_s: float | None) -> list[tuple[str, str]]:
 def _progress_rows(progress: Record, evaluation: Record, step_s: float | None) -> list[tuple[str, str]]:
     rows = []
     if progress:
-        rows.append(("step", f"{progress.get('step', 0):,}/{progress.get('total_steps') or 0:,}"))
+        rows.append(("step", step_text(progress)))
         if progress.get("loss") is not None:
             rows.append(("loss", f"{progress['loss']:.4f}"))
-        rows.append(("speed", f"{progress.get('samples_per_s') or 0:,.0f} samples/s"))
+        if (speed := speed_text(progress)) is not None:
+            rows.append(("speed", speed))
         if left_s := time_left_s(progress, step_s):
             rows.append(("time left", clock_text(left_s)))
     if evaluation:

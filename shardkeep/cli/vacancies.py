@@ -10,18 +10,20 @@ from shardkeep.ps.control.records import MemberStatus, Status
 from shardkeep.run.next_steps import member_command, resume_line, take_over_command
 from shardkeep.run.processes import LOOPBACK, lives_here, numbers_mean_the_same
 from shardkeep.run.reader import MetricsTail, RunReader
+from shardkeep.run.trend import step_text
 
 
 def awaited(status: Status, *, where: str, launched: bool | None) -> Iterator[str]:
     """Yields lines about the missing members of a job that forms: their names, the time left, and how to start them.
 
-    `where`: the value of the members' --coordinator. `launched`: by `shardkeep train`; None = unknown."""
+    `where`: the value of the members' --coordinator. `launched`: by `shardkeep train` or around a loop; None =
+    unknown."""
     if not status.missing:
         return
     yield f"waiting for: {', '.join(status.missing)}"
     yield f"the job fails in {status.left_s:.0f} s if they do not join (liveness.form_timeout_s)"
     if launched:
-        yield "`shardkeep train` starts them"
+        yield "the process that started the job starts them"
         return
     hosts = {f"{member.role} {member.index}": member.host for member in status.members}
     vacant = [text.split(" (")[0] for text in status.missing if text.endswith(("(not started)", "(not replaced)"))]
@@ -84,7 +86,7 @@ def _last(folder: RunReader) -> Iterator[str]:
     for record in MetricsTail(folder.metrics_path):
         last = record if record.get("kind") == "progress" else last
     if last:
-        yield f"last known step: {last.get('step', 0):,}/{last.get('total_steps') or 0:,} at {last.get('time')}"
+        yield f"last known step: {step_text(last)} at {last.get('time')}"
 
 
 def _whereabouts(folder: RunReader) -> Iterator[str]:

@@ -14,8 +14,7 @@ from pathlib import Path
 
 from shardkeep.base.errors import JobError, UserError
 from shardkeep.config import JobConfig
-from shardkeep.loop.serve import CLOSE_S, POLL_S, Serving, server_processes
-from shardkeep.page.of_job import page_line
+from shardkeep.loop.serve import CLOSE_S, POLL_S, Serving, addresses, server_processes
 
 RUN_VARIABLE = "SHARDKEEP_RUN"
 """Holds the run folder, for `connect()`."""
@@ -42,8 +41,8 @@ def run_around(command: Sequence[str], config: JobConfig, run_dir: Path, say: Ca
     tables = [config.table(name) for name in config.tables if name != "default"]
     with server_processes(config, tables, run_dir) as serving:
         say(f"servers: {config.servers}, trainers: {config.workers}, run folder: {serving.run}")
-        if config.page.on and (page := page_line(serving.run)) is not None:
-            say(f"page: {page}")
+        for name, text in addresses(config, serving.run):
+            say(f"{name}: {text}")
         environment = {**os.environ, RUN_VARIABLE: str(serving.run.absolute())}
         try:
             process = subprocess.Popen(command, env=environment)

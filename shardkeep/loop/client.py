@@ -10,24 +10,23 @@ from typing import Any, TypeVar
 
 import torch
 
-from shardkeep.base.errors import ConfigError, JobStopped, TransportError, UserError
+from shardkeep.base.errors import ConfigError, JobStopped, UserError
 from shardkeep.base.log import EventLog
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.loop.ahead import Pending, PullsAhead, batches_with_rows
-from shardkeep.loop.demands import Demands, IdsByTable
-from shardkeep.loop.gradients import gradients_of
+from shardkeep.loop.calls import bare_calls
+from shardkeep.loop.demands import IdsByTable
 from shardkeep.loop.joining import Joined, Tables, checked_tables, join, join_local, loop_config, member_of
+from shardkeep.loop.metering import checked_report
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
 from shardkeep.workers.embeddings.bags import Bag, Pooled
 from shardkeep.workers.embeddings.lookup import Lookup, check_lookups
-from shardkeep.workers.summary import state_digest, table_totals
+from shardkeep.workers.summary import server_processes, state_digest, table_totals, worker_process
 
 B = TypeVar("B")
 
 JOIN_S = 10.0
 """Seconds that a coordinator started here gets to answer."""
-VERDICT_S = 2.0
-"""Seconds the coordinator gets, after a lost message, to report which member was lost."""
 
 _log = EventLog("custom")
 
@@ -54,10 +53,15 @@ class EmbeddingClient:
         self._open = True
         self._asks = False
         self.num_trainers = joined.num_trainers
+        self.page = joined.page
+        """The address of the job's live page, with its token; None = there is none, or its run folder is not seen
+        here."""
         self._resumed = joined.resumed
         self._applied: Sequence[Lookup] = ()
-        self._demands = Demands(rows)
-        self._ahead = PullsAhead(rows, window=rows.pushes.window, around=self._verdict)
+        bare = bare_calls(rows, joined.control)
+        self._meter = joined.meter
+        self._calls = bare if joined.meter is None else joined.meter.around(bare)
+        self._ahead = PullsAhead(rows, window=rows.pushes.window, around=self._calls.waiting)
         self.step = joined.start_step
         """Number of steps done. Learning-rate schedules and Adam's bias correction depend on it."""
         self.dense_state = joined.dense_state
@@ -99,6 +103,8 @@ class EmbeddingClient:
         compression: CompressionConfig | None = None,
         run_dir: str | Path | None = None,
         restarts: int = 3,
+        settings: Mapping[str, Any] | None = None,
+        quiet: bool = False,
     ) -> Iterator[EmbeddingClient]:
         """Creates the tables in server processes on this machine, which run until the `with` block ends.
 
@@ -116,19 +122,23 @@ class EmbeddingClient:
             compression: Compression of pushes and pulls; None = none.
             run_dir: New folder for logs and summary.json; None = a temporary one, kept only if the servers fail.
             restarts: Deaths of one process in a row, without a step, that are survived; 0 = none, and no journal.
+            settings: Sections `metrics`, `page` and `telemetry` of a job's config: {"page": {"listen": "off"}}.
+            quiet: Prints nothing. Otherwise stderr has the addresses of page and metrics. `client.page` has the first.
 
         Raises:
             UserError: A setting is wrong.
             JobError: A process died and was not replaced. The text names the process and the folder of its log.
         """
-        from shardkeep.loop.serve import CLOSE_S, server_processes
+        from shardkeep.loop.serve import CLOSE_S, say_addresses, server_processes
 
         for name, given, least in (("servers", servers, 1), ("restarts", restarts, 0)):
             if given < least:
                 raise ConfigError(f"{name}: {given}; allowed: {least} or more")
-        config = loop_config(servers, seed, consistency, compression, restarts)
+        config = loop_config(servers, seed, consistency, compression, restarts, settings)
         tables = checked_tables(tables, config)
         with server_processes(config, tables, run_dir) as serving:
+            if not quiet:
+                say_addresses(config, serving.run)
             with cls(join(member_of(serving.run, 0, JOIN_S), tables, JOIN_S)) as client:
                 yield client
             serving.wait(CLOSE_S)
@@ -171,8 +181,8 @@ class EmbeddingClient:
             UserError: A table is unknown, or the ids are not integers.
         """
         self._check_open("lookup")
-        request, made = self._demands.of("lookup", self, ids)
-        with self._verdict():
+        request, made = self._calls.demands.of("lookup", self, ids)
+        with self._calls.waiting():
             return made(self.step, self._rows.pull(self.step, request).result())
 
     def pool(self, bags: Mapping[str, Bag]) -> Pooled:
@@ -188,8 +198,8 @@ class EmbeddingClient:
             UserError: A table is unknown, or a Bag's parts do not fit each other.
         """
         self._check_open("pool")
-        request, made = self._demands.of_bags("pool", self, bags)
-        with self._verdict():
+        request, made = self._calls.demands.of_bags("pool", self, bags)
+        with self._calls.waiting():
             return made(self.step, self._rows.pull(self.step, request).result())
 
     def prefetch(self, ids: IdsByTable | Mapping[str, Bag], *, step: int | None = None) -> Pending[Lookup]:
@@ -206,8 +216,8 @@ class EmbeddingClient:
             `result()` returns what `lookup` or `pool` would. Call it in its step, and `apply` it there.
         """
         self._check_open("prefetch")
-        request, made = self._demands.of("prefetch", self, ids)
-        with self._verdict():
+        request, made = self._calls.demands.of("prefetch", self, ids)
+        with self._calls.waiting():
             return self._ahead.add(self.step, step, request, made)
 
     def ahead(
@@ -226,7 +236,7 @@ class EmbeddingClient:
             ids: Returns a batch's ids, as of `lookup` or `pool`.
         """
         return batches_with_rows(
-            batches,
+            self._calls.batches(batches),
             lambda batch: self.prefetch(ids(batch)),
             depth,
             running=lambda: self.step,
@@ -242,8 +252,8 @@ class EmbeddingClient:
                 False = rows as they are now, without waiting for anybody: one trainer may evaluate alone.
         """
         self._check_open("read")
-        request, made = self._demands.of("read", self, ids)
-        with self._verdict():
+        request, made = self._calls.demands.of("read", self, ids)
+        with self._calls.reading():
             if fresh:
                 self._rows.fence(self.step)
             rows = self._rows.read(request).result()
@@ -269,16 +279,35 @@ class EmbeddingClient:
         """
         self._check_open("apply")
         check_lookups(lookups, owner=self, step=self.step, applied=self._applied)
-        request, grads, dropped = gradients_of(self._rows, self.step, lookups, scale)
+        request, grads, dropped = self._calls.gradients(self._rows, self.step, lookups, scale)
         if dropped:
             self.dropped_rows += dropped
             _log.warning("rows with non-finite gradients are not sent", step=self.step, once="non-finite")
-        with self._verdict():
+        with self._calls.pushing():
             self._ahead.push(self.step, request, grads, lr_factor)
         self._applied = lookups
         self.step += 1
         if self._control is not None:
             self._control.update(step=self.step, phase="training")
+
+    def report(self, *, loss: Any = None, samples: int | None = None, eval: Mapping[str, Any] | None = None) -> None:
+        """Tells the job's page, metrics and records what only the loop knows. Call it once a step, or less often.
+
+            client.report(loss=loss, samples=len(labels))
+            client.report(eval={"auc": auc, "logloss": logloss})
+
+        Args:
+            loss: Of the running or the last step, a number; the records have means. A tensor on a GPU is waited for.
+            samples: Of this step in this trainer, each time. The other trainers are taken to have as many.
+            eval: Metrics of an evaluation, numbers by name. Those of trainer 0 are recorded.
+
+        Raises UserError for something else. In `local`, and without telemetry, nothing is recorded."""
+        self._check_open("report")
+        number, count, metrics = checked_report(loss, samples, eval)
+        if self._meter is not None:
+            self._meter.report(loss=number, samples=count)
+            if metrics and self.rank == 0:
+                self._meter.evaluation(self.step, metrics)
 
     def checkpoint(self, step: int, dense_state: Any = None) -> None:
         """Begins a checkpoint of all rows and of the loop's own state; returns while it is written.
@@ -297,7 +326,7 @@ class EmbeddingClient:
         self._check_open("checkpoint")
         if step != self.step:
             raise UserError(f"checkpoint: step {step}; this client has done {self.step} steps")
-        with self._verdict():
+        with self._calls.apart():
             self._saving.checkpoint(step, dense_state)
 
     def save(self, folder: str | Path, dense_state: Any = None) -> None:
@@ -305,7 +334,7 @@ class EmbeddingClient:
 
         Called and raises as `checkpoint`, and CheckpointError."""
         self._check_open("save")
-        with self._verdict():
+        with self._calls.apart():
             self._saving.save(Path(folder).absolute(), self.step, dense_state)
 
     def load(self, folder: str | Path) -> Any:
@@ -317,8 +346,8 @@ class EmbeddingClient:
             CheckpointError: It is damaged, or of other tables.
         """
         if self._empty("load"):
-            with self._verdict():
-                self.step, self.dense_state = self._saving.load(Path(folder).absolute())
+            with self._calls.apart():
+                self.step, self.dense_state = self._saving.load(Path(folder).absolute(), self._begin)
         return self.dense_state
 
     def fill(self, rows: Mapping[str, torch.Tensor]) -> None:
@@ -332,7 +361,7 @@ class EmbeddingClient:
         Raises UserError for rows that do not fit and after a step, CheckpointError where they cannot be written.
         """
         if self._empty("fill"):
-            with self._verdict():
+            with self._calls.apart():
                 self._saving.fill(rows)
 
     def summary(self, *, digest: bool = False) -> dict[str, Any]:
@@ -342,16 +371,19 @@ class EmbeddingClient:
             digest: Also `state_digest`, of all rows and optimizer slots, which the servers scan: equal digests mean
                 equal tables, bit for bit."""
         self._check_open("summary")
-        with self._verdict():
+        with self._calls.apart():
             self._rows.fence(self.step)
             servers = self._rows.admin.report(digest=digest)
+        return self._totals(servers) | ({"state_digest": state_digest(servers, b"")} if digest else {})
+
+    def _totals(self, servers: list[dict[str, Any]]) -> dict[str, Any]:
         return {
             "steps": self.step,
             "tables": table_totals(servers),
             "bytes": self._ledger.totals(),
             "staleness": {str(steps): times for steps, times in sorted(self._rows.staleness_seen.items())},
             "dropped_rows": self.dropped_rows,
-        } | ({"state_digest": state_digest(servers, b"")} if digest else {})
+        }
 
     def close(self) -> None:
         """Waits until the servers have applied all pushes, then leaves the job. A second call does nothing."""
@@ -367,29 +399,42 @@ class EmbeddingClient:
             return
         if error is not None:
             self._open = False
+            if self._meter is not None:
+                self._meter.end()
             self._ending.__exit__(kind, error, trace)
             return
         with self._ending:
             try:
-                with self._verdict():
+                with self._calls.apart():
                     self._saving.wait()
-                    self._report()
+                    self._close()
             finally:
                 self._open = False
 
-    def _report(self) -> None:
-        """Reports the figures of the loop, once the servers have applied all pushes."""
+    def _close(self) -> None:
+        """Waits until the servers have applied all pushes, and reports what the loop came to."""
+        self._rows.fence(self.step)
+        servers = self._rows.admin.report(digest=False) if self._control is not None and not self.rank else []
+        own: dict[str, Any] = {}
+        if self._meter is not None:
+            self._meter.end()
+            own = self._meter.summary()
         if self._control is None or self.rank:
-            self._rows.fence(self.step)
-        elif self._asks and self._stop_requested:
-            figures = self.summary()
+            return
+        processes = [*server_processes(servers), worker_process(self.rank, own.get("step_ms"))]
+        figures = self._totals(servers) | own | {"loop": True, "processes": processes}
+        if self._asks and self._stop_requested:
             self._control.report("event", {"text": f"stopped at step {self.step}", "figures": figures})
         else:
-            self._control.report("summary", self.summary())
+            self._control.report("summary", figures)
 
     @property
     def _stop_requested(self) -> bool:
         return self._control is not None and self._control.stop_requested.is_set()
+
+    def _begin(self, samples: int) -> None:
+        if self._meter is not None:
+            self._meter.begin(samples)
 
     def _empty(self, call: str) -> bool:
         """Whether the servers' tables are. Raises UserError after a step."""
@@ -407,13 +452,3 @@ class EmbeddingClient:
             return
         if self._control.over.is_set() or (self._stop_requested and not self._asks):
             raise self._control.state.error() or JobStopped("the job is over")
-
-    @contextlib.contextmanager
-    def _verdict(self) -> Iterator[None]:
-        """Replaces the error of a lost message by the job's own error, which names the process that died."""
-        try:
-            yield
-        except TransportError as error:
-            if self._control is not None and error.retryable and self._control.failed.wait(VERDICT_S):
-                raise self._control.state.error() or error from error
-            raise

@@ -45,8 +45,8 @@ def connect(
     specs = None if tables is None else checked_tables(tables)
     check_exposed("--advertise", advertise, accepted=insecure_data_plane)
     access = {"token_file": _path(token_file), "tls": _path(tls)}
-    control = member_of(run_of(coordinator), index_of(index), timeout_s, advertise=advertise, **access)
-    return EmbeddingClient(join(control, specs, timeout_s, launched=index is None))
+    seat = member_of(run_of(coordinator), index_of(index), timeout_s, advertise=advertise, **access)
+    return EmbeddingClient(join(seat, specs, timeout_s, launched=index is None))
 
 
 def _path(given: str | Path | None) -> Path | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,8 +16,10 @@ from shardkeep.base.settings import DAY_S, first_problem
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.compression.ledger import Ledger
 from shardkeep.config import JobConfig, check_compression, load_config, parse_config
+from shardkeep.loop.metering import LoopMeter
 from shardkeep.loop.rejoining import Rejoining
-from shardkeep.loop.saving import LoopCheckpoints
+from shardkeep.loop.saving import LoopCheckpoints, samples_of
+from shardkeep.page.of_job import page_line
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import (
     ConsistencyConfig,
@@ -28,6 +30,7 @@ from shardkeep.ps.config import (
     check_policies,
 )
 from shardkeep.ps.control.grpc.client import ControlClient
+from shardkeep.ps.control.grpc.endpoint import Endpoint
 from shardkeep.ps.control.records import ANY_STEP
 from shardkeep.ps.shard.table.capacity import check_capacities
 from shardkeep.ps.transport.lasting import LastingTransport
@@ -38,11 +41,14 @@ from shardkeep.roles.access import endpoint_of
 from shardkeep.roles.group import join_group
 from shardkeep.roles.kernel_needs import needed_kernels
 from shardkeep.roles.membership import Membership
+from shardkeep.roles.metrics import MemberMetrics
 from shardkeep.roles.server import build_service
 from shardkeep.run.checkpoints import check_needs_no_rows, checkpoints_of, resumed_from
 from shardkeep.workers.config import CheckpointConfig
 
 Tables = Sequence[TableSpec]
+SETTINGS = frozenset(("metrics", "page", "telemetry"))
+"""Sections of a job's config that `EmbeddingClient.serve` takes."""
 JOURNAL_BYTES = 8_000_000_000
 """Of one server's journal, which no checkpoint of a loop shortens."""
 
@@ -60,6 +66,17 @@ class Joined(NamedTuple):
     dense_state: Any = None
     resumed: bool = False
     """Whether the servers have the rows of a checkpoint."""
+    meter: LoopMeter | None = None
+    """None = no telemetry."""
+    page: str | None = None
+    """The address of the job's page; None = it has none, or this process does not see the run folder."""
+
+
+class Seat(NamedTuple):
+    """A trainer's connection to the coordinator that it was sent to."""
+
+    control: ControlClient
+    coordinator: Endpoint
 
 
 def run_of(coordinator: str | Path | None) -> str | Path:
@@ -79,21 +96,21 @@ def member_of(
     advertise: str = "127.0.0.1",
     token_file: Path | None = None,
     tls: Path | None = None,
-) -> ControlClient:
+) -> Seat:
     """Returns the connection of trainer `index` to the coordinator. Arguments and errors: see `connect`."""
     endpoint = endpoint_of(str(run), token_file=token_file, tls=tls)
-    return ControlClient(endpoint, role="worker", index=index, advertise=advertise, timeout_s=timeout_s)
+    control = ControlClient(endpoint, role="worker", index=index, advertise=advertise, timeout_s=timeout_s)
+    return Seat(control, endpoint)
 
 
-def join(
-    control: ControlClient, specs: Sequence[TableSpec] | None, timeout_s: float, *, launched: bool = False
-) -> Joined:
+def join(seat: Seat, specs: Sequence[TableSpec] | None, timeout_s: float, *, launched: bool = False) -> Joined:
     """Registers with the coordinator and joins the group; blocks.
 
     Args:
         specs: None = the tables of the job's config.
         launched: A launcher numbers the trainers, and WORLD_SIZE must be their number.
     """
+    control = seat.control
     index, host = control.member.index, control.member.host
     with contextlib.ExitStack() as stack:
         config = stack.enter_context(Membership(control, wait_s=timeout_s, restarted=_restarts_left()))
@@ -123,11 +140,35 @@ def join(
             rejoining = Rejoining(control, config, formation, specs, lasting, lambda new: metered(new, traffic))
             stack.callback(rejoining.close)
         stack.callback(transport.close)
-        rows = row_client(config, transport, formation.tables, rank=index, generation=formation.generation)
+        rows = row_client(
+            config,
+            transport,
+            formation.tables,
+            rank=index,
+            generation=formation.generation,
+            measures_waits=config.counts_figures,
+        )
         checkpoints = checkpoints_of(config, Path(control.run_dir)) if control.run_dir else None
         folder = None if checkpoints is None else checkpoints.folder
-        saving = LoopCheckpoints(rows, control, folder, num_trainers=config.workers, seed=config.seed, lasting=lasting)
         found = None if checkpoints is None else resumed_from(checkpoints, formation.start_step)
+        meter = _meter_of(
+            config,
+            seat,
+            rows,
+            traffic.ledger,
+            samples=samples_of(found),
+            generation=lambda: (lasting and lasting.generation) or formation.generation,
+            ending=stack,
+        )
+        saving = LoopCheckpoints(
+            rows,
+            control,
+            folder,
+            num_trainers=config.workers,
+            seed=config.seed,
+            lasting=lasting,
+            samples=lambda: 0 if meter is None else meter.samples,
+        )
         return Joined(
             rows,
             traffic.ledger,
@@ -138,7 +179,31 @@ def join(
             config.workers,
             None if found is None else saving.resume(found),
             found is not None,
+            meter,
+            page_line(Path(control.run_dir), seat.coordinator.token) if config.page.on and control.run_dir else None,
         )
+
+
+def _meter_of(
+    config: JobConfig,
+    seat: Seat,
+    rows: RowClient,
+    ledger: Ledger,
+    *,
+    samples: int,
+    generation: Callable[[], int],
+    ending: contextlib.ExitStack,
+) -> LoopMeter | None:
+    """What counts the steps of a client, with the endpoint of its metrics; None = the job has no telemetry."""
+    if not config.counts_figures:
+        return None
+    metrics = MemberMetrics(config, seat.coordinator, seat.control.member)
+    ending.callback(metrics.close)
+    meter = LoopMeter(
+        rows, ledger, config, seat.control, samples=samples, generation=generation, metrics=metrics.address
+    )
+    metrics.show_worker(lambda: meter.figures)
+    return meter
 
 
 def join_local(tables: Tables, config: JobConfig) -> Joined:
@@ -167,23 +232,30 @@ def loop_config(
     consistency: ConsistencyConfig | str,
     compression: CompressionConfig | None,
     restarts: int = 0,
+    settings: Mapping[str, Any] | None = None,
 ) -> JobConfig:
     """The config of a job of servers and one trainer. Raises ConfigError."""
+    if other := sorted(set(settings or {}) - SETTINGS):
+        raise ConfigError(f"settings: {other[0]}; allowed: {', '.join(sorted(SETTINGS))}")
     if isinstance(consistency, str):
         if consistency not in ("sync", "bounded", "async"):
             raise ConfigError(f"consistency: {consistency!r}; allowed: sync, bounded, async or a ConsistencyConfig")
         consistency = ConsistencyConfig.model_validate({"mode": consistency})
-    return JobConfig(
-        name="custom-loop",
-        seed=seed,
-        servers=servers,
-        workers=1,
-        consistency=consistency,
-        compression=compression or CompressionConfig(),
-        checkpoint=CheckpointConfig(every_steps=0),
-        liveness=LivenessConfig(restarts=restarts),
-        recovery=RecoveryConfig(max_journal_bytes=JOURNAL_BYTES, max_lost_steps=ANY_STEP),
-    )
+    try:
+        return JobConfig(
+            name="custom-loop",
+            seed=seed,
+            servers=servers,
+            workers=1,
+            consistency=consistency,
+            compression=compression or CompressionConfig(),
+            checkpoint=CheckpointConfig(every_steps=0),
+            liveness=LivenessConfig(restarts=restarts),
+            recovery=RecoveryConfig(max_journal_bytes=JOURNAL_BYTES, max_lost_steps=ANY_STEP),
+            **(settings or {}),
+        )
+    except ValidationError as error:
+        raise ConfigError(f"settings: {first_problem(error)}") from error
 
 
 def config_around(
@@ -256,7 +328,9 @@ def metered(transport: Transport, traffic: Traffic) -> Transport:
     return MeteredTransport(transport, LedgerMeter(traffic))
 
 
-def row_client(config: JobConfig, transport: Transport, tables: Tables, *, rank: int, generation: int) -> RowClient:
+def row_client(
+    config: JobConfig, transport: Transport, tables: Tables, *, rank: int, generation: int, measures_waits: bool = False
+) -> RowClient:
     """Returns a client that sends through `transport`."""
     lasts = isinstance(transport, LastingTransport)
     return RowClient(
@@ -269,4 +343,5 @@ def row_client(config: JobConfig, transport: Transport, tables: Tables, *, rank:
         seed=config.seed,
         timeout_s=config.liveness.step_timeout_s,
         patience_s=DAY_S if lasts else 0.0,  # its calls end by themselves, after the servers have formed again
+        measures_waits=measures_waits,
     )

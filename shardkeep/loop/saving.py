@@ -6,7 +6,7 @@ import contextlib
 import json
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ class LoopCheckpoints:
         num_trainers: Of the job.
         seed: Of the job.
         lasting: What sends pushes again after deaths; None = nothing does.
+        samples: Returns the samples of all steps so far; 0 = not known.
     """
 
     def __init__(
@@ -58,8 +59,9 @@ class LoopCheckpoints:
         num_trainers: int,
         seed: int,
         lasting: LastingTransport | None = None,
+        samples: Callable[[], int] = int,
     ) -> None:
-        self._lasting = lasting
+        self._lasting, self._samples = lasting, samples
         self._rows, self._control, self._num_trainers, self._seed = rows, control, num_trainers, seed
         self._points = 0
         self._saves_when_stopped = False
@@ -88,8 +90,10 @@ class LoopCheckpoints:
         if failed:
             raise CheckpointError(f"save: {failed[0]}")
 
-    def load(self, folder: Path) -> tuple[int, Any]:
-        """Fills the servers' empty tables. Returns the step and the dense state. Raises UserError, CheckpointError."""
+    def load(self, folder: Path, begin: Callable[[int], None]) -> tuple[int, Any]:
+        """Fills the servers' empty tables. Returns the step and the dense state. Raises UserError, CheckpointError.
+
+        `begin`: takes the samples of the steps before."""
         checkpoint = Checkpoints(folder).latest()
         if checkpoint is None:
             raise UserError(f"load: {folder} has no checkpoint")
@@ -98,6 +102,7 @@ class LoopCheckpoints:
             self._load_rows("load", folder, checkpoint.step)
         self._meet()
         state = self.resume(checkpoint)
+        begin(samples_of(checkpoint))
         if self._folder is not None:
             self.checkpoint(checkpoint.step, state)  # replaced servers look nowhere else
             self.wait()
@@ -181,7 +186,7 @@ class LoopCheckpoints:
     def _facts(self) -> dict[str, Any]:
         return {
             "loop": True,
-            "samples": 0,
+            "samples": self._samples(),
             "servers": self._rows.num_servers,
             "workers": self._num_trainers,
             "seed": self._seed,
@@ -205,6 +210,11 @@ class LoopCheckpoints:
             _log.warning(str(record["text"]))
         if self._control is not None:
             self._control.report("phase", {"phase": "checkpoint", **record})
+
+
+def samples_of(checkpoint: Checkpoint | None) -> int:
+    """The samples of the steps before a checkpoint; 0 = not known."""
+    return 0 if checkpoint is None else int(checkpoint.facts.get("samples", 0))
 
 
 def _copied(dense_state: Any) -> TowerState:

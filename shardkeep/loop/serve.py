@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import shutil
+import sys
 import tempfile
 import threading
 import time
@@ -21,10 +22,12 @@ from shardkeep.launch.processes import JobProcesses
 from shardkeep.launch.replacing import Replacing
 from shardkeep.launch.role_starts import RoleStarts
 from shardkeep.launch.silence import watch_silence
+from shardkeep.page.of_job import page_line
 from shardkeep.ps.config import TableSpec
 from shardkeep.roles.kernel_needs import needed_kernels
 from shardkeep.roles.listeners import check_listeners
 from shardkeep.run.folder import RunFolder
+from shardkeep.run.newest_records import newest_of_kind
 
 _log = EventLog("custom")
 POLL_S = 0.05
@@ -33,6 +36,24 @@ CLOSE_S = 10.0
 TERMINATE_S = 2.0
 DEATH_S = 0.5
 """Seconds between a lost connection and the end of its process, at most."""
+
+
+def addresses(config: JobConfig, run: Path) -> Iterator[tuple[str, str]]:
+    """Yields what a person needs to watch a job that runs: the name and the text of a line. The address of the page has
+    a token, so it goes to no log."""
+    if config.page.on and (address := page_line(run)) is not None:
+        yield "page", address
+    if config.metrics.on:
+        found = newest_of_kind(run / "metrics.jsonl", "phase")
+        if found.get("phase") == "metrics":
+            yield "metrics", str(found["text"])
+
+
+def say_addresses(config: JobConfig, run: Path) -> None:
+    """Prints them on stderr, as `shardkeep train` does."""
+    with contextlib.suppress(OSError):  # stderr is full
+        for name, text in addresses(config, run):
+            print(f"{name:<9} {text}", file=sys.stderr, flush=True)
 
 
 class Serving:

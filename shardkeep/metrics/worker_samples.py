@@ -71,7 +71,7 @@ class _RecentLoss:
 
     def mean(self, figures: Figures) -> float | None:
         """None before the first step, and while losses are not finite."""
-        now = (self._clock(), float(figures["loss_sum"]), int(figures["steps"] - figures["bad_losses"]))
+        now = (self._clock(), float(figures["loss_sum"]), int(figures["losses"] - figures["bad_losses"]))
         if now[0] - self._marks[1][0] >= LOSS_S:
             self._marks = [self._marks[1], now]
         _, loss_sum, steps = self._marks[0]

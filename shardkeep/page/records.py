@@ -36,7 +36,7 @@ class RunRecords:
         self.summary: Record | None = None
         self.members: list[Record] = []
         self.training = Series()
-        """time, step, samples, loss, samples per second."""
+        """time, step, samples, loss, samples per second, steps per second."""
         self.evaluations: list[Record] = []
         self.events: deque[Record] = deque(maxlen=EVENTS_KEPT)
         self.progress: Record = {}
@@ -49,7 +49,7 @@ class RunRecords:
         self.rows_seen: deque[tuple[float, int, dict[str, int]]] = deque()
         """Time, servers that have reported, and rows by table, over the last minutes."""
         self.spent = Series()
-        """samples, bytes of training so far, as the workers' records have them."""
+        """position, bytes of training so far, as the workers' records have them."""
         self.newest = 0.0
         """Time of the newest record, in seconds since 1970."""
         self.first: float | None = None
@@ -98,8 +98,10 @@ class RunRecords:
         if kind == "progress":
             self.progress = record
             step, loss = int(number(record.get("step")) or 0), number(record.get("loss"))
-            self.losses.append((step, loss))
-            self.training.add((time, step, record.get("samples"), loss, number(record.get("samples_per_s"))))
+            if "loss" in record:  # the loop of a user may report none
+                self.losses.append((step, loss))
+            samples, rate = number(record.get("samples")), number(record.get("samples_per_s"))
+            self.training.add((time, step, samples, loss, rate, steps_per_s(record)))
         elif kind == "eval":
             self.evaluations.append({**record, "at": time})
         else:
@@ -116,13 +118,15 @@ class RunRecords:
             counts = self._before.setdefault(key, {})
             for name, count in flat_bytes(last).items():
                 counts[name] = counts.get(name, 0) + count
+        if last is not None and last.get("pid") == record.get("pid") and record.get("steps") == 0:
+            record = record | {name: last[name] for name in ("step_ms", "wait_ms") if name in last}  # no step since
         self.telemetry[key] = {**record, "at": time}
         if key[0] == "worker":
             self._trained[key] = trained_bytes(record)
             self._count_steps(key[1], self.telemetry[key])
-        if key == ("worker", 0) and (samples := number(record.get("samples"))) is not None:
+        if key == ("worker", 0) and (at := position(record.get("samples"), record.get("step"))) is not None:
             dead = sum(count for counts in self._before.values() for name, count in counts.items() if is_trained(name))
-            self.spent.add((samples, dead + sum(self._trained.values())))
+            self.spent.add((at, dead + sum(self._trained.values())))
         if key[0] == "server" and (not self.rows_seen or time - self.rows_seen[-1][0] >= GROWTH_EVERY_S):
             self.rows_seen.append((time, sum(role == "server" for role, _ in self.telemetry), table_rows(self)))
             while self.rows_seen[0][0] < time - GROWTH_S:
@@ -163,6 +167,18 @@ def flat_bytes(record: Mapping[str, Any]) -> dict[str, float]:
         elif direction == "control":
             counts["control/"] = number(parts) or 0
     return counts | {f"fp32/{name}": number(n) or 0 for name, n in (record.get("fp32_bytes") or {}).items()}
+
+
+def steps_per_s(record: Mapping[str, Any]) -> float | None:
+    """Steps a second, by the mean step of a record."""
+    total_ms = number((record.get("step_ms") or {}).get("total"))
+    return round(1e3 / total_ms, 3) if total_ms else None
+
+
+def position(samples: Any, step: Any) -> float | int | None:
+    """How far training is: in samples, or in steps where nobody says the samples."""
+    found = number(samples)
+    return number(step) if found is None else found
 
 
 def trained_bytes(record: Mapping[str, Any]) -> float:

@@ -8,7 +8,7 @@ from typing import Any
 
 from shardkeep.compression.ledger import DIRECTIONS as LEDGER_DIRECTIONS
 from shardkeep.compression.ledger import PARTS
-from shardkeep.page.records import DIRECTIONS, Record, RunRecords, number, table_rows
+from shardkeep.page.records import DIRECTIONS, Record, RunRecords, number, position, steps_per_s, table_rows
 from shardkeep.page.series import interpolate
 from shardkeep.run.screen import metric_name
 
@@ -27,19 +27,24 @@ def last_start(records: RunRecords) -> Record:
 def overview(records: RunRecords, state: str, config: Mapping[str, Any]) -> Record:
     """The figures of the head of the page."""
     summary, progress = last_start(records), records.progress
-    step = number(summary.get("steps")) if summary else number(progress.get("step"))
+    ended = bool(summary)
+
+    def last(key: str, of_summary: str = "") -> float | int | None:
+        """A figure of the summary. A job that failed has none: then that of the last progress."""
+        return (number(summary.get(of_summary or key)) if ended else None) or number(progress.get(key))
+
     evaluation = summary.get("eval") or (records.evaluations[-1] if records.evaluations else {})
     spent = bytes_of(records)
-    ended = bool(summary)
     return {
         "state": state,
         "message": str(summary.get("message") or ""),
         "name": str(config.get("name") or records.reader.path.name),
-        "step": step,
+        "step": last("step", "steps"),
         "total_steps": number(progress.get("total_steps")),
         "epoch": number(progress.get("epoch")),
-        "samples": number(summary.get("samples") if ended else progress.get("samples")),
-        "samples_per_s": number(summary.get("samples_per_s") if ended else progress.get("samples_per_s")),
+        "samples": last("samples") or None,
+        "samples_per_s": last("samples_per_s") or None,
+        "steps_per_s": (steps_per_s(summary) if ended else None) or steps_per_s(progress),
         "loss": number(progress.get("loss")),
         "began": records.first,
         "wall_s": number(summary.get("wall_s")) if ended else None,
@@ -49,6 +54,7 @@ def overview(records: RunRecords, state: str, config: Mapping[str, Any]) -> Reco
         "test": scores(summary.get("test") or {}),
         "bytes": sum(d["bytes"] for d in spent["directions"] if d["name"] in DIRECTIONS) or None,
         "fp32_bytes": sum(d["fp32"] or 0 for d in spent["directions"]) or None,
+        "loop": own_loop(config),
         "servers": config.get("servers"),
         "workers": config.get("workers"),
         "recoveries": len(recoveries(records)),
@@ -56,6 +62,12 @@ def overview(records: RunRecords, state: str, config: Mapping[str, Any]) -> Reco
         "skipped_steps": number(summary.get("skipped_steps") if ended else progress.get("skipped_steps")) or 0,
         "newest": records.newest or None,
     }
+
+
+def own_loop(config: Mapping[str, Any]) -> bool:
+    """Whether the training loop is the user's own: the config names no data."""
+    data = config.get("data")
+    return isinstance(data, Mapping) and not data.get("source")
 
 
 def scores(metrics: Mapping[str, Any]) -> list[Record]:
@@ -85,8 +97,9 @@ def curves(records: RunRecords) -> Record:
     """Training and evaluation as columns over time, step, samples and bytes."""
     points = _spent(records)
     training = [
-        [at, step, samples, _whole(interpolate(samples, points)) if samples is not None else None, loss, rate]
-        for at, step, samples, loss, rate in records.training.rows
+        [at, step, samples, _whole(interpolate(where, points)), loss, rate, steps]
+        for at, step, samples, loss, rate, steps in records.training.rows
+        if (where := position(samples, step)) is not None
     ]
     names = list(dict.fromkeys(m["key"] for record in records.evaluations for m in scores(record)))
     evaluation = [
@@ -94,7 +107,7 @@ def curves(records: RunRecords) -> Record:
             record["at"],
             number(record.get("step")),
             (samples := number(record.get("train_samples"))),
-            _spent_at(record, samples, points),
+            _spent_at(record, position(samples, record.get("step")), points),
             *(number(record.get(name)) for name in names),
         ]
         for record in records.evaluations
@@ -102,15 +115,15 @@ def curves(records: RunRecords) -> Record:
     axes = ["time", "step", "samples", "bytes"]
     best = next((b for r in reversed(records.evaluations) if (b := number(r.get("best_auc"))) is not None), None)
     return {
-        "training": {"columns": [*axes, "loss", "samples_per_s"], "rows": training},
+        "training": {"columns": [*axes, "loss", "samples_per_s", "steps_per_s"], "rows": training},
         "evaluation": {"columns": [*axes, *names], "names": [metric_name(n) for n in names], "rows": evaluation},
         "best_auc": best,
     }
 
 
 def _spent(records: RunRecords) -> list[tuple[float, float]]:
-    """Samples and bytes in growing order, from a job's start on."""
-    told = [(samples, spent) for samples, spent in records.spent.rows if samples is not None and spent is not None]
+    """Position and bytes in growing order, from a job's start on."""
+    told = [(at, spent) for at, spent in records.spent.rows if at is not None and spent is not None]
     for record in records.evaluations:
         spent, samples = number((record.get("train_bytes") or {}).get("total")), number(record.get("train_samples"))
         if spent is not None and samples is not None:
@@ -122,9 +135,9 @@ def _spent(records: RunRecords) -> list[tuple[float, float]]:
     return points if len(points) > 1 else []
 
 
-def _spent_at(record: Record, samples: float | None, points: Sequence[tuple[float, float]]) -> int | None:
+def _spent_at(record: Record, at: float | None, points: Sequence[tuple[float, float]]) -> int | None:
     told = number((record.get("train_bytes") or {}).get("total"))
-    return _whole(told if told is not None or samples is None else interpolate(samples, points))
+    return _whole(told if told is not None or at is None else interpolate(at, points))
 
 
 def _whole(value: float | None) -> int | None:

@@ -15,7 +15,8 @@ from shardkeep.base.errors import ShardkeepError, UserError
 from shardkeep.page import members, sections
 from shardkeep.page.checkpoints import CheckpointFolder
 from shardkeep.page.records import ROLES, Record, RunRecords
-from shardkeep.page.warnings import Sight, warnings_of
+from shardkeep.page.warnings.checks import warnings_of
+from shardkeep.page.warnings.warning import Sight
 from shardkeep.run.processes import launcher_there, living
 
 IDLE_S = 15.0

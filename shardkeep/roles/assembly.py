@@ -132,7 +132,16 @@ def build_run(
     telemetry = Telemetry(tower.watch, resumed=origin != START, cpu=cpu, counts=counts)
     traffic, figures = Traffic(), None
     if counts is not None:
-        figures = WorkerFigures(client, tower, telemetry, counts, traffic.ledger, process.metrics)
+        figures = WorkerFigures(
+            client,
+            telemetry,
+            counts,
+            traffic.ledger,
+            step=lambda: tower.step,
+            generation=lambda: client.generation,
+            sums=tower.sums,
+            metrics=process.metrics,
+        )
     return TrainingRun(
         job=training_job(config, data),
         client=client,

@@ -199,8 +199,9 @@ def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]
     alone = _alone(summary)
     counted = {} if alone else summary.get("bytes") or {}
     if any(_total(counted.get(key)) for _, key in BYTE_ROWS):
-        per_sample = [f"{name} {_bytes(_total(counted.get(key)), samples)}" for name, key in BYTE_ROWS]
-        rows += [(f"bytes per sample{of_last}", "  ".join(per_sample))]
+        number, unit = (samples, "sample") if samples else (int(summary.get("steps") or 0), "step")
+        each = [f"{name} {_bytes(_total(counted.get(key)), number)}" for name, key in BYTE_ROWS]
+        rows += [(f"bytes per {unit}{of_last}", "  ".join(each))]
     if summary.get("staleness") and not (alone and set(summary["staleness"]) == {"0"}):
         rows += [(f"staleness{of_last}", _histogram(summary["staleness"]))]
     if tables := summary.get("tables"):
@@ -241,9 +242,9 @@ def _alone(summary: Mapping[str, Any]) -> bool:
 
 
 def _work(figures: Mapping[str, Any], samples: int | None = None) -> str:
-    """`700 samples in 3.1 s`, of a start or of a job."""
+    """`700 samples in 3.1 s`, of a start or of a job; without the samples where nobody knows them."""
     count = int(figures.get("samples") or 0) if samples is None else samples
-    return f"{count:,} samples in {figures.get('wall_s') or 0.0:.1f} s"
+    return (f"{count:,} samples in " if count else "") + f"{figures.get('wall_s') or 0.0:.1f} s"
 
 
 PART_WORDS = {"dense_reduce": "tower reduce"}

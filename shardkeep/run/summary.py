@@ -221,6 +221,9 @@ class Summary(_Part):
     """Why, if it was not completed."""
     run_dir: Path | None = None
     """Path of the run folder. In Python only: summary.json does not have it."""
+    loop: bool | None = None
+    """Whether the training loop was the user's own; absent in jobs of `shardkeep train`. `samples` and `eval` are then
+    what it reported, 0 and null without a report."""
     steps: int = 0
     """Steps of the job."""
     samples: int = 0

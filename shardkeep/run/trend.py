@@ -85,6 +85,20 @@ def time_left_s(progress: Record, step_s: float | None = None) -> float | None:
     return float(max(0, total - step) * step_s) if step_s and step and total else None
 
 
+def step_text(progress: Record) -> str:
+    """`1,200/5,000`; only the first number where nobody knows the last step, as in a loop of the user's own."""
+    total = progress.get("total_steps")
+    return f"{int(progress.get('step') or 0):,}" + ("" if total is None else f"/{int(total):,}")
+
+
+def speed_text(progress: Record) -> str | None:
+    """`2,133 samples/s`, or steps a second where nobody knows the samples; None = neither is known."""
+    if (rate := progress.get("samples_per_s")) is not None or "total_steps" in progress:
+        return f"{rate or 0:,.0f} samples/s"
+    total_ms = (progress.get("step_ms") or {}).get("total")
+    return f"{1e3 / total_ms:,.1f} steps/s" if total_ms else None
+
+
 def clock_text(seconds: float) -> str:
     """`0:01:02`."""
     return str(timedelta(seconds=round(seconds)))

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from shardkeep import EmbeddingClient, SgdConfig, TableSpec, UserError
 from shardkeep.nn import EmbeddingBagCollection
+from tests.support.metered_loops import metered_client
 
 lightning = pytest.importorskip("lightning.pytorch")
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -66,6 +67,28 @@ def plain_loop(client: EmbeddingClient, module: Any, per_step: int = 1) -> None:
         if number % per_step == 0:
             module.optimizer.step()
             module.optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("per_step", [1, 2], ids=["each", "accumulated"])
+def test_logged_losses_and_validation_metrics_are_reported(tmp_path: Path, per_step: int) -> None:
+    from shardkeep.callbacks.lightning import RowsCallback
+
+    client, records, _ = metered_client(TABLES, consistency="sync")
+    module = module_of(client, with_optimizer=per_step > 1)
+
+    def validation_step(batch: Any, batch_idx: int) -> None:
+        module.log("val_hits", 0.5)
+        module.log("size", 16.0)
+
+    module.validation_step = validation_step
+    callback = RowsCallback(client, tmp_path / "rows", close=True)
+    settings = {"callbacks": [callback], "log_every_n_steps": 4, "accumulate_grad_batches": per_step}
+    trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False, **settings)
+    trainer.fit(module, *(DataLoader(data(count), batch_size=None) for count in (STEPS, 2)))
+    (evaluation,) = records.of("eval")
+    assert evaluation == {"step": STEPS // per_step, "val_hits": 0.5}
+    counted = [record["loss"] for record in records.of("telemetry") if record["loss"] is not None]
+    assert counted == [pytest.approx(sum(module.losses[3::4]) / 3, abs=1e-5)]
 
 
 @pytest.mark.parametrize("per_step", [1, 2], ids=["each", "accumulated"])

@@ -11,6 +11,7 @@ from torch import nn
 
 from shardkeep import EmbeddingClient, SgdConfig, TableSpec, UserError
 from shardkeep.nn import EmbeddingBagCollection
+from tests.support.metered_loops import metered_client
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -57,13 +58,32 @@ def trained(model: Model, folder: Path, callbacks: Any = (), resume: bool = Fals
         **settings,
     )
     trainer = transformers.Trainer(
-        model, args, train_dataset=data(), callbacks=list(callbacks), optimizers=(model.optimizer, None)
+        model,
+        args,
+        train_dataset=data(),
+        eval_dataset=data()[:BATCH],
+        callbacks=list(callbacks),
+        optimizers=(model.optimizer, None),
     )
     trainer.train(resume_from_checkpoint=resume or None)
 
 
 def digest(client: EmbeddingClient) -> Any:
     return client.summary(digest=True)["state_digest"]
+
+
+def test_logged_losses_and_evaluations_are_reported(tmp_path: Path) -> None:
+    from shardkeep.callbacks.transformers import RowsCallback
+
+    client, records, _ = metered_client(TABLES, consistency="sync")
+    model = Model(client)
+    trained(model, tmp_path, [RowsCallback(client)], logging_steps=4, eval_strategy="steps", eval_steps=STEPS)
+    steps = model.losses[:STEPS]
+    client.close()
+    (evaluation,) = records.of("eval")
+    assert set(evaluation) == {"step", "loss"} and evaluation["step"] == STEPS
+    (loss,) = [record["loss"] for record in records.of("telemetry") if record["loss"] is not None]
+    assert loss == pytest.approx(sum(steps) / STEPS, abs=1e-3)
 
 
 @pytest.mark.parametrize("per_step", [1, 2], ids=["each", "accumulated"])

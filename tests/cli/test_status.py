@@ -107,7 +107,7 @@ def test_tables_are_shown_of_a_long_job_and_after_a_take_over() -> None:
 @pytest.mark.parametrize(
     ("launched", "next_step"),
     [
-        (True, "`shardkeep train` starts them"),
+        (True, "the process that started the job starts them"),
         (False, "start worker 1 on 10.0.0.7: shardkeep worker --"),
     ],
     ids=["a launcher", "by hand"],

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from shardkeep.page import warnings
-from shardkeep.page.warnings import Check, Sight, Warning, warnings_of
+from shardkeep.page.warnings import checks, learning, processes, steps
+from shardkeep.page.warnings.checks import warnings_of
+from shardkeep.page.warnings.warning import Check, Sight, Warning
 from tests.support.seen_runs import at, event, progress, sight, step_of, telemetry
 
 
@@ -28,42 +29,42 @@ def test_a_job_without_records_has_no_warning(tmp_path: Path) -> None:
 
 def test_a_failed_job_says_why(tmp_path: Path) -> None:
     seen = sight(tmp_path / "run", state="failed", summary={"status": "failed", "message": "worker 0 ended"})
-    assert only(warnings.failed, seen).text == "the job failed: worker 0 ended"
-    assert not warnings.failed(sight(tmp_path / "other", state="completed"))
+    assert only(processes.failed, seen).text == "the job failed: worker 0 ended"
+    assert not processes.failed(sight(tmp_path / "other", state="completed"))
 
 
 def test_a_job_whose_processes_are_gone_says_how_to_resume(tmp_path: Path) -> None:
-    found = only(warnings.failed, sight(tmp_path / "run", state="gone"))
+    found = only(processes.failed, sight(tmp_path / "run", state="gone"))
     assert "no process" in found.text and f"--resume {tmp_path / 'run'}" in found.advice
 
 
 def test_a_job_that_recovers_says_from_what(tmp_path: Path) -> None:
     death = event(1, "server 1 ended: killed by SIGKILL", lost="server", lost_index=1, lost_pid=7)
-    found = only(warnings.recovering, sight(tmp_path / "run", death, state="recovering"))
+    found = only(processes.recovering, sight(tmp_path / "run", death, state="recovering"))
     assert found.text == "the job recovers: server 1 ended: killed by SIGKILL"
-    assert not warnings.recovering(sight(tmp_path / "run", death))
+    assert not processes.recovering(sight(tmp_path / "run", death))
 
 
 @pytest.mark.parametrize(("now", "warned"), [(59, False), (130, True)])
 def test_no_step_for_a_minute_is_a_problem(tmp_path: Path, now: float, warned: bool) -> None:
     seen = sight(tmp_path / "run", progress(0, 100), now=now)
-    assert [w.text for w in warnings.no_step(seen)] == (["no step for 2 minutes"] if warned else [])
+    assert [w.text for w in processes.no_step(seen)] == (["no step for 2 minutes"] if warned else [])
 
 
 def test_no_step_is_no_warning_once_the_job_has_ended(tmp_path: Path) -> None:
-    assert not warnings.no_step(sight(tmp_path / "run", progress(0, 100), now=500, state="completed"))
+    assert not processes.no_step(sight(tmp_path / "run", progress(0, 100), now=500, state="completed"))
 
 
 def test_a_process_without_a_record_for_several_intervals_is_named(tmp_path: Path) -> None:
     records = telemetry(0, "server", 1), telemetry(40, "server", 0)
     assert (
-        only(warnings.silent, sight(tmp_path / "run", *records, now=41)).text == "server 1 sent nothing for 41 seconds"
+        only(processes.silent, sight(tmp_path / "run", *records, now=41)).text == "server 1 sent nothing for 41 seconds"
     )
-    assert not warnings.silent(sight(tmp_path / "run", *records, now=15))
+    assert not processes.silent(sight(tmp_path / "run", *records, now=15))
 
 
 def test_silence_is_measured_by_the_interval_of_the_records(tmp_path: Path) -> None:
-    assert not warnings.silent(sight(tmp_path / "run", telemetry(0, "server", 1, every_s=30.0), now=100))
+    assert not processes.silent(sight(tmp_path / "run", telemetry(0, "server", 1, every_s=30.0), now=100))
 
 
 def test_a_worker_that_waits_names_the_server(tmp_path: Path) -> None:
@@ -72,72 +73,72 @@ def test_a_worker_that_waits_names_the_server(tmp_path: Path) -> None:
         step_of(0, pull_wait=5.0),
         step_of(1, pull_wait=38.0, waits={"server 0": 30.0, "server 1": 8.0}),
     )
-    assert only(warnings.waits, seen).text == "worker 1 waits 38 % of its step for server 0"
-    assert not warnings.waits(sight(tmp_path / "run", step_of(0, pull_wait=19.0)))
+    assert only(steps.waits, seen).text == "worker 1 waits 38 % of its step for server 0"
+    assert not steps.waits(sight(tmp_path / "run", step_of(0, pull_wait=19.0)))
 
 
 def test_many_workers_that_wait_for_one_server_are_one_warning(tmp_path: Path) -> None:
     workers = [step_of(i, pull_wait=30.0 + i, waits={"server 2": 30.0}) for i in range(5)]
     assert (
-        only(warnings.waits, sight(tmp_path / "run", *workers)).text
+        only(steps.waits, sight(tmp_path / "run", *workers)).text
         == "5 workers wait up to 34 % of their step for server 2"
     )
 
 
 def test_a_slow_worker_is_found_by_its_own_work_not_by_its_step(tmp_path: Path) -> None:
     workers = [step_of(0, dense_reduce=60.0, backward=30.0), step_of(1, dense_reduce=2.0, backward=88.0)]
-    found = only(warnings.slow_worker, sight(tmp_path / "run", *workers))
+    found = only(steps.slow_worker, sight(tmp_path / "run", *workers))
     assert found.text.startswith("worker 1 is slower") and "98.0 ms" in found.text and "backward" in found.text
 
 
 def test_equal_workers_and_a_single_one_are_not_slow(tmp_path: Path) -> None:
-    assert not warnings.slow_worker(sight(tmp_path / "run", step_of(0), step_of(1, total=130.0)))
-    assert not warnings.slow_worker(sight(tmp_path / "run", step_of(0)))
+    assert not steps.slow_worker(sight(tmp_path / "run", step_of(0), step_of(1, total=130.0)))
+    assert not steps.slow_worker(sight(tmp_path / "run", step_of(0)))
 
 
 def test_a_worker_that_waits_for_samples(tmp_path: Path) -> None:
     assert (
         "31 % of its step for samples"
-        in only(warnings.waits_for_samples, sight(tmp_path / "run", step_of(2, data=31.0))).text
+        in only(steps.waits_for_samples, sight(tmp_path / "run", step_of(2, data=31.0))).text
     )
-    assert not warnings.waits_for_samples(sight(tmp_path / "run", step_of(2, data=5.0)))
+    assert not steps.waits_for_samples(sight(tmp_path / "run", step_of(2, data=5.0)))
 
 
 @pytest.mark.parametrize(("age_min", "warned"), [(9, False), (41, True)])
 def test_an_old_checkpoint_has_its_age(tmp_path: Path, age_min: float, warned: bool) -> None:
     seen = sight(tmp_path / "run", now=600 + 60 * age_min, checkpoints=[{"step": 1, "at": 300}, {"step": 2, "at": 600}])
-    found = [w.text for w in warnings.old_checkpoint(seen)]
+    found = [w.text for w in processes.old_checkpoint(seen)]
     assert found == (["the newest checkpoint is 41 minutes old"] if warned else [])
 
 
 def test_a_checkpoint_that_is_written_each_hour_may_be_an_hour_old(tmp_path: Path) -> None:
     rare = [{"step": 1, "at": 0}, {"step": 2, "at": 3600}]
-    assert not warnings.old_checkpoint(sight(tmp_path / "run", now=3600 + 4000, checkpoints=rare))
+    assert not processes.old_checkpoint(sight(tmp_path / "run", now=3600 + 4000, checkpoints=rare))
 
 
 def test_a_loss_that_is_no_number_and_dropped_rows_blame_the_learning_rate(tmp_path: Path) -> None:
-    found = only(warnings.not_finite, sight(tmp_path / "run", progress(0, 700, None, dropped_rows=1200)))
+    found = only(learning.not_finite, sight(tmp_path / "run", progress(0, 700, None, dropped_rows=1200)))
     assert (
         found.text
         == "the loss is not finite at step 700; 1,200 rows of gradients were dropped because they were not finite"
     )
     assert "learning rate" in found.advice
-    assert not warnings.not_finite(sight(tmp_path / "run", progress(0, 700, 0.4, dropped_rows=0)))
+    assert not learning.not_finite(sight(tmp_path / "run", progress(0, 700, 0.4, dropped_rows=0)))
 
 
 def test_a_rising_loss_is_told_from_noise(tmp_path: Path) -> None:
     falls = [0.6 - 0.01 * i for i in range(12)]
-    found = only(warnings.rising_loss, sight(tmp_path / "run", *losses([*falls, 0.7, 0.9, 1.2, 1.5])))
+    found = only(learning.rising_loss, sight(tmp_path / "run", *losses([*falls, 0.7, 0.9, 1.2, 1.5])))
     assert found.text.startswith("the loss rises: 0.5") and found.text.endswith("1.2000 now")
     noise = [0.45 + 0.01 * math.sin(7 * i) for i in range(30)]
-    assert not warnings.rising_loss(sight(tmp_path / "run", *losses(noise)))
+    assert not learning.rising_loss(sight(tmp_path / "run", *losses(noise)))
 
 
 def test_a_loss_above_guessing(tmp_path: Path) -> None:
-    found = only(warnings.worse_than_guessing, sight(tmp_path / "run", *losses([0.9, 0.95, 1.0]), config=BCE))
+    found = only(learning.worse_than_guessing, sight(tmp_path / "run", *losses([0.9, 0.95, 1.0]), config=BCE))
     assert "0.950" in found.text and "0.693" in found.text
-    assert not warnings.worse_than_guessing(sight(tmp_path / "run", *losses([0.9, 0.95, 1.0])))
-    assert not warnings.worse_than_guessing(sight(tmp_path / "run", *losses([0.6, 0.6, 0.6]), config=BCE))
+    assert not learning.worse_than_guessing(sight(tmp_path / "run", *losses([0.9, 0.95, 1.0])))
+    assert not learning.worse_than_guessing(sight(tmp_path / "run", *losses([0.6, 0.6, 0.6]), config=BCE))
 
 
 BCE = {"train": {"loss": {"name": "bce"}}}
@@ -152,37 +153,37 @@ def test_a_loss_that_exploded_and_fell_to_that_of_a_constant_prediction_blames_t
     tmp_path: Path,
 ) -> None:
     exploded = losses([4202.3, 104.1, *[0.63] * 9], every=4)
-    found = only(warnings.exploded_loss, sight(tmp_path / "run", *exploded, config=BCE))
+    found = only(learning.exploded_loss, sight(tmp_path / "run", *exploded, config=BCE))
     assert (found.level, found.text) == (
         "bad", "the loss was 4,202.3 at step 4; a constant prediction of 0.5 has 0.693")  # fmt: skip
     assert "learning rate" in found.advice
     learned = sight(tmp_path / "run", *exploded, *evaluated(0.5, 0.7), config=BCE)
-    assert only(warnings.exploded_loss, learned).level == "note"
-    assert not warnings.exploded_loss(sight(tmp_path / "run", *exploded))
-    assert not warnings.exploded_loss(sight(tmp_path / "run", *losses([1.3, 0.7, *[0.6] * 9]), config=BCE))
+    assert only(learning.exploded_loss, learned).level == "note"
+    assert not learning.exploded_loss(sight(tmp_path / "run", *exploded))
+    assert not learning.exploded_loss(sight(tmp_path / "run", *losses([1.3, 0.7, *[0.6] * 9]), config=BCE))
 
 
 def test_a_model_that_guesses_twice_in_a_row(tmp_path: Path) -> None:
-    found = only(warnings.guessing, sight(tmp_path / "run", *evaluated(0.5, 0.5, 0.4998)))
+    found = only(learning.guessing, sight(tmp_path / "run", *evaluated(0.5, 0.5, 0.4998)))
     assert (found.level, found.text) == ("bad", "after 200 steps AUC is 0.4998: the model guesses")
-    assert not warnings.guessing(sight(tmp_path / "run", *evaluated(0.5, 0.5, 0.6)))
-    assert not warnings.guessing(sight(tmp_path / "run", *evaluated(0.5, 0.5, every=50)))
-    assert not warnings.guessing(sight(tmp_path / "run", *evaluated(0.5)))
+    assert not learning.guessing(sight(tmp_path / "run", *evaluated(0.5, 0.5, 0.6)))
+    assert not learning.guessing(sight(tmp_path / "run", *evaluated(0.5, 0.5, every=50)))
+    assert not learning.guessing(sight(tmp_path / "run", *evaluated(0.5)))
 
 
 def test_a_loss_that_has_not_moved(tmp_path: Path) -> None:
     falling = [1.0 - 0.02 * i for i in range(20)]
     still = [0.6 + 0.001 * (-1) ** i for i in range(22)]
-    found = only(warnings.stuck_loss, sight(tmp_path / "run", *losses([*falling, *still], every=50)))
+    found = only(learning.stuck_loss, sight(tmp_path / "run", *losses([*falling, *still], every=50)))
     assert found.text == "the loss has not moved for 1,000 steps"
-    assert not warnings.stuck_loss(sight(tmp_path / "run", *losses([1.0 - 0.01 * i for i in range(40)], every=50)))
-    assert not warnings.stuck_loss(sight(tmp_path / "run", *losses(still[:4], every=50)))
+    assert not learning.stuck_loss(sight(tmp_path / "run", *losses([1.0 - 0.01 * i for i in range(40)], every=50)))
+    assert not learning.stuck_loss(sight(tmp_path / "run", *losses(still[:4], every=50)))
 
 
 def test_an_auc_that_falls(tmp_path: Path) -> None:
-    found = only(warnings.falling_auc, sight(tmp_path / "run", *evaluated(0.7, 0.8, 0.79, 0.78)))
+    found = only(learning.falling_auc, sight(tmp_path / "run", *evaluated(0.7, 0.8, 0.79, 0.78)))
     assert found.text == "AUC falls: 0.8000 at step 100, 0.7800 at step 300"
-    assert not warnings.falling_auc(sight(tmp_path / "run", *evaluated(0.7, 0.78, 0.8, 0.799)))
+    assert not learning.falling_auc(sight(tmp_path / "run", *evaluated(0.7, 0.78, 0.8, 0.799)))
 
 
 @pytest.mark.parametrize(("slope", "advice"), [(-0.01, "overfits"), (0.01, "learning rate")], ids=["falls", "rises"])
@@ -190,15 +191,15 @@ def test_an_auc_that_falls_is_overfitting_only_while_the_training_loss_falls(
     tmp_path: Path, slope: float, advice: str
 ) -> None:
     values = losses([0.5 + slope * i for i in range(12)], every=30)
-    found = only(warnings.falling_auc, sight(tmp_path / "run", *values, *evaluated(0.7, 0.8, 0.79, 0.78)))
+    found = only(learning.falling_auc, sight(tmp_path / "run", *values, *evaluated(0.7, 0.8, 0.79, 0.78)))
     assert advice in found.advice
 
 
 def test_a_job_that_became_slower(tmp_path: Path) -> None:
     rates = [900.0, *[1000.0] * 8, 400.0, 400.0, 400.0]
     records = [progress(i, i, samples_per_s=rate) for i, rate in enumerate(rates)]
-    assert only(warnings.slower, sight(tmp_path / "run", *records)).text == "the speed fell from 1,000 to 400 samples/s"
-    assert not warnings.slower(sight(tmp_path / "run", *records[:10]))
+    assert only(steps.slower, sight(tmp_path / "run", *records)).text == "the speed fell from 1,000 to 400 samples/s"
+    assert not steps.slower(sight(tmp_path / "run", *records[:10]))
 
 
 def test_a_restarted_server_is_named_with_its_time(tmp_path: Path) -> None:
@@ -207,23 +208,23 @@ def test_a_restarted_server_is_named_with_its_time(tmp_path: Path) -> None:
         event(0, "server 1 ended", lost="server", lost_index=1),
         event(3, "it recovered", **recovery, kind="phase"),
     )
-    found = only(warnings.restarts, sight(tmp_path / "run", *records, now=183))
+    found = only(processes.restarts, sight(tmp_path / "run", *records, now=183))
     assert (found.level, found.text) == ("warn", "server 1 died and was restarted 3 minutes ago; 1 recovery so far")
-    assert only(warnings.restarts, sight(tmp_path / "run", *records, now=4000)).level == "note"
-    assert not warnings.restarts(sight(tmp_path / "run"))
+    assert only(processes.restarts, sight(tmp_path / "run", *records, now=4000)).level == "note"
+    assert not processes.restarts(sight(tmp_path / "run"))
 
 
 def test_a_restart_says_how_the_process_died(tmp_path: Path) -> None:
     cause = "server 1 (pid 7 on 127.0.0.1) ended: killed by SIGKILL, the job was at step 46"
     died = [{"role": "server", "index": 1, "cause": cause}]
     recovery = event(3, "it recovered", kind="phase", phase="recovery", cause=cause, died=died)
-    found = only(warnings.restarts, sight(tmp_path / "run", recovery, now=183))
+    found = only(processes.restarts, sight(tmp_path / "run", recovery, now=183))
     assert found.text.startswith("server 1 died (killed by SIGKILL) and was restarted 3 minutes ago;")
 
 
 def test_four_recoveries_within_an_hour_are_a_problem(tmp_path: Path) -> None:
     records = [event(60 * i, f"recovery {i}", kind="phase", phase="recovery") for i in range(4)]
-    assert only(warnings.restarts, sight(tmp_path / "run", *records, now=300)).level == "bad"
+    assert only(processes.restarts, sight(tmp_path / "run", *records, now=300)).level == "bad"
 
 
 def test_a_process_near_its_memory_limit(tmp_path: Path) -> None:
@@ -231,18 +232,18 @@ def test_a_process_near_its_memory_limit(tmp_path: Path) -> None:
         telemetry(0, "server", 0, rss_bytes=93, limit_bytes=100),
         telemetry(0, "server", 1, rss_bytes=50, limit_bytes=100),
     )
-    assert only(warnings.memory, sight(tmp_path / "run", near, far)).text == "server 0 uses 93 % of its memory limit"
-    assert not warnings.memory(sight(tmp_path / "run", far))
+    assert only(processes.memory, sight(tmp_path / "run", near, far)).text == "server 0 uses 93 % of its memory limit"
+    assert not processes.memory(sight(tmp_path / "run", far))
     other = telemetry(0, "worker", 0, rss_bytes=96, limit_bytes=100)
     assert (
-        only(warnings.memory, sight(tmp_path / "run", near, other)).text
+        only(processes.memory, sight(tmp_path / "run", near, other)).text
         == "server 0, worker 0 use up to 96 % of their memory limits"
     )
 
 
 def test_warnings_of_the_job_itself_appear_once_each(tmp_path: Path) -> None:
     records = [event(i, "warning: worker 1 misses a column") for i in range(3)]
-    assert only(warnings.told, sight(tmp_path / "run", *records)).text == "worker 1 misses a column"
+    assert only(checks.told, sight(tmp_path / "run", *records)).text == "worker 1 misses a column"
 
 
 def test_the_worst_warning_comes_first(tmp_path: Path) -> None:

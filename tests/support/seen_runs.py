@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shardkeep.page.records import RunRecords
-from shardkeep.page.warnings import Sight
+from shardkeep.page.warnings.warning import Sight
 
 NOON = datetime(2026, 11, 25, 12, 0, 0)
 Record = Mapping[str, Any]

@@ -7,6 +7,7 @@ const STEEP = 50; // a curve whose highest value is so many times its lowest one
 const figures = new Map();
 
 const X = {
+  step: { name: "steps", text: short, long: (v) => `${integer(v)} steps`, bare: integer },
   samples: { name: "samples trained", text: short, long: (v) => `${integer(v)} samples`, bare: integer },
   bytes: { name: "bytes sent for training", text: bytes, long: bytes, bare: bytes },
   time: { name: "time since the start", text: duration, long: duration, bare: duration },

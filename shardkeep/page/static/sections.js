@@ -16,6 +16,11 @@ const STEP_PARTS = {
   push: ["push", "encodes row gradients and sends them"],
   other: ["other", "everything else"],
 };
+const LOOP_PARTS = {
+  data: "waits for the next batch, in client.ahead",
+  lookup: "finds the unique ids, and makes tensors of the rows",
+  other: "your loop: samples, model and optimizer",
+};
 const DIRECTION_NAMES = { push: "push", pull: "pull", tower: "tower", read: "evaluation", control: "control" };
 const SECTION_NAMES = { steps: "where a step goes", convergence: "convergence", members: "members", checkpoints: "checkpoints" };
 const ENDED = ["completed", "failed", "stopped", "killed", "gone"];
@@ -36,14 +41,17 @@ export function overview(run) {
   const saved = o.fp32_bytes > 1.05 * o.bytes ? o.fp32_bytes / o.bytes : null;
   const left = ended(run)
     ? tile("Time taken", duration(o.wall_s), "", "wall time of all starts, with start-up and evaluations")
+    : o.loop ? tile("Time so far", duration(o.newest == null ? null : o.newest - o.began), "", "since the job began; only your loop knows its last step")
     : tile("Time left", o.left_s == null ? "–" : duration(o.left_s), "", o.left_s == null ? "known after a few steps" : `to the last step, at the speed of the last two minutes; done at about ${clock(jobClock.now() + o.left_s)}`);
   return [
     h("dl.tiles",
       tile("Step", integer(o.step), o.total_steps ? `of ${integer(o.total_steps)}` : "", share == null ? "in a step each worker trains one batch" : `${percent(share)} done; in a step each worker trains one batch`, share == null ? null : bar(share)),
-      tile("Speed", integer(o.samples_per_s), "samples/s", ended(run) ? "mean over the run, all workers together" : "all workers together, since the last record"),
+      o.samples_per_s == null && o.steps_per_s != null
+        ? tile("Speed", decimal(o.steps_per_s, 1), "steps/s", ended(run) ? "mean over the run" : "since the last record")
+        : tile("Speed", integer(o.samples_per_s), "samples/s", ended(run) ? "mean over the run, all workers together" : "all workers together, since the last record"),
       left,
-      tile("Loss", decimal(o.loss), "", "training loss of worker 0 since its last record; lower is better"),
-      tile(main ? main.name : "Evaluation", main ? decimal(main.value) : "–", "", main ? `last evaluation${o.best_auc != null && main.key === "auc" ? `; the best possible is ${decimal(o.best_auc)}` : ""}${main.key === "auc" ? "; 0.5 is guessing, 1 is perfect" : ""}` : "no evaluation yet"),
+      tile("Loss", decimal(o.loss), "", o.loop && o.loss == null ? "shown once your loop calls client.report(loss=...)" : "training loss of worker 0 since its last record; lower is better"),
+      tile(main ? main.name : "Evaluation", main ? decimal(main.value) : "–", "", main ? `last evaluation${o.best_auc != null && main.key === "auc" ? `; the best possible is ${decimal(o.best_auc)}` : ""}${main.key === "auc" ? "; 0.5 is guessing, 1 is perfect" : ""}` : o.loop ? "shown once your loop calls client.report(eval={...})" : "no evaluation yet"),
       tile(o.servers === 0 ? "Messages" : "Sent for training", bytes(o.bytes), "", o.servers === 0 ? "one process sends nothing; this is what pulls and pushes would take" : o.bytes ? `pulls, pushes and dense gradients${trained ? `: ${bytes(trained)} a sample` : ""}` : "counted by the workers' records"),
       saved ? tile("Compression", `${decimal(saved, 1)} ×`, "", `less than the ${bytes(o.fp32_bytes)} of fp32 without compression`) : null,
       tile("Recoveries", integer(o.recoveries), "", o.state === "recovering" ? "before the one that is under way" : o.recoveries ? "times a process was lost and training continued" : "no process was lost"),
@@ -61,32 +69,40 @@ export function warnings(run) {
   return [h("ul.warnings", run.warnings.map((w) => h(`li.${w.level}`, h("span.level", words[w.level]), " ", h("strong", w.text), " ", h("span.advice", w.advice, " ", w.about ? h("a", { href: `#${w.about}` }, `See ${SECTION_NAMES[w.about] ?? w.about}.`) : null))))];
 }
 
-// Chooses the horizontal axis of all plots.
-function axisChoice(name, view) {
-  const radios = [["samples", "samples"], ["bytes", "bytes sent"], ["time", "time"]].map(([key, text]) => h("label",
-    h("input", { type: "radio", name, value: key, checked: key === view.axis, "data-key": `${name} ${key}`, onchange: () => view.choose(key) }), text));
+// Chooses the horizontal axis of all plots. `first`: its key and name where neither bytes nor time is chosen.
+function axisChoice(name, view, axis, first) {
+  const radios = [first, ["bytes", "bytes sent"], ["time", "time"]].map(([key, text]) => h("label",
+    h("input", { type: "radio", name, value: key, checked: key === axis, "data-key": `${name} ${key}`, onchange: () => view.choose(key) }), text));
   return h("fieldset.choice", h("legend", "Horizontal axis"), radios);
 }
+
+// A loop of the user's own may not say how many samples a step has: then steps take their place.
+const inSteps = (runs) => runs.some((run) => run.curves.training.rows.length) && runs.every((run) => run.curves.training.rows.every((row) => row[2] == null));
+const axisOf = (runs, view) => (view.axis === "samples" || view.axis === "step" ? (inSteps(runs) ? "step" : "samples") : view.axis);
+const firstAxis = (runs) => (inSteps(runs) ? ["step", "steps"] : ["samples", "samples"]);
 
 export function convergence(run, view) {
   const { curves } = run;
   const from = run.overview.began ?? 0;
-  const axis = view.axis;
+  const axis = axisOf([run], view);
   const counted = curves.training.rows.some((row) => row[3] != null);
   const names = curves.evaluation.columns.slice(4);
   const main = names.filter((name) => name.split("/")[0] === "auc");
   const shown = main.length ? main : names.slice(0, 1);
   const others = names.filter((name) => ["logloss", "mse", "rmse", "mae"].includes(name.split("/")[0]));
-  const line = (curve, name, label) => ({ name: label, points: points(curve, axis, name, from) });
+  const { loop } = run.overview;
+  const line = (curve, name, label) => ({ name: label, points: points(curve, axis, name, from).filter(([, y]) => !loop || y != null) });
   const label = (name) => curves.evaluation.names[names.indexOf(name)];
   return [
-    axisChoice("axis", view),
+    axisChoice("axis", view, axis, firstAxis([run])),
     axis === "bytes" && !counted ? h("p.about", "The bytes of this run were not counted over time, so there are no points.") : null,
     h("div.plots",
-      plot("loss", { title: "Training loss", about: "Loss of worker 0 on the samples it trains on, mean since the record before.", axis, unit: "loss", lines: [line(curves.training, "loss", "training loss")] }),
-      plot("quality", { title: shown.length ? `Evaluation: ${label(shown[0])}` : "Evaluation", about: `On samples that are not trained on.${main.length ? " Higher AUC is better." : ""}`, axis, unit: shown.length ? label(shown[0]) : "", lines: shown.slice(0, 6).map((name) => line(curves.evaluation, name, label(name))), limit: curves.best_auc == null || !main.length ? null : { name: "best possible", value: curves.best_auc } }),
+      plot("loss", { title: "Training loss", about: loop && !curves.training.rows.some((row) => row[4] != null) ? "Your loop reports it by client.report(loss=...)." : "Loss of worker 0 on the samples it trains on, mean since the record before.", axis, unit: "loss", lines: [line(curves.training, "loss", "training loss")] }),
+      plot("quality", { title: shown.length ? `Evaluation: ${label(shown[0])}` : "Evaluation", about: loop && !names.length ? "Your loop reports it by client.report(eval={...})." : `On samples that are not trained on.${main.length ? " Higher AUC is better." : ""}`, axis, unit: shown.length ? label(shown[0]) : "", lines: shown.slice(0, 6).map((name) => line(curves.evaluation, name, label(name))), limit: curves.best_auc == null || !main.length ? null : { name: "best possible", value: curves.best_auc } }),
       others.length ? plot("evaluation loss", { title: `Evaluation: ${label(others[0])}`, about: "On samples that are not trained on. Lower is better.", axis, unit: label(others[0]), lines: others.slice(0, 6).map((name) => line(curves.evaluation, name, label(name))) }) : null,
-      plot("speed", { title: "Speed", about: "Samples a second, all workers together. Dips are evaluations and recoveries.", axis, unit: "samples/s", digits: 0, lines: [line(curves.training, "samples_per_s", "samples/s")] }),
+      inSteps([run])
+        ? plot("speed", { title: "Speed", about: "Steps a second. Dips are evaluations and recoveries.", axis, unit: "steps/s", digits: 1, lines: [line(curves.training, "steps_per_s", "steps/s")] })
+        : plot("speed", { title: "Speed", about: "Samples a second, all workers together. Dips are evaluations and recoveries.", axis, unit: "samples/s", digits: 0, lines: [line(curves.training, "samples_per_s", "samples/s")] }),
     ),
   ];
 }
@@ -102,12 +118,14 @@ export function steps(run) {
   const rows = run.steps.map((row) => ({ ...row, mark: run.steps.length > 1 && row.ratio > 1.4 ? "slow" : null }));
   const alone = run.steps.length === 1;
   const over = ended(run) ? "over the run" : "over the last 30 seconds";
+  const { loop } = run.overview;
+  const about = (part) => (loop ? LOOP_PARTS[part] : null) ?? STEP_PARTS[part][1];
   return [
-    h("p", alone ? `Mean time of a step ${over}, by part.` : `Mean time of a step ${over}, by part, of each worker. The worker whose own work takes longest is the first: the others wait for it in tower reduce.`),
-    h("ul.legend", means.map(([part, ms]) => h("li", { title: STEP_PARTS[part][1] }, h(`span.swatch.part-${part}`), h("b", STEP_PARTS[part][0]), ` ${milliseconds(ms)}, ${percent(ms / total)}`, h("span.about", STEP_PARTS[part][1])))),
+    h("p", alone ? `Mean time of a step ${over}, by part.` : `Mean time of a step ${over}, by part, of each worker. The worker whose own work takes longest is the first: the others wait for it${loop ? "" : " in tower reduce"}.`, loop ? " A step ends with apply." : ""),
+    h("ul.legend", means.map(([part, ms]) => h("li", { title: about(part) }, h(`span.swatch.part-${part}`), h("b", STEP_PARTS[part][0]), ` ${milliseconds(ms)}, ${percent(ms / total)}`, h("span.about", about(part))))),
     table("steps", "Time of a step by worker, slowest own work first", [
       { name: "worker", text: (row) => `worker ${row.index}` },
-      { name: "own work", num: true, note: "the step without pull wait and tower reduce", text: (row) => (row.mark ? h("b", milliseconds(row.own)) : milliseconds(row.own)) },
+      { name: "own work", num: true, note: `the step without pull wait${loop ? "" : " and tower reduce"}`, text: (row) => (row.mark ? h("b", milliseconds(row.own)) : milliseconds(row.own)) },
       ...(alone ? [] : [{ name: "vs others", note: "own work, divided by the median of the other workers", num: true, text: (row) => `${decimal(row.ratio, 2)} ×` }]),
       { name: "parts of a step", text: strip },
       { name: "step", num: true, text: (row) => milliseconds(row.total) },
@@ -240,9 +258,9 @@ const hurt = (spans) => (spans.some((span) => span.end === "died" || span.end ==
 const event = (mark) => h(`li.${mark.kind}`, h("time", clock(mark.at)), " ", mark.text);
 
 export function checkpoints(run) {
-  if (!run.checkpoints.length) return [h("p.empty", "There is no checkpoint yet. The setting checkpoint.every_steps says how often one is written.")];
+  if (!run.checkpoints.length) return [h("p.empty", run.overview.loop ? "There is no checkpoint yet. Your loop writes one by client.checkpoint." : "There is no checkpoint yet. The setting checkpoint.every_steps says how often one is written.")];
   return [
-    h("p", `${run.checkpoints.length} complete ${run.checkpoints.length === 1 ? "checkpoint is" : "checkpoints are"} kept. A job that dies resumes from the newest one.`),
+    h("p", `${run.checkpoints.length} complete ${run.checkpoints.length === 1 ? "checkpoint is" : "checkpoints are"} kept. ${run.overview.loop ? "Trainers that are started again resume" : "A job that dies resumes"} from the newest one.`),
     table("checkpoints", "Checkpoints, newest first", [
       { name: "step", text: (c) => integer(c.step) },
       { name: "written", text: (c) => h("span.line", clock(c.at), ended(run) ? null : [", ", ago(c.at)]) },
@@ -286,7 +304,7 @@ export function compare(runs, view) {
   const settings = runs.map((run) => new Map(run.config.changed ?? []));
   const keys = [...new Set(settings.flatMap((one) => [...one.keys()]))].filter((key) => key !== "name" && new Set(settings.map((one) => one.get(key))).size > 1);
   const columns = (name, num) => [{ name, text: (row) => row[0] }, ...runs.map((run, at) => ({ name: h("span", h(`span.swatch.line-${at % 6 + 1}`), run.name), num, text: (row) => row[1](run, at) }))];
-  const axis = view.axis;
+  const axis = axisOf(runs, view);
   const lines = (pick) => runs.slice(0, 6).map((run, at) => ({ name: run.name, points: pick(run), color: `--line-${at + 1}` }));
   const main = metrics.some(([key]) => key === "auc") ? "auc" : metrics[0]?.[0];
   return [
@@ -294,7 +312,7 @@ export function compare(runs, view) {
     table("compare", "Results of the runs", columns("figure", true), rows, { most: 40 }),
     keys.length ? h("h3", "Settings that differ") : null,
     keys.length ? table("differences", "Settings that differ", columns("setting", false), keys.map((key) => [setting(key), (_, at) => h("code", settings[at].get(key) ?? "default")]), { most: 12, of: "settings" }) : h("p", "The runs have the same settings."),
-    axisChoice("axis of compare", view),
+    axisChoice("axis of compare", view, axis, firstAxis(runs)),
     h("div.plots",
       main ? plot("compare quality", { title: metrics.find(([key]) => key === main)[1], about: "On samples that are not trained on.", axis, unit: metrics.find(([key]) => key === main)[1], lines: lines((run) => points(run.curves.evaluation, axis, main, from(run))) }) : null,
       plot("compare loss", { title: "Training loss", about: "Loss of worker 0 of each run.", axis, unit: "loss", lines: lines((run) => points(run.curves.training, axis, "loss", from(run))) })),

@@ -1,0 +1,72 @@
+"""A metered client in this process, whose records a test reads and whose clock it turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from shardkeep import EmbeddingClient, TableSpec
+from shardkeep.compression.config import CompressionConfig
+from shardkeep.loop.joining import Joined, join_local, loop_config
+from shardkeep.loop.metering import LoopMeter
+
+
+class Records:
+    """Keeps what a client reports."""
+
+    def __init__(self) -> None:
+        self._records: list[tuple[str, dict[str, Any]]] = []
+
+    def report(self, kind: str, record: dict[str, Any]) -> None:
+        self._records.append((kind, record))
+
+    def update(self, *, step: int, phase: str, unsent_rows: int | None = None) -> None:
+        pass
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [record for name, record in self._records if name == kind]
+
+
+class Clock:
+    """Seconds that only a test lets pass."""
+
+    def __init__(self) -> None:
+        self._now = 1000.0
+
+    def __call__(self) -> float:
+        return self._now
+
+    def add(self, seconds: float) -> None:
+        self._now += seconds
+
+    def slow(self, batches: Iterable[Any], *, seconds: float) -> Iterator[Any]:
+        """Yields batches, each after some seconds."""
+        for batch in batches:
+            self.add(seconds)
+            yield batch
+
+
+def metered_client(
+    tables: Sequence[TableSpec],
+    *,
+    consistency: str = "bounded",
+    seed: int = 0,
+    compression: CompressionConfig | None = None,
+    report_every_s: float = 2.0,
+) -> tuple[EmbeddingClient, Records, Clock]:
+    """A client whose tables are in this process."""
+    config = loop_config(0, seed, consistency, compression)
+    config = config.model_copy(update={"train": config.train.model_copy(update={"report_every_s": report_every_s})})
+    joined, records, clock = join_local(tables, config), Records(), Clock()
+    meter = LoopMeter(
+        joined.rows,
+        joined.ledger,
+        config,
+        records,
+        samples=0,
+        generation=lambda: joined.rows.generation,
+        metrics=None,
+        clock=clock,
+    )
+    metered = Joined(joined.rows, joined.ledger, joined.ending, joined.saving, meter=meter)
+    return EmbeddingClient(metered), records, clock
