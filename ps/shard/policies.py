@@ -22,9 +22,12 @@ from shardkeep.ps.shard.table.eviction import Eviction, swept_hashes
 from shardkeep.ps.shard.table.optimizers.optimizer import Update
 from shardkeep.ps.shard.table.policy_update_kernels import apply, take_rows
 from shardkeep.ps.shard.table.table import NO_COUNTS, Table
+from shardkeep.ps.shard.table.table_kernels import NUM_CHANGED, REMOVED
 
 Locked = Callable[..., AbstractContextManager[None]]
 """Holds the locks of some tables while their rows change."""
+_ENOUGH = 64
+"""Rows of a table whose memory is worth a call."""
 MakeRoom = Callable[[Ints, Ints], None]
 """Makes room in some tables for so many rows, or for so many pre-images if a snapshot is being taken."""
 
@@ -47,6 +50,9 @@ class Policies:
         self._tables, self._descriptors, self._starts, self._images = tables, descriptors, starts, images_TC
         self._dims_T, self._locked = dims_T, locked
         self._make_room, self._make_pre_image_room = make_room, make_pre_image_room
+        self._noting_T: Ints = descriptors[:, NUM_CHANGED]
+        """Not 0 = a table notes what changes, for an increment."""
+        self._removed_T: Ints = descriptors[:, REMOVED]
         admits = [table.spec.admit for table in tables]
         self._admits_T: Bools = np.array([admit is not None for admit in admits], dtype=np.bool_)
         self._admits_nothing_T: Bools = np.zeros_like(self._admits_T)
@@ -108,20 +114,24 @@ class Policies:
             self._rules_T, *self._in_buckets, places,
         )  # fmt: skip
         places = places[:count]
-        bounds = np.searchsorted(places, sections.starts_S1).tolist()
-        for s in np.flatnonzero(absent_S).tolist():
-            self._note_decision(
-                int(sections.tables_S[s]), sections.ids_V, places[bounds[s] : bounds[s + 1]], absent_S[s]
-            )
+        self._note_admitted(sections, places)
+        self._give_back(counting_S[counts_S])
         return places
 
-    def _note_decision(self, t: int, ids_V: Ints, places: Ints, absent: int) -> None:
-        self._tables[t].admitted_rows += places.size
-        self._tables[t].refused_rows += int(absent) - places.size
-        if places.size and self._counting_T[t] >= 0:
-            candidates = self._tables[self._counting_T[t]]
-            candidates.changed.note_removed(partial(ids_V.take, places))
-            candidates.give_back(places.size)
+    def _note_admitted(self, sections: SectionIds, places: Ints) -> None:
+        """Tells the tables which ids they count no more, where a snapshot wants to know."""
+        if not self._noting_T[self._counting_T].any():
+            return
+        bounds = np.searchsorted(places, sections.starts_S1).tolist()
+        for s, t in enumerate(sections.tables_S.tolist()):
+            if bounds[s] < bounds[s + 1] and self._counting_T[t] >= 0:
+                own = places[bounds[s] : bounds[s + 1]]
+                self._tables[self._counting_T[t]].changed.note_removed(partial(sections.ids_V.take, own))
+
+    def _give_back(self, tables_T: Ints) -> None:
+        """Returns memory that tables need no more, once enough of their rows were removed."""
+        for t in tables_T[self._removed_T[tables_T] >= _ENOUGH].tolist():
+            self._tables[t].give_back()
 
     def take(self, sections: SectionIds, values: Floats, places: Ints) -> tuple[SectionIds, Floats]:
         """The ids and values at some places of sections, which rise."""
@@ -157,17 +167,16 @@ class Policies:
             self._slots = np.empty(2 * count, dtype=np.int64)
         if not count:
             return
-        gone_E = np.diff(self._ends_E, prepend=0)
-        self._make_pre_image_room(self._evicting_E, 2 * gone_E)
-        gone = [(e, int(self._evicting_E[e]), int(gone_E[e])) for e in np.flatnonzero(gone_E).tolist()]
-        for e, t, size in gone:
-            slots_U = self._slots[self._ends_E[e] - size : self._ends_E[e]]
-            self._tables[t].changed.note_removed(partial(self._tables[t].ids_in, slots_U))
+        begins_E = np.concatenate([[0], self._ends_E[:-1]])
+        self._make_pre_image_room(self._evicting_E, 2 * (self._ends_E - begins_E))
+        if self._noting_T[self._evicting_E].any():
+            for t, begin, end in zip(self._evicting_E.tolist(), begins_E.tolist(), self._ends_E.tolist(), strict=True):
+                if begin < end:
+                    table = self._tables[t]
+                    table.changed.note_removed(partial(table.ids_in, self._slots[begin:end]))
         found = self._evicting_E, self._ends_E, self._slots
         at.remove_many(self._descriptors, self._images, *found, self._rules_T, *self._in_buckets)
-        for _, t, size in gone:
-            self._tables[t].evicted_rows += size
-            self._tables[t].give_back(size)
+        self._give_back(self._evicting_E)
 
     def _remove_lowest(self, e: int, update: Update) -> None:
         """Removes the lowest rows of the buckets that have too many."""

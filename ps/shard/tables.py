@@ -182,7 +182,7 @@ class Tables(Sequence[Table]):
             slots_V, new_S = pulled.slots_V, pulled.absent_S
         else:
             slots_V, new_S = np.empty(sections.ids_V.size, dtype=np.int64), np.diff(sections.starts_S1)
-        updated = [(sections, slots_V)]
+        updated, scalars_SK = [(sections, slots_V)], self._scalars(sections.tables_S, update)
         for part, ids, where in self._parts(sections, changing=True):
             starts_S1 = sections.starts_S1[part.start : part.stop + 1] - ids.start
             own = replace(
@@ -193,20 +193,20 @@ class Tables(Sequence[Table]):
                 pushes_V=gradients.pushes_V[ids] if gradients.pushes_V.size else NO_PUSHES,
             )
             if self._policies is None:
-                at.apply(*self._rows(own, slots_V[ids], new_S[part], update))
+                at.apply(*self._rows(own, slots_V[ids], new_S[part], scalars_SK[part], update))
             else:
-                updated += self._apply_with_policies(self._policies, own, slots_V[ids], update)
+                updated += self._apply_with_policies(self._policies, own, slots_V[ids], scalars_SK[part], update)
         if self._decaying:
             self._decay_others(updated, update)
 
     def _apply_with_policies(
-        self, policies: Policies, gradients: Gradients, slots_V: Ints, update: Update
+        self, policies: Policies, gradients: Gradients, slots_V: Ints, scalars_SK: Floats, update: Update
     ) -> list[tuple[SectionIds, Ints]]:
         """Updates the rows that are there, then those that admission adds, under the locks of the tables: no other push
         comes between. Returns the sections of the added rows, and their slots."""
         sections = gradients.sections
         absent_S = np.zeros(sections.tables_S.size, dtype=np.int64)
-        rows = self._rows(gradients, slots_V, policies.new_rows(sections), update)
+        rows = self._rows(gradients, slots_V, policies.new_rows(sections), scalars_SK, update)
         policies.apply(rows, gradients.pushes_V, absent_S, update, admits=True)
         if not absent_S.any():
             return []
@@ -219,21 +219,23 @@ class Tables(Sequence[Table]):
         )
         admitted = Gradients(taken, values, None, squares_V, gradients.lr_factor, pushes_V)
         new_V = np.empty(places.size, dtype=np.int64)
-        rows = self._rows(admitted, new_V, np.diff(taken.starts_S1), update)
+        rows = self._rows(admitted, new_V, np.diff(taken.starts_S1), scalars_SK, update)
         policies.apply(rows, pushes_V, absent_S, update, admits=False)
         return [(taken, new_V)]
 
-    def _rows(self, gradients: Gradients, slots_V: Ints, new_S: Ints, update: Update) -> tuple[Any, ...]:
+    def _rows(
+        self, gradients: Gradients, slots_V: Ints, new_S: Ints, scalars_SK: Floats, update: Update
+    ) -> tuple[Any, ...]:
         """The arguments of the kernel that updates rows, which adds at most `new_S` rows to each section's table. Makes
         room for these. The caller holds the tables' locks."""
         sections = gradients.sections
         self._make_room(sections.tables_S, new_S)
         self._note_step(sections.tables_S, update)
-        self._make_pre_image_room(sections.tables_S, np.diff(sections.starts_S1))
+        if self._snapshot is not None:
+            self._make_pre_image_room(sections.tables_S, np.diff(sections.starts_S1))
         return (
             self._descriptors, self._starts, self._images, sections.tables_S, sections.starts_S1, sections.ids_V,
-            slots_V, gradients.pulled is not None, gradients.values, gradients.squares_V,
-            self._scalars(sections.tables_S, update),
+            slots_V, gradients.pulled is not None, gradients.values, gradients.squares_V, scalars_SK,
         )  # fmt: skip
 
     def _decay_others(self, updated: Sequence[tuple[SectionIds, Ints]], update: Update) -> None:

@@ -16,11 +16,13 @@ from shardkeep.ps.shard.table.pre_image_kernels import ROWS as SNAPSHOT_ROWS
 from shardkeep.ps.shard.table.pre_image_kernels import keep
 from shardkeep.ps.shard.table.table_kernels import (
     ADDRESSES,
+    ADMITTED,
     COUNT,
     COUNTERS,
     KEY,
     NUM_ADDRESSES,
     NUM_CHANGED,
+    REFUSED,
     SHIFT,
     WIDTH,
     Descriptors,
@@ -93,7 +95,8 @@ def decide(
     num_over_E: Ints,
     places: Ints,
 ) -> int:
-    """The places of the ids that become rows, which rise, and their number. They leave the tables that count.
+    """The places of the ids that become rows, which rise, and their number. They leave the tables that count; tables
+    count those that were admitted and refused.
 
     `absent_S`: ids of each section without a row; their slots are -1. `counting_T`: the table that counts these ids; -1
     = they are drawn by chance. `bars_T`: the least count, or the chance. `evicting_T`: the number e of a table."""
@@ -122,8 +125,11 @@ def decide(
                     descriptors[c], images[c], slots_A[chosen_A], int(rules_T[c, CAPACITY]), evicting_T[c], counts_EB,
                     counted_E, over_EB, num_over_E,
                 )  # fmt: skip
+        before = num_places
         for i in range(a):
             if chosen_A[i]:
                 places[num_places] = at_A[i]
                 num_places += 1
+        descriptors[t, ADMITTED] += num_places - before
+        descriptors[t, REFUSED] += a - (num_places - before)
     return num_places

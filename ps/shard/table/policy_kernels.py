@@ -34,11 +34,13 @@ from shardkeep.ps.shard.table.table_kernels import (
     COUNT,
     COUNTERS,
     ENTRIES,
+    EVICTED,
     NUM_ADDRESSES,
     NUM_CHANGED,
     NUM_ENTRIES,
     NUM_OLD,
     OLD,
+    REMOVED,
     SHIFT,
     WIDTH,
     Descriptors,
@@ -254,6 +256,7 @@ def remove_rows(descriptor: Ints, images: Ints, slots_U: Ints, counts_B: Ints) -
         if changed.size and slot != last:
             changed[slot >> 3] |= np.uint8(1 << (slot & 7))
         descriptor[COUNT] = last
+    descriptor[REMOVED] += slots_U.size
 
 
 @kernel("void(int64[::1], int64[::1], int64[::1], int64, int64, int64[:,::1], int64[::1], int64[:,::1], int64[::1])")
@@ -299,6 +302,7 @@ def remove_many(
     for e in range(tables_E.size):
         t = tables_E[e]
         if begin < ends_E[e]:
+            descriptors[t, EVICTED] += ends_E[e] - begin
             remove_counted(
                 descriptors[t], images[t], slots[begin : ends_E[e]], int(rules_T[t, CAPACITY]), e, counts_EB, counted_E,
                 over_EB, num_over_E,

@@ -35,12 +35,32 @@ NO_COUNTS: Ids = np.empty(0, dtype=np.int64)
 """No rows of buckets are counted."""
 
 
+class _Count:
+    """A number of a table that kernels change, as an attribute."""
+
+    def __init__(self, column: int) -> None:
+        self._column = column
+
+    def __get__(self, table: Table, _: type[Table]) -> int:
+        return int(table.descriptor[self._column])
+
+    def __set__(self, table: Table, count: int) -> None:
+        table.descriptor[self._column] = count
+
+
 class Table:
     """Rows and optimizer slots of one table, in the precision of its spec. Not thread safe.
 
     Ids are int64, sorted ascending and unique in every call; the caller has checked that. A row is created when its id
     receives its first gradient. Before that, its value is computed from the id.
     """
+
+    admitted_rows = _Count(at.ADMITTED)
+    """Ids that admission made rows."""
+    refused_rows = _Count(at.REFUSED)
+    """Rows of pushes that admission dropped."""
+    evicted_rows = _Count(at.EVICTED)
+    """Rows that went."""
 
     def __init__(
         self,
@@ -57,8 +77,6 @@ class Table:
         `counts_for`: the table whose ids without a row this one counts; its own rows have neither weights nor slots."""
         self.spec = spec
         self.skipped_rows = 0
-        self.admitted_rows = self.refused_rows = self.evicted_rows = 0
-        """Ids that admission made rows, rows of pushes that it dropped, and rows that went."""
         optimizer = OPTIMIZERS[spec.optimizer.name]
         self.counts_for = counts_for
         self.layout = RowLayout.of(spec, counts=bool(counts_for))
@@ -173,10 +191,11 @@ class Table:
         slots_U = np.sort(slots_U)[::-1].copy()
         self.changed.note_removed(lambda: self.ids_in(slots_U))
         policy_kernels.remove_rows(self.descriptor, images, slots_U, counts_B)
-        self.give_back(slots_U.size)
+        self.give_back()
 
-    def give_back(self, removed: int) -> None:
-        """Returns memory that the table needs no more, after so many rows were removed."""
+    def give_back(self) -> None:
+        """Returns memory that the table needs no more, after rows were removed."""
+        removed, self.descriptor[at.REMOVED] = int(self.descriptor[at.REMOVED]), 0
         if self._index.shrink(removed):
             self._describe()
         self.records.give_back(self.num_rows)

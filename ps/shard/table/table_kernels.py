@@ -40,7 +40,10 @@ MARK, PRECISION = 18, 19  # byte of a record at which a new row is marked; preci
 NUM_SLOTS, STARTS_AT = 20, 21  # optimizer slots of a row; address of the table's row of `starts`
 STEP = 22  # of the update that follows: what random numbers of rounding depend on
 COUNTERS = 23  # word of a record's counters; 0 = it has none
-COLUMNS = 24
+# Of tables with policies:
+ADMITTED, REFUSED, EVICTED = 24, 25, 26  # ids that admission made rows, rows of pushes that it dropped, rows that went
+REMOVED = 27  # rows that were removed since the table last gave memory back
+COLUMNS = 28
 
 # Columns of `starts`.
 FIRST, SECOND, SLOT = 0, 1, 2  # parameters of the initial distribution; first value of the optimizer's slots
