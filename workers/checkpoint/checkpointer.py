@@ -100,7 +100,7 @@ class Checkpointer:
         chosen = self._interval.choose(step, self._collective)
         if chosen is not None and not self._collective.rank:
             more = (step // chosen + 1) * chosen < total_steps
-            text = f"one every {chosen:,} steps from here on" if more else "the next one after the last step"
+            text = f"one every {chosen:,} steps from here on" if more else "after the last step"
             self._writer.records.append({"step": step, "every_steps": chosen, "text": text})
         return self._interval.ends(step)
 
