@@ -186,7 +186,7 @@ def expired(
     slots: Ints,
     count: int,
 ) -> int:
-    """Appends the slots of rows with hashes [first, end) that are too old or score too low, but for pinned ones;
+    """Appends the slots of rows with hashes [first, end) that are too old or score too low, except pinned ones;
     returns their number."""
     addresses = carray(pointer(descriptor[ADDRESSES]), (descriptor[NUM_ADDRESSES],), np.int64)
     shift, width, at = descriptor[SHIFT], descriptor[WIDTH], descriptor[COUNTERS]
