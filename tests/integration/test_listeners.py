@@ -98,7 +98,7 @@ def test_without_a_package_that_a_setting_needs_the_setting_is_refused(
 ) -> None:
     path = str(cluster.write(listening(setting, "127.0.0.1:0")))
     where = () if command == "config" else ("--run-dir", str(tmp_path / "run"))
-    without = {"module": "tests.support.without_packages", "env": {"WITHOUT_PACKAGES": package}}
+    without: dict[str, Any] = {"main": "tests.support.without_packages:main", "env": {"WITHOUT_PACKAGES": package}}
     ended = cluster.command(command, path, *where, **without).end()
     refused(ended, tmp_path, text.format(install="pip install 'shardkeep[web]'"))
 
@@ -106,7 +106,7 @@ def test_without_a_package_that_a_setting_needs_the_setting_is_refused(
 def test_the_config_of_a_job_without_these_settings_needs_none_of_the_packages(cluster: Cluster) -> None:
     without = {"WITHOUT_PACKAGES": "prometheus_client,starlette,uvicorn,httptools"}
     path = str(cluster.write(JOB))
-    ended = cluster.command("config", path, module="tests.support.without_packages", env=without).end()
+    ended = cluster.command("config", path, main="tests.support.without_packages:main", env=without).end()
     assert ended.code == 0 and "listen: auto" in ended.out, ended.err
 
 

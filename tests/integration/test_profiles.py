@@ -118,7 +118,7 @@ def test_a_job_in_one_process_leaves_one_trace_that_shows_the_messages_too(tmp_p
     summary = result.to_dict()
     found = ranges(tmp_path / "run" / "profile" / "worker-0.pt.trace.json")
     assert {"ProfilerStep#5", "shardkeep:forward"} <= set(found)
-    assert min(handled(found, "pull"), handled(found, "push")) >= 4
+    assert min(handled(found, "pull"), handled(found, "push")) >= 3  # of 4 steps; the first may be pulled before
     assert [(p["role"], p["index"]) for p in summary["processes"]] == [("worker", 0)]
 
 

@@ -3,9 +3,10 @@
 import os
 import sys
 
-sys.modules.update(dict.fromkeys(os.environ["WITHOUT_PACKAGES"].split(",")))  # None: an import of it fails
 
-if __name__ == "__main__":
+def main() -> None:
+    for package in os.environ["WITHOUT_PACKAGES"].split(","):
+        sys.modules[package] = None  # type: ignore[assignment]  # an import of it fails
     from shardkeep.cli.main import main
 
     main()
