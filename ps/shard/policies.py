@@ -165,8 +165,11 @@ class Policies:
         rest = self._pinned, self._pinned_E1, *self._in_buckets, self._ends_E
         while (count := at.sweep(*place, *rest, self._slots)) > self._slots.size:
             self._slots = np.empty(2 * count, dtype=np.int64)
-        if not count:
-            return
+        if count:
+            self._remove_found()
+
+    def _remove_found(self) -> None:
+        """Removes the rows that a sweep has found."""
         begins_E = np.concatenate([[0], self._ends_E[:-1]])
         self._make_pre_image_room(self._evicting_E, 2 * (self._ends_E - begins_E))
         if self._noting_T[self._evicting_E].any():

@@ -69,9 +69,6 @@ def _entry(name: str) -> Filter:
     return lambda _self, entry, **_named: bool(entry.name == name)
 
 
-def _removes(_table: object, _images: object, slots_U: Any, *_arguments: object) -> bool:
-    return bool(slots_U.size)
-
 
 def _of_increment(snapshot: Any, *_arguments: object) -> bool:
     return not snapshot.full and any(ids.size for ids in snapshot.removed_T)
@@ -107,8 +104,8 @@ POINTS: Mapping[str, Point] = {
     "push journaled": Point(_APPEND, after=True, counts=_entry("PUSH")),
     "push staged": Point(f"{_APPLIER}.push", after=True),
     "applied": Point(f"{_APPLIER}._apply", after=True),
-    "rows go": Point("shardkeep.ps.shard.table.table:Table.remove", counts=_removes),
-    "rows gone": Point("shardkeep.ps.shard.table.table:Table.remove", after=True, counts=_removes),
+    "rows go": Point("shardkeep.ps.shard.policies:Policies._remove_found"),
+    "rows gone": Point("shardkeep.ps.shard.policies:Policies._remove_found", after=True),
     "writing removed": Point("shardkeep.ps.shard.snapshot.files:_write_removed", counts=_of_increment),
     "snapshotting": Point("shardkeep.ps.shard.snapshot.array_file:ArrayFile.finish"),
     "read received": Point("shardkeep.ps.shard.pulls:Pulls.read"),
