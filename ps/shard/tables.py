@@ -114,6 +114,7 @@ class Tables(Sequence[Table]):
         """A table that counts ids for another one has its lock."""
         self.changed = ChangedRows([table.changed for table in self._tables])
         self._images = np.zeros((len(specs), pre_image_kernels.COLUMNS), dtype=np.int64)
+        self._place = self._descriptors, self._starts, self._images
         self._snapshot: Snapshot | None = None
         self._policies = self._open_policies()
 
@@ -184,30 +185,39 @@ class Tables(Sequence[Table]):
             slots_V, new_S = np.empty(sections.ids_V.size, dtype=np.int64), np.diff(sections.starts_S1)
         updated, scalars_SK = [(sections, slots_V)], self._scalars(sections.tables_S, update)
         for part, ids, where in self._parts(sections, changing=True):
+            tables_S, ids_U, slots_U = sections.tables_S[part], sections.ids_V[ids], slots_V[ids]
             starts_S1 = sections.starts_S1[part.start : part.stop + 1] - ids.start
-            own = replace(
-                gradients,
-                sections=SectionIds(sections.tables_S[part], starts_S1, sections.ids_V[ids]),
-                values=gradients.values[where],
-                squares_V=gradients.squares_V[ids] if gradients.squares_V.size else NO_SQUARES,
-                pushes_V=gradients.pushes_V[ids] if gradients.pushes_V.size else NO_PUSHES,
-            )
+            values, scalars_PK = gradients.values[where], scalars_SK[part]
+            squares_U = gradients.squares_V[ids] if gradients.squares_V.size else NO_SQUARES
+            found = slots_U, pulled is not None
             if self._policies is None:
-                at.apply(*self._rows(own, slots_V[ids], new_S[part], scalars_SK[part], update))
+                self._prepare(tables_S, starts_S1, new_S[part], update)
+                at.apply(*self._place, tables_S, starts_S1, ids_U, *found, values, squares_U, scalars_PK)
             else:
-                updated += self._apply_with_policies(self._policies, own, slots_V[ids], scalars_SK[part], update)
+                pushes_U = gradients.pushes_V[ids] if gradients.pushes_V.size else NO_PUSHES
+                own = Gradients(SectionIds(tables_S, starts_S1, ids_U), values, None, squares_U, pushes_V=pushes_U)
+                updated += self._apply_with_policies(self._policies, own, found, scalars_PK, update)
         if self._decaying:
             self._decay_others(updated, update)
 
     def _apply_with_policies(
-        self, policies: Policies, gradients: Gradients, slots_V: Ints, scalars_SK: Floats, update: Update
+        self, policies: Policies, gradients: Gradients, found: tuple[Ints, bool], scalars_SK: Floats, update: Update
     ) -> list[tuple[SectionIds, Ints]]:
         """Updates the rows that are there, then those that admission adds, under the locks of the tables: no other push
-        comes between. Returns the sections of the added rows, and their slots."""
-        sections = gradients.sections
-        absent_S = np.zeros(sections.tables_S.size, dtype=np.int64)
-        rows = self._rows(gradients, slots_V, policies.new_rows(sections), scalars_SK, update)
-        policies.apply(rows, gradients.pushes_V, absent_S, update, admits=True)
+        comes between. Returns the sections of the added rows, and their slots.
+
+        `found`: room for the slots, and whether those of an earlier pull are in it."""
+        absent_S = np.zeros(gradients.sections.tables_S.size, dtype=np.int64)
+
+        def update_rows(part: Gradients, found: tuple[Ints, bool], new_S: Ints, *, admits: bool) -> None:
+            sections = part.sections
+            place = sections.tables_S, sections.starts_S1
+            self._prepare(*place, new_S, update)
+            rows = (*self._place, *place, sections.ids_V, *found, part.values, part.squares_V, scalars_SK)
+            policies.apply(rows, part.pushes_V, absent_S, update, admits=admits)
+
+        sections, slots_V = gradients.sections, found[0]
+        update_rows(gradients, found, policies.new_rows(sections), admits=True)
         if not absent_S.any():
             return []
         places = policies.admit(sections, slots_V, absent_S, gradients.pushes_V, update)
@@ -217,26 +227,17 @@ class Tables(Sequence[Table]):
         squares_V, pushes_V = (
             each[places] if each.size else each for each in (gradients.squares_V, gradients.pushes_V)
         )
-        admitted = Gradients(taken, values, None, squares_V, gradients.lr_factor, pushes_V)
-        new_V = np.empty(places.size, dtype=np.int64)
-        rows = self._rows(admitted, new_V, np.diff(taken.starts_S1), scalars_SK, update)
-        policies.apply(rows, pushes_V, absent_S, update, admits=False)
+        admitted, new_V = Gradients(taken, values, None, squares_V, pushes_V=pushes_V), np.empty_like(places)
+        update_rows(admitted, (new_V, False), np.diff(taken.starts_S1), admits=False)
         return [(taken, new_V)]
 
-    def _rows(
-        self, gradients: Gradients, slots_V: Ints, new_S: Ints, scalars_SK: Floats, update: Update
-    ) -> tuple[Any, ...]:
-        """The arguments of the kernel that updates rows, which adds at most `new_S` rows to each section's table. Makes
-        room for these. The caller holds the tables' locks."""
-        sections = gradients.sections
-        self._make_room(sections.tables_S, new_S)
-        self._note_step(sections.tables_S, update)
+    def _prepare(self, tables_S: Ints, starts_S1: Ints, new_S: Ints, update: Update) -> None:
+        """Makes room for an update that adds at most `new_S` rows to each section's table. The caller holds the tables'
+        locks."""
+        self._make_room(tables_S, new_S)
+        self._note_step(tables_S, update)
         if self._snapshot is not None:
-            self._make_pre_image_room(sections.tables_S, np.diff(sections.starts_S1))
-        return (
-            self._descriptors, self._starts, self._images, sections.tables_S, sections.starts_S1, sections.ids_V,
-            slots_V, gradients.pulled is not None, gradients.values, gradients.squares_V, scalars_SK,
-        )  # fmt: skip
+            self._make_pre_image_room(tables_S, np.diff(starts_S1))
 
     def _decay_others(self, updated: Sequence[tuple[SectionIds, Ints]], update: Update) -> None:
         """Updates the rows that are not in `updated`, with gradient 0, of tables whose every row decays."""
