@@ -69,7 +69,6 @@ def _entry(name: str) -> Filter:
     return lambda _self, entry, **_named: bool(entry.name == name)
 
 
-
 def _of_increment(snapshot: Any, *_arguments: object) -> bool:
     return not snapshot.full and any(ids.size for ids in snapshot.removed_T)
 
