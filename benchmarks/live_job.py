@@ -15,6 +15,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+LASTING: dict[str, Any] = {
+    "servers": 1,
+    "workers": 1,
+    "data": {"synthetic": {"train_samples": 2_000_000, "eval_samples": 1000}},
+    "tower": {"amp": "off", "compile": "off"},
+    "train": {"batch_size": 1024, "epochs": 100_000, "report_every_s": 0.5},
+    "eval": {"every_steps": 100_000_000},
+    "checkpoint": {"every_steps": 0},
+}
+"""Trains until it is stopped."""
 START_S, END_S = 240.0, 60.0
 FIRST_STEPS = 50
 NAMING = """

@@ -29,23 +29,12 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from live_job import LiveJob
+from live_job import LASTING, LiveJob
 
 TARGET = 0.99
 SETTLE_S = 3.0
 ADDRESS = re.compile(r"http://([\d.]+):(\d+)/\?token=(\w+)")
-JOB: dict[str, Any] = {
-    "name": "watched",
-    "servers": 1,
-    "workers": 1,
-    "data": {"synthetic": {"train_samples": 2_000_000, "eval_samples": 1000}},
-    "tower": {"amp": "off", "compile": "off"},
-    "train": {"batch_size": 1024, "epochs": 100_000, "report_every_s": 0.5},
-    "eval": {"every_steps": 100_000_000},
-    "checkpoint": {"every_steps": 0},
-    "telemetry": {"every_s": 1},
-    "page": {"listen": "127.0.0.1:0"},
-}
+JOB = LASTING | {"name": "watched", "telemetry": {"every_s": 1}, "page": {"listen": "127.0.0.1:0"}}
 TARGETS = ("/", "/events", "/state", "/logs/server/0", "/logs/../../config.yaml", "/?token=" + "0" * 64, "/static/a.js")
 GARBAGE = (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"GET / HTTP/9\r\n\r\n", b"\x00" * 4096, b"GET / HTTP/1.1\r\nA: ")
 

@@ -23,22 +23,12 @@ from pathlib import Path
 from typing import Any
 
 import harness
-from live_job import LiveJob, cpu_s, thread_cpu_s
+from live_job import LASTING, LiveJob, cpu_s, thread_cpu_s
 
 STEPS, SHARE = 0.99, 0.01
 SETTLE_S, TIMEOUT_S = 3.0, 5.0
 THREAD = "metrics"
-JOB: dict[str, Any] = {
-    "name": "looked-at",
-    "servers": 1,
-    "workers": 1,
-    "data": {"synthetic": {"train_samples": 2_000_000, "eval_samples": 1000}},
-    "tower": {"amp": "off", "compile": "off"},
-    "train": {"batch_size": 1024, "epochs": 100_000, "report_every_s": 0.5},
-    "eval": {"every_steps": 100_000_000},
-    "checkpoint": {"every_steps": 0},
-    "page": {"listen": "off"},
-}
+JOB = LASTING | {"name": "looked-at", "page": {"listen": "off"}}
 METRICS = {"metrics": {"listen": "127.0.0.1:0"}}
 WAYS: dict[str, tuple[dict[str, Any], float | None]] = {
     "off": ({"telemetry": {"every_s": 0}}, None),

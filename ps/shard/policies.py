@@ -114,14 +114,13 @@ class Policies:
             self._rules_T, *self._in_buckets, places,
         )  # fmt: skip
         places = places[:count]
-        self._note_admitted(sections, places)
+        if self._noting_T[counting_S[counts_S]].any():
+            self._note_admitted(sections, places)
         self._give_back(counting_S[counts_S])
         return places
 
     def _note_admitted(self, sections: SectionIds, places: Ints) -> None:
-        """Tells the tables which ids they count no more, where a snapshot wants to know."""
-        if not self._noting_T[self._counting_T].any():
-            return
+        """Tells the tables which ids they count no more."""
         bounds = np.searchsorted(places, sections.starts_S1).tolist()
         for s, t in enumerate(sections.tables_S.tolist()):
             if bounds[s] < bounds[s + 1] and self._counting_T[t] >= 0:
