@@ -96,13 +96,35 @@ class SparseColumn(Settings):
         return self
 
 
+class Threshold(Settings):
+    """Numbers above one bound, below another, or both."""
+
+    above: float | None = None
+    """Numbers above this mean 1."""
+    below: float | None = None
+    """Numbers below this mean 1."""
+
+    @model_validator(mode="after")
+    def _has_a_bound(self) -> Threshold:
+        if self.above is None and self.below is None:
+            raise ValueError("allowed: above, below, or both")
+        if self.above is not None and self.below is not None and self.above >= self.below:
+            raise ValueError(f"no number is above {self.above:g} and below {self.below:g}")
+        return self
+
+
+def _positive(value: Any) -> Any:
+    return value if isinstance(value, dict | Threshold) else _texts(value)
+
+
 class LabelColumn(Settings):
     """The label: 0 or 1, or a number."""
 
     column: ColumnName
     """Name of the column."""
-    positive: Texts | None = None
-    """Values that mean 1; every other value means 0. Left out = the column holds 0 and 1, or true and false."""
+    positive: Annotated[list[str] | Threshold | None, BeforeValidator(_positive)] = None
+    """Values that mean 1, compared as numbers where all of them are; or {above: NUMBER}, {below: NUMBER}. Every other
+    value means 0. Left out = the column holds 0 and 1, or true and false."""
     missing: Literal["error", "skip"] = "error"
     """What to do with rows without a label: error, or skip = leave them out."""
     kind: Literal["class", "number"] = "class"
@@ -188,6 +210,11 @@ class DataConfig(Settings):
     if that is read-only or others can write it."""
     synthetic: SyntheticConfig = SyntheticConfig()
     """The synthetic stream."""
+    refit: bool = False
+    """Fit scaling and kinds of columns anew in a job that continues by `--from` or `--resume`; false = keep those of
+    its model."""
+    fitted: dict[str, Any] | None = None
+    """What the columns of the model with which the job continues were read by; `--from` and `--resume` set it."""
     accept: str | None = None
     """Fingerprint of other training data with which `--resume` may continue; the error that refuses them names it."""
     options: dict[str, Any] = Field(default_factory=dict)

@@ -163,8 +163,8 @@ class TrainingRun:
         share(self.tower, after.source, after.lacking)
 
     def _warn(self) -> None:
-        for text in doubtful_weights(self.job.data.train):
-            _log.info("doubtful weights", why=text)
+        for text in (*self.job.data.notes, *doubtful_weights(self.job.data.train)):
+            _log.info("data", note=text)
             self.report.warning("data", text)
 
     def _trainer(self, collective: Collective, slices: StepSlices) -> Trainer:

@@ -15,8 +15,9 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from shardkeep.base.arrays import Floats
 from shardkeep.base.errors import UserError
-from shardkeep.workers.data.conversion.decoding import Chunk, is_text
+from shardkeep.workers.data.conversion.chunk import Chunk
 from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.data.conversion.rules import is_text
 from shardkeep.workers.data.input_files import PARQUET, find_files
 from shardkeep.workers.data.sources.csv_files import CsvForm
 from shardkeep.workers.data.sources.parquet_files import read_parquet

@@ -1,18 +1,19 @@
-"""Frames: samples in memory (a DataFrame, a dict of columns, an Arrow table) as chunks of raw columns."""
+"""Frames: samples in memory (a DataFrame, a dict of columns, a list of dicts, an Arrow table) as raw columns."""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
-import pyarrow.compute as pc  # type: ignore[import-untyped]
 
+from shardkeep.base.arrays import Ints
 from shardkeep.base.errors import DataError
-from shardkeep.workers.data.conversion.decoding import Chunk, is_empty, is_list, is_text, kind_of, missing_column
+from shardkeep.workers.data.conversion.categories import Kind, decode_ids
+from shardkeep.workers.data.conversion.chunk import Chunk, Column, missing_column, plain
 from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.data.conversion.rules import Rules
 from shardkeep.workers.data.gather_kernels import CHUNK_ROWS
 
 _NAME = "the data"
@@ -22,35 +23,48 @@ def chunks_of(data: object, inputs: Inputs) -> Iterator[Chunk]:
     """The rows of `data` in chunks of at most 65,536, with the columns that the model reads. Raises DataError.
 
     Args:
-        data: A pandas DataFrame, a dict of columns (lists or arrays of equal length), or a pyarrow Table."""
+        data: A DataFrame of pandas or polars or what else can be read as an Arrow stream, a pyarrow Table or
+            RecordBatch, a dict of columns (lists or arrays of equal length), or a list of dicts, one for each row."""
     table = _as_table(data)
     for name in inputs.columns():
-        if name not in table.column_names:
+        if (times := table.column_names.count(name)) > 1:
+            raise DataError(f"{_NAME}: {times} columns are called {name}; give each a name of its own")
+        if not times:
             raise missing_column(_NAME, name, table.column_names)
     table = table.select(inputs.columns()).combine_chunks()
-    columns = {name: _as_trained(name, _plain(table.column(name)), inputs) for name in table.column_names}
+    columns = {name: plain(_whole(table.column(name))) for name in table.column_names}
     for start in range(0, table.num_rows, CHUNK_ROWS):
         stop = min(start + CHUNK_ROWS, table.num_rows)
         rows_N = np.arange(start + 1, stop + 1, dtype=np.int64)
         yield Chunk(_NAME, rows_N, {name: values.slice(start, stop - start) for name, values in columns.items()})
 
 
-def _as_table(data: object) -> pa.Table:
-    if isinstance(data, pa.Table):
-        return data
-    if isinstance(data, pa.RecordBatch):
-        return pa.Table.from_batches([data])
+def ids_of(values: object, kind: Kind | None, rules: Rules) -> Ints:
+    """The ids of values in memory, as those of a feature that held `kind` in training. Raises DataError."""
     try:
+        array = plain(_array(values))
+    except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
+        raise DataError(f"ids cannot be read ({str(error).splitlines()[0]})") from error
+    column = Column("ids", np.arange(1, len(array) + 1), "ids", array)
+    with column.named():
+        return decode_ids(column, kind, rules)
+
+
+def _as_table(data: object) -> pa.Table:
+    try:
+        if isinstance(data, Sequence) and data and all(isinstance(row, Mapping) for row in data):
+            names = dict.fromkeys(name for row in data for name in row)
+            data = {name: [row.get(name) for row in data] for name in names}
         if isinstance(data, Mapping):
             return pa.table({str(name): _array(values) for name, values in data.items()})
-        if importlib.util.find_spec("pandas") is not None:
-            import pandas as pd  # type: ignore[import-untyped]
-
-            if isinstance(data, pd.DataFrame):
-                return pa.Table.from_pandas(data, preserve_index=False)
+        if type(data).__module__.startswith("pandas."):
+            return pa.Table.from_pandas(data, preserve_index=False)
+        if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
+            return pa.table(data)
     except (pa.ArrowException, ValueError, TypeError, OverflowError) as error:
         raise DataError(f"{_NAME}: cannot be read as columns ({str(error).splitlines()[0]})") from error
-    raise DataError(f"{_NAME}: is a {type(data).__name__}; allowed: a DataFrame, a dict of columns, a pyarrow Table")
+    allowed = "a DataFrame, a dict of columns, a list of dicts, a pyarrow Table"
+    raise DataError(f"{_NAME}: is a {type(data).__name__}; allowed: {allowed}")
 
 
 def _array(values: Any) -> pa.Array:
@@ -60,37 +74,11 @@ def _array(values: Any) -> pa.Array:
         raise TypeError(f"a column is a {type(values).__name__}; allowed: a list or an array")
     if hasattr(values, "detach"):  # a tensor
         values = values.detach().cpu().numpy()
-    return pa.array(values if isinstance(values, np.ndarray) else list(values))
+    if isinstance(values, np.ndarray) and values.ndim == 2:
+        values = list(values)
+    return pa.array(values if isinstance(values, np.ndarray) else list(values), from_pandas=True)
 
 
-def _plain(column: pa.ChunkedArray) -> pa.Array:
+def _whole(column: pa.ChunkedArray) -> pa.Array:
     values = column.combine_chunks()
     return values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
-
-
-def _as_trained(name: str, values: pa.Array, inputs: Inputs) -> pa.Array:
-    """Ids in the kind that the training data had. In a CSV all ids are texts, and 7 in a DataFrame means the text 7."""
-    trained = inputs.fitted.kinds.get(name)
-    if trained is None or kind_of(values.type) in (None, trained) or is_empty(values):
-        return values
-    if is_list(values.type):
-        lists = values.cast(pa.list_(values.type.value_type))
-        entries = _converted(name, lists.flatten(), trained)
-        lengths_N = np.array(pc.fill_null(pc.list_value_length(lists), 0), np.int64)
-        offsets = np.concatenate([[0], np.cumsum(lengths_N)]).astype(np.int32)
-        return pa.ListArray.from_arrays(pa.array(offsets), entries)
-    return _converted(name, values, trained)
-
-
-def _converted(name: str, values: pa.Array, trained: str) -> pa.Array:
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    try:
-        if trained == "numbers":
-            return pc.utf8_trim_whitespace(values.cast(pa.string())).cast(pa.int64())
-        if pa.types.is_floating(values.type):  # pandas makes a column of whole numbers with a gap one of floats
-            values = pc.if_else(pc.is_nan(values), None, values).cast(pa.int64())
-        return values if is_text(values.type) else values.cast(pa.string())
-    except pa.ArrowInvalid as error:
-        why = str(error).splitlines()[0]
-        raise DataError(f"{_NAME}, column {name}: was trained on {trained}, holds {values.type}: {why}") from error

@@ -12,13 +12,12 @@ from torch import nn
 
 from shardkeep.base.arrays import Floats
 from shardkeep.base.errors import DataError
-from shardkeep.inference.frames import chunks_of
+from shardkeep.inference.frames import chunks_of, ids_of
 from shardkeep.inference.loading import load_trained
 from shardkeep.inference.small_blocks import SmallBlocks
 from shardkeep.inference.trained import Trained, Unseen
 from shardkeep.run.trained import Which
 from shardkeep.workers.data.columnar import ColumnarDataset
-from shardkeep.workers.data.conversion.hashing import hash_text
 from shardkeep.workers.data.conversion.inputs import Inputs
 
 
@@ -92,20 +91,24 @@ class Predictor:
         """Rows float32 (N, D) of a table.
 
         Args:
-            ids: Whole numbers, or texts as in the training files, in one dimension. An id that training did not see
-                has its initial value.
+            ids: In one dimension: whole numbers as `shardkeep tables export` writes them, or texts as in the data. One
+                that training did not see has its initial value.
 
         Raises:
             UserError: The model has no such table.
-            DataError: The ids are neither whole numbers nor texts.
+            DataError: The ids are neither whole numbers nor texts that the table can have.
         """
         found = np.asarray(ids)
-        if found.dtype.kind in "US" or (found.dtype.kind == "O" and all(isinstance(i, str | bytes) for i in found)):
-            texts = [text.encode() if isinstance(text, str) else text for text in found.tolist()]
-            found = np.array([hash_text(text) for text in texts], np.int64)
-        if found.ndim != 1 or found.dtype.kind not in "iu":
+        if found.ndim != 1:
             raise DataError(f"ids are {found.dtype} {found.shape}; allowed: whole numbers or texts, in one dimension")
-        return self._trained.rows(table, found.astype(np.int64, copy=False))
+        if found.dtype.kind in "iu":
+            return self._trained.rows(table, found.astype(np.int64, copy=False))
+        if found.dtype.kind not in "USO" or not all(isinstance(text, str | bytes) for text in found.tolist()):
+            raise DataError(f"ids are {found.dtype}; allowed: whole numbers or texts")
+        inputs = self.inputs
+        kinds = [inputs.fitted.kinds.get(c.column) for c in inputs.layout.sparse if (c.table or c.column) == table]
+        ids_N = ids_of(ids, kinds[0] if kinds else "numbers", inputs.layout.rules)
+        return self._trained.rows(table, ids_N)
 
     def __repr__(self) -> str:
         config = self._trained.config

@@ -24,7 +24,7 @@ from shardkeep.inference.loading import load_trained
 from shardkeep.inference.trained import LookedUp, Trained, Unseen, inputs_of, trained_of_checkpoint
 from shardkeep.run.trained import Which, checkpoint_of, config_of
 from shardkeep.workers.collectives.collective import Solo
-from shardkeep.workers.data.conversion.decoding import Chunk
+from shardkeep.workers.data.conversion.chunk import Chunk
 from shardkeep.workers.data.input_files import find_files
 from shardkeep.workers.data.samples import Data, Dataset, gathered
 from shardkeep.workers.data.sources.registry import open_data

@@ -99,6 +99,7 @@ def _run_phases(
     start: WarmStart | None,
 ) -> dict[str, Any]:
     from shardkeep.run.resume import await_leftovers
+    from shardkeep.run.warm_start import continuing
     from shardkeep.workers.data.sources.registry import check_present
 
     screen = session.screen
@@ -107,6 +108,8 @@ def _run_phases(
         await_leftovers(RunFolder(run_dir))  # they may still listen there
     check_listeners(config)
     config = absolute(config)
+    if (before := start or resumed) is not None:
+        config = continuing(config, before.checkpoint)
     code_folder = code_folder if config.own_modules else None
     if resumed is None:
         refuse_taken(run_dir)

@@ -22,7 +22,7 @@ def checkpoint_facts(config: JobConfig, data: Data, samples: int) -> dict[str, A
         "workers": config.workers,
         "seed": config.seed,
         "versions": versions(),
-        "inputs": data.inputs,
+        "inputs": data.recorded_inputs(),
     }
 
 

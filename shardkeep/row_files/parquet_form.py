@@ -16,8 +16,9 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from shardkeep.base.arrays import Ids, Rows
 from shardkeep.base.errors import DataError
 from shardkeep.row_files.form import CHUNK_ROWS, Chunk, RowFile, RowForm
-from shardkeep.workers.data.conversion.decoding import clean_texts, shown_text
+from shardkeep.workers.data.conversion.chunk import plain, shown_text
 from shardkeep.workers.data.conversion.hashing import hash_texts
+from shardkeep.workers.data.conversion.rules import clean_texts
 
 MOST_ID = 2**63 - 1
 
@@ -114,7 +115,7 @@ def _chunks(path: Path, dim: int) -> Iterator[Chunk]:
 
 def _ids(path: Path, ids: Any, done: int) -> Ids:
     if _is_text(ids.type):
-        return hash_texts(clean_texts(ids, ()))
+        return hash_texts(clean_texts(plain(ids)))
     if ids.type == pa.uint64() and (large := ids.to_numpy() > MOST_ID).any():
         row = _first(large)
         raise DataError(f"{path}, row {done + row}: id {ids[row - 1]} does not fit int64; allowed: at most {MOST_ID}")
@@ -132,7 +133,7 @@ def _text(path: Path, row: int) -> str:
     with _damages_named(path), pq.ParquetFile(path) as file:
         for batch in file.iter_batches(batch_size=CHUNK_ROWS, columns=["id"]):
             if row <= batch.num_rows:
-                return shown_text(clean_texts(batch.column("id"), ()).cast(pa.binary())[row - 1].as_py())
+                return shown_text(clean_texts(plain(batch.column("id"))).cast(pa.binary())[row - 1].as_py())
             row -= batch.num_rows
     raise DataError(f"{path}: damaged: it has fewer rows than before")
 

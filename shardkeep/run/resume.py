@@ -23,7 +23,7 @@ MAY_CHANGE = (
     "metrics", "telemetry",
     "checkpoint", "eval", "train.epochs", "train.max_steps", "train.report_every_s", "train.max_bad_steps",
     "train.early_stopping.patience", "train.early_stopping.min_delta",
-    "tower.compile", "tower.device", "data.root", "data.cache", "data.accept",
+    "tower.compile", "tower.device", "data.root", "data.cache", "data.accept", "data.refit",
     "data.test",
 )  # fmt: skip
 """Settings, or groups of them, that `--set` may change; the others would make it another job."""

@@ -142,6 +142,14 @@ def refuse_start_of_another(config: JobConfig, folder: Path) -> None:
         )
 
 
+def continuing(config: JobConfig, checkpoint: Checkpoint) -> JobConfig:
+    """The config of a job that continues a model: its columns are read as those of the model, unless `data.refit`."""
+    inputs = checkpoint.facts.get("inputs")
+    if inputs is None or config.data.refit:
+        return config
+    return config.model_copy(update={"data": config.data.model_copy(update={"fitted": inputs})})
+
+
 def _steps(checkpoint: Checkpoint) -> int:
     return earlier_steps(checkpoint) + checkpoint.step
 

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.batch import Batch
+from shardkeep.workers.data.sample_inputs import sample_inputs
 from shardkeep.workers.data.schema import Schema
 
 Progress = Callable[[str, float], None]
@@ -63,7 +64,8 @@ class Data:
         source: where it comes from, in a few words, for a person.
         fingerprint: a short hash of the samples' content, the same at another path or time; training and evaluation
             samples apart, with a hyphen between. Of a source of the user's own, what the source says of itself.
-        inputs: how raw columns become inputs, as JSON types (conversion/inputs.py); None = there are no raw columns.
+        inputs: how raw columns become inputs, as JSON types (conversion/inputs.py); None = ready samples.
+        notes: what a person should know of the columns, a line each.
     """
 
     train: Dataset
@@ -72,6 +74,15 @@ class Data:
     source: str = ""
     fingerprint: str = ""
     inputs: Mapping[str, Any] | None = None
+    notes: tuple[str, ...] = ()
+
+    def recorded_inputs(self) -> Mapping[str, Any] | None:
+        """`inputs`, or those of ready samples: their columns are taken as they are. Reads a sample."""
+        return (
+            self.inputs
+            if self.inputs is not None
+            else sample_inputs(self.train.schema, self.train.gather(np.arange(1)))
+        )
 
     def describe(self) -> str:
         """One line: how many samples, columns and features, and where from."""

@@ -41,7 +41,7 @@ def _array(column: Column, kind: str | None) -> pa.Array:
 
 
 def _flat(values: Values, kind: str | None) -> pa.Array:
-    """`kind`: of the training data's ids. An empty text is no number, but a missing one."""
+    """`kind`: of the training data's ids. An empty text is no number and no time, but a missing one."""
     if isinstance(values, list):
-        return pa.array([text or None for text in values] if kind == "numbers" else values, pa.binary())
+        return pa.array([text or None for text in values] if kind != "texts" else values, pa.binary())
     return pa.array(values)

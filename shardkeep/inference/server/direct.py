@@ -8,7 +8,8 @@ Gives exactly what `conversion.py` gives, or nothing: then conversion.py convert
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from dataclasses import dataclass
+from functools import cached_property, partial
 from itertools import chain
 from typing import Any, TypeVar
 
@@ -19,12 +20,15 @@ from shardkeep.base.arrays import Float64s, Floats, Ints
 from shardkeep.base.errors import DataError
 from shardkeep.inference.server.signature import Column, Jagged, Rows
 from shardkeep.workers.data.batch import Batch, Ragged
-from shardkeep.workers.data.conversion import decoding
-from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
+from shardkeep.workers.data.conversion.chunk import Column as RawColumn
+from shardkeep.workers.data.conversion.decoding import decode_numbers
+from shardkeep.workers.data.conversion.hashing import MISSING_ID, Digest, category, hash_text, spelled
 from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.data.conversion.rules import Rules, number_of
 from shardkeep.workers.data_config import SparseColumn
 
 _MOST_TEXTS = 1 << 16
+_SPACES = b" \t\n\v\f\r"
 _LONGEST_TEXT = 64
 """What a cache of texts holds: 20 MB at most for each of two caches."""
 T = TypeVar("T")
@@ -41,8 +45,8 @@ class DirectConversion:
         layout, fitted = inputs.layout, inputs.fitted
         index = {name: c for c, name in enumerate(names)}
         self._features = tuple(c.column for c in layout.sparse)
-        self._missing = tuple(layout.missing)
-        self._marks = decoding.numbers_of(layout.missing)
+        self._rules = layout.rules
+        self._marks = layout.rules.marks
         self._whole_marks = [int(mark) for mark in self._marks if mark.is_integer() and abs(mark) < 2.0**63]
         self._dense = [(index[c.column], c.column) for c in layout.dense]
         scales = [c.scale or layout.scale for c in layout.dense]
@@ -55,15 +59,16 @@ class DirectConversion:
         self._all_texts = all(fitted.kinds.get(name) == "texts" for _, name in self._single)
         self._lists = [(index[c.column], c) for c in layout.sparse if c.column in fitted.lists]
         self._weighted = any(c.weights is not None for c in layout.sparse)
-        missing = frozenset(text.encode() for text in layout.missing)
-        self._id = _Cache(partial(_id_of, missing=missing))
+        self._has_times = bool(fitted.times)
+        texts = _Texts(layout.rules)
+        self._id = _Cache(texts.id)
         separators = {c.separator for _, c in self._lists}
-        self._ids = {sep: _Cache(partial(_ids_of, separator=sep, missing=missing)) for sep in separators}
-        self._present = _Cache(partial(_ids_of, separator=None, missing=missing))
+        self._ids = {sep: _Cache(partial(texts.ids, separator=sep)) for sep in separators}
+        self._present = _Cache(partial(texts.ids, separator=None))
 
     def batch(self, requests: Sequence[Rows], size: int) -> Batch | None:
         """The rows of all requests, 1 or more, and copies of the first one up to `size`; None = not these."""
-        if self._weighted:
+        if self._weighted or self._has_times:
             return None
         count = sum(rows.count for rows in requests)
         try:
@@ -102,8 +107,7 @@ class DirectConversion:
         if not isinstance(column, list):
             return column
         rows_N = np.arange(1, len(column) + 1, dtype=np.int64)
-        texts = decoding.Column("", rows_N, name, pa.array(column, pa.binary()))
-        return decoding.decode_numbers(texts, self._missing)
+        return decode_numbers(RawColumn("", rows_N, name, pa.array(column, pa.binary())), self._rules)
 
     def _single_of(self, requests: Sequence[Rows], count: int, size: int) -> dict[str, Ragged]:
         if not self._single:
@@ -184,15 +188,36 @@ def _texts(values: Any) -> Sequence[bytes]:
     return [b"%d" % number for number in values.tolist()]
 
 
-def _id_of(text: bytes, missing: frozenset[bytes]) -> int:
-    text = text.strip()
-    return MISSING_ID if text in missing else hash_text(text)
+@dataclass(frozen=True)
+class _Texts:
+    """The ids of texts by the rules of a model, one at a time."""
 
+    rules: Rules
 
-def _ids_of(text: bytes, separator: str | None, missing: frozenset[bytes]) -> tuple[int, ...]:
-    """The ids of a field of several texts, without the missing ones."""
-    text = text.strip()
-    if text in missing:
-        return ()
-    entries = [text] if separator is None else [entry.strip() for entry in text.split(separator.encode())]
-    return tuple(hash_text(entry) for entry in entries if entry not in missing)
+    @cached_property
+    def _missing(self) -> frozenset[bytes]:
+        return frozenset(text.encode() for text in self.rules.missing)
+
+    @cached_property
+    def _digest(self) -> Digest:
+        return category if self.rules.form > 1 else spelled
+
+    def _is_missing(self, text: bytes) -> bool:
+        if text in self._missing:
+            return True
+        return self.rules.form > 1 and bool(self.rules.marks) and number_of(text) in self.rules.marks
+
+    def id(self, text: bytes) -> int:
+        """The id of a field of one text."""
+        text = text.strip(_SPACES)
+        return MISSING_ID if self._is_missing(text) else hash_text(text, self._digest)
+
+    def ids(self, text: bytes, separator: str | None) -> tuple[int, ...]:
+        """The ids of a field of several texts, without the missing ones."""
+        text = text.strip(_SPACES)
+        if self._is_missing(text):
+            return ()
+        if separator is not None and text[:1] in (b"[", b"(", b"{"):
+            raise _Unusual  # maybe a list in another writing
+        entries = [text] if separator is None else [each.strip(_SPACES) for each in text.split(separator.encode())]
+        return tuple(hash_text(entry, self._digest) for entry in entries if not self._is_missing(entry))

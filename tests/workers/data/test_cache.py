@@ -286,7 +286,7 @@ def test_jobs_with_other_training_files_share_the_evaluation_entry_where_values_
 ) -> None:
     _write(tmp_path)
     (tmp_path / "b.csv").write_text("x,c,y\n5,1,0\n6,2,1\n")
-    (tmp_path / "d.csv").write_text("x,c,y\n1,1,0\n,2,1\n")
+    (tmp_path / "d.csv").write_text("x,c,y\n1,1,0\n,2,1\n2,2,1\n")
     told: list[str] = []
     for train in ("a.csv", "d.csv"):
         data = open_data(

@@ -138,8 +138,8 @@ def test_dates_can_be_dense_as_seconds(tmp_path: Path) -> None:
 
 
 def test_a_number_among_the_missing_values_is_missing_however_it_is_written(tmp_path: Path) -> None:
-    content = "x,c,y\n-999,a,0\n-999.0,b,1\n4,b,1\n"
-    assert _dense(_open(tmp_path, content, missing=[-999], scale="none")) == [[4.0]] * 3
+    content = "x,c,y\n-999,a,0\n-999.0,b,1\n4,b,1\n6,b,1\n"
+    assert _dense(_open(tmp_path, content, missing=[-999], scale="none")) == [[5.0], [5.0], [4.0], [6.0]]
 
 
 def test_a_single_name_needs_no_list_and_numbers_no_quotes(tmp_path: Path) -> None:
@@ -277,8 +277,8 @@ def test_a_share_of_the_rows_is_held_out_by_seed(tmp_path: Path) -> None:
         pytest.param(GOOD.replace(",", ";"), {}, "has no column y; .*is data.delimiter ';', not ','", id="delimiter"),
         pytest.param('x,c,y\n1,"a,0\n' + "2,b,1\n" * 9, {}, "row 1: a quote is opened and never closed", id="quote"),
         pytest.param("x;c;y\n1,5;a;0\n", {"delimiter": ";"}, "'1,5' is not a number.*data.decimal", id="comma"),
-        pytest.param("x,c,y\n2020-01-01,a,0\n5,b,1\n", {}, "'2020-01-01' is not a number", id="date and number"),
-        pytest.param("x,c,y\ntrue,a,0\nno,b,1\n", {}, "row 1, column x: 'true' is not a number", id="true and no"),
+        pytest.param("x,c,y\n2020-01-01,a,0\n5,b,1\n", {}, "row 2, column x: '5' is no time", id="date and number"),
+        pytest.param("x,c,y\ntrue,a,0\nno,b,1\n", {}, "row 2, column x: 'no' is not a number", id="true and no"),
         pytest.param(GOOD, {"dense": ["f*"]}, r"data.dense: no column matches f\*; there are: x, c, y", id="pattern"),
         pytest.param(b"PK\x03\x04" + b"\0" * 9, {}, "is a zip archive", id="zip"),
         pytest.param(GOOD.encode("utf-16"), {}, "is text in UTF-16", id="utf-16"),

@@ -26,8 +26,8 @@ def arrays(split, rows=6, held=True):
     n = rows if split == "train" else 4
     return {
         "label": np.arange(n) % 2,
-        "dense": {"age": np.arange(n) * 1.0, "both": [1.0] * n},
-        "sparse": {"city": ["a", "b"] * (n // 2), "tags": [[1, 2]] * n, "both": np.arange(n)},
+        "dense": {"age": np.arange(n) * 1.0, "hour": np.arange(n)},
+        "sparse": {"city": ["a", "b"] * (n // 2), "tags": [[1, 2]] * n, "hour": np.arange(n)},
     }
 
 class Own:
@@ -71,9 +71,9 @@ def test_a_dict_of_arrays_is_a_data_set(folder: Path) -> None:
     data = _open(folder)
     assert data.eval is not None and (len(data.train), len(data.eval)) == (6, 4)
     batch = data.train.gather(np.array([3, 0]))
-    assert batch.dense_BI.tolist() == [[3.0, 1.0], [0.0, 1.0]]
+    assert batch.dense_BI.tolist() == [[3.0, 3.0], [0.0, 0.0]]
     assert batch.ids["city"].values_N.tolist() == [hash_text(b"b"), hash_text(b"a")]
-    assert batch.ids["both"].values_N.tolist() == [3, 0]
+    assert batch.ids["hour"].values_N.tolist() == [3, 0]
     assert batch.ids["tags"].values_N.tolist() == [1, 2, 1, 2]
     assert batch.label_BT.tolist() == [[1.0], [0.0]]
 

@@ -78,8 +78,8 @@ def test_labels_that_are_all_missing_are_an_error_with_skip_too(tmp_path: Path) 
     ],
     ids=["int", "float", "bool", "text", "dictionary"],
 )
-@pytest.mark.parametrize("positive", [None, ["1", "true"]], ids=["numbers", "texts"])
-def test_nulls_of_any_type_are_missing(tmp_path: Path, values: Any, positive: list[str] | None) -> None:
+@pytest.mark.parametrize("positive", [None, ["1"], {"above": 0.5}], ids=["as it is", "listed", "above"])
+def test_nulls_of_any_type_are_missing(tmp_path: Path, values: Any, positive: Any) -> None:
     pq.write_table(pa.table({"x": [0, 1, 2, 3], "y": values}), tmp_path / "a.parquet")
     config = {"source": "parquet", "root": str(tmp_path), "train": "a.parquet", "dense": ["x"], "scale": "none"}
     label: dict[str, Any] = {"column": "y", "positive": positive}

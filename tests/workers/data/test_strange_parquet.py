@@ -84,6 +84,12 @@ NESTED: dict[str, Callable[[], Any]] = {
     "fixed bytes": lambda: pa.array([b"0", b"1", None, b"1"], pa.binary(1)),
     "uuid": lambda: pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0" * 16] * 4, pa.binary(16))),
 }
+UNITS = {  # in seconds, what a 1 of these types is; of all others it is 1
+    "time32[ms]": 1e-3, "time64[us]": 1e-6, "time64[ns]": 1e-9, "timestamp[ms]": 1e-3, "timestamp[us]": 1e-6,
+    "timestamp[us, tz=UTC]": 1e-6, "timestamp[ns]": 1e-9, "duration[s]": 1.0, "duration[ns]": 1e-9, "date32": 86400.0,
+}  # fmt: skip
+NANOSECONDS = [kind for kind, unit in UNITS.items() if unit == 1e-9]
+CALENDAR = [kind for kind in UNITS if kind.startswith(("timestamp", "date"))]
 DENSE = {"dense": [{"column": "v", "fill": -5.0}]}
 SPARSE = {"sparse": ["v"]}
 LABEL = {"label": {"column": "v", "missing": "skip"}, "dense": ["x"]}
@@ -97,22 +103,31 @@ def _with(values: Any) -> dict[str, bytes]:
 @pytest.mark.parametrize("kind", [*NUMBERS, *TEXTS])
 def test_numbers_of_any_type_are_dense_columns_and_labels(tmp_path: Path, kind: str) -> None:
     files = _with((NUMBERS | TEXTS)[kind]())
-    assert read(tmp_path, files, **DENSE).dense == [[0.0], [1.0], [-5.0], [1.0]]
+    one = 0.0 if kind in NANOSECONDS else float(np.float32(UNITS.get(kind, 1.0)))
+    expected = [[0.0], [one], [-5.0], [one]]
+    assert read(tmp_path, files, **DENSE).dense == expected
+    if kind in UNITS:
+        return
     rows = read(tmp_path, files, **LABEL)
     assert (rows.dense, rows.labels) == ([[1.0], [2.0], [4.0]], [0.0, 1.0, 1.0])
 
 
-@pytest.mark.parametrize("kind", [*NUMBERS, *TEXTS])
+@pytest.mark.parametrize("kind", [kind for kind in (*NUMBERS, *TEXTS) if kind not in NANOSECONDS])
 def test_values_of_any_type_are_categories(tmp_path: Path, kind: str) -> None:
+    """Of times the microseconds."""
+    one = round(UNITS[kind] * 1e6) if kind in UNITS else 1
     expected = (
-        [0, 1, MISSING_ID, 1] if kind in NUMBERS else [hash_text(b"0"), hash_text(b"1"), MISSING_ID, hash_text(b"1")]
+        [0, one, MISSING_ID, one]
+        if kind in NUMBERS
+        else [hash_text(b"0"), hash_text(b"1"), MISSING_ID, hash_text(b"1")]
     )
     assert read(tmp_path, _with((NUMBERS | TEXTS)[kind]()), **SPARSE).ids["v"] == expected
 
 
 @pytest.mark.parametrize("kind", LISTS)
 def test_lists_of_any_type_are_multi_valued(tmp_path: Path, kind: str) -> None:
-    assert read(tmp_path, _with(LISTS[kind]()), **SPARSE).ids["v"] == [[0], [1], [], [1]]
+    one = 86_400_000_000 if kind == "list of dates" else 1
+    assert read(tmp_path, _with(LISTS[kind]()), **SPARSE).ids["v"] == [[0], [one], [], [one]]
 
 
 def test_missing_numbers_in_lists_are_no_entries(tmp_path: Path) -> None:
@@ -146,7 +161,10 @@ WRONG: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "a fraction in a list": (lambda: [[0.0], [1.0], [1.0, 2.5], []], SPARSE, "row 3, column v: 2.5 is not a whole"),
     "labels that are all missing": (lambda: pa.nulls(4), LABEL, r"row 1, column v: the label is missing \(4 of 4 rows"),
     "a third class": (lambda: [0, 1, 2, 0], LABEL, "row 3, column v: the label is 2"),
-    "a date as a label": (lambda: [DAY[1], datetime.date(2024, 1, 1)] * 2, LABEL, "row 2, column v: the label is"),
+    "a date as a label": (lambda: [DAY[1], datetime.date(2024, 1, 1)] * 2, LABEL, "column v: holds date32.*numbers"),
+    "half a microsecond": (
+        lambda: pa.array([0, 1, 2, 3], pa.timestamp("ns")), SPARSE, "column v: holds timestamp.ns.*lose data"
+    ),
     "labels in words": (lambda: ["no", "yes", "no", "yes"], LABEL, "row 1, column v: 'no' is not a number.*positive"),
     "one class": (lambda: [1, 1, 1, 1], LABEL, "label column v: all 4 rows of the training data are class 1"),
 }  # fmt: skip
@@ -173,8 +191,8 @@ EXACT: dict[str, tuple[Callable[[], Any], list[Any]]] = {
         [2**63 - 1, -(2**63), MISSING_ID, 7],
     ),
     "nanoseconds": (
-        lambda: pa.array([1_700_000_000_000_000_001, 1_700_000_000_000_000_002, 0, None], pa.timestamp("ns")),
-        [1_700_000_000_000_000_001, 1_700_000_000_000_000_002, 0, MISSING_ID],
+        lambda: pa.array([1_700_000_000_000_001_000, 1_700_000_000_000_002_000, 0, None], pa.timestamp("ns")),
+        [1_700_000_000_000_001, 1_700_000_000_000_002, 0, MISSING_ID],
     ),
     "long texts": (
         lambda: ["x" * 70_000, "x" * 70_001, "", " "],
@@ -264,11 +282,10 @@ SECOND: dict[str, tuple[Any, list[int] | str]] = {
     "floats": (pa.array([5.0, 6.0]), [1, 2, 5, 6]),
     "decimals": (pa.array([Decimal(5), Decimal(6)]), [1, 2, 5, 6]),
     "nothing": (pa.nulls(2), [1, 2, MISSING_ID, MISSING_ID]),
-    "texts": (pa.array(["5", "6"]), "column v: holds string; allowed: numbers, as in the files before"),
-    "a dictionary of texts": (
-        pa.array(["5", "6"]).dictionary_encode(),
-        "column v: holds dictionary.*; allowed: numbers, as in the files before",
-    ),
+    "texts": (pa.array(["5", "6.0"]), [1, 2, 5, 6]),
+    "a dictionary of texts": (pa.array(["5", "6"]).dictionary_encode(), [1, 2, 5, 6]),
+    "words": (pa.array(["5", "six"]), "row 2, column v: 'six' is no whole number"),
+    "times": (pa.array([5, 6], pa.timestamp("s")), "column v: holds timestamp.*; allowed: numbers"),
     "lists": (pa.array([[5], [6]]), "column v: holds list.*; allowed: one value per row, as in the rows before"),
 }  # fmt: skip
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,10 @@ from shardkeep.workers.data.cache.folders import (
     trusted,
 )
 from shardkeep.workers.data.columnar import ColumnarWriter
-from shardkeep.workers.data.conversion.conversion import Converter, Fitted, Layout, left_out
-from shardkeep.workers.data.conversion.decoding import Chunk
-from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.data.conversion.chunk import Chunk
+from shardkeep.workers.data.conversion.conversion import Converter, Fitted, Kept, Layout, left_out
+from shardkeep.workers.data.conversion.inputs import Inputs, kept_of
+from shardkeep.workers.data.conversion.labels import check_matched
 from shardkeep.workers.data.conversion.scaling import to_json
 from shardkeep.workers.data.fingerprint import content_fingerprint
 from shardkeep.workers.data.input_files import State, changed_since, find_files, snapshot
@@ -39,7 +40,6 @@ from shardkeep.workers.data.samples import Data, Dataset, Progress
 from shardkeep.workers.data_config import DataConfig
 
 TRAIN, EVAL = "train.arrow", "eval.arrow"
-FORM = 1  # of the conversion itself: a new number where equal files and settings give other samples
 LARGE_BYTES = 1 << 28  # an entry of this size is worth a word
 TRIES = 3  # to read files that change while they are read
 
@@ -56,22 +56,30 @@ class Job:
     read: Read
     reading: dict[str, Any]
     seed: int
+    kept: Kept | None
 
-    def training(self, paths: Sequence[Path]) -> FileSet:
-        """The entry of the training files, with the rows that `eval_fraction` holds out."""
+    def training(self, paths: Sequence[Path], *, kept: bool = False) -> FileSet:
+        """The entry of the training files, with the rows that `eval_fraction` holds out. `kept`: read as the model with
+        which the job continues."""
         split = [self.config.eval_fraction, self.seed] if self.config.eval_fraction else []
-        return FileSet(paths, self._settings() | {"split": split})
+        marked = {"kept": self.kept.to_json()} if kept and self.kept is not None else {}
+        return FileSet(paths, self._settings() | {"split": split} | marked)
 
     def evaluation(self, paths: Sequence[Path], fitted: Fitted) -> FileSet:
         """The entry of the evaluation files. Their scaling is not part of it, except the origins of stored numbers."""
-        known = {"lists": sorted(fitted.lists), "kinds": dict(fitted.kinds), "origins": fitted.origins}
+        known = {
+            "lists": sorted(fitted.lists),
+            "kinds": dict(fitted.kinds),
+            "times": sorted(fitted.times),
+            "origins": fitted.origins,
+        }
         return FileSet(paths, self._settings() | known)
 
     def _settings(self) -> dict[str, Any]:
         layout = self.layout
         scalars = {"weight": layout.weight, "time": layout.time}
         return {key: name for key, name in scalars.items() if name is not None} | {
-            "form": FORM,
+            "form": layout.form,
             "reading": self.reading,
             "label": layout.label.model_dump(exclude={"kind"} if layout.label.kind == "class" else None),
             "dense": [c.model_dump() for c in layout.dense],
@@ -89,11 +97,14 @@ def open_cached(
     Blocks while this or another process converts. Raises DataError for what is wrong with the input.
     """
     files, held = _input_files(config)
-    job = Job(config, layout, read, reading, seed)
-    entries = [_obtain(job, job.training(files), None, progress)]
+    kept = kept_of(config)
+    layout = layout if kept is None else replace(layout, form=kept.form)
+    job = Job(config, layout, read, reading, seed, kept)
+    entries = [_training(job, files, progress)]
     if held:
         fitted = entries[0].fitted
         entries.append(_obtain(job, job.evaluation(held, fitted), fitted, progress))
+    check_matched([value for value in entries[0].absent if all(value in e.absent for e in entries)], "the data")
     parts = {name: part for entry in entries for name, part in entry.parts.items()}
     checksums = {name: checksum for entry in entries for name, checksum in entry.checksums.items()}
     mark = content_fingerprint(
@@ -103,7 +114,7 @@ def open_cached(
     )
     inputs = Inputs(layout, entries[0].fitted, reading).to_json()
     train: Dataset = parts[TRAIN] if layout.time is None else by_time(parts[TRAIN])
-    return Data(train, parts.get(EVAL), None, _described(entries), mark, inputs)
+    return Data(train, parts.get(EVAL), None, _described(entries), mark, inputs, tuple(entries[0].notes))
 
 
 def first_file(config: DataConfig) -> Path:
@@ -132,15 +143,29 @@ def _described(entries: Sequence[Entry]) -> str:
     return text + left_out(sum(entry.skipped for entry in entries))
 
 
+def _training(job: Job, paths: Sequence[Path], progress: Progress | None) -> Entry:
+    """The entry of the training files: the one that they alone decide, unless the model of before decided otherwise."""
+    files = job.training(paths)
+    if job.kept is not None:
+        found = _found(job, files, None)
+        if found is None or not job.kept.agrees(found.fitted, job.layout):
+            files = job.training(paths, kept=True)
+    return _obtain(job, files, None, progress)
+
+
+def _found(job: Job, files: FileSet, fitted: Fitted | None) -> Entry | None:
+    for folder in cache_folders(job.config, files.paths[0]):  # root's may be read where nothing can be written
+        for path in entry_paths(folder, files.name) if trusted(folder) else ():
+            if (entry := read_entry(path, files, job.layout.schema, fitted)) is not None:
+                return entry
+    return None
+
+
 def _obtain(job: Job, files: FileSet, fitted: Fitted | None, progress: Progress | None) -> Entry:
     """The entry of `files`; made where there is none. `fitted`: of evaluation files, what the training rows decided."""
-    name, schema = files.name, job.layout.schema
-    folders = cache_folders(job.config, files.paths[0])
-    for folder in folders:  # root's may be read where nothing can be written
-        for path in entry_paths(folder, name) if trusted(folder) else ():
-            if (entry := read_entry(path, files, schema, fitted)) is not None:
-                return entry
-    path = place_for(folders, name)
+    if (entry := _found(job, files, fitted)) is not None:
+        return entry
+    schema, path = job.layout.schema, place_for(cache_folders(job.config, files.paths[0]), files.name)
     told = progress or (lambda _text, _share: None)
     remove_abandoned(path.parent)
     with locked(path, told):
@@ -200,7 +225,7 @@ def _write_parts(folder: Path, job: Job, files: FileSet, fitted: Fitted | None, 
     names = (TRAIN, EVAL if share else None) if fitted is None else (None, EVAL)
     sinks = [pa.OSFile(str(folder / name), "wb") if name else None for name in names]
     writers = [ColumnarWriter(sink) if sink else None for sink in sinks]
-    converter = Converter(job.layout, fitted)
+    converter = Converter(job.layout, fitted, job.kept)
     try:
         chunks = _read_all(job, files.paths, progress)
         origin = _named(files.paths)
@@ -213,7 +238,7 @@ def _write_parts(folder: Path, job: Job, files: FileSet, fitted: Fitted | None, 
             if sink is not None:
                 sink.close()
     checksums = {name: w.checksum() for name, w in zip(names, writers, strict=True) if name and w}
-    return Content(checksums, converter.fitted(), converter.skipped)
+    return Content(checksums, converter.fitted(), converter.skipped, converter.notes(), converter.absent)
 
 
 def _named(paths: Sequence[Path]) -> str:

@@ -27,7 +27,7 @@ from shardkeep.workers.data.conversion.scaling import from_json, to_json
 from shardkeep.workers.data.input_files import Identity, identity
 from shardkeep.workers.data.schema import Schema
 
-FORMAT = 5  # a new number makes every older entry a stranger
+FORMAT = 6  # a new number makes every older entry a stranger
 META = "meta.json"
 
 
@@ -57,6 +57,10 @@ class Content:
     fitted: Fitted
     skipped: int
     """Rows left out because their label is missing."""
+    notes: Sequence[str]
+    """What a person should know of the columns."""
+    absent: Sequence[str]
+    """Values of `label.positive` that no row has."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,8 @@ class Entry:
     checksums: Mapping[str, str]
     size_bytes: int
     skipped: int
+    notes: Sequence[str]
+    absent: Sequence[str]
 
 
 def write_entry(folder: Path, files: FileSet, inputs: Sequence[Identity], content: Content) -> None:
@@ -81,9 +87,12 @@ def write_entry(folder: Path, files: FileSet, inputs: Sequence[Identity], conten
         "checksums": content.checksums,
         "lists": sorted(content.fitted.lists),
         "kinds": dict(content.fitted.kinds),
+        "times": sorted(content.fitted.times),
         "origins": content.fitted.origins,
         "transform": to_json(content.fitted.transform),
         "skipped": content.skipped,
+        "notes": content.notes,
+        "absent": content.absent,
         "made": time.time(),
     }
     atomic_write(folder / META, json.dumps(meta, indent=1))
@@ -101,7 +110,13 @@ def read_entry(folder: Path, files: FileSet, schema: Schema, fitted: Fitted | No
         meta = read_meta(folder)
         if meta["settings"] != json.loads(json.dumps(files.settings)) or meta["inputs"] != files.identities():
             return None
-        own = Fitted(frozenset(meta["lists"]), meta["kinds"], tuple(meta["origins"]), from_json(meta["transform"]))
+        own = Fitted(
+            frozenset(meta["lists"]),
+            meta["kinds"],
+            tuple(meta["origins"]),
+            from_json(meta["transform"]),
+            frozenset(meta["times"]),
+        )
         scaling = fitted or own
         parts: dict[str, ColumnarDataset] = {}
         for name, size in meta["sizes"].items():
@@ -111,7 +126,9 @@ def read_entry(folder: Path, files: FileSet, schema: Schema, fitted: Fitted | No
             if content.size != size:
                 return None
             parts[name] = ColumnarDataset(content, schema=schema, lists=scaling.lists, transform=scaling.transform)
-        entry = Entry(folder, scaling, parts, meta["checksums"], sum(meta["sizes"].values()), meta["skipped"])
+        size = sum(meta["sizes"].values())
+        told = meta["skipped"], meta["notes"], meta["absent"]
+        entry = Entry(folder, scaling, parts, meta["checksums"], size, *told)
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None  # pa.ArrowInvalid is a ValueError
     with contextlib.suppress(OSError):

@@ -6,30 +6,32 @@ N = rows of a chunk, V = ids of a multi-valued feature
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from typing import Any
 
 import numpy as np
 import xxhash
-from numpy.typing import NDArray
 
+from shardkeep.base.arrays import Float64s, Floats, Ints
 from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.workers.data.columnar import ColumnarWriter, DenseTransform, Lists, Rows
-from shardkeep.workers.data.conversion.decoding import (
-    Chunk,
-    Column,
-    as_lists,
-    decode_ids,
-    decode_numbers,
-    decode_times,
-    is_empty,
-    is_list,
-    is_text,
-    kind_of,
-    list_lengths,
-    present,
+from shardkeep.workers.data.conversion import times
+from shardkeep.workers.data.conversion.categories import Kind, decode_ids, kind_of
+from shardkeep.workers.data.conversion.chunk import Chunk, Column
+from shardkeep.workers.data.conversion.decoding import as_lists, decode_numbers, holds_times, list_lengths, present
+from shardkeep.workers.data.conversion.hashing import Spellings
+from shardkeep.workers.data.conversion.labels import (
+    Labels,
+    LabelValues,
+    PartCheck,
+    Unlabelled,
+    decode_labels,
+    listed,
+    unmatched,
 )
-from shardkeep.workers.data.conversion.labels import Labels, LabelValues, PartCheck, Unlabelled, decode_labels
-from shardkeep.workers.data.conversion.scaling import ColumnScaler, Scaler
+from shardkeep.workers.data.conversion.rules import FORM, Rules, is_list, is_text
+from shardkeep.workers.data.conversion.scaling import ColumnScaler, KeptScale, Scaler
+from shardkeep.workers.data.conversion.teaching import Teaching
 from shardkeep.workers.data.gather_kernels import CHUNK_ROWS, hold_out
 from shardkeep.workers.data.schema import Schema, features_of
 from shardkeep.workers.data_config import DataConfig, DenseColumn, LabelColumn, Scaling, SparseColumn
@@ -46,6 +48,12 @@ class Layout:
     missing: tuple[str, ...]
     weight: str | None = None
     time: str | None = None
+    form: int = FORM
+
+    @property
+    def rules(self) -> Rules:
+        """How values are read, the same for all columns."""
+        return Rules(self.missing, self.form)
 
     @property
     def schema(self) -> Schema:
@@ -93,34 +101,103 @@ def refuse(config: DataConfig, keys: Iterable[str]) -> None:
 
 @dataclass(frozen=True)
 class Fitted:
-    """What the training rows decide for all rows: which features are multi-valued, and the scaling.
+    """What the training rows decide for all rows.
 
-    `kinds`: feature -> texts or numbers, where known. `origins`: per dense column, what is subtracted before a number
-    is stored (float64). `transform`: at reading.
+    `lists`: the multi-valued features. `kinds`: feature -> what it holds, where known. `times`: the dense columns that
+    hold times. `origins`: per dense column, what is subtracted before a number is stored (float64). `transform`: at
+    reading.
     """
 
     lists: frozenset[str]
-    kinds: Mapping[str, str]
+    kinds: Mapping[str, Kind]
     origins: tuple[float, ...]
     transform: DenseTransform
+    times: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Kept:
+    """What an earlier model's training rows have decided, by column: the same columns of a job that continues it are
+    read so."""
+
+    form: int
+    features: frozenset[str]
+    lists: frozenset[str]
+    kinds: Mapping[str, Kind]
+    dense: Mapping[str, KeptScale]
+
+    @classmethod
+    def of(cls, layout: Layout, fitted: Fitted) -> Kept:
+        """All that a model has decided."""
+        t = fitted.transform
+        scales = {
+            column.column: KeptScale(column.column in fitted.times, origin, *map(float, numbers))
+            for column, origin, *numbers in zip(
+                layout.dense, fitted.origins, t.fill_I, t.shift_I, t.factor_I, strict=True
+            )
+        }
+        return cls(layout.form, frozenset(c.column for c in layout.sparse), fitted.lists, fitted.kinds, scales)
+
+    def agrees(self, fitted: Fitted, layout: Layout) -> bool:
+        """Whether other training rows have decided the same of these columns."""
+        other = Kept.of(layout, fitted)
+        return self.form == other.form and all(
+            {name: mine.get(name) for name in names} == {name: theirs.get(name) for name in names}
+            for names, mine, theirs in (
+                (self.features & other.features, dict.fromkeys(self.lists, 1), dict.fromkeys(other.lists, 1)),
+                (self.features & other.features, self.kinds, other.kinds),
+                (self.dense.keys() & other.dense.keys(), self.dense, other.dense),
+            )
+        )
+
+    def to_json(self) -> list[Any]:
+        """JSON types, equal for equal decisions."""
+        dense = {name: astuple(scale) for name, scale in sorted(self.dense.items())}
+        return [self.form, sorted(self.features), sorted(self.lists), dict(sorted(self.kinds.items())), dense]
 
 
 class Converter:
-    """Turns chunks into samples: those of `train` first, or with what an earlier conversion of `train` has fitted."""
+    """Turns chunks into samples: those of `train` first, or with what an earlier conversion of `train` has fitted.
 
-    def __init__(self, layout: Layout, fitted: Fitted | None = None) -> None:
+    `kept`: what of it another model's training rows have fitted."""
+
+    def __init__(self, layout: Layout, fitted: Fitted | None = None, kept: Kept | None = None) -> None:
+        if fitted is not None:
+            kept = Kept.of(layout, fitted)
         self.layout = layout
-        self.scaler = Scaler(layout.dense, layout.scale, None if fitted is None else fitted.origins)
-        self.lists: frozenset[str] | None = None if fitted is None else fitted.lists
-        self.kinds: dict[str, str] = {} if fitted is None else dict(fitted.kinds)
+        self.rules = layout.rules
+        self.scaler = Scaler(layout.dense, layout.scale, {} if kept is None else kept.dense)
         self.skipped = 0
+        self.absent = list(listed(layout.label)) if layout.form > 1 else []  # values that mean 1, not seen yet
+        self._lists: frozenset[str] | None = None if fitted is None else fitted.lists
+        self._kept = kept
+        names = [c.column for c in layout.sparse]
+        self._kinds = {} if kept is None else {n: k for n, k in kept.kinds.items() if n in names}
+        self._time_counts: bool | None = None
         self._fitted = fitted
+        self._spellings = {c.column: Spellings() for c in layout.sparse} if fitted is None and layout.form > 1 else {}
+        self._teaching = Teaching() if fitted is None else None
 
     def fitted(self) -> Fitted:
         """What the training rows have decided."""
         if self._fitted is not None:
             return self._fitted
-        return Fitted(self.lists or frozenset(), self.kinds, self.scaler.origins(), self.scaler.transform())
+        scaler = self.scaler
+        return Fitted(self.lists, self._kinds, scaler.origins(), scaler.transform(), scaler.times())
+
+    @property
+    def lists(self) -> frozenset[str]:
+        """The multi-valued features; none before the first chunk."""
+        return self._lists or frozenset()
+
+    def notes(self) -> list[str]:
+        """What a person should know of the training columns: a line each."""
+        notes = [] if self._teaching is None else self._teaching.notes(self.scaler)
+        for name, spellings in self._spellings.items():
+            if spellings.pair is not None:
+                one, other = (text.decode("utf-8", "replace")[:40] for text in spellings.pair)
+                notes.append(f"column {name}: {one!r} and {other!r} are two categories; write one value in one way")
+        return notes
 
     def convert(
         self,
@@ -146,6 +223,7 @@ class Converter:
                 hold_out(key, row, share, held_N)
             row += len(whole)
             labels = self.labels(whole)
+            self.absent = unmatched(whole.column(self.layout.label.column), self.absent, self.rules)
             if unlabelled.add(whole, labels.missing_N):
                 continue  # an error already: only counts
             present_N = ~labels.missing_N
@@ -168,38 +246,66 @@ class Converter:
     def rows(self, chunk: Chunk, label_N: LabelValues, *, learn: bool) -> Rows:
         """The samples of a chunk; `learn`: they enter the statistics. Raises DataError for what cannot be a sample."""
         layout = self.layout
-        if self.lists is None:
-            self.lists = frozenset(c.column for c in layout.sparse if _is_multi(chunk, c))
+        if self._lists is None:
+            self._lists = self._find_lists(chunk)
         single = [c for c in layout.sparse if c.column not in self.lists]
         single_NF = np.empty((len(label_N), len(single)), np.int64)
         for f, sparse in enumerate(single):
-            column = self._same_kind(chunk.column(sparse.column))
+            column = chunk.column(sparse.column)
             with column.named():
-                single_NF[:, f] = decode_ids(column, layout.missing)
+                single_NF[:, f] = self._ids(column)
         dense_NI = np.empty((len(label_N), len(layout.dense)), np.float32)
         for i, scaler in enumerate(self.scaler.columns):
             dense_NI[:, i] = self._dense(chunk, scaler, learn=learn)
         lists = {}
         for sparse in layout.sparse:
             if sparse.column in self.lists:
-                with self._same_kind(chunk.column(sparse.column)).named():
-                    lists[sparse.column] = self._lists(chunk, sparse)
+                with chunk.column(sparse.column).named():
+                    lists[sparse.column] = self._multi(chunk, sparse)
+        if learn and self._teaching is not None:
+            self._teaching.add([c.column for c in single], single_NF)
         weight_N = None if layout.weight is None else self._sample_weights(chunk)
         time_N = self._times(chunk) if layout.time is not None and learn else None
         return Rows(label_N, dense_NI, single_NF, lists, weight_N, time_N)
 
-    def _times(self, chunk: Chunk) -> NDArray[np.float64]:
+    def _find_lists(self, chunk: Chunk) -> frozenset[str]:
+        """Which features have several values a row. Raises ConfigError for pooling where none can."""
+        lists = frozenset(c.column for c in self.layout.sparse if _is_multi(chunk, c))
+        if self._kept is not None:
+            names = frozenset(c.column for c in self.layout.sparse)
+            lists = lists - self._kept.features | self._kept.lists & names
+        for column in self.layout.sparse:
+            if column.pooling in ("mean", "max") and column.column not in lists:
+                raise ConfigError(
+                    f"data.sparse: {column.column}: pooling: {column.pooling} has no effect, each row has one value; "
+                    "leave it out, or give the separator of the values"
+                )
+        return lists
+
+    def _ids(self, column: Column) -> Ints:
+        """The ids of a column of one value a row, or of the entries of lists, as its kind in the first rows says."""
+        kind = self._kinds.get(column.name)
+        if kind is None and (kind := kind_of(column.values, self.rules)) is not None:
+            self._kinds[column.name] = kind
+        spellings = self._spellings.get(column.name)
+        return decode_ids(column, kind, self.rules, None if spellings is None else spellings.digest)
+
+    def _times(self, chunk: Chunk) -> Float64s:
+        """Seconds since 1970, or plain numbers: the first rows decide."""
         column = chunk.column(self.layout.time or "")
         with column.named():
-            time_N = decode_times(column, self.layout.missing)
+            if self._time_counts is None:
+                dates = holds_times(column, self.rules)
+                self._time_counts = None if dates is None else dates or times.are_counts(column, self.rules)
+            time_N = (times.seconds if self._time_counts else decode_numbers)(column, self.rules)
         if np.isnan(time_N).any():
             raise column.error(int(np.isnan(time_N).argmax()), "the time is missing; allowed: numbers, dates or times")
         return time_N
 
-    def _sample_weights(self, chunk: Chunk) -> NDArray[np.float32]:
+    def _sample_weights(self, chunk: Chunk) -> Floats:
         column = chunk.column(self.layout.weight or "")
         with column.named():
-            weight_N = decode_numbers(column, self.layout.missing).astype(np.float32)
+            weight_N = decode_numbers(column, self.rules).astype(np.float32)
         wrong_N = ~(weight_N >= 0) | np.isinf(weight_N)
         if wrong_N.any():
             index = int(wrong_N.argmax())
@@ -207,53 +313,44 @@ class Converter:
             raise column.error(index, f"the weight {what}; allowed: numbers from 0 on")
         return weight_N
 
-    def _same_kind(self, column: Column) -> Column:
-        """The column of ids. Raises DataError where it holds texts now and held numbers before: their ids differ."""
-        kind, before = kind_of(column.values.type), self.kinds.get(column.name)
-        if kind is None or kind == before or is_empty(column.values):
-            return column
-        self.kinds.setdefault(column.name, kind)
-        if before is not None:
-            raise column.wrong_type(f"{before}, as in the files before; the same value has another id as one of {kind}")
-        return column
-
     def labels(self, chunk: Chunk) -> Labels:
         """The labels of a chunk. Raises DataError."""
-        label = self.layout.label
-        column = chunk.column(label.column)
+        column = chunk.column(self.layout.label.column)
         with column.named():
-            return decode_labels(column, label, self.layout.missing)
+            return decode_labels(column, self.layout.label, self.rules)
 
-    def _dense(self, chunk: Chunk, scaler: ColumnScaler, *, learn: bool) -> NDArray[np.float32]:
-        column = chunk.dense_column(scaler.name)
+    def _dense(self, chunk: Chunk, scaler: ColumnScaler, *, learn: bool) -> Floats:
+        column = chunk.column(scaler.name)
         with column.named():
-            stored_N = scaler.store(decode_numbers(column, self.layout.missing), learn=learn)
+            if scaler.is_time is None:
+                scaler.is_time = holds_times(column, self.rules)
+            values_N = (times.seconds if scaler.is_time else decode_numbers)(column, self.rules)
+            stored_N = scaler.store(values_N, learn=learn)
         if np.isinf(stored_N).any():
             raise column.error(int(np.isinf(stored_N).argmax()), "is beyond float32; try scale: log")
         return stored_N
 
-    def _lists(self, chunk: Chunk, sparse: SparseColumn) -> Lists:
-        column, missing = chunk.column(sparse.column), self.layout.missing
-        lists = as_lists(column, missing, sparse.separator)
+    def _multi(self, chunk: Chunk, sparse: SparseColumn) -> Lists:
+        column = chunk.column(sparse.column)
+        lists = as_lists(column, self.rules, sparse.separator)
         lengths_N = list_lengths(lists)
         entries = column.entries(lists, lengths_N)
-        keep_V = present(entries.values, missing)
+        keep_V = present(entries.values, self.rules)
         weights_V = None
         if sparse.weights is not None:
             weights_V = self._weights(chunk.column(sparse.weights), sparse, lengths_N)[keep_V]
         index_V = np.repeat(np.arange(len(lengths_N)), lengths_N)
         kept_N = np.bincount(index_V[keep_V], minlength=len(lengths_N))
-        return Lists(decode_ids(entries, missing)[keep_V], kept_N, weights_V)
+        return Lists(self._ids(entries)[keep_V], kept_N, weights_V)
 
-    def _weights(self, column: Column, sparse: SparseColumn, lengths_N: NDArray[np.int64]) -> NDArray[np.float32]:
-        missing = self.layout.missing
-        lists = as_lists(column, missing, sparse.separator if is_text(column.values.type) else None)
+    def _weights(self, column: Column, sparse: SparseColumn, lengths_N: Ints) -> Floats:
+        lists = as_lists(column, self.rules, sparse.separator if is_text(column.values.type) else None)
         held_N = list_lengths(lists)
         if (held_N != lengths_N).any():
             index = int((held_N != lengths_N).argmax())
             raise column.error(index, f"holds {held_N[index]} weights for {lengths_N[index]} ids of {sparse.column}")
         entries = column.entries(lists, held_N)
-        weights_V = decode_numbers(entries, missing)
+        weights_V = decode_numbers(entries, self.rules)
         if np.isnan(weights_V).any():
             raise entries.error(int(np.isnan(weights_V).argmax()), "a weight is missing")
         return weights_V.astype(np.float32)

@@ -12,14 +12,16 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError, model_validator
 
-from shardkeep.base.errors import DataError
+from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.base.settings import Settings, first_problem
 from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter
-from shardkeep.workers.data.conversion.conversion import Converter, Fitted, Layout
-from shardkeep.workers.data.conversion.decoding import Chunk
+from shardkeep.workers.data.conversion.categories import Kind
+from shardkeep.workers.data.conversion.chunk import Chunk
+from shardkeep.workers.data.conversion.conversion import Converter, Fitted, Kept, Layout
 from shardkeep.workers.data.conversion.labels import LabelValues
+from shardkeep.workers.data.conversion.rules import FORM
 from shardkeep.workers.data.conversion.scaling import from_json, to_json
-from shardkeep.workers.data_config import Delimiter, DenseColumn, LabelColumn, Scaling, SparseColumn
+from shardkeep.workers.data_config import DataConfig, Delimiter, DenseColumn, LabelColumn, Scaling, SparseColumn
 
 
 def _float32(value: float) -> float:
@@ -58,21 +60,29 @@ class _Parquet(Settings):
     form: Literal["parquet"]
 
 
+class _Columns(Settings):
+    """The training samples came from the user's own code, or from the synthetic stream."""
+
+    form: Literal["columns"]
+
+
 class _Stored(Settings):
     """The form of `Inputs` in JSON, whose parts fit each other."""
 
     model_config = ConfigDict(extra="ignore")  # of a later version
 
+    form: int = Field(1, ge=1, le=FORM)
     label: LabelColumn
     dense: list[DenseColumn]
     sparse: list[SparseColumn]
     scale: Scaling
     missing: list[str]
     lists: list[str]
-    kinds: dict[str, Literal["texts", "numbers"]]
+    kinds: dict[str, Kind]
+    times: list[str] = Field(default_factory=list)
     origins: list[float]
     transform: _StoredTransform
-    reading: Annotated[_Csv | _Parquet, Field(discriminator="form")]
+    reading: Annotated[_Csv | _Parquet | _Columns, Field(discriminator="form")]
 
     @model_validator(mode="after")
     def _parts_fit(self) -> _Stored:
@@ -88,6 +98,9 @@ class _Stored(Settings):
         for key, named in (("lists", self.lists), ("kinds", self.kinds)):
             if unknown := next((name for name in named if name not in sparse), None):
                 raise ValueError(f"{key}: {unknown[:60]!r} is no sparse column")
+        dense = {column.column for column in self.dense}
+        if unknown := next((name for name in self.times if name not in dense), None):
+            raise ValueError(f"times: {unknown[:60]!r} is no dense column")
         for name, column in sparse.items():
             if name not in self.lists and (column.separator is not None or column.weights is not None):
                 raise ValueError(f"lists: lacks {name[:60]!r}, which has several values a row")
@@ -107,6 +120,7 @@ class Inputs:
         """JSON types, which `of_json` reads."""
         layout, fitted = self.layout, self.fitted
         return {
+            "form": layout.form,
             "label": layout.label.model_dump(),
             "dense": [column.model_dump() for column in layout.dense],
             "sparse": [column.model_dump() for column in layout.sparse],
@@ -114,6 +128,7 @@ class Inputs:
             "missing": list(layout.missing),
             "lists": sorted(fitted.lists),
             "kinds": dict(fitted.kinds),
+            "times": sorted(fitted.times),
             "origins": list(fitted.origins),
             "transform": to_json(fitted.transform),
             "reading": dict(self.reading),
@@ -126,10 +141,15 @@ class Inputs:
             stored = _Stored.model_validate(record)
         except ValidationError as error:
             raise ValueError(first_problem(error)) from error
-        layout = Layout(stored.label, tuple(stored.dense), tuple(stored.sparse), stored.scale, tuple(stored.missing))
-        transform = from_json(stored.transform.model_dump())
-        fitted = Fitted(frozenset(stored.lists), dict(stored.kinds), tuple(stored.origins), transform)
+        columns = stored.label, tuple(stored.dense), tuple(stored.sparse)
+        layout = Layout(*columns, stored.scale, tuple(stored.missing), form=stored.form)
+        transform, times = from_json(stored.transform.model_dump()), frozenset(stored.times)
+        fitted = Fitted(frozenset(stored.lists), dict(stored.kinds), tuple(stored.origins), transform, times)
         return cls(layout, fitted, dict(record["reading"]))
+
+    def kept(self) -> Kept:
+        """What a job that continues this model keeps."""
+        return Kept.of(self.layout, self.fitted)
 
     def columns(self) -> list[str]:
         """Names of the raw columns that the model reads, each once; without the label."""
@@ -161,3 +181,13 @@ class Inputs:
             )
         except ValueError as error:
             raise DataError(f"{chunk.path}: {error}") from error
+
+
+def kept_of(config: DataConfig) -> Kept | None:
+    """What the model with which the job continues has decided; None = nothing. Raises ConfigError."""
+    if config.fitted is None or config.refit:
+        return None
+    try:
+        return Inputs.of_json(config.fitted).kept()
+    except ValueError as error:
+        raise ConfigError(f"data.fitted: {error}") from error

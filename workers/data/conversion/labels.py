@@ -6,24 +6,19 @@ N = rows of a chunk
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from numpy.typing import NDArray
 
+from shardkeep.base.arrays import Float64s
 from shardkeep.base.errors import DataError
-from shardkeep.workers.data.conversion.decoding import (
-    Chunk,
-    Column,
-    clean_texts,
-    decode_numbers,
-    is_number,
-    is_text,
-    numbers_of,
-)
-from shardkeep.workers.data_config import LabelColumn
+from shardkeep.workers.data.conversion.chunk import Chunk, Column
+from shardkeep.workers.data.conversion.decoding import decode_numbers
+from shardkeep.workers.data.conversion.rules import Rules, equal_to, is_number, is_text, numbers_of
+from shardkeep.workers.data_config import LabelColumn, Threshold
 
 LabelValues = NDArray[np.uint8] | NDArray[np.float32]
 
@@ -37,19 +32,24 @@ class Labels:
     missing_N: NDArray[np.bool_]
 
 
-def decode_labels(column: Column, label: LabelColumn, missing: Sequence[str]) -> Labels:
+def decode_labels(column: Column, label: LabelColumn, rules: Rules) -> Labels:
     """The labels; a value of `missing` that `positive` lists too is no missing one.
 
     Raises DataError, naming the row, for one that is not 0 or 1, or that is not a number.
     """
+    if isinstance(label.positive, Threshold):
+        numbers_N = decode_numbers(column, rules)
+        return Labels(_within(label.positive, numbers_N).astype(np.uint8), np.isnan(numbers_N))
     if label.positive is not None:
-        return _positives(column, label.positive, missing)
+        positive = listed(label)
+        missing = tuple(text for text in rules.missing if text not in positive)
+        return _positives(column, positive, replace(rules, missing=missing))
     if label.kind == "number":
-        return _numbers(column, missing)
+        return _numbers(column, rules)
     try:
-        numbers_N = decode_numbers(column, missing)
+        numbers_N = decode_numbers(column, rules)
     except DataError as error:
-        raise DataError(f"{error} (label; name the texts that mean 1 in data.label.positive)") from error
+        raise DataError(f"{error} (label; name the values that mean 1 in data.label.positive)") from error
     missing_N = np.isnan(numbers_N)
     wrong_N = ~((numbers_N == 0.0) | (numbers_N == 1.0) | missing_N)
     if wrong_N.any():
@@ -59,8 +59,31 @@ def decode_labels(column: Column, label: LabelColumn, missing: Sequence[str]) ->
     return Labels((numbers_N == 1.0).astype(np.uint8), missing_N)
 
 
-def _numbers(column: Column, missing: Sequence[str]) -> Labels:
-    numbers_N = decode_numbers(column, missing)
+def listed(label: LabelColumn) -> tuple[str, ...]:
+    """The values that mean 1, where the label lists them."""
+    return tuple(text.strip() for text in label.positive) if isinstance(label.positive, list) else ()
+
+
+def unmatched(column: Column, values: Sequence[str], rules: Rules) -> list[str]:
+    """Which of the values that mean 1 no row of the column has."""
+    bare = replace(rules, missing=())
+    return [value for value in values if not _positives(column, [value], bare).value_N.any()]
+
+
+def check_matched(absent: Sequence[str], where: str) -> None:
+    """Raises DataError for values that mean 1 and that no row has: one that is misspelt makes labels of 0 of all."""
+    if absent:
+        raise DataError(f"data.label.positive: no row of {where} has {absent[0]!r}")
+
+
+def _within(bounds: Threshold, numbers_N: Float64s) -> NDArray[np.bool_]:
+    """Which numbers are within the bounds; NaN is not."""
+    above, below = bounds.above, bounds.below
+    return (numbers_N > (-np.inf if above is None else above)) & (numbers_N < (np.inf if below is None else below))
+
+
+def _numbers(column: Column, rules: Rules) -> Labels:
+    numbers_N = decode_numbers(column, rules)
     with np.errstate(over="ignore"):
         value_N = numbers_N.astype(np.float32)
     if np.isinf(value_N).any():
@@ -68,28 +91,30 @@ def _numbers(column: Column, missing: Sequence[str]) -> Labels:
     return Labels(value_N, np.isnan(numbers_N))
 
 
-def _positives(column: Column, positive: Sequence[str], missing: Sequence[str]) -> Labels:
-    positive = [text.strip() for text in positive]
-    missing = [text for text in missing if text not in positive]
-    if is_number(column.values.type) and len(numbers := numbers_of(positive)) == len(positive):
-        found_N = decode_numbers(column, missing)
+def _positives(column: Column, positive: Sequence[str], rules: Rules) -> Labels:
+    """Numbers are compared by value where all of `positive` are numbers, else texts."""
+    numbers = numbers_of(positive)
+    by_value = len(numbers) == len(positive)
+    if is_number(column.values.type) and by_value:
+        found_N = decode_numbers(column, rules)
         missing_N, positive_N = np.isnan(found_N), np.isin(found_N, numbers)
     else:
-        texts = label_texts(column, missing)
+        texts = label_texts(column, rules)
         missing_N = np.array(texts.is_null())
-        positive_N = np.array(pc.is_in(texts, value_set=pa.array(positive, texts.type)))
+        if by_value and rules.form > 1:
+            positive_N = np.array(equal_to(pc.replace_substring(texts, column.decimal, "."), numbers))
+        else:
+            positive_N = np.array(pc.is_in(texts, value_set=pa.array(positive, texts.type)))
     return Labels(positive_N.astype(np.uint8), missing_N)
 
 
-def label_texts(column: Column, missing: Sequence[str]) -> pa.Array:
+def label_texts(column: Column, rules: Rules) -> pa.Array:
     """The labels as stripped texts, the form in which `positive` is compared; missing ones are null."""
-    values = column.values
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    kind = values.type
+    kind = column.values.type
     if not (is_text(kind) or is_number(kind) or pa.types.is_temporal(kind) or pa.types.is_null(kind)):
         raise column.wrong_type("numbers, truth values or texts")
-    return clean_texts(values if is_text(kind) else values.cast(pa.string()), ["", *missing])
+    values = column.values if is_text(kind) else column.values.cast(pa.string())
+    return replace(rules, missing=("", *rules.missing)).texts(values)
 
 
 @dataclass
@@ -108,7 +133,7 @@ class PartCheck:
             return
         self.num_positive += int(labels_N.sum())
         if len(self.seen) < 10:
-            texts = pc.unique(label_texts(chunk.column(label.column), ()).slice(0, 10_000))
+            texts = pc.unique(label_texts(chunk.column(label.column), Rules()).slice(0, 10_000))
             self.seen |= dict.fromkeys(str(t) for t in texts.to_pylist())
 
     def finish(self, label: LabelColumn, advice: str = "") -> None:

@@ -5,7 +5,7 @@ N = rows of a chunk, I = dense columns
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -40,31 +40,46 @@ class Moments:
 
     @property
     def deviation(self) -> float:
-        """Standard deviation (population); 1 where all values are equal, so that dividing by it does nothing."""
+        """Standard deviation (population); 0 where all values are equal, up to rounding."""
         deviation = float(np.sqrt(self.spread / self.count)) if self.count else 0.0
-        return deviation if deviation > 1e-12 * max(1.0, abs(self.mean)) else 1.0
+        return deviation if deviation > 1e-12 * max(1.0, abs(self.mean)) else 0.0
+
+
+@dataclass(frozen=True)
+class KeptScale:
+    """How an earlier model reads a dense column: (stored - shift) * factor, stored = shaped - origin."""
+
+    is_time: bool
+    origin: float
+    fill: float
+    shift: float
+    factor: float
 
 
 class ColumnScaler:
     """One dense column: stores log or plain values around an origin as float32, learns mean and deviation.
 
     The origin (of standardised columns: the first training chunk's mean) keeps float32 precise for columns like
-    timestamps, whose values are large beside their spread.
+    timestamps, whose values are large beside their spread. `is_time`: None before a value is known.
     """
 
-    def __init__(self, column: DenseColumn, default: Scaling, origin: float | None = None) -> None:
+    def __init__(self, column: DenseColumn, default: Scaling, kept: KeptScale | None = None) -> None:
         self.name = column.column
+        self.is_time = None if kept is None else kept.is_time
         self._scale: Scaling = column.scale or default
         self._fill = column.fill
         self._raw = Moments()
         self._stored = Moments()
-        self._origin = origin
+        self._kept = kept
+        self._has_gaps = False
+        self._origin = None if kept is None else kept.origin
 
     def store(self, values_N: Float64s, *, learn: bool) -> NDArray[np.float32]:
         """The numbers to store for raw `values_N` (nan = missing); with `learn` they count as training data."""
         shaped_N = self._shape(values_N)
         present_N = ~np.isnan(values_N)
         if learn:
+            self._has_gaps |= not present_N.all()
             self._raw.add(values_N[present_N])
             self._stored.add(shaped_N[present_N])
         if self._origin is None and present_N.any():
@@ -77,13 +92,29 @@ class ColumnScaler:
         """What is subtracted from every number before it is stored."""
         return self._origin or 0.0
 
+    @property
+    def is_known(self) -> bool:
+        """Whether a training row has a number."""
+        return self._raw.count > 0
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all training rows have one input: one number, and a missing one is no other."""
+        told_apart = self.is_known and self._has_gaps and self._fill != "mean"
+        return self._kept is None and self._stored.deviation == 0.0 and not told_apart
+
     def transform(self) -> tuple[float, float, float]:
-        """(fill, shift, factor): the input is (stored - shift) * factor, or fill where missing."""
+        """(fill, shift, factor): the input is (stored - shift) * factor, or fill where missing. A column that is
+        constant in training is 0 whatever it becomes later."""
+        if self._kept is not None:
+            return self._kept.fill, self._kept.shift, self._kept.factor
+        if self.is_constant:
+            return 0.0, 0.0, 0.0
         raw = self._raw.mean if self._fill == "mean" else float(self._fill)
         origin = self.origin
         shift, factor = 0.0, 1.0
         if self._standard:
-            shift, factor = self._stored.mean - origin, 1.0 / self._stored.deviation
+            shift, factor = self._stored.mean - origin, 1.0 / (self._stored.deviation or 1.0)
         fill = (float(self._shape(np.array([raw]))[0]) - origin - shift) * factor
         return fill, shift, factor
 
@@ -98,17 +129,18 @@ class ColumnScaler:
 
 
 class Scaler:
-    """All dense columns of a job. `origins`: those that other rows have fixed."""
+    """All dense columns of a job. `kept`: by name, those that other rows have fixed."""
 
-    def __init__(
-        self, columns: Sequence[DenseColumn], default: Scaling, origins: Sequence[float] | None = None
-    ) -> None:
-        fixed: Sequence[float | None] = origins or [None] * len(columns)
-        self.columns = [ColumnScaler(c, default, origin) for c, origin in zip(columns, fixed, strict=True)]
+    def __init__(self, columns: Sequence[DenseColumn], default: Scaling, kept: Mapping[str, KeptScale]) -> None:
+        self.columns = [ColumnScaler(c, default, kept.get(c.column)) for c in columns]
 
     def origins(self) -> tuple[float, ...]:
         """The origin of every column."""
         return tuple(column.origin for column in self.columns)
+
+    def times(self) -> frozenset[str]:
+        """The columns that hold times."""
+        return frozenset(column.name for column in self.columns if column.is_time)
 
     def transform(self) -> DenseTransform:
         """The transform of all columns as float32 arrays."""

@@ -17,8 +17,8 @@ import pyarrow.csv as pacsv  # type: ignore[import-untyped]
 
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.cache.cache import first_file, open_cached
+from shardkeep.workers.data.conversion.chunk import Chunk, missing_column
 from shardkeep.workers.data.conversion.conversion import layout_of, refuse
-from shardkeep.workers.data.conversion.decoding import Chunk, missing_column
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.sources.column_patterns import named_columns
 from shardkeep.workers.data_config import DataConfig
@@ -82,9 +82,8 @@ class CsvForm:
                     rows_N = np.arange(done + 1, done + 1 + len(batch), dtype=np.int64)
                     done += len(batch)
                     progress(min(1.0, raw.tell() / max(1, size)))
-                    yield Chunk(
-                        str(path), rows_N, dict(zip(batch.schema.names, batch.columns, strict=True)), None, self.decimal
-                    )
+                    values = dict(zip(batch.schema.names, batch.columns, strict=True))
+                    yield Chunk(str(path), rows_N, values, self.decimal)
             except (pa.ArrowInvalid, OSError) as error:
                 if str(error).startswith(("Empty CSV", "Could not skip initial")):  # nothing after the header
                     return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,10 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.base.modules import load_named
 from shardkeep.workers.data.columnar import ColumnarDataset, ColumnarWriter
+from shardkeep.workers.data.conversion.chunk import Chunk, plain
 from shardkeep.workers.data.conversion.conversion import Converter, Layout, layout_of, left_out, refuse
-from shardkeep.workers.data.conversion.decoding import Chunk
+from shardkeep.workers.data.conversion.inputs import Inputs, kept_of
+from shardkeep.workers.data.conversion.labels import check_matched
 from shardkeep.workers.data.conversion.scaling import to_json
 from shardkeep.workers.data.fingerprint import content_fingerprint, fingerprint
 from shardkeep.workers.data.gather_kernels import CHUNK_ROWS
@@ -86,8 +89,10 @@ def _arrays(source: str, part: Any) -> Mapping[str, Any]:
 
 
 def _convert(config: DataConfig, parts: list[Mapping[str, Any]], seed: int) -> Data:
+    kept = kept_of(config)
     layout = _layout(config, parts[0])
-    converter = Converter(layout)
+    layout = layout if kept is None else replace(layout, form=kept.form)
+    converter = Converter(layout, kept=kept)
     share = config.eval_fraction
     sinks = [pa.BufferOutputStream() for _ in range(2 if share else len(parts))]
     writers = [ColumnarWriter(sink) for sink in sinks]
@@ -98,13 +103,17 @@ def _convert(config: DataConfig, parts: list[Mapping[str, Any]], seed: int) -> D
         converter.convert(_chunks(config.source, parts[1]), None, writers[1])
     for writer in writers:
         writer.close()
-    lists, transform = converter.lists or frozenset(), converter.scaler.transform()
+    check_matched(converter.absent, "the data")
+    fitted = converter.fitted()
     datasets = [
-        ColumnarDataset(sink.getvalue(), schema=layout.schema, lists=lists, transform=transform) for sink in sinks
+        ColumnarDataset(sink.getvalue(), schema=layout.schema, lists=fitted.lists, transform=fitted.transform)
+        for sink in sinks
     ]
     source = f"{config.source}{left_out(converter.skipped)}"
-    mark = content_fingerprint(layout.schema, [writer.checksum() for writer in writers], to_json(transform))
-    return Data(datasets[0], datasets[1] if len(datasets) == 2 else None, None, source, mark)
+    mark = content_fingerprint(layout.schema, [writer.checksum() for writer in writers], to_json(fitted.transform))
+    held = datasets[1] if len(datasets) == 2 else None
+    inputs = Inputs(layout, fitted, {"form": "columns"}).to_json()
+    return Data(datasets[0], held, None, source, mark, inputs, tuple(converter.notes()))
 
 
 def _layout(config: DataConfig, part: Mapping[str, Any]) -> Layout:
@@ -125,16 +134,18 @@ def _chunks(source: str, part: Mapping[str, Any]) -> Iterator[Chunk]:
         if len(values) != len(label):
             raise DataError(f"{source}: column {name} has {len(values)} rows, label has {len(label)}")
     rows_N = np.arange(1, len(label) + 1, dtype=np.int64)
-    whole = Chunk(source, rows_N, {**sparse, "label": label}, dense)
+    if both := next((name for name in dense if name in sparse and not dense[name].equals(sparse[name])), None):
+        raise DataError(f"{source}: {both} is in dense and in sparse, with other values; give each a name of its own")
+    whole = Chunk(source, rows_N, {**dense, **sparse, "label": label})
     for start in range(0, len(label), CHUNK_ROWS):
         yield whole.slice(start, min(start + CHUNK_ROWS, len(label)))
 
 
 def _array(source: str, name: str, values: Any) -> Any:
     if isinstance(values, pa.ChunkedArray):
-        return values.combine_chunks()
+        return plain(values.combine_chunks())
     if isinstance(values, pa.Array):
-        return values
+        return plain(values)
     if isinstance(values, np.ndarray) and values.ndim == 2:
         values = list(values)
     try:

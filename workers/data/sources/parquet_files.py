@@ -11,8 +11,8 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.cache.cache import first_file, open_cached
+from shardkeep.workers.data.conversion.chunk import Chunk, missing_column, plain
 from shardkeep.workers.data.conversion.conversion import layout_of, refuse
-from shardkeep.workers.data.conversion.decoding import Chunk, missing_column
 from shardkeep.workers.data.gather_kernels import CHUNK_ROWS
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.sources.column_patterns import named_columns
@@ -56,26 +56,10 @@ def read_parquet(path: Path, columns: Sequence[str], progress: Callable[[float],
                 rows_N = np.arange(done + 1, done + 1 + len(batch), dtype=np.int64)
                 done += len(batch)
                 progress(done / total)
-                values = map(_plain, batch.columns)
+                values = map(plain, batch.columns)
                 yield Chunk(str(path), rows_N, dict(zip(batch.schema.names, values, strict=True)))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, error) from error
-
-
-def _plain(values: pa.Array) -> pa.Array:
-    """The same values in a type that pyarrow has all its functions for: no views, no extensions."""
-    if isinstance(values.type, pa.BaseExtensionType):
-        values = values.storage
-    kind = values.type
-    if pa.types.is_string_view(kind):
-        return values.cast(pa.large_string())
-    if pa.types.is_binary_view(kind):
-        return values.cast(pa.large_binary())
-    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
-        return values.cast(pa.large_list(kind.value_type))
-    if pa.types.is_decimal32(kind) or pa.types.is_decimal64(kind):
-        return values.cast(pa.decimal128(kind.precision, kind.scale))
-    return values
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:

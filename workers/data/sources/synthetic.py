@@ -129,7 +129,7 @@ def open_synthetic(config: DataConfig, *, seed: int, progress: Progress | None) 
 
 def _refuse_unused(config: DataConfig) -> None:
     plain = DataConfig()
-    used = {"source", "root", "synthetic"}
+    used = {"source", "root", "synthetic", "fitted"}
     wrong = [k for k in DataConfig.model_fields if k not in used and getattr(config, k) != getattr(plain, k)]
     if wrong:
         raise ConfigError(f"data.{wrong[0]}: has no effect with source: synthetic; allowed: data.synthetic.*")

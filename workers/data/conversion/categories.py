@@ -1,0 +1,143 @@
+"""Categories: values of any type to ids. What training saw in a column, texts, numbers or times, is read again so.
+
+N = values
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+from shardkeep.base.arrays import Float64s, Ints
+from shardkeep.workers.data.conversion import times
+from shardkeep.workers.data.conversion.chunk import Column, shown_text
+from shardkeep.workers.data.conversion.hashing import MISSING_ID, Digest, category, hash_texts, spelled
+from shardkeep.workers.data.conversion.rules import Rules, is_empty, is_list, is_number, is_text, is_time
+
+Kind = Literal["texts", "numbers", "times"]
+"""What a column of ids held in training."""
+FLOAT_DIGITS = {16: 11, 32: 24, 64: 53}  # bits of a float type -> binary digits it holds
+
+
+def kind_of(values: pa.Array, rules: Rules) -> Kind | None:
+    """What a column, or the lists of one, holds; None where it holds nothing."""
+    kind = values.type
+    while is_list(kind) or pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_null(kind) or is_empty(values):
+        return None
+    if is_text(kind):
+        return "texts"
+    return "times" if rules.form > 1 and is_time(kind) else "numbers"
+
+
+def decode_ids(column: Column, kind: Kind | None, rules: Rules, digest: Digest | None = None) -> Ints:
+    """A category as int64_N: of numbers the number, of times the microseconds since 1970, of texts a hash.
+
+    Values of another type are read as `kind`: 7 means the text 7 where training saw texts. Missing is an id of its own.
+    Raises DataError for what cannot be one.
+    """
+    values = column.values
+    if is_list(values.type):
+        raise column.wrong_type("one value per row, as in the rows before")
+    if pa.types.is_null(values.type) or kind is None:
+        return np.full(len(values), MISSING_ID, np.int64)
+    if kind == "texts":
+        return hash_texts(_as_texts(column, rules), digest or (category if rules.form > 1 else spelled))
+    if kind == "times":
+        found = times.micros(column, rules, exact=True)
+        return np.where(np.array(found.is_valid()), np.array(pc.fill_null(found, 0)), MISSING_ID)
+    values = _parsed(column, rules) if is_text(values.type) else values
+    valid_N = np.array(values.is_valid())
+    ids_N = _whole(column, values, rules)
+    if marks := [int(m) for m in rules.marks if m.is_integer() and abs(m) < 2.0**63]:
+        valid_N &= ~np.isin(ids_N, marks)
+    ids_N[~valid_N] = MISSING_ID
+    return ids_N
+
+
+def _as_texts(column: Column, rules: Rules) -> pa.Array:
+    """The values as texts: whole numbers without a fraction, truth values and dates as Arrow's CSV writer has them."""
+    values, kind = column.values, column.values.type
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):  # pandas makes floats of whole numbers with a gap
+        whole_N = _whole(column, values, rules)
+        lost = np.array(values.is_null()) | (whole_N == MISSING_ID)
+        values = pa.array(whole_N, mask=lost)
+    elif pa.types.is_timestamp(kind):
+        raise column.wrong_type("texts, as in training: the same time has many texts")
+    elif not (is_text(kind) or is_number(kind) or pa.types.is_date(kind)):
+        raise column.wrong_type("texts, as in training")
+    return rules.texts(values if is_text(kind) else values.cast(pa.string()))
+
+
+def _parsed(column: Column, rules: Rules) -> pa.Array:
+    """Texts as whole numbers, for a model that was trained on numbers."""
+    texts = rules.texts(column.values)
+    texts = pc.replace_substring_regex(texts, r"\.0+$", "")
+    lower = pc.ascii_lower(texts)
+    texts = pc.if_else(pc.equal(lower, "true"), "1", pc.if_else(pc.equal(lower, "false"), "0", texts))
+    for kind in (pa.int64(), pa.uint64()):
+        try:
+            return texts.cast(kind)
+        except pa.ArrowInvalid:
+            continue
+    written = enumerate(texts.cast(pa.binary()).to_pylist())
+    wrong = ((i, text) for i, text in written if text is not None and not text.removeprefix(b"-").isdigit())
+    index, text = next(wrong, (0, b""))
+    raise column.error(index, f"{shown_text(text)} is no whole number of 64 bits; training saw numbers here")
+
+
+def _whole(column: Column, values: pa.Array, rules: Rules) -> Ints:
+    """Whole numbers of any Arrow type as int64 (uint64 keeps its bits); nulls become 0."""
+    kind = values.type
+    if pa.types.is_floating(kind):
+        found_N = np.array(values.cast(pa.float64()).fill_null(0.0), np.float64)
+        return _from_floats(column, found_N, exact=float(2 ** FLOAT_DIGITS[kind.bit_width]))
+    if pa.types.is_uint64(kind):
+        return np.array(pc.fill_null(values, 0), np.uint64).view(np.int64)
+    if pa.types.is_decimal(kind):
+        return _from_decimals(column, values)
+    if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
+        if rules.form > 1 and not pa.types.is_date(kind) and not pa.types.is_timestamp(kind):
+            values = values.cast(pa.duration("us") if pa.types.is_duration(kind) else pa.time64("us"), safe=False)
+        elif rules.form > 1:
+            raise column.wrong_type("numbers, as in the rows before")
+        values = values.cast(pa.int32() if values.type.bit_width == 32 else pa.int64())
+    elif not (pa.types.is_integer(kind) or pa.types.is_boolean(kind)):
+        raise column.wrong_type("whole numbers, texts, or lists of them")
+    return np.array(pc.fill_null(values.cast(pa.int64()), 0), np.int64)
+
+
+def _from_floats(column: Column, found_N: Float64s, exact: float) -> Ints:
+    """`exact`: up to here, and not beyond, the column's type holds every whole number."""
+    missing_N = np.isnan(found_N)
+    wrong_N = ~missing_N & ((found_N != np.floor(found_N)) | (np.abs(found_N) > exact))
+    if wrong_N.any():
+        index = int(wrong_N.argmax())
+        number = found_N[index]
+        if number == np.floor(number) and np.isfinite(number):
+            why = f"{number:.0f} has lost digits as {column.values.type}; store the column as int64 or text"
+            raise column.error(index, why)
+        raise column.error(index, f"{number:g} is not a whole number; a category is a text or a whole number")
+    ids_N = np.where(missing_N, 0.0, found_N).astype(np.int64)
+    ids_N[missing_N] = MISSING_ID
+    return ids_N
+
+
+def _from_decimals(column: Column, values: pa.Array) -> Ints:
+    """Decimals keep all their digits as int64, or are refused."""
+    try:
+        return np.array(pc.fill_null(values.cast(pa.int64()), 0), np.int64)
+    except pa.ArrowInvalid:
+        for index, number in enumerate(values.to_pylist()):
+            if number is None:
+                continue
+            if number != number.to_integral_value():
+                why = f"{number} is not a whole number; a category is a text or a whole number"
+                raise column.error(index, why) from None
+            if not -(2**63) <= number < 2**63:
+                raise column.error(index, f"{number} is beyond 64 bits; store the column as text") from None
+        raise

@@ -1,0 +1,125 @@
+"""Chunk and Column: some rows of an input as Arrow arrays, which know their file and rows for every error.
+
+N = rows of the chunk
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+from numpy.typing import NDArray
+
+from shardkeep.base.arrays import Ints
+from shardkeep.base.errors import DataError
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Some rows of one file as Arrow arrays, each of length N; rows_N: int64 numbers of the data rows, from 1.
+
+    `decimal` is the decimal point of numbers that are texts.
+    """
+
+    path: str
+    rows_N: Ints
+    columns: Mapping[str, pa.Array]
+    decimal: str = "."
+
+    def __len__(self) -> int:
+        return len(self.rows_N)
+
+    def column(self, name: str) -> Column:
+        """The column called `name`. Raises DataError, naming the nearest, where there is none."""
+        if name not in self.columns:
+            raise missing_column(self.path, name, list(self.columns))
+        return Column(self.path, self.rows_N, name, self.columns[name], self.decimal)
+
+    def filter(self, keep_N: NDArray[np.bool_]) -> Chunk:
+        """The rows where `keep_N` is true; itself where that is all of them."""
+        if keep_N.all():
+            return self
+        mask = pa.array(keep_N)
+        return self._map(self.rows_N[keep_N], lambda values: values.filter(mask))
+
+    def slice(self, start: int, stop: int) -> Chunk:
+        """The chunk's rows [start, stop), counted from 0."""
+        return self._map(self.rows_N[start:stop], lambda values: values.slice(start, stop - start))
+
+    def _map(self, rows_N: Ints, part: Callable[[pa.Array], pa.Array]) -> Chunk:
+        return Chunk(self.path, rows_N, {k: part(v) for k, v in self.columns.items()}, self.decimal)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a chunk, and the number of the row that each value is in."""
+
+    path: str
+    rows_N: Ints
+    name: str
+    values: pa.Array
+    decimal: str = "."
+
+    def error(self, index: int, problem: str) -> DataError:
+        """`problem` with its place in front; `index` is that of the value."""
+        return DataError(f"{self.path}, row {self.rows_N[index]}, column {self.name}: {problem}")
+
+    def entries(self, lists: pa.Array, lengths_N: Ints) -> Column:
+        """The flattened entries of `lists`, a list array of this column."""
+        return Column(self.path, np.repeat(self.rows_N, lengths_N), self.name, plain(lists.flatten()), self.decimal)
+
+    @contextlib.contextmanager
+    def named(self) -> Iterator[None]:
+        """Puts the column's name before what pyarrow says of its values."""
+        try:
+            yield
+        except pa.ArrowException as error:
+            why = str(error).splitlines()[0]
+            raise DataError(f"{self.path}, column {self.name}: holds {self.values.type}: {why}") from error
+
+    def wrong_type(self, allowed: str) -> DataError:
+        """The column's type cannot be read as what it is used for."""
+        return DataError(f"{self.path}, column {self.name}: holds {self.values.type}; allowed: {allowed}")
+
+
+def missing_column(path: str, name: str, known: Sequence[str]) -> DataError:
+    """The error for a column that the file does not have."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    hint = f"did you mean {near[0]}? " if near else ""
+    shown = ", ".join(_one_line(each) for each in known[:30]) + (", ..." if len(known) > 30 else "")
+    return DataError(f"{path}: has no column {name}; {hint}it has: {shown}")
+
+
+def _one_line(name: str) -> str:
+    """A column's name for a message: some have line ends, or are a whole file after a quote that is never closed."""
+    name = name if name.isprintable() else repr(name)
+    return name if len(name) <= 60 else name[:57] + "..."
+
+
+def shown_text(text: Any) -> str:
+    """Bytes in quotes for a message, in one line of at most 60 characters."""
+    shown = repr(text.decode("utf-8", "replace"))
+    return shown if len(shown) <= 60 else shown[:57] + "..."
+
+
+def plain(values: pa.Array) -> pa.Array:
+    """The same values in a type that pyarrow has all its functions for: no views, extensions or dictionaries."""
+    if isinstance(values.type, pa.BaseExtensionType):
+        values = values.storage
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
+    kind = values.type
+    if pa.types.is_string_view(kind):
+        return values.cast(pa.large_string())
+    if pa.types.is_binary_view(kind):
+        return values.cast(pa.large_binary())
+    if pa.types.is_list_view(kind) or pa.types.is_large_list_view(kind):
+        return plain(values.cast(pa.large_list(kind.value_type)))
+    if pa.types.is_decimal32(kind) or pa.types.is_decimal64(kind):
+        return values.cast(pa.decimal128(kind.precision, kind.scale))
+    return values

@@ -1,0 +1,109 @@
+"""Rules: what is the same for all columns of a job when raw values are read. A model keeps those it was trained by.
+
+N = values
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+FORM = 2
+
+
+@dataclass(frozen=True)
+class Rules:
+    """`missing`: values that mean a missing one. `form`: 2, or 1 for models of before form 2.
+
+    Form 2 compares numbers by value, reads the category `1322.0` as `1322`, and reads times in seconds, or in
+    microseconds where they are categories. Form 1 compares spellings, and reads times in the unit of their column.
+    """
+
+    missing: tuple[str, ...] = ()
+    form: int = FORM
+
+    @property
+    def marks(self) -> list[float]:
+        """The numbers among the missing values."""
+        return numbers_of(self.missing)
+
+    def texts(self, values: pa.Array) -> pa.Array:
+        """Texts without the spaces around them; missing ones are null."""
+        values = clean_texts(values)
+        if self.missing:
+            marked = pc.is_in(values, value_set=pa.array(self.missing, values.type))
+            if self.form > 1 and self.marks:
+                marked = pc.or_(marked, equal_to(values, self.marks))
+            values = pc.if_else(marked, None, values)
+        return values
+
+
+def clean_texts(values: pa.Array) -> pa.Array:
+    """Texts without the spaces around them. Bytes need not be UTF-8."""
+    large = values.type in (pa.large_string(), pa.large_binary())
+    if large or not pa.types.is_string(values.type):
+        target = pa.large_string() if large else pa.string()
+        values = pc.cast(values, options=pc.CastOptions(target_type=target, allow_invalid_utf8=True))
+    return pc.ascii_trim_whitespace(values)
+
+
+def equal_to(texts: pa.Array, numbers: Sequence[float]) -> pa.Array:
+    """Which texts are one of the numbers, however it is written; null is none."""
+    coded = texts.dictionary_encode()
+    equal = [number_of(text) in numbers for text in coded.dictionary.cast(pa.binary()).to_pylist()]
+    return pc.fill_null(pa.array([*equal, False]).take(pc.fill_null(coded.indices, len(equal))), False)
+
+
+def numbers_of(texts: Sequence[str]) -> list[float]:
+    """The finite numbers among `texts`."""
+    return [number for text in texts if (number := number_of(text.encode())) is not None]
+
+
+def number_of(text: bytes) -> float | None:
+    """The finite number that a text is; None = it is none."""
+    try:
+        number = float(text)
+    except ValueError:
+        return None
+    return number if np.isfinite(number) and b"_" not in text else None
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds texts or bytes."""
+    return bool(
+        pa.types.is_string(kind)
+        or pa.types.is_large_string(kind)
+        or pa.types.is_binary(kind)
+        or pa.types.is_large_binary(kind)
+    )
+
+
+def is_number(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds numbers or truth values."""
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_floating(kind)
+        or pa.types.is_boolean(kind)
+        or pa.types.is_decimal(kind)
+    )
+
+
+def is_time(kind: pa.DataType) -> bool:
+    """Whether a column of this type holds dates or times of a calendar."""
+    return bool(pa.types.is_timestamp(kind) or pa.types.is_date(kind))
+
+
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a column of this type has several values a row."""
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
+
+
+def is_empty(values: pa.Array) -> bool:
+    """Whether all values are null or NaN: such a column often has a numeric type without meaning it."""
+    if values.null_count == len(values):
+        return True
+    return pa.types.is_floating(values.type) and bool(np.isnan(values.to_numpy(zero_copy_only=False)).all())

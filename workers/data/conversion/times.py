@@ -1,0 +1,119 @@
+"""Times: dates and times in any writing as microseconds since 1970, UTC. The unit of a column never matters.
+
+N = values
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+from shardkeep.base.arrays import Float64s
+from shardkeep.workers.data.conversion.chunk import Column, shown_text
+from shardkeep.workers.data.conversion.rules import Rules, is_text, is_time
+
+READ = (
+    "2024-05-01, 2024-05-01 13:45, with T, seconds and up to 9 digits of a second, and with Z, UTC, GMT or +02:00 in "
+    "all rows or in none; or seconds, milliseconds, microseconds or nanoseconds since 1970, from 1973 to 2286"
+)
+"""The writings of times, for error messages."""
+_ZONE = r"(?i)\s*(utc|gmt)$"
+_BANDS = np.array([1e8, 1e10, 1e11, 1e13, 1e14, 1e16, 1e17, 1e19])
+"""From 1973 to 2286 in seconds, milliseconds, microseconds and nanoseconds: none reaches into another."""
+_PER_MICRO = np.array([1e-6, 1e-3, 1.0, 1e3])
+"""Of each of the four units, how many a microsecond has."""
+
+
+def micros(column: Column, rules: Rules, *, exact: bool = False) -> pa.Array:
+    """A column of times as int64; missing is null. Raises DataError for what is no time; with `exact` also for a time
+    of a type that holds nanoseconds.
+
+    A time without a zone is one of UTC. Whole numbers and float64 are counts since 1970, in the unit that their size
+    shows."""
+    values = column.values
+    if is_time(values.type):
+        zone = values.type.tz if pa.types.is_timestamp(values.type) else None
+        return values.cast(pa.timestamp("us", zone), safe=exact).cast(pa.int64())
+    if is_text(values.type):
+        return _of_texts(column, rules.texts(values))
+    if pa.types.is_integer(values.type) or pa.types.is_float64(values.type):
+        return _of_numbers(column, values, rules)
+    if pa.types.is_null(values.type):
+        return values.cast(pa.int64())
+    raise column.wrong_type(f"times; {READ}")
+
+
+def seconds(column: Column, rules: Rules) -> Float64s:
+    """A column of times as float64_N seconds since 1970; missing is nan. Raises DataError."""
+    micros_N = micros(column, rules).cast(pa.float64(), safe=False)
+    return np.array(pc.fill_null(micros_N, float("nan")), np.float64) / 1e6
+
+
+def parse(texts: pa.Array) -> pa.Array | None:
+    """Texts of dates or times as int64 microseconds; None where one is anything else."""
+    zoned = pc.replace_substring_regex(texts, _ZONE, "Z")
+    for kind in (pa.timestamp("us"), pa.timestamp("ns")):  # years 1 to 9999, or nine digits of a second
+        for zone in (None, "UTC"):
+            try:
+                return (
+                    zoned.cast(pa.timestamp(kind.unit, zone)).cast(pa.timestamp("us", zone), safe=False).cast("int64")
+                )
+            except pa.ArrowInvalid:
+                continue
+    return None
+
+
+def are_counts(column: Column, rules: Rules) -> bool:
+    """Whether a column of numbers, or of texts that are numbers, counts from 1970 on in one of the units."""
+    values = rules.texts(column.values) if is_text(column.values.type) else column.values
+    if is_text(values.type):
+        try:
+            values = values.cast(pa.float64())
+        except pa.ArrowInvalid:
+            return False
+    if not (pa.types.is_integer(values.type) or pa.types.is_float64(values.type)):
+        return False
+    bands = _band(np.array(pc.drop_null(values), np.float64))
+    return bool(len(bands)) and bool((bands % 2 == 1).all())
+
+
+def _of_texts(column: Column, texts: pa.Array) -> pa.Array:
+    if (found := parse(texts)) is not None:
+        return found
+    for kind in (pa.int64(), pa.float64()):
+        try:
+            return _of_numbers(column, texts.cast(kind), Rules())
+        except pa.ArrowInvalid:
+            continue
+    for index, text in enumerate(texts.cast(pa.binary()).to_pylist()):
+        if text is not None and parse(texts.slice(index, 1)) is None:
+            raise column.error(index, f"{shown_text(text)} is no time; read are: {READ}")
+    index = next(i for i, value in enumerate(texts.is_valid().to_pylist()) if value)
+    raise column.error(index, f"times with and without a zone, or dates and counts, are mixed; read are: {READ}")
+
+
+def _of_numbers(column: Column, values: pa.Array, rules: Rules) -> pa.Array:
+    numbers_N = np.array(pc.fill_null(values, 0))
+    missing_N = np.array(values.is_null()) | np.isnan(numbers_N.astype(np.float64)) | np.isin(numbers_N, rules.marks)
+    band_N = _band(numbers_N.astype(np.float64))
+    wrong_N = ~missing_N & (band_N % 2 == 0)
+    if wrong_N.any():
+        index = int(wrong_N.argmax())
+        raise column.error(index, f"{numbers_N[index]} is no time; read are: {READ}")
+    micros_N, unit_N = np.zeros(len(numbers_N), np.int64), band_N // 2
+    for unit, per_micro in enumerate(_PER_MICRO):
+        own_N = ~missing_N & (unit_N == unit)
+        if not own_N.any():
+            continue
+        if per_micro > 1:
+            micros_N[own_N] = numbers_N[own_N] // int(per_micro)
+        else:
+            micros_N[own_N] = np.round(numbers_N[own_N] * round(1 / per_micro))
+    return pa.array(micros_N, mask=missing_N)
+
+
+def _band(numbers_N: Float64s) -> np.ndarray[tuple[int], np.dtype[np.intp]]:
+    """Which of `_BANDS` each number has reached, from 0: an odd count is one of a unit."""
+    with np.errstate(invalid="ignore"):
+        return np.searchsorted(_BANDS, np.abs(numbers_N), side="right")
