@@ -4,14 +4,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 from torch import nn
 
 from shardkeep.base.arrays import Floats
-from shardkeep.base.errors import DataError
+from shardkeep.base.errors import DataError, UserError
+from shardkeep.inference.export.manifest import is_export
 from shardkeep.inference.frames import chunks_of, ids_of
 from shardkeep.inference.loading import load_trained
 from shardkeep.inference.small_blocks import SmallBlocks
@@ -27,8 +28,15 @@ class Predictor:
     Scores equal those of the trainer's evaluation bit for bit on the same type of CPU, with `amp: off`.
     """
 
-    def __init__(self, trained: Trained) -> None:
+    def __init__(self, trained: Trained, path: Path | None = None) -> None:
+        """`path`: the folder of a run or an export that has the model."""
         self._trained = trained
+        self._path = path
+
+    def __reduce__(self) -> tuple[Callable[[Path, int], Predictor], tuple[Path, int]]:
+        if self._path is None:
+            raise TypeError("this predictor cannot be pickled: its model is in no folder that `shardkeep.load` takes")
+        return _again, (self._path, self.step)
 
     @property
     def step(self) -> int:
@@ -127,7 +135,15 @@ def load(path: str | Path, model: Which = "last", *, verify: bool = False) -> Pr
         UserError: There is no such run, checkpoint or export.
         CheckpointError: A file is damaged.
     """
-    return Predictor(load_trained(Path(path), model, verify=verify))
+    return Predictor(load_trained(Path(path), model, verify=verify), Path(path).absolute())
+
+
+def _again(path: Path, step: int) -> Predictor:
+    """The model of a predictor that was pickled. Raises UserError where the folder has it no longer."""
+    predictor = load(path, "last" if is_export(path) else step)
+    if predictor.step != step:
+        raise UserError(f"{path}: holds the model of step {predictor.step}; the pickled predictor had that of {step}")
+    return predictor
 
 
 def block_logits(trained: Trained, samples: ColumnarDataset, unseen: Unseen | None = None) -> Iterator[Floats]:

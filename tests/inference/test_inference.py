@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -201,3 +202,13 @@ def test_a_damaged_checkpoint_is_named(folder: Path, tmp_path: Path) -> None:
     file.write_bytes(content)
     with pytest.raises(CheckpointError, match=r"tower.safetensors: damaged: its checksum is wrong"):
         shardkeep.load(tmp_path / "run")
+
+
+def test_a_predictor_is_pickled_by_its_folder_and_step(folder: Path, tmp_path: Path) -> None:
+    predictor = shardkeep.load(folder / "run")
+    rows = {name: [None] for name in predictor.columns}
+    again = pickle.loads(pickle.dumps(predictor))
+    assert again.step == predictor.step and np.array_equal(again.predict(rows), predictor.predict(rows))
+    pickled = pickle.dumps(predictor).replace(str(folder / "run").encode(), b"x" * len(str(folder / "run")))
+    with pytest.raises(UserError, match="there is no such folder"):
+        pickle.loads(pickled)

@@ -67,6 +67,8 @@ def as_lists(column: Column, rules: Rules, separator: str | None) -> pa.Array:
     kind = values.type
     if is_list(kind):
         return values.cast(pa.list_(kind.value_type))
+    if pa.types.is_null(kind):
+        return pa.nulls(len(values), pa.list_(kind))
     if is_text(kind):
         values = rules.texts(values)
         if separator is not None:
