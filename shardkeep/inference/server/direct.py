@@ -22,7 +22,7 @@ from shardkeep.inference.server.signature import Column, Jagged, Rows
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.data.conversion.chunk import Column as RawColumn
 from shardkeep.workers.data.conversion.decoding import decode_numbers
-from shardkeep.workers.data.conversion.hashing import MISSING_ID, Digest, category, hash_text, spelled
+from shardkeep.workers.data.conversion.hashing import MISSING_ID, hash_text
 from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.data.conversion.rules import Rules, number_of
 from shardkeep.workers.data_config import SparseColumn
@@ -198,9 +198,8 @@ class _Texts:
     def _missing(self) -> frozenset[bytes]:
         return frozenset(text.encode() for text in self.rules.missing)
 
-    @cached_property
-    def _digest(self) -> Digest:
-        return category if self.rules.form > 1 else spelled
+    def _hash(self, text: bytes) -> int:
+        return hash_text(text, spelled=self.rules.form == 1)
 
     def _is_missing(self, text: bytes) -> bool:
         if text in self._missing:
@@ -210,7 +209,7 @@ class _Texts:
     def id(self, text: bytes) -> int:
         """The id of a field of one text."""
         text = text.strip(_SPACES)
-        return MISSING_ID if self._is_missing(text) else hash_text(text, self._digest)
+        return MISSING_ID if self._is_missing(text) else self._hash(text)
 
     def ids(self, text: bytes, separator: str | None) -> tuple[int, ...]:
         """The ids of a field of several texts, without the missing ones."""
@@ -220,4 +219,4 @@ class _Texts:
         if separator is not None and text[:1] in (b"[", b"(", b"{"):
             raise _Unusual  # maybe a list in another writing
         entries = [text] if separator is None else [each.strip(_SPACES) for each in text.split(separator.encode())]
-        return tuple(hash_text(entry, self._digest) for entry in entries if not self._is_missing(entry))
+        return tuple(self._hash(entry) for entry in entries if not self._is_missing(entry))

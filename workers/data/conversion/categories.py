@@ -14,7 +14,7 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 from shardkeep.base.arrays import Float64s, Ints
 from shardkeep.workers.data.conversion import times
 from shardkeep.workers.data.conversion.chunk import Column, shown_text
-from shardkeep.workers.data.conversion.hashing import MISSING_ID, Digest, category, hash_texts, spelled
+from shardkeep.workers.data.conversion.hashing import MISSING_ID, Spellings, hash_texts
 from shardkeep.workers.data.conversion.rules import Rules, is_empty, is_list, is_number, is_text, is_time
 
 Kind = Literal["texts", "numbers", "times"]
@@ -34,7 +34,7 @@ def kind_of(values: pa.Array, rules: Rules) -> Kind | None:
     return "times" if rules.form > 1 and is_time(kind) else "numbers"
 
 
-def decode_ids(column: Column, kind: Kind | None, rules: Rules, digest: Digest | None = None) -> Ints:
+def decode_ids(column: Column, kind: Kind | None, rules: Rules, spellings: Spellings | None = None) -> Ints:
     """A category as int64_N: of numbers the number, of times the microseconds since 1970, of texts a hash.
 
     Values of another type are read as `kind`: 7 means the text 7 where training saw texts. Missing is an id of its own.
@@ -46,7 +46,7 @@ def decode_ids(column: Column, kind: Kind | None, rules: Rules, digest: Digest |
     if pa.types.is_null(values.type) or kind is None:
         return np.full(len(values), MISSING_ID, np.int64)
     if kind == "texts":
-        return hash_texts(_as_texts(column, rules), digest or (category if rules.form > 1 else spelled))
+        return hash_texts(_as_texts(column, rules), spelled=rules.form == 1, spellings=spellings)
     if kind == "times":
         found = times.micros(column, rules, exact=True)
         return np.where(np.array(found.is_valid()), np.array(pc.fill_null(found, 0)), MISSING_ID)

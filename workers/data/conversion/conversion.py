@@ -287,8 +287,7 @@ class Converter:
         kind = self._kinds.get(column.name)
         if kind is None and (kind := kind_of(column.values, self.rules)) is not None:
             self._kinds[column.name] = kind
-        spellings = self._spellings.get(column.name)
-        return decode_ids(column, kind, self.rules, None if spellings is None else spellings.digest)
+        return decode_ids(column, kind, self.rules, self._spellings.get(column.name))
 
     def _times(self, chunk: Chunk) -> Float64s:
         """Seconds since 1970, or plain numbers: the first rows decide."""

@@ -1,12 +1,11 @@
 """Texts to ids: XXH3 64-bit of the bytes, seen as int64. The same text is the same id in every table and run.
 
-N = texts, V = distinct texts of the chunk
+N = texts, V = distinct texts
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -14,23 +13,17 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import xxhash
 from numpy.typing import NDArray
 
-Digest = Callable[[bytes], int]
-"""The unsigned 64 bits of a text."""
+from shardkeep.base.arrays import Ints
+
 _WHOLE_FLOAT = re.compile(rb"(0|-?[1-9][0-9]*)\.0+")
 
-spelled: Digest = xxhash.xxh3_64_intdigest
-"""xxh3_64 with seed 0 (Yann Collet's xxHash) of the text as it is written."""
 
+def hash_text(text: bytes, *, spelled: bool = False) -> int:
+    """The id of one text: xxh3_64 with seed 0 (Yann Collet's xxHash), as a signed number.
 
-def category(text: bytes) -> int:
-    """The digest of a category: `1322.0`, as pandas writes a column of whole numbers with gaps, is the text `1322`."""
-    whole = _WHOLE_FLOAT.fullmatch(text) if text.endswith(b"0") else None
-    return spelled(text if whole is None else whole[1])
-
-
-def hash_text(text: bytes, digest: Digest = category) -> int:
-    """The id of one text, as a signed number."""
-    value = digest(text)
+    `1322.0`, as pandas writes a column of whole numbers with gaps, is the text `1322`, unless `spelled`."""
+    whole = _WHOLE_FLOAT.fullmatch(text) if not spelled and text.endswith(b"0") else None
+    value = xxhash.xxh3_64_intdigest(text if whole is None else whole[1])
     return value - 2**64 if value >= 2**63 else value
 
 
@@ -38,33 +31,49 @@ MISSING_ID = hash_text(b"")
 """The id of a missing value in a single-valued column: one more category."""
 
 
-def hash_texts(texts_N: pa.Array, digest: Digest = category) -> NDArray[np.int64]:
-    """The ids of an Arrow array of texts or bytes; null becomes MISSING_ID. Each distinct text is hashed once."""
+def hash_texts(texts_N: pa.Array, *, spelled: bool = False, spellings: Spellings | None = None) -> Ints:
+    """The ids of an Arrow array of texts or bytes, as of `hash_text`; null becomes MISSING_ID. Each distinct text is
+    hashed once, and shown to `spellings`."""
     coded = pc.dictionary_encode(texts_N, null_encoding="mask")
     if isinstance(coded, pa.ChunkedArray):
         coded = coded.combine_chunks()
-    distinct = coded.dictionary.cast(pa.binary()).to_pylist()
-    ids_V = np.array(list(map(digest, distinct)), np.uint64).view(np.int64)
+    distinct = coded.dictionary
+    if not spelled and pc.any(pc.match_substring(distinct, ".0")).as_py():
+        distinct = pc.replace_substring_regex(distinct, f"^{_WHOLE_FLOAT.pattern.decode()}$", r"\1")
+    if spellings is not None:
+        spellings.add(distinct)
+    ids_V = _digests(distinct).view(np.int64)
     codes_N = pc.fill_null(coded.indices, len(distinct)).to_numpy(zero_copy_only=False)
-    ids_N: NDArray[np.int64] = np.append(ids_V, np.int64(MISSING_ID))[codes_N]
+    ids_N: Ints = np.append(ids_V, np.int64(MISSING_ID))[codes_N]
     return ids_N
 
 
+def _digests(texts_V: pa.Array) -> NDArray[np.uint64]:
+    return np.array(list(map(xxhash.xxh3_64_intdigest, texts_V.cast(pa.binary()).to_pylist())), np.uint64)
+
+
 class Spellings:
-    """The digests of a column's categories, and whether two of the first 100,000 look like one in two spellings."""
+    """Whether two of a column's first 100,000 categories look like one in two spellings."""
 
     MOST = 100_000
 
     def __init__(self) -> None:
-        self._first: dict[int, bytes] = {}
+        self._texts_V: pa.Array | None = None
+        self._folded_V = np.empty(0, np.uint64)
         self.pair: tuple[bytes, bytes] | None = None
 
-    def digest(self, text: bytes) -> int:
-        """As `category`."""
-        found = category(text)
-        if self.pair is None and len(self._first) < self.MOST:
-            other = self._first.setdefault(spelled(text.lower().lstrip(b"0+") or b"0"), text)
-            if other != text and category(other) != found:
-                self.pair = (other, text)
-                self._first.clear()
-        return found
+    def add(self, texts_V: pa.Array) -> None:
+        """Takes in texts."""
+        if self.pair is not None or len(self._folded_V) >= self.MOST:
+            return
+        known = self._texts_V if self._texts_V is not None else texts_V.slice(0, 0)
+        fresh = pc.unique(texts_V)
+        fresh = fresh.filter(pc.invert(pc.is_in(fresh, value_set=known)))
+        folded = pc.ascii_ltrim(pc.ascii_lower(fresh), characters="0+")
+        self._folded_V = np.concatenate([self._folded_V, _digests(pc.if_else(pc.equal(folded, ""), "0", folded))])
+        self._texts_V = pa.concat_arrays([known, fresh])
+        order_V = np.argsort(self._folded_V, kind="stable")
+        sorted_V = self._folded_V[order_V]
+        if (twice := np.flatnonzero(sorted_V[1:] == sorted_V[:-1])).size:
+            one, other = (self._texts_V[int(i)].as_buffer().to_pybytes() for i in order_V[twice[0] : twice[0] + 2])
+            self.pair = (one, other)
