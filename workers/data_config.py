@@ -183,7 +183,8 @@ class DataConfig(Settings):
     test: Paths = Field(default_factory=list)
     """Test files, folders or glob patterns: scored once, after training, by the best model or the last."""
     eval_fraction: float = Field(0.0, ge=0.0, lt=1.0)
-    """Share of the training rows held out for evaluation, by a seeded hash of the row number; only without `eval`."""
+    """Share of the training rows held out for evaluation, by a seeded hash of the file's name and the row's number in it;
+    only without `eval`."""
     columns: list[str] | None = None
     """Names of all columns of a csv without a header; left out = the first line is the header."""
     delimiter: Delimiter = ","

@@ -5,6 +5,7 @@ N = rows of a chunk, V = ids of a multi-valued feature
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import astuple, dataclass
 from typing import Any
@@ -208,19 +209,21 @@ class Converter:
         share: float = 0.0,
         seed: int = 0,
         origin: str = "",
+        places: Mapping[str, str] | None = None,
     ) -> None:
         """Writes every chunk: to `train`, or to `held`, or with both a `share` of the rows to `held`.
 
         Only rows written to `train` enter the statistics. `origin` names the input where it turns out to be empty.
+        `places`: of each path the name that, with the seed and the row's number in the file, decides about a row.
         Raises DataError for what cannot be a sample.
         """
-        key = np.uint64(xxhash.xxh3_64_intdigest(b"eval_fraction", seed=seed))
         checks = (PartCheck("training"), PartCheck("evaluation"))
         row, unlabelled = 0, Unlabelled(self.layout.label)
         for whole in _cut(chunks):
             held_N = np.full(len(whole), train is None)
             if train is not None and held is not None:
-                hold_out(key, row, share, held_N)
+                name = b"eval_fraction" + os.fsencode((places or {}).get(whole.path, ""))
+                hold_out(np.uint64(xxhash.xxh3_64_intdigest(name, seed=seed)), whole.rows_N, share, held_N)
             row += len(whole)
             labels = self.labels(whole)
             self.absent = unmatched(whole.column(self.layout.label.column), self.absent, self.rules)
