@@ -71,7 +71,9 @@ def test_every_role_of_a_column_may_be_one_of_a_partition(tmp_path: Path, form: 
 @pytest.mark.parametrize(("form", "write"), FORMS)
 def test_a_partition_may_hold_the_time(tmp_path: Path, form: str, write: Write) -> None:
     _write(tmp_path, form, write, ("dt=2024-05-02", "dt=2024-05-01"))
-    assert _numbers(_open(tmp_path, form, train=["log/dt=2024-05-02", "log/dt=2024-05-01"], time="dt")) == [[2, 3, 0, 1]]
+    assert _numbers(_open(tmp_path, form, train=["log/dt=2024-05-02", "log/dt=2024-05-01"], time="dt")) == [
+        [2, 3, 0, 1]
+    ]
 
 
 @pytest.mark.parametrize(("form", "write"), FORMS)
@@ -109,5 +111,5 @@ def test_folders_that_are_no_partitions_stay_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("form", "write"), FORMS)
 def test_a_file_outside_of_its_partition_lacks_the_column(tmp_path: Path, form: str, write: Write) -> None:
     _write(tmp_path, form, write, ("dt=1", "dt=1/other"))
-    with pytest.raises(DataError, match="other/part-0.*has no column dt; it has: x, y"):
+    with pytest.raises(DataError, match=r"other/part-0.*has no column dt; it has: x, y"):
         _open(tmp_path, form, train=["log/dt=1/other"], sparse=["dt"])

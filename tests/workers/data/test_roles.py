@@ -1,4 +1,4 @@
-"""A file has one role, and its rows keep theirs: no row trains a model that it evaluates, now or in a job that goes on."""
+"""A file has one role, and its rows keep theirs: no row trains a model that it evaluates, now or after a resume."""
 
 from __future__ import annotations
 
@@ -50,8 +50,14 @@ def root(tmp_path: Path) -> Path:
         ({"train": ["days"], "eval": ["days/2.csv"]}, "days/2.csv: is in data.train and in data.eval; a file has one"),
         ({"train": ["days"], "test": ["days/../days/1.csv"]}, "the same file as .* is in data.train and in data.test"),
         ({"train": ["other"], "eval": ["days"], "test": ["soft.csv"]}, "soft.csv .* is in data.eval and in data.test"),
-        ({"train": ["days"], "eval": ["soft.csv"]}, "soft.csv .the same file as .*days/1.csv.: is in data.train and in"),
-        ({"train": ["days"], "eval": ["hard.csv"]}, "hard.csv .the same file as .*days/1.csv.: is in data.train and in"),
+        (
+            {"train": ["days"], "eval": ["soft.csv"]},
+            "soft.csv .the same file as .*days/1.csv.: is in data.train and in",
+        ),
+        (
+            {"train": ["days"], "eval": ["hard.csv"]},
+            "hard.csv .the same file as .*days/1.csv.: is in data.train and in",
+        ),
         ({"train": ["days", "days/1.csv"]}, "days/1.csv: is in data.train twice; name each file once"),
         ({"train": ["days", "hard.csv"]}, "hard.csv .the same file as .*1.csv.: is in data.train twice"),
         ({"train": ["other"], "eval": ["days/*", "days/2.csv"]}, "days/2.csv: is in data.eval twice"),

@@ -360,7 +360,7 @@ EVENTS = pa.array([[{"item": 1, "ms": 5}], [], None, [{"item": 2, "ms": 6}]])
 @pytest.mark.parametrize(
     ("settings", "why"),
     [
-        ({"sparse": ["user"]}, r"column user: is a struct with the fields id, city; flatten it .*columns such as user.id"),
+        ({"sparse": ["user"]}, r"column user: is a struct with the fields id, city; flatten it .* as user.id"),
         ({"sparse": ["user.id"]}, r"column user: is a struct with the fields id, city; flatten it"),
         ({"dense": ["user"]}, "column user: is a struct with the fields id, city; flatten it"),
         ({"label": "user.id", "sparse": ["x"]}, "column user: is a struct with the fields id, city; flatten it"),

@@ -40,8 +40,8 @@ def _expand(key: str, columns: Sequence[C], known: Sequence[str], free: Sequence
         matching = [name for name in free if pattern.fullmatch(name)]
         if "" in matching:
             raise DataError(
-                f"data.{key}: {column.column} matches column {known.index('') + 1} of the first file, which has no name "
-                "(pandas writes its index so, without index=False); name the columns in full, or leave it out of the file"
+                f"data.{key}: {column.column} matches column {known.index('') + 1} of the first file, which has no "
+                "name (pandas writes its index so); name the columns in full, or write it without one (index=False)"
             )
         if not matching:
             shown = ", ".join(known[:30]) + (", ..." if len(known) > 30 else "")
