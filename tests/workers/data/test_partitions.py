@@ -113,3 +113,11 @@ def test_a_file_outside_of_its_partition_lacks_the_column(tmp_path: Path, form: 
     _write(tmp_path, form, write, ("dt=1", "dt=1/other"))
     with pytest.raises(DataError, match=r"other/part-0.*has no column dt; it has: x, y"):
         _open(tmp_path, form, train=["log/dt=1/other"], sparse=["dt"])
+
+
+def test_a_link_to_a_partition_has_the_value_of_its_own_name(tmp_path: Path) -> None:
+    _write(tmp_path, "csv", pacsv.write_csv, ("c=DE",))
+    (tmp_path / "log" / "c=FR").symlink_to(tmp_path / "log" / "c=DE")
+    for value in ("DE", "FR"):
+        data = _open(tmp_path, "csv", train=[f"log/c={value}"], sparse=["c"], cache="cache")
+        assert _ids(data, "c") == [hash_text(value.encode())] * 2
