@@ -52,15 +52,23 @@ ColumnName = Annotated[str, Field(min_length=1)]
 
 
 class DenseColumn(Settings):
-    """One number per sample."""
+    """One number per sample, or a vector of numbers."""
 
     column: ColumnName
     """Name of the column, or a pattern with *."""
+    width: int | None = Field(None, ge=1, le=_MOST_COLUMNS)
+    """Numbers in each list of a column of vectors, each a dense input of its own; left out = one number."""
     scale: Scaling | None = None
     """none, standard = (x - mean) / std over the training data, log = sign(x) * log(1 + |x|),
     log_standard = both; left out = `data.scale`."""
     fill: float | Literal["mean"] = "mean"
     """Value of a missing entry, before scaling; mean = the mean of the training data."""
+
+    def numbers(self) -> list[DenseColumn]:
+        """A column of one number for each dense input: itself, or column[0], column[1] and so on of a vector."""
+        if self.width is None:
+            return [self]
+        return [self.model_copy(update={"column": f"{self.column}[{i}]", "width": None}) for i in range(self.width)]
 
 
 class SparseColumn(Settings):
@@ -183,7 +191,8 @@ class DataConfig(Settings):
     test: Paths = Field(default_factory=list)
     """Test files, folders or glob patterns: scored once, after training, by the best model or the last."""
     eval_fraction: float = Field(0.0, ge=0.0, lt=1.0)
-    """Share of the training rows held out for evaluation, by a seeded hash of the row number; only without `eval`."""
+    """Share of the training rows held out for evaluation, by a seeded hash of the file's name and the row's number;
+    only without `eval`."""
     columns: list[str] | None = None
     """Names of all columns of a csv without a header; left out = the first line is the header."""
     delimiter: Delimiter = ","

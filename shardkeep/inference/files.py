@@ -28,11 +28,7 @@ Told = Callable[[str, float], None]
 
 def input_files(entries: Sequence[str]) -> list[Path]:
     """The files that `--data` names: files, folders or glob patterns. Raises DataError."""
-    return [
-        path
-        for entry in entries
-        for path in find_files(Path.cwd(), [entry], key="--data", kind="parquet" if entry.endswith(PARQUET) else "csv")
-    ]
+    return find_files(Path.cwd(), entries, key="--data", kind="") if entries else []
 
 
 def chunks_of_files(files: Sequence[Path], inputs: Inputs, told: Told, *, extra: Sequence[str] = ()) -> Iterator[Chunk]:

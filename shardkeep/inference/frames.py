@@ -11,7 +11,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 from shardkeep.base.arrays import Ints
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.conversion.categories import Kind, decode_ids
-from shardkeep.workers.data.conversion.chunk import Chunk, Column, missing_column, plain
+from shardkeep.workers.data.conversion.chunk import Chunk, Column, check_columns, plain
 from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.data.conversion.rules import Rules
 from shardkeep.workers.data.gather_kernels import CHUNK_ROWS
@@ -26,11 +26,7 @@ def chunks_of(data: object, inputs: Inputs) -> Iterator[Chunk]:
         data: A DataFrame of pandas or polars or what else can be read as an Arrow stream, a pyarrow Table or
             RecordBatch, a dict of columns (lists or arrays of equal length), or a list of dicts, one for each row."""
     table = _as_table(data)
-    for name in inputs.columns():
-        if (times := table.column_names.count(name)) > 1:
-            raise DataError(f"{_NAME}: {times} columns are called {name}; give each a name of its own")
-        if not times:
-            raise missing_column(_NAME, name, table.column_names)
+    check_columns(_NAME, inputs.columns(), table.schema)
     table = table.select(inputs.columns()).combine_chunks()
     columns = {name: plain(_whole(table.column(name))) for name in table.column_names}
     for start in range(0, table.num_rows, CHUNK_ROWS):

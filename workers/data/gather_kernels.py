@@ -107,9 +107,9 @@ def gather_lists(
             n += 1
 
 
-@kernel("void(uint64, int64, float64, boolean[::1])")
-def hold_out(key: np.uint64, first_row: int, share: float, out_N: NDArray[np.bool_]) -> None:
-    """Which of the rows first_row, first_row + 1, ... are held out: a `share` of them, by splitmix64 of (key, row)."""
+@kernel("void(uint64, int64[::1], float64, boolean[::1])")
+def hold_out(key: np.uint64, rows_N: NDArray[np.int64], share: float, out_N: NDArray[np.bool_]) -> None:
+    """Which rows, numbered from 1, are held out: a `share` of them, by splitmix64 of (key, row)."""
     for i in range(len(out_N)):
-        x = mix(key + np.uint64(first_row + i) * GOLDEN)
+        x = mix(key + np.uint64(rows_N[i] - 1) * GOLDEN)
         out_N[i] = float(x >> np.uint64(11)) * 1.1102230246251565e-16 < share

@@ -5,13 +5,14 @@ from __future__ import annotations
 import difflib
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import xxhash
 
 from shardkeep.base.errors import ConfigError, DataError
+from shardkeep.workers.data.partitions import is_partition
 
 PARQUET = (".parquet", ".pq", ".parq")
 PROBES, PROBE_BYTES = 8, 4096  # of a file's bytes, spread over it
@@ -23,8 +24,8 @@ NO_DATA = (".yaml", ".yml", ".md", ".json", ".py", ".crc", ".names", ".pdf")
 def find_files(root: Path, entries: Sequence[str], *, key: str, kind: str) -> list[Path]:
     """The files that `entries` of the config key `key` name, in order; a folder's and a pattern's files by name.
 
-    Left out of folders are names that start with . or _, and what cannot be of `kind` by its suffix.
-    Raises DataError where nothing is there, or a folder on the way cannot be read.
+    Left out of folders are names that start with . or _, and what cannot be of `kind` by its suffix; an empty `kind` is
+    the one of the files. Raises DataError where nothing is there, or a folder on the way cannot be read.
     """
     if not entries:
         raise ConfigError(f"{key}: is empty; allowed: at least one file, folder or glob pattern")
@@ -49,8 +50,10 @@ def _find(root: Path, entry: str, key: str, kind: str) -> list[Path]:
     if path.exists():
         raise DataError(f"{path}: is neither a file nor a folder ({key})")
     pattern = Path(glob.escape(str(root))) / Path(entry).expanduser()
-    found = sorted(p for p in map(Path, glob.glob(str(pattern), recursive=True)) if p.is_file())  # noqa: PTH207
+    matches = sorted(map(Path, glob.glob(str(pattern), recursive=True)))  # noqa: PTH207
     _look_into(pattern)
+    found = [p for p in matches if p.is_file()]
+    found = found or [file for p in matches if p.is_dir() for file in _inside(p, key, kind)]
     if not found:
         raise DataError(_not_found(path, key))
     return found
@@ -67,8 +70,10 @@ def _look_into(pattern: Path) -> None:
 
 
 def _inside(folder: Path, key: str, kind: str) -> list[Path]:
-    files = sorted(p for p in folder.iterdir() if p.is_file() and p.name[0] not in "._")
-    wanted = [p for p in files if (p.suffix in PARQUET) == (kind == "parquet") and p.suffix not in NO_DATA]
+    files = _below(folder)
+    data = [p for p in files if p.suffix not in NO_DATA]
+    kind = kind or ("parquet" if all(p.suffix in PARQUET for p in data) else "csv")
+    wanted = [p for p in data if (p.suffix in PARQUET) == (kind == "parquet")]
     if not wanted and files:
         raise DataError(f"{folder}: the folder has no {kind} files, only {files[0].name} ({key}); name the files")
     if not wanted:
@@ -76,6 +81,36 @@ def _inside(folder: Path, key: str, kind: str) -> list[Path]:
         hint = f"; for those in its subfolders: {key}: [{folder.name}/**/*]" if below else ""
         raise DataError(f"{folder}: the folder has no files ({key}){hint}")
     return wanted
+
+
+def _below(folder: Path) -> list[Path]:
+    """The files of a folder, then those of its partitions, each by name."""
+    inside = sorted(p for p in folder.iterdir() if p.name[0] not in "._")
+    below = [file for p in inside if is_partition(p) and p.is_dir() for file in _below(p)]
+    return [p for p in inside if p.is_file()] + below
+
+
+def check_once(roles: Mapping[str, Sequence[Path]]) -> None:
+    """Raises DataError for a file that is there twice, in one role or in two. A link is the file to which it leads.
+
+    Args:
+        roles: The files by the config key that names them."""
+    seen: dict[tuple[int, int], tuple[str, Path]] = {}
+    for key, paths in roles.items():
+        for path in paths:
+            status = path.stat()
+            file = status.st_dev, status.st_ino
+            if file not in seen:
+                seen[file] = key, path
+                continue
+            role, first = seen[file]
+            same = "" if first == path else f" (the same file as {first})"
+            if role == key:
+                raise DataError(f"{path}{same}: is in {key} twice; name each file once")
+            raise DataError(
+                f"{path}{same}: is in {role} and in {key}; a file has one role: name the other files in {role}, for "
+                "example by a pattern such as 2024-05-0[1-6].csv, or move it to a folder of its own"
+            )
 
 
 def _not_found(path: Path, key: str) -> str:

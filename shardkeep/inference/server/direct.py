@@ -48,14 +48,14 @@ class DirectConversion:
         self._rules = layout.rules
         self._marks = layout.rules.marks
         self._whole_marks = [int(mark) for mark in self._marks if mark.is_integer() and abs(mark) < 2.0**63]
-        self._dense = [(index[c.column], c.column) for c in layout.dense]
-        scales = [c.scale or layout.scale for c in layout.dense]
+        self._dense = [(index[c.column], place, c.width) for c in layout.dense for place in range(c.width or 1)]
+        scales = [c.scale or layout.scale for c in layout.numbers]
         self._logs_I = np.array([scale in ("log", "log_standard") for scale in scales], np.bool_)
         self._origin_I1 = np.array(fitted.origins, np.float64).reshape(-1, 1)
         self._transform = fitted.transform
         self._kinds = fitted.kinds
         self._single = [(index[c.column], c.column) for c in layout.sparse if c.column not in fitted.lists]
-        self._dense_at, self._single_at = [at for at, _ in self._dense], [at for at, _ in self._single]
+        self._single_at = [at for at, _ in self._single]
         self._all_texts = all(fitted.kinds.get(name) == "texts" for _, name in self._single)
         self._lists = [(index[c.column], c) for c in layout.sparse if c.column in fitted.lists]
         self._weighted = any(c.weights is not None for c in layout.sparse)
@@ -85,9 +85,9 @@ class DirectConversion:
         dense_PI = np.zeros((size, num_dense), np.float32)
         if not num_dense:
             return dense_PI
-        parts: list[Any] = [rows.columns[at] for at in self._dense_at for rows in requests]
+        parts: list[Any] = [_part(rows.columns[at], i, width) for at, i, width in self._dense for rows in requests]
         if set(map(type, parts)) != {np.ndarray}:
-            parts = [self._numbers(name, rows.columns[at]) for at, name in self._dense for rows in requests]
+            parts = list(map(self._numbers, parts))
         values_IN: Float64s = np.concatenate(parts, dtype=np.float64, casting="unsafe").reshape(num_dense, count)
         if self._marks:
             values_IN[np.isin(values_IN, self._marks)] = np.nan
@@ -101,13 +101,13 @@ class DirectConversion:
         dense_PI[:count] = self._transform.inputs(np.ascontiguousarray(stored_NI))
         return dense_PI
 
-    def _numbers(self, name: str, column: Column) -> Any:
+    def _numbers(self, column: Column) -> Any:
         if isinstance(column, Jagged):
             raise _Unusual
         if not isinstance(column, list):
             return column
         rows_N = np.arange(1, len(column) + 1, dtype=np.int64)
-        return decode_numbers(RawColumn("", rows_N, name, pa.array(column, pa.binary())), self._rules)
+        return decode_numbers(RawColumn("", rows_N, "", pa.array(column, pa.binary())), self._rules)
 
     def _single_of(self, requests: Sequence[Rows], count: int, size: int) -> dict[str, Ragged]:
         if not self._single:
@@ -177,6 +177,15 @@ class _Cache(dict[bytes, T]):
                 self.clear()
             self[text] = found
         return found
+
+
+def _part(column: Column, place: int, width: int | None) -> Column:
+    """The column, or the numbers at one place of vectors."""
+    if width is None:
+        return column
+    if not isinstance(column, Jagged) or (column.lengths_N != width).any():
+        raise _Unusual
+    return column.values_V[place::width]
 
 
 def _texts(values: Any) -> Sequence[bytes]:

@@ -51,10 +51,10 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """Where each column is among a request's inputs: (values, -1), or (values, lengths)."""
+    """Where each column is among a request's inputs: values, and lengths or -1; and the width of vectors or 0."""
 
     count: int
-    places: tuple[tuple[int, int], ...]
+    places: tuple[tuple[int, int, int], ...]
 
 
 class Signature:
@@ -64,6 +64,7 @@ class Signature:
         inputs = predictor.inputs
         self.columns = tuple(inputs.columns())
         self._lists = frozenset(inputs.fitted.lists) | {c.weights for c in inputs.layout.sparse if c.weights}
+        self._widths = {c.column: c.width for c in inputs.layout.dense if c.width is not None}
         self.inputs = tuple(tensor for name in self.columns for tensor in self._tensors(name, inputs))
         labels = predictor.labels
         names = ["score"] if len(labels) == 1 else [f"score_{label}" for label in labels]
@@ -82,8 +83,10 @@ class Signature:
             plan = self._planned(request.heading)
         columns: list[Column] = []
         values = request.values
-        for at, lengths_at in plan.places:
-            if lengths_at < 0:
+        for at, lengths_at, width in plan.places:
+            if width:
+                columns.append(Jagged(values[at], np.full(plan.count, width)))
+            elif lengths_at < 0:
                 columns.append(values[at])
             else:
                 name = request.heading.inputs[lengths_at].name
@@ -111,7 +114,7 @@ class Signature:
         """The tensors of a column in its usual form."""
         sparse = next((c for c in inputs.layout.sparse if c.column == name), None)
         if sparse is None and name not in self._lists:
-            return [TensorMetadata(name, "FP64")]
+            return [TensorMetadata(name, "FP64", (-1, *([self._widths[name]] if name in self._widths else ())))]
         kind = "INT64" if inputs.fitted.kinds.get(name) == "numbers" else BYTES
         if name not in self._lists:
             return [TensorMetadata(name, kind)]
@@ -133,19 +136,20 @@ class Signature:
         index = {each.name: i for i, each in enumerate(inputs)}
         if len(index) != len(inputs):
             raise invalid(f"input {_shown(_twice([each.name for each in inputs]))}: is in the request twice")
-        places = []
+        places, described = [], []
         for name in self.columns:
-            pair = name + VALUES in index and name + LENGTHS in index and name in self._lists
-            if name not in index and not pair:
+            if name in index:
+                at, width = index.pop(name), self._widths.get(name)
+                places.append((at, -1, width if width and len(inputs[at].shape) == 2 else 0))
+                described.append((inputs[at], width or 1))
+            elif name + VALUES in index and name + LENGTHS in index and name in self._lists:
+                places.append((index.pop(name + VALUES), index.pop(name + LENGTHS), 0))
+                described.append((inputs[places[-1][1]], 1))
+            else:
                 raise invalid(self._missing(name, index))
-            places.append(
-                (index.pop(name), -1) if name in index else (index.pop(name + VALUES), index.pop(name + LENGTHS))
-            )
         if index:
             raise invalid(self._unknown(next(iter(index))))
-        return _Plan(
-            _rows_of([inputs[at if lengths_at < 0 else lengths_at] for at, lengths_at in places]), tuple(places)
-        )
+        return _Plan(_rows_of(described), tuple(places))
 
     def _missing(self, name: str, index: dict[str, int]) -> str:
         also = f", or {name}{VALUES} and {name}{LENGTHS}" if name in self._lists else ""
@@ -168,17 +172,17 @@ def _twice(names: Sequence[str]) -> str:
     return next(name for name, times in Counter(names).items() if times > 1)
 
 
-def _rows_of(inputs: Sequence[Description]) -> int:
-    """The number of rows that all inputs have."""
+def _rows_of(inputs: Sequence[tuple[Description, int]]) -> int:
+    """The number of rows that all inputs have; with each the number of values that its rows may have in a tensor."""
     if not inputs:
         raise invalid("the request has no inputs")
-    first = inputs[0]
-    for each in inputs:
-        if len(each.shape) > 2 or each.shape[1:] not in ((), (1,)):
-            raise invalid(f"input {each.name}: shape {list(each.shape)}; allowed: [N] or [N, 1]")
-        if each.count != first.count:
-            raise invalid(f"input {each.name}: has {each.count} rows, and {first.name} has {first.count}")
-    return first.count
+    first, _ = inputs[0]
+    for each, width in inputs:
+        if each.shape[1:] not in ((), (width,)):
+            raise invalid(f"input {each.name}: shape {list(each.shape)}; allowed: [N] or [N, {width}]")
+        if each.shape[0] != first.shape[0]:
+            raise invalid(f"input {each.name}: has {each.shape[0]} rows, and {first.name} has {first.shape[0]}")
+    return first.shape[0]
 
 
 def _lengths(name: str, values: Values, total: int) -> Ints:

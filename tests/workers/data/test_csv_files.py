@@ -280,6 +280,8 @@ def test_a_share_of_the_rows_is_held_out_by_seed(tmp_path: Path) -> None:
         pytest.param("x,c,y\n2020-01-01,a,0\n5,b,1\n", {}, "row 2, column x: '5' is no time", id="date and number"),
         pytest.param("x,c,y\ntrue,a,0\nno,b,1\n", {}, "row 2, column x: 'no' is not a number", id="true and no"),
         pytest.param(GOOD, {"dense": ["f*"]}, r"data.dense: no column matches f\*; there are: x, c, y", id="pattern"),
+        pytest.param(",x,c,y\n0,1,a,0\n", {"sparse": ["*"]}, r"sparse: \* matches column 1 .* has no name", id="index"),
+        pytest.param("x,c,y,\n1,a,0,\n", {"dense": ["*"]}, r"dense: \* matches column 4 .* has no name", id="no name"),
         pytest.param(b"PK\x03\x04" + b"\0" * 9, {}, "is a zip archive", id="zip"),
         pytest.param(GOOD.encode("utf-16"), {}, "is text in UTF-16", id="utf-16"),
         pytest.param(GOOD, {"eval": ["a.csv"], "eval_fraction": 0.5}, "eval_fraction: has no effect", id="two evals"),
@@ -314,6 +316,11 @@ def test_bad_input_ends_with_one_line_that_names_the_place(
 def test_settings_that_cannot_be_are_refused(tmp_path: Path, settings: dict[str, Any], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         _open(tmp_path, **settings)
+
+
+def test_a_column_without_a_name_is_no_hindrance_where_none_matches_it(tmp_path: Path) -> None:
+    data = _open(tmp_path, ",x,xx,c,y\n0,1,5,a,0\n1,2,6,b,1\n", dense=["x*"], scale="none")
+    assert _dense(data) == [[1, 5], [2, 6]]
 
 
 @pytest.mark.parametrize("keep", [0.05, 0.5, 0.999], ids=["start", "half", "all but the end"])

@@ -30,6 +30,9 @@ def arrays(split, rows=6, held=True):
         "sparse": {"city": ["a", "b"] * (n // 2), "tags": [[1, 2]] * n, "hour": np.arange(n)},
     }
 
+def vectors(split):
+    return {"label": [0, 1], "dense": {"v": np.arange(6).reshape(2, 3), "x": [6, 7]}}
+
 class Own:
     schema = Schema((), (Feature("u", "u"),))
     def __len__(self):
@@ -76,6 +79,13 @@ def test_a_dict_of_arrays_is_a_data_set(folder: Path) -> None:
     assert batch.ids["hour"].values_N.tolist() == [3, 0]
     assert batch.ids["tags"].values_N.tolist() == [1, 2, 1, 2]
     assert batch.label_BT.tolist() == [[1.0], [0.0]]
+
+
+@pytest.mark.parametrize("dense", [[], [{"column": "v", "width": 3}, "x"]], ids=["all", "named"])
+def test_an_array_of_two_dimensions_is_a_dense_vector(folder: Path, dense: list[Any]) -> None:
+    data = _open(folder, "vectors", dense=dense)
+    assert data.train.schema.dense == ("v[0]", "v[1]", "v[2]", "x")
+    assert data.train.gather(np.arange(2)).dense_BI.tolist() == [[0, 1, 2, 6], [3, 4, 5, 7]]
 
 
 def test_columns_of_the_config_choose_and_describe(folder: Path) -> None:

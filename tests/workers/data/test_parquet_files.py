@@ -126,7 +126,7 @@ def test_positive_texts_are_compared_with_whole_numbers_too(tmp_path: Path) -> N
         ({"x": [1, 2], "y": [0, 1]}, {"dense": ["z"]}, "has no column z; it has: x, y"),
         ({"c": [1.0, 1.5], "y": [0, 1]}, {"sparse": ["c"]}, "row 2, column c: 1.5 is not a whole number"),
         ({"x": [[1], [2]], "y": [0, 1]}, {"dense": ["x"]}, "column x: holds list.*allowed: numbers"),
-        ({"c": [{"a": 1}, {"a": 2}], "y": [0, 1]}, {"sparse": ["c"]}, "column c: holds struct"),
+        ({"c": [{"a": 1}, {"a": 2}], "y": [0, 1]}, {"sparse": ["c"]}, "column c: is a struct with the fields a"),
         ({"c": [1, 2], "y": [0, 1]}, {"sparse": [{"column": "c", "separator": ";"}]}, "holds int64; allowed: texts"),
         ({"x": [1.0, 2.0, float("inf")], "y": [0, 1, 1]}, {"dense": ["x"]}, "row 3, column x: is infinite"),
         ({"x": [1, 2], "y": [0.0, 0.5]}, {"dense": ["x"]}, "row 2, column y: the label is 0.5"),

@@ -139,13 +139,13 @@ def test_missing_numbers_in_lists_are_no_entries(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", [*LISTS, *NESTED])
 def test_nested_values_are_no_numbers(tmp_path: Path, kind: str, role: str) -> None:
     line = refusal(tmp_path, _with((LISTS | NESTED)[kind]()), **(DENSE if role == "dense" else LABEL))
-    assert re.search("a.parquet, column v: holds .*; allowed: numbers", line), line
+    assert re.search("a.parquet, column v: (holds .*; allowed: numbers|is a (list of )?struct)", line), line
 
 
 @pytest.mark.parametrize("kind", NESTED)
 def test_nested_values_are_no_categories(tmp_path: Path, kind: str) -> None:
     line = refusal(tmp_path, _with(NESTED[kind]()), **SPARSE)
-    assert re.search("a.parquet, column v: holds .*; allowed: ", line), line
+    assert re.search("a.parquet, column v: (holds .*; allowed: |is a (list of )?struct)", line), line
 
 
 WRONG: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
@@ -351,3 +351,33 @@ def test_a_file_with_bytes_cut_off_or_put_in_is_refused_and_with_a_changed_one_r
             assert "\n" not in str(error) and "a.parquet" in str(error)
         else:
             assert number % 3 == 1 and rows == expected
+
+
+STRUCTS = pa.array([{"id": 1, "city": "a"}, {"id": 2, "city": "b"}, None, {"id": 1, "city": None}])
+EVENTS = pa.array([[{"item": 1, "ms": 5}], [], None, [{"item": 2, "ms": 6}]])
+
+
+@pytest.mark.parametrize(
+    ("settings", "why"),
+    [
+        ({"sparse": ["user"]}, r"column user: is a struct with the fields id, city; flatten it .* as user.id"),
+        ({"sparse": ["user.id"]}, r"column user: is a struct with the fields id, city; flatten it"),
+        ({"dense": ["user"]}, "column user: is a struct with the fields id, city; flatten it"),
+        ({"label": "user.id", "sparse": ["x"]}, "column user: is a struct with the fields id, city; flatten it"),
+        ({"weight": "user", "sparse": ["x"]}, "column user: is a struct"),
+        ({"sparse": ["events"]}, "column events: is a list of structs with the fields item, ms; make a list column of"),
+        ({"dense": ["events"]}, "column events: is a list of structs"),
+        ({"sparse": ["events.item"]}, "column events: is a list of structs with the fields item, ms"),
+        ({"sparse": ["*"]}, "column user: is a struct"),
+        ({"sparse": ["usr.id"]}, "has no column usr.id"),
+    ],
+)  # fmt: skip
+def test_structs_are_refused_with_the_way_out(tmp_path: Path, settings: dict[str, Any], why: str) -> None:
+    files = {"a.parquet": _file({"user": STRUCTS, "events": EVENTS, "x": [1, 2, 3, 4], "y": [0, 1, 0, 1]})}
+    assert re.search(why, refusal(tmp_path, files, **settings))
+
+
+def test_a_flattened_struct_is_read_by_its_names(tmp_path: Path) -> None:
+    table = pa.table({"user": STRUCTS, "y": [0, 1, 0, 1]}).flatten()
+    rows = read(tmp_path, {"a.parquet": _file(table)}, sparse=["user.id"])
+    assert rows.ids == {"user.id": [1, 2, MISSING_ID, 1]}

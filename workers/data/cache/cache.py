@@ -34,8 +34,9 @@ from shardkeep.workers.data.conversion.inputs import Inputs, kept_of
 from shardkeep.workers.data.conversion.labels import check_matched
 from shardkeep.workers.data.conversion.scaling import to_json
 from shardkeep.workers.data.fingerprint import content_fingerprint
-from shardkeep.workers.data.input_files import State, changed_since, find_files, snapshot
+from shardkeep.workers.data.input_files import State, changed_since, check_once, find_files, snapshot
 from shardkeep.workers.data.order import by_time
+from shardkeep.workers.data.partitions import place_of
 from shardkeep.workers.data.samples import Data, Dataset, Progress
 from shardkeep.workers.data_config import DataConfig
 
@@ -63,7 +64,7 @@ class Job:
         which the job continues."""
         split = [self.config.eval_fraction, self.seed] if self.config.eval_fraction else []
         marked = {"kept": self.kept.to_json()} if kept and self.kept is not None else {}
-        return FileSet(paths, self._settings() | {"split": split} | marked)
+        return FileSet(paths, self._settings(paths) | {"split": split} | marked)
 
     def evaluation(self, paths: Sequence[Path], fitted: Fitted) -> FileSet:
         """The entry of the evaluation files. Their scaling is not part of it, except the origins of stored numbers."""
@@ -73,12 +74,13 @@ class Job:
             "times": sorted(fitted.times),
             "origins": fitted.origins,
         }
-        return FileSet(paths, self._settings() | known)
+        return FileSet(paths, self._settings(paths) | known)
 
-    def _settings(self) -> dict[str, Any]:
+    def _settings(self, paths: Sequence[Path]) -> dict[str, Any]:
         layout = self.layout
         scalars = {"weight": layout.weight, "time": layout.time}
         return {key: name for key, name in scalars.items() if name is not None} | {
+            "places": [place_of(path) for path in paths],
             "form": layout.form,
             "reading": self.reading,
             "label": layout.label.model_dump(exclude={"kind"} if layout.label.kind == "class" else None),
@@ -127,10 +129,14 @@ def _input_files(config: DataConfig) -> tuple[list[Path], list[Path]]:
     if config.eval and config.eval_fraction:
         raise DataError("data.eval_fraction: has no effect with data.eval; leave one of the two out")
     kind = config.source
-    train = find_files(root, config.train, key="data.train", kind=kind)
-    if config.test:  # read after training; a wrong name ends the job before it
-        find_files(root, config.test, key="data.test", kind=kind)
-    return train, find_files(root, config.eval, key="data.eval", kind=kind) if config.eval else []
+    roles = {"data.train": config.train, "data.eval": config.eval, "data.test": config.test}
+    files = {
+        key: find_files(root, entries, key=key, kind=kind)
+        for key, entries in roles.items()
+        if entries or key == "data.train"
+    }
+    check_once(files)  # those of data.test are read after training; a wrong name ends the job before it
+    return files["data.train"], files.get("data.eval", [])
 
 
 def _described(entries: Sequence[Entry]) -> str:
@@ -228,8 +234,8 @@ def _write_parts(folder: Path, job: Job, files: FileSet, fitted: Fitted | None, 
     converter = Converter(job.layout, fitted, job.kept)
     try:
         chunks = _read_all(job, files.paths, progress)
-        origin = _named(files.paths)
-        converter.convert(chunks, writers[0], writers[1], share=share, seed=job.seed, origin=origin)
+        origin, places = _named(files.paths), {str(path): place_of(path) for path in files.paths}
+        converter.convert(chunks, *writers, share=share, seed=job.seed, origin=origin, places=places)
         for writer in writers:
             if writer is not None:
                 writer.close()

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from shardkeep.base.arrays import Ints
 from shardkeep.base.errors import DataError
+from shardkeep.workers.data.conversion.rules import is_list
 
 
 @dataclass(frozen=True)
@@ -70,7 +71,9 @@ class Column:
         return DataError(f"{self.path}, row {self.rows_N[index]}, column {self.name}: {problem}")
 
     def entries(self, lists: pa.Array, lengths_N: Ints) -> Column:
-        """The flattened entries of `lists`, a list array of this column."""
+        """The flattened entries of `lists`, a list array of this column. Raises DataError where they are structs."""
+        if error := _struct_error(self.path, self.name, lists.type):
+            raise error
         return Column(self.path, np.repeat(self.rows_N, lengths_N), self.name, plain(lists.flatten()), self.decimal)
 
     @contextlib.contextmanager
@@ -84,7 +87,33 @@ class Column:
 
     def wrong_type(self, allowed: str) -> DataError:
         """The column's type cannot be read as what it is used for."""
-        return DataError(f"{self.path}, column {self.name}: holds {self.values.type}; allowed: {allowed}")
+        kind = self.values.type
+        error = DataError(f"{self.path}, column {self.name}: holds {kind}; allowed: {allowed}")
+        return _struct_error(self.path, self.name, kind) or error
+
+
+def check_columns(path: str, columns: Sequence[str], schema: pa.Schema) -> None:
+    """Raises DataError for a column that is not there, is there more than once, or is a field of a struct."""
+    names = schema.names
+    for name in columns:
+        if (times := names.count(name)) > 1:
+            raise DataError(f"{path}: {times} columns are called {name}; give each a name of its own")
+        if not times:
+            owner = name.partition(".")[0]
+            error = _struct_error(path, owner, schema.field(owner).type) if names.count(owner) == 1 else None
+            raise error or missing_column(path, name, names)
+
+
+def _struct_error(path: str, name: str, kind: pa.DataType) -> DataError | None:
+    """The error for a column of structs, or of lists of them; None for one of another type."""
+    entry = kind.value_type if is_list(kind) else kind
+    if not pa.types.is_struct(entry) or not entry.num_fields:
+        return None
+    what, way = "a struct", f"flatten it (pyarrow's table.flatten() makes columns such as {name}.{entry.field(0).name})"
+    if is_list(kind):
+        what, way = "a list of structs", "make a list column of each field"
+    fields = ", ".join(entry.field(i).name for i in range(entry.num_fields))
+    return DataError(f"{path}, column {name}: is {what} with the fields {fields}; {way}")
 
 
 def missing_column(path: str, name: str, known: Sequence[str]) -> DataError:

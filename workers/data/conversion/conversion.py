@@ -5,8 +5,10 @@ N = rows of a chunk, V = ids of a multi-valued feature
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,14 @@ from shardkeep.workers.data.columnar import ColumnarWriter, DenseTransform, List
 from shardkeep.workers.data.conversion import times
 from shardkeep.workers.data.conversion.categories import Kind, decode_ids, kind_of
 from shardkeep.workers.data.conversion.chunk import Chunk, Column
-from shardkeep.workers.data.conversion.decoding import as_lists, decode_numbers, holds_times, list_lengths, present
+from shardkeep.workers.data.conversion.decoding import (
+    as_lists,
+    decode_numbers,
+    decode_vectors,
+    holds_times,
+    list_lengths,
+    present,
+)
 from shardkeep.workers.data.conversion.hashing import Spellings
 from shardkeep.workers.data.conversion.labels import (
     Labels,
@@ -58,7 +67,12 @@ class Layout:
     @property
     def schema(self) -> Schema:
         """The schema of the samples."""
-        return Schema(tuple(c.column for c in self.dense), features_of(self.sparse), (self.label.column,))
+        return Schema(tuple(c.column for c in self.numbers), features_of(self.sparse), (self.label.column,))
+
+    @cached_property
+    def numbers(self) -> tuple[DenseColumn, ...]:
+        """The dense columns, those of a vector one by one."""
+        return tuple(number for column in self.dense for number in column.numbers())
 
     def raw_columns(self) -> list[str]:
         """Names of the columns to read, each once."""
@@ -75,7 +89,7 @@ def layout_of(config: DataConfig, *, scale: Scaling = "standard") -> Layout:
     if not config.dense and not config.sparse:
         raise ConfigError("data.dense and data.sparse: are both empty; allowed: at least one column")
     for key, columns in (("dense", config.dense), ("sparse", config.sparse)):
-        names = [c.column for c in columns]
+        names = [number.column for c in columns for number in (c.numbers() if isinstance(c, DenseColumn) else [c])]
         if twice := sorted({n for n in names if names.count(n) > 1}):
             raise ConfigError(f"data.{key}: names column {twice[0]} twice; allowed: each column once")
         if config.label.column in names:
@@ -133,7 +147,7 @@ class Kept:
         scales = {
             column.column: KeptScale(column.column in fitted.times, origin, *map(float, numbers))
             for column, origin, *numbers in zip(
-                layout.dense, fitted.origins, t.fill_I, t.shift_I, t.factor_I, strict=True
+                layout.numbers, fitted.origins, t.fill_I, t.shift_I, t.factor_I, strict=True
             )
         }
         return cls(layout.form, frozenset(c.column for c in layout.sparse), fitted.lists, fitted.kinds, scales)
@@ -166,7 +180,7 @@ class Converter:
             kept = Kept.of(layout, fitted)
         self.layout = layout
         self.rules = layout.rules
-        self.scaler = Scaler(layout.dense, layout.scale, {} if kept is None else kept.dense)
+        self.scaler = Scaler(layout.numbers, layout.scale, {} if kept is None else kept.dense)
         self.skipped = 0
         self.absent = list(listed(layout.label)) if layout.form > 1 else []  # values that mean 1, not seen yet
         self._lists: frozenset[str] | None = None if fitted is None else fitted.lists
@@ -208,19 +222,21 @@ class Converter:
         share: float = 0.0,
         seed: int = 0,
         origin: str = "",
+        places: Mapping[str, str] | None = None,
     ) -> None:
         """Writes every chunk: to `train`, or to `held`, or with both a `share` of the rows to `held`.
 
         Only rows written to `train` enter the statistics. `origin` names the input where it turns out to be empty.
+        `places`: of each path the name that, with the seed and the row's number in the file, decides about a row.
         Raises DataError for what cannot be a sample.
         """
-        key = np.uint64(xxhash.xxh3_64_intdigest(b"eval_fraction", seed=seed))
         checks = (PartCheck("training"), PartCheck("evaluation"))
         row, unlabelled = 0, Unlabelled(self.layout.label)
         for whole in _cut(chunks):
             held_N = np.full(len(whole), train is None)
             if train is not None and held is not None:
-                hold_out(key, row, share, held_N)
+                name = b"eval_fraction" + os.fsencode((places or {}).get(whole.path, ""))
+                hold_out(np.uint64(xxhash.xxh3_64_intdigest(name, seed=seed)), whole.rows_N, share, held_N)
             row += len(whole)
             labels = self.labels(whole)
             self.absent = unmatched(whole.column(self.layout.label.column), self.absent, self.rules)
@@ -254,9 +270,10 @@ class Converter:
             column = chunk.column(sparse.column)
             with column.named():
                 single_NF[:, f] = self._ids(column)
-        dense_NI = np.empty((len(label_N), len(layout.dense)), np.float32)
-        for i, scaler in enumerate(self.scaler.columns):
-            dense_NI[:, i] = self._dense(chunk, scaler, learn=learn)
+        dense_NI, end = np.empty((len(label_N), len(layout.numbers)), np.float32), 0
+        for dense in layout.dense:
+            start, end = end, end + (dense.width or 1)
+            self._dense(chunk, dense, self.scaler.columns[start:end], dense_NI[:, start:end], learn=learn)
         lists = {}
         for sparse in layout.sparse:
             if sparse.column in self.lists:
@@ -318,16 +335,23 @@ class Converter:
         with column.named():
             return decode_labels(column, self.layout.label, self.rules)
 
-    def _dense(self, chunk: Chunk, scaler: ColumnScaler, *, learn: bool) -> Floats:
-        column = chunk.column(scaler.name)
+    def _dense(
+        self, chunk: Chunk, dense: DenseColumn, scalers: Sequence[ColumnScaler], out_NW: Floats, *, learn: bool
+    ) -> None:
+        """Fills `out_NW` with the numbers to store of a column: W = 1, or the width of its vectors."""
+        column = chunk.column(dense.column)
         with column.named():
-            if scaler.is_time is None:
-                scaler.is_time = holds_times(column, self.rules)
-            values_N = (times.seconds if scaler.is_time else decode_numbers)(column, self.rules)
-            stored_N = scaler.store(values_N, learn=learn)
-        if np.isinf(stored_N).any():
-            raise column.error(int(np.isinf(stored_N).argmax()), "is beyond float32; try scale: log")
-        return stored_N
+            if dense.width is not None:
+                values_NW = decode_vectors(column, self.rules, dense.width)
+            else:
+                if scalers[0].is_time is None:
+                    scalers[0].is_time = holds_times(column, self.rules)
+                values_NW = (times.seconds if scalers[0].is_time else decode_numbers)(column, self.rules)[:, None]
+            for w, scaler in enumerate(scalers):
+                out_NW[:, w] = scaler.store(values_NW[:, w], learn=learn)
+        infinite_N = np.isinf(out_NW).any(axis=1)
+        if infinite_N.any():
+            raise column.error(int(infinite_N.argmax()), "is beyond float32; try scale: log")
 
     def _multi(self, chunk: Chunk, sparse: SparseColumn) -> Lists:
         column = chunk.column(sparse.column)

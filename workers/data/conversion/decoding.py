@@ -18,7 +18,8 @@ from shardkeep.workers.data.conversion.chunk import Column, shown_text
 from shardkeep.workers.data.conversion.rules import Rules, is_list, is_number, is_text, is_time
 
 COMMA_NUMBER = re.compile(rb"[+-]?[0-9]+,[0-9]+")
-_BRACKETS = r"^(?:\[.*\]|\(.*\)|\{.*\})$"
+VECTORS = "; of a list of N numbers, each a dense input: {column: NAME, width: N}"
+_BRACKETS = r"(?s)^(?:\[.*\]|\(.*\)|\{.*\})$"
 
 
 def decode_numbers(column: Column, rules: Rules) -> Float64s:
@@ -34,7 +35,7 @@ def decode_numbers(column: Column, rules: Rules) -> Float64s:
     elif pa.types.is_null(kind):
         numbers = column.values.cast(pa.float64())
     else:
-        raise column.wrong_type("numbers, or texts that are numbers")
+        raise column.wrong_type(f"numbers, or texts that are numbers{VECTORS if is_list(kind) else ''}")
     found_N = np.array(pc.fill_null(numbers, float("nan")), np.float64)
     if marks := rules.marks:
         found_N[np.isin(found_N, marks)] = np.nan
@@ -42,6 +43,27 @@ def decode_numbers(column: Column, rules: Rules) -> Float64s:
     if infinite.any():
         raise column.error(int(infinite.argmax()), "is infinite; allowed: finite numbers")
     return found_N
+
+
+def decode_vectors(column: Column, rules: Rules, width: int) -> Float64s:
+    """A column of lists of `width` numbers as float64 (N, width), contiguous by column; an entry that is missing, and
+    all of a list that is missing or empty, is nan. Texts are cut at commas, semicolons, bars and spaces."""
+    values = column.values
+    if is_text(values.type):
+        texts = _unbracketed(column, rules.texts(values), rules)
+        lists = pc.split_pattern_regex(texts, rf"\s*[{'' if column.decimal == ',' else ','};|]\s*|\s+")
+    elif is_list(values.type) or pa.types.is_null(values.type):
+        lists = values.cast(pa.list_(values.type.value_type if is_list(values.type) else pa.float64()))
+    else:
+        raise column.wrong_type(f"lists of {width} numbers, or texts of such lists")
+    lengths_N = list_lengths(lists)
+    wrong_N = (lengths_N != width) & (lengths_N != 0)
+    if wrong_N.any():
+        index = int(wrong_N.argmax())
+        raise column.error(index, f"has {lengths_N[index]} numbers; allowed: {width}, the column's width")
+    found_NW = np.full((len(values), width), np.nan, order="F")
+    found_NW[lengths_N > 0] = decode_numbers(column.entries(lists, lengths_N), rules).reshape(-1, width)
+    return found_NW
 
 
 def holds_times(column: Column, rules: Rules) -> bool | None:
@@ -135,7 +157,9 @@ def _parse(column: Column, rules: Rules) -> pa.Array:
     for index, text in enumerate(texts.cast(pa.binary()).to_pylist()):
         if text is not None and _numbers_of_texts(texts.slice(index, 1)) is None:
             hint = "; see data.decimal" if COMMA_NUMBER.fullmatch(text) else f"; times that are read: {times.READ}"
-            if times.parse(texts.slice(index, 1)) is not None:
+            if text[:1] in (b"[", b"("):
+                hint = VECTORS
+            elif times.parse(texts.slice(index, 1)) is not None:
                 hint = "; the rows before hold numbers, and one column holds either"
             raise column.error(index, f"{shown_text(text)} is not a number; allowed: numbers, or data.missing{hint}")
     raise AssertionError("each text alone is a number, all together are not")

@@ -86,10 +86,12 @@ class _Stored(Settings):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> _Stored:
+        num_dense = sum(column.width or 1 for column in self.dense)
         numbers = {"origins": self.origins} | {f"transform.{k}": v for k, v in self.transform}
         for key, values in numbers.items():
-            if len(values) != len(self.dense):
-                raise ValueError(f"{key} has {len(values)} numbers for {len(self.dense)} dense columns")
+            if len(values) != num_dense:
+                raise ValueError(f"{key} has {len(values)} numbers for {num_dense} dense columns")
+        dense = {number.column: number for column in self.dense for number in column.numbers()}
         sparse = {column.column: column for column in self.sparse}
         for key, columns in (("dense", self.dense), ("sparse", self.sparse)):
             names = [self.label.column, *(column.column for column in columns)]
@@ -98,7 +100,6 @@ class _Stored(Settings):
         for key, named in (("lists", self.lists), ("kinds", self.kinds)):
             if unknown := next((name for name in named if name not in sparse), None):
                 raise ValueError(f"{key}: {unknown[:60]!r} is no sparse column")
-        dense = {column.column for column in self.dense}
         if unknown := next((name for name in self.times if name not in dense), None):
             raise ValueError(f"times: {unknown[:60]!r} is no dense column")
         for name, column in sparse.items():

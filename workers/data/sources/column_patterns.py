@@ -38,6 +38,11 @@ def _expand(key: str, columns: Sequence[C], known: Sequence[str], free: Sequence
             continue
         pattern = re.compile(".*".join(map(re.escape, column.column.split("*"))))
         matching = [name for name in free if pattern.fullmatch(name)]
+        if "" in matching:
+            raise DataError(
+                f"data.{key}: {column.column} matches column {known.index('') + 1} of the first file, which has no "
+                "name (pandas writes its index so); name the columns in full, or write it without one (index=False)"
+            )
         if not matching:
             shown = ", ".join(known[:30]) + (", ..." if len(known) > 30 else "")
             raise DataError(f"data.{key}: no column matches {column.column}; there are: {shown}")

@@ -19,6 +19,7 @@ from shardkeep.base.errors import DataError
 from shardkeep.workers.data.cache.cache import first_file, open_cached
 from shardkeep.workers.data.conversion.chunk import Chunk, missing_column
 from shardkeep.workers.data.conversion.conversion import layout_of, refuse
+from shardkeep.workers.data.partitions import columns_of_folders
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.sources.column_patterns import named_columns
 from shardkeep.workers.data_config import DataConfig
@@ -69,6 +70,8 @@ class CsvForm:
         """Yields the file's rows, the named columns only, as bytes; blank lines are no rows."""
         compression = _compression(path)
         names, lines = self._header(path, _first_bytes(path, compression))
+        placed = columns_of_folders(path, columns, names)
+        columns = [name for name in columns if name not in placed]
         for column in columns:
             if column not in names:
                 raise DataError(f"{missing_column(str(path), column, names)}{self._delimiter_hint(names)}")
@@ -83,6 +86,7 @@ class CsvForm:
                     done += len(batch)
                     progress(min(1.0, raw.tell() / max(1, size)))
                     values = dict(zip(batch.schema.names, batch.columns, strict=True))
+                    values |= {name: pa.repeat(value, len(batch)) for name, value in placed.items()}
                     yield Chunk(str(path), rows_N, values, self.decimal)
             except (pa.ArrowInvalid, OSError) as error:
                 if str(error).startswith(("Empty CSV", "Could not skip initial")):  # nothing after the header

@@ -121,7 +121,10 @@ def _layout(config: DataConfig, part: Mapping[str, Any]) -> Layout:
     label = config.label or LabelColumn(column="label")
     if label.column != "label":
         raise ConfigError(f"data.label.column: {label.column} is not allowed with {config.source}; allowed: label")
-    dense = config.dense or [DenseColumn(column=name) for name in part.get("dense", {})]
+    dense = config.dense or [
+        DenseColumn(column=name, width=values.shape[1] if getattr(values, "ndim", 1) == 2 else None)
+        for name, values in part.get("dense", {}).items()
+    ]
     sparse = config.sparse or [SparseColumn(column=name) for name in part.get("sparse", {})]
     return layout_of(config.model_copy(update={"label": label, "dense": dense, "sparse": sparse}))
 

@@ -11,9 +11,10 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from shardkeep.base.errors import DataError
 from shardkeep.workers.data.cache.cache import first_file, open_cached
-from shardkeep.workers.data.conversion.chunk import Chunk, missing_column, plain
+from shardkeep.workers.data.conversion.chunk import Chunk, check_columns, plain
 from shardkeep.workers.data.conversion.conversion import layout_of, refuse
 from shardkeep.workers.data.gather_kernels import CHUNK_ROWS
+from shardkeep.workers.data.partitions import columns_of_folders
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.sources.column_patterns import named_columns
 from shardkeep.workers.data_config import DataConfig
@@ -45,19 +46,16 @@ def read_parquet(path: Path, columns: Sequence[str], progress: Callable[[float],
         # pre_buffer, pyarrow's default, keeps the bytes of all columns that were read until the file is closed
         options = {"page_checksum_verification": True, "pre_buffer": False, "buffer_size": BUFFER_BYTES}
         with pq.ParquetFile(path, **options) as file:
-            names = file.schema_arrow.names
-            for column in columns:
-                if column not in names:
-                    raise missing_column(str(path), column, names)
-                if (times := names.count(column)) > 1:
-                    raise DataError(f"{path}: {times} columns are called {column}; give each a name of its own")
+            placed = columns_of_folders(path, columns, file.schema_arrow.names)
+            columns = [name for name in columns if name not in placed]
+            check_columns(str(path), columns, file.schema_arrow)
             done, total = 0, file.metadata.num_rows or 1
-            for batch in file.iter_batches(CHUNK_ROWS, columns=list(columns), use_threads=False):
+            for batch in file.iter_batches(CHUNK_ROWS, columns=columns, use_threads=False):
                 rows_N = np.arange(done + 1, done + 1 + len(batch), dtype=np.int64)
                 done += len(batch)
                 progress(done / total)
-                values = map(plain, batch.columns)
-                yield Chunk(str(path), rows_N, dict(zip(batch.schema.names, values, strict=True)))
+                values = dict(zip(batch.schema.names, map(plain, batch.columns), strict=True))
+                yield Chunk(str(path), rows_N, values | {k: pa.repeat(v, len(batch)) for k, v in placed.items()})
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise _unreadable(path, error) from error
 
