@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -19,7 +19,7 @@ from shardkeep.workers.data.conversion.conversion import Converter, Fitted, Layo
 from shardkeep.workers.data.conversion.decoding import Chunk
 from shardkeep.workers.data.conversion.labels import LabelValues
 from shardkeep.workers.data.conversion.scaling import from_json, to_json
-from shardkeep.workers.data_config import Delimiter, DenseColumn, LabelColumn, Scaling, SparseColumn
+from shardkeep.workers.data_config import ColumnName, Delimiter, DenseColumn, LabelColumn, Scaling, SparseColumn
 
 
 def _float32(value: float) -> float:
@@ -68,6 +68,7 @@ class _Stored(Settings):
     sparse: list[SparseColumn]
     scale: Scaling
     missing: list[str]
+    weight: ColumnName | None = None  # missing = of a version that did not keep it
     lists: list[str]
     kinds: dict[str, Literal["texts", "numbers"]]
     origins: list[float]
@@ -112,6 +113,7 @@ class Inputs:
             "sparse": [column.model_dump() for column in layout.sparse],
             "scale": layout.scale,
             "missing": list(layout.missing),
+            "weight": layout.weight,
             "lists": sorted(fitted.lists),
             "kinds": dict(fitted.kinds),
             "origins": list(fitted.origins),
@@ -126,14 +128,16 @@ class Inputs:
             stored = _Stored.model_validate(record)
         except ValidationError as error:
             raise ValueError(first_problem(error)) from error
-        layout = Layout(stored.label, tuple(stored.dense), tuple(stored.sparse), stored.scale, tuple(stored.missing))
+        columns = (stored.label, tuple(stored.dense), tuple(stored.sparse))
+        layout = Layout(*columns, stored.scale, tuple(stored.missing), stored.weight)
         transform = from_json(stored.transform.model_dump())
         fitted = Fitted(frozenset(stored.lists), dict(stored.kinds), tuple(stored.origins), transform)
         return cls(layout, fitted, dict(record["reading"]))
 
     def columns(self) -> list[str]:
-        """Names of the raw columns that the model reads, each once; without the label."""
-        return [name for name in self.layout.raw_columns() if name != self.layout.label.column]
+        """Names of the raw columns that the model reads, each once; without the label and the weight of a sample."""
+        layout = replace(self.layout, weight=None)
+        return [name for name in layout.raw_columns() if name != layout.label.column]
 
     def labelled(self, chunk: Chunk) -> tuple[Chunk, LabelValues]:
         """The rows of a chunk that have a label, and their labels. Raises DataError for a missing label, unless
@@ -146,8 +150,8 @@ class Inputs:
 
     def samples(self, chunk: Chunk, label_N: LabelValues | None = None) -> ColumnarDataset:
         """The samples of a chunk of 1 row or more, in memory. Without `label_N` the labels are 0, and no column of
-        labels is read. Raises DataError for what cannot be a sample."""
-        converter = Converter(self.layout, self.fitted)
+        labels or weights is read. Raises DataError for what cannot be a sample."""
+        converter = Converter(self.layout if label_N is not None else replace(self.layout, weight=None), self.fitted)
         if label_N is None:
             label_N = np.zeros(len(chunk), np.uint8)
         sink = pa.BufferOutputStream()
