@@ -194,7 +194,7 @@ def auc(logits_N: Floats, labels_N: Floats, weight_N: Weights | None = None) -> 
     positives, negatives = (np.add.reduceat(sorted_weight_N * own_N, first) for own_N in (positive_N, ~positive_N))
     below = np.cumsum(negatives) - negatives
     doubled = (positives * (2 * below + negatives)).sum().item()
-    return min(1.0, doubled / (2 * positives.sum().item() * negatives.sum().item()))  # sums of floats are rounded
+    return float(min(1.0, doubled / (2 * positives.sum().item() * negatives.sum().item())))  # floats are rounded
 
 
 def entropy(rate: float) -> float:
