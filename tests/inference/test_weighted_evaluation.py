@@ -22,7 +22,7 @@ Row = dict[str, str]
 
 
 def rows_of(count: int = 400, seed: int = 7) -> list[Row]:
-    """Rows of which 0s weigh much more than 1s."""
+    """Rows whose 0s weigh much more than their 1s."""
     random = np.random.default_rng(seed)
     rows = click_rows(count, seed=seed)
     return [row | {"w": str(int(random.integers(0, 3)) if row["clicked"] == "1" else 8)} for row in rows]
