@@ -85,7 +85,7 @@ def plain(config: Any) -> dict[str, float]:
     from torch.nn.functional import binary_cross_entropy_with_logits
 
     from shardkeep.workers.data.sources.registry import open_data
-    from shardkeep.workers.metrics.quality import auc, logloss
+    from shardkeep.workers.metrics.quality import Asked, evaluate_predictions
 
     torch.manual_seed(config.seed)
     torch.set_num_threads(1)
@@ -110,8 +110,7 @@ def plain(config: Any) -> dict[str, float]:
         model.eval()
         with torch.no_grad():
             logits_N = model(held["dense"], {n: rows[n](ids) for n, ids in held["ids"].items()}).numpy().reshape(-1)
-        label_N, logits_N = held["label"].numpy().reshape(-1).astype(np.float64), logits_N.astype(np.float64)
-        found = {"auc": auc(logits_N, label_N), "logloss": logloss(logits_N, label_N)}
+        found = evaluate_predictions(logits_N, held["label"].numpy(), asked=Asked(("auc", "logloss")))
         best, since = (found, 0) if found["auc"] > best["auc"] else (best, since + 1)
         if since == PATIENCE:
             break

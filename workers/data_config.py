@@ -204,8 +204,8 @@ class DataConfig(Settings):
     label: Annotated[LabelColumn, bare("column")] | None = None
     """The column to predict; criteo and synthetic have their own."""
     weight: ColumnName | None = None
-    """Column of numbers from 0 on: each multiplies the loss of its sample in training, not in evaluation; csv and
-    parquet."""
+    """Column of numbers from 0 on: each multiplies the loss of its sample in training, and its sample's part in all
+    metrics; csv and parquet."""
     time: ColumnName | None = None
     """Column of numbers, dates or times by which `train.order: time` sorts the training samples; csv and parquet."""
     dense: list[Annotated[DenseColumn, bare("column")]] = Field(default_factory=list)

@@ -43,6 +43,11 @@ def groups_of(batch: Batch, asked: Asked) -> Ints:
     return ids.values_N
 
 
+def weights_of(batch: Batch) -> Floats:
+    """The weights of a batch's samples, float32 (B,); empty = all 1."""
+    return np.empty(0, np.float32) if batch.weight_B is None else batch.weight_B
+
+
 class Evaluation:
     """Predicts a data set with the rows and the tower as they are now. Changes no state."""
 
@@ -89,8 +94,9 @@ class Evaluation:
             metrics["best_auc"] = self._best_auc(self._num_samples)
         return metrics
 
-    def _predict(self, first: int, end: int) -> tuple[Floats, Floats, Ints]:
-        """Logits and labels, float32 (N, T), and groups of samples [first, end)."""
+    def _predict(self, first: int, end: int) -> tuple[Floats, Floats, Ints, Floats]:
+        """Logits and labels, float32 (N, T), groups and weights of samples [first, end)."""
+        weights: list[Floats] = [np.empty(0, np.float32)]
         groups: list[Ints] = [np.empty(0, np.int64)]
         none_0T = np.empty((0, len(self._dataset.schema.labels)), np.float32)
         logits: list[Floats] = [none_0T]
@@ -107,7 +113,8 @@ class Evaluation:
             logits.append(self._blocks.logits(batch, plan, pull.result()))
             labels.append(batch.label_BT)
             groups.append(groups_of(batch, self._asked))
-        return np.concatenate(logits), np.concatenate(labels), np.concatenate(groups)
+            weights.append(weights_of(batch))
+        return np.concatenate(logits), np.concatenate(labels), np.concatenate(groups), np.concatenate(weights)
 
 
 class Evaluations:

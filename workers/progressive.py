@@ -36,7 +36,7 @@ class ProgressiveValidation:
         for start in range(0, prepared.rank_samples, size):
             part = slice(start, min(start + size, prepared.rank_samples))
             batch = prepared.batch.slice(part.start, part.stop)
-            self.scores.add(self._blocks.logits(batch, prepared.plan, rows, part), batch.label_BT)
+            self.scores.add(self._blocks.logits(batch, prepared.plan, rows, part), batch.label_BT, batch.weight_B)
 
     def after(self, step: int, *, last: bool) -> dict[str, Any] | None:
         """The metrics of the samples since the last report, if one is due after `step`. Blocks."""

@@ -56,9 +56,10 @@ def _read(path: Path, inputs: Inputs) -> Any:
     if form.pop("form", "") != "csv":
         return CsvForm("\t" if ".tsv" in path.suffixes else ",", None).read
     names = form.pop("columns")
-    if names is not None:  # the files have no header; the label may be left out
-        given = len(CsvForm(columns=None, **form).names(path))
-        names = [n for n in names if given == len(names) or n != inputs.layout.label.column]
+    if names is not None:  # the files have no header; the label may be left out, or the label and the weight
+        lacks = len(names) - len(CsvForm(columns=None, **form).names(path))
+        unread = (inputs.layout.label.column, inputs.layout.weight)
+        names = [n for n in names if n in inputs.columns() or n not in unread[:lacks]]
     return CsvForm(columns=None if names is None else tuple(names), **form).read
 
 

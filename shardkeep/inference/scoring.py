@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from shardkeep.base.arrays import Floats, Ints
-from shardkeep.base.errors import UserError
+from shardkeep.base.errors import DataError, UserError
 from shardkeep.config import JobConfig
 from shardkeep.inference.export.manifest import is_export
 from shardkeep.inference.files import Told, chunks_of_files, score_writer
@@ -24,16 +24,18 @@ from shardkeep.inference.loading import load_trained
 from shardkeep.inference.trained import LookedUp, Trained, Unseen, inputs_of, trained_of_checkpoint
 from shardkeep.run.trained import Which, checkpoint_of, config_of
 from shardkeep.workers.collectives.collective import Solo
-from shardkeep.workers.data.conversion.chunk import Chunk
+from shardkeep.workers.data.conversion.chunk import Chunk, MissingColumn
 from shardkeep.workers.data.input_files import find_files
 from shardkeep.workers.data.samples import Data, Dataset, gathered
 from shardkeep.workers.data.sources.registry import open_data
-from shardkeep.workers.evaluate import groups_of
+from shardkeep.workers.evaluate import groups_of, weights_of
 from shardkeep.workers.metrics.quality import evaluate_over_workers
 from shardkeep.workers.prefetch import Prefetch
 
 Split = Literal["eval", "train", "test"]
 Item = TypeVar("Item")
+Scores = tuple[Floats, Floats, Ints, Floats]
+"""Logits and labels (N, T), groups and weights (N,); empty = none."""
 AHEAD = 4
 """Blocks that are read and looked up while one is in the dense model."""
 
@@ -156,10 +158,10 @@ def data_of(config: JobConfig, split: Split, told: Told) -> Dataset:
     return dataset
 
 
-def _joined(trained: Trained, found: Sequence[tuple[Floats, Floats, Ints]]) -> list[Any]:
-    """Logits, labels and groups of all blocks."""
+def _joined(trained: Trained, found: Sequence[Scores]) -> list[Any]:
+    """Logits, labels, groups and weights of all blocks."""
     num_labels = len(trained.schema.labels)
-    none = [np.empty((0, num_labels), np.float32)] * 2 + [np.empty(0, np.int64)]
+    none = [np.empty((0, num_labels), np.float32)] * 2 + [np.empty(0, np.int64), np.empty(0, np.float32)]
     return [np.concatenate(part) for part in zip(none, *found, strict=True)]
 
 
@@ -192,12 +194,12 @@ def _test_files(run: Path) -> list[Path]:
 
 def _of_files(
     trained: Trained, files: Sequence[Path], told: Told, by: str | None, values: list[pa.Array]
-) -> Iterator[tuple[Floats, Floats, Ints]]:
-    """Logits, labels and groups. Adds the column `by` of the scored rows to `values`."""
+) -> Iterator[Scores]:
+    """Logits, labels, groups and weights. Adds the column `by` of the scored rows to `values`."""
     inputs = trained.inputs
     assert inputs is not None
-    extra = [inputs.layout.label.column] + ([] if by is None else [by])
-    for whole in chunks_of_files(files, inputs, told, extra=extra):
+    extra = [name for name in (inputs.layout.label.column, inputs.layout.weight, by) if name is not None]
+    for whole in _weighed(chunks_of_files(files, inputs, told, extra=extra), inputs.layout.weight):
         chunk, label_N = inputs.labelled(whole)
         if len(chunk):
             if by is not None:
@@ -208,15 +210,24 @@ def _of_files(
             yield from _of_dataset(trained, inputs.samples(chunk, label_N), lambda _text, _share: None)
 
 
-def _of_dataset(
-    trained: Trained, dataset: Dataset, told: Told, most: int | None = None
-) -> Iterator[tuple[Floats, Floats, Ints]]:
-    """Logits, labels and groups of the first `most` samples; None = of all."""
+def _weighed(chunks: Iterator[Chunk], weight: str | None) -> Iterator[Chunk]:
+    """The chunks. Raises DataError, which names the setting, for files without the column of weights."""
+    try:
+        yield from chunks
+    except MissingColumn as error:
+        if error.name != weight:
+            raise
+        advice = "the model's metrics are weighted by it (data.weight); a column of 1 weighs all rows alike"
+        raise DataError(f"{error}; {advice}") from error
+
+
+def _of_dataset(trained: Trained, dataset: Dataset, told: Told, most: int | None = None) -> Iterator[Scores]:
+    """Logits, labels, groups and weights of the first `most` samples; None = of all."""
     size = trained.blocks.size
     end = min(len(dataset), most or len(dataset))
     for start in range(0, end, size):
         batch = gathered(dataset, np.arange(start, min(start + size, end)))
-        yield trained.logits(batch), batch.label_BT, groups_of(batch, trained.asked)
+        yield trained.logits(batch), batch.label_BT, groups_of(batch, trained.asked), weights_of(batch)
         told("scoring", (start + len(batch)) / end)
 
 

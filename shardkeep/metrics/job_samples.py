@@ -15,7 +15,7 @@ from shardkeep.metrics.collector import Sample, each
 from shardkeep.ps.control.records import JobSink, Member, MemberStatus, Record, Status
 
 STATES = ("forming", "training", "recovering", "stopping", "completed", "failed", "stopped")
-_NO_METRICS = frozenset({"step", "samples", "train_samples", "seq", "index"})
+_NO_METRICS = frozenset({"step", "samples", "weights", "train_samples", "seq", "index"})
 """Numbers in the record of an evaluation that are no metric."""
 
 

@@ -46,6 +46,8 @@ class Evaluation(_Part):
     """Mean prediction and mean label of ten buckets of equal size, in order of the prediction."""
     samples: int = 0
     """Samples that were scored."""
+    weights: float | None = None
+    """The sum of their weights, with `data.weight`; then all metrics are weighted."""
     note: str | None = None
     """Why a metric is undefined."""
     best_auc: float | None = None

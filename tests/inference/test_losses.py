@@ -71,9 +71,6 @@ def test_weights_of_one_change_no_bit_and_others_do(tmp_path: Path) -> None:
         config = job_of(file, data={"weight": None if weight is None else "w"})
         digests.append(shardkeep.train(config, run_dir=tmp_path / name, quiet=True).state_digest)
     assert digests[0] == digests[1] != digests[2]
-    rows = tmp_path / "rows.csv"
-    rows.write_text("\n".join(lines) + "\n")  # no column of weights: scoring needs none
-    assert evaluate_run(tmp_path / "halves", files=[rows])["samples"] == 300
 
 
 def test_the_metrics_that_a_job_asks_for_are_those_of_evaluate(tmp_path: Path) -> None:

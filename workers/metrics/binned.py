@@ -19,8 +19,9 @@ BINS = 16384
 _RANGE = 16.0
 """Logits from -16 to 16 have bins of 1/512, others the first or the last. Two logits in one bin are a tie for AUC: of
 logits with a standard deviation of 1 that changes it by less than 1e-5."""
-_SUMS = ("samples", "broken", "labels", "logloss", "predictions", "squares", "absolute")
-_SAMPLES, _BROKEN, _LABELS, _LOGLOSS, _PREDICTIONS, _SQUARES, _ABSOLUTE = range(len(_SUMS))
+_SUMS = ("samples", "broken", "labels", "logloss", "predictions", "squares", "absolute", "weights")
+_SAMPLES, _BROKEN, _LABELS, _LOGLOSS, _PREDICTIONS, _SQUARES, _ABSOLUTE, _WEIGHTS = range(len(_SUMS))
+"""The first two are counts, the others are weighted."""
 
 
 class BinnedScores:
@@ -37,26 +38,29 @@ class BinnedScores:
         self._width = len(_SUMS) + (0 if numbers else 2 * BINS)
         self._parts = np.zeros((2, len(self._names), self._width))  # since `close`, and before it
 
-    def add(self, outputs_BT: Floats, labels_BT: Floats) -> None:
-        """Adds samples, float32 (B, T) each."""
+    def add(self, outputs_BT: Floats, labels_BT: Floats, weight_B: Floats | None = None) -> None:
+        """Adds samples, float32 (B, T) each. `weight_B`: None = all 1."""
+        weights_B = np.ones(len(labels_BT)) if weight_B is None else weight_B.astype(np.float64)
         for t, part in enumerate(self._parts[0]):
             finite_B = np.isfinite(outputs_BT[:, t])
             part[_BROKEN] += len(finite_B) - int(finite_B.sum())
-            self._add(part, outputs_BT[finite_B, t].astype(np.float64), labels_BT[finite_B, t].astype(np.float64))
+            own = (outputs_BT[finite_B, t].astype(np.float64), labels_BT[finite_B, t].astype(np.float64))
+            self._add(part, *own, weights_B[finite_B])
 
-    def _add(self, part: Float64s, output_B: Float64s, label_B: Float64s) -> None:
+    def _add(self, part: Float64s, output_B: Float64s, label_B: Float64s, weight_B: Float64s) -> None:
         prediction_B = output_B
         if not self._numbers:
             softplus_B = np.logaddexp(0.0, output_B)
             prediction_B = np.exp(output_B - softplus_B)
-            part[_LOGLOSS] += (softplus_B - label_B * output_B).sum()
+            part[_LOGLOSS] += (weight_B * (softplus_B - label_B * output_B)).sum()
             bins_B = np.clip((output_B + _RANGE) * (BINS / 2 / _RANGE), 0, BINS - 1).astype(np.int64)
-            part[len(_SUMS) :] += np.bincount(bins_B + BINS * (label_B > 0.5), minlength=2 * BINS)
+            part[len(_SUMS) :] += np.bincount(bins_B + BINS * (label_B > 0.5), weight_B, 2 * BINS)
         part[_SAMPLES] += len(output_B)
-        part[_LABELS] += label_B.sum()
-        part[_PREDICTIONS] += prediction_B.sum()
-        part[_SQUARES] += ((prediction_B - label_B) ** 2).sum()
-        part[_ABSOLUTE] += np.abs(prediction_B - label_B).sum()
+        part[_WEIGHTS] += weight_B.sum()
+        part[_LABELS] += (weight_B * label_B).sum()
+        part[_PREDICTIONS] += (weight_B * prediction_B).sum()
+        part[_SQUARES] += (weight_B * (prediction_B - label_B) ** 2).sum()
+        part[_ABSOLUTE] += (weight_B * np.abs(prediction_B - label_B)).sum()
 
     def close(self, collective: Collective) -> dict[str, Any]:
         """The metrics of all ranks' samples since the last `close`; blocks until every rank has called it."""
@@ -76,8 +80,10 @@ class BinnedScores:
     def load(self, states: Sequence[torch.Tensor]) -> None:
         """Takes the sum of states; none = no samples."""
         self._parts[:] = 0.0
-        for state in states:
-            self._parts += state.numpy()
+        for part in (state.numpy() for state in states):
+            if part.shape[-1] == self._width - 1:  # of a version without weights: all were 1
+                part = np.insert(part, _WEIGHTS, part[..., _SAMPLES], axis=-1)
+            self._parts += part
 
     def _metrics(self, sums_TK: Float64s) -> dict[str, Any]:
         """Keys as of `evaluate_predictions`; with several labels METRIC/LABEL."""
@@ -100,23 +106,23 @@ def _together(sums_TK: Float64s, collective: Collective) -> Float64s:
 
 
 def _of_numbers(sums: Float64s) -> dict[str, Any]:
-    samples = float(sums[_SAMPLES])
+    weights = float(sums[_WEIGHTS])
     found: dict[str, Any] = dict.fromkeys(("mse", "rmse", "mae")) | _counts(sums)
-    if samples and not sums[_BROKEN]:
-        mse = float(sums[_SQUARES]) / samples
-        found |= {"mse": mse, "rmse": math.sqrt(mse), "mae": float(sums[_ABSOLUTE]) / samples}
+    if weights and not sums[_BROKEN]:
+        mse = float(sums[_SQUARES]) / weights
+        found |= {"mse": mse, "rmse": math.sqrt(mse), "mae": float(sums[_ABSOLUTE]) / weights}
     return found
 
 
 def _of_classes(sums: Float64s) -> dict[str, Any]:
-    samples, positives = float(sums[_SAMPLES]), float(sums[_LABELS])
+    weights, positives = float(sums[_WEIGHTS]), float(sums[_LABELS])
     found: dict[str, Any] = dict.fromkeys(("auc", "logloss", "normalized_entropy", "calibration")) | _counts(sums)
-    if samples and not sums[_BROKEN]:
-        found["logloss"] = logloss = float(sums[_LOGLOSS]) / samples
+    if weights and not sums[_BROKEN]:
+        found["logloss"] = logloss = float(sums[_LOGLOSS]) / weights
         if positives:
             found["calibration"] = float(sums[_PREDICTIONS]) / positives
-        if 0 < positives < samples:
-            found["normalized_entropy"] = logloss / entropy(positives / samples)
+        if 0 < positives < weights:
+            found["normalized_entropy"] = logloss / entropy(positives / weights)
             found["auc"] = _auc(sums[len(_SUMS) :].reshape(2, BINS))
     return found
 
@@ -133,4 +139,4 @@ def _auc(counts: Float64s) -> float | None:
     negatives, positives = counts
     pairs = float(positives.sum() * negatives.sum())
     below = np.cumsum(negatives) - negatives
-    return float((positives * (below + negatives / 2)).sum()) / pairs if pairs else None
+    return min(1.0, float((positives * (below + negatives / 2)).sum()) / pairs) if pairs else None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -22,8 +22,11 @@ from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.config import DEFAULT_METRICS, EvalConfig, LossConfig
 
 Floats = NDArray[np.floating[Any]]
+Weights = Floats | Ints
 BUCKETS = 10
 """Buckets of `calibration_buckets`."""
+COUNTS = ("samples", "weights")
+"""Keys beside the metrics: of several labels, they are of all."""
 
 
 @dataclass(frozen=True)
@@ -50,10 +53,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class Scored:
-    """Predictions of one label: logits, or values if `asked.numbers`, against labels; groups_N int64 or empty."""
+    """Predictions of one label: logits, or values if `asked.numbers`, against labels; groups_N int64 or empty.
+
+    weight_N: float64, or ones in int64: the metrics count a sample so many times."""
 
     output_N: Floats
     label_N: Floats
+    weight_N: Weights
     groups_N: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     asked: Asked = field(default_factory=Asked)
 
@@ -64,13 +70,27 @@ class Scored:
 
     @property
     def has_both_classes(self) -> bool:
-        return bool(0 < self.label_N.sum() < len(self.label_N))
+        return bool(min(self.sum(self.label_N), self.sum(1.0 - self.label_N)) > 0)
+
+    @cached_property
+    def total(self) -> float:
+        """Sum of the weights: the number of samples without any."""
+        return float(self.weight_N.sum())
+
+    def sum(self, values_N: NDArray[Any]) -> Any:
+        """The weighted sum: int of truth values without weights, else float."""
+        return (self.weight_N * values_N).sum().item()
+
+    def mean(self, values_N: NDArray[Any]) -> float:
+        """The weighted mean; of weights 1 the bits of `np.mean`."""
+        return float(self.sum(values_N) / self.total)
 
 
 def evaluate_over_workers(
     logits_NT: Floats,
     labels_NT: Floats,
     groups_N: Ints | None = None,
+    weights_N: Floats | None = None,
     *,
     names: Sequence[str],
     collective: Collective,
@@ -81,6 +101,7 @@ def evaluate_over_workers(
     Blocks until every rank has called it; a rank may come with no samples.
 
     Args:
+        weights_N: Of the samples; None or empty = all 1. Every rank that has samples has weights, or none has.
         names: Of the T labels.
         asked: None = the metrics of classes.
 
@@ -89,28 +110,37 @@ def evaluate_over_workers(
     """
     asked = asked or Asked()
     mine = [np.ascontiguousarray(values_NT, np.float32).reshape(-1) for values_NT in (logits_NT, labels_NT)]
-    gathered = [np.concatenate(collective.gather_arrays(values, purpose="metrics")) for values in mine]
-    logits, labels = (values.reshape(-1, len(names)) for values in gathered)
+    if weights_N is not None:  # travel behind the labels
+        mine[1] = np.concatenate([mine[1], weights_N])
+    outputs_R, truths_R = (collective.gather_arrays(values, purpose="metrics") for values in mine)
+    parts_R = [np.split(truth, [output.size]) for output, truth in zip(outputs_R, truths_R, strict=True)]
+    labels, weights = (np.concatenate(parts) for parts in zip(*parts_R, strict=True))
+    logits, labels = (values.reshape(-1, len(names)) for values in (np.concatenate(outputs_R), labels))
     groups = np.empty(0, np.int64)
     if asked.group_by is not None and groups_N is not None:
         groups = np.concatenate(collective.gather_arrays(groups_N, purpose="metrics"))
     if len(names) == 1:
-        return evaluate_predictions(logits, labels, groups, asked)
-    found: dict[str, Any] = {"samples": len(labels)}
+        return evaluate_predictions(logits, labels, groups, asked, weights)
+    found: dict[str, Any] = {}
     for t, name in enumerate(names):
-        metrics = evaluate_predictions(logits[:, t], labels[:, t], groups, asked)
-        found |= {f"{metric}/{name}": value for metric, value in metrics.items() if metric != "samples"}
+        metrics = evaluate_predictions(logits[:, t], labels[:, t], groups, asked, weights)
+        found |= {key if key in COUNTS else f"{key}/{name}": value for key, value in metrics.items()}
     return found
 
 
 def evaluate_predictions(
-    logits_N: Floats, labels_N: Floats, groups_N: Ints | None = None, asked: Asked | None = None
+    logits_N: Floats,
+    labels_N: Floats,
+    groups_N: Ints | None = None,
+    asked: Asked | None = None,
+    weights_N: Floats | None = None,
 ) -> dict[str, Any]:
-    """Metrics of outputs (any real number) against labels.
+    """Metrics of outputs (any real number) against labels. A sample of weight w counts as w samples; `weights_N`: None
+    or empty = all 1.
 
     Returns:
-        The metrics asked for, and `samples`. A metric that is not defined is None, and `note` says why (no samples,
-        one class only, predictions that are not finite).
+        The metrics asked for, `samples`, and with weights their sum as `weights`. A metric that is not defined is None,
+        and `note` says why (no samples, one class only, no weight, predictions that are not finite).
     """
     asked = asked or Asked()
     groups_N = np.empty(0, np.int64) if groups_N is None else groups_N
@@ -118,12 +148,18 @@ def evaluate_predictions(
     labels_N = np.asarray(labels_N, np.float64).reshape(-1)
     if len(logits_N) != len(labels_N):
         raise ValueError(f"{len(logits_N)} predictions for {len(labels_N)} labels")
-    scored = Scored(logits_N, labels_N, groups_N, asked)
+    weighted = weights_N is not None and len(weights_N)
+    weight_N = np.asarray(weights_N, np.float64) if weighted else np.ones(len(labels_N), np.int64)
+    if len(weight_N) != len(labels_N):
+        raise ValueError(f"{len(weight_N)} weights for {len(labels_N)} labels")
+    scored = Scored(logits_N, labels_N, weight_N, groups_N, asked)
     result: dict[str, Any] = dict.fromkeys(asked.metrics) | {"samples": len(labels_N)}
+    if weighted:
+        result["weights"] = float(weight_N.sum())
     note = _why_undefined(scored)
     if note is not None:
         result["note"] = note
-    if len(labels_N) and np.isfinite(logits_N).all():
+    if weight_N.any() and np.isfinite(logits_N).all():
         result |= {name: METRICS[name](scored) for name in asked.metrics}
     return result
 
@@ -135,35 +171,30 @@ def _why_undefined(scored: Scored) -> str | None:
     broken = int(np.count_nonzero(~np.isfinite(outputs_N)))
     if broken:
         return f"{broken} of {len(outputs_N)} predictions are not finite"
-    if not scored.asked.numbers and labels_N.min() == labels_N.max():
-        return f"all {len(labels_N)} labels are {labels_N[0]:g}; AUC needs both classes"
+    counted_N = labels_N[scored.weight_N > 0]
+    if not len(counted_N):
+        return f"the weights of all {len(labels_N)} samples are 0"
+    if not scored.asked.numbers and counted_N.min() == counted_N.max():
+        rest = "" if len(counted_N) == len(labels_N) else " whose weight is above 0"
+        return f"all {len(counted_N)} labels{rest} are {counted_N[0]:g}; AUC needs both classes"
     return None
 
 
-def auc(logits_N: Floats, labels_N: Floats) -> float:
+def auc(logits_N: Floats, labels_N: Floats, weight_N: Weights | None = None) -> float:
     """Area under the ROC curve: the chance that a positive ranks above a negative, ties count one half.
 
-    The Mann-Whitney rank statistic in integers, exact for any number of samples. (torchmetrics, which the
-    tests compare with, squashes logits to float32 probabilities first: large logits become ties.)
+    The Mann-Whitney rank statistic; without weights in integers, exact for any number of samples. With weights a pair
+    counts the product of its two. (torchmetrics, which the tests compare with, squashes logits to float32 probabilities
+    first: large logits become ties.)
     """
     order_N = np.argsort(logits_N, kind="stable")
     sorted_N, positive_N = logits_N[order_N], labels_N[order_N] > 0.5
+    sorted_weight_N = np.ones(len(order_N), np.int64) if weight_N is None else weight_N[order_N]
     first = np.flatnonzero(np.concatenate(([True], sorted_N[1:] != sorted_N[:-1])))  # start of each run of ties
-    positives = np.add.reduceat(positive_N.astype(np.int64), first)
-    negatives = np.diff(np.append(first, len(sorted_N))) - positives
+    positives, negatives = (np.add.reduceat(sorted_weight_N * own_N, first) for own_N in (positive_N, ~positive_N))
     below = np.cumsum(negatives) - negatives
-    doubled = int((positives * (2 * below + negatives)).sum())
-    return doubled / (2 * int(positives.sum()) * int(negatives.sum()))
-
-
-def logloss(logits_N: Floats, labels_N: Floats) -> float:
-    """Mean binary cross-entropy in nats, from logits: log(1 + e^x) - y x."""
-    return float(np.mean(np.logaddexp(0.0, logits_N) - labels_N * logits_N))
-
-
-def calibration(logits_N: Floats, labels_N: Floats) -> float:
-    """Sum of predicted probabilities over the number of positives; 1 is right, above 1 over-predicts."""
-    return float(np.exp(-np.logaddexp(0.0, -logits_N)).sum() / labels_N.sum())
+    doubled = (positives * (2 * below + negatives)).sum().item()
+    return float(min(1.0, doubled / (2 * positives.sum().item() * negatives.sum().item())))  # floats are rounded
 
 
 def entropy(rate: float) -> float:
@@ -175,40 +206,52 @@ def entropy(rate: float) -> float:
 
 
 def _auc(scored: Scored) -> float | None:
-    return auc(scored.output_N, scored.label_N) if scored.has_both_classes else None
+    return auc(scored.output_N, scored.label_N, scored.weight_N) if scored.has_both_classes else None
 
 
 def _normalized_entropy(scored: Scored) -> float | None:
-    if not scored.has_both_classes:
-        return None
-    return logloss(scored.output_N, scored.label_N) / entropy(float(scored.label_N.sum()) / len(scored.label_N))
+    rate = scored.mean(scored.label_N)
+    return _logloss(scored) / entropy(rate) if 0 < rate < 1 else None
+
+
+def _logloss(scored: Scored) -> float:
+    """Mean binary cross-entropy in nats, from logits: log(1 + e^x) - y x."""
+    return scored.mean(np.logaddexp(0.0, scored.output_N) - scored.label_N * scored.output_N)
+
+
+def _calibration(scored: Scored) -> float | None:
+    """Sum of predicted probabilities over the number of positives; 1 is right, above 1 over-predicts."""
+    positives = scored.sum(scored.label_N)
+    return float(scored.sum(scored.predictions) / positives) if positives else None
 
 
 def _gauc(scored: Scored) -> float | None:
-    """The mean of the groups' AUCs, weighted by their numbers of samples, as FuxiCTR's gAUC. Groups with one class are
-    left out."""
+    """The mean of the groups' AUCs, weighted by their numbers of samples, as FuxiCTR's gAUC, or their sums of weights.
+    Groups with one class are left out."""
     order_N = np.lexsort((scored.output_N, scored.groups_N))
     groups_N, outputs_N = scored.groups_N[order_N], scored.output_N[order_N]
-    positive_N = scored.label_N[order_N] > 0.5
+    labels_N, weight_N = scored.label_N[order_N], scored.weight_N[order_N]
     starts_G = np.flatnonzero(np.concatenate(([True], groups_N[1:] != groups_N[:-1])))
-    total, samples = 0.0, 0
-    for start, end in zip(starts_G.tolist(), [*starts_G[1:].tolist(), len(groups_N)], strict=True):
-        positives = int(positive_N[start:end].sum())
-        if 0 < positives < end - start:
-            total += (end - start) * auc(outputs_N[start:end], positive_N[start:end].astype(np.float64))
-            samples += end - start
-    return total / samples if samples else None
+    weight_G = np.add.reduceat(weight_N, starts_G).tolist()
+    own_N = (weight_N * (labels_N > 0.5), weight_N * (labels_N <= 0.5))
+    positive_G, negative_G = (np.add.reduceat(weights, starts_G) > 0 for weights in own_N)
+    ends_G, total, weights = [*starts_G[1:].tolist(), len(groups_N)], 0.0, 0.0
+    for g in np.flatnonzero(positive_G & negative_G).tolist():
+        group = slice(starts_G[g], ends_G[g])
+        total += weight_G[g] * auc(outputs_N[group], labels_N[group], weight_N[group])
+        weights += weight_G[g]
+    return total / weights if weights else None
 
 
-def _counts(scored: Scored) -> tuple[int, int, int]:
-    """Samples predicted positive, positives, and samples that are both."""
+def _counts(scored: Scored) -> tuple[float, float, float]:
+    """Weights of samples predicted positive, of positives, and of samples that are both."""
     predicted_N, positive_N = scored.predictions >= scored.asked.threshold, scored.label_N > 0.5
-    return int(predicted_N.sum()), int(positive_N.sum()), int((predicted_N & positive_N).sum())
+    return scored.sum(predicted_N), scored.sum(positive_N), scored.sum(predicted_N & positive_N)
 
 
 def _accuracy(scored: Scored) -> float:
     predicted, positive, both = _counts(scored)
-    return 1.0 - (predicted + positive - 2 * both) / len(scored.label_N)
+    return 1.0 - (predicted + positive - 2 * both) / scored.total
 
 
 def _precision(scored: Scored) -> float | None:
@@ -222,37 +265,38 @@ def _recall(scored: Scored) -> float | None:
 
 
 def _mse(scored: Scored) -> float:
-    return float(np.mean((scored.predictions - scored.label_N) ** 2))
+    return scored.mean((scored.predictions - scored.label_N) ** 2)
 
 
 def _buckets(scored: Scored) -> list[dict[str, float]]:
-    """Samples in order of their prediction, in `BUCKETS` buckets of equal size: mean prediction and mean label."""
+    """Samples in order of their prediction, in `BUCKETS` buckets of equal size: weighted mean prediction and label.
+    Buckets of weight 0 are left out."""
     order_N = np.argsort(scored.predictions, kind="stable")
-    parts = [part for part in np.array_split(order_N, BUCKETS) if len(part)]
-    return [
-        {
-            "prediction": float(scored.predictions[part].mean()),
-            "label": float(scored.label_N[part].mean()),
-            "samples": len(part),
-        }
-        for part in parts
-    ]
+    buckets = []
+    for part in np.array_split(order_N, BUCKETS):
+        own = replace(
+            scored, output_N=scored.output_N[part], label_N=scored.label_N[part], weight_N=scored.weight_N[part]
+        )
+        if own.total:
+            means = {"prediction": own.mean(own.predictions), "label": own.mean(own.label_N)}
+            buckets.append(means | {"samples": len(part)})
+    return buckets
 
 
 METRICS: MappingProxyType[str, Callable[[Scored], Any]] = MappingProxyType(
     {
         "auc": _auc,
         "gauc": _gauc,
-        "logloss": lambda scored: logloss(scored.output_N, scored.label_N),
+        "logloss": _logloss,
         "normalized_entropy": _normalized_entropy,
-        "calibration": lambda scored: calibration(scored.output_N, scored.label_N) if scored.label_N.any() else None,
+        "calibration": _calibration,
         "calibration_buckets": _buckets,
         "accuracy": _accuracy,
         "precision": _precision,
         "recall": _recall,
         "mse": _mse,
         "rmse": lambda scored: math.sqrt(_mse(scored)),
-        "mae": lambda scored: float(np.mean(np.abs(scored.predictions - scored.label_N))),
+        "mae": lambda scored: scored.mean(np.abs(scored.predictions - scored.label_N)),
     }
 )
 """Each returns None where it is not defined."""

@@ -30,6 +30,7 @@ from shardkeep.run.trained import Which, config_of
 from shardkeep.workers.checkpoint.tower_state import read_tower
 from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.embeddings.layer import Embeddings
+from shardkeep.workers.metrics.quality import COUNTS
 
 Told = Callable[[str, float], None]
 _NOT_METRICS = ("kind", "role", "index", "time", "step", "train_samples", "train_bytes")
@@ -155,5 +156,7 @@ def _cost(
         return None
     before = trained_of_checkpoint(config, checkpoint, inputs.layout.schema, inputs)
     first, then = metrics_on(before, dataset, told), metrics_on(after, dataset, told)
-    both = [(name, value, then[name]) for name, value in first.items() if isinstance(value, float)]
+    both = [
+        (name, value, then[name]) for name, value in first.items() if name not in COUNTS and isinstance(value, float)
+    ]
     return {name: changed - value for name, value, changed in both if isinstance(changed, float)}

@@ -116,12 +116,20 @@ def _struct_error(path: str, name: str, kind: pa.DataType) -> DataError | None:
     return DataError(f"{path}, column {name}: is {what} with the fields {fields}; {way}")
 
 
-def missing_column(path: str, name: str, known: Sequence[str]) -> DataError:
+class MissingColumn(DataError):
+    """A file has no column `name`."""
+
+    def __init__(self, text: str, name: str) -> None:
+        super().__init__(text)
+        self.name = name
+
+
+def missing_column(path: str, name: str, known: Sequence[str], hint: str = "") -> MissingColumn:
     """The error for a column that the file does not have."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
-    hint = f"did you mean {near[0]}? " if near else ""
+    nearest = f"did you mean {near[0]}? " if near else ""
     shown = ", ".join(_one_line(each) for each in known[:30]) + (", ..." if len(known) > 30 else "")
-    return DataError(f"{path}: has no column {name}; {hint}it has: {shown}")
+    return MissingColumn(f"{path}: has no column {name}; {nearest}it has: {shown}{hint}", name)
 
 
 def _one_line(name: str) -> str:

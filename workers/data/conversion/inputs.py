@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -21,7 +21,7 @@ from shardkeep.workers.data.conversion.conversion import Converter, Fitted, Kept
 from shardkeep.workers.data.conversion.labels import LabelValues
 from shardkeep.workers.data.conversion.rules import FORM
 from shardkeep.workers.data.conversion.scaling import from_json, to_json
-from shardkeep.workers.data_config import DataConfig, Delimiter, DenseColumn, LabelColumn, Scaling, SparseColumn
+from shardkeep.workers.data_config import ColumnName, DataConfig, Delimiter, DenseColumn, LabelColumn, Scaling, SparseColumn
 
 
 def _float32(value: float) -> float:
@@ -77,6 +77,7 @@ class _Stored(Settings):
     sparse: list[SparseColumn]
     scale: Scaling
     missing: list[str]
+    weight: ColumnName | None = None  # missing = of a version that did not keep it
     lists: list[str]
     kinds: dict[str, Kind]
     times: list[str] = Field(default_factory=list)
@@ -127,6 +128,7 @@ class Inputs:
             "sparse": [column.model_dump() for column in layout.sparse],
             "scale": layout.scale,
             "missing": list(layout.missing),
+            "weight": layout.weight,
             "lists": sorted(fitted.lists),
             "kinds": dict(fitted.kinds),
             "times": sorted(fitted.times),
@@ -143,7 +145,7 @@ class Inputs:
         except ValidationError as error:
             raise ValueError(first_problem(error)) from error
         columns = stored.label, tuple(stored.dense), tuple(stored.sparse)
-        layout = Layout(*columns, stored.scale, tuple(stored.missing), form=stored.form)
+        layout = Layout(*columns, stored.scale, tuple(stored.missing), stored.weight, form=stored.form)
         transform, times = from_json(stored.transform.model_dump()), frozenset(stored.times)
         fitted = Fitted(frozenset(stored.lists), dict(stored.kinds), tuple(stored.origins), transform, times)
         return cls(layout, fitted, dict(record["reading"]))
@@ -153,8 +155,9 @@ class Inputs:
         return Kept.of(self.layout, self.fitted)
 
     def columns(self) -> list[str]:
-        """Names of the raw columns that the model reads, each once; without the label."""
-        return [name for name in self.layout.raw_columns() if name != self.layout.label.column]
+        """Names of the raw columns that the model reads, each once; without the label and the weight of a sample."""
+        layout = replace(self.layout, weight=None)
+        return [name for name in layout.raw_columns() if name != layout.label.column]
 
     def labelled(self, chunk: Chunk) -> tuple[Chunk, LabelValues]:
         """The rows of a chunk that have a label, and their labels. Raises DataError for a missing label, unless
@@ -167,8 +170,8 @@ class Inputs:
 
     def samples(self, chunk: Chunk, label_N: LabelValues | None = None) -> ColumnarDataset:
         """The samples of a chunk of 1 row or more, in memory. Without `label_N` the labels are 0, and no column of
-        labels is read. Raises DataError for what cannot be a sample."""
-        converter = Converter(self.layout, self.fitted)
+        labels or weights is read. Raises DataError for what cannot be a sample."""
+        converter = Converter(self.layout if label_N is not None else replace(self.layout, weight=None), self.fitted)
         if label_N is None:
             label_N = np.zeros(len(chunk), np.uint8)
         sink = pa.BufferOutputStream()

@@ -74,7 +74,7 @@ class CsvForm:
         columns = [name for name in columns if name not in placed]
         for column in columns:
             if column not in names:
-                raise DataError(f"{missing_column(str(path), column, names)}{self._delimiter_hint(names)}")
+                raise missing_column(str(path), column, names, self._delimiter_hint(names))
             if (times := names.count(column)) > 1:
                 raise DataError(f"{path}: {times} columns are called {column}; give all columns names in data.columns")
         size, done, bad = path.stat().st_size, 0, BadRow(lines)

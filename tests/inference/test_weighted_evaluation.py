@@ -1,0 +1,171 @@
+"""Jobs with `data.weight`: every figure about quality counts a row by its weight, and the model knows the column."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import shardkeep
+from shardkeep.base.errors import DataError
+from shardkeep.inference.export.writing import Formats, export_run
+from shardkeep.inference.scoring import evaluate_run, predict_files
+from shardkeep.run.reader import MetricsTail, RunReader
+from shardkeep.workers.data.conversion.inputs import Inputs
+from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
+
+METRICS = ("auc", "logloss", "normalized_entropy", "calibration")
+Row = dict[str, str]
+
+
+def rows_of(count: int = 400, seed: int = 7) -> list[Row]:
+    """Rows whose 0s weigh much more than their 1s."""
+    random = np.random.default_rng(seed)
+    rows = click_rows(count, seed=seed)
+    return [row | {"w": str(int(random.integers(0, 3)) if row["clicked"] == "1" else 8)} for row in rows]
+
+
+def file_of(path: Path, rows: list[Row], *left_out: str) -> Path:
+    return write_csv(path, rows, tuple(name for name in (*COLUMNS, "w") if name not in left_out))
+
+
+def job_of(folder: Path, **changes: Any) -> dict[str, Any]:
+    job = click_job(file_of(folder / "train.csv", rows_of()))
+    job["data"] |= {"eval": str(file_of(folder / "eval.csv", rows_of(200, 8))), "eval_fraction": 0.0, "weight": "w"}
+    return {**job, **{key: {**job.get(key, {}), **value} for key, value in changes.items()}}
+
+
+def train(job: dict[str, Any], run: Path) -> dict[str, Any]:
+    return shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=run, quiet=True).to_dict()
+
+
+def as_computed(scored: Path) -> dict[str, float]:
+    """Log loss and calibration of a file of scores with `clicked` and `w`."""
+    with scored.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    p, y, w = (np.array([float(row[name]) for row in rows]) for name in ("score", "clicked", "w"))
+    losses = -np.where(y == 1, np.log(p), np.log(1 - p))
+    return {"logloss": (w * losses).sum() / w.sum(), "calibration": (w * p).sum() / (w * y).sum(), "weights": w.sum()}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Files, and a run of them that tests on the training file."""
+    folder = tmp_path_factory.mktemp("weighted")
+    job = job_of(folder, data={"test": str(folder / "train.csv")}, train={"epochs": 2})
+    train(job, folder / "run")
+    return folder
+
+
+def test_training_and_every_way_to_evaluate_give_the_weighted_figures(folder: Path) -> None:
+    run, summary = folder / "run", RunReader(folder / "run").summary() or {}
+    for name, file in (("eval", "eval.csv"), ("test", "train.csv")):
+        predict_files(run, [folder / file], folder / "scores.csv", keep=["clicked", "w"])
+        expected, told = as_computed(folder / "scores.csv"), summary[name]
+        assert {key: told[key] for key in expected} == pytest.approx(expected, rel=1e-5)
+        assert told["samples"] == len(rows_of()) // (2 if name == "eval" else 1)
+        own = evaluate_run(run, split="eval" if name == "eval" else "test")
+        assert {key: own[key] for key in METRICS} == {key: told[key] for key in METRICS}
+        assert evaluate_run(run, files=[folder / file]) == own
+    assert evaluate_run(run, split="train") == evaluate_run(run, files=[folder / "train.csv"])
+
+
+def test_rows_of_weight_one_as_often_as_the_weights_say_give_the_same_figures(folder: Path) -> None:
+    often = [row | {"w": "1"} for row in rows_of(200, 8) for _ in range(int(row["w"]))]
+    repeated = evaluate_run(folder / "run", files=[file_of(folder / "often.csv", often)])
+    weighted = evaluate_run(folder / "run", files=[folder / "eval.csv"])
+    assert repeated == pytest.approx(weighted | {"samples": len(often)}, rel=1e-6)
+
+
+def test_groups_of_a_file_are_weighted(folder: Path) -> None:
+    found = evaluate_run(folder / "run", files=[folder / "eval.csv"], by="item")
+    groups = found["by"]["groups"]
+    assert sum(group["weights"] for group in groups) == found["weights"]
+    one = [row for row in rows_of(200, 8) if row["item"] == groups[0]["value"]]
+    assert groups[0] == pytest.approx(
+        {"value": groups[0]["value"]}
+        | {
+            k: v
+            for k, v in evaluate_run(folder / "run", files=[file_of(folder / "one.csv", one)]).items()
+            if k != "step"
+        }
+    )
+
+
+def test_files_without_the_weight_are_scored_but_not_evaluated(folder: Path) -> None:
+    run, lighter = folder / "run", file_of(folder / "lighter.csv", rows_of(200, 8), "w")
+    with pytest.raises(DataError, match=r"lighter.csv: has no column w; .*\(data.weight\)"):
+        evaluate_run(run, files=[lighter])
+    with pytest.raises(DataError, match=r"bare.csv: has no column clicked; it has: [a-z, ]*$"):
+        evaluate_run(run, files=[file_of(folder / "bare.csv", rows_of(9), "clicked")])
+    predictor = shardkeep.load(run)
+    assert "w" not in predictor.columns
+    for file in (folder / "eval.csv", lighter, file_of(folder / "bare.csv", rows_of(200, 8), "w", "clicked")):
+        predict_files(run, [file], folder / f"{file.stem}-scores.csv")
+    assert (folder / "lighter-scores.csv").read_bytes() == (folder / "eval-scores.csv").read_bytes()
+    assert (folder / "bare-scores.csv").read_bytes() == (folder / "eval-scores.csv").read_bytes()
+
+
+def test_an_export_keeps_the_weight_and_its_cost_is_of_metrics_alone(folder: Path) -> None:
+    manifest = export_run(folder / "run", folder / "out", formats=Formats(rows="fp16")).manifest
+    assert manifest.metrics["weights"] == evaluate_run(folder / "run")["weights"]
+    assert set(manifest.cost or {}) == set(METRICS)
+    found = evaluate_run(folder / "out", files=[folder / "eval.csv"])
+    assert found == pytest.approx(evaluate_run(folder / "run"), rel=1e-2)
+
+
+def test_a_model_of_before_evaluates_files_without_weights(folder: Path) -> None:
+    record = shardkeep.load(folder / "run").inputs.to_json()
+    assert Inputs.of_json(record).layout.weight == record.pop("weight") == "w"
+    before = Inputs.of_json(record)
+    assert before.layout.weight is None and before.columns() == Inputs.of_json(record | {"weight": "w"}).columns()
+    with pytest.raises(ValueError, match="weight"):
+        Inputs.of_json(record | {"weight": 3})
+
+
+def test_the_best_model_is_chosen_by_weighted_metrics(tmp_path: Path) -> None:
+    stopping = {"epochs": 8, "early_stopping": {"metric": "logloss", "patience": 20}}
+    best = {}
+    for name, rows in (("weighted", rows_of(200, 8)), ("plain", [row | {"w": "1"} for row in rows_of(200, 8)])):
+        job = job_of(tmp_path, train=stopping)
+        file_of(tmp_path / "eval.csv", rows)
+        best[name] = train(job, tmp_path / name)["best"]
+        told = [record for record in MetricsTail(tmp_path / name / "metrics.jsonl") if record["kind"] == "eval"]
+        assert best[name]["step"] == min(told, key=lambda record: record["logloss"])["step"]
+        assert evaluate_run(tmp_path / name, which="best") == best[name]
+    assert best["plain"]["step"] < best["weighted"]["step"]
+
+
+def test_a_weight_that_is_an_input_too_is_needed_to_predict(tmp_path: Path) -> None:
+    job = job_of(tmp_path, data={"dense": ["price", "w"]})
+    train(job, tmp_path / "run")
+    assert "w" in shardkeep.load(tmp_path / "run").columns
+    with pytest.raises(DataError, match="has no column w"):
+        predict_files(tmp_path / "run", [file_of(tmp_path / "lighter.csv", rows_of(9), "w")], tmp_path / "s.csv")
+
+
+def test_files_without_a_header_may_leave_out_the_label_and_the_weight(tmp_path: Path) -> None:
+    job = job_of(tmp_path, data={"columns": [*COLUMNS, "w"]})
+    for path in tmp_path.glob("*.csv"):
+        path.write_text(path.read_text().partition("\n")[2])
+    train(job, tmp_path / "run")
+    scores = []
+    for left_out in ((), ("clicked",), ("clicked", "w")):
+        file = file_of(tmp_path / "some.csv", rows_of(200, 8), *left_out)
+        file.write_text(file.read_text().partition("\n")[2])
+        predict_files(tmp_path / "run", [file], tmp_path / "s.csv")
+        scores.append((tmp_path / "s.csv").read_bytes())
+    assert scores[0] == scores[1] == scores[2]
+
+
+def test_samples_are_scored_by_weight_before_training_on_them(tmp_path: Path) -> None:
+    rows = [row | {"w": str(i % 2)} for i, row in enumerate(rows_of(64))]
+    found = []
+    for name, held in (("halves", rows), ("half", rows[1::2])):
+        job = job_of(tmp_path, train={"order": "time", "batch_size": 64}, data={"dense": []}, model={"bottom": None})
+        file_of(tmp_path / "train.csv", held)
+        found.append(train(job, tmp_path / name)["progressive"])
+    assert found[0] == pytest.approx(found[1] | {"samples": 64})
