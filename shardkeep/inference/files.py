@@ -58,6 +58,8 @@ def _read(path: Path, inputs: Inputs) -> Any:
     form = dict(inputs.reading)
     if form.pop("form", "") != "csv":
         return CsvForm("\t" if ".tsv" in path.suffixes else ",", None).read
+    if not form.pop("quoted", True):  # of a model of before `quote`
+        form["quote"] = None
     names = form.pop("columns")
     if names is not None:  # the files have no header; the label may be left out
         given = len(CsvForm(columns=None, **form).names(path))

@@ -22,7 +22,10 @@ def open_criteo(config: DataConfig, *, seed: int, progress: Progress | None) -> 
 
     Dense columns are scaled by log unless told otherwise; a missing one is 0.
     """
-    refuse(config, ("synthetic", "options", "columns", "delimiter", "decimal", "label", "weight", "time"))
+    refuse(
+        config,
+        ("synthetic", "options", "columns", "delimiter", "quote", "escape", "decimal", "label", "weight", "time"),
+    )
     named = [c.column for c in config.dense] + [c.column for c in config.sparse]
     if wrong := [name for name in named if name not in COLUMNS]:
         raise ConfigError(f"data: criteo has no column {wrong[0]}; it has I1..I13 and C1..C26")
@@ -33,6 +36,6 @@ def open_criteo(config: DataConfig, *, seed: int, progress: Progress | None) -> 
             "sparse": config.sparse or [SparseColumn(column=name) for name in SPARSE],
         }
     )
-    form = CsvForm("\t", COLUMNS, quoted=False)
+    form = CsvForm("\t", COLUMNS, quote=None)
     layout = layout_of(filled, scale="log")
     return open_cached(config, layout, form.read, reading=form.reading(), seed=seed, progress=progress)

@@ -27,7 +27,10 @@ def open_custom(config: DataConfig, *, seed: int, progress: Progress | None) -> 
     Arrays are held in memory, in every worker; an object with `schema`, `__len__` and `gather` is used as it is.
     Raises ConfigError where the function cannot be found, DataError for what it returns.
     """
-    refuse(config, ("synthetic", "train", "eval", "columns", "delimiter", "decimal", "cache", "weight", "time"))
+    refuse(
+        config,
+        ("synthetic", "train", "eval", "columns", "delimiter", "quote", "escape", "decimal", "cache", "weight", "time"),
+    )
     function = load_named(config.source, setting="data.source", folder=Path(config.root))
     parts = [_call(function, config, split) for split in ("train", "eval")]
     if isinstance(parts[0], Dataset):

@@ -24,7 +24,7 @@ BUFFER_BYTES = 1 << 20
 
 def open_parquet(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
     """The source `parquet`. Raises DataError for what is wrong with the files, ConfigError for the settings."""
-    refuse(config, ("synthetic", "options", "columns", "delimiter", "decimal"))
+    refuse(config, ("synthetic", "options", "columns", "delimiter", "quote", "escape", "decimal"))
     config = named_columns(config, lambda: parquet_names(first_file(config)))
     return open_cached(
         config, layout_of(config), read_parquet, reading={"form": "parquet"}, seed=seed, progress=progress

@@ -1,0 +1,100 @@
+"""Lines of delimited text: their number, and the check of rows that span several of them."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+
+from shardkeep.base.errors import DataError
+from shardkeep.workers.data.conversion.decoding import shown_text
+
+QUOTES = "; if quotes are part of the texts: data.quote: none"
+LONGEST_FIELD = 1 << 24  # characters; Python's limit is 131,072
+
+
+class CountedLines:
+    """A stream of text that counts its lines as they are read; blank ones, of no character, are left out."""
+
+    closed = False
+
+    def __init__(self, stream: Any) -> None:
+        self.lines = 0
+        self._stream, self._between = stream, True
+
+    def read(self, size: int) -> pa.Buffer:
+        """At most `size` bytes; none at the end only."""
+        block = self._stream.read_buffer(size)
+        text_N = np.frombuffer(block, np.uint8)
+        if text_N.size:
+            end_N = (text_N == ord("\n")) | (text_N == ord("\r"))
+            self.lines += int(np.count_nonzero(end_N[:-1] > end_N[1:])) + int(self._between > end_N[0])
+            self._between = bool(end_N[-1])
+        return block
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def check_lines(name: str, stream: Any, dialect: dict[str, Any], *, num_fields: int, header: int) -> tuple[int, int]:
+    """The number of rows, without the first `header` of them, and of rows that span lines.
+
+    A quote that is part of a text joins all lines up to the next quote, and each of them has the fields of a row. Lines
+    of a quoted text seldom have. Raises DataError for a row whose quote is not closed before a delimiter, and for one
+    of which each line has a row's fields, unless the lines of another row have not: texts of this file do span lines.
+    """
+    rows, number, spanning, others = 0, 0, 0, False
+    doubt: DataError | None = None
+    with contextlib.ExitStack() as after:
+        after.callback(csv.field_size_limit, csv.field_size_limit(LONGEST_FIELD))
+        for fields, lines in _rows(stream, dialect):
+            rows += len(fields) == num_fields
+            number += len(fields) == num_fields or any(map(str.strip, fields))
+            if len(lines) == 1:
+                continue
+            spanning += 1
+            place = f"{name}, row {number - header}" if number > header else f"{name}, the header"
+            text = f"({shown_text(lines[0].encode('latin-1').strip())}){QUOTES}"
+            if not _is_well_quoted(lines, dialect):
+                what = f"a quote is opened and never closed before a delimiter, over {len(lines)} lines"
+                raise DataError(f"{place}: {what} {text}")
+            if not all(_could_be_row(line, dialect, num_fields) for line in lines if line.strip()):
+                others = True
+            elif doubt is None:
+                what = f"a quote joins {len(lines)} lines, each of which has the {num_fields} fields of a row"
+                doubt = DataError(f"{place}: {what} {text}; if the text is right, store the data as parquet")
+    if doubt is not None and not others:
+        raise doubt
+    return rows - header, spanning
+
+
+def _rows(stream: Any, dialect: dict[str, Any]) -> Iterator[tuple[list[str], Sequence[str]]]:
+    """The fields of each row, and its lines, one character a byte."""
+    lines: list[str] = []
+
+    def recorded() -> Iterator[str]:
+        for line in io.TextIOWrapper(stream, encoding="latin-1", newline=""):
+            lines.append(line)
+            yield line
+
+    for fields in csv.reader(recorded(), **dialect):
+        yield fields, lines
+        lines.clear()
+
+
+def _could_be_row(line: str, dialect: dict[str, Any], num_fields: int) -> bool:
+    """Whether a line alone has a row's number of delimiters: all, those outside quotes, or outside closed ones."""
+    fields, delimiter = next(csv.reader([line], **dialect), [""]), dialect["delimiter"]
+    return num_fields in (1 + line.count(delimiter), len(fields), len(fields) + fields[-1].count(delimiter))
+
+
+def _is_well_quoted(lines: Sequence[str], dialect: dict[str, Any]) -> bool:
+    try:
+        return bool(list(csv.reader(lines, strict=True, **dialect)))
+    except csv.Error:
+        return False
