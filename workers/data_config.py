@@ -12,6 +12,8 @@ from shardkeep.base.settings import MOST_STEPS, FilePath, Settings, bare, own_co
 Scaling = Literal["none", "standard", "log", "log_standard"]
 SOURCES = ("csv", "parquet", "criteo", "synthetic")
 FILE_SOURCES = SOURCES[:3]
+DIALECT = ("columns", "delimiter", "quote", "escape", "decimal")
+"""Keys that say what a csv looks like."""
 _SUFFIXES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".pq": "parquet", ".parq": "parquet"}
 _COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
 _MOST_COLUMNS = 100_000

@@ -208,3 +208,13 @@ def test_whatever_a_writer_quotes_is_read_or_refused(tmp_path: Path, seed: int) 
         assert "a quote joins" in str(error)
     else:
         assert rows.ids["c"] == [hash_text(text.strip(" \t\r\n\v\f").encode()) for text in texts]
+
+
+@pytest.mark.parametrize(
+    "top", [",,\n", ",\n", " \n\n", '"x\n(m)",c,y2\n'], ids=["empty fields", "fewer", "blank", "unit"]
+)
+def test_what_stands_above_the_header_is_no_row(tmp_path: Path, top: str) -> None:
+    header = "" if "(m)" in top else "x,c,y\n"
+    settings = {"sparse": ["c"], "label": "y" if header else "y2"}
+    content = f'{top}{header}1,"a, b\nc",0\n2,d,1\n'.encode()
+    assert read(tmp_path, {"a.csv": content}, **settings).ids["c"][1] == hash_text(b"d")

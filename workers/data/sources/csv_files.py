@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import csv
 import io
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -16,18 +15,17 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.csv as pacsv  # type: ignore[import-untyped]
 
-from shardkeep.base.errors import ConfigError, DataError
+from shardkeep.base.errors import ConfigError, DataError, first_line
 from shardkeep.base.log import EventLog
 from shardkeep.workers.data.cache.cache import first_file, open_cached
 from shardkeep.workers.data.conversion.conversion import layout_of, refuse
 from shardkeep.workers.data.conversion.decoding import Chunk, missing_column
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.sources.column_patterns import named_columns
-from shardkeep.workers.data.sources.csv_lines import QUOTES, CountedLines, check_lines
+from shardkeep.workers.data.sources.csv_lines import CountedLines, check_lines
 from shardkeep.workers.data_config import DataConfig
 
 BLOCK_BYTES = 1 << 24  # a row must fit; also what one read holds in memory
-WRONG_ROW = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)", re.DOTALL)
 UNIT = b"\x1f"  # ASCII's unit separator represents a delimiter of several characters
 COMPRESSIONS = {
     ".gz": ("gzip", b"\x1f\x8b"),
@@ -85,12 +83,12 @@ class CsvForm:
                 raise DataError(f"{missing_column(str(path), column, names)}{self._delimiter_hint(names)}")
             if (times := names.count(column)) > 1:
                 raise DataError(f"{path}: {times} columns are called {column}; give all columns names in data.columns")
-        size, done, bad, header = path.stat().st_size, 0, BadRow(lines), int(lines > 0)
+        size, done, blank = path.stat().st_size, 0, BlankRows()
         with path.open("rb") as raw:
             try:
                 stream = pa.input_stream(raw, compression=compression)
                 stream = CountedLines(stream) if self._spans_lines else stream
-                for batch in _quietly(self._batches, bad, stream, columns, names, lines):
+                for batch in _quietly(self._batches, blank, stream, columns, names, lines):
                     rows_N = np.arange(done + 1, done + 1 + len(batch), dtype=np.int64)
                     done += len(batch)
                     progress(min(1.0, raw.tell() / max(1, size)))
@@ -99,10 +97,10 @@ class CsvForm:
                     )
             except (pa.ArrowInvalid, OSError) as error:
                 if not str(error).startswith(("Empty CSV", "Could not skip initial")):  # nothing after the header
-                    self._check_lines(path, len(names), header)  # maybe a row before is the cause
-                    raise DataError(bad.problem(path, error, done)) from error
-        if self._spans_lines and (held := stream.lines - header - (bad.skipped - lines)) != done:
-            rows, spanning = self._check_lines(path, len(names), header)
+                    self._check_lines(path, len(names), lines)
+                    raise DataError(f"{path}, after row {done}: {_reason(error)}") from error
+        if self._spans_lines and (held := stream.lines - blank.count - (lines > 0)) != done:
+            rows, spanning = self._check_lines(path, len(names), lines)
             if rows != done:
                 raise DataError(f"{path}: has {rows:,} rows, and {done:,} were read; is a quote in the wrong place?")
             if spanning:
@@ -112,24 +110,22 @@ class CsvForm:
     def _spans_lines(self) -> bool:
         return self.quote is not None or self.escape is not None
 
-    def _check_lines(self, path: Path, num_fields: int, header: int) -> tuple[int, int]:
+    def _check_lines(self, path: Path, num_fields: int, header_lines: int) -> tuple[int, int]:
         """As of `check_lines`; none of a file that cannot be read to its end. Raises DataError."""
+        delimiter = self.delimiter.encode().decode("latin-1")
+        form: dict[str, Any] = {"delimiter": delimiter, "num_fields": num_fields, "header_lines": header_lines}
         with contextlib.suppress(OSError, ValueError, csv.Error), path.open("rb") as raw:
             stream = pa.input_stream(raw, compression=_compression(path))
-            return check_lines(str(path), stream, self._dialect(), num_fields=num_fields, header=header)
+            return check_lines(str(path), stream, self._dialect(), **form)
         return 0, 0
 
     def _dialect(self) -> dict[str, Any]:
-        """As Python's csv has it."""
+        """As Python's csv has it; one byte represents a delimiter of several characters."""
+        delimiter = self.delimiter if len(self.delimiter) == 1 else UNIT.decode()
         quoting = csv.QUOTE_NONE if self.quote is None else csv.QUOTE_MINIMAL
-        marks = {"delimiter": self._delimiter, "quotechar": self.quote or '"', "escapechar": self.escape}
-        return {**marks, "quoting": quoting}
+        return {"delimiter": delimiter, "quotechar": self.quote or '"', "escapechar": self.escape, "quoting": quoting}
 
-    @property
-    def _delimiter(self) -> str:
-        return self.delimiter if len(self.delimiter) == 1 else UNIT.decode()
-
-    def _batches(self, bad: BadRow, stream: Any, columns: Sequence[str], names: list[str], lines: int) -> Any:
+    def _batches(self, bad: BlankRows, stream: Any, columns: Sequence[str], names: list[str], lines: int) -> Any:
         unique = [name if names.count(name) == 1 else f"{name}#{i}" for i, name in enumerate(names)]
         if len(self.delimiter) > 1:
             stream = OneByteDelimiter(stream, self.delimiter.encode())
@@ -139,7 +135,7 @@ class CsvForm:
                 use_threads=False, block_size=BLOCK_BYTES, column_names=unique, skip_rows=lines
             ),
             parse_options=pacsv.ParseOptions(
-                delimiter=self._delimiter,
+                delimiter=self._dialect()["delimiter"],
                 quote_char=self.quote or False,
                 escape_char=self.escape or False,
                 newlines_in_values=self._spans_lines,
@@ -157,10 +153,9 @@ class CsvForm:
         if not start.strip():
             raise DataError(f"{path}: is empty")
         start = start.removeprefix(b"\xef\xbb\xbf")
-        text = start.replace(self.delimiter.encode(), self._delimiter.encode()).decode(
-            "latin-1"
-        )  # one character a byte
-        reader = csv.reader(io.StringIO(text, newline=""), **self._dialect())
+        dialect = self._dialect()
+        text = start.replace(self.delimiter.encode(), dialect["delimiter"].encode()).decode("latin-1")
+        reader = csv.reader(io.StringIO(text, newline=""), **dialect)
         try:
             first = next(([_name(f) for f in row] for row in reader if any(f.strip() for f in row)), [])
         except csv.Error as error:
@@ -202,39 +197,19 @@ class OneByteDelimiter:
 
 
 @dataclass
-class BadRow:
-    """Skips rows of spaces only, and remembers the first row with too many or too few fields."""
+class BlankRows:
+    """Skips rows of spaces only; any other row with too many or too few fields ends the reading."""
 
-    skipped: int  # lines of the header, and blank ones since
-    found: Any = None
+    count: int = 0
 
     def __call__(self, row: Any) -> str:
-        if not row.text.strip():
-            self.skipped += 1
-            return "skip"
-        self.found = self.found or row
-        return "error"
-
-    def problem(self, path: Path, error: Exception, done: int) -> str:
-        """One line for what stopped the reading after `done` rows."""
-        if self.found is not None:
-            row, text = self.found, self.found.text[:60].replace(UNIT.decode(), " ")
-            fields = f"has {row.actual_columns} fields, expected {row.expected_columns}"
-            hint = QUOTES if "\n" in row.text else ""
-            return f"{path}, row {row.number - self.skipped}: {fields} ({text!r}){hint}"
-        if no_text := WRONG_ROW.search(str(error)):
-            number, expected, actual, text = no_text.groups()
-            fields = f"has {actual} fields, expected {expected}"
-            return f"{path}, row {int(number) - self.skipped}: {fields} ({text[:60]!r})"
-        if "straddling" in str(error):
-            size = f"{BLOCK_BYTES >> 20} MB"
-            return (
-                f"{path}, after row {done}: a row is longer than {size}, or a quote is opened and never closed{QUOTES}"
-            )
-        return f"{path}, after row {done}: {_reason(error)}"
+        if row.text.strip():
+            return "error"
+        self.count += 1
+        return "skip"
 
 
-def _quietly(open_batches: Callable[..., Any], bad: BadRow, *args: Any) -> Iterator[pa.RecordBatch]:
+def _quietly(open_batches: Callable[..., Any], bad: BlankRows, *args: Any) -> Iterator[pa.RecordBatch]:
     """The batches. pyarrow hands a wrong row over as text; where it is no UTF-8, Python prints a traceback and pyarrow
     continues to the error, so nothing is lost by leaving that out."""
 
@@ -264,7 +239,9 @@ def _name(field: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    text = str(error)
+    text = first_line(error)
+    if "straddling" in text:
+        return f"a row is longer than {BLOCK_BYTES >> 20} MB, or a quote is opened and never closed"
     if any(word in text for word in ("runcated", "inflate", "EOF", "decompress")):
         return f"the compressed file is truncated or damaged ({text})"
     return f"cannot be read ({text})"

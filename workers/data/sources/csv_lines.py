@@ -12,9 +12,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from shardkeep.base.errors import DataError
-from shardkeep.workers.data.conversion.decoding import shown_text
 
-QUOTES = "; if quotes are part of the texts: data.quote: none"
 LONGEST_FIELD = 1 << 24  # characters; Python's limit is 131,072
 
 
@@ -41,49 +39,55 @@ class CountedLines:
         self.closed = True
 
 
-def check_lines(name: str, stream: Any, dialect: dict[str, Any], *, num_fields: int, header: int) -> tuple[int, int]:
-    """The number of rows, without the first `header` of them, and of rows that span lines.
+def check_lines(
+    name: str, stream: Any, dialect: dict[str, Any], *, delimiter: str, num_fields: int, header_lines: int
+) -> tuple[int, int]:
+    """The number of rows behind the header, and of rows that span lines. Row numbers count from 1.
 
     A quote that is part of a text joins all lines up to the next quote, and each of them has the fields of a row. Lines
-    of a quoted text seldom have. Raises DataError for a row whose quote is not closed before a delimiter, and for one
-    of which each line has a row's fields, unless the lines of another row have not: texts of this file do span lines.
+    of a quoted text seldom have. Raises DataError for a row with too many or too few fields, for one whose quote is not
+    closed before a delimiter, and for one of which each line has a row's fields, unless the lines of another row have
+    not: texts of this file do span lines.
     """
-    rows, number, spanning, others = 0, 0, 0, False
+    rows, spanning, others = 0, 0, False
     doubt: DataError | None = None
     with contextlib.ExitStack() as after:
         after.callback(csv.field_size_limit, csv.field_size_limit(LONGEST_FIELD))
-        for fields, lines in _rows(stream, dialect):
-            rows += len(fields) == num_fields
-            number += len(fields) == num_fields or any(map(str.strip, fields))
-            if len(lines) == 1:
+        for fields, lines, number in _rows(stream, dialect, delimiter):
+            text = "".join(lines).encode("latin-1").decode("utf-8", "replace").strip()
+            right = len(fields) == num_fields
+            rows += number > header_lines and (right or text != "")
+            if len(lines) == 1 and (right or not text):
                 continue
-            spanning += 1
-            place = f"{name}, row {number - header}" if number > header else f"{name}, the header"
-            text = f"({shown_text(lines[0].encode('latin-1').strip())}){QUOTES}"
-            if not _is_well_quoted(lines, dialect):
-                what = f"a quote is opened and never closed before a delimiter, over {len(lines)} lines"
-                raise DataError(f"{place}: {what} {text}")
-            if not all(_could_be_row(line, dialect, num_fields) for line in lines if line.strip()):
-                others = True
-            elif doubt is None:
-                what = f"a quote joins {len(lines)} lines, each of which has the {num_fields} fields of a row"
-                doubt = DataError(f"{place}: {what} {text}; if the text is right, store the data as parquet")
+            place, shown = f"{name}, row {rows}" if rows else f"{name}, the header", f"({text[:60]!r})"
+            if len(lines) > 1:
+                spanning, shown = spanning + 1, f"{shown}; if quotes are part of the texts: data.quote: none"
+                if not _is_well_quoted(lines, dialect):
+                    what = f"a quote is opened and never closed before a delimiter, over {len(lines)} lines"
+                    raise DataError(f"{place}: {what} {shown}")
+                if not all(_could_be_row(line, dialect, num_fields) for line in lines if line.strip()):
+                    others = True
+                elif doubt is None:
+                    what = f"a quote joins {len(lines)} lines, each of which has the {num_fields} fields of a row"
+                    doubt = DataError(f"{place}: {what} {shown}; if the text is right, store the data as parquet")
+            if not right and rows:
+                raise DataError(f"{place}: has {len(fields)} fields, expected {num_fields} {shown}")
     if doubt is not None and not others:
         raise doubt
-    return rows - header, spanning
+    return rows, spanning
 
 
-def _rows(stream: Any, dialect: dict[str, Any]) -> Iterator[tuple[list[str], Sequence[str]]]:
-    """The fields of each row, and its lines, one character a byte."""
+def _rows(stream: Any, dialect: dict[str, Any], delimiter: str) -> Iterator[tuple[list[str], list[str], int]]:
+    """The fields of each row, its lines, and how many lines end with it. A byte is a character."""
     lines: list[str] = []
 
     def recorded() -> Iterator[str]:
         for line in io.TextIOWrapper(stream, encoding="latin-1", newline=""):
-            lines.append(line)
-            yield line
+            lines.append(line.replace(delimiter, dialect["delimiter"]))
+            yield lines[-1]
 
-    for fields in csv.reader(recorded(), **dialect):
-        yield fields, lines
+    for fields in (reader := csv.reader(recorded(), **dialect)):
+        yield fields, lines, reader.line_num
         lines.clear()
 
 
