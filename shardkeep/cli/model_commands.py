@@ -133,7 +133,7 @@ def predict(
                 share = f"{100 * missing / values:.3g} %"
                 print(f"{name}: {missing:,} of {values:,} values ({share}) are unknown to the model")
         if done.not_finite:
-            raise JobError(f"{done.not_finite:,} scores in {out} are not finite (NaN or infinite)")
+            raise JobError(f"{done.not_finite:,} predictions in {out} are not finite (NaN or infinite)")
         return 0
 
     run_command(body, debug)

@@ -101,8 +101,10 @@ def score_writer(path: Path, labels: Sequence[str], keep: Sequence[str] = ()) ->
     try:
         with partial.open("wb") as file:
             writer = ScoreWriter(file, names, keep, parquet=path.suffix in PARQUET)
-            yield writer
-            writer.close()
+            try:
+                yield writer
+            finally:
+                writer.close()
         partial.replace(path)
     except (OSError, pa.ArrowException) as error:
         why = getattr(error, "strerror", None) or first_line(error)
@@ -140,7 +142,8 @@ class ScoreWriter:
     def _writable(self, column: Column) -> pa.Array:
         if not self._parquet:
             as_texts(replace(column, values=column.values[:0]), "one value a row, or --out FILE.parquet")
-            return as_texts(column, "") if is_text(column.values.type) else column.values
+            texts = is_text(column.values.type) or pa.types.is_fixed_size_binary(column.values.type)
+            return as_texts(column, "") if texts else column.values
         try:
             return column.values if column.path.endswith(PARQUET) else column.values.cast(pa.string())
         except pa.ArrowInvalid as error:

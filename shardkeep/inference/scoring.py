@@ -43,7 +43,7 @@ class Scored:
     """What `predict_files` did.
 
     Attributes:
-        not_finite: Scores that are NaN or infinite.
+        not_finite: Predictions that are NaN or infinite; the score of an infinite one is 0 or 1.
         unseen: By feature, the number of values whose id training did not see, and of all values.
     """
 
@@ -76,9 +76,10 @@ def predict_files(
     with score_writer(out, trained.schema.labels, keep) as writer, contextlib.closing(_ahead(blocks)) as coming:
         scores: list[Floats] = []
         for found, chunk in coming:
-            scores.append(trained.scores(trained.logits_of(found)))
+            logits_BT = trained.logits_of(found)
+            scores.append(trained.scores(logits_BT))
             rows += len(found.batch)
-            not_finite += _not_finite(scores[-1])
+            not_finite += _not_finite(logits_BT)
             if chunk is not None:
                 writer.add(np.concatenate(scores), chunk)
                 scores.clear()
