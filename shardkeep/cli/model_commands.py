@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -127,7 +128,10 @@ def predict(
 
             names = [name for name in keep.split(",") if name]
             done = predict_files(run, input_files(data), out, which=which, keep=names, told=told)
-        print(f"{done.rows:,} rows scored by the model of step {done.step:,} in {done.seconds:.1f} s, written to {out}")
+        place = os.fsencode(out).decode(errors="replace")
+        print(
+            f"{done.rows:,} rows scored by the model of step {done.step:,} in {done.seconds:.1f} s, written to {place}"
+        )
         for name, (missing, values) in done.unseen.items():
             if missing:
                 share = f"{100 * missing / values:.3g} %"

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -94,9 +93,7 @@ def score_writer(path: Path, labels: Sequence[str], keep: Sequence[str] = ()) ->
         raise UserError(f"--out {path}: {wrong}")
     names = ["score"] if len(labels) == 1 else [f"score_{label}" for label in labels]
     if twice := [name for name in keep if [*names, *keep].count(name) > 1]:
-        raise UserError(
-            f"--keep {twice[0]}: is {'the name of a column of scores' if twice[0] in names else 'there twice'}"
-        )
+        raise UserError(f"--keep {twice[0]}: is named twice, or is the name of a column of scores")
     partial = path.with_name(f".{path.name}.partial")
     try:
         with partial.open("wb") as file:
@@ -141,9 +138,8 @@ class ScoreWriter:
 
     def _writable(self, column: Column) -> pa.Array:
         if not self._parquet:
-            as_texts(replace(column, values=column.values[:0]), "one value a row, or --out FILE.parquet")
-            texts = is_text(column.values.type) or pa.types.is_fixed_size_binary(column.values.type)
-            return as_texts(column, "") if texts else column.values
+            texts, kind = as_texts(column, "one value a row, or --out FILE.parquet"), column.values.type
+            return texts if is_text(kind) or pa.types.is_fixed_size_binary(kind) else column.values
         try:
             return column.values if column.path.endswith(PARQUET) else column.values.cast(pa.string())
         except pa.ArrowInvalid as error:
@@ -154,12 +150,9 @@ class ScoreWriter:
         if not self._parquet:
             pacsv.write_csv(batch, self._file, pacsv.WriteOptions(include_header=first))
             return
-        self._writer = self._writer or pq.ParquetWriter(self._file, batch.schema)
-        self._writer.write_batch(self._fitted(batch, path))
-
-    def _fitted(self, batch: pa.RecordBatch, path: str) -> pa.RecordBatch:
         for now, then in zip(batch.schema, self._schema, strict=True):
             if now.type not in (then.type, pa.null()):
                 what = f"holds {now.type}, and {then.type} in the files before"
                 raise DataError(f"{path}, column {now.name}: {what}; allowed: one type, or --out FILE.csv")
-        return batch.cast(self._schema)
+        self._writer = self._writer or pq.ParquetWriter(self._file, self._schema)
+        self._writer.write_batch(batch.cast(self._schema))

@@ -112,7 +112,7 @@ def test_texts_with_commas_quotes_and_line_ends_are_read_and_told(
     lines = sum(line.strip() != "" for line in content.decode().splitlines()) - 1
     spanning = sum("\n" in text for text in texts)
     (told,) = caplog.messages
-    assert told.endswith(f"a.csv: {lines:,} lines are {len(texts):,} rows; texts of {spanning:,} rows span lines")
+    assert told.endswith(f"a.csv: {lines:,} lines are {len(texts):,} rows (rows of several lines: {spanning:,})")
 
 
 def test_a_text_of_which_each_line_could_be_a_row_needs_another_that_could_not(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ class CsvForm:
         with path.open("rb") as raw:
             try:
                 stream = pa.input_stream(raw, compression=compression)
-                stream = CountedLines(stream) if self._spans_lines else stream
+                stream = CountedLines(stream) if self.quote or self.escape else stream
                 for batch in _quietly(self._batches, blank, stream, columns, names, lines):
                     rows_N = np.arange(done + 1, done + 1 + len(batch), dtype=np.int64)
                     done += len(batch)
@@ -99,16 +99,12 @@ class CsvForm:
                 if not str(error).startswith(("Empty CSV", "Could not skip initial")):  # nothing after the header
                     self._check_lines(path, len(names), lines)
                     raise DataError(f"{path}, after row {done}: {_reason(error)}") from error
-        if self._spans_lines and (held := stream.lines - blank.count - (lines > 0)) != done:
+        if (self.quote or self.escape) and (held := stream.lines - blank.count - (lines > 0)) != done:
             rows, spanning = self._check_lines(path, len(names), lines)
             if rows != done:
                 raise DataError(f"{path}: has {rows:,} rows, and {done:,} were read; is a quote in the wrong place?")
             if spanning:
-                _log.warning(f"{path}: {held:,} lines are {rows:,} rows; texts of {spanning:,} rows span lines")
-
-    @property
-    def _spans_lines(self) -> bool:
-        return self.quote is not None or self.escape is not None
+                _log.warning(f"{path}: {held:,} lines are {rows:,} rows (rows of several lines: {spanning:,})")
 
     def _check_lines(self, path: Path, num_fields: int, header_lines: int) -> tuple[int, int]:
         """As of `check_lines`; none of a file that cannot be read to its end. Raises DataError."""
@@ -138,7 +134,7 @@ class CsvForm:
                 delimiter=self._dialect()["delimiter"],
                 quote_char=self.quote or False,
                 escape_char=self.escape or False,
-                newlines_in_values=self._spans_lines,
+                newlines_in_values=bool(self.quote or self.escape),
                 invalid_row_handler=bad,
             ),
             convert_options=pacsv.ConvertOptions(

@@ -45,9 +45,9 @@ def check_lines(
     """The number of rows behind the header, and of rows that span lines. Row numbers count from 1.
 
     A quote that is part of a text joins all lines up to the next quote, and each of them has the fields of a row. Lines
-    of a quoted text seldom have. Raises DataError for a row with too many or too few fields, for one whose quote is not
-    closed before a delimiter, and for one of which each line has a row's fields, unless the lines of another row have
-    not: texts of this file do span lines.
+    of a quoted text seldom have. Raises DataError for a row with too many or too few fields, and for one whose quote is
+    not closed before a delimiter. Also for lines in quotes that each have a row's fields, unless another row shows that
+    texts of this file do span lines.
     """
     rows, spanning, others = 0, 0, False
     doubt: DataError | None = None
@@ -68,7 +68,7 @@ def check_lines(
                 if not all(_could_be_row(line, dialect, num_fields) for line in lines if line.strip()):
                     others = True
                 elif doubt is None:
-                    what = f"a quote joins {len(lines)} lines, each of which has the {num_fields} fields of a row"
+                    what = f"a quote joins {len(lines)} lines, and each has the {num_fields} fields of a row"
                     doubt = DataError(f"{place}: {what} {shown}; if the text is right, store the data as parquet")
             if not right and rows:
                 raise DataError(f"{place}: has {len(fields)} fields, expected {num_fields} {shown}")
