@@ -17,6 +17,7 @@ from pydantic import ValidationError
 
 from shardkeep.base.errors import ConfigError, DataError
 from shardkeep.workers.data.conversion.hashing import hash_text
+from shardkeep.workers.data.sources.csv_files import CsvForm
 from shardkeep.workers.data.sources.csv_lines import CountedLines
 from shardkeep.workers.data_config import DataConfig
 from tests.support.strange_files import read, refusal
@@ -218,3 +219,10 @@ def test_what_stands_above_the_header_is_no_row(tmp_path: Path, top: str) -> Non
     settings = {"sparse": ["c"], "label": "y" if header else "y2"}
     content = f'{top}{header}1,"a, b\nc",0\n2,d,1\n'.encode()
     assert read(tmp_path, {"a.csv": content}, **settings).ids["c"][1] == hash_text(b"d")
+
+
+def test_a_file_that_changes_before_its_lines_are_checked_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(texts_of('1,"a\nb",0', "2,b,1"))
+    with pytest.raises(DataError, match=r"a.csv: has 1 rows, and 2 were read"):
+        list(CsvForm(",", None).read(path, ["x"], lambda _share: path.write_bytes(texts_of("1,a,0")) and None))
