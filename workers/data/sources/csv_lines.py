@@ -54,8 +54,10 @@ def check_lines(
     with contextlib.ExitStack() as after:
         after.callback(csv.field_size_limit, csv.field_size_limit(LONGEST_FIELD))
         for fields, lines, number in _rows(stream, dialect, delimiter):
-            text = "".join(lines).encode("latin-1").decode("utf-8", "replace").strip()
             right = len(fields) == num_fields
+            text = (
+                "" if right and len(lines) == 1 else "".join(lines).encode("latin-1").decode("utf-8", "replace").strip()
+            )
             rows += number > header_lines and (right or text != "")
             if len(lines) == 1 and (right or not text):
                 continue
