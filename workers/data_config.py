@@ -12,6 +12,8 @@ from shardkeep.base.settings import MOST_STEPS, FilePath, Settings, bare, own_co
 Scaling = Literal["none", "standard", "log", "log_standard"]
 SOURCES = ("csv", "parquet", "criteo", "synthetic")
 FILE_SOURCES = SOURCES[:3]
+DIALECT = ("columns", "delimiter", "quote", "escape", "decimal")
+"""Keys that say what a csv looks like."""
 _SUFFIXES = {".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".pq": "parquet", ".parq": "parquet"}
 _COMPRESSED = (".gz", ".bz2", ".zst", ".lz4")
 _MOST_COLUMNS = 100_000
@@ -41,8 +43,18 @@ def _delimiter(value: Any) -> Any:
     return "\t" if value in ("\\t", "tab") else value
 
 
+def _mark(value: Any) -> Any:
+    if value is False or value in ("none", "off"):
+        return None
+    if isinstance(value, str) and not (len(value) == 1 and value.isascii() and (value.isprintable() or value == "\t")):
+        raise ValueError("allowed: one character of ASCII, or none")
+    return value
+
+
 Delimiter = Annotated[str, BeforeValidator(_delimiter)]
 """Between the columns of a CSV."""
+Mark = Annotated[str | None, BeforeValidator(_mark)]
+"""A character that means something in a CSV; None = none does."""
 Paths = Annotated[list[FilePath], BeforeValidator(_listed, json_schema_input_type=str | list[str])]
 """One name needs no list."""
 Texts = Annotated[list[str], BeforeValidator(_texts)]  # YAML reads 4 as a number; a file holds texts
@@ -197,6 +209,11 @@ class DataConfig(Settings):
     """Names of all columns of a csv without a header; left out = the first line is the header."""
     delimiter: Delimiter = ","
     """Between the fields of a csv; tab = "\\t"; with more than one character, quotes mean nothing."""
+    quote: Mark = '"'
+    """Around a csv's fields that hold delimiters or line ends, doubled inside them; none = quotes are part of the
+    texts, and each line is a row."""
+    escape: Mark = None
+    """Before a csv's character that is part of a field, such as a quote inside quotes; none = there is none."""
     decimal: Literal[".", ","] = "."
     """Decimal point of a csv's numbers."""
     missing: Texts = Field(default_factory=lambda: ["", "?", "NA", "nan", "NaN", "null"])

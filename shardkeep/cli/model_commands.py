@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
+from shardkeep.base.errors import JobError
 from shardkeep.base.sizes import size_text
 from shardkeep.cli.exits import run_command
 from shardkeep.cli.options import Debug, complete_run, path, which_checkpoint
@@ -85,6 +87,7 @@ def evaluate(
 
             part = cast(Literal["eval", "train", "test"], split)
             found = evaluate_run(run, which=which, split=part, files=input_files(data or []), by=by, told=told)
+        not_finite = found.get("not_finite", 0)
         if as_json:
             print(json.dumps(found, indent=2))
         else:
@@ -95,6 +98,8 @@ def evaluate(
             console().print(two_columns(rows))
             if groups is not None:
                 console().print(Trimmed(_table_of_groups(groups)))
+        if not_finite:
+            raise JobError(f"{not_finite:,} predictions are not finite (NaN or infinite)")
         return 0
 
     run_command(body, debug)
@@ -123,11 +128,16 @@ def predict(
 
             names = [name for name in keep.split(",") if name]
             done = predict_files(run, input_files(data), out, which=which, keep=names, told=told)
-        print(f"{done.rows:,} rows scored by the model of step {done.step:,} in {done.seconds:.1f} s, written to {out}")
+        place = os.fsencode(out).decode(errors="replace")
+        print(
+            f"{done.rows:,} rows scored by the model of step {done.step:,} in {done.seconds:.1f} s, written to {place}"
+        )
         for name, (missing, values) in done.unseen.items():
             if missing:
                 share = f"{100 * missing / values:.3g} %"
                 print(f"{name}: {missing:,} of {values:,} values ({share}) are unknown to the model")
+        if done.not_finite:
+            raise JobError(f"{done.not_finite:,} predictions in {out} are not finite (NaN or infinite)")
         return 0
 
     run_command(body, debug)
@@ -179,6 +189,7 @@ def export(
 
 def _table_of_groups(by: dict[str, Any]) -> Table:
     """The most frequent values of a column, with their metrics."""
+    from rich.markup import escape
     from rich.table import Table
 
     from shardkeep.run.screen import metric_name
@@ -187,10 +198,10 @@ def _table_of_groups(by: dict[str, Any]) -> Table:
     if len(groups) > MOST_GROUPS:
         title = f"the {MOST_GROUPS} most frequent of {len(groups):,} values; --json has all"
     names = [name for name in groups[0] if name not in ("value", "note", "calibration_buckets")] if groups else []
-    table = Table(by["column"], *map(metric_name, names), title=title, box=None)
+    table = Table(escape(by["column"]), *map(metric_name, names), title=title, box=None)
     for group in groups[:MOST_GROUPS]:
         shown = ["-" if group.get(name) is None else _number(group[name]) for name in names]
-        table.add_row("(missing)" if group["value"] is None else str(group["value"]), *shown)
+        table.add_row("(missing)" if group["value"] is None else escape(group["value"]), *shown)
     return table
 
 

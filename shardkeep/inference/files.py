@@ -7,15 +7,16 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.csv as pacsv  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from shardkeep.base.arrays import Floats
-from shardkeep.base.errors import UserError
-from shardkeep.workers.data.conversion.chunk import Chunk
+from shardkeep.base.errors import DataError, JobError, UserError, first_line
+from shardkeep.workers.data.conversion.chunk import Chunk, Column
 from shardkeep.workers.data.conversion.inputs import Inputs
 from shardkeep.workers.data.conversion.rules import is_text
 from shardkeep.workers.data.input_files import PARQUET, find_files
@@ -55,6 +56,8 @@ def _read(path: Path, inputs: Inputs) -> Any:
     form = dict(inputs.reading)
     if form.pop("form", "") != "csv":
         return CsvForm("\t" if ".tsv" in path.suffixes else ",", None).read
+    if not form.pop("quoted", True):  # of a model of before `quote`
+        form["quote"] = None
     names = form.pop("columns")
     if names is not None:  # the files have no header; the label may be left out, or the label and the weight
         lacks = len(names) - len(CsvForm(columns=None, **form).names(path))
@@ -63,17 +66,19 @@ def _read(path: Path, inputs: Inputs) -> Any:
     return CsvForm(columns=None if names is None else tuple(names), **form).read
 
 
-class ScoreWriter(Protocol):
-    """Writes scores beside kept columns; the file is there when `close` returns."""
-
-    def add(self, scores_NT: Floats, kept: dict[str, pa.Array]) -> None: ...
-
-    def close(self) -> None: ...
+def as_texts(column: Column, allowed: str) -> pa.Array:
+    """The values as large strings, whose bytes need not be UTF-8. Raises DataError, which says what is `allowed`."""
+    values = column.values.dictionary_decode() if pa.types.is_dictionary(column.values.type) else column.values
+    try:
+        return pc.cast(values, options=pc.CastOptions(target_type=pa.large_string(), allow_invalid_utf8=True))
+    except pa.ArrowNotImplementedError as error:
+        raise column.wrong_type(allowed) from error
 
 
 @contextlib.contextmanager
 def score_writer(path: Path, labels: Sequence[str], keep: Sequence[str] = ()) -> Iterator[ScoreWriter]:
-    """Writes to a file beside `path` and renames it at the end; an error leaves `path` as it was. Raises UserError.
+    """Writes to a file beside `path` and renames it at the end; an error leaves `path` as it was. Raises UserError, and
+    JobError where the file cannot be written.
 
     Args:
         path: Ends in .parquet or .csv.
@@ -85,47 +90,67 @@ def score_writer(path: Path, labels: Sequence[str], keep: Sequence[str] = ()) ->
         wrong = "is a folder" if path.is_dir() else f"there is no folder {path.absolute().parent}"
         raise UserError(f"--out {path}: {wrong}")
     names = ["score"] if len(labels) == 1 else [f"score_{label}" for label in labels]
-    if twice := [name for name in keep if name in names]:
-        raise UserError(f"--keep {twice[0]}: is the name of a column of scores")
+    if twice := [name for name in keep if [*names, *keep].count(name) > 1]:
+        raise UserError(f"--keep {twice[0]}: is named twice, or is the name of a column of scores")
     partial = path.with_name(f".{path.name}.partial")
-    writer = _Writer(partial, names, parquet=path.suffix in PARQUET)
     try:
-        yield writer
-        writer.close()
+        with partial.open("wb") as file:
+            writer = ScoreWriter(file, names, keep, parquet=path.suffix in PARQUET)
+            try:
+                yield writer
+            finally:
+                writer.close()
         partial.replace(path)
+    except (OSError, pa.ArrowException) as error:
+        why = getattr(error, "strerror", None) or first_line(error)
+        raise JobError(f"--out {path}: cannot be written ({why})") from error
     finally:
-        with contextlib.suppress(OSError, pa.ArrowException):
-            writer.close()
-        partial.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
 
 
-class _Writer:
-    def __init__(self, path: Path, names: Sequence[str], *, parquet: bool) -> None:
-        self._path, self._names = path, names
-        self._make = pq.ParquetWriter if parquet else pacsv.CSVWriter
-        self._writer: Any = None
+class ScoreWriter:
+    """Writes scores beside the columns `keep`. In a CSV each value is its text, and types may differ between files."""
+
+    def __init__(self, file: BinaryIO, names: Sequence[str], keep: Sequence[str], *, parquet: bool) -> None:
+        self._file, self._names, self._keep = file, names, keep
+        self._parquet = parquet
         self._schema: Any = None
+        self._writer: Any = None
 
-    def add(self, scores_NT: Floats, kept: dict[str, pa.Array]) -> None:
-        columns = {name: _writable(values) for name, values in kept.items()}
+    def add(self, scores_NT: Floats, chunk: Chunk) -> None:
+        """Writes the rows of a chunk. Raises DataError for a column that the file cannot hold."""
+        if len(scores_NT) != len(chunk):
+            raise JobError(f"{chunk.path}: {len(scores_NT):,} scores for {len(chunk):,} rows")
+        columns = {name: self._writable(chunk.column(name)) for name in self._keep}
         columns |= {name: pa.array(scores_NT[:, t]) for t, name in enumerate(self._names)}
-        batch = pa.record_batch(columns)
-        if self._writer is None:
-            self._open(batch.schema)
-        self._writer.write_batch(batch if batch.schema.equals(self._schema) else batch.cast(self._schema))
+        self._write(pa.record_batch(columns), chunk.path)
 
     def close(self) -> None:
-        if self._writer is None:
-            self._open(pa.schema([(name, pa.float32()) for name in self._names]))
-        self._writer.close()
+        """Completes the file."""
+        if self._schema is None:
+            kinds = dict.fromkeys(self._keep, pa.string()) | dict.fromkeys(self._names, pa.float32())
+            self._write(pa.RecordBatch.from_pylist([], pa.schema(kinds)), "")
+        if self._writer is not None:
+            self._writer.close()
 
-    def _open(self, schema: Any) -> None:
-        self._schema = schema
-        self._writer = self._make(str(self._path), schema)
+    def _writable(self, column: Column) -> pa.Array:
+        if not self._parquet:
+            texts, kind = as_texts(column, "one value a row, or --out FILE.parquet"), column.values.type
+            return texts if is_text(kind) or pa.types.is_fixed_size_binary(kind) else column.values
+        try:
+            return column.values if column.path.endswith(PARQUET) else column.values.cast(pa.string())
+        except pa.ArrowInvalid as error:
+            raise column.wrong_type("texts in UTF-8, or --out FILE.csv, which keeps all bytes") from error
 
-
-def _writable(values: pa.Array) -> pa.Array:
-    """Texts of a CSV are read as bytes."""
-    if pa.types.is_binary(values.type) and is_text(values.type):
-        return values.cast(pa.string())
-    return values
+    def _write(self, batch: pa.RecordBatch, path: str) -> None:
+        first, self._schema = self._schema is None, self._schema or batch.schema
+        if not self._parquet:
+            pacsv.write_csv(batch, self._file, pacsv.WriteOptions(include_header=first))
+            return
+        for now, then in zip(batch.schema, self._schema, strict=True):
+            if now.type not in (then.type, pa.null()):
+                what = f"holds {now.type}, and {then.type} in the files before"
+                raise DataError(f"{path}, column {now.name}: {what}; allowed: one type, or --out FILE.csv")
+        self._writer = self._writer or pq.ParquetWriter(self._file, self._schema)
+        self._writer.write_batch(batch.cast(self._schema))

@@ -19,7 +19,7 @@ from shardkeep.base.arrays import Floats, Ints
 from shardkeep.base.errors import DataError, UserError
 from shardkeep.config import JobConfig
 from shardkeep.inference.export.manifest import is_export
-from shardkeep.inference.files import Told, chunks_of_files, score_writer
+from shardkeep.inference.files import Told, as_texts, chunks_of_files, score_writer
 from shardkeep.inference.loading import load_trained
 from shardkeep.inference.trained import LookedUp, Trained, Unseen, inputs_of, trained_of_checkpoint
 from shardkeep.run.trained import Which, checkpoint_of, config_of
@@ -45,11 +45,13 @@ class Scored:
     """What `predict_files` did.
 
     Attributes:
+        not_finite: Predictions that are NaN or infinite; the score of an infinite one is 0 or 1.
         unseen: By feature, the number of values whose id training did not see, and of all values.
     """
 
     step: int
     rows: int
+    not_finite: int
     seconds: float
     unseen: dict[str, tuple[int, int]]
 
@@ -64,37 +66,38 @@ def predict_files(
     told: Told = lambda _text, _share: None,
 ) -> Scored:
     """Writes the score of each row of the files, in order, with the columns `keep` beside it. Raises UserError,
-    DataError, CheckpointError, and OSError where the disk fails; `out` is complete or as it was before."""
-    if out.resolve() in {path.resolve() for path in files}:
+    DataError, CheckpointError, and JobError where the disk fails; `out` is complete or as it was before."""
+    if out.exists() and any(out.samefile(path) for path in files):
         raise UserError(f"--out {out}: is one of the files to score")
     trained = load_trained(run, which)
     inputs = trained.inputs
     assert inputs is not None
-    began, rows, unseen = time.monotonic(), 0, Unseen(tuple(feature.name for feature in trained.schema.features))
-    blocks = _looked_up(trained, chunks_of_files(files, inputs, told, extra=keep), keep, unseen)
+    began, rows, not_finite = time.monotonic(), 0, 0
+    unseen = Unseen(tuple(feature.name for feature in trained.schema.features))
+    blocks = _looked_up(trained, chunks_of_files(files, inputs, told, extra=keep), unseen)
     with score_writer(out, trained.schema.labels, keep) as writer, contextlib.closing(_ahead(blocks)) as coming:
         scores: list[Floats] = []
-        for found, kept in coming:
-            scores.append(trained.scores(trained.logits_of(found)))
+        for found, chunk in coming:
+            logits_BT = trained.logits_of(found)
+            scores.append(trained.scores(logits_BT))
             rows += len(found.batch)
-            if kept is not None:
-                writer.add(np.concatenate(scores), kept)
+            not_finite += _not_finite(logits_BT)
+            if chunk is not None:
+                writer.add(np.concatenate(scores), chunk)
                 scores.clear()
-    return Scored(trained.step, rows, time.monotonic() - began, unseen.counts())
+    return Scored(trained.step, rows, not_finite, time.monotonic() - began, unseen.counts())
 
 
-def _looked_up(
-    trained: Trained, chunks: Iterator[Chunk], keep: Sequence[str], unseen: Unseen
-) -> Iterator[tuple[LookedUp, dict[str, pa.Array] | None]]:
-    """The blocks of chunks with their rows; with the last one of a chunk the columns to keep."""
+def _looked_up(trained: Trained, chunks: Iterator[Chunk], unseen: Unseen) -> Iterator[tuple[LookedUp, Chunk | None]]:
+    """The blocks of chunks with their rows; with the last one of a chunk the chunk."""
     assert trained.inputs is not None
     size = trained.blocks.size
     for chunk in chunks:
         samples = trained.inputs.samples(chunk)
         for start in range(0, len(samples), size):
             end = min(start + size, len(samples))
-            kept = {name: chunk.column(name).values for name in keep} if end == len(samples) else None
-            yield trained.looked_up(samples.gather(np.arange(start, end)), unseen), kept
+            whole = chunk if end == len(samples) else None
+            yield trained.looked_up(samples.gather(np.arange(start, end)), unseen), whole
 
 
 def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
@@ -120,7 +123,7 @@ def evaluate_run(
 
     Returns:
         `step` of the checkpoint, and what the trainer's evaluation reports: of the run's evaluation data and its last
-        checkpoint the same numbers.
+        checkpoint the same numbers. `not_finite`: the number of predictions that are not finite, if there are any.
 
     Raises:
         UserError: There is no such run, checkpoint or split.
@@ -139,6 +142,8 @@ def evaluate_run(
         found = list(_of_dataset(trained, dataset, told, trained.config.eval.max_samples))
     parts = _joined(trained, found)
     result = {"step": trained.step} | _metrics(trained, parts)
+    if broken := _not_finite(parts[0]):
+        result["not_finite"] = broken
     return result if by is None else result | {"by": {"column": by, "groups": _by_group(trained, parts, values)}}
 
 
@@ -158,6 +163,10 @@ def data_of(config: JobConfig, split: Split, told: Told) -> Dataset:
     return dataset
 
 
+def _not_finite(values_NT: Floats) -> int:
+    return int(np.count_nonzero(~np.isfinite(values_NT)))
+
+
 def _joined(trained: Trained, found: Sequence[Scores]) -> list[Any]:
     """Logits, labels, groups and weights of all blocks."""
     num_labels = len(trained.schema.labels)
@@ -171,11 +180,11 @@ def _metrics(trained: Trained, parts: Sequence[Any]) -> dict[str, Any]:
 
 def _by_group(trained: Trained, parts: Sequence[Any], values: Sequence[pa.Array]) -> list[dict[str, Any]]:
     """`value` and the metrics of each value, the most frequent first."""
-    encoded = pa.chunked_array(values or [pa.array([], pa.string())]).cast(pa.string()).dictionary_encode("encode")
-    encoded = encoded.combine_chunks()
-    encoded = encoded.combine_chunks() if isinstance(encoded, pa.ChunkedArray) else encoded
+    encoded = pa.concat_arrays(values or [pa.array([], pa.large_string())]).dictionary_encode("encode")
     index_N = np.asarray(encoded.indices)
-    order_N, groups = np.argsort(index_N, kind="stable"), encoded.dictionary.to_pylist()
+    texts = encoded.dictionary.cast(pa.large_binary()).to_pylist()
+    groups = [text if text is None else text.decode(errors="backslashreplace") for text in texts]
+    order_N = np.argsort(index_N, kind="stable")
     bounds = np.searchsorted(index_N[order_N], np.arange(len(groups) + 1))
     found = []
     for g, value in enumerate(groups):
@@ -203,10 +212,7 @@ def _of_files(
         chunk, label_N = inputs.labelled(whole)
         if len(chunk):
             if by is not None:
-                column = chunk.column(by).values
-                if pa.types.is_nested(column.type):
-                    raise UserError(f"--by {by}: has several values in a row; allowed: a column with one")
-                values.append(column.dictionary_decode() if pa.types.is_dictionary(column.type) else column)
+                values.append(as_texts(chunk.column(by), "for --by a column with one value a row"))
             yield from _of_dataset(trained, inputs.samples(chunk, label_N), lambda _text, _share: None)
 
 

@@ -134,7 +134,9 @@ def test_metrics_of_each_value_of_a_column(tmp_path: Path) -> None:
     columns = {"clicked": [1, 0], "user": ["u1", "u2"], "item": [1, 2], "tags": [["t1"], []]}
     table = pa.table(columns | {"price": [1.0, 2.0], "age": [20, 30]})
     pq.write_table(table, tmp_path / "lists.parquet")
-    with pytest.raises(UserError, match="--by tags: has several values in a row"):
+    with pytest.raises(
+        UserError, match=r"column tags: holds list<.*>; allowed: for --by a column with one value a row"
+    ):
         evaluate_run(tmp_path / "run", files=[tmp_path / "lists.parquet"], by="tags")
     with pytest.raises(DataError, match="no column city"):
         evaluate_run(tmp_path / "run", files=[new], by="city")

@@ -21,7 +21,16 @@ from shardkeep.workers.data.conversion.conversion import Converter, Fitted, Kept
 from shardkeep.workers.data.conversion.labels import LabelValues
 from shardkeep.workers.data.conversion.rules import FORM
 from shardkeep.workers.data.conversion.scaling import from_json, to_json
-from shardkeep.workers.data_config import ColumnName, DataConfig, Delimiter, DenseColumn, LabelColumn, Scaling, SparseColumn
+from shardkeep.workers.data_config import (
+    ColumnName,
+    DataConfig,
+    Delimiter,
+    DenseColumn,
+    LabelColumn,
+    Mark,
+    Scaling,
+    SparseColumn,
+)
 
 
 def _float32(value: float) -> float:
@@ -50,7 +59,9 @@ class _Csv(Settings):
     form: Literal["csv"]
     delimiter: Delimiter
     columns: list[str] | None
-    quoted: bool = True
+    quoted: bool = True  # of models of before `quote`
+    quote: Mark = '"'
+    escape: Mark = None
     decimal: Literal[".", ","] = "."
 
 

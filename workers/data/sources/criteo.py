@@ -10,7 +10,7 @@ from shardkeep.workers.data.cache.cache import open_cached
 from shardkeep.workers.data.conversion.conversion import layout_of, refuse
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.sources.csv_files import CsvForm
-from shardkeep.workers.data_config import DataConfig, DenseColumn, LabelColumn, SparseColumn
+from shardkeep.workers.data_config import DIALECT, DataConfig, DenseColumn, LabelColumn, SparseColumn
 
 DENSE = tuple(f"I{i}" for i in range(1, 14))
 SPARSE = tuple(f"C{i}" for i in range(1, 27))
@@ -22,7 +22,7 @@ def open_criteo(config: DataConfig, *, seed: int, progress: Progress | None) -> 
 
     Dense columns are scaled by log unless told otherwise; a missing one is 0.
     """
-    refuse(config, ("synthetic", "options", "columns", "delimiter", "decimal", "label", "weight", "time"))
+    refuse(config, ("synthetic", "options", *DIALECT, "label", "weight", "time"))
     named = [c.column for c in config.dense] + [c.column for c in config.sparse]
     if wrong := [name for name in named if name not in COLUMNS]:
         raise ConfigError(f"data: criteo has no column {wrong[0]}; it has I1..I13 and C1..C26")
@@ -33,6 +33,6 @@ def open_criteo(config: DataConfig, *, seed: int, progress: Progress | None) -> 
             "sparse": config.sparse or [SparseColumn(column=name) for name in SPARSE],
         }
     )
-    form = CsvForm("\t", COLUMNS, quoted=False)
+    form = CsvForm("\t", COLUMNS, quote=None)
     layout = layout_of(filled, scale="log")
     return open_cached(config, layout, form.read, reading=form.reading(), seed=seed, progress=progress)

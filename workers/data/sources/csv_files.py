@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,18 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.csv as pacsv  # type: ignore[import-untyped]
 
-from shardkeep.base.errors import DataError
+from shardkeep.base.errors import ConfigError, DataError, first_line
+from shardkeep.base.log import EventLog
 from shardkeep.workers.data.cache.cache import first_file, open_cached
 from shardkeep.workers.data.conversion.chunk import Chunk, missing_column
 from shardkeep.workers.data.conversion.conversion import layout_of, refuse
 from shardkeep.workers.data.partitions import columns_of_folders
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.sources.column_patterns import named_columns
+from shardkeep.workers.data.sources.csv_lines import CountedLines, check_lines
 from shardkeep.workers.data_config import DataConfig
 
 BLOCK_BYTES = 1 << 24  # a row must fit; also what one read holds in memory
-WRONG_ROW = re.compile(r"Row #(\d+): Expected (\d+) columns, got (\d+): (.*)", re.DOTALL)
 UNIT = b"\x1f"  # ASCII's unit separator represents a delimiter of several characters
 COMPRESSIONS = {
     ".gz": ("gzip", b"\x1f\x8b"),
@@ -33,19 +34,27 @@ COMPRESSIONS = {
     ".zst": ("zstd", b"\x28\xb5\x2f\xfd"),
     ".lz4": ("lz4", b"\x04\x22\x4d\x18"),
 }
+_log = EventLog("data")
 
 
 def open_csv(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
     """The source `csv`. Raises DataError for what is wrong with the files, ConfigError for the settings."""
     refuse(config, ("synthetic", "options"))
-    form = CsvForm(
-        config.delimiter,
-        tuple(config.columns) if config.columns else None,
-        quoted=len(config.delimiter) == 1,
-        decimal=config.decimal,
-    )
+    form = _form(config)
     config = named_columns(config, lambda: form.names(first_file(config)))
     return open_cached(config, layout_of(config), form.read, reading=form.reading(), seed=seed, progress=progress)
+
+
+def _form(config: DataConfig) -> CsvForm:
+    """Raises ConfigError for characters that do not go together."""
+    delimiter, quote, escape = config.delimiter, config.quote, config.escape
+    if len(delimiter) > 1:
+        if (quote, escape) != ('"', None):
+            raise ConfigError("data.quote and data.escape: have no effect with a data.delimiter of several characters")
+        quote = None
+    if len({delimiter, quote, escape}) < 3 and (quote, escape) != (None, None):
+        raise ConfigError("data.delimiter, data.quote and data.escape: are not three characters")
+    return CsvForm(delimiter, tuple(config.columns) if config.columns else None, quote, escape, config.decimal)
 
 
 @dataclass(frozen=True)
@@ -54,13 +63,13 @@ class CsvForm:
 
     delimiter: str
     columns: tuple[str, ...] | None
-    quoted: bool = True
+    quote: str | None = '"'
+    escape: str | None = None
     decimal: str = "."
 
     def reading(self) -> dict[str, Any]:
         """What the cache is keyed by."""
-        form = {"delimiter": self.delimiter, "columns": self.columns, "quoted": self.quoted, "decimal": self.decimal}
-        return {"form": "csv", **form}
+        return {"form": "csv", **asdict(self)}
 
     def names(self, path: Path) -> list[str]:
         """Names of all columns of a file."""
@@ -77,11 +86,12 @@ class CsvForm:
                 raise missing_column(str(path), column, names, self._delimiter_hint(names))
             if (times := names.count(column)) > 1:
                 raise DataError(f"{path}: {times} columns are called {column}; give all columns names in data.columns")
-        size, done, bad = path.stat().st_size, 0, BadRow(lines)
+        size, done, blank = path.stat().st_size, 0, BlankRows()
         with path.open("rb") as raw:
             try:
                 stream = pa.input_stream(raw, compression=compression)
-                for batch in _quietly(self._batches, bad, stream, columns, names, lines):
+                stream = CountedLines(stream) if self.quote or self.escape else stream
+                for batch in _quietly(self._batches, blank, stream, columns, names, lines):
                     rows_N = np.arange(done + 1, done + 1 + len(batch), dtype=np.int64)
                     done += len(batch)
                     progress(min(1.0, raw.tell() / max(1, size)))
@@ -89,24 +99,45 @@ class CsvForm:
                     values |= {name: pa.repeat(value, len(batch)) for name, value in placed.items()}
                     yield Chunk(str(path), rows_N, values, self.decimal)
             except (pa.ArrowInvalid, OSError) as error:
-                if str(error).startswith(("Empty CSV", "Could not skip initial")):  # nothing after the header
-                    return
-                raise DataError(bad.problem(path, error, done)) from error
+                if not str(error).startswith(("Empty CSV", "Could not skip initial")):  # nothing after the header
+                    self._check_lines(path, len(names), lines)
+                    raise DataError(f"{path}, after row {done}: {_reason(error)}") from error
+        if (self.quote or self.escape) and (held := stream.lines - blank.count - (lines > 0)) != done:
+            rows, spanning = self._check_lines(path, len(names), lines)
+            if rows != done:
+                raise DataError(f"{path}: has {rows:,} rows, and {done:,} were read; is a quote in the wrong place?")
+            if spanning:
+                _log.warning(f"{path}: {held:,} lines are {rows:,} rows (rows of several lines: {spanning:,})")
 
-    def _batches(self, bad: BadRow, stream: Any, columns: Sequence[str], names: list[str], lines: int) -> Any:
+    def _check_lines(self, path: Path, num_fields: int, header_lines: int) -> tuple[int, int]:
+        """As of `check_lines`; none of a file that cannot be read to its end. Raises DataError."""
+        delimiter = self.delimiter.encode().decode("latin-1")
+        form: dict[str, Any] = {"delimiter": delimiter, "num_fields": num_fields, "header_lines": header_lines}
+        with contextlib.suppress(OSError, ValueError, csv.Error), path.open("rb") as raw:
+            stream = pa.input_stream(raw, compression=_compression(path))
+            return check_lines(str(path), stream, self._dialect(), **form)
+        return 0, 0
+
+    def _dialect(self) -> dict[str, Any]:
+        """As Python's csv has it; one byte represents a delimiter of several characters."""
+        delimiter = self.delimiter if len(self.delimiter) == 1 else UNIT.decode()
+        quoting = csv.QUOTE_NONE if self.quote is None else csv.QUOTE_MINIMAL
+        return {"delimiter": delimiter, "quotechar": self.quote or '"', "escapechar": self.escape, "quoting": quoting}
+
+    def _batches(self, bad: BlankRows, stream: Any, columns: Sequence[str], names: list[str], lines: int) -> Any:
         unique = [name if names.count(name) == 1 else f"{name}#{i}" for i, name in enumerate(names)]
-        delimiter = self.delimiter
-        if len(delimiter) > 1:
-            stream, delimiter = OneByteDelimiter(stream, delimiter.encode()), UNIT.decode()
+        if len(self.delimiter) > 1:
+            stream = OneByteDelimiter(stream, self.delimiter.encode())
         return pacsv.open_csv(
             stream,
             read_options=pacsv.ReadOptions(
                 use_threads=False, block_size=BLOCK_BYTES, column_names=unique, skip_rows=lines
             ),
             parse_options=pacsv.ParseOptions(
-                delimiter=delimiter,
-                quote_char='"' if self.quoted else False,
-                newlines_in_values=self.quoted,
+                delimiter=self._dialect()["delimiter"],
+                quote_char=self.quote or False,
+                escape_char=self.escape or False,
+                newlines_in_values=bool(self.quote or self.escape),
                 invalid_row_handler=bad,
             ),
             convert_options=pacsv.ConvertOptions(
@@ -121,10 +152,9 @@ class CsvForm:
         if not start.strip():
             raise DataError(f"{path}: is empty")
         start = start.removeprefix(b"\xef\xbb\xbf")
-        single = self.delimiter if len(self.delimiter) == 1 else UNIT.decode()
-        text = start.replace(self.delimiter.encode(), single.encode()).decode("latin-1")  # one character a byte
-        lines = io.StringIO(text, newline="")
-        reader = csv.reader(lines, delimiter=single, quoting=csv.QUOTE_MINIMAL if self.quoted else csv.QUOTE_NONE)
+        dialect = self._dialect()
+        text = start.replace(self.delimiter.encode(), dialect["delimiter"].encode()).decode("latin-1")
+        reader = csv.reader(io.StringIO(text, newline=""), **dialect)
         try:
             first = next(([_name(f) for f in row] for row in reader if any(f.strip() for f in row)), [])
         except csv.Error as error:
@@ -166,38 +196,19 @@ class OneByteDelimiter:
 
 
 @dataclass
-class BadRow:
-    """Skips rows of spaces only, and remembers the first row with too many or too few fields."""
+class BlankRows:
+    """Skips rows of spaces only; any other row with too many or too few fields ends the reading."""
 
-    skipped: int  # lines of the header, and blank ones since
-    found: Any = None
+    count: int = 0
 
     def __call__(self, row: Any) -> str:
-        if not row.text.strip():
-            self.skipped += 1
-            return "skip"
-        self.found = self.found or row
-        return "error"
-
-    def problem(self, path: Path, error: Exception, done: int) -> str:
-        """One line for what stopped the reading after `done` rows."""
-        if self.found is not None:
-            row, text = self.found, self.found.text[:60].replace(UNIT.decode(), " ")
-            if "\n" in row.text and row.text.count('"') % 2:
-                return f"{path}, row {row.number - self.skipped}: a quote is opened and never closed ({text!r})"
-            fields = f"has {row.actual_columns} fields, expected {row.expected_columns}"
-            return f"{path}, row {row.number - self.skipped}: {fields} ({text!r})"
-        if no_text := WRONG_ROW.search(str(error)):
-            number, expected, actual, text = no_text.groups()
-            fields = f"has {actual} fields, expected {expected}"
-            return f"{path}, row {int(number) - self.skipped}: {fields} ({text[:60]!r})"
-        if "straddling" in str(error):
-            size = f"{BLOCK_BYTES >> 20} MB"
-            return f"{path}, after row {done}: a row is longer than {size}, or a quote is opened and never closed"
-        return f"{path}, after row {done}: {_reason(error)}"
+        if row.text.strip():
+            return "error"
+        self.count += 1
+        return "skip"
 
 
-def _quietly(open_batches: Callable[..., Any], bad: BadRow, *args: Any) -> Iterator[pa.RecordBatch]:
+def _quietly(open_batches: Callable[..., Any], bad: BlankRows, *args: Any) -> Iterator[pa.RecordBatch]:
     """The batches. pyarrow hands a wrong row over as text; where it is no UTF-8, Python prints a traceback and pyarrow
     continues to the error, so nothing is lost by leaving that out."""
 
@@ -227,7 +238,9 @@ def _name(field: str) -> str:
 
 
 def _reason(error: Exception) -> str:
-    text = str(error)
+    text = first_line(error)
+    if "straddling" in text:
+        return f"a row is longer than {BLOCK_BYTES >> 20} MB, or a quote is opened and never closed"
     if any(word in text for word in ("runcated", "inflate", "EOF", "decompress")):
         return f"the compressed file is truncated or damaged ({text})"
     return f"cannot be read ({text})"

@@ -21,7 +21,7 @@ from shardkeep.workers.data.conversion.scaling import to_json
 from shardkeep.workers.data.fingerprint import content_fingerprint, fingerprint
 from shardkeep.workers.data.gather_kernels import CHUNK_ROWS
 from shardkeep.workers.data.samples import Data, Dataset, Progress
-from shardkeep.workers.data_config import DataConfig, DenseColumn, LabelColumn, SparseColumn
+from shardkeep.workers.data_config import DIALECT, DataConfig, DenseColumn, LabelColumn, SparseColumn
 
 
 def open_custom(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
@@ -30,7 +30,7 @@ def open_custom(config: DataConfig, *, seed: int, progress: Progress | None) -> 
     Arrays are held in memory, in every worker; an object with `schema`, `__len__` and `gather` is used as it is.
     Raises ConfigError where the function cannot be found, DataError for what it returns.
     """
-    refuse(config, ("synthetic", "train", "eval", "columns", "delimiter", "decimal", "cache", "weight", "time"))
+    refuse(config, ("synthetic", "train", "eval", *DIALECT, "cache", "weight", "time"))
     function = load_named(config.source, setting="data.source", folder=Path(config.root))
     parts = [_call(function, config, split) for split in ("train", "eval")]
     if isinstance(parts[0], Dataset):

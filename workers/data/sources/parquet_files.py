@@ -17,7 +17,7 @@ from shardkeep.workers.data.gather_kernels import CHUNK_ROWS
 from shardkeep.workers.data.partitions import columns_of_folders
 from shardkeep.workers.data.samples import Data, Progress
 from shardkeep.workers.data.sources.column_patterns import named_columns
-from shardkeep.workers.data_config import DataConfig
+from shardkeep.workers.data_config import DIALECT, DataConfig
 
 BUFFER_BYTES = 1 << 20
 """Read at once of each column."""
@@ -25,7 +25,7 @@ BUFFER_BYTES = 1 << 20
 
 def open_parquet(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
     """The source `parquet`. Raises DataError for what is wrong with the files, ConfigError for the settings."""
-    refuse(config, ("synthetic", "options", "columns", "delimiter", "decimal"))
+    refuse(config, ("synthetic", "options", *DIALECT))
     config = named_columns(config, lambda: parquet_names(first_file(config)))
     return open_cached(
         config, layout_of(config), read_parquet, reading={"form": "parquet"}, seed=seed, progress=progress

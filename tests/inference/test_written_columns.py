@@ -1,0 +1,295 @@
+"""What is written beside scores and grouped by: any type of column, any bytes, any place; right output or one line."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import decimal
+import os
+import resource
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.csv as pacsv  # type: ignore[import-untyped]
+import pyarrow.parquet as pq  # type: ignore[import-untyped]
+import pytest
+from typer.testing import CliRunner
+
+import shardkeep
+from shardkeep.base.errors import DataError, UserError
+from shardkeep.cli.main import app
+from shardkeep.inference.scoring import evaluate_run, predict_files
+from tests.support.click_files import click_job, click_rows, write_csv
+
+LATIN = b"caf\xe9"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("written")
+    job = click_job(write_csv(folder / "train.csv", click_rows(400)))
+    job["data"] |= {"scale": "none", "quote": "none"}
+    job["tower"] |= {"optimizer": {"lr": 1e6}}
+    shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=folder / "run", quiet=True)
+    return folder / "run"
+
+
+@contextlib.contextmanager
+def small_files() -> Iterator[None]:
+    """No file of this process grows beyond 100 kB."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def invoke(*arguments: object) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command that has ended without a traceback."""
+    done = CliRunner().invoke(app, [str(each) for each in arguments])
+    assert done.exception is None or isinstance(done.exception, SystemExit), repr(done.exception)
+    return done.exit_code, done.stdout, done.stderr
+
+
+def refused(*arguments: object) -> str:
+    """The one line of a command that fails."""
+    code, out, error = invoke(*arguments)
+    assert code in (1, 2) and not out and error.startswith("error: ") and error.count("\n") == 1, (code, out, error)
+    return error
+
+
+def csv_of(path: Path, extra: list[bytes], **changes: str) -> Path:
+    """Click rows with a column `extra`."""
+    names = list(click_rows(1)[0])
+    rows = [row | changes for row in click_rows(len(extra))]
+    lines = [
+        ",".join(row[name] for name in names).encode() + b"," + value for row, value in zip(rows, extra, strict=True)
+    ]
+    path.write_bytes(b"\n".join([",".join([*names, "extra"]).encode(), *lines]) + b"\n")
+    return path
+
+
+def parquet_of(path: Path, extra: pa.Array) -> Path:
+    rows = click_rows(len(extra))
+    pq.write_table(pa.table({name: [row[name] for row in rows] for name in rows[0]} | {"extra": extra}), path)
+    return path
+
+
+def test_a_csv_keeps_bytes_that_are_no_utf8_and_parquet_refuses_them_by_name(run: Path, tmp_path: Path) -> None:
+    extra = [LATIN, b'a"b', "é".encode(), b""] * 10
+    data = csv_of(tmp_path / "data.csv", extra)
+    assert predict_files(run, [data], tmp_path / "s.csv", keep=["extra"]).rows == 40
+    lines = (tmp_path / "s.csv").read_bytes().splitlines()
+    assert [line.rsplit(b",", 1)[0] for line in lines[1:5]] == [b'"caf\xe9"', b'"a""b"', '"é"'.encode(), b'""']
+    line = refused("predict", run, "--data", data, "--out", tmp_path / "s.parquet", "--keep", "extra")
+    assert "column extra: holds binary; allowed: texts in UTF-8, or --out FILE.csv" in line
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data.csv", "s.csv"]
+
+
+D = decimal.Decimal
+WHEN = datetime.datetime(2024, 5, 6, 7, 8, 9)
+VALUES: dict[str, pa.Array] = {
+    "texts": pa.array(["a", None, "b"]),
+    "large texts": pa.array(["a", None, "b"], pa.large_string()),
+    "views": pa.array(["a", None, "b"], pa.string_view()),
+    "bytes": pa.array([LATIN, None, b"\x00\xff"]),
+    "fixed bytes": pa.array([b"\xff\xfe", None, b"ab"], pa.binary(2)),
+    "dictionary": pa.array(["a", None, "b"]).dictionary_encode(),
+    "dictionary of bytes": pa.array([LATIN, None, b"b"]).dictionary_encode(),
+    "whole numbers": pa.array([1, None, 2**63 - 1]),
+    "unsigned": pa.array([1, None, 2**64 - 1], pa.uint64()),
+    "floats": pa.array([1.5, None, float("nan")]),
+    "half": pa.array([1.5, None, float("inf")], pa.float16()),
+    "truth": pa.array([True, None, False]),
+    "decimals": pa.array([D("1.50"), None, D("-2.25")]),
+    "long decimals": pa.array([D("1.50"), None, D("-2.25")], pa.decimal256(50, 2)),
+    "dates": pa.array([WHEN.date(), None, WHEN.date()]),
+    "times": pa.array([WHEN, None, WHEN]),
+    "times in a zone": pa.array([WHEN, None, WHEN], pa.timestamp("us", "Europe/Berlin")),
+    "times of day": pa.array([5, None, 7], pa.time64("us")),
+    "durations": pa.array([5, None, 7], pa.duration("s")),
+    "nothing": pa.nulls(3),
+}
+NESTED: dict[str, pa.Array] = {
+    "lists": pa.array([[1], None, [2, 3]]),
+    "lists of texts": pa.array([["a"], None, []]),
+    "vectors": pa.array([[1.0, 2.0]] * 3, pa.list_(pa.float32(), 2)),
+    "structs": pa.array([{"a": 1}, None, {"a": 2}]),
+    "maps": pa.array([[("a", 1)], None, []], pa.map_(pa.string(), pa.int64())),
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_a_column_of_one_value_a_row_is_kept_and_grouped_by(run: Path, tmp_path: Path, kind: str) -> None:
+    data = parquet_of(tmp_path / "data.parquet", VALUES[kind])
+    stored = pq.read_table(data)["extra"]
+    predict_files(run, [data], tmp_path / "s.parquet", keep=["extra"])
+    kept = pq.read_table(tmp_path / "s.parquet")["extra"]
+    assert list(map(repr, kept.to_pylist())) == list(map(repr, stored.to_pylist()))
+    code, out, _ = invoke("predict", run, "--data", data, "--out", tmp_path / "s.csv", "--keep", "extra")
+    lines = (tmp_path / "s.csv").read_bytes().split(b"\n")
+    assert code == 0 and len(lines) == 5 and lines[2].startswith(b",") and out.startswith("3 rows scored")
+    groups = evaluate_run(run, files=[data], by="extra")["by"]["groups"]
+    assert sum(group["samples"] for group in groups) == 3 and None in [group["value"] for group in groups]
+    assert len(groups) == len(set(map(str, stored.to_pylist())))
+    assert invoke("evaluate", run, "--data", data, "--by", "extra")[0] == 0
+
+
+@pytest.mark.parametrize("kind", NESTED)
+def test_a_column_of_several_values_a_row_is_kept_in_parquet_alone(run: Path, tmp_path: Path, kind: str) -> None:
+    data = parquet_of(tmp_path / "data.parquet", NESTED[kind])
+    predict_files(run, [data], tmp_path / "s.parquet", keep=["extra"])
+    assert pq.read_table(tmp_path / "s.parquet")["extra"].to_pylist() == NESTED[kind].to_pylist()
+    line = refused("predict", run, "--data", data, "--out", tmp_path / "s.csv", "--keep", "extra")
+    assert "data.parquet, column extra: holds" in line and "or --out FILE.parquet" in line
+    line = refused("evaluate", run, "--data", data, "--by", "extra")
+    assert "data.parquet, column extra: holds" in line and "one value a row" in line
+
+
+PAIRS = {
+    "numbers, texts": (pa.array([1, 2]), pa.array(["00042", "b"]), False),
+    "texts, numbers": (pa.array(["00042", "b"]), pa.array([1, 2]), False),
+    "small, large": (pa.array([1, 2], pa.int8()), pa.array([1, 2**40]), False),
+    "whole, fractions": (pa.array([1, 2]), pa.array([1.5, 2.0]), False),
+    "dictionary, texts": (pa.array(["a", "b"]).dictionary_encode(), pa.array(["c", "d"]), False),
+    "texts, nothing": (pa.array(["a", "b"]), pa.nulls(2), True),
+    "nothing, texts": (pa.nulls(2), pa.array(["a", "b"]), False),
+    "lists, numbers": (pa.array([[1], [2]]), pa.array([1, 2]), False),
+}
+
+
+@pytest.mark.parametrize("case", PAIRS)
+def test_types_that_differ_between_files_are_written_as_they_are_or_refused(
+    run: Path, tmp_path: Path, case: str
+) -> None:
+    first, then, fits = PAIRS[case]
+    files = [parquet_of(tmp_path / f"{name}.parquet", values) for name, values in (("a", first), ("b", then))]
+    command = ("predict", run, "--data", files[0], "--data", files[1], "--keep", "extra", "--out")
+    if fits:
+        assert invoke(*command, tmp_path / "s.parquet")[0] == 0
+        expected = [*first.to_pylist(), *then.to_pylist()]
+        assert pq.read_table(tmp_path / "s.parquet")["extra"].to_pylist() == expected
+    else:
+        line = refused(*command, tmp_path / "s.parquet")
+        assert "b.parquet, column extra: holds" in line and "in the files before" in line
+    if "lists" not in case:
+        assert invoke(*command, tmp_path / "s.csv")[0] == 0
+        with (tmp_path / "s.csv").open() as file:
+            kept = [line.split(",")[0].strip('"') for line in file][1:]
+        assert kept == ["" if v is None else str(v).removesuffix(".0") for v in [*first.to_pylist(), *then.to_pylist()]]
+        groups = evaluate_run(run, files=files, by="extra")["by"]["groups"]
+        assert sum(group["samples"] for group in groups) == 4
+
+
+def test_groups_of_other_bytes_stay_apart(run: Path, tmp_path: Path) -> None:
+    data = csv_of(tmp_path / "data.csv", [LATIN] * 30 + [b"caf\xe8"] * 20 + ["café".encode()] * 10)
+    groups = evaluate_run(run, files=[data], by="extra")["by"]["groups"]
+    assert [(group["value"], group["samples"]) for group in groups] == [
+        ("caf\\xe9", 30),
+        ("caf\\xe8", 20),
+        ("café", 10),
+    ]
+
+
+@pytest.mark.parametrize("value", ["[/b]", "[red]x", "\\", "a\x1bb", "=1+1", "x" * 500], ids=repr)
+def test_any_text_is_the_name_of_a_group(run: Path, tmp_path: Path, value: str) -> None:
+    data = csv_of(tmp_path / "data.csv", [value.encode()] * 30)
+    code, out, _ = invoke("evaluate", run, "--data", data, "--by", "extra")
+    assert code == 0 and (value[:7] in out or not value.isprintable())
+
+
+@pytest.mark.parametrize(
+    ("keep", "text"),
+    [
+        ("user,item,user", "--keep user: is named twice"),
+        ("score", "--keep score: is named twice, or is the name of a column of scores"),
+        ("nosuch", "has no column nosuch"),
+        ("user, item", "has no column  item; did you mean item"),
+    ],
+)
+def test_names_that_cannot_be_kept_are_one_line(run: Path, tmp_path: Path, keep: str, text: str) -> None:
+    data = csv_of(tmp_path / "data.csv", [b"a"] * 3)
+    assert text in refused("predict", run, "--data", data, "--out", tmp_path / "s.csv", "--keep", keep)
+    assert [path.name for path in tmp_path.iterdir()] == ["data.csv"]
+
+
+@pytest.mark.parametrize("out", ["s.csv", "s.parquet"])
+def test_a_file_without_rows_has_all_columns(run: Path, tmp_path: Path, out: str) -> None:
+    data = csv_of(tmp_path / "data.csv", [])
+    assert predict_files(run, [data], tmp_path / out, keep=["extra", "user"]).rows == 0
+    table = pacsv.read_csv(tmp_path / out) if out == "s.csv" else pq.read_table(tmp_path / out)
+    assert table.column_names == ["extra", "user", "score"] and table.num_rows == 0
+
+
+@pytest.mark.parametrize("link", [Path.symlink_to, Path.hardlink_to], ids=["symbolic", "hard"])
+def test_an_input_by_another_name_is_not_written_over(run: Path, tmp_path: Path, link: Any) -> None:
+    data = csv_of(tmp_path / "data.csv", [b"a"] * 3)
+    before = data.read_bytes()
+    link(tmp_path / "link.csv", data)
+    for out in (tmp_path / "link.csv", tmp_path / ".." / tmp_path.name / "data.csv"):
+        assert "is one of the files to score" in refused("predict", run, "--data", data, "--out", out)
+    assert data.read_bytes() == before
+
+
+@pytest.mark.parametrize("out", ["s.csv", "s.parquet"])
+def test_a_folder_that_goes_or_takes_nothing_is_one_line(run: Path, tmp_path: Path, out: str) -> None:
+    data = csv_of(tmp_path / "data.csv", [os.urandom(90).hex().encode() for _ in range(2000)])
+    with small_files():
+        line = refused("predict", run, "--data", data, "--out", tmp_path / out, "--keep", "extra,user,item")
+    assert f"{out}: cannot be written (File too large)" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["data.csv"]
+    (tmp_path / "gone").mkdir()
+
+    def gone(_text: str, _share: float) -> None:
+        if (tmp_path / "gone").is_dir():
+            for path in (tmp_path / "gone").iterdir():
+                path.unlink()
+            (tmp_path / "gone").rmdir()
+
+    with pytest.raises(shardkeep.ShardkeepError, match=r"cannot be written \(No such file or directory\)"):
+        predict_files(run, [csv_of(tmp_path / "data.csv", [b"a"] * 3)], tmp_path / "gone" / out, told=gone)
+
+
+def test_scores_that_are_not_finite_are_written_counted_and_fail(run: Path, tmp_path: Path) -> None:
+    good, bad = csv_of(tmp_path / "good.csv", [b"a"] * 20), tmp_path / "bad.csv"
+    csv_of(bad, [b"b"] * 3, price="3e38", age="3e38")
+    command = ("predict", run, "--data", good, "--data", bad, "--keep", "extra", "--out", tmp_path / "s.csv")
+    code, out, error = invoke(*command)
+    assert code == 1 and out.startswith("23 rows scored")
+    assert error == f"error: 3 predictions in {tmp_path / 's.csv'} are not finite (NaN or infinite)\n"
+    scores_N = pacsv.read_csv(tmp_path / "s.csv")["score"].to_numpy()
+    assert np.isfinite(scores_N).tolist() == [True] * 20 + [False] * 3
+    for options in ((), ("--json",), ("--by", "extra")):
+        code, out, error = invoke("evaluate", run, "--data", good, "--data", bad, *options)
+        assert code == 1 and "3 of 23 predictions are not finite" in out
+        assert error == "error: 3 predictions are not finite (NaN or infinite)\n"
+    assert invoke("evaluate", run, "--data", good)[0] == 0
+
+
+def test_a_model_reads_later_files_in_the_dialect_of_its_training(run: Path, tmp_path: Path) -> None:
+    data = csv_of(tmp_path / "data.csv", [b'"lone'] + [b"a"] * 9 + [b'"lone'] + [b"b"] * 9)
+    done = predict_files(run, [data], tmp_path / "s.parquet", keep=["extra"])
+    assert done.rows == 20 and pq.read_table(tmp_path / "s.parquet")["extra"].to_pylist()[10] == '"lone'
+    assert evaluate_run(run, files=[data])["samples"] == 20
+
+
+def test_rows_that_a_quote_joins_are_never_scored(tmp_path: Path, run: Path) -> None:
+    quoted = tmp_path / "quoted"
+    job = click_job(run.parent / "train.csv")
+    shardkeep.train(shardkeep.JobConfig.model_validate(job), run_dir=quoted, quiet=True)
+    data = csv_of(tmp_path / "data.csv", [b'"lone'] + [b"a"] * 9 + [b'"lone'] + [b"b"] * 9)
+    for act in (lambda: predict_files(quoted, [data], tmp_path / "s.csv"), lambda: evaluate_run(quoted, files=[data])):
+        with pytest.raises((DataError, UserError), match=r"data.csv, row 1: a quote .* data.quote: none"):
+            act()
+    assert not (tmp_path / "s.csv").exists()
+
+
+def test_names_of_files_need_not_be_utf8(run: Path, tmp_path: Path) -> None:
+    data = csv_of(Path(os.fsdecode(bytes(tmp_path) + b"/caf\xe9.csv")), [b"a"] * 3)
+    out = Path(os.fsdecode(bytes(tmp_path) + b"/out\xe9.csv"))
+    code, told, _ = invoke("predict", run, "--data", data, "--out", out)
+    assert code == 0 and "out\ufffd.csv" in told and out.is_file()
