@@ -13,6 +13,7 @@ import typer
 from shardkeep.base.sizes import size_text
 from shardkeep.cli.exits import run_command
 from shardkeep.cli.options import Debug, complete_run, path, which_checkpoint
+from shardkeep.run.unseen_lines import unseen_lines
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -90,9 +91,10 @@ def evaluate(
         else:
             groups = found.pop("by", None)
             buckets = found.pop("calibration_buckets", None)
+            lines = [("", line) for line in unseen_lines(found.pop("unseen"))]
             rows = [(metric_name(name), _number(value)) for name, value in found.items() if value is not None]
             rows += [("bucket", "  ".join(f"{k} {_number(v)}" for k, v in bucket.items())) for bucket in buckets or ()]
-            console().print(two_columns(rows))
+            console().print(two_columns(rows + lines))
             if groups is not None:
                 console().print(Trimmed(_table_of_groups(groups)))
         return 0
@@ -124,10 +126,8 @@ def predict(
             names = [name for name in keep.split(",") if name]
             done = predict_files(run, input_files(data), out, which=which, keep=names, told=told)
         print(f"{done.rows:,} rows scored by the model of step {done.step:,} in {done.seconds:.1f} s, written to {out}")
-        for name, (missing, values) in done.unseen.items():
-            if missing:
-                share = f"{100 * missing / values:.3g} %"
-                print(f"{name}: {missing:,} of {values:,} values ({share}) are unknown to the model")
+        for line in unseen_lines(done.unseen):
+            print(line)
         return 0
 
     run_command(body, debug)

@@ -21,13 +21,14 @@ from shardkeep.config import JobConfig
 from shardkeep.inference.export.manifest import is_export
 from shardkeep.inference.files import Told, chunks_of_files, score_writer
 from shardkeep.inference.loading import load_trained
-from shardkeep.inference.trained import LookedUp, Trained, Unseen, inputs_of, trained_of_checkpoint
+from shardkeep.inference.trained import LookedUp, Trained, inputs_of, trained_of_checkpoint
 from shardkeep.run.trained import Which, checkpoint_of, config_of
 from shardkeep.workers.collectives.collective import Solo
 from shardkeep.workers.data.conversion.chunk import Chunk
 from shardkeep.workers.data.input_files import find_files
 from shardkeep.workers.data.samples import Data, Dataset, gathered
 from shardkeep.workers.data.sources.registry import open_data
+from shardkeep.workers.embeddings.unseen import Counts, Unseen
 from shardkeep.workers.evaluate import groups_of
 from shardkeep.workers.metrics.quality import evaluate_over_workers
 from shardkeep.workers.prefetch import Prefetch
@@ -43,13 +44,13 @@ class Scored:
     """What `predict_files` did.
 
     Attributes:
-        unseen: By feature, the number of values whose id training did not see, and of all values.
+        unseen: By feature, the number of values whose id has no row, and of all values.
     """
 
     step: int
     rows: int
     seconds: float
-    unseen: dict[str, tuple[int, int]]
+    unseen: Counts
 
 
 def predict_files(
@@ -68,12 +69,13 @@ def predict_files(
     trained = load_trained(run, which)
     inputs = trained.inputs
     assert inputs is not None
-    began, rows, unseen = time.monotonic(), 0, Unseen(tuple(feature.name for feature in trained.schema.features))
-    blocks = _looked_up(trained, chunks_of_files(files, inputs, told, extra=keep), keep, unseen)
+    began, rows, unseen = time.monotonic(), 0, Unseen(trained.schema)
+    blocks = _looked_up(trained, chunks_of_files(files, inputs, told, extra=keep), keep)
     with score_writer(out, trained.schema.labels, keep) as writer, contextlib.closing(_ahead(blocks)) as coming:
         scores: list[Floats] = []
         for found, kept in coming:
             scores.append(trained.scores(trained.logits_of(found)))
+            unseen.add(found.plan, found.has_row_V)
             rows += len(found.batch)
             if kept is not None:
                 writer.add(np.concatenate(scores), kept)
@@ -82,7 +84,7 @@ def predict_files(
 
 
 def _looked_up(
-    trained: Trained, chunks: Iterator[Chunk], keep: Sequence[str], unseen: Unseen
+    trained: Trained, chunks: Iterator[Chunk], keep: Sequence[str]
 ) -> Iterator[tuple[LookedUp, dict[str, pa.Array] | None]]:
     """The blocks of chunks with their rows; with the last one of a chunk the columns to keep."""
     assert trained.inputs is not None
@@ -92,7 +94,7 @@ def _looked_up(
         for start in range(0, len(samples), size):
             end = min(start + size, len(samples))
             kept = {name: chunk.column(name).values for name in keep} if end == len(samples) else None
-            yield trained.looked_up(samples.gather(np.arange(start, end)), unseen), kept
+            yield trained.looked_up(samples.gather(np.arange(start, end))), kept
 
 
 def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:
@@ -129,14 +131,16 @@ def evaluate_run(
     values: list[pa.Array] = []
     if files:
         trained = load_trained(run, which)
-        found = list(_of_files(trained, files, told, by, values))
+        unseen = Unseen(trained.schema)
+        found = list(_of_files(trained, files, told, by, values, unseen))
     elif by is not None:
         raise UserError(f"--by {by}: needs files; allowed: with --data FILE, or --split test")
     else:
         trained, dataset = _with_data(run, which, split, told)
-        found = list(_of_dataset(trained, dataset, told, trained.config.eval.max_samples))
+        unseen = Unseen(trained.schema)
+        found = list(_of_dataset(trained, dataset, told, trained.config.eval.max_samples, unseen))
     parts = _joined(trained, found)
-    result = {"step": trained.step} | _metrics(trained, parts)
+    result = {"step": trained.step} | _metrics(trained, parts) | {"unseen": unseen.counts()}
     return result if by is None else result | {"by": {"column": by, "groups": _by_group(trained, parts, values)}}
 
 
@@ -191,7 +195,7 @@ def _test_files(run: Path) -> list[Path]:
 
 
 def _of_files(
-    trained: Trained, files: Sequence[Path], told: Told, by: str | None, values: list[pa.Array]
+    trained: Trained, files: Sequence[Path], told: Told, by: str | None, values: list[pa.Array], unseen: Unseen
 ) -> Iterator[tuple[Floats, Floats, Ints]]:
     """Logits, labels and groups. Adds the column `by` of the scored rows to `values`."""
     inputs = trained.inputs
@@ -205,18 +209,18 @@ def _of_files(
                 if pa.types.is_nested(column.type):
                     raise UserError(f"--by {by}: has several values in a row; allowed: a column with one")
                 values.append(column.dictionary_decode() if pa.types.is_dictionary(column.type) else column)
-            yield from _of_dataset(trained, inputs.samples(chunk, label_N), lambda _text, _share: None)
+            yield from _of_dataset(trained, inputs.samples(chunk, label_N), lambda _text, _share: None, None, unseen)
 
 
 def _of_dataset(
-    trained: Trained, dataset: Dataset, told: Told, most: int | None = None
+    trained: Trained, dataset: Dataset, told: Told, most: int | None = None, unseen: Unseen | None = None
 ) -> Iterator[tuple[Floats, Floats, Ints]]:
     """Logits, labels and groups of the first `most` samples; None = of all."""
     size = trained.blocks.size
     end = min(len(dataset), most or len(dataset))
     for start in range(0, end, size):
         batch = gathered(dataset, np.arange(start, min(start + size, end)))
-        yield trained.logits(batch), batch.label_BT, groups_of(batch, trained.asked)
+        yield trained.logits(batch, unseen), batch.label_BT, groups_of(batch, trained.asked)
         told("scoring", (start + len(batch)) / end)
 
 

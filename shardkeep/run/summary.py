@@ -46,6 +46,9 @@ class Evaluation(_Part):
     """Mean prediction and mean label of ten buckets of equal size, in order of the prediction."""
     samples: int = 0
     """Samples that were scored."""
+    unseen: dict[str, list[int]] | None = None
+    """By feature: the number of values whose id has no row, and of all values
+    ([values without a row](../guide/predict.md#values-without-a-row))."""
     note: str | None = None
     """Why a metric is undefined."""
     best_auc: float | None = None
