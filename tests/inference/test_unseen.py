@@ -38,7 +38,7 @@ def expected(train: list[Row], scored: list[Row], *, least: int = 1) -> dict[str
 
 
 def rows_of_both() -> tuple[list[Row], list[Row]]:
-    """Rows to train on, and rows to score: of them 30 % of the users, some tags and the missing user are new."""
+    """Rows of training, and rows to score with new users, new tags and the missing user, who is new too."""
     train, scored = click_rows(320), click_rows(151, seed=9)
     for n, row in enumerate(scored):
         if n % 3 == 0:
