@@ -70,12 +70,11 @@ def predict_files(
     inputs = trained.inputs
     assert inputs is not None
     began, rows, unseen = time.monotonic(), 0, Unseen(trained.schema)
-    blocks = _looked_up(trained, chunks_of_files(files, inputs, told, extra=keep), keep)
+    blocks = _looked_up(trained, chunks_of_files(files, inputs, told, extra=keep), keep, unseen)
     with score_writer(out, trained.schema.labels, keep) as writer, contextlib.closing(_ahead(blocks)) as coming:
         scores: list[Floats] = []
         for found, kept in coming:
             scores.append(trained.scores(trained.logits_of(found)))
-            unseen.add(found.plan, found.has_row_V)
             rows += len(found.batch)
             if kept is not None:
                 writer.add(np.concatenate(scores), kept)
@@ -84,7 +83,7 @@ def predict_files(
 
 
 def _looked_up(
-    trained: Trained, chunks: Iterator[Chunk], keep: Sequence[str]
+    trained: Trained, chunks: Iterator[Chunk], keep: Sequence[str], unseen: Unseen
 ) -> Iterator[tuple[LookedUp, dict[str, pa.Array] | None]]:
     """The blocks of chunks with their rows; with the last one of a chunk the columns to keep."""
     assert trained.inputs is not None
@@ -94,7 +93,7 @@ def _looked_up(
         for start in range(0, len(samples), size):
             end = min(start + size, len(samples))
             kept = {name: chunk.column(name).values for name in keep} if end == len(samples) else None
-            yield trained.looked_up(samples.gather(np.arange(start, end))), kept
+            yield trained.looked_up(samples.gather(np.arange(start, end)), unseen), kept
 
 
 def _ahead(items: Iterator[Item]) -> Generator[Item, None, None]:

@@ -115,18 +115,18 @@ class Trained:
 
         Args:
             unseen: Counts the ids without a row."""
-        found = self.looked_up(batch)
-        if unseen is not None:
-            unseen.add(found.plan, found.has_row_V)
-        return self.logits_of(found)
+        return self.logits_of(self.looked_up(batch, unseen))
 
-    def looked_up(self, batch: Batch) -> LookedUp:
+    def looked_up(self, batch: Batch, unseen: Unseen | None = None) -> LookedUp:
         """The rows of a batch. Another thread may compute logits meanwhile."""
         plan = self.embeddings.plan(batch)
         ids = plan.unique
         rows = JaggedRows(ids.layout, np.empty(ids.layout.num_values, np.float32))
         sections = SectionIds(np.arange(len(self._rows.specs)), ids.layout.starts_T1, ids.ids_V)
-        return LookedUp(batch, plan, rows, self._rows.pull(sections, rows.flat) >= 0)
+        has_row_V = self._rows.pull(sections, rows.flat) >= 0
+        if unseen is not None:
+            unseen.add(plan, has_row_V)
+        return LookedUp(batch, plan, rows, has_row_V)
 
     def logits_of(self, found: LookedUp) -> Floats:
         """Logits as of `logits`."""
