@@ -22,6 +22,7 @@ from shardkeep.workers.data.sampling import StepSlices
 from shardkeep.workers.dense.tower import Tower
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.plan import Plan
+from shardkeep.workers.embeddings.unseen import Unseen
 from shardkeep.workers.metrics.quality import Asked, evaluate_over_workers
 from shardkeep.workers.report import Report
 from shardkeep.workers.telemetry import Telemetry
@@ -86,16 +87,17 @@ class Evaluation:
         self._collective.barrier(purpose="agreements")  # in bounded and async: the others' last pushes are applied, too
         world, rank = self._collective.world_size, self._collective.rank
         bounds = [self._num_samples * r // world for r in (rank, rank + 1)]
-        names = self._dataset.schema.labels
+        names, unseen = self._dataset.schema.labels, Unseen(self._dataset.schema)
         metrics = evaluate_over_workers(
-            *self._predict(bounds[0], bounds[1]), names=names, collective=self._collective, asked=self._asked
+            *self._predict(bounds[0], bounds[1], unseen), names=names, collective=self._collective, asked=self._asked
         )
+        metrics["unseen"] = unseen.counts(self._collective)
         if self._best_auc is not None:
             metrics["best_auc"] = self._best_auc(self._num_samples)
         return metrics
 
-    def _predict(self, first: int, end: int) -> tuple[Floats, Floats, Ints, Floats]:
-        """Logits and labels, float32 (N, T), groups and weights of samples [first, end)."""
+    def _predict(self, first: int, end: int, unseen: Unseen) -> tuple[Floats, Floats, Ints, Floats]:
+        """Logits and labels, float32 (N, T), groups and weights of samples [first, end). Counts values in `unseen`."""
         weights: list[Floats] = [np.empty(0, np.float32)]
         groups: list[Ints] = [np.empty(0, np.int64)]
         none_0T = np.empty((0, len(self._dataset.schema.labels)), np.float32)
@@ -111,6 +113,8 @@ class Evaluation:
                 under_way.append((batch, plan, self._client.read(self._client.request(plan.unique))))
             batch, plan, pull = under_way.popleft()
             logits.append(self._blocks.logits(batch, plan, pull.result()))
+            assert pull.has_row_V is not None
+            unseen.add(plan, pull.has_row_V)
             labels.append(batch.label_BT)
             groups.append(groups_of(batch, self._asked))
             weights.append(weights_of(batch))

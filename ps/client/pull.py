@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from shardkeep.base.arrays import Bytes, Ids, Rows
+from shardkeep.base.arrays import Bools, Bytes, Ids, Rows
 from shardkeep.base.errors import CorruptMessage
 from shardkeep.ps.client.absent_rows import AbsentRows
 from shardkeep.ps.client.calls import Replies, ServerCalls
 from shardkeep.ps.client.request import Cache, Fetch, Request
 from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
 from shardkeep.ps.placement import split
-from shardkeep.ps.wire.ids import check_complete, write_ids
+from shardkeep.ps.wire.ids import check_complete, read_row_bits, write_ids
 from shardkeep.ps.wire.message import Kind, Packed
 from shardkeep.ps.wire.rows import decode
 
@@ -37,6 +37,8 @@ class Pull:
     """Whether `result` has returned them."""
     staleness: int = 0
     """Steps by which the rows lag behind, the largest over all servers; valid after `result`."""
+    has_row_V: Bools | None = None
+    """Whether each id of a READ has a row on its server; valid after `result`."""
 
     @property
     def request(self) -> Request:
@@ -132,9 +134,14 @@ class Puller:
         missing, layout = pull.fetch.missing, pull.fetch.missing.ids.layout
         flat: Rows | None = None
         stalest = 0
+        if pull.kind is Kind.READ:
+            pull.has_row_V = np.zeros(missing.ids.ids_V.size, np.bool_)
         replies = self._replies if pull.kind is Kind.PULL and pull.request.ids else self._calls.replies
         for server, reply in replies(pull.futures, Kind.ROWS):
-            part = self._decode(server, reply, missing)
+            part = self._decode(server, reply, missing, reads=pull.kind is Kind.READ)
+            if pull.has_row_V is not None:
+                positions_K = missing.split.positions(server)
+                pull.has_row_V[slice(None) if positions_K is None else positions_K] = read_row_bits(reply)
             if part.size == layout.num_values and part.flags.writeable:
                 flat = part  # all of it: no copy
             else:
@@ -149,12 +156,12 @@ class Puller:
             flat = self.cache.fill(pull.fetch, flat)
         return JaggedRows(pull.request.ids.layout, flat, pull.request.ids.names)
 
-    def _decode(self, server: int, reply: Packed, request: Request) -> Rows:
+    def _decode(self, server: int, reply: Packed, request: Request, *, reads: bool) -> Rows:
         """The rows of one reply, flat. Raises CorruptMessage if they are not the requested ones."""
         counts_T = request.split.counts_ST[server]
         tables_S = np.flatnonzero(counts_T)
         rows_S = counts_T[tables_S]
-        rows, absent = reply.rows_S, self._absent
+        rows, absent = reply.rows_S, None if reads else self._absent
         partly = absent is not None and rows.size == rows_S.size
         if not (
             np.array_equal(reply.tables_S, tables_S)
@@ -165,7 +172,8 @@ class Puller:
             )
         flat = decode(reply, self._catalog)[0]
         if absent is None:
-            check_complete(reply, rows_S)
+            if not reads:
+                check_complete(reply, rows_S)
             return flat
         return absent.filled_in(reply, flat, request.split.ids_of(server, request.ids.ids_V), rows_S)
 

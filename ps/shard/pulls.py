@@ -23,8 +23,8 @@ from shardkeep.ps.jagged import Catalog, SectionIds
 from shardkeep.ps.shard.consistency import Gate
 from shardkeep.ps.shard.serving import Serving, done, promised
 from shardkeep.ps.shard.tables import Gradients, Pulled, Tables
-from shardkeep.ps.wire.ids import read_ids, write_present
-from shardkeep.ps.wire.message import Kind, Packed, allocate
+from shardkeep.ps.wire.ids import ROW_BITS, read_ids, row_bit_bytes, write_present, write_row_bits
+from shardkeep.ps.wire.message import EMPTY, Kind, Packed, allocate
 from shardkeep.ps.wire.rows import PLAIN, RowFormat
 from shardkeep.ps.wire.table_formats import TableFormats
 
@@ -140,7 +140,8 @@ class Pulls:
 class Replies:
     """Makes one server's replies to pulls and reads.
 
-    If ids are coded, a reply has only the rows that exist, and the worker computes the initial values itself."""
+    The answer to a READ has all rows, and says which of them exist. If ids are coded, the answer to a PULL has only the
+    rows that exist, and the worker computes the initial values itself."""
 
     def __init__(
         self, tables: Tables, catalog: Catalog, compression: CompressionConfig, specs: Sequence[TableSpec]
@@ -156,31 +157,27 @@ class Replies:
     def rows(self, message: Packed, wanted: SectionIds, *, staleness: int) -> tuple[Bytes, Pulled]:
         """The ROWS message of a PULL or READ, and the result of the pull."""
         rows_S, reads = np.diff(wanted.starts_S1), message.kind is Kind.READ
-        formats = self._plain if reads else self._formats
+        formats, names, area = self._plain if reads else self._formats, dict[str, Ints](), EMPTY
         if formats.plain and (reads or not self._names_absent):
-            reply = self._allocate(message, wanted, rows_S, formats, staleness)
-            return reply.buffer, self._tables.pull(wanted, reply.values_area.view(np.float32))
+            if reads:
+                names = {"id_formats_S": np.full_like(rows_S, ROW_BITS), "id_bytes_S": row_bit_bytes(wanted.starts_S1)}
+            reply = self._allocate(message, wanted, rows_S, formats, staleness, **names)
+            pulled = self._tables.pull(wanted, reply.values_area.view(np.float32))
+            if reads:
+                reply.ids_area[:] = write_row_bits(pulled.slots_V >= 0)
+            return reply.buffer, pulled
         dims_S = self._catalog.dims_T[wanted.tables_S]
         flat = np.empty(int((rows_S * dims_S).sum()), dtype=np.float32)
         pulled = self._tables.pull(wanted, flat)
-        if reads or not self._names_absent:
-            reply = self._allocate(message, wanted, rows_S, formats, staleness)
-        else:
+        if self._names_absent:
             there_V = pulled.slots_V >= 0
             present = write_present(wanted, there_V)
             if pulled.absent_S.any():
                 flat = flat[np.repeat(there_V, np.repeat(dims_S, rows_S))]
-            rows_S = present.rows_S
-            reply = self._allocate(
-                message,
-                wanted,
-                rows_S,
-                formats,
-                staleness,
-                id_formats_S=present.id_formats_S,
-                id_bytes_S=present.id_bytes_S,
-            )
-            reply.ids_area[:] = present.area
+            rows_S, area = present.rows_S, present.area
+            names = {"id_formats_S": present.id_formats_S, "id_bytes_S": present.id_bytes_S}
+        reply = self._allocate(message, wanted, rows_S, formats, staleness, **names)
+        reply.ids_area[:] = area
         reply.values_area[:] = formats.encode(flat, rows_S, wanted.tables_S, self._catalog)
         return reply.buffer, pulled
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from shardkeep.base.arrays import Bytes, Ints
+from shardkeep.base.arrays import Bools, Bytes, Ints
 from shardkeep.base.contiguous import for_kernels
 from shardkeep.base.errors import CorruptMessage, ProtocolError
 from shardkeep.ps.jagged import Catalog, SectionIds
@@ -22,6 +22,9 @@ from shardkeep.ps.wire.message import REFERENCE, Packed
 
 MOST_IDS = 1 << 24
 """Coded ids that one message may hold: a few bytes can represent many."""
+ROW_BITS = 32
+"""The id format of an answer to a READ: a bit for each requested id, without gaps. A section has the bytes that begin
+in it. The other formats are those of compression/ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +127,28 @@ def check_complete(packed: Packed, rows_S: Ints) -> None:
             f"{packed.kind.name} with {packed.rows_S.sum()} rows and {packed.id_bytes} bytes of ids; "
             f"allowed: all {rows_S.sum()} rows that were requested, without ids"
         )
+
+
+def row_bit_bytes(starts_S1: Ints) -> Ints:
+    """Bytes of each section's bits."""
+    return np.diff(-(-starts_S1 // 8))
+
+
+def write_row_bits(has_row_V: Bools) -> Bytes:
+    """The bits of all sections."""
+    return np.packbits(has_row_V, bitorder="little")
+
+
+def read_row_bits(packed: Packed) -> Bools:
+    """Whether each id of the sections has a row, bool (V,). Raises CorruptMessage."""
+    starts_S1 = _starts(packed.rows_S)
+    bits, count = np.unpackbits(packed.ids_area, bitorder="little").view(np.bool_), int(starts_S1[-1])
+    fitting = (packed.id_formats_S == ROW_BITS).all() and np.array_equal(packed.id_bytes_S, row_bit_bytes(starts_S1))
+    if not fitting or bits[count:].any():
+        raise CorruptMessage(
+            f"{packed.id_bytes} bytes that say which of {count} ids have rows; allowed: a bit for each"
+        )
+    return bits[:count]
 
 
 # ---- references ----

@@ -15,6 +15,7 @@ from shardkeep.base.errors import JobError
 from shardkeep.base.sizes import size_text
 from shardkeep.cli.exits import run_command
 from shardkeep.cli.options import Debug, complete_run, path, which_checkpoint
+from shardkeep.run.unseen_lines import unseen_lines
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -93,9 +94,10 @@ def evaluate(
         else:
             groups = found.pop("by", None)
             buckets = found.pop("calibration_buckets", None)
+            lines = [("", line) for line in unseen_lines(found.pop("unseen"))]
             rows = [(metric_name(name), _number(value)) for name, value in found.items() if value is not None]
             rows += [("bucket", "  ".join(f"{k} {_number(v)}" for k, v in bucket.items())) for bucket in buckets or ()]
-            console().print(two_columns(rows))
+            console().print(two_columns(rows + lines))
             if groups is not None:
                 console().print(Trimmed(_table_of_groups(groups)))
         if not_finite:
@@ -132,10 +134,8 @@ def predict(
         print(
             f"{done.rows:,} rows scored by the model of step {done.step:,} in {done.seconds:.1f} s, written to {place}"
         )
-        for name, (missing, values) in done.unseen.items():
-            if missing:
-                share = f"{100 * missing / values:.3g} %"
-                print(f"{name}: {missing:,} of {values:,} values ({share}) are unknown to the model")
+        for line in unseen_lines(done.unseen):
+            print(line)
         if done.not_finite:
             raise JobError(f"{done.not_finite:,} predictions in {out} are not finite (NaN or infinite)")
         return 0

@@ -16,10 +16,11 @@ from shardkeep.inference.export.manifest import is_export
 from shardkeep.inference.frames import chunks_of, ids_of
 from shardkeep.inference.loading import load_trained
 from shardkeep.inference.small_blocks import SmallBlocks
-from shardkeep.inference.trained import Trained, Unseen
+from shardkeep.inference.trained import Trained
 from shardkeep.run.trained import Which
 from shardkeep.workers.data.columnar import ColumnarDataset
 from shardkeep.workers.data.conversion.inputs import Inputs
+from shardkeep.workers.embeddings.unseen import Counts, Unseen
 
 
 class Predictor:
@@ -32,6 +33,7 @@ class Predictor:
         """`path`: the folder of a run or an export that has the model."""
         self._trained = trained
         self._path = path
+        self._unseen = Unseen(trained.schema)
 
     def __reduce__(self) -> tuple[Callable[[Path, int], Predictor], tuple[Path, int]]:
         if self._path is None:
@@ -69,9 +71,14 @@ class Predictor:
         assert self._trained.inputs is not None  # `load` refuses a run without
         return self._trained.inputs
 
-    def small_blocks(self) -> SmallBlocks:
-        """Scores batches of any size, in blocks that fit them."""
-        return SmallBlocks(self._trained)
+    @property
+    def unseen(self) -> Counts:
+        """By feature: values that `predict` met without a row, and all values. One thread at a time counts exactly."""
+        return self._unseen.counts()
+
+    def small_blocks(self, unseen: Unseen) -> SmallBlocks:
+        """Scores batches of any size, in blocks that fit them. `unseen`: counts their values."""
+        return SmallBlocks(self._trained, unseen)
 
     def predict(self, data: object) -> Floats:
         """Scores float32 (N,), or (N, T) for a model of T > 1 labels, in the order of the samples: probabilities, or
@@ -89,7 +96,7 @@ class Predictor:
         scores = [
             self._trained.scores(logits_BT)
             for chunk in chunks_of(data, inputs)
-            for logits_BT in block_logits(self._trained, inputs.samples(chunk))
+            for logits_BT in block_logits(self._trained, inputs.samples(chunk), self._unseen)
         ]
         num_labels = len(self._trained.schema.labels)
         scores_NT: Floats = np.concatenate(scores) if scores else np.empty((0, num_labels), np.float32)

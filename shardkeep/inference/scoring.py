@@ -21,13 +21,14 @@ from shardkeep.config import JobConfig
 from shardkeep.inference.export.manifest import is_export
 from shardkeep.inference.files import Told, as_texts, chunks_of_files, score_writer
 from shardkeep.inference.loading import load_trained
-from shardkeep.inference.trained import LookedUp, Trained, Unseen, inputs_of, trained_of_checkpoint
+from shardkeep.inference.trained import LookedUp, Trained, inputs_of, trained_of_checkpoint
 from shardkeep.run.trained import Which, checkpoint_of, config_of
 from shardkeep.workers.collectives.collective import Solo
 from shardkeep.workers.data.conversion.chunk import Chunk, MissingColumn
 from shardkeep.workers.data.input_files import find_files
 from shardkeep.workers.data.samples import Data, Dataset, gathered
 from shardkeep.workers.data.sources.registry import open_data
+from shardkeep.workers.embeddings.unseen import Counts, Unseen
 from shardkeep.workers.evaluate import groups_of, weights_of
 from shardkeep.workers.metrics.quality import evaluate_over_workers
 from shardkeep.workers.prefetch import Prefetch
@@ -46,14 +47,14 @@ class Scored:
 
     Attributes:
         not_finite: Predictions that are NaN or infinite; the score of an infinite one is 0 or 1.
-        unseen: By feature, the number of values whose id training did not see, and of all values.
+        unseen: By feature, the number of values whose id has no row, and of all values.
     """
 
     step: int
     rows: int
     not_finite: int
     seconds: float
-    unseen: dict[str, tuple[int, int]]
+    unseen: Counts
 
 
 def predict_files(
@@ -73,7 +74,7 @@ def predict_files(
     inputs = trained.inputs
     assert inputs is not None
     began, rows, not_finite = time.monotonic(), 0, 0
-    unseen = Unseen(tuple(feature.name for feature in trained.schema.features))
+    unseen = Unseen(trained.schema)
     blocks = _looked_up(trained, chunks_of_files(files, inputs, told, extra=keep), unseen)
     with score_writer(out, trained.schema.labels, keep) as writer, contextlib.closing(_ahead(blocks)) as coming:
         scores: list[Floats] = []
@@ -134,14 +135,16 @@ def evaluate_run(
     values: list[pa.Array] = []
     if files:
         trained = load_trained(run, which)
-        found = list(_of_files(trained, files, told, by, values))
+        unseen = Unseen(trained.schema)
+        found = list(_of_files(trained, files, told, by, values, unseen))
     elif by is not None:
         raise UserError(f"--by {by}: needs files; allowed: with --data FILE, or --split test")
     else:
         trained, dataset = _with_data(run, which, split, told)
-        found = list(_of_dataset(trained, dataset, told, trained.config.eval.max_samples))
+        unseen = Unseen(trained.schema)
+        found = list(_of_dataset(trained, dataset, told, trained.config.eval.max_samples, unseen))
     parts = _joined(trained, found)
-    result = {"step": trained.step} | _metrics(trained, parts)
+    result = {"step": trained.step} | _metrics(trained, parts) | {"unseen": unseen.counts()}
     if broken := _not_finite(parts[0]):
         result["not_finite"] = broken
     return result if by is None else result | {"by": {"column": by, "groups": _by_group(trained, parts, values)}}
@@ -202,7 +205,7 @@ def _test_files(run: Path) -> list[Path]:
 
 
 def _of_files(
-    trained: Trained, files: Sequence[Path], told: Told, by: str | None, values: list[pa.Array]
+    trained: Trained, files: Sequence[Path], told: Told, by: str | None, values: list[pa.Array], unseen: Unseen
 ) -> Iterator[Scores]:
     """Logits, labels, groups and weights. Adds the column `by` of the scored rows to `values`."""
     inputs = trained.inputs
@@ -213,7 +216,7 @@ def _of_files(
         if len(chunk):
             if by is not None:
                 values.append(as_texts(chunk.column(by), "for --by a column with one value a row"))
-            yield from _of_dataset(trained, inputs.samples(chunk, label_N), lambda _text, _share: None)
+            yield from _of_dataset(trained, inputs.samples(chunk, label_N), lambda _text, _share: None, None, unseen)
 
 
 def _weighed(chunks: Iterator[Chunk], weight: str | None) -> Iterator[Chunk]:
@@ -227,13 +230,15 @@ def _weighed(chunks: Iterator[Chunk], weight: str | None) -> Iterator[Chunk]:
         raise DataError(f"{error}; {advice}") from error
 
 
-def _of_dataset(trained: Trained, dataset: Dataset, told: Told, most: int | None = None) -> Iterator[Scores]:
+def _of_dataset(
+    trained: Trained, dataset: Dataset, told: Told, most: int | None = None, unseen: Unseen | None = None
+) -> Iterator[Scores]:
     """Logits, labels, groups and weights of the first `most` samples; None = of all."""
     size = trained.blocks.size
     end = min(len(dataset), most or len(dataset))
     for start in range(0, end, size):
         batch = gathered(dataset, np.arange(start, min(start + size, end)))
-        yield trained.logits(batch), batch.label_BT, groups_of(batch, trained.asked), weights_of(batch)
+        yield trained.logits(batch, unseen), batch.label_BT, groups_of(batch, trained.asked), weights_of(batch)
         told("scoring", (start + len(batch)) / end)
 
 

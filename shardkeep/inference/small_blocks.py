@@ -5,7 +5,7 @@ Here a batch is padded to the smallest block that holds it. The matrix products 
 order, so a score can differ from `Predictor.predict` in its last bits: by less than 1e-6.
 """
 
-# P = samples with padding, T = labels
+# N = samples, P = samples with padding, T = labels
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from shardkeep.inference.trained import Trained
 from shardkeep.workers.blocks import DenseModel
 from shardkeep.workers.data.batch import Batch, Ragged
 from shardkeep.workers.dense.scorer import Scorer
+from shardkeep.workers.embeddings.unseen import Unseen
 
 SIZES = (4, 8, 16, 32, 64, 128, 256)
 """Samples of a block. More samples are several blocks of the largest size."""
@@ -27,8 +28,8 @@ FEW = 32
 class SmallBlocks:
     """Scores batches of any size. One thread at a time."""
 
-    def __init__(self, trained: Trained) -> None:
-        self._trained = trained
+    def __init__(self, trained: Trained, unseen: Unseen) -> None:
+        self._trained, self._unseen = trained, unseen
         self._dense = trained.dense
         few = self._dense.for_few_rows() if isinstance(self._dense, Scorer) else None
         self._few: DenseModel = few or self._dense
@@ -40,14 +41,14 @@ class SmallBlocks:
             one = Ragged(np.zeros(size, np.int64))
             weighted = Ragged(one.values_N, np.ones(size, np.int32), np.ones(size, np.float32))
             ids = {f.name: weighted if f.pooling == "weighted" else one for f in schema.features}
-            self.scores(Batch(np.zeros((size, schema.num_dense), np.float32), ids, np.zeros((size, 1), np.float32)))
+            self.scores(Batch(np.zeros((size, schema.num_dense), np.float32), ids, np.zeros((size, 1), np.float32)), 0)
 
     def padded(self, count: int) -> int:
-        """The samples that `scores` takes where `count` are needed."""
+        """The samples of a batch for `scores` where `count` are needed."""
         return next((size for size in SIZES if size >= count), -(-count // SIZES[-1]) * SIZES[-1])
 
-    def scores(self, batch: Batch) -> Floats:
-        """Scores float32 (P, T), as of `Predictor.predict`. P is a result of `padded`."""
+    def scores(self, batch: Batch, count: int) -> Floats:
+        """Scores float32 (N, T) of the first `count` of P samples, as of `Predictor.predict`. P is of `padded`."""
         found = self._trained.looked_up(batch)
         embeddings, device, parts = self._trained.embeddings, self._dense.device, []
         for start in range(0, len(batch), SIZES[-1]):
@@ -56,4 +57,5 @@ class SmallBlocks:
             dense_PI = torch.from_numpy(batch.dense_BI[part]).to(device)
             dense = self._few if len(dense_PI) <= FEW else self._dense
             parts.append(dense.predict(dense_PI, leaves).cpu().numpy())
-        return self._trained.scores(parts[0] if len(parts) == 1 else np.concatenate(parts))
+        self._unseen.add(found.plan, found.has_row_V, count)
+        return self._trained.scores(parts[0] if len(parts) == 1 else np.concatenate(parts))[:count]

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from torch import nn
 
-from shardkeep.base.arrays import Floats, Ids, Ints
+from shardkeep.base.arrays import Bools, Floats, Ids, Ints
 from shardkeep.base.errors import CheckpointError, ConfigError, UserError
 from shardkeep.base.machine.memory import memory_errors
 from shardkeep.config import JobConfig
@@ -31,6 +31,7 @@ from shardkeep.workers.data.schema import Schema
 from shardkeep.workers.dense.scorer import Scorer
 from shardkeep.workers.embeddings.layer import Embeddings
 from shardkeep.workers.embeddings.plan import Plan
+from shardkeep.workers.embeddings.unseen import Unseen
 from shardkeep.workers.metrics.quality import Asked
 
 
@@ -41,6 +42,8 @@ class LookedUp:
     batch: Batch
     plan: Plan
     rows: JaggedRows
+    has_row_V: Bools
+    """Whether each of the plan's unique ids has a row."""
 
 
 class RowSource(Protocol):
@@ -120,10 +123,10 @@ class Trained:
         ids = plan.unique
         rows = JaggedRows(ids.layout, np.empty(ids.layout.num_values, np.float32))
         sections = SectionIds(np.arange(len(self._rows.specs)), ids.layout.starts_T1, ids.ids_V)
-        places_V = self._rows.pull(sections, rows.flat)
+        has_row_V = self._rows.pull(sections, rows.flat) >= 0
         if unseen is not None:
-            unseen.add(plan, places_V)
-        return LookedUp(batch, plan, rows)
+            unseen.add(plan, has_row_V)
+        return LookedUp(batch, plan, rows, has_row_V)
 
     def logits_of(self, found: LookedUp) -> Floats:
         """Logits as of `logits`."""
@@ -150,31 +153,6 @@ class Trained:
             self._rows.pull(sections, rows_UD.reshape(-1))
         found_ND: Floats = rows_UD[inverse_N]
         return found_ND
-
-
-@dataclass
-class Unseen:
-    """Counts the values of features whose id has no row, by feature."""
-
-    names: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        self._missing_F: Ints = np.zeros(len(self.names), np.int64)
-        self._values_F: Ints = np.zeros(len(self.names), np.int64)
-
-    def add(self, plan: Plan, slots_V: Ints) -> None:
-        """Counts the values of a batch. `slots_V`: of the plan's unique ids; -1 = no row."""
-        starts_T1, missing_V = plan.unique.layout.starts_T1, slots_V < 0
-        for f, name in enumerate(plan.names):
-            feature = plan.feature(name)
-            first = starts_T1[plan.unique.layout.catalog.index[feature.table]]
-            self._missing_F[f] += np.count_nonzero(missing_V[first + feature.inverse_N])
-            self._values_F[f] += feature.inverse_N.size
-
-    def counts(self) -> dict[str, tuple[int, int]]:
-        """Values without a row, and all values, by feature."""
-        pairs = zip(self._missing_F.tolist(), self._values_F.tolist(), strict=True)
-        return dict(zip(self.names, pairs, strict=True))
 
 
 def trained_of_checkpoint(

@@ -14,6 +14,7 @@ from rich.text import Text
 from shardkeep.base.sizes import size_text
 from shardkeep.run.text_tables import two_columns
 from shardkeep.run.trend import TimeLeft, Trend, clock_text
+from shardkeep.run.unseen_lines import unseen_lines
 
 PIPED_WIDTH = 1_000_000
 """Columns where there is no terminal: nothing is cut or folded for want of room."""
@@ -78,6 +79,8 @@ class Screen:
             self._progress(record)
         elif kind == "eval":
             self.phase("evaluate", f"step {record.get('step', 0):,}  {quality(record)}")
+            for line in unseen_lines(record.get("unseen")):
+                self.phase("", line)
         elif record.get("phase") == "progressive":
             samples = f"on {record.get('samples', 0):,} samples before training on them"
             self.phase("progressive", f"to step {record.get('step', 0):,}  {quality(record)}  {samples}")
@@ -196,6 +199,7 @@ def closing_rows(summary: Mapping[str, Any], run: Path) -> list[tuple[str, str]]
     for name in ("best", "test"):
         if found := summary.get(name):
             rows += [(name, f"step {found['step']:,}  {quality(found)}")]
+    rows += [("", line) for line in unseen_lines((summary.get("test") or {}).get("unseen"))]
     alone = _alone(summary)
     counted = {} if alone else summary.get("bytes") or {}
     if any(_total(counted.get(key)) for _, key in BYTE_ROWS):

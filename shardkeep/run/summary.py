@@ -48,6 +48,9 @@ class Evaluation(_Part):
     """Samples that were scored."""
     weights: float | None = None
     """The sum of their weights, with `data.weight`; then all metrics are weighted."""
+    unseen: dict[str, list[int]] | None = None
+    """By feature: the number of values whose id has no row, and of all values
+    ([values without a row](../guide/predict.md#values-without-a-row))."""
     note: str | None = None
     """Why a metric is undefined."""
     best_auc: float | None = None

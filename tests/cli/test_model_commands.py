@@ -59,7 +59,7 @@ def test_predict_says_what_it_wrote_and_what_it_does_not_know(run: str, tmp_path
     code, out, error = invoke("predict", run, "--data", str(data), "--out", str(out_file), "--keep", "item")
     first, *rest = out.splitlines()
     assert (code, error) == (0, "") and first.startswith("20 rows scored by the model of step ")
-    assert rest[0] == "user: 20 of 20 values (100 %) are unknown to the model"
+    assert rest[0] == "user: 20 of 20 values (100 %) have no row"
     assert out_file.read_text().splitlines()[0] == '"item","score"' and out_file.read_text().count("\n") == 21
 
 

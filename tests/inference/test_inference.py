@@ -94,7 +94,7 @@ def test_unknown_values_have_initial_rows_and_are_counted(
     rows = [row | {"user": f"stranger {i}", "tags": "t1|new|new"} for i, row in enumerate(click_rows(20, seed=11))]
     file = write_csv(tmp_path / "new.csv", rows)
     done = predict_files(folder / "run", [file], tmp_path / "scores.csv")
-    assert done.unseen == {"user": (20, 20), "item": (0, 20), "tags": (40, 60)}
+    assert done.unseen == {"user": [20, 20], "item": [0, 20], "tags": [40, 60]}
     first, again = predictor.rows("user", ["stranger 1", "stranger 2", "u1"]), predictor.rows("user", ["stranger 1"])
     assert first.shape == (3, 4) and np.array_equal(first[:1], again) and not np.array_equal(first[0], first[1])
 

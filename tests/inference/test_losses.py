@@ -52,7 +52,7 @@ def test_a_job_learns_numbers_and_predicts_them(tmp_path: Path, loss: Any) -> No
     assert summary.eval.mse is not None and summary.eval.mse < 1.0 < np.var([-2, -1, 0, 1, 2])
     assert summary.eval.rmse == pytest.approx(summary.eval.mse**0.5)
     found = evaluate_run(tmp_path / "run")
-    assert found == {"step": summary.steps} | {key: found[key] for key in ("mse", "rmse", "mae", "samples")}
+    assert found == {"step": summary.steps} | {key: found[key] for key in ("mse", "rmse", "mae", "samples", "unseen")}
     assert found["mse"] == summary.eval.mse
     predict_files(tmp_path / "run", [data], tmp_path / "scores.csv")
     scores, labels = column(tmp_path / "scores.csv", "score"), column(data, "clicked")
@@ -78,7 +78,7 @@ def test_the_metrics_that_a_job_asks_for_are_those_of_evaluate(tmp_path: Path) -
     names = ["gauc", "auc", "accuracy", "precision", "recall", "mse", "calibration_buckets"]
     config = job_of(data, eval={"metrics": names, "group_by": "user", "threshold": 0.3})
     summary = shardkeep.train(config, run_dir=tmp_path / "run", quiet=True)
-    assert summary.eval is not None and set(summary.to_dict()["eval"]) == {*names, "samples"}
+    assert summary.eval is not None and set(summary.to_dict()["eval"]) == {*names, "samples", "unseen"}
     assert evaluate_run(tmp_path / "run") == {"step": summary.steps} | summary.to_dict()["eval"]
     buckets = summary.eval.calibration_buckets
     assert buckets is not None and sum(bucket["samples"] for bucket in buckets) == summary.eval.samples
@@ -124,7 +124,8 @@ def test_metrics_of_each_value_of_a_column(tmp_path: Path) -> None:
     assert [group["samples"] for group in groups] == sorted((g["samples"] for g in groups), reverse=True)
     value = groups[1]["value"]
     own = write_csv(tmp_path / "own.csv", [row for row in rows if row["item"] == value])
-    assert {"value": value} | evaluate_run(tmp_path / "run", files=[own]) == {"step": found["step"]} | groups[1]
+    alone = evaluate_run(tmp_path / "run", files=[own])
+    assert {"value": value} | alone == {"step": found["step"], "unseen": alone["unseen"]} | groups[1]
     shown = CliRunner().invoke(app, ["evaluate", str(tmp_path / "run"), "--data", str(new), "--by", "item"])
     assert shown.exit_code == 0 and "the 20 most frequent of 51 values; --json has all" in shown.output
     told = CliRunner().invoke(app, ["evaluate", str(tmp_path / "run"), "--data", str(new), "--by", "item", "--json"])

@@ -75,6 +75,7 @@ class Figures:
             "normalized_entropy": logloss / 0.63,
             "calibration": 1.0 + 0.02 * self._noise("calibration", step),
             "samples": 60_000,
+            "unseen": {f"C{t + 1}": [600, 60_000] for t in range(scene.tables)},
             "best_auc": BEST_AUC,
             "train_samples": self._samples(step),
             "train_bytes": {**sums, "total": sum(sums.values())},

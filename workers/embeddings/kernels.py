@@ -13,7 +13,7 @@ import numpy.typing as npt
 from numba import carray  # type: ignore[attr-defined]
 
 from shardkeep.base.array_kernels import pointer
-from shardkeep.base.arrays import Floats, Int32s, Ints
+from shardkeep.base.arrays import Bools, Floats, Int32s, Ints
 from shardkeep.base.compiling.kernels import kernel
 from shardkeep.base.hashing_kernels import GOLDEN
 
@@ -290,6 +290,20 @@ def add_features(
             mine = weights[weights_at : weights_at + num_ids] if weights_at >= 0 else weights[:0]
             bags = offsets[offsets_at + start : offsets_at + stop + 1]
             add_pooled(grad_BD, inverse_N[ids_at : ids_at + num_ids], bags, mine, features[f, POOLING] == MEAN, grad_UD)
+
+
+@kernel(f"void(int64[:,::1], {_POSITIONS}, {_POSITIONS}, int64[::1], boolean[::1], int64, int64[:,::1])")
+def count_values(
+    features: Ints, inverse_N: Int32s, offsets: Int32s, starts_T1: Ints, has_row_V: Bools, stop: int, counts_F2: Ints
+) -> None:
+    """Adds, by feature, the values of samples [0, stop) whose id has no row, and all of their values."""
+    for f in range(features.shape[0]):
+        ids_at, offsets_at, first = features[f, IDS_AT], features[f, OFFSETS_AT], starts_T1[features[f, TABLE]]
+        count = stop if offsets_at < 0 else np.int64(offsets[offsets_at + stop])
+        for n in range(ids_at, ids_at + count):
+            if not has_row_V[first + inverse_N[n]]:
+                counts_F2[f, 0] += 1
+        counts_F2[f, 1] += count
 
 
 @kernel("void(Array(uint32, 2, 'C', readonly=True), boolean[::1])")

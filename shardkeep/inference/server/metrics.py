@@ -43,8 +43,8 @@ class NoMetrics:
         pass
 
 
-class _Missed:
-    """A counter that is read at every scrape."""
+class _Counts:
+    """Counters that are read at every scrape."""
 
     def __init__(self, served: ServedModel) -> None:
         self._served = served
@@ -54,6 +54,12 @@ class _Missed:
 
         what = "Times that a newer checkpoint could not be served."
         yield CounterMetricFamily(f"{_NAME}_follow_errors", what, value=self._served.num_missed)
+        values = CounterMetricFamily(f"{_NAME}_values", "Values of a feature.", labels=["feature"])
+        unseen = CounterMetricFamily(f"{_NAME}_values_without_row", "Those without a row.", labels=["feature"])
+        for feature, (missing, count) in self._served.current.unseen.counts().items():
+            unseen.add_metric([feature], missing)
+            values.add_metric([feature], count)
+        yield from (values, unseen)
 
 
 class PrometheusMetrics:
@@ -82,7 +88,7 @@ class PrometheusMetrics:
         self._queue.set_function(waiting)
         self._step.set_function(lambda: served.current.predictor.step)
         self._age.set_function(lambda: time.time() - served.current.made_at)
-        self.registry.register(_Missed(served))
+        self.registry.register(_Counts(served))
 
     def answered(self, protocol: str, rows: int, seconds: float) -> None:
         requests, all_rows, latency = self._answered[protocol]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from shardkeep.base.log import EventLog
 from shardkeep.base.machine.allocator import keep_freed_memory
 from shardkeep.config import JobConfig
 from shardkeep.inference.predictor import Predictor
@@ -19,6 +21,7 @@ from shardkeep.inference.server.metrics import Metrics, NoMetrics, PrometheusMet
 from shardkeep.inference.server.served_model import ServedModel
 from shardkeep.inference.server.service import Service
 from shardkeep.ps.control.grpc.addresses import join_address, split_address
+from shardkeep.run.unseen_lines import unseen_lines
 
 if TYPE_CHECKING:
     from shardkeep.inference.server.http_front import HttpFront
@@ -27,6 +30,7 @@ GRACE_S = 10.0
 """Seconds that running requests have when the server stops."""
 LARGEST_KEPT_BYTES, KEPT_BYTES = 4 << 20, 64 << 20
 """Of freed memory: enough for the arrays of a batch; those of a model that was replaced are larger, and go back."""
+TELL_EVERY_S = 60.0
 OTHER_CALLS = 64
 """Calls over gRPC that may run besides the requests that may wait."""
 
@@ -90,10 +94,23 @@ async def serve(
     http_host = split_address(settings.http, lowest_port=0)[0] if settings.http else ""
     http = None if http_front is None else join_address(http_host, http_front.port)
     ready(Addresses(join_address(host, grpc_front.port), http))
+    telling = asyncio.create_task(_tell_unseen(served, stop))
     await stop.wait()
     service.ready = False
     await asyncio.gather(*(front.stop(GRACE_S) for front in (grpc_front, http_front) if front is not None))
     await batcher.close()
+    await telling
+
+
+async def _tell_unseen(served: ServedModel, stop: asyncio.Event) -> None:
+    """Logs the features with too many values without a row, whenever there are more of them than before."""
+    log, ended = EventLog("serve"), False
+    while not ended:
+        ended = stop.is_set()
+        if lines := unseen_lines(served.current.unseen.counts()):
+            log.warning("values without a row", once=str(len(lines)), features="; ".join(lines))
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(stop.wait(), TELL_EVERY_S)
 
 
 def serve_until_signal(

@@ -19,6 +19,7 @@ from shardkeep.inference.server.conversion import batches_of
 from shardkeep.inference.server.direct import DirectConversion
 from shardkeep.inference.server.signature import Rows, Signature
 from shardkeep.inference.small_blocks import SmallBlocks
+from shardkeep.workers.embeddings.unseen import Unseen
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +33,18 @@ class Loaded:
     direct: DirectConversion
     blocks: SmallBlocks
     made_at: float
+    unseen: Unseen
+    """Counts the values of all requests, also of those that an earlier model answered."""
 
     @classmethod
-    def of(cls, predictor: Predictor, made_at: float | None = None) -> Loaded:
+    def of(cls, predictor: Predictor, made_at: float | None = None, unseen: Unseen | None = None) -> Loaded:
+        unseen = unseen or Unseen(predictor.inputs.layout.schema)
         made_at = time.time() if made_at is None else made_at
         signature = Signature(predictor)
         direct = DirectConversion(signature.columns, predictor.inputs)
-        blocks = predictor.small_blocks()
+        blocks = predictor.small_blocks(unseen)
         blocks.warm()
-        return cls(predictor, signature, direct, blocks, made_at)
+        return cls(predictor, signature, direct, blocks, made_at, unseen)
 
     @property
     def version(self) -> str:
@@ -60,7 +64,7 @@ class Loaded:
         """Scores of the rows of all requests; None = one has a form that needs the general conversion."""
         count = sum(rows.count for rows in requests)
         batch = self.direct.batch(requests, self.blocks.padded(count)) if count else None
-        return None if batch is None else self.blocks.scores(batch)[:count]
+        return None if batch is None else self.blocks.scores(batch, count)
 
     def _alone(self, rows: Rows) -> Floats | Refusal:
         try:
@@ -68,7 +72,7 @@ class Loaded:
             if scores_NT is not None:
                 return scores_NT
             batches = batches_of(rows, self.signature.columns, self.predictor.inputs, self.blocks.padded)
-            parts = [self.blocks.scores(batch)[:count] for batch, count in batches]
+            parts = [self.blocks.scores(batch, count) for batch, count in batches]
         except DataError as error:
             return invalid(str(error).removeprefix("the data, ").removeprefix("the data: "))
         except Exception as error:  # a model of the user's own: this request fails, the server does not
@@ -101,7 +105,7 @@ class ServedModel:
         """Serves another model from the next batch on. Any thread may call.
 
         Raises UserError: the model reads or predicts other columns."""
-        other = Loaded.of(predictor, made_at)
+        other = Loaded.of(predictor, made_at, self._current.unseen)
         if not other.signature.same(self._current.signature):
             raise UserError(
                 f"the model of step {predictor.step} reads {', '.join(predictor.columns)}; "

@@ -1,0 +1,122 @@
+"""Values whose id has no row are counted alike in training, evaluate, predict and Predictor, and told by one rule."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import shardkeep
+from shardkeep.cli.main import app
+from shardkeep.inference.scoring import evaluate_run, predict_files
+from shardkeep.run.unseen_lines import unseen_lines
+from shardkeep.workers.data.sources.registry import open_data
+from tests.support.click_files import COLUMNS, click_job, click_rows, write_csv
+from tests.support.local_job import LocalJob
+
+Row = dict[str, str]
+FEATURES = ("user", "item", "tags")
+
+
+def values_of(row: Row, feature: str) -> list[str]:
+    """A missing text is a value of `user`; a list has only its entries."""
+    return [row[feature]] if feature != "tags" else [tag for tag in row["tags"].split("|") if tag]
+
+
+def expected(train: list[Row], scored: list[Row], *, least: int = 1) -> dict[str, list[int]]:
+    """Values that fewer than `least` rows of training have, and all values."""
+    found = {}
+    for feature in FEATURES:
+        seen = Counter(value for row in train for value in values_of(row, feature))
+        values = [value for row in scored for value in values_of(row, feature)]
+        found[feature] = [sum(seen[value] < least for value in values), len(values)]
+    return found
+
+
+def rows_of_both() -> tuple[list[Row], list[Row]]:
+    """Rows of training, and rows to score with new users, new tags and the missing user, who is new too."""
+    train, scored = click_rows(320), click_rows(151, seed=9)
+    for n, row in enumerate(scored):
+        if n % 3 == 0:
+            row["user"] = f"stranger {n}" if n % 2 else ""
+        row["tags"] += "|new" if n % 5 == 0 and row["tags"] else ""
+    return train, scored
+
+
+def job_of(folder: Path, **changes: Any) -> tuple[shardkeep.JobConfig, list[Row], list[Row]]:
+    train, scored = rows_of_both()
+    job = click_job(write_csv(folder / "train.csv", train)) | changes
+    job["data"] = {key: value for key, value in job["data"].items() if key != "eval_fraction"}
+    job["data"]["eval"] = str(write_csv(folder / "eval.csv", scored))
+    return shardkeep.JobConfig.model_validate(job), train, scored
+
+
+@pytest.mark.parametrize("ids", ["raw", "coded"])
+@pytest.mark.parametrize("mode", ["sync", "bounded"])
+def test_two_workers_and_two_servers_count_what_one_process_counts(tmp_path: Path, mode: str, ids: str) -> None:
+    config, train, scored = job_of(tmp_path, servers=2, workers=2, consistency={"mode": mode}, compression={"ids": ids})
+    job = LocalJob(config, open_data(config.data, seed=config.seed))
+    assert job.run()["eval"]["unseen"] == expected(train, scored)
+
+
+def test_training_evaluate_predict_and_predictor_count_the_same(tmp_path: Path) -> None:
+    config, train, scored = job_of(tmp_path)
+    summary = shardkeep.train(config, run_dir=tmp_path / "run", quiet=True)
+    wanted = expected(train, scored)
+    assert wanted["user"][0] > 40 and wanted["tags"][0] > 10
+    assert summary.eval is not None and summary.eval.unseen == wanted
+    assert evaluate_run(tmp_path / "run")["unseen"] == wanted
+    file = tmp_path / "eval.csv"
+    assert evaluate_run(tmp_path / "run", files=[file])["unseen"] == wanted
+    assert evaluate_run(tmp_path / "run", files=[file], by="item")["unseen"] == wanted
+    assert evaluate_run(tmp_path / "run", split="train")["unseen"] == expected(train, train)
+    assert predict_files(tmp_path / "run", [file], tmp_path / "scores.csv").unseen == wanted
+    predictor = shardkeep.load(tmp_path / "run")
+    assert {missing for missing, _ in predictor.unseen.values()} == {0}
+    columns = {name: [row[name] for row in scored] for name in COLUMNS if name != "clicked"}
+    for times in (1, 2):
+        predictor.predict(columns)
+        assert predictor.unseen == {name: [times * a, times * b] for name, (a, b) in wanted.items()}
+
+
+def test_an_id_that_was_trained_and_not_admitted_has_no_row(tmp_path: Path) -> None:
+    admit = {"default": {"dim": 4, "admit": {"min_count": 2}}}
+    config, train, scored = job_of(tmp_path, tables=admit, train={"batch_size": 1})
+    summary = shardkeep.train(config, run_dir=tmp_path / "run", quiet=True)
+    wanted = expected(train, scored, least=2)
+    assert wanted["user"][0] > expected(train, scored)["user"][0]
+    assert summary.eval is not None and summary.eval.unseen == wanted == evaluate_run(tmp_path / "run")["unseen"]
+
+
+def test_lines_begin_at_a_share_the_largest_first_and_end_at_a_number() -> None:
+    counts = {"few": [9, 1000], "none": [0, 0], "known": [0, 7], "edge": [10, 1000], "all": [1500, 1500]}
+    assert unseen_lines(counts) == [
+        "all: 1,500 of 1,500 values (100 %) have no row",
+        "edge: 10 of 1,000 values (1 %) have no row",
+    ]
+    lines = unseen_lines({f"c{n:02}": [n, 100] for n in range(20)})
+    assert len(lines) == 11 and lines[0].startswith("c19: 19 of 100") and lines[-1] == "and 9 more"
+
+
+def test_all_commands_tell_it_alike(tmp_path: Path) -> None:
+    config, train, scored = job_of(tmp_path)
+    run, file = tmp_path / "run", str(tmp_path / "eval.csv")
+    told = unseen_lines(expected(train, scored))
+    assert [line.split(":")[0] for line in told] == ["user", "tags"]
+    (tmp_path / "job.yaml").write_text(config.to_yaml())
+    commands = [
+        ("train", str(tmp_path / "job.yaml"), "--run-dir", str(run)),
+        ("evaluate", str(run)),
+        ("evaluate", str(run), "--data", file, "--by", "item"),
+        ("predict", str(run), "--data", file, "--out", str(tmp_path / "scores.csv")),
+    ]
+    for command in commands:
+        done = CliRunner().invoke(app, list(command))
+        lines = [line.strip() for line in done.output.splitlines()]
+        assert done.exit_code == 0 and [line for line in lines if line.endswith("have no row")] == told, command
+    done = CliRunner().invoke(app, ["evaluate", str(run), "--json"])
+    assert json.loads(done.stdout)["unseen"] == expected(train, scored)

@@ -1,0 +1,148 @@
+"""A READ says for each id whether it has a row; its answer is checked like every other."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardkeep.base.arrays import Bytes
+from shardkeep.base.errors import CorruptMessage
+from shardkeep.compression.config import CompressionConfig
+from shardkeep.ps.client.row_client import RowClient
+from shardkeep.ps.config import ConsistencyConfig, TableSpec
+from shardkeep.ps.shard.service import ShardService
+from shardkeep.ps.transport.local import LocalTransport
+from shardkeep.ps.transport.transport import Handler
+from shardkeep.ps.wire.ids import ROW_BITS, read_row_bits, row_bit_bytes, write_row_bits
+from shardkeep.ps.wire.message import EMPTY, Kind, Message, Section, allocate, pack, read, unpack
+from tests.support.examples import examples
+
+TABLES = (TableSpec(name="user", dim=4), TableSpec(name="item", dim=3))
+SYNC = ConsistencyConfig(mode="sync")
+
+
+def ids_of(*ids: int) -> np.ndarray:
+    return np.array(ids, dtype=np.int64)
+
+
+def job(num_servers: int, coding: str) -> tuple[list[ShardService], CompressionConfig]:
+    compression = CompressionConfig(ids=coding)
+    settings: dict[str, Any] = {
+        "tables": TABLES,
+        "consistency": SYNC,
+        "num_workers": 1,
+        "seed": 3,
+        "compression": compression,
+    }
+    return [ShardService(shard=shard, **settings) for shard in range(num_servers)], compression
+
+
+def connect(handlers: list[Handler], compression: CompressionConfig) -> RowClient:
+    return RowClient(LocalTransport(handlers), tables=TABLES, consistency=SYNC, compression=compression)
+
+
+def train(client: RowClient, **ids: np.ndarray) -> None:
+    """One step whose gradients create rows."""
+    request = client.request(ids)
+    rows = client.pull(0, request).result()
+    client.push(0, request, {name: np.ones_like(row) for name, row in rows.items()})
+    client.fence(1)
+
+
+@pytest.mark.parametrize("coding", ["raw", "coded"])
+@pytest.mark.parametrize("num_servers", [1, 3])
+def test_a_read_says_for_each_id_whether_it_has_a_row(num_servers: int, coding: str) -> None:
+    services, compression = job(num_servers, coding)
+    client = connect([service.handle for service in services], compression)
+    rng = np.random.default_rng(5)
+    user, item = (np.unique(rng.integers(-(2**63), 2**63 - 1, 203)) for _ in range(2))
+    train(client, user=user[::3], item=item[:7])
+    pulled = client.read(client.request({"user": user, "item": item}))
+    rows = pulled.result()
+    expected = np.concatenate([np.isin(user, user[::3]), np.isin(item, item[:7])])
+    assert pulled.has_row_V is not None and np.array_equal(pulled.has_row_V, expected)
+    assert rows["user"].shape == (user.size, 4) and np.isfinite(rows["item"]).all()
+
+
+def test_a_read_of_no_ids_says_nothing_of_rows() -> None:
+    services, compression = job(2, "raw")
+    client = connect([service.handle for service in services], compression)
+    pulled = client.read(client.request({}))
+    pulled.result()
+    assert pulled.has_row_V is not None and pulled.has_row_V.size == 0
+    reply = unpack(services[0].handle(pack(Message(Kind.READ, 0, 0, 0))).result(0))
+    assert (reply.kind, reply.sections) == (Kind.ROWS, ())
+
+
+def test_the_answer_to_a_pull_has_no_bits() -> None:
+    services, compression = job(1, "raw")
+    client = connect([services[0].handle], compression)
+    train(client, user=ids_of(1, 2))
+    pulled = client.pull(1, client.request({"user": ids_of(1, 2, 3)}))
+    pulled.result()
+    assert pulled.has_row_V is None
+    message = pack(Message(Kind.PULL, 0, 0, 2, (Section(0, 3, ids_of(1, 2, 3).view(np.uint8), EMPTY),)))
+    push = pack(Message(Kind.PUSH, 0, 0, 1, ()))
+    services[0].handle(push)
+    assert [(s.ids.size, s.id_format) for s in unpack(services[0].handle(message).result(0)).sections] == [(0, 0)]
+
+
+def damaged(section: Section, change: str) -> Section:
+    ids, form = section.ids.copy(), section.id_format
+    match change:
+        case "a bit behind the last id":
+            ids[-1] |= 0x80
+        case "a byte too few":
+            ids = ids[:-1]
+        case "a byte too many":
+            ids = np.append(ids, np.uint8(0))
+        case "no bits":
+            ids = ids[:0]
+        case "another format":
+            form = 0
+    return Section(section.table, section.rows, ids, section.values, form, section.value_format)
+
+
+@pytest.mark.parametrize("coding", ["raw", "coded"])
+@pytest.mark.parametrize(
+    "change", ["a bit behind the last id", "a byte too few", "a byte too many", "no bits", "another format"]
+)
+def test_a_damaged_answer_is_refused(change: str, coding: str) -> None:
+    (service,), compression = job(1, coding)
+
+    def handle(message: Bytes) -> Future[Bytes]:
+        answer = unpack(service.handle(message).result(0))
+        changed: Future[Bytes] = Future()
+        parts = (damaged(answer.sections[0], change),)
+        changed.set_result(pack(Message(answer.kind, answer.generation, answer.rank, answer.step, parts)))
+        return changed
+
+    client = connect([handle], compression)
+    with pytest.raises(CorruptMessage, match="say which of 11 ids have rows; allowed: a bit for each"):
+        client.read(client.request({"user": np.arange(11)})).result()
+
+
+@examples()
+@given(st.lists(st.lists(st.booleans(), max_size=20), max_size=6))
+def test_bits_come_back_of_any_sections(sections: list[list[bool]]) -> None:
+    rows_S = np.array([len(section) for section in sections], np.int64)
+    starts_S1 = np.concatenate([[0], np.cumsum(rows_S)]).astype(np.int64)
+    has_row_V = np.array([bit for section in sections for bit in section], np.bool_)
+    message = allocate(
+        Kind.ROWS,
+        generation=0,
+        rank=0,
+        step=0,
+        tables_S=np.arange(len(sections)),
+        rows_S=rows_S,
+        id_formats_S=ROW_BITS,
+        id_bytes_S=row_bit_bytes(starts_S1),
+    )
+    message.ids_area[:] = write_row_bits(has_row_V)
+    assert message.id_bytes == -(-has_row_V.size // 8)
+    assert np.array_equal(read_row_bits(read(message.buffer)), has_row_V)
