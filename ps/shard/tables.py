@@ -267,6 +267,10 @@ class Tables(Sequence[Table]):
                 held.enter_context(self._changes[lock])
             yield
 
+    def held(self) -> contextlib.AbstractContextManager[None]:
+        """Holds all tables while they are filled: pulls and pushes wait."""
+        return self._locked(*range(len(self)))
+
     def _make_pre_image_room(self, tables_S: Ints, rows_S: Ints) -> None:
         if self._snapshot is not None and not self._snapshot.over:
             self._snapshot.make_room(tables_S, rows_S)

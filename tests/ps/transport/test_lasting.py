@@ -141,11 +141,12 @@ def train(cluster: Cluster, rank: int, errors: list[BaseException]) -> None:
         for step in range(STEPS):
             ids = {name: np.unique(random_ids.integers(0, 60, 20)) for name in ("item", "tag")}
             request = client.request(ids)
-            rows = client.pull(step, request).result()
+            pull = client.pull(step, request)
+            rows = pull.result()
             grads = client.gradients(step, request)
             for name in rows:
                 grads[name][:] = 1.0 + rank + step % 3
-            client.push(step, request, grads, last=step == STEPS - 1)
+            client.push(step, request, grads, pulls=[pull], last=step == STEPS - 1)
         client.fence(STEPS)
     except BaseException as error:
         errors.append(error)
