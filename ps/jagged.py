@@ -131,8 +131,7 @@ class SectionIds:
 
 
 def union(parts: Sequence[SectionIds]) -> tuple[Ints, Ints, Ints]:
-    """All ids of several sections once, sorted by table and id: their tables, the ids, and where each stands first in
-    the parts one after the other."""
+    """The ids of all parts, each once: (table, id, first place in the parts one after the other), by table and id."""
     tables_V = np.concatenate([np.repeat(part.tables_S, np.diff(part.starts_S1)) for part in parts])
     ids_V = np.concatenate([part.ids_V for part in parts])
     order_V = np.lexsort((ids_V, tables_V))

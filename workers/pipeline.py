@@ -111,9 +111,8 @@ class Pipeline:
             prepared = self._ahead.next()
             self._clock.enter("pull_wait")
             self._add(prepared, self._client.pull(prepared.step, prepared.request))
-        running = self._in_flight.popleft()
-        self._pulls = (running.pull,)
-        return running
+        self._pulls = (self._in_flight[0].pull,)
+        return self._in_flight.popleft()
 
     def push(
         self, step: int, request: Request, grads: Mapping[str, Rows], *, last: bool = False, lr_factor: float = 1.0

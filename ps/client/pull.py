@@ -17,8 +17,7 @@ from shardkeep.base.errors import CorruptMessage
 from shardkeep.ps.client.absent_rows import AbsentRows
 from shardkeep.ps.client.calls import Replies, ServerCalls
 from shardkeep.ps.client.request import Cache, Fetch, Request
-from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
-from shardkeep.ps.placement import split
+from shardkeep.ps.jagged import Catalog, JaggedRows
 from shardkeep.ps.wire.ids import check_complete, write_ids
 from shardkeep.ps.wire.message import MOST_PULLS, Kind, Packed
 from shardkeep.ps.wire.rows import decode
@@ -82,8 +81,6 @@ class Puller:
         self._window = window
         self._absent = absent
         self._numbers: dict[int, int] = {}  # the last number given, by step, until it is pushed
-        ids = JaggedIds.of_arrays(catalog, {})
-        self._empty = Request(ids, split(ids, calls.num_servers))
 
     def forget(self) -> None:
         """Forgets pulls in flight: their replies will not come, and their steps are pulled again."""
@@ -131,10 +128,6 @@ class Puller:
     def pushed(self, step: int) -> None:
         """A step is pushed: no later push names its pulls, or those of the steps before."""
         self._numbers = {later: number for later, number in self._numbers.items() if later > step}
-
-    def nothing(self) -> Pull:
-        """A pull without rows, which is not sent."""
-        return Pull(Fetch(0, self._empty, self._empty), Kind.PULL, self)
 
     def receive(self, pull: Pull) -> JaggedRows:
         """As `Pull.result`."""

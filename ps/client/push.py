@@ -46,11 +46,11 @@ class PushBuffer(JaggedRows):
 class _Unacknowledged:
     """A step's pushes that were sent alone, and the pull that the others carried, whose reply acknowledges them."""
 
-    pull: Pull
+    pull: Pull | None
     futures: list[tuple[int, Future[Bytes]]] = field(default_factory=list)
 
     def all(self) -> list[Future[Bytes]]:
-        return [future for _, future in [*self.futures, *self.pull.futures]]
+        return [future for _, future in [*self.futures, *(self.pull.futures if self.pull else ())]]
 
 
 class Pusher:
@@ -122,6 +122,10 @@ class Pusher:
         flush = last and compressor is not None and compressor.sends_later
         pulls = [pull for pull in pulls if pull.number and pull.fetch.step == step and pull.received]
         value = push_value(flush=flush, lr_factor=lr_factor)
+
+        def value_of(server: int) -> int:
+            return value | pull_names(pull.number for pull in pulls if pull.fetch.missing.split.count(server))
+
         request, rows = self._fitted(request, grads)
         if step >= self._counted_until:
             self._counted_until = step + 1
@@ -129,8 +133,7 @@ class Pusher:
         self._wait_for_window(step)
         self._pulls.pushed(step)
         if isinstance(rows, PushBuffer) and rows.is_of(step, request):
-            if value := value | _names(pulls, 0):
-                set_value(rows.message, value)
+            set_value(rows.message, value_of(0))
             return {0: rows.message.buffer}
         if compressor is None:
             encoded = EncodedRows(request.ids, rows.flat.view(np.uint8), None)
@@ -138,12 +141,12 @@ class Pusher:
             encoded = compressor.compress(step, request.ids, rows, last=last)
 
         def allocate(server: int, **directory: Any) -> Packed:
-            return self._calls.allocate(Kind.PUSH, step, value=value | _names(pulls, server), **directory)
+            return self._calls.allocate(Kind.PUSH, step, value=value_of(server), **directory)
 
         messages = self._writer.write(encoded, request, [pull.fetch.missing for pull in pulls], allocate)
         return {server: packed.buffer for server, packed in enumerate(messages)}
 
-    def _fitted(self, request: Request, grads: Mapping[str, Rows]) -> tuple[Request, JaggedRows]:
+    def _fitted(self, request: Request, grads: Grads) -> tuple[Request, JaggedRows]:
         """The gradients as jagged rows, and the request of their tables alone."""
         ids = request.ids
         if self._frozen and not self._frozen.isdisjoint(grads):
@@ -164,7 +167,7 @@ class Pusher:
             request = Request(ids, split(ids, self._calls.num_servers))
         return request, JaggedRows.of_arrays(ids, grads)
 
-    def send(self, step: int, pushes: dict[int, Bytes], pulls: Mapping[int, Bytes], pull: Pull) -> None:
+    def send(self, step: int, pushes: dict[int, Bytes], pulls: Mapping[int, Bytes], pull: Pull | None) -> None:
         """Sends pushes. A pull to the same server goes in the same call, and its reply acknowledges both. Adds
         those replies to `pull`."""
         pending = self._unacknowledged[step] = _Unacknowledged(pull)
@@ -172,7 +175,7 @@ class Pusher:
         for server, message in pushes.items():
             then = pulls.get(server)
             future = self._calls.send(server, message, then)
-            (pending.futures if then is None else pull.futures).append((server, future))
+            (pending.futures if pull is None or then is None else pull.futures).append((server, future))
 
     def wait_acknowledged(self, *, in_step: bool = True) -> None:
         """Blocks until every push is acknowledged. Raises what `Pull.result` raises. `in_step`: a step waits for it."""
@@ -193,12 +196,7 @@ class Pusher:
         pending = self._unacknowledged[step]
         for _ in replies(pending.futures, Kind.ACK):
             pass
-        if not pending.pull.received:
+        if pending.pull is not None and not pending.pull.received:
             for _ in replies(pending.pull.futures, Kind.ROWS):
                 pass
         del self._unacknowledged[step]
-
-
-def _names(pulls: Pulls, server: int) -> int:
-    """The part of a push's `value` that names the pulls which requested rows of a server."""
-    return pull_names(pull.number for pull in pulls if pull.fetch.missing.split.count(server))

@@ -77,10 +77,9 @@ class Cache:
         self.hits += ids.ids_V.size - places_M.size
         self.misses += places_M.size
         counts_T = np.diff(np.searchsorted(places_M, layout.starts_T1))
-        missing = JaggedIds(Layout.of_counts(layout.catalog, counts_T), ids.ids_V[places_M], ids.names)
-        fetch = Fetch(
-            step, request, Request(missing, split(missing, self._num_servers)), flat, places_M, borrowed, receive
-        )
+        lacking = JaggedIds(Layout.of_counts(layout.catalog, counts_T), ids.ids_V[places_M], ids.names)
+        missing = Request(lacking, split(lacking, self._num_servers))
+        fetch = Fetch(step, request, missing, flat, places_M, borrowed, receive)
         self._under_way.append(fetch)
         return fetch
 
@@ -109,8 +108,8 @@ def together(requests: Sequence[Request], num_servers: int) -> Request | None:
     if len(requests) < 2:
         return requests[0] if requests else None
     catalog = requests[0].ids.layout.catalog
-    every_T = np.arange(len(catalog))
-    tables_U, ids_U, _ = union([SectionIds(every_T, each.ids.layout.starts_T1, each.ids.ids_V) for each in requests])
+    all_T = np.arange(len(catalog))
+    tables_U, ids_U, _ = union([SectionIds(all_T, each.ids.layout.starts_T1, each.ids.ids_V) for each in requests])
     ids = JaggedIds(Layout.of_counts(catalog, np.bincount(tables_U, minlength=len(catalog))), ids_U)
     return Request(ids, split(ids, num_servers))
 

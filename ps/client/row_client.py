@@ -16,7 +16,7 @@ from shardkeep.ps.client.admin import AdminClient
 from shardkeep.ps.client.calls import ServerCalls
 from shardkeep.ps.client.compressor import Compressor
 from shardkeep.ps.client.pull import Pull, Puller
-from shardkeep.ps.client.push import Pusher
+from shardkeep.ps.client.push import Grads, Pulls, Pusher
 from shardkeep.ps.client.push_messages import PushWriter
 from shardkeep.ps.client.request import Cache, Request
 from shardkeep.ps.client.row_memory import RowMemory
@@ -166,23 +166,15 @@ class RowClient:
         return self.pushes.buffer(step, request)
 
     def push(
-        self,
-        step: int,
-        request: Request,
-        grads: Mapping[str, Rows],
-        *,
-        pulls: Sequence[Pull] = (),
-        last: bool = False,
-        lr_factor: float = 1.0,
+        self, step: int, request: Request, grads: Grads, *, pulls: Pulls = (), last: bool = False, lr_factor: float = 1
     ) -> None:
         """Sends the gradients (U, D) of the request's rows; returns without waiting for the acknowledgement,
         unless as many steps as the consistency mode allows are already unacknowledged. Gradients of frozen tables are
         not sent.
 
-        The gradients are encoded before this returns; the caller may reuse them. Tables may be left out. `pulls`: the
-        step's pulls whose rows the gradients are of. The push names them, so that servers need not find the rows again,
-        and coded ids refer to theirs. A push without them is right too. `last`: also sends all unsent gradients of
-        earlier steps, but not the rounding errors of rows already sent.
+        The gradients are encoded before this returns; the caller may reuse them. Tables may be left out. `pulls`: those
+        that the push names, so that servers need not find their rows again, and coded ids refer to them. `last`: also
+        sends all unsent gradients of earlier steps, but not the rounding errors of rows already sent.
 
         `lr_factor`: multiplies the row optimizers' learning rates in this update, as a schedule does; 1.2e-38 to
         3.4e38, rounded to float32. In `sync`, all ranks push the same factor at a step.
@@ -190,17 +182,17 @@ class RowClient:
         Raises ProtocolError if gradients do not fit the request, the step was pushed before or `lr_factor` is out of
         bounds, and what `Pull.result` raises if an earlier push failed."""
         messages = self.pushes.messages(step, request, grads, pulls, last=last, lr_factor=lr_factor)
-        self.pushes.send(step, messages, {}, self._pulls.nothing())
+        self.pushes.send(step, messages, {}, None)
 
     def exchange(
         self,
         step: int,
         request: Request,
-        grads: Mapping[str, Rows],
+        grads: Grads,
         next_step: int,
         next_request: Request,
         *,
-        pulls: Sequence[Pull] = (),
+        pulls: Pulls = (),
         lr_factor: float = 1.0,
     ) -> Pull:
         """`push`, then `pull` of another step, in one call per server if the mode allows it: a call costs more than its

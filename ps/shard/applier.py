@@ -152,7 +152,7 @@ class Applier:
         self.advance()
         with self._idle:
             self._idle.wait_for(lambda: not self._applying)
-        with self._tables.held():  # a checkpoint may be filling them
+        with self._tables.locked():  # a checkpoint may be filling them
             pass
         if self._in_doubt:
             raise TransportError(self._in_doubt)

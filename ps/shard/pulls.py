@@ -52,8 +52,7 @@ class Pulls:
         self._catalog = catalog
         self._replies = replies
         self._parked: list[Parked] = []
-        # by rank, step and number, until the push of the step comes
-        self._remembered: dict[int, dict[int, dict[int, Pulled]]] = {}
+        self._remembered: dict[int, dict[int, dict[int, Pulled]]] = {}  # by rank, step, number; until the step's push
         self.counts: Counter[str] = Counter()
         """Pulls and reads; read it under the lock."""
         self.staleness: Counter[int] = Counter()
@@ -111,19 +110,17 @@ class Pulls:
         return admitted
 
     def answer(self, parked: Parked, staleness: int) -> None:
-        """Sends the rows of an admitted pull, or its error, or acknowledges a fence."""
-        message = parked.message
+        """Sends the rows of an admitted pull, the acknowledgement of a fence, or an error."""
         try:
-            if message.kind is Kind.FENCE:
-                answer = self._serving.acknowledgement(message.rank, message.step)
-            else:
-                answer = self.rows(message, parked.wanted, staleness=staleness)
+            answer = self.rows(parked.message, parked.wanted, staleness=staleness)
         except Exception as error:
             answer = self._serving.error(error)
         parked.future.set_result(answer)
 
     def rows(self, message: Packed, wanted: SectionIds, *, staleness: int) -> Bytes:
-        """The ROWS message of a pull or read."""
+        """The ROWS message of a pull or read; the ACK of a fence."""
+        if message.kind is Kind.FENCE:
+            return self._serving.acknowledgement(message.rank, message.step)
         answer, pulled = self._replies.rows(message, wanted, staleness=staleness)
         if message.kind is Kind.PULL and message.value and wanted:
             with self._serving.lock:

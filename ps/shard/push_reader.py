@@ -117,5 +117,5 @@ def _together(pulled: Sequence[Pulled]) -> Pulled | None:
     tables_U, ids_U, at_U = union([one.sections for one in pulled])
     tables_S, starts_S = np.unique(tables_U, return_index=True)
     slots_U = np.concatenate([one.slots_V for one in pulled])[at_U]
-    absent_S = np.add.reduceat((slots_U < 0).astype(np.int64), starts_S)
-    return Pulled(SectionIds(tables_S, np.append(starts_S, ids_U.size), ids_U), slots_U, absent_S)
+    sections = SectionIds(tables_S, np.append(starts_S, ids_U.size), ids_U)
+    return Pulled(sections, slots_U, np.add.reduceat((slots_U < 0).astype(np.int64), starts_S))

@@ -145,7 +145,7 @@ class ShardService:
         shard = self._serving.shard
         if shard >= call.servers:
             raise ProtocolError(f"server {shard} of {call.servers}; allowed: a job that has this server")
-        with self.tables.held():
+        with self.tables.locked():
             if any(table.num_rows for table in self.tables):
                 raise ProtocolError(f"server {shard} has rows; a checkpoint is loaded before the first step")
             checkpoint = Checkpoints(call.folder).load(call.step)

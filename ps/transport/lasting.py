@@ -160,9 +160,7 @@ class LastingTransport:
             replies = [transport.send(sent.server, sent.message, timeout_s=sent.timeout_s) for sent in due]
             answers = [reply.result() for reply in replies]
             for sent, answer in zip(due, answers, strict=True):
-                if sent.then is not None and answer[KIND_AT] != Kind.ERROR:
-                    continue  # its pull follows
-                if not self._answered(sent, answer):
+                if (sent.then is None or answer[KIND_AT] == Kind.ERROR) and not self._answered(sent, answer):
                     _check(sent, answer)
 
     def fail(self, error: ShardkeepError) -> None:

@@ -279,8 +279,6 @@ def step_of(buffer: Bytes, kind: Kind) -> int:
 
 def addressed(buffer: Bytes, generation: int) -> Bytes:
     """The packed message for another generation: a copy, because a peer may still read the buffer."""
-    if _GENERATION.unpack_from(buffer.data, _GENERATION_AT)[0] == generation:
-        return buffer
     copy = buffer.copy()
     _GENERATION.pack_into(copy.data, _GENERATION_AT, generation)
     return copy

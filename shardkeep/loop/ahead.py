@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
-from shardkeep.base.arrays import Rows
 from shardkeep.base.errors import UserError
+from shardkeep.ps.client.push import Grads, Pulls
 from shardkeep.ps.client.request import Request
 from shardkeep.ps.client.row_client import Pull, RowClient
 from shardkeep.ps.jagged import JaggedRows
@@ -78,9 +78,7 @@ class PullsAhead:
         for pending in self._due(step):
             pending.pull = self._rows.pull(pending.step, pending.request)
 
-    def push(
-        self, step: int, request: Request, grads: Mapping[str, Rows], pulls: Sequence[Pull], lr_factor: float
-    ) -> None:
+    def push(self, step: int, request: Request, grads: Grads, pulls: Pulls, lr_factor: float) -> None:
         """Ends a step by its push, with the pull of a later step in the same call where one may go."""
         due = self._due(step + 1)
         if not due:

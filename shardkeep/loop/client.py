@@ -205,11 +205,10 @@ class EmbeddingClient:
 
     def _pulled(self, request: Request) -> tuple[Pull, JaggedRows]:
         """The rows of a request for the running step. Without gradients they are as those of `read`."""
-        trains = torch.is_grad_enabled()
         with self._calls.waiting():
-            if not trains:
+            if not torch.is_grad_enabled():
                 self._rows.fence(self.step)
-            pull = self._rows.pull(self.step, request, for_push=trains)
+            pull = self._rows.pull(self.step, request, for_push=torch.is_grad_enabled())
             return pull, pull.result()
 
     def prefetch(self, ids: IdsByTable | Mapping[str, Bag], *, step: int | None = None) -> Pending[Lookup]:
@@ -263,13 +262,11 @@ class EmbeddingClient:
         """
         self._check_open("read")
         request, made = self._calls.demands.of("read", self, ids)
-        with self._calls.reading():
+        with self._calls.reading(), torch.no_grad():
             if fresh:
                 self._rows.fence(self.step)
             pull = self._rows.read(request)
-            rows = pull.result()
-        with torch.no_grad():
-            return {name: found.detach() for name, found in made(pull, rows).items()}
+            return {name: found.detach() for name, found in made(pull, pull.result()).items()}
 
     def apply(self, *lookups: Lookup, scale: float = 1.0, lr_factor: float = 1.0) -> None:
         """Pushes the gradients of this step's lookups, summed per row, and starts the next step.

@@ -1,4 +1,4 @@
-"""Several pulls under way: a push names those that it answers, whatever the order in which they were answered."""
+"""Several pulls under way: a push names those that it answers, and their answers come in any order."""
 
 from __future__ import annotations
 
