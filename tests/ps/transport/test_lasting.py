@@ -24,7 +24,7 @@ from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.transport.lasting import LastingTransport
 from shardkeep.ps.transport.local import LocalTransport
 from shardkeep.ps.transport.transport import Handler
-from shardkeep.ps.wire.message import Kind, text_message
+from shardkeep.ps.wire.message import Kind, step_of, text_message
 
 SERVERS, RANKS, STEPS, KILLS = 2, 2, 150, 12
 EXACT: dict[str, Any] = {"optimizer": {"name": "sgd", "lr": 0.5}, "init": {"name": "zeros"}}
@@ -235,7 +235,12 @@ def test_what_servers_refuse_of_an_open_exchange_is_the_answer_to_its_caller(tmp
     request = client.request({"item": np.arange(5)})
     transport.suspend()
     pull = client.exchange(0, request, client.gradients(0, request), 1, request)
-    transport.renew(LocalTransport([refusing] * SERVERS), 2, 0)
+    handlers = [service.handle for service in cluster.services]
+    no_pushes = [
+        lambda message, handle=handle: (handle if step_of(message, Kind.PULL) >= 0 else refusing)(message)
+        for handle in handlers
+    ]
+    transport.renew(LocalTransport(no_pushes), 1, 0)
     with pytest.raises(RemoteError, match="server 0: no room"):
         pull.result()
     assert transport.num_kept == 0
