@@ -16,7 +16,6 @@ from tests.support.trainers import trainers
 TABLES = [TableSpec(name="user", dim=4, optimizer={"name": "adam", "lr": 0.1}), TableSpec(name="tag", dim=3)]
 EVERY = {name: torch.arange(40) for name in ("user", "tag")}
 STEPS, SOON_S = 5, 0.05
-MODES = ["sync", "bounded", "async"]
 
 
 def ids_of(step: int, rank: int) -> dict[str, torch.Tensor]:
@@ -110,13 +109,3 @@ def test_in_sync_a_read_ends_at_its_deadline_when_another_trainer_does_not_push(
     clients[0].apply(backward(coming[0].result()))
     with pytest.raises(DeadlineExceeded, match="server 0 did not answer within"):
         clients[0].read(EVERY)
-
-
-def test_lookups_without_gradients_and_lookups_of_one_step_push_as_one() -> None:
-    clients = trainers(1, TABLES, "bounded")
-    with torch.no_grad():
-        clients[0].lookup(EVERY)
-    train(clients, 1)
-    lookups = [backward(clients[0].lookup(ids_of(1, rank))) for rank in range(2)]
-    clients[0].apply(*reversed(lookups), scale=0.5)
-    assert clients[0].step == 2
