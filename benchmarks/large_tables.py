@@ -140,8 +140,9 @@ class Server:
 
     def exchange(self, request: Any) -> None:
         """Pulls rows, then pushes their gradients: what a pull waits for, at most, that comes just after a push."""
-        rows_UD = self._client.pull(self._step, request).result()["t"]
-        self._client.push(self._step, request, {"t": self._grad_UD[: len(rows_UD)]})
+        pull = self._client.pull(self._step, request)
+        rows_UD = pull.result()["t"]
+        self._client.push(self._step, request, {"t": self._grad_UD[: len(rows_UD)]}, pulls=[pull])
         self._client.wait_acknowledged()
         self._step += 1
 

@@ -175,7 +175,7 @@ def worker_process(port: int, dim: int, policies: Policies, seconds: float, seed
         sums = client.gradients(i, request)
         embeddings.collect(plan, leaves, sums)
         plan, next_request = ahead.next()
-        under_way.append((plan, next_request, client.exchange(i, request, sums, asked, next_request)))
+        under_way.append((plan, next_request, client.exchange(i, request, sums, asked, next_request, pulls=[pull])))
         asked += 1
 
     harness.settle_garbage_collector()

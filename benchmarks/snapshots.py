@@ -84,9 +84,10 @@ class Server:
     def exchange(self, request: Any) -> tuple[float, float]:
         """One step; the seconds of its pull and of its push."""
         started = time.perf_counter()
-        rows_UD = self.client.pull(self.step, request).result()["t"]
+        pull = self.client.pull(self.step, request)
+        rows_UD = pull.result()["t"]
         pulled = time.perf_counter()
-        self.client.push(self.step, request, {"t": self._grad_UD[: len(rows_UD)]})
+        self.client.push(self.step, request, {"t": self._grad_UD[: len(rows_UD)]}, pulls=[pull])
         self.client.wait_acknowledged()
         self.step += 1
         return pulled - started, time.perf_counter() - pulled

@@ -79,6 +79,7 @@ class Pipeline:
         self._slow_start_s = slow_start_s
         self._ahead: Prefetch[Prepared] | None = None
         self._in_flight: deque[InFlight] = deque()
+        self._pulls: tuple[Pull, ...] = ()  # of the running step
         self._left = 0  # steps that are not pulled yet
 
     @contextlib.contextmanager
@@ -110,6 +111,7 @@ class Pipeline:
             prepared = self._ahead.next()
             self._clock.enter("pull_wait")
             self._add(prepared, self._client.pull(prepared.step, prepared.request))
+        self._pulls = (self._in_flight[0].pull,)
         return self._in_flight.popleft()
 
     def push(
@@ -121,9 +123,10 @@ class Pipeline:
         `last`: the job's last step pushes the residuals too. `lr_factor`: as of `RowClient.push`."""
         following = self._ahead.next() if self._ahead is not None and self._may_pull(self._ahead) else None
         if following is None:
-            self._client.push(step, request, grads, last=last, lr_factor=lr_factor)
+            self._client.push(step, request, grads, pulls=self._pulls, last=last, lr_factor=lr_factor)
         else:
-            pull = self._client.exchange(step, request, grads, following.step, following.request, lr_factor=lr_factor)
+            later = following.step, following.request
+            pull = self._client.exchange(step, request, grads, *later, pulls=self._pulls, lr_factor=lr_factor)
             self._add(following, pull)
         if self._slow_start_s:
             self._client.calls.extend_deadlines(0.0)

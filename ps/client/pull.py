@@ -17,20 +17,21 @@ from shardkeep.base.errors import CorruptMessage
 from shardkeep.ps.client.absent_rows import AbsentRows
 from shardkeep.ps.client.calls import Replies, ServerCalls
 from shardkeep.ps.client.request import Cache, Fetch, Request
-from shardkeep.ps.jagged import Catalog, JaggedIds, JaggedRows
-from shardkeep.ps.placement import split
+from shardkeep.ps.jagged import Catalog, JaggedRows
 from shardkeep.ps.wire.ids import check_complete, read_row_bits, write_ids
-from shardkeep.ps.wire.message import Kind, Packed
+from shardkeep.ps.wire.message import MOST_PULLS, Kind, Packed
 from shardkeep.ps.wire.rows import decode
 
 
 @dataclass(slots=True)
 class Pull:
-    """A pull in flight. `result` blocks until its rows have arrived."""
+    """A pull in flight, and its handle in the push that answers it. `result` blocks until its rows have arrived."""
 
     fetch: Fetch
     kind: Kind
     _puller: Puller
+    number: int = 0
+    """Its number among the pulls of its step, from 1 on; 0 = no push names it, and servers do not remember it."""
     futures: list[tuple[int, Future[Bytes]]] = field(default_factory=list)
     """The replies, by server."""
     received: bool = False
@@ -60,12 +61,14 @@ class Puller:
         catalog: Catalog,
         *,
         sync: bool,
+        window: int,
         cache: Cache | None,
         absent: AbsentRows | None,
         replies: Replies | None = None,
     ) -> None:
-        """`sync`: a pull goes to every server. `absent`: computes rows that no server has, if ids are coded; None = ids
-        are sent raw, and servers send all rows. `replies`: waits for the replies to a step's pull."""
+        """`sync`: a pull goes to every server. `window`: most steps under way. `absent`: computes rows that no server
+        has, if ids are coded; None = ids are sent raw, and servers send all rows. `replies`: waits for the replies to a
+        step's pull."""
         self.cache = cache
         self.staleness_seen: dict[int, int] = {}
         """Number of pulls by the staleness of their rows."""
@@ -77,35 +80,38 @@ class Puller:
         self._replies = calls.replies if replies is None else replies
         self._catalog = catalog
         self._sync = sync
+        self._window = window
         self._absent = absent
-        self._fetches: dict[int, Fetch] = {}  # by step, until it is pushed
-        ids = JaggedIds.of_arrays(catalog, {})
-        self._empty = Request(ids, split(ids, calls.num_servers))
+        self._numbers: dict[int, int] = {}  # the last number given, by step, until it is pushed
 
     def forget(self) -> None:
         """Forgets pulls in flight: their replies will not come, and their steps are pulled again."""
         self._counted_until = self._pulled_until
-        self._fetches.clear()
+        self._numbers.clear()
         if self.cache is not None:
             self.cache.forget()
 
-    def send(self, kind: Kind, step: int, request: Request) -> Pull:
-        """Requests the rows; returns immediately."""
-        pull = self.prepared(kind, step, request)
+    def send(self, kind: Kind, step: int, request: Request, *, for_push: bool = True) -> Pull:
+        """Requests the rows; returns immediately. `for_push`: whether a push may name the pull."""
+        pull = self.prepared(kind, step, request, for_push=for_push)
         messages = self.messages(pull, step)
         pull.futures = [(server, self._calls.send(server, message)) for server, message in messages.items()]
         return pull
 
-    def prepared(self, kind: Kind, step: int, request: Request) -> Pull:
+    def prepared(self, kind: Kind, step: int, request: Request, *, for_push: bool = True) -> Pull:
         """A pull whose messages are not sent yet."""
+        pull = Pull(Fetch(step, request, request), kind, self)
         if kind is not Kind.PULL or not request.ids:
-            return Pull(Fetch(step, request, request), kind, self)
+            return pull
         if step >= self._counted_until:  # a step of a user's own loop may have several pulls
             self._pulled_until = max(self._pulled_until, step + 1)
             self.num_values += request.ids.layout.num_values
-        fetch = Fetch(step, request, request) if self.cache is None else self.cache.fetch(step, request)
-        self._fetches[step] = fetch
-        return Pull(fetch, kind, self)
+        if self.cache is not None:
+            pull.fetch = self.cache.fetch(step, request, pull.result)
+        if for_push and (step in self._numbers or len(self._numbers) < self._window):
+            number = self._numbers[step] = self._numbers.get(step, 0) + 1
+            pull.number = number if number <= MOST_PULLS else 0
+        return pull
 
     def messages(self, pull: Pull, step: int) -> dict[int, Bytes]:
         """One message to each server that holds an id of the pull; in `sync` a pull goes to every server."""
@@ -116,21 +122,19 @@ class Puller:
                 continue
             ids_V = missing.split.ids_of(server, missing.ids.ids_V)
             ids = write_ids(missing.split.counts_ST[server], ids_V, coded=self._absent is not None)
-            message = self._calls.allocate(pull.kind, step, **ids.directory)
+            message = self._calls.allocate(pull.kind, step, value=pull.number, **ids.directory)
             message.ids_area[:] = ids.area
             messages[server] = message.buffer
         return messages
 
-    def pushed(self, step: int) -> Fetch | None:
-        """Forgets the pull of a step that is pushed, and returns its fetch; None = there was no pull."""
-        return self._fetches.pop(step, None)
-
-    def nothing(self) -> Pull:
-        """A pull without rows, which is not sent."""
-        return Pull(Fetch(0, self._empty, self._empty), Kind.PULL, self)
+    def pushed(self, step: int) -> None:
+        """A step is pushed: no later push names its pulls, or those of the steps before."""
+        self._numbers = {later: number for later, number in self._numbers.items() if later > step}
 
     def receive(self, pull: Pull) -> JaggedRows:
         """As `Pull.result`."""
+        if pull.fetch.answer is not None and pull.fetch.flat is not None:  # for a pull that borrows from it
+            return JaggedRows(pull.request.ids.layout, pull.fetch.flat, pull.request.ids.names)
         missing, layout = pull.fetch.missing, pull.fetch.missing.ids.layout
         flat: Rows | None = None
         stalest = 0

@@ -7,7 +7,7 @@ The compressor does selection, residuals and number formats; a push without them
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,7 +24,10 @@ from shardkeep.ps.client.request import Request
 from shardkeep.ps.jagged import JaggedIds, JaggedRows, Layout
 from shardkeep.ps.placement import split
 from shardkeep.ps.wire.ids import write_ids
-from shardkeep.ps.wire.message import Kind, Packed, push_value, set_value
+from shardkeep.ps.wire.message import Kind, Packed, pull_names, push_value, set_value
+
+Grads = Mapping[str, Rows]
+Pulls = Sequence[Pull]
 
 
 class PushBuffer(JaggedRows):
@@ -43,11 +46,11 @@ class PushBuffer(JaggedRows):
 class _Unacknowledged:
     """A step's pushes that were sent alone, and the pull that the others carried, whose reply acknowledges them."""
 
-    pull: Pull
+    pull: Pull | None
     futures: list[tuple[int, Future[Bytes]]] = field(default_factory=list)
 
     def all(self) -> list[Future[Bytes]]:
-        return [future for _, future in [*self.futures, *self.pull.futures]]
+        return [future for _, future in [*self.futures, *(self.pull.futures if self.pull else ())]]
 
 
 class Pusher:
@@ -64,9 +67,8 @@ class Pusher:
         frozen: frozenset[str] = frozenset(),
         replies: Replies | None = None,
     ) -> None:
-        """`pulls`: of the same worker; a push with coded ids refers to its step's pull. `window`: most steps without
-        an acknowledgement. `frozen`: tables whose gradients are not sent. `replies`: waits for the replies to a push
-        within a step."""
+        """`pulls`: of the same worker. `window`: most steps without an acknowledgement. `frozen`: tables whose
+        gradients are not sent. `replies`: waits for the replies to a push within a step."""
         self.next_step = 0
         """The step after the last pushed one."""
         self.num_values = 0
@@ -109,7 +111,7 @@ class Pusher:
         return PushBuffer(layout, request.ids.names, message)
 
     def messages(
-        self, step: int, request: Request, grads: Mapping[str, Rows], *, last: bool = False, lr_factor: float = 1.0
+        self, step: int, request: Request, grads: Grads, pulls: Pulls, *, last: bool = False, lr_factor: float = 1.0
     ) -> dict[int, Bytes]:
         """Returns a step's pushes by server. Blocks until the window of unacknowledged steps has room.
 
@@ -118,29 +120,33 @@ class Pusher:
             raise ProtocolError(f"step {step} was pushed before and is not acknowledged yet; a step is pushed once")
         compressor = self._compressor
         flush = last and compressor is not None and compressor.sends_later
+        pulls = [pull for pull in pulls if pull.number and pull.fetch.step == step and pull.received]
         value = push_value(flush=flush, lr_factor=lr_factor)
+
+        def value_of(server: int) -> int:
+            return value | pull_names(pull.number for pull in pulls if pull.fetch.missing.split.count(server))
+
         request, rows = self._fitted(request, grads)
         if step >= self._counted_until:
             self._counted_until = step + 1
             self.num_values += request.ids.layout.num_values
         self._wait_for_window(step)
-        fetch = self._pulls.pushed(step)
+        self._pulls.pushed(step)
         if isinstance(rows, PushBuffer) and rows.is_of(step, request):
-            if value:
-                set_value(rows.message, value)
+            set_value(rows.message, value_of(0))
             return {0: rows.message.buffer}
         if compressor is None:
             encoded = EncodedRows(request.ids, rows.flat.view(np.uint8), None)
         else:
             encoded = compressor.compress(step, request.ids, rows, last=last)
 
-        def allocate(**directory: Any) -> Packed:
-            return self._calls.allocate(Kind.PUSH, step, value=value, **directory)
+        def allocate(server: int, **directory: Any) -> Packed:
+            return self._calls.allocate(Kind.PUSH, step, value=value_of(server), **directory)
 
-        messages = self._writer.write(encoded, request, fetch, allocate)
+        messages = self._writer.write(encoded, request, [pull.fetch.missing for pull in pulls], allocate)
         return {server: packed.buffer for server, packed in enumerate(messages)}
 
-    def _fitted(self, request: Request, grads: Mapping[str, Rows]) -> tuple[Request, JaggedRows]:
+    def _fitted(self, request: Request, grads: Grads) -> tuple[Request, JaggedRows]:
         """The gradients as jagged rows, and the request of their tables alone."""
         ids = request.ids
         if self._frozen and not self._frozen.isdisjoint(grads):
@@ -161,7 +167,7 @@ class Pusher:
             request = Request(ids, split(ids, self._calls.num_servers))
         return request, JaggedRows.of_arrays(ids, grads)
 
-    def send(self, step: int, pushes: dict[int, Bytes], pulls: Mapping[int, Bytes], pull: Pull) -> None:
+    def send(self, step: int, pushes: dict[int, Bytes], pulls: Mapping[int, Bytes], pull: Pull | None) -> None:
         """Sends pushes. A pull to the same server goes in the same call, and its reply acknowledges both. Adds
         those replies to `pull`."""
         pending = self._unacknowledged[step] = _Unacknowledged(pull)
@@ -169,7 +175,7 @@ class Pusher:
         for server, message in pushes.items():
             then = pulls.get(server)
             future = self._calls.send(server, message, then)
-            (pending.futures if then is None else pull.futures).append((server, future))
+            (pending.futures if pull is None or then is None else pull.futures).append((server, future))
 
     def wait_acknowledged(self, *, in_step: bool = True) -> None:
         """Blocks until every push is acknowledged. Raises what `Pull.result` raises. `in_step`: a step waits for it."""
@@ -190,7 +196,7 @@ class Pusher:
         pending = self._unacknowledged[step]
         for _ in replies(pending.futures, Kind.ACK):
             pass
-        if not pending.pull.received:
+        if pending.pull is not None and not pending.pull.received:
             for _ in replies(pending.pull.futures, Kind.ROWS):
                 pass
         del self._unacknowledged[step]

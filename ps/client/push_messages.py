@@ -1,4 +1,4 @@
-"""Push messages: a step's encoded rows, one message per server, with ids, coded ids, or references to the step's pull.
+"""Push messages: a step's encoded rows, one message per server, with ids, coded ids, or references to pulls.
 
 Knows no transport and no codec.
 """
@@ -6,13 +6,13 @@ Knows no transport and no codec.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
 from shardkeep.base.arrays import Bytes, Ints
 from shardkeep.ps.client.compressor import EncodedRows
-from shardkeep.ps.client.request import Fetch, Request, find
+from shardkeep.ps.client.request import Request, find, together
 from shardkeep.ps.jagged import Catalog
 from shardkeep.ps.placement import Split, split
 from shardkeep.ps.placement_kernels import take_rows
@@ -22,7 +22,7 @@ from shardkeep.ps.wire.rows import ELEMENTS, PLAIN, encode_elements
 from shardkeep.ps.wire.table_formats import TableFormats
 
 Allocate = Callable[..., Packed]
-"""`message.allocate`, except the directory's columns."""
+"""`message.allocate` for a server, except the directory's columns."""
 
 
 class PushWriter:
@@ -30,7 +30,7 @@ class PushWriter:
 
     Args:
         formats: Formats of the encoded rows.
-        coded: Refer to rows of the step's pull by position, and code the ids of all others.
+        coded: Refer to rows of the named pulls by position, and code the ids of all others.
         elements: Rows are float32; only their nonzero values are sent.
     """
 
@@ -42,19 +42,19 @@ class PushWriter:
         self._widths_T = formats.widths_T
         self._num_servers = num_servers
         self.coded = coded
-        """Whether ids are coded or refer to the step's pull."""
+        """Whether ids are coded or refer to pulls."""
         self._elements = elements
 
-    def write(self, rows: EncodedRows, request: Request, fetch: Fetch | None, allocate: Allocate) -> list[Packed]:
-        """Returns one message per server. `request`: the ids of the gradients; `fetch`: that of the step's
-        pull, None = there was no pull."""
+    def write(self, rows: EncodedRows, request: Request, pulls: Sequence[Request], allocate: Allocate) -> list[Packed]:
+        """Returns one message per server. `request`: the ids of the gradients; `pulls`: those that the named pulls
+        requested."""
         servers = range(self._num_servers)
         parts = request.split if rows.positions_K is None else split(rows.ids, self._num_servers)
         if not self.coded:
             return [self._with_ids(rows, parts, server, allocate) for server in servers]
         places_K, pulled_ST = np.full(rows.ids.ids_V.size, -1, dtype=np.int64), np.zeros_like(parts.counts_ST)
-        if fetch is not None:
-            places_K, pulled_ST = _places(rows, request, fetch), fetch.missing.split.counts_ST
+        if (pulled := together(pulls, self._num_servers)) is not None:
+            places_K, pulled_ST = _places(rows, request, pulled), pulled.split.counts_ST
         return [self._referring(rows, parts, server, places_K, pulled_ST[server], allocate) for server in servers]
 
     def _with_ids(self, rows: EncodedRows, parts: Split, server: int, allocate: Allocate) -> Packed:
@@ -63,7 +63,7 @@ class PushWriter:
         def fill(out: Bytes) -> None:
             parts.take_rows(server, rows.ids.layout, rows.encoded, self._widths_T, out)
 
-        return self._message(ids, fill, allocate)
+        return self._message(server, ids, fill, allocate)
 
     def _referring(
         self, rows: EncodedRows, parts: Split, server: int, places_K: Ints, pulled_T: Ints, allocate: Allocate
@@ -82,9 +82,9 @@ class PushWriter:
             take_rows(rows.encoded, known_K, known_T, layout.starts_T1, self._widths_T, out[:at])
             take_rows(rows.encoded, other_K, counts_T - known_T, layout.starts_T1, self._widths_T, out[at:])
 
-        return self._message(joined(references, others), fill, allocate)
+        return self._message(server, joined(references, others), fill, allocate)
 
-    def _message(self, ids: EncodedIds, fill: Callable[[Bytes], None], allocate: Allocate) -> Packed:
+    def _message(self, server: int, ids: EncodedIds, fill: Callable[[Bytes], None], allocate: Allocate) -> Packed:
         """A message with these ids, and the rows that `fill` writes in their order."""
         widths_S = self._widths_T[ids.tables_S]
         if self._elements:
@@ -92,21 +92,21 @@ class PushWriter:
             fill(rows)
             packets = encode_elements(rows.view(np.float32), ids.rows_S, ids.tables_S, self._catalog, PLAIN.codec)
             sizes_S = np.array([packet.size for packet in packets], dtype=np.int64)
-            message = allocate(**ids.directory, value_bytes_S=sizes_S, value_formats_S=ELEMENTS)
+            message = allocate(server, **ids.directory, value_bytes_S=sizes_S, value_formats_S=ELEMENTS)
             message.values_area[:] = np.concatenate(packets) if packets else 0
         else:
             tags_S = self._formats.tags_T[ids.tables_S]
-            message = allocate(**ids.directory, value_bytes_S=ids.rows_S * widths_S, value_formats_S=tags_S)
+            message = allocate(server, **ids.directory, value_bytes_S=ids.rows_S * widths_S, value_formats_S=tags_S)
             fill(message.values_area)
         message.ids_area[:] = ids.area
         return message
 
 
-def _places(rows: EncodedRows, request: Request, fetch: Fetch) -> Ints:
+def _places(rows: EncodedRows, request: Request, pulled: Request) -> Ints:
     """The position of each row to send among its table's rows that its server was sent a pull for, -1 = none."""
-    places_V = places(fetch.missing.split, fetch.missing.ids.ids_V.size)
-    if request is not fetch.missing:
-        places_V = _or_none(places_V, find(request.ids, fetch.missing.ids))
+    places_V = places(pulled.split, pulled.ids.ids_V.size)
+    if request is not pulled:
+        places_V = _or_none(places_V, find(request.ids, pulled.ids))
     return places_V if rows.positions_K is None else _or_none(places_V, rows.positions_K)
 
 

@@ -8,6 +8,7 @@ step has already requested come from its reply. Knows no transport.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from shardkeep.base.arrays import Floats, Ints
 from shardkeep.ps import placement_kernels
 from shardkeep.ps.client.row_memory import RowMemory
-from shardkeep.ps.jagged import JaggedIds, Layout
+from shardkeep.ps.jagged import JaggedIds, Layout, SectionIds, union
 from shardkeep.ps.placement import Split, split
 
 
@@ -41,6 +42,8 @@ class Fetch:
     """The position of each requested id in the request; None = they are the same."""
     borrowed: list[tuple[Fetch, Ints, Ints]] = field(default_factory=list)
     """(another fetch, positions in it, positions here) of rows whose reply is in flight."""
+    receive: Callable[[], object] | None = None
+    """Waits for the reply; None = it is here, or nobody borrows from it."""
     answer: Floats | None = None
     """The rows of the reply, once received, for fetches that borrow them."""
 
@@ -56,8 +59,8 @@ class Cache:
         self.hits = self.misses = 0
         """Rows that came from the cache, and rows that were requested."""
 
-    def fetch(self, step: int, request: Request) -> Fetch:
-        """Finds the rows of a request that servers must send."""
+    def fetch(self, step: int, request: Request, receive: Callable[[], object]) -> Fetch:
+        """Finds the rows of a request that servers must send. `receive`: as of `Fetch`."""
         ids, layout = request.ids, request.ids.layout
         flat = np.empty(layout.num_values, dtype=np.float32)
         known_V = self._memory.lookup(step, ids, flat)
@@ -74,8 +77,9 @@ class Cache:
         self.hits += ids.ids_V.size - places_M.size
         self.misses += places_M.size
         counts_T = np.diff(np.searchsorted(places_M, layout.starts_T1))
-        missing = JaggedIds(Layout.of_counts(layout.catalog, counts_T), ids.ids_V[places_M], ids.names)
-        fetch = Fetch(step, request, Request(missing, split(missing, self._num_servers)), flat, places_M, borrowed)
+        lacking = JaggedIds(Layout.of_counts(layout.catalog, counts_T), ids.ids_V[places_M], ids.names)
+        missing = Request(lacking, split(lacking, self._num_servers))
+        fetch = Fetch(step, request, missing, flat, places_M, borrowed, receive)
         self._under_way.append(fetch)
         return fetch
 
@@ -85,9 +89,11 @@ class Cache:
         assert flat is not None and fetch.places_M is not None
         _put(fetch.missing.ids.layout, answer, np.arange(fetch.places_M.size), layout, fetch.places_M, flat)
         for other, theirs, mine in fetch.borrowed:
-            assert other.answer is not None  # answers are read in the order of their steps
+            if other.receive is not None:  # results are taken in another order than the pulls were sent
+                other.receive()
+            assert other.answer is not None
             _put(other.missing.ids.layout, other.answer, theirs, layout, mine, flat)
-        fetch.borrowed = []
+        fetch.borrowed, fetch.receive = [], None
         fetch.answer = answer
         self._memory.store(fetch.step, fetch.missing.ids, answer)
         return flat
@@ -95,6 +101,17 @@ class Cache:
     def forget(self) -> None:
         """Forgets pulls in flight: their replies will not come."""
         self._under_way.clear()
+
+
+def together(requests: Sequence[Request], num_servers: int) -> Request | None:
+    """Several requests as one of all their ids; None = there are none."""
+    if len(requests) < 2:
+        return requests[0] if requests else None
+    catalog = requests[0].ids.layout.catalog
+    all_T = np.arange(len(catalog))
+    tables_U, ids_U, _ = union([SectionIds(all_T, each.ids.layout.starts_T1, each.ids.ids_V) for each in requests])
+    ids = JaggedIds(Layout.of_counts(catalog, np.bincount(tables_U, minlength=len(catalog))), ids_U)
+    return Request(ids, split(ids, num_servers))
 
 
 def find(ids: JaggedIds, among: JaggedIds) -> Ints:

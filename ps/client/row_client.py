@@ -16,7 +16,7 @@ from shardkeep.ps.client.admin import AdminClient
 from shardkeep.ps.client.calls import ServerCalls
 from shardkeep.ps.client.compressor import Compressor
 from shardkeep.ps.client.pull import Pull, Puller
-from shardkeep.ps.client.push import Pusher
+from shardkeep.ps.client.push import Grads, Pulls, Pusher
 from shardkeep.ps.client.push_messages import PushWriter
 from shardkeep.ps.client.request import Cache, Request
 from shardkeep.ps.client.row_memory import RowMemory
@@ -79,14 +79,17 @@ class RowClient:
         self.waits = ReplyWaits(self.calls) if measures_waits else None
         """Time that steps have waited for servers; None = it is not measured."""
         replies = None if self.waits is None else self.waits.replies
-        self._pulls = Puller(self.calls, catalog, sync=self._sync, cache=self.cache, absent=absent, replies=replies)
+        self._pulls = Puller(
+            self.calls, catalog, sync=self._sync, window=window, cache=self.cache, absent=absent, replies=replies
+        )
+        self._fenced = 0  # in sync: the servers have applied all steps before this one
         self.staleness_seen = self._pulls.staleness_seen
         """Number of pulls by the staleness of their rows."""
         elements = compression.push.keep_values is not None
         writer = PushWriter(
             catalog, self.compressor.format, num_servers=self.num_servers, coded=coded, elements=elements
         )
-        frozen = frozenset(spec.name for spec in tables if spec.freeze)
+        self._frozen = frozen = frozenset(spec.name for spec in tables if spec.freeze)
         self.pushes = Pusher(
             self.calls, self._pulls, writer, self.compressor, window=window, frozen=frozen, replies=replies
         )
@@ -97,6 +100,7 @@ class RowClient:
         self.calls.regroup(transport, generation)
         self._pulls.forget()
         self.pushes.restart(step)
+        self._fenced = step
         self.memory.rewind(step)
 
     @property
@@ -132,23 +136,29 @@ class RowClient:
             ids = JaggedIds.of_arrays(self._catalog, ids)
         return Request(ids, split(ids, self.num_servers))
 
-    def pull(self, step: int, request: Request) -> Pull:
+    def pull(self, step: int, request: Request, *, for_push: bool = True) -> Pull:
         """Requests the rows of step `step`; returns immediately. In `sync` it first waits until every server has
-        acknowledged this rank's earlier pushes."""
+        acknowledged this rank's earlier pushes. `for_push`: whether the push of the step may name this pull."""
         if self._sync:
             self.wait_acknowledged()
-        return self._pulls.send(Kind.PULL, step, request)
+        for_push = for_push and not self._frozen.issuperset(request.ids)
+        return self._pulls.send(Kind.PULL, step, request, for_push=for_push)
 
     def read(self, request: Request) -> Pull:
         """Requests rows as they are now, without a promise of order (evaluation)."""
         return self._pulls.send(Kind.READ, 0, request)
 
     def fence(self, step: int) -> None:
-        """Blocks until the servers have applied all pushes of this rank before `step`. In `sync`: of every rank, and
-        every rank must call it."""
+        """Blocks until the servers have applied all pushes of this rank before `step`. In `sync`: of every rank; it
+        waits for pushes of slower ranks, and for no other call of theirs."""
         self.pushes.wait_acknowledged(in_step=False)
-        if self._sync:
-            self._pulls.send(Kind.PULL, step, self.request({})).result()
+        if self._sync and step > self._fenced:
+            for everywhere in (0, 1):
+                message = self.calls.allocate(Kind.FENCE, step, value=everywhere).buffer
+                futures = [(server, self.calls.send(server, message)) for server in range(self.num_servers)]
+                for _ in self.calls.replies(futures, Kind.ACK):
+                    pass
+            self._fenced = step
 
     def gradients(self, step: int, request: Request) -> JaggedRows:
         """Returns zeros for the gradients of this step and request. They may be the buffer of the push message: do not
@@ -156,13 +166,14 @@ class RowClient:
         return self.pushes.buffer(step, request)
 
     def push(
-        self, step: int, request: Request, grads: Mapping[str, Rows], *, last: bool = False, lr_factor: float = 1.0
+        self, step: int, request: Request, grads: Grads, *, pulls: Pulls = (), last: bool = False, lr_factor: float = 1
     ) -> None:
         """Sends the gradients (U, D) of the request's rows; returns without waiting for the acknowledgement,
         unless as many steps as the consistency mode allows are already unacknowledged. Gradients of frozen tables are
         not sent.
 
-        The gradients are encoded before this returns; the caller may reuse them. Tables may be left out. `last`: also
+        The gradients are encoded before this returns; the caller may reuse them. Tables may be left out. `pulls`: those
+        that the push names, so that servers need not find their rows again, and coded ids refer to them. `last`: also
         sends all unsent gradients of earlier steps, but not the rounding errors of rows already sent.
 
         `lr_factor`: multiplies the row optimizers' learning rates in this update, as a schedule does; 1.2e-38 to
@@ -170,25 +181,26 @@ class RowClient:
 
         Raises ProtocolError if gradients do not fit the request, the step was pushed before or `lr_factor` is out of
         bounds, and what `Pull.result` raises if an earlier push failed."""
-        messages = self.pushes.messages(step, request, grads, last=last, lr_factor=lr_factor)
-        self.pushes.send(step, messages, {}, self._pulls.nothing())
+        messages = self.pushes.messages(step, request, grads, pulls, last=last, lr_factor=lr_factor)
+        self.pushes.send(step, messages, {}, None)
 
     def exchange(
         self,
         step: int,
         request: Request,
-        grads: Mapping[str, Rows],
+        grads: Grads,
         next_step: int,
         next_request: Request,
         *,
+        pulls: Pulls = (),
         lr_factor: float = 1.0,
     ) -> Pull:
         """`push`, then `pull` of another step, in one call per server if the mode allows it: a call costs more than its
         bytes."""
         if self._sync and self.num_servers > 1:  # each must hold the push before any is pulled
-            self.push(step, request, grads, lr_factor=lr_factor)
+            self.push(step, request, grads, pulls=pulls, lr_factor=lr_factor)
             return self.pull(next_step, next_request)
-        messages = self.pushes.messages(step, request, grads, lr_factor=lr_factor)
+        messages = self.pushes.messages(step, request, grads, pulls, lr_factor=lr_factor)
         if self._sync:
             self.wait_acknowledged()
         pull = self._pulls.prepared(Kind.PULL, next_step, next_request)

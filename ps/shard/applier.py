@@ -60,11 +60,11 @@ class Applier:
         ack: Future[Bytes] = promised()
         with self._serving.lock:
             self._serving.check_open(message.generation)
-            pulled = self._pulls.remembered(*key)
+            pulled = self._pulls.named(message)
             new = self.gate.expects(*key)
             if new:
                 self.agree(*key, lr_factor_of(message))
-        # A push drops the slots of its pull, so a duplicate cannot refer to it.
+        # A push drops the slots of its pulls, so a duplicate cannot refer to them.
         forgotten = not new and num_references(message) > 0
         gradients = NO_GRADIENTS if forgotten else self._reader.gradients(message, pulled)
         if new and self.journal is not None:
@@ -152,6 +152,8 @@ class Applier:
         self.advance()
         with self._idle:
             self._idle.wait_for(lambda: not self._applying)
+        with self._tables.locked():  # a checkpoint may be filling them
+            pass
         if self._in_doubt:
             raise TransportError(self._in_doubt)
 

@@ -39,7 +39,7 @@ class Gate(Protocol[P]):
         ...
 
     def arrive(self, rank: int, step: int) -> None:
-        """Records that a pull or fence of `step` came from `rank`. Raises ProtocolError."""
+        """Records that a pull of `step` came from `rank`. Raises ProtocolError."""
         ...
 
     def take(self) -> Work[P] | None:
@@ -67,7 +67,7 @@ class Gate(Protocol[P]):
         ...
 
     def complete(self, step: int) -> None:
-        """Makes all staged pushes of steps before `step` due, because all ranks are about to begin at `step`.
+        """Makes all staged pushes of steps before `step` due, because every server holds those of all ranks.
 
         Raises ProtocolError if `step` is beyond `resume_range`."""
         ...
@@ -81,7 +81,8 @@ class SyncGate(Generic[P]):
     """The pull of step t sees exactly all pushes of steps below t.
 
     Pushes of t are staged. They are applied when all ranks' pulls of t + 1 have arrived. A rank sends that pull only
-    after every server has acknowledged its push of t. So a server that applies t knows that all servers hold t.
+    after every server has acknowledged its push of t. So a server that applies t knows that all servers hold t. A rank
+    that reads does not wait for pulls: its fence asks every server whether it holds t, then tells all that all do.
     """
 
     stages = True

@@ -113,7 +113,7 @@ class GenerationLife:
 
     def _replay_push(self, record: Record) -> bool:
         """Applies one push. Returns whether it was new."""
-        gradients = self._reader.gradients(read(record.body), None)
+        gradients = self._reader.gradients(read(record.body), ())
         with self._serving.lock:
             new = self._applier.gate.expects(record.rank, record.step)
             if new:

@@ -1,6 +1,6 @@
-"""Pulls: parks each pull until the gate admits it, then replies with its rows.
+"""Pulls: parks each pull and fence until the gate admits it, then replies.
 
-It also remembers the slots of a pull, so that the push of the same step reuses them.
+It also remembers the slots of a pull that has a number, because the push of the same step may name it.
 """
 # S = sections, V = ids of all sections
 
@@ -24,31 +24,35 @@ from shardkeep.ps.shard.consistency import Gate
 from shardkeep.ps.shard.serving import Serving, done, promised
 from shardkeep.ps.shard.tables import Gradients, Pulled, Tables
 from shardkeep.ps.wire.ids import ROW_BITS, read_ids, row_bit_bytes, write_present, write_row_bits
-from shardkeep.ps.wire.message import EMPTY, Kind, Packed, allocate
+from shardkeep.ps.wire.message import EMPTY, MOST_PULLS, Kind, Packed, allocate, named_pulls
 from shardkeep.ps.wire.rows import PLAIN, RowFormat
 from shardkeep.ps.wire.table_formats import TableFormats
 
 
 @dataclass(frozen=True, slots=True)
 class Parked:
-    """A pull that waits until the gate admits it."""
+    """A pull or fence that waits until the gate admits it."""
 
     future: Future[Bytes]
     message: Packed
     wanted: SectionIds
 
+    def may_go(self, gate: Gate[Gradients]) -> bool:
+        """Whether it can be answered now."""
+        if self.message.kind is Kind.FENCE and not self.message.value:
+            return gate.resume_range()[1] >= self.message.step
+        return gate.admits(self.message.step)
+
 
 class Pulls:
     """The pulls and reads of one server. Thread safe. Some methods require the lock of `serving`; they say so."""
 
-    def __init__(self, serving: Serving, catalog: Catalog, replies: Replies, *, window: int) -> None:
-        """`window`: for how many steps of a rank the slots are remembered."""
+    def __init__(self, serving: Serving, catalog: Catalog, replies: Replies) -> None:
         self._serving = serving
         self._catalog = catalog
         self._replies = replies
-        self._window = window
         self._parked: list[Parked] = []
-        self._remembered: dict[int, dict[int, Pulled]] = {}  # by rank and step, until the push of the step comes
+        self._remembered: dict[int, dict[int, dict[int, Pulled]]] = {}  # by rank, step, number; until the step's push
         self.counts: Counter[str] = Counter()
         """Pulls and reads; read it under the lock."""
         self.staleness: Counter[int] = Counter()
@@ -56,15 +60,23 @@ class Pulls:
 
     @property
     def num_parked(self) -> int:
-        """Pulls that wait. Under the lock."""
+        """Pulls and fences that wait. Under the lock."""
         return len(self._parked)
 
+    @property
+    def num_remembered(self) -> int:
+        """Pulls whose slots wait for a push. Under the lock."""
+        return sum(len(pulls) for steps in self._remembered.values() for pulls in steps.values())
+
     def park(self, message: Packed, gate: Gate[Gradients]) -> Future[Bytes]:
-        """Parks a pull until `gate` admits it. Raises ProtocolError, CorruptMessage or TransportError."""
+        """Parks a pull or fence until `gate` admits it. Raises ProtocolError, CorruptMessage or TransportError."""
         parked = Parked(promised(), message, self._wanted(message))
         with self._serving.lock:
             self._serving.check_open(message.generation)
-            gate.arrive(message.rank, message.step)
+            if message.kind is Kind.PULL:
+                gate.arrive(message.rank, message.step)
+            elif message.value:
+                gate.complete(message.step)
             self._parked.append(parked)
         return parked.future
 
@@ -77,17 +89,19 @@ class Pulls:
         return done(self.rows(message, wanted, staleness=0))
 
     def _wanted(self, message: Packed) -> SectionIds:
-        """The ids of a PULL or READ."""
+        """The ids of a message."""
         if message.value_bytes_S.any():
             raise CorruptMessage(f"{message.kind.name} with {int(message.value_bytes_S.sum())} bytes of values")
+        if not 0 <= message.value <= MOST_PULLS:
+            raise CorruptMessage(f"{message.kind.name} of number {message.value}; allowed: 0 to {MOST_PULLS}")
         return read_ids(message, self._catalog)
 
     def admitted(self, gate: Gate[Gradients]) -> list[tuple[Parked, int]]:
-        """Takes the parked pulls that the gate admits, with their staleness. Under the lock."""
-        ready = [p for p in self._parked if gate.admits(p.message.step)]
+        """Takes what is parked and the gate admits, with the staleness. Under the lock."""
+        ready = [p for p in self._parked if p.may_go(gate)]
         if not ready:
             return []
-        self._parked = [p for p in self._parked if not gate.admits(p.message.step)]
+        self._parked = [p for p in self._parked if not p.may_go(gate)]
         admitted = [(p, gate.staleness(p.message.step)) for p in ready]
         for parked, staleness in admitted:
             if parked.wanted:
@@ -96,7 +110,7 @@ class Pulls:
         return admitted
 
     def answer(self, parked: Parked, staleness: int) -> None:
-        """Sends the rows of an admitted pull, or its error."""
+        """Sends the rows of an admitted pull, the acknowledgement of a fence, or an error."""
         try:
             answer = self.rows(parked.message, parked.wanted, staleness=staleness)
         except Exception as error:
@@ -104,27 +118,26 @@ class Pulls:
         parked.future.set_result(answer)
 
     def rows(self, message: Packed, wanted: SectionIds, *, staleness: int) -> Bytes:
-        """The ROWS message of a pull or read."""
+        """The ROWS message of a pull or read; the ACK of a fence."""
+        if message.kind is Kind.FENCE:
+            return self._serving.acknowledgement(message.rank, message.step)
         answer, pulled = self._replies.rows(message, wanted, staleness=staleness)
-        if message.kind is Kind.PULL and wanted:
-            self._remember(message.rank, message.step, pulled)
+        if message.kind is Kind.PULL and message.value and wanted:
+            with self._serving.lock:
+                steps = self._remembered.setdefault(message.rank, {})
+                steps.setdefault(message.step, {})[message.value] = pulled
         return answer
 
-    def _remember(self, rank: int, step: int, pulled: Pulled) -> None:
-        """Keeps the slots of a pull for the push of its step, which usually has the same ids."""
-        with self._serving.lock:
-            mine = self._remembered.setdefault(rank, {})
-            mine[step] = pulled
-            while len(mine) > self._window:
-                del mine[min(mine)]
-
-    def remembered(self, rank: int, step: int) -> Pulled | None:
-        """The slots of an earlier pull. Under the lock."""
-        return self._remembered.get(rank, {}).get(step)
+    def named(self, push: Packed) -> list[Pulled]:
+        """The pulls that a push names; none if one of them is not known. Under the lock."""
+        pulls = self._remembered.get(push.rank, {}).get(push.step, {})
+        numbers = named_pulls(push)
+        return [pulls[number] for number in numbers] if pulls.keys() >= set(numbers) else []
 
     def forget(self, rank: int, step: int) -> None:
-        """Drops the slots of a step that has been pushed. Under the lock."""
-        self._remembered.get(rank, {}).pop(step, None)
+        """Drops the slots of a step that has been pushed, and of those before. Under the lock."""
+        if steps := self._remembered.get(rank):
+            self._remembered[rank] = {later: pulls for later, pulls in steps.items() if later > step}
 
     def forget_all(self) -> None:
         """Drops the slots of all pulls. Under the lock, or while nothing is served."""

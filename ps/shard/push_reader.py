@@ -16,7 +16,7 @@ from shardkeep.base.errors import ProtocolError
 from shardkeep.compression.config import PushConfig
 from shardkeep.compression.per_table import push_of
 from shardkeep.ps.config import TableSpec
-from shardkeep.ps.jagged import Catalog
+from shardkeep.ps.jagged import Catalog, SectionIds, union
 from shardkeep.ps.shard.tables import Gradients, Pulled, sum_of
 from shardkeep.ps.wire.ids import num_references, read_ids, read_references
 from shardkeep.ps.wire.message import Kind, Packed, allocate, lr_factor_of
@@ -35,27 +35,28 @@ class PushReader:
         self._some_moments = len(moments) == 2
         """Whether some tables send second moments and others do not."""
 
-    def gradients(self, packed: Packed, pulled: Pulled | None) -> Gradients:
+    def gradients(self, packed: Packed, pulled: Sequence[Pulled]) -> Gradients:
         """The ids and gradients of a PUSH. The arrays may be views of the message.
 
-        `pulled`: the result of the same rank's pull of the step. If the push has the same ids, its slots are reused. A
-        push by reference has no other ids."""
+        `pulled`: the results of the pulls that it names. If the push has the ids of one, its slots are reused. Sections
+        by reference refer to the ids of all of them together."""
         if self._frozen and (wrong := self._frozen.intersection(packed.tables_S.tolist())):
             raise ProtocolError(f"table {self._catalog.names[min(wrong)]}: is frozen, and a push has gradients of it")
         factor, gradients = lr_factor_of(packed), self._decoded(packed, pulled)
         return gradients if factor == 1.0 else replace(gradients, lr_factor=factor)
 
-    def _decoded(self, packed: Packed, pulled: Pulled | None) -> Gradients:
+    def _decoded(self, packed: Packed, pulled: Sequence[Pulled]) -> Gradients:
         count = num_references(packed)
-        referred = self._referred(packed, count, pulled) if count else None
+        referred = self._referred(packed, count, _together(pulled)) if count else None
         sections = read_ids(packed, self._catalog, count)
         flat, squares_V = decode(packed, self._catalog)
         flat = for_kernels(flat, np.float32)
         if self._some_moments and not squares_V.size:  # as in a message that has rows of both
             squares_V = np.full(int(packed.rows_S.sum()), np.nan, dtype=np.float32)
         if referred is None:
-            if pulled is not None and sections.same(pulled.sections):
-                return Gradients(pulled.sections, flat, pulled, squares_V)
+            for one in pulled:
+                if sections.same(one.sections):
+                    return Gradients(one.sections, flat, one, squares_V)
             return Gradients(sections, flat, None, squares_V)
         rows = referred.sections.ids_V.size
         at = int((packed.rows_S[:count] * self._catalog.dims_T[packed.tables_S[:count]]).sum())
@@ -107,3 +108,14 @@ class PushReader:
             for t, first, end in zip(tables_S.tolist(), starts_S1[:-1].tolist(), starts_S1[1:].tolist(), strict=True):
                 formats_T[t] = RowFormat(PLAIN.codec, moments=not np.isnan(squares_V[first:end]).all())
         return TableFormats(self._catalog, formats_T)
+
+
+def _together(pulled: Sequence[Pulled]) -> Pulled | None:
+    """Several pulls as one of all their ids; None = there are none."""
+    if len(pulled) < 2:
+        return pulled[0] if pulled else None
+    tables_U, ids_U, at_U = union([one.sections for one in pulled])
+    tables_S, starts_S = np.unique(tables_U, return_index=True)
+    slots_U = np.concatenate([one.slots_V for one in pulled])[at_U]
+    sections = SectionIds(tables_S, np.append(starts_S, ids_U.size), ids_U)
+    return Pulled(sections, slots_U, np.add.reduceat((slots_U < 0).astype(np.int64), starts_S))

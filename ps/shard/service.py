@@ -66,7 +66,7 @@ class ShardService:
         compression = compression or CompressionConfig()
         reader = PushReader(catalog := Catalog(tables), tables, compression.push)
         replies = Replies(self.tables, catalog, compression, tables)
-        self.pulls = Pulls(self._serving, catalog, replies, window=consistency.window)
+        self.pulls = Pulls(self._serving, catalog, replies)
         gate: Gate[Gradients] = open_gate(consistency, num_workers=num_workers, start_step=start_step)
         self.applier = Applier(
             self._serving, gate, self.tables, self.pulls, reader, journal, num_workers=num_workers, on_doubt=self.close
@@ -79,13 +79,14 @@ class ShardService:
         )
         self._handlers: dict[Kind, Callable[[Packed], Future[Bytes]]] = {
             Kind.PULL: self._pull,
+            Kind.FENCE: self._pull,
             Kind.READ: self.pulls.read,
             Kind.PUSH: self.applier.push,
             Kind.ASK: self._admin.handle,
         }
 
     def handle(self, buffer: Bytes, then: Bytes | None = None) -> Future[Bytes]:
-        """Answers one packed message: PULL and READ -> ROWS, PUSH -> ACK, ASK -> ANSWER, a bad one -> ERROR.
+        """Answers one packed message: PULL and READ -> ROWS, PUSH and FENCE -> ACK, ASK -> ANSWER, a bad one -> ERROR.
 
         `then`: a second message, handled after the first has been answered. The result is then the second's reply. If
         the first ends with ERROR, that is the result, and the second is not handled.
@@ -141,14 +142,16 @@ class ShardService:
 
     def _load_rows(self, call: LoadRows) -> None:
         """Fills empty tables. Raises CheckpointError, and ProtocolError where there are rows."""
-        if self._serving.shard >= call.servers:
-            raise ProtocolError(f"server {self._serving.shard} of {call.servers}; allowed: a job that has this server")
-        if any(table.num_rows for table in self.tables):
-            raise ProtocolError(f"server {self._serving.shard} has rows; a checkpoint is loaded before the first step")
-        checkpoint = Checkpoints(call.folder).load(call.step)
-        load_snapshots(self.tables, checkpoint, shard=self._serving.shard, num_shards=call.servers)
-        self.tables.earlier_steps = earlier_steps(checkpoint)
-        self.life.resume_at(call.step)
+        shard = self._serving.shard
+        if shard >= call.servers:
+            raise ProtocolError(f"server {shard} of {call.servers}; allowed: a job that has this server")
+        with self.tables.locked():
+            if any(table.num_rows for table in self.tables):
+                raise ProtocolError(f"server {shard} has rows; a checkpoint is loaded before the first step")
+            checkpoint = Checkpoints(call.folder).load(call.step)
+            load_snapshots(self.tables, checkpoint, shard=shard, num_shards=call.servers)
+            self.tables.earlier_steps = earlier_steps(checkpoint)
+            self.life.resume_at(call.step)
 
     def figures(self) -> dict[str, Any]:
         """What the server counts, as JSON types: rows and bytes of tables, requests, the journal, the last snapshot

@@ -243,7 +243,7 @@ class Tables(Sequence[Table]):
         """Updates the rows that are not in `updated`, with gradient 0, of tables whose every row decays."""
         for t, scalars_K in zip(self._decaying, self._scalars(np.array(self._decaying), update), strict=True):
             touched_U = np.concatenate([_slots_of(t, sections, slots_V) for sections, slots_V in updated])
-            with self._locked(t):
+            with self.locked(t):
                 self._note_step(np.array([t]), update)
                 for slots_U in slots_besides(self._tables[t], touched_U):
                     self._make_pre_image_room(np.array([t]), np.array([slots_U.size]))
@@ -256,13 +256,13 @@ class Tables(Sequence[Table]):
         from shardkeep.ps.shard.policies import Policies  # its kernels take a fifth of a second
 
         place = self._descriptors, self._starts, self.dims_T, self._images
-        return Policies(self._tables, *place, self._locked, self._make_room, self._make_pre_image_room)
+        return Policies(self._tables, *place, self.locked, self._make_room, self._make_pre_image_room)
 
     @contextlib.contextmanager
-    def _locked(self, *tables: int) -> Iterator[None]:
-        """Holds the locks of tables while their rows change."""
+    def locked(self, *tables: int) -> Iterator[None]:
+        """Holds the locks of tables, of all where none is named, while their rows change: pulls and pushes wait."""
         with contextlib.ExitStack() as held:
-            for lock in sorted({self._lock_of(t) for t in tables}):
+            for lock in sorted({self._lock_of(t) for t in tables or range(len(self))}):
                 held.enter_context(self._locks[lock])
                 held.enter_context(self._changes[lock])
             yield

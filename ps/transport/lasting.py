@@ -13,10 +13,10 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 from shardkeep.base.arrays import Bytes
-from shardkeep.base.errors import ShardkeepError, TransportError
+from shardkeep.base.errors import RemoteError, ShardkeepError, TransportError
 from shardkeep.ps.config import ConsistencyConfig
 from shardkeep.ps.transport.transport import Transport
-from shardkeep.ps.wire.message import Kind, set_generation, step_of
+from shardkeep.ps.wire.message import KIND_AT, Kind, addressed, read, step_of, text_of, unpack
 
 
 @dataclass(slots=True)
@@ -42,7 +42,8 @@ class LastingTransport:
         transport: To the servers of the first generation.
         consistency: In `sync`, servers acknowledge a push before they apply it: there a push is kept until an answer
             shows that the next step has begun.
-        by_reference: Whether pushes refer to the pull of their step: then the pull is kept as long as the push.
+        by_reference: Whether pushes refer to the pulls that they name: then a pull with a number is kept as long as the
+            push of its step.
         on_loss: Called, in any thread, when a call shows that the generation is lost.
     """
 
@@ -76,7 +77,7 @@ class LastingTransport:
         with self._sending:
             with self._lock:
                 if self._generation is not None:
-                    _address(message, then, self._generation)
+                    message, then = _addressed(message, then, self._generation)
                 self._number += 1
                 sent = _Sent(self._number, server, message, then, timeout_s, push, pull, epoch=self._epoch)
                 self._next_step = max(self._next_step, push + 1)
@@ -127,7 +128,8 @@ class LastingTransport:
 
     def renew(self, transport: Transport, generation: int, step: int) -> None:
         """Sends what is kept to the servers of another generation, which begins at `step`. Blocks until they have the
-        pushes. Raises TransportError when this generation is lost as well."""
+        pushes. Raises TransportError when this generation is lost as well, and RemoteError when a server refuses a
+        message whose answer nobody waits for."""
         with self._sending:
             if self._error is not None:  # it was closed meanwhile
                 transport.close()
@@ -138,7 +140,7 @@ class LastingTransport:
                 again = sorted((*self._kept.values(), *self._waiting.values()), key=lambda sent: sent.number)
                 for sent in again:
                     sent.epoch = self._epoch
-                    _address(sent.message, sent.then, generation)
+                    sent.message, sent.then = _addressed(sent.message, sent.then, generation)
             self._push_again(again, transport, step)
             for sent in again:
                 if sent.number in self._waiting and sent.push < 0:
@@ -152,14 +154,14 @@ class LastingTransport:
         pushes = [sent for sent in again if sent.push >= 0]
         pulls = [sent for sent in again if sent.number in self._kept and sent.pull >= step]
         for at in sorted({sent.push for sent in pushes} | {sent.pull for sent in pulls}):
-            for reply in [self._pull(sent, transport) for sent in pulls if sent.pull == at]:
-                reply.result()
+            for sent, reply in [(sent, self._pull(sent, transport)) for sent in pulls if sent.pull == at]:
+                _check(sent, reply.result())
             due = [sent for sent in pushes if sent.push == at]
             replies = [transport.send(sent.server, sent.message, timeout_s=sent.timeout_s) for sent in due]
             answers = [reply.result() for reply in replies]
             for sent, answer in zip(due, answers, strict=True):
-                if sent.then is None:
-                    self._answered(sent, answer)
+                if (sent.then is None or answer[KIND_AT] == Kind.ERROR) and not self._answered(sent, answer):
+                    _check(sent, answer)
 
     def fail(self, error: ShardkeepError) -> None:
         """Ends every call, also later ones, with this error."""
@@ -196,9 +198,10 @@ class LastingTransport:
         elif self._take(sent, epoch):
             sent.reply.set_exception(error)
 
-    def _answered(self, sent: _Sent, answer: Bytes, epoch: int | None = None) -> None:
+    def _answered(self, sent: _Sent, answer: Bytes, epoch: int | None = None) -> bool:
+        """Ends a call with its answer; whether somebody has waited for it."""
         if not self._take(sent, epoch):
-            return
+            return False
         with self._lock:
             self._forget(sent)
             if sent.pull >= 0:
@@ -206,6 +209,7 @@ class LastingTransport:
             if self._needed_after(sent):
                 self._kept[sent.number] = sent
         sent.reply.set_result(answer)
+        return True
 
     def _take(self, sent: _Sent, epoch: int | None) -> bool:
         """Whether a call ends with this reply, and not by one to another attempt."""
@@ -215,7 +219,7 @@ class LastingTransport:
     def _needed_after(self, sent: _Sent) -> bool:
         """Whether an answered call must be sent again if the generation is lost now."""
         if sent.pull >= 0:
-            return self._by_reference
+            return self._by_reference and read(sent.message if sent.then is None else sent.then).value > 0
         return sent.push >= 0 and self._stages
 
     def _forget(self, sent: _Sent) -> None:
@@ -229,8 +233,12 @@ class LastingTransport:
                 del self._kept[number]
 
 
-def _address(message: Bytes, then: Bytes | None, generation: int) -> None:
-    """Addresses the messages of a call to the servers of a generation."""
-    set_generation(message, generation)
-    if then is not None:
-        set_generation(then, generation)
+def _addressed(message: Bytes, then: Bytes | None, generation: int) -> tuple[Bytes, Bytes | None]:
+    """The messages of a call for the servers of a generation."""
+    return addressed(message, generation), None if then is None else addressed(then, generation)
+
+
+def _check(sent: _Sent, answer: Bytes) -> None:
+    """Raises RemoteError where a server refuses what it took before."""
+    if answer[KIND_AT] == Kind.ERROR:
+        raise RemoteError(f"server {sent.server}, of what was sent again: {text_of(unpack(answer))}")

@@ -20,7 +20,7 @@ from shardkeep.ps.wire.rows import ELEMENTS, RowFormat, elements_of
 Parts = Mapping[str, int]
 """Bytes by part of the ledger."""
 
-_DIRECTIONS = {Kind.PULL: "pull", Kind.READ: "read", Kind.PUSH: "push", Kind.ASK: "control"}
+_DIRECTIONS = {Kind.PULL: "pull", Kind.FENCE: "pull", Kind.READ: "read", Kind.PUSH: "push", Kind.ASK: "control"}
 _STEPPED = ("push", "pull", "tower")
 """Directions whose bytes belong to a step of training."""
 

@@ -155,7 +155,7 @@ def read_row_bits(packed: Packed) -> Bools:
 
 
 def write_references(counts_T: Ints, places_K: Ints, pulled_T: Ints) -> EncodedIds:
-    """Rows by their places among those of their table that the same step pulled from the server, `pulled_T` many."""
+    """Rows by their places among those of their table that the named pulls requested of the server, `pulled_T` many."""
     from shardkeep.compression.ids.codes import encode_subsets  # here: as above
 
     tables_S = np.flatnonzero(counts_T)
@@ -174,8 +174,8 @@ def num_references(packed: Packed) -> int:
 
 
 def read_references(packed: Packed, catalog: Catalog, count: int, pulled: SectionIds | None) -> tuple[SectionIds, Ints]:
-    """The first `count` sections, which refer to the ids that the rank pulled in the same step, and where each id
-    stands among those. Raises as `read_ids`, and ProtocolError when the pull is not known."""
+    """The first `count` sections, which refer to the ids of the pulls that the push names, and where each id stands
+    among those. Raises as `read_ids`, and ProtocolError when a pull is not known."""
     _check_tables(packed, catalog, 0, count)
     if not pulled:
         raise ProtocolError(

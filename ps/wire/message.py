@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import enum
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,8 +43,10 @@ FLUSH = 1
 """Marks a push with the residuals of earlier pushes. Servers do not read it."""
 LR_FACTOR = 2
 """Marks a push with a learning-rate factor: its float32 bits are the upper half of `value`. No mark = factor 1."""
+MOST_PULLS = 30
+"""Pulls of a step that its push can name, by their numbers 1 to 30: bits 2 to 31 of its `value`."""
 REFERENCE = 16
-"""From this id format on (compression/ids) a section's ids are places among those that the same step pulled."""
+"""From this id format on (compression/ids) a section's ids are places among those of the pulls that the push names."""
 MOST_SECTIONS = 1 << 16
 """A few bytes of a directory become some 100 in memory; no job has so many tables."""
 
@@ -51,14 +54,15 @@ MOST_SECTIONS = 1 << 16
 class Kind(enum.IntEnum):
     """What a message asks or answers."""
 
-    PULL = 1  # ids; waits for what the consistency mode promises; a pull of no ids is a fence
+    PULL = 1  # ids; waits for what the consistency mode promises; value = its number in its step, 0 = no push names it
     READ = 2  # ids; answered at once (evaluation)
     ROWS = 3  # the answer to both; value = staleness of the rows in steps
-    PUSH = 4  # ids and gradients; value = FLUSH and LR_FACTOR (push_value)
-    ACK = 5  # the answer to a push
+    PUSH = 4  # ids and gradients; value = FLUSH, LR_FACTOR and the pulls that it names (push_value, pull_names)
+    ACK = 5  # the answer to a push or a fence
     ASK = 6  # a question in JSON (one section of values)
     ANSWER = 7  # its answer in JSON
     ERROR = 8  # the answer to anything that failed; a line of text
+    FENCE = 9  # in sync: waits until all pushes of earlier steps are here; value 1 = every server has them: applied
 
 
 _WRONG = {
@@ -253,6 +257,16 @@ def lr_factor_of(packed: Packed) -> float:
     return float(_FLOAT.unpack(_BITS.pack(bits))[0])
 
 
+def pull_names(numbers: Iterable[int]) -> int:
+    """The bits of a PUSH's `value` that name pulls."""
+    return sum(1 << number + 1 for number in numbers)
+
+
+def named_pulls(packed: Packed) -> list[int]:
+    """The numbers of the pulls that a PUSH names."""
+    return [number for number in range(1, MOST_PULLS + 1) if packed.value >> number + 1 & 1]
+
+
 def set_value(packed: Packed, value: int) -> None:
     """Writes another `value` into the buffer of a message that is not sent yet."""
     _VALUE.pack_into(packed.buffer.data, _VALUE_AT, value)
@@ -263,9 +277,11 @@ def step_of(buffer: Bytes, kind: Kind) -> int:
     return int(_STEP.unpack_from(buffer.data, _STEP_AT)[0]) if buffer[KIND_AT] == kind else -1
 
 
-def set_generation(buffer: Bytes, generation: int) -> None:
-    """Writes another generation into a packed message, which is sent again."""
-    _GENERATION.pack_into(buffer.data, _GENERATION_AT, generation)
+def addressed(buffer: Bytes, generation: int) -> Bytes:
+    """The packed message for another generation: a copy, because a peer may still read the buffer."""
+    copy = buffer.copy()
+    _GENERATION.pack_into(copy.data, _GENERATION_AT, generation)
+    return copy
 
 
 def text_message(kind: Kind, text: str, *, generation: int = 0, rank: int = 0) -> Bytes:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Generic, TypeVar
 
-from shardkeep.base.arrays import Rows
 from shardkeep.base.errors import UserError
+from shardkeep.ps.client.push import Grads, Pulls
 from shardkeep.ps.client.request import Request
 from shardkeep.ps.client.row_client import Pull, RowClient
 from shardkeep.ps.jagged import JaggedRows
@@ -22,7 +22,7 @@ class Pending(Generic[L]):
     """Rows of a later step, which are on their way."""
 
     def __init__(
-        self, step: int, request: Request, made: Callable[[int, JaggedRows], L], around: Callable[[], Around]
+        self, step: int, request: Request, made: Callable[[Pull, JaggedRows], L], around: Callable[[], Around]
     ) -> None:
         self.step = step
         """The step that the rows are of."""
@@ -39,7 +39,7 @@ class Pending(Generic[L]):
         if self.pull is None:
             raise UserError(f"prefetch: the rows of step {self.step} cannot come yet; apply the steps before it first")
         with self._around():
-            return self._made(self.step, self.pull.result())
+            return self._made(self.pull, self.pull.result())
 
 
 class PullsAhead:
@@ -62,7 +62,9 @@ class PullsAhead:
         """Whether a lookup was requested."""
         return self._next > 0
 
-    def add(self, running: int, step: int | None, request: Request, made: Callable[[int, JaggedRows], L]) -> Pending[L]:
+    def add(
+        self, running: int, step: int | None, request: Request, made: Callable[[Pull, JaggedRows], L]
+    ) -> Pending[L]:
         """Adds the lookup of a step; None = the first one, from the running one on, that has none here yet."""
         step = max(self._next, running) if step is None else step
         self._next = max(self._next, step + 1)
@@ -76,15 +78,15 @@ class PullsAhead:
         for pending in self._due(step):
             pending.pull = self._rows.pull(pending.step, pending.request)
 
-    def push(self, step: int, request: Request, grads: Mapping[str, Rows], lr_factor: float) -> None:
+    def push(self, step: int, request: Request, grads: Grads, pulls: Pulls, lr_factor: float) -> None:
         """Ends a step by its push, with the pull of a later step in the same call where one may go."""
         due = self._due(step + 1)
         if not due:
-            self._rows.push(step, request, grads, lr_factor=lr_factor)
+            self._rows.push(step, request, grads, pulls=pulls, lr_factor=lr_factor)
             return
         first, *rest = due
         following = first.step, first.request
-        first.pull = self._rows.exchange(step, request, grads, *following, lr_factor=lr_factor)
+        first.pull = self._rows.exchange(step, request, grads, *following, pulls=pulls, lr_factor=lr_factor)
         for pending in rest:
             pending.pull = self._rows.pull(pending.step, pending.request)
 

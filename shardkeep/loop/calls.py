@@ -13,7 +13,7 @@ from shardkeep.base.errors import TransportError
 from shardkeep.loop.demands import Demands, IdsByTable
 from shardkeep.loop.gradients import gradients_of
 from shardkeep.ps.client.request import Request
-from shardkeep.ps.client.row_client import RowClient
+from shardkeep.ps.client.row_client import Pull, RowClient
 from shardkeep.ps.control.grpc.client import ControlClient
 from shardkeep.ps.jagged import JaggedRows
 from shardkeep.workers.embeddings.bags import Bag, Pooled
@@ -30,13 +30,13 @@ class Asks(Protocol):
 
     def of(
         self, call: str, owner: object, ids: IdsByTable | Mapping[str, Bag]
-    ) -> tuple[Request, Callable[[int, JaggedRows], Lookup]]:
+    ) -> tuple[Request, Callable[[Pull, JaggedRows], Lookup]]:
         """As `Demands.of`."""
         ...
 
     def of_bags(
         self, call: str, owner: object, bags: Mapping[str, Bag]
-    ) -> tuple[Request, Callable[[int, JaggedRows], Pooled]]:
+    ) -> tuple[Request, Callable[[Pull, JaggedRows], Pooled]]:
         """As `Demands.of_bags`."""
         ...
 

@@ -18,7 +18,10 @@ from shardkeep.loop.calls import bare_calls
 from shardkeep.loop.demands import IdsByTable
 from shardkeep.loop.joining import Joined, Tables, checked_tables, join, join_local, loop_config, member_of
 from shardkeep.loop.metering import checked_report
+from shardkeep.ps.client.request import Request
+from shardkeep.ps.client.row_client import Pull
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
+from shardkeep.ps.jagged import JaggedRows
 from shardkeep.workers.embeddings.bags import Bag, Pooled
 from shardkeep.workers.embeddings.lookup import Lookup, check_lookups
 from shardkeep.workers.summary import server_processes, state_digest, table_totals, worker_process
@@ -182,8 +185,7 @@ class EmbeddingClient:
         """
         self._check_open("lookup")
         request, made = self._calls.demands.of("lookup", self, ids)
-        with self._calls.waiting():
-            return made(self.step, self._rows.pull(self.step, request).result())
+        return made(*self._pulled(request))
 
     def pool(self, bags: Mapping[str, Bag]) -> Pooled:
         """Pulls rows for training and pools those of each bag, by the kernels of jobs.
@@ -199,8 +201,15 @@ class EmbeddingClient:
         """
         self._check_open("pool")
         request, made = self._calls.demands.of_bags("pool", self, bags)
+        return made(*self._pulled(request))
+
+    def _pulled(self, request: Request) -> tuple[Pull, JaggedRows]:
+        """The rows of a request for the running step. Without gradients they are as those of `read`."""
         with self._calls.waiting():
-            return made(self.step, self._rows.pull(self.step, request).result())
+            if not torch.is_grad_enabled():
+                self._rows.fence(self.step)
+            pull = self._rows.pull(self.step, request, for_push=torch.is_grad_enabled())
+            return pull, pull.result()
 
     def prefetch(self, ids: IdsByTable | Mapping[str, Bag], *, step: int | None = None) -> Pending[Lookup]:
         """Requests the rows of a later step, and returns at once.
@@ -248,17 +257,16 @@ class EmbeddingClient:
 
         Args:
             ids: As of `lookup` or `pool`.
-            fresh: Include every `apply` of this trainer; in `sync` that waits until the others reach this step.
-                False = rows as they are now, without waiting for anybody: one trainer may evaluate alone.
+            fresh: Include every `apply` of this trainer; in `sync` also those of the others before this step, which
+                waits for slower ones to apply. So one trainer may evaluate alone. False = rows as they are now.
         """
         self._check_open("read")
         request, made = self._calls.demands.of("read", self, ids)
-        with self._calls.reading():
+        with self._calls.reading(), torch.no_grad():
             if fresh:
                 self._rows.fence(self.step)
-            rows = self._rows.read(request).result()
-        with torch.no_grad():
-            return {name: found.detach() for name, found in made(self.step, rows).items()}
+            pull = self._rows.read(request)
+            return {name: found.detach() for name, found in made(pull, pull.result()).items()}
 
     def apply(self, *lookups: Lookup, scale: float = 1.0, lr_factor: float = 1.0) -> None:
         """Pushes the gradients of this step's lookups, summed per row, and starts the next step.
@@ -284,7 +292,7 @@ class EmbeddingClient:
             self.dropped_rows += dropped
             _log.warning("rows with non-finite gradients are not sent", step=self.step, once="non-finite")
         with self._calls.pushing():
-            self._ahead.push(self.step, request, grads, lr_factor)
+            self._ahead.push(self.step, request, grads, [lookup.pull for lookup in lookups], lr_factor)
         self._applied = lookups
         self.step += 1
         if self._control is not None:

@@ -11,7 +11,7 @@ import torch
 
 from shardkeep.base.errors import UserError
 from shardkeep.ps.client.request import Request
-from shardkeep.ps.client.row_client import RowClient
+from shardkeep.ps.client.row_client import Pull, RowClient
 from shardkeep.ps.jagged import JaggedRows
 from shardkeep.workers.embeddings.bags import Bag, BagPlanner, Pooled
 from shardkeep.workers.embeddings.lookup import Lookup, Wanted, read_ids
@@ -29,16 +29,16 @@ class Demands:
 
     def of(
         self, call: str, owner: object, ids: IdsByTable | Mapping[str, Bag]
-    ) -> tuple[Request, Callable[[int, JaggedRows], Lookup]]:
-        """The request of ids or bags, and what makes a lookup of a step and its rows."""
+    ) -> tuple[Request, Callable[[Pull, JaggedRows], Lookup]]:
+        """The request of ids or bags, and what makes a lookup of its pull and rows."""
         if isinstance(ids, Mapping) and any(isinstance(each, Bag) for each in ids.values()):
             return self.of_bags(call, owner, cast(Mapping[str, Bag], ids))
         wanted, request = self.of_ids(call, cast(IdsByTable, ids))
-        return request, lambda step, rows: Lookup(owner, step, wanted, rows, self._frozen)
+        return request, lambda pull, rows: Lookup(owner, pull, wanted, rows, self._frozen)
 
     def of_bags(
         self, call: str, owner: object, bags: Mapping[str, Bag]
-    ) -> tuple[Request, Callable[[int, JaggedRows], Pooled]]:
+    ) -> tuple[Request, Callable[[Pull, JaggedRows], Pooled]]:
         """The request of bags."""
         if not isinstance(bags, Mapping):
             raise UserError(f"{call}: is given a {type(bags).__name__}; allowed: a dict of feature name to Bag")
@@ -46,7 +46,7 @@ class Demands:
             self._check_table(call, bag.table if isinstance(bag, Bag) and bag.table is not None else name)
         planned = self._bags.plan(bags)
         request = self._rows.request(planned.plan.unique)
-        return request, lambda step, rows: Pooled(owner, step, planned, rows, request)
+        return request, lambda pull, rows: Pooled(owner, pull, planned, rows)
 
     def of_ids(self, call: str, ids: IdsByTable) -> tuple[dict[str, Wanted], Request]:
         """The request of ids by table."""

@@ -19,11 +19,11 @@ def gradients_of(
 ) -> tuple[Request, Mapping[str, Rows], int]:
     """The request and its gradients, and the number of rows left out. Raises UserError where there are none."""
     if len(lookups) == 1 and isinstance(alone := lookups[0], Pooled) and alone.reaches_all:
-        grads = rows.gradients(step, alone.request)  # maybe the push's own buffer
+        grads = rows.gradients(step, alone.pull.request)  # maybe the push's own buffer
         alone.collect(grads)
         scale_rows(grads, scale)
         if all_finite_rows(grads):
-            return alone.request, grads, 0
+            return alone.pull.request, grads, 0
     found = summed([one.gradients() for one in lookups])
     finite = {table: finite_only(*gradients) for table, gradients in found.items()}
     dropped = sum(found[table][0].size - ids_U.size for table, (ids_U, _) in finite.items())

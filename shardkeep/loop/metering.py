@@ -21,7 +21,7 @@ from shardkeep.config import JobConfig
 from shardkeep.loop.calls import Around, Asks, Calls, Gradients
 from shardkeep.loop.demands import IdsByTable
 from shardkeep.ps.client.request import Request
-from shardkeep.ps.client.row_client import RowClient
+from shardkeep.ps.client.row_client import Pull, RowClient
 from shardkeep.ps.control.telemetry import TelemetryRecords
 from shardkeep.ps.jagged import JaggedRows
 from shardkeep.workers.embeddings.bags import Bag, Pooled
@@ -244,19 +244,19 @@ class _CountedDemands:
 
     def of(
         self, call: str, owner: object, ids: IdsByTable | Mapping[str, Bag]
-    ) -> tuple[Request, Callable[[int, JaggedRows], Lookup]]:
+    ) -> tuple[Request, Callable[[Pull, JaggedRows], Lookup]]:
         """As `Demands.of`."""
         return self._counted(call, ids, lambda: self._demands.of(call, owner, ids))
 
     def of_bags(
         self, call: str, owner: object, bags: Mapping[str, Bag]
-    ) -> tuple[Request, Callable[[int, JaggedRows], Pooled]]:
+    ) -> tuple[Request, Callable[[Pull, JaggedRows], Pooled]]:
         """As `Demands.of_bags`."""
         return self._counted(call, bags, lambda: self._demands.of_bags(call, owner, bags))
 
     def _counted(
-        self, call: str, ids: Mapping[str, Any], ask: Callable[[], tuple[Request, Callable[[int, JaggedRows], L]]]
-    ) -> tuple[Request, Callable[[int, JaggedRows], L]]:
+        self, call: str, ids: Mapping[str, Any], ask: Callable[[], tuple[Request, Callable[[Pull, JaggedRows], L]]]
+    ) -> tuple[Request, Callable[[Pull, JaggedRows], L]]:
         if call == "read":
             return ask()
         meter = self._meter
@@ -264,10 +264,10 @@ class _CountedDemands:
             request, made = ask()
         meter.requested(request, (each.values if isinstance(each, Bag) else each for each in ids.values()))
 
-        def timed(step: int, rows: JaggedRows) -> L:
+        def timed(pull: Pull, rows: JaggedRows) -> L:
             meter.in_step()
             with meter.looking_up():
-                return made(step, rows)
+                return made(pull, rows)
 
         return request, timed
 

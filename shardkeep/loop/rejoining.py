@@ -89,6 +89,8 @@ class Rejoining:
             group = join_group(config, formation, "worker", index, control.member.host, None, lost=self._given_up)
             self._transport.renew(self._metered(group), formation.generation, formation.start_step)
         except TransportError as error:  # this generation is lost as well
+            if not error.retryable:
+                raise
             self._transport.loss = self._transport.loss or str(error)
             return
         _log.info("the servers formed again", generation=formation.generation, step=last)

@@ -81,7 +81,7 @@ class _Collection(nn.Module):
         """The input, and the rows under the keys of `_wanted`."""
         inputs = features.inputs if isinstance(features, Ahead) else jagged_of(features, list(self.features))
         if not torch.is_grad_enabled():
-            return inputs, self.client.read(self._wanted(inputs), fresh=self.client.num_trainers == 1)
+            return inputs, self.client.read(self._wanted(inputs))
         if not self._trains:  # no backward pass pushes them, so nothing waits for one
             return inputs, self.client.lookup(self._wanted(inputs))
         pending = features.pending if isinstance(features, Ahead) else None

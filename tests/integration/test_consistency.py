@@ -89,6 +89,10 @@ class Watched:
     def resume_range(self) -> tuple[int, int]:
         return self.inner.resume_range()
 
+    def complete(self, step: int) -> None:
+        self.log += [("pull", step, rank) for rank in range(2)]  # a fence says that no rank can push an earlier step
+        self.inner.complete(step)
+
 
 @contextmanager
 def pushes_held_until_a_pull_starves(services: list[ShardService]) -> Iterator[list[Watched]]:

@@ -352,7 +352,8 @@ with connect(run, index=index) as client:
         rows = client.lookup({"user": torch.arange(6) + index})
         (rows["user"] ** 2).sum().backward()
         client.apply(rows, scale=0.5)
-    print(client.summary(digest=True)["state_digest"])
+    seen = client.read({"user": torch.arange(8)})["user"].numpy().tobytes().hex()
+    print(seen, client.summary(digest=True)["state_digest"])
 """
 
 
@@ -390,7 +391,8 @@ def _both_trainers_in_one() -> str:
             for rows in lookups:
                 (rows["user"] ** 2).sum().backward()
             client.apply(*lookups, scale=0.5)
-        return str(client.summary(digest=True)["state_digest"])
+        seen = client.read({"user": torch.arange(8)})["user"].numpy().tobytes().hex()
+        return f"{seen} {client.summary(digest=True)['state_digest']}"
 
 
 SCRIPT = """

@@ -14,7 +14,7 @@ import torch
 
 from shardkeep.base.arrays import Ids, Rows
 from shardkeep.base.errors import DataError, UserError
-from shardkeep.ps.client.request import Request
+from shardkeep.ps.client.row_client import Pull
 from shardkeep.ps.config import TableSpec
 from shardkeep.ps.jagged import JaggedRows
 from shardkeep.workers.data.batch import Batch, Ragged
@@ -100,9 +100,9 @@ class Pooled(Lookup):
     Read it like a dict. Good for one `apply`, in the step it was made in.
     """
 
-    def __init__(self, owner: object, step: int, planned: BagPlan, rows: JaggedRows, request: Request) -> None:
+    def __init__(self, owner: object, pull: Pull, planned: BagPlan, rows: JaggedRows) -> None:
         planned = planned.with_weights()
-        self.owner, self.step, self.request = owner, step, request
+        self.owner, self.pull, self.step = owner, pull, pull.fetch.step
         self._planned, self._rows = planned, rows
         self._leaves = planned.embeddings.lookup(planned.plan, rows, device=planned.device)
         self._outputs = {name: self._with_weights(name, leaf) for name, leaf in self._leaves.items()}

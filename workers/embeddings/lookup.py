@@ -16,6 +16,7 @@ import torch
 from shardkeep.base.array_kernels import all_finite
 from shardkeep.base.arrays import Ids, Rows
 from shardkeep.base.errors import DataError, UserError
+from shardkeep.ps.client.row_client import Pull
 from shardkeep.workers.embeddings import kernels
 from shardkeep.workers.embeddings.layer import non_finite_rows
 from shardkeep.workers.embeddings.plan import FeaturePlan
@@ -71,12 +72,12 @@ class Lookup(Mapping[str, torch.Tensor]):
     def __init__(
         self,
         owner: object,
-        step: int,
+        pull: Pull,
         wanted: Mapping[str, Wanted],
         rows: Mapping[str, Rows],
         frozen: frozenset[str] = frozenset(),
     ) -> None:
-        self.owner, self.step = owner, step
+        self.owner, self.pull, self.step = owner, pull, pull.fetch.step
         self._wanted = wanted
         self._leaves = {t: w.gather(rows[t]).requires_grad_(t not in frozen) for t, w in wanted.items()}
 

@@ -66,9 +66,10 @@ class Job:
         """Pulls, and pushes random gradients."""
         ids = ids_of(step)
         request = self.client.request(ids)
-        self.client.pull(step, request).result()
+        pull = self.client.pull(step, request)
+        pull.result()
         grads = grads_of(step, ids)
-        self.client.push(step, request, grads, last=last)
+        self.client.push(step, request, grads, pulls=[pull], last=last)
         return grads
 
     def run(self, steps: range = range(STEPS), *, last: bool = True) -> None:
@@ -151,9 +152,10 @@ def test_a_push_of_fewer_rows_than_were_pulled_is_the_same_by_reference() -> Non
         job = Job(servers=2, ids=ids)
         for step in range(4):
             wanted = ids_of(step)
-            job.client.pull(step, job.client.request(wanted)).result()
+            pull = job.client.pull(step, job.client.request(wanted))
+            pull.result()
             fewer = {name: i[:: 1 + (name == "a")] for name, i in wanted.items() if name != "b"}
-            job.client.push(step, job.client.request(fewer), grads_of(step, fewer))
+            job.client.push(step, job.client.request(fewer), grads_of(step, fewer), pulls=[pull])
         job.client.fence(4)
         found.append(job.digest())
     assert found[0] == found[1]
@@ -163,9 +165,10 @@ def test_rows_that_no_pull_asked_for_travel_with_their_ids() -> None:
     found = []
     for ids in ("raw", "coded"):
         job = Job(servers=2, ids=ids)
-        job.client.pull(0, job.client.request({"a": np.arange(0, 40, 2)})).result()
+        pull = job.client.pull(0, job.client.request({"a": np.arange(0, 40, 2)}))
+        pull.result()
         other = {"a": np.arange(10, 60, 3), "c": np.array([-5, 7])}
-        job.client.push(0, job.client.request(other), grads_of(0, other))
+        job.client.push(0, job.client.request(other), grads_of(0, other), pulls=[pull])
         job.client.fence(1)
         found.append(job.digest())
     assert found[0] == found[1]
@@ -176,9 +179,10 @@ def test_a_reference_to_an_unknown_pull_is_refused_and_changes_nothing() -> None
     job.step(0)
     job.client.fence(1)
     before = job.digest()
-    job.client.pull(1, job.client.request(ids_of(1))).result()
+    pull = job.client.pull(1, job.client.request(ids_of(1)))
+    pull.result()
     job.services[0].pulls.forget_all()
-    job.client.push(1, job.client.request(ids_of(1)), grads_of(1, ids_of(1)))
+    job.client.push(1, job.client.request(ids_of(1)), grads_of(1, ids_of(1)), pulls=[pull])
     with pytest.raises(RemoteError, match="by reference to a pull that is not known"):
         job.client.wait_acknowledged()
     assert job.digest() == before

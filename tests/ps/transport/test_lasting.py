@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from shardkeep.base.arrays import Bytes
-from shardkeep.base.errors import JobStopped, TransportError
+from shardkeep.base.errors import JobStopped, RemoteError, TransportError
 from shardkeep.compression.config import CompressionConfig
 from shardkeep.ps.client.row_client import RowClient
 from shardkeep.ps.config import ConsistencyConfig, TableSpec
@@ -24,6 +24,7 @@ from shardkeep.ps.shard.service import ShardService
 from shardkeep.ps.transport.lasting import LastingTransport
 from shardkeep.ps.transport.local import LocalTransport
 from shardkeep.ps.transport.transport import Handler
+from shardkeep.ps.wire.message import Kind, step_of, text_message
 
 SERVERS, RANKS, STEPS, KILLS = 2, 2, 150, 12
 EXACT: dict[str, Any] = {"optimizer": {"name": "sgd", "lr": 0.5}, "init": {"name": "zeros"}}
@@ -36,7 +37,8 @@ LATER = CompressionConfig.model_validate({"ids": "coded", "push": {"keep_rows": 
 class Wire:
     """A transport of one generation. `cut` lets later messages vanish, or arrive without an answer."""
 
-    def __init__(self, handlers: list[Handler], chance: random.Random) -> None:
+    def __init__(self, handlers: list[Handler], chance: random.Random, drawn: list[tuple[Bytes, Bytes]]) -> None:
+        self._drawn = drawn
         self.num_servers = len(handlers)
         self._inner, self._chance = LocalTransport(handlers), chance
         self._lock = threading.Lock()
@@ -48,6 +50,7 @@ class Wire:
         with self._lock:
             cut = self._cut
             self._open.append(reply)
+        self._drawn += [(part, part.copy()) for part in (message, then) if part is not None]
         arrived = message.copy()  # as a network would
         if not (cut and self._chance.random() < 0.5):
             found = self._inner.send(server, arrived, None if then is None else then.copy(), timeout_s=timeout_s)
@@ -82,6 +85,8 @@ class Cluster:
         self._folder, self._chance = folder, random.Random(seed)
         self._consistency = ConsistencyConfig.model_validate({"mode": mode})
         self._generation = 1
+        self.drawn: list[tuple[Bytes, Bytes]] = []
+        """What was sent, and how it was when it was sent."""
         self._journals = [self._journal(shard) for shard in range(SERVERS)]
         self.services = [self._service(shard) for shard in range(SERVERS)]
         for service in self.services:
@@ -105,7 +110,7 @@ class Cluster:
         return ShardService(shard=shard, journal=self._journals[shard], generation=0, **settings)
 
     def _wire(self) -> Wire:
-        return Wire([service.handle for service in self.services], self._chance)
+        return Wire([service.handle for service in self.services], self._chance, self.drawn)
 
     def kill(self, shard: int) -> None:
         for wire in self._wires:
@@ -141,11 +146,12 @@ def train(cluster: Cluster, rank: int, errors: list[BaseException]) -> None:
         for step in range(STEPS):
             ids = {name: np.unique(random_ids.integers(0, 60, 20)) for name in ("item", "tag")}
             request = client.request(ids)
-            rows = client.pull(step, request).result()
+            pull = client.pull(step, request)
+            rows = pull.result()
             grads = client.gradients(step, request)
             for name in rows:
                 grads[name][:] = 1.0 + rank + step % 3
-            client.push(step, request, grads, last=step == STEPS - 1)
+            client.push(step, request, grads, pulls=[pull], last=step == STEPS - 1)
         client.fence(STEPS)
     except BaseException as error:
         errors.append(error)
@@ -172,7 +178,72 @@ def trained(cluster: Cluster, kills: int, chance: random.Random) -> list[str]:
 def test_servers_that_die_change_no_bit(tmp_path: Path, mode: str, compression: CompressionConfig, seed: int) -> None:
     chance = random.Random(seed)
     undisturbed = trained(Cluster(tmp_path / "one", mode, compression, seed), 0, chance)
-    assert trained(Cluster(tmp_path / "two", mode, compression, seed), KILLS, chance) == undisturbed
+    disturbed = Cluster(tmp_path / "two", mode, compression, seed)
+    assert trained(disturbed, KILLS, chance) == undisturbed
+    assert all(np.array_equal(message, as_sent) for message, as_sent in disturbed.drawn)
+
+
+@pytest.mark.parametrize("mode", ["sync", "bounded"])
+@pytest.mark.parametrize("compression", [PLAIN, CODED], ids=["plain", "coded"])
+def test_a_server_that_dies_between_two_pulls_and_their_push_changes_no_bit(
+    tmp_path: Path, mode: str, compression: CompressionConfig
+) -> None:
+    found = []
+    for deaths in (0, 6):
+        cluster = Cluster(tmp_path / str(deaths), mode, compression, 0)
+        for step in range(6):
+            ids = {rank: [np.arange(9) + step, np.arange(5, 30, 2 + rank)] for rank in range(RANKS)}
+            pulls = {
+                rank: [client.pull(step, client.request({"item": each})) for each in ids[rank]]
+                for rank, client in enumerate(cluster.clients)
+            }
+            assert all(pull.result() for rank in range(RANKS) for pull in pulls[rank])
+            if step < deaths:
+                cluster.kill(step % SERVERS)
+            for rank, client in enumerate(cluster.clients):
+                pushed = np.unique(np.concatenate(ids[rank]))
+                grads = {"item": np.repeat(pushed[:, None], 4, 1).astype(np.float32)}
+                client.push(step, client.request({"item": pushed}), grads, pulls=pulls[rank])
+        for client in cluster.clients:
+            client.fence(6)
+        found.append(cluster.digests())
+    assert found[0] == found[1]
+
+
+def refusing(message: Bytes, then: Bytes | None = None) -> Future[Bytes]:
+    reply: Future[Bytes] = Future()
+    reply.set_result(text_message(Kind.ERROR, "no room"))
+    return reply
+
+
+@pytest.mark.parametrize("compression", [PLAIN, CODED], ids=["push", "pull"])
+def test_what_servers_refuse_of_answered_calls_is_an_error(tmp_path: Path, compression: CompressionConfig) -> None:
+    cluster = Cluster(tmp_path, "sync", compression, 0)
+    client, transport = cluster.clients[0], cluster.transports[0]
+    pull = client.pull(0, request := client.request({"item": np.arange(5)}))
+    pull.result()
+    client.push(0, request, client.gradients(0, request), pulls=[pull])
+    client.wait_acknowledged()
+    transport.suspend()
+    with pytest.raises(RemoteError, match="server 0, of what was sent again: no room"):
+        transport.renew(LocalTransport([refusing] * SERVERS), 2, 0)
+
+
+def test_what_servers_refuse_of_an_open_exchange_is_the_answer_to_its_caller(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path, "bounded", PLAIN, 0)
+    client, transport = cluster.clients[0], cluster.transports[0]
+    request = client.request({"item": np.arange(5)})
+    transport.suspend()
+    pull = client.exchange(0, request, client.gradients(0, request), 1, request)
+    handlers = [service.handle for service in cluster.services]
+    no_pushes = [
+        lambda message, handle=handle: (handle if step_of(message, Kind.PULL) >= 0 else refusing)(message)
+        for handle in handlers
+    ]
+    transport.renew(LocalTransport(no_pushes), 1, 0)
+    with pytest.raises(RemoteError, match="server 0: no room"):
+        pull.result()
+    assert transport.num_kept == 0
 
 
 def test_what_is_sent_between_two_generations_waits(tmp_path: Path) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -138,6 +140,26 @@ def test_rows_are_loaded_into_empty_tables_of_a_checkpoint_that_is_there(service
     assert load(fresh, folder=5) == "folder 5; allowed: a path"
     assert load(fresh, folder="a\0b").startswith("folder ")
     assert not any(table.num_rows for table in fresh.tables)
+
+
+def test_pulls_wait_while_rows_are_loaded(service: ShardService, checkpoints: Checkpoints) -> None:
+    saved(service, checkpoints, 1)
+    rows = answer(pull(service, 0, wanted(0), kind=Kind.READ)).sections[0].values.tobytes()
+    manifest = checkpoints.folder / "step-00000001" / "manifest.json"
+    text = manifest.read_bytes()
+    manifest.unlink()
+    os.mkfifo(manifest)
+    fresh = make_service()
+    loading = ask(fresh, ask="load", step=1, servers=1, folder=str(checkpoints.folder))
+    with ThreadPoolExecutor(1) as pool:
+        with manifest.open("wb") as writer:  # it opens when the server reads
+            reading = pool.submit(lambda: answer(pull(fresh, 0, wanted(0), kind=Kind.READ)))
+            assert not wait([reading], timeout=0.1).done
+            writer.write(text)
+            manifest.unlink()
+            manifest.write_bytes(text)  # which is read again
+        assert told(loading) == (Kind.ANSWER, "{}")
+        assert reading.result(LIMIT_S).sections[0].values.tobytes() == rows
 
 
 def test_what_is_given_up_ends_at_once_and_leaves_room_for_the_next(

@@ -1,0 +1,216 @@
+"""Several pulls under way: a push names those that it answers, and their answers come in any order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shardkeep.compression.config import CompressionConfig
+from shardkeep.ps.client.row_client import Pull, RowClient
+from shardkeep.ps.config import ConsistencyConfig, TableSpec
+from shardkeep.ps.shard.service import ShardService
+from shardkeep.ps.transport.local import LocalTransport
+from shardkeep.ps.transport.metered import LedgerMeter, MeteredTransport, Traffic
+from shardkeep.ps.wire.message import MOST_PULLS
+from tests.support.examples import LONG, examples
+from tests.support.posted import Posted
+
+EXACT: dict[str, Any] = {"optimizer": {"name": "sgd", "lr": 1.0}, "init": {"name": "zeros"}}
+TABLES = [TableSpec(name="a", dim=4, **EXACT), TableSpec(name="b", dim=2, **EXACT)]
+FROZEN = TableSpec(name="f", dim=2, freeze=True)
+FORMS: dict[str, dict[str, Any]] = {
+    "raw": {},
+    "coded": {"ids": "coded"},
+    "cache": {"pull": {"cache_rows": 100, "lease": 2}},
+    "coded cache": {"ids": "coded", "pull": {"cache_rows": 100, "lease": 2}},
+}
+Ids = dict[str, np.ndarray]
+
+
+class Job:
+    """One worker, and servers that the test delivers pulls to."""
+
+    def __init__(self, form: dict[str, Any], mode: str = "bounded", servers: int = 1) -> None:
+        compression, consistency = CompressionConfig.model_validate(form), ConsistencyConfig(mode=mode)
+        tables = [*TABLES, FROZEN]
+        self.services = [
+            ShardService(
+                shard=s, tables=tables, consistency=consistency, num_workers=1, seed=1, compression=compression
+            )
+            for s in range(servers)
+        ]
+        self.posted = [Posted(service) for service in self.services]
+        self.traffic = Traffic()
+        transport = MeteredTransport(LocalTransport(self.posted), LedgerMeter(self.traffic))
+        self.client = RowClient(
+            transport, tables=tables, consistency=consistency, compression=compression, seed=1, history=8
+        )
+
+    def pull(self, step: int, ids: Ids, **how: Any) -> Pull:
+        return self.client.pull(step, self.client.request(ids), **how)
+
+    def deliver(self, *, last_first: bool = False) -> None:
+        for posted in self.posted:
+            while posted.waiting:
+                posted.deliver(-1 if last_first else 0)
+
+    def push(self, step: int, ids: Ids, pulls: list[Pull], value: float = 1.0) -> None:
+        """Adds `value` times the id to each row: plain SGD from zeros subtracts it."""
+        grads = {
+            name: np.repeat(value * ids_U[:, None], _dim(name), 1).astype(np.float32) for name, ids_U in ids.items()
+        }
+        self.client.push(step, self.client.request(ids), grads, pulls=pulls)
+
+    def rows(self, ids: Ids) -> dict[str, list[float]]:
+        """The first value of each row as servers have it."""
+        self.client.wait_acknowledged()
+        return {name: rows[:, 0].tolist() for name, rows in self.client.read(self.client.request(ids)).result().items()}
+
+    @property
+    def remembered(self) -> int:
+        return sum(service.pulls.num_remembered for service in self.services)
+
+
+def _dim(name: str) -> int:
+    return next(spec.dim for spec in TABLES if spec.name == name)
+
+
+def both(*parts: Ids) -> Ids:
+    return {
+        n: np.unique(np.concatenate([p[n] for p in parts if n in p]))
+        for n in dict.fromkeys(k for p in parts for k in p)
+    }
+
+
+LEFT: Ids = {"a": np.array([1, 2, 3])}
+RIGHT: Ids = {"a": np.array([3, 101, 102, 103]), "b": np.array([-7, 5])}
+
+
+@pytest.mark.parametrize("servers", [1, 3])
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("named", ["both", "first", "second", "none"])
+def test_two_pulls_of_a_step_with_swapped_answers_train_their_own_rows(
+    form: dict[str, Any], servers: int, named: str
+) -> None:
+    job = Job(form, servers=servers)
+    pulls = [job.pull(0, LEFT), job.pull(0, RIGHT)]
+    job.deliver(last_first=True)
+    for pull in reversed(pulls):
+        assert all((rows == 0).all() for rows in pull.result().values())
+    ids, names = both(LEFT, RIGHT), {"both": pulls, "first": pulls[:1], "second": pulls[1:], "none": []}[named]
+    job.push(0, ids, names)
+    assert job.rows(ids) == {name: (-ids_U.astype(float)).tolist() for name, ids_U in ids.items()}
+    assert job.remembered == 0
+
+
+def test_a_push_of_several_pulls_refers_to_all_of_them() -> None:
+    job = Job(FORMS["coded"], servers=2)
+    pulls = [job.pull(0, ids) for ids in (LEFT, RIGHT, LEFT)]
+    job.deliver(last_first=True)
+    for pull in pulls:
+        pull.result()
+    job.push(0, both(LEFT, RIGHT), pulls)
+    job.client.wait_acknowledged()
+    assert not job.traffic.ledger.totals()["push"].get("ids", 0)  # all by reference: no byte
+
+
+def test_a_pull_whose_rows_are_not_there_yet_is_not_named() -> None:
+    job = Job(FORMS["coded"])
+    late = job.pull(0, LEFT)
+    job.push(0, LEFT, [late])
+    assert job.rows(LEFT) == {"a": [-1.0, -2.0, -3.0]}
+    job.deliver()
+    assert job.pull(1, LEFT) is not None and late.result()["a"].shape == (3, 4)
+
+
+@pytest.mark.parametrize("servers", [1, 2])
+@pytest.mark.parametrize("form", ["cache", "coded cache"])
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0), (2, 0, 1)])
+def test_results_come_in_any_order_with_a_cache(form: str, servers: int, order: tuple[int, ...]) -> None:
+    job = Job(FORMS[form], servers=servers)
+    ids = [{"a": np.arange(0, 9)}, {"a": np.arange(5, 14)}, {"a": np.arange(0, 20)}]
+    every = {"a": np.arange(30)}
+    job.push(0, every, [])
+    pulls = [job.pull(1 + step, each) for step, each in enumerate(ids)]
+    job.deliver()
+    for place in order * 2:
+        assert pulls[place].result()["a"][:, 0].tolist() == (-ids[place]["a"].astype(float)).tolist()
+    assert job.client.cache is not None and job.client.cache.hits == 4 + 14
+
+
+def test_lookups_that_no_push_follows_leave_nothing_behind() -> None:
+    job = Job(FORMS["coded"], mode="async")
+    for number in range(10_000 if LONG else 2_000):
+        pull = job.pull(0, LEFT, for_push=False) if number % 2 else job.pull(0, {"f": np.array([number])})
+        job.deliver()
+        pull.result()
+    assert job.remembered == 0
+    for _ in range(100):
+        pull = job.pull(0, LEFT)
+        job.deliver()
+        pull.result()
+    for step in range(1, 100):
+        ahead = job.pull(step, LEFT)
+        job.deliver()
+        ahead.result()
+    assert job.remembered <= MOST_PULLS + 2
+    job.push(0, LEFT, [pull])
+    assert job.rows(LEFT) == {"a": [-1.0, -2.0, -3.0]}
+    job.push(2, LEFT, [])
+    assert job.remembered == 0
+
+
+@st.composite
+def some_ids(draw: Any) -> Ids:
+    names = draw(st.sets(st.sampled_from("ab"), min_size=1))
+    return {
+        name: np.array(sorted(draw(st.sets(st.integers(-4, 12), min_size=1))), dtype=np.int64) for name in sorted(names)
+    }
+
+
+@examples(120)
+@given(
+    data=st.data(),
+    form=st.sampled_from(list(FORMS)),
+    mode=st.sampled_from(["sync", "bounded", "async"]),
+    servers=st.integers(1, 3),
+)
+def test_any_order_of_pulls_answers_and_pushes_trains_the_rows_that_were_meant(
+    data: st.DataObject, form: str, mode: str, servers: int
+) -> None:
+    """A model of the rows: every value that a row has had, by table and id."""
+    job = Job(FORMS[form], mode=mode, servers=servers)
+    values: dict[tuple[str, int], list[float]] = {}
+    under_way: list[tuple[int, Ids, Pull]] = []
+    ahead = 0 if mode == "sync" else 2
+    for step in range(4):
+        for _ in range(data.draw(st.integers(mode == "sync", 3))):
+            later = step + data.draw(st.integers(0, ahead))
+            ids = data.draw(some_ids())
+            under_way.append((later, ids, job.pull(later, ids)))
+        for posted in job.posted:
+            while posted.waiting:
+                posted.deliver(data.draw(st.integers(0, len(posted.waiting) - 1)))
+        taken = data.draw(st.permutations(under_way))
+        for _, ids, pull in taken[: data.draw(st.integers(0, len(taken)))]:
+            for name, rows in pull.result().items():
+                for id_, row in zip(ids[name].tolist(), rows, strict=True):
+                    had = values.get((name, id_), [0.0])
+                    assert row[0] in had and (row == row[0]).all()
+        mine = [(ids, pull) for at, ids, pull in under_way if at == step and pull.received]
+        chosen = data.draw(st.lists(st.sampled_from(mine), unique_by=id)) if mine else []
+        ids = both(*(ids for ids, _ in chosen), data.draw(some_ids()))
+        job.push(step, ids, [pull for _, pull in chosen], value=1.0 + step)
+        for name, ids_U in ids.items():
+            for id_ in ids_U.tolist():
+                had = values.setdefault((name, id_), [0.0])
+                had.append(had[-1] - (1.0 + step) * id_)
+    job.client.fence(4)
+    every = {name: np.arange(-4, 13) for name in "ab"}
+    for name, found in job.rows(every).items():
+        assert found == [values.get((name, id_), [0.0])[-1] for id_ in range(-4, 13)]
+    assert job.remembered <= 2 * MOST_PULLS
