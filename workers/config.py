@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from shardkeep.base.schedule import ScheduleConfig
 from shardkeep.base.settings import DAY_S, MOST_STEPS, FilePath, Named, Settings
@@ -44,23 +44,16 @@ class TowerOptimizerConfig(Named):
         return self
 
 
-def _on_off(value: Any) -> Any:
-    return {True: "on", False: "off"}.get(value, value) if isinstance(value, bool) else value
-
-
-OnOff = BeforeValidator(_on_off)  # YAML 1.1 reads a bare on/off as a bool
-
-
 class TowerConfig(Settings):
     """How the dense model trains."""
 
     optimizer: TowerOptimizerConfig = TowerOptimizerConfig()
     """Optimizer of the dense parameters."""
-    compile: Annotated[Literal["auto", "on", "off"], OnOff] = "auto"
+    compile: Literal["auto", "on", "off"] = "auto"
     """torch.compile: on, off, or auto = on for training on a GPU, except in sync."""
     mode: Literal["default", "reduce-overhead", "max-autotune"] = "default"
     """Mode of torch.compile."""
-    amp: Annotated[Literal["auto", "off", "bf16", "fp16"], OnOff] = "auto"
+    amp: Literal["auto", "off", "bf16", "fp16"] = "auto"
     """Automatic mixed precision; auto = bf16 where the hardware has it, else off; fp16 uses a GradScaler."""
     linear: Literal["auto", "torch", "onednn"] = "auto"
     """Library of fp32 matrix products in linear layers on a CPU: torch (MKL) or onednn; auto = oneDNN on AMD CPUs with

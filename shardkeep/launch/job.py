@@ -389,8 +389,10 @@ def _prepare(
 def _compile_and_convert(config: JobConfig, screen: JobView, resumed: Resumed | None, starter: Starter) -> Data:
     from shardkeep.roles.checkpoint_facts import check_facts
     from shardkeep.roles.kernel_needs import compile_of_job
-    from shardkeep.workers.data.sources.registry import open_data
+    from shardkeep.workers.data.sources.registry import open_data, tables_of_files
 
+    if tables := tables_of_files(config.data):  # a wrong name ends the job before its data are converted
+        config.check_tables(tables)
     starter.load(compile_of_job(config, lambda text: screen.phase("kernels", text)))
     began = time.monotonic()
     data = open_data(config.data, seed=config.seed, progress=lambda text, done: screen.working("data", text, done))

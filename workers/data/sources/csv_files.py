@@ -37,14 +37,18 @@ COMPRESSIONS = {
 def open_csv(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
     """The source `csv`. Raises DataError for what is wrong with the files, ConfigError for the settings."""
     refuse(config, ("synthetic", "options"))
-    form = CsvForm(
-        config.delimiter,
-        tuple(config.columns) if config.columns else None,
-        quoted=len(config.delimiter) == 1,
-        decimal=config.decimal,
-    )
-    config = named_columns(config, lambda: form.names(first_file(config)))
+    config, form = with_csv_columns(config), _form(config)
     return open_cached(config, layout_of(config), form.read, reading=form.reading(), seed=seed, progress=progress)
+
+
+def with_csv_columns(config: DataConfig) -> DataConfig:
+    """The config with the columns that its patterns represent. Reads no row."""
+    return named_columns(config, lambda: _form(config).names(first_file(config)))
+
+
+def _form(config: DataConfig) -> CsvForm:
+    columns = tuple(config.columns) if config.columns else None
+    return CsvForm(config.delimiter, columns, quoted=len(config.delimiter) == 1, decimal=config.decimal)
 
 
 @dataclass(frozen=True)

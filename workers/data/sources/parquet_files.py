@@ -25,10 +25,15 @@ BUFFER_BYTES = 1 << 20
 def open_parquet(config: DataConfig, *, seed: int, progress: Progress | None) -> Data:
     """The source `parquet`. Raises DataError for what is wrong with the files, ConfigError for the settings."""
     refuse(config, ("synthetic", "options", "columns", "delimiter", "decimal"))
-    config = named_columns(config, lambda: parquet_names(first_file(config)))
+    config = with_parquet_columns(config)
     return open_cached(
         config, layout_of(config), read_parquet, reading={"form": "parquet"}, seed=seed, progress=progress
     )
+
+
+def with_parquet_columns(config: DataConfig) -> DataConfig:
+    """The config with the columns that its patterns represent. Reads no row."""
+    return named_columns(config, lambda: parquet_names(first_file(config)))
 
 
 def parquet_names(path: Path) -> list[str]:

@@ -6,10 +6,11 @@ The launcher opens them before any process starts, so that the user's mistakes e
 from __future__ import annotations
 
 import importlib
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 from shardkeep.base.errors import ConfigError
 from shardkeep.workers.data.samples import Data, Dataset, Progress
+from shardkeep.workers.data.schema import features_of
 from shardkeep.workers.data_config import DataConfig
 
 
@@ -27,6 +28,8 @@ SOURCES: dict[str, str] = {
 }
 """Source -> module and function. A job loads its own source alone: pyarrow takes every role 0.25 s."""
 
+_COLUMNS = {"csv": "csv_files:with_csv_columns", "parquet": "parquet_files:with_parquet_columns"}
+"""Sources whose patterns need the header of a file."""
 _KERNELS: dict[str, tuple[str, ...]] = {"synthetic": ("shardkeep.workers.data.sources.synthetic_kernels",)}
 _CACHE_KERNELS = ("shardkeep.workers.data.gather_kernels",)
 
@@ -38,8 +41,21 @@ def kernels_of_source(name: str) -> tuple[str, ...]:
 
 def source_named(name: str) -> Source:
     """The function that opens a built-in source, or the user's own for module:function."""
-    module, _, function = SOURCES.get(name, "custom:open_custom").partition(":")
-    return cast(Source, getattr(importlib.import_module(f"shardkeep.workers.data.sources.{module}"), function))
+    return cast(Source, _function(SOURCES.get(name, "custom:open_custom")))
+
+
+def _function(place: str) -> Any:
+    module, _, function = place.partition(":")
+    return getattr(importlib.import_module(f"shardkeep.workers.data.sources.{module}"), function)
+
+
+def tables_of_files(config: DataConfig) -> tuple[str, ...]:
+    """The tables that the features of a csv or parquet source use; reads no row. () = known when it is opened. Raises
+    DataError."""
+    if config.source not in _COLUMNS:
+        return ()
+    features = features_of(_function(_COLUMNS[config.source])(config).sparse)
+    return tuple(dict.fromkeys(feature.table for feature in features))
 
 
 def check_present(config: DataConfig) -> None:
@@ -67,4 +83,4 @@ def open_data(config: DataConfig, *, seed: int, progress: Progress | None = None
     return source_named(config.source)(config, seed=seed, progress=progress)
 
 
-__all__ = ["SOURCES", "Data", "Dataset", "Progress", "kernels_of_source", "open_data"]
+__all__ = ["SOURCES", "Data", "Dataset", "Progress", "kernels_of_source", "open_data", "tables_of_files"]
