@@ -33,8 +33,13 @@ class RunReader:
     @property
     def code_folder(self) -> Path | None:
         """Where the user's own modules are."""
-        found = read_json(self.path / "code.json")
-        return None if found is None else Path(str(found["folder"]))
+        found = (read_json(self.path / "code.json") or {}).get("folder")
+        return None if found is None else Path(str(found))
+
+    @property
+    def code(self) -> dict[str, str]:
+        """Digests of the code that the run began with (code.py); {} = of an earlier version, which wrote none."""
+        return dict((read_json(self.path / "code.json") or {}).get("digests", {}))
 
     @property
     def token_path(self) -> Path:

@@ -16,9 +16,10 @@ import shlex
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 from rich.console import Console
@@ -26,10 +27,12 @@ from rich.console import Console
 from shardkeep.base.errors import JobError, JobStopped, UserError
 from shardkeep.base.files import atomic_write, make_folder, owner_lock
 from shardkeep.base.machine.owners import check_unshared
+from shardkeep.base.machine.versions import commit, versions
 from shardkeep.config import JobConfig, load_config
 from shardkeep.launch.children import SHARDKEEP, child_environment, last_words
 from shardkeep.launch.interrupts import Interrupts
-from shardkeep.run.reader import MetricsTail
+from shardkeep.run.code import PACKAGE, code_of, difference
+from shardkeep.run.reader import MetricsTail, RunReader
 from shardkeep.sweep.plan import PlannedRun, SweepPlan, flat
 from shardkeep.sweep.record import write_results
 from shardkeep.sweep.report import write_report
@@ -76,7 +79,7 @@ def sweep(plan: SweepPlan, *, out: Path, console: Console, train: Sequence[str] 
     """
     folder = SweepFolder(out)
     with folder.held() as lock:
-        done = [run for run in plan.runs if folder.is_done(run)]
+        done = [run for run in plan.runs if folder.is_done(run, plan.code_folder)]
         left = [run for run in plan.runs if run not in done]
         screen = SweepScreen(console, total=len(plan.runs))
         names, seeds = ", ".join(variant.name for variant in plan.variants), ", ".join(map(str, plan.seeds))
@@ -119,7 +122,7 @@ def _run_all(
                 _end(process)
             if interrupts.count:
                 raise JobStopped(f"stopped with {completed} of {len(plan.runs)} runs done; the same command continues")
-            if folder.is_done(run):
+            if folder.is_done(run, plan.code_folder):
                 completed += 1
                 screen.ended(number, run.name, _outcome(folder, run), ok=True)
                 continue
@@ -190,17 +193,20 @@ class SweepFolder:
                 raise
             return owner_lock(path, limit_s=ORPHAN_S)
 
-    def is_done(self, run: PlannedRun) -> bool:
-        """Whether it completed with this very config. Raises UserError when it did with another."""
-        summary = read_summary(self.runs / run.name)
+    def is_done(self, run: PlannedRun, code_folder: Path) -> bool:
+        """Whether it completed with this very config and code. Raises UserError when it did with another."""
+        folder = self.runs / run.name
+        summary = read_summary(folder)
         if summary is None or summary.get("status") != "completed":
             return False
-        found, wanted = _compared(load_config(self.runs / run.name / "config.yaml")), _compared(run.config)
-        if found == wanted:
+        found, wanted = _compared(load_config(folder / "config.yaml")), _compared(run.config)
+        file = difference(RunReader(folder).code, code_of(run.config, code_folder))
+        if found == wanted and file is None:
             return True
+        other = _difference(found, wanted) if found != wanted else _other_code(str(file), summary)
         raise UserError(
-            f"--out {self.path}: {run.name} is done with {_difference(found, wanted)}; give --out a new folder, or "
-            f"delete {self.runs / run.name} to run it again"
+            f"--out {self.path}: {run.name} is done with {other}; give --out a new folder, or "
+            f"delete {folder} to run it again"
         )
 
     def start(self, run: PlannedRun, train: Sequence[str], code_folder: Path, lock: int) -> subprocess.Popen[bytes]:
@@ -252,6 +258,15 @@ def _difference(found: JobConfig, wanted: JobConfig) -> str:
     before, now = (flat(config.model_dump(mode="json")) for config in (found, wanted))
     key = next(key for key in {**before, **now} if before.get(key) != now.get(key))
     return f"{key}={before.get(key)!r}, but now the sweep says {now.get(key)!r}"
+
+
+def _other_code(file: str, summary: Mapping[str, Any]) -> str:
+    """`another net.py than there is now`, or the commits of shardkeep."""
+    if file != PACKAGE:
+        return f"another {file} than there is now"
+    before = summary.get("commit") or (summary.get("versions") or {}).get(PACKAGE, "")
+    now = commit() or versions()[PACKAGE]
+    return f"another code of shardkeep: {before}, now {now}{' with other changes' if before == now else ''}"
 
 
 def _outcome(folder: SweepFolder, run: PlannedRun) -> str:
