@@ -124,8 +124,11 @@ def _run_phases(
         with session.calls.ending(folder):
             with _says_how_to_resume(folder, screen), folder.held():
                 config, summary = _Launch(folder, session, code_folder).run(config, resumed)
-                summary = score_test_data(config, folder, screen) or summary
+                problem = score_test_data(config, folder)
+            summary = folder.summary() or summary
             _show_end(config, run_dir, folder, summary, screen)
+            if problem is not None:
+                raise problem
     return {**summary, "run_dir": str(folder.path)}
 
 

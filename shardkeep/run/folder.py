@@ -32,7 +32,7 @@ from shardkeep.base.errors import ConfigError, UserError
 from shardkeep.base.files import atomic_write, make_folder
 from shardkeep.base.local_time import time_of_day
 from shardkeep.base.machine.descriptors import when_free
-from shardkeep.base.machine.pids import pid_space
+from shardkeep.base.machine.pids import pid_space, start_of
 from shardkeep.base.machine.versions import commit, machine, peak_rss_bytes, versions
 from shardkeep.config import JobConfig
 from shardkeep.run.code import code_of
@@ -164,6 +164,7 @@ class RunFolder(RunReader):
         facts = {
             "address": address,
             "pid": pid,
+            "started": start_of(pid),
             "pid_space": pid_space(),
             **({"take_over": list(command)} if command else {}),
         }

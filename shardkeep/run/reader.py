@@ -96,6 +96,10 @@ class RunReader:
         found = read_json(self.path / "coordinator.json")
         return set() if found is None else {int(found["pid"])}
 
+    def coordinator_started(self) -> str:
+        """When the coordinator's process started; "" = none has listened, or one of an earlier version."""
+        return str((read_json(self.path / "coordinator.json") or {}).get("started", ""))
+
     def coordinator_pid_space(self) -> str:
         """The `pid_space` of the coordinator; "" = none has listened, or one of an earlier version."""
         return str((read_json(self.path / "coordinator.json") or {}).get("pid_space", ""))

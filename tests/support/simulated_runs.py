@@ -94,6 +94,7 @@ def write_simulated_run(folder: Path, scene: Scene) -> Path:
     config = config_of(scene)
     (folder / "config.yaml").write_text(config.to_yaml())
     (folder / ".lock").touch()
+    _write_json(folder / "code.json", {"digests": {"shardkeep": "0123456789abcdef"}})
     _write_json(folder / "starts.json", [_start(scene)])
     if scene.state == "begun":
         return folder
@@ -233,7 +234,7 @@ def _records(scene: Scene) -> Iterator[Record]:
 def _loss(scene: Scene, server: int) -> Iterator[Record]:
     """The records of a server's loss, and of the recovery if it is complete."""
     at, cause = scene.at(scene.lost_at), _cause(scene, server)
-    lost = {"lost": "server", "lost_index": server, "lost_pid": _pid(scene, "server", server, 1)}
+    lost = {"lost": "server", "lost_index": server}
     yield {"time": _time(at), "kind": "event", "text": cause, **lost, **COORDINATOR}
     yield {"time": _time(at), "kind": "event", "text": f"recovering: {cause}", **COORDINATOR}
     if scene.state == "recovering":
