@@ -118,7 +118,7 @@ class TrainConfig(Settings):
 
 CLASS_METRICS = ("auc", "gauc", "logloss", "normalized_entropy", "calibration", "calibration_buckets", "accuracy",
               "precision", "recall")  # fmt: skip
-NUMBER_METRICS = ("mse", "rmse", "mae")
+NUMBER_METRICS = ("mse", "rmse", "mae", "r2")
 """Metrics that need labels of 0 and 1, and those that take any labels."""
 DEFAULT_METRICS = ("auc", "logloss", "normalized_entropy", "calibration")
 
@@ -134,8 +134,8 @@ class EvalConfig(Settings):
     """Number of samples to evaluate, from the first; left out = all."""
     metrics: Annotated[list[str], Field(min_length=1, max_length=20)] | None = None
     """auc, gauc, logloss, normalized_entropy, calibration, calibration_buckets, accuracy, precision, recall, mse, rmse,
-    mae (docs/reference/metrics.md); left out = auc, logloss, normalized_entropy and calibration; of
-    labels that are numbers mse, rmse and mae."""
+    mae, r2 (docs/reference/metrics.md); left out = auc, logloss, normalized_entropy and calibration; of
+    labels that are numbers mse, rmse, mae and r2."""
     threshold: float = Field(0.5, ge=0.0, le=1.0)
     """Probability from which a sample counts as predicted positive, for accuracy, precision and recall."""
     group_by: ColumnName | None = None

@@ -202,6 +202,9 @@ class SweepFolder:
         found, wanted = _compared(load_config(folder / "config.yaml")), _compared(run.config)
         file = difference(RunReader(folder).code, code_of(run.config, code_folder))
         if found == wanted and file is None:
+            if (scores := summary.get("eval") or {}).get("auc") is None:
+                why = scores.get("note", "the job has no evaluation data")
+                raise UserError(f"--out {self.path}: {run.name} has no AUC, by which a sweep compares: {why}")
             return True
         other = _difference(found, wanted) if found != wanted else _other_code(str(file), summary)
         raise UserError(

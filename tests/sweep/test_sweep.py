@@ -176,6 +176,17 @@ def test_runs_of_other_code_of_shardkeep_are_refused_with_both_commits(
         sweeps.run()
 
 
+def test_a_run_without_the_metric_that_decides_ends_the_sweep_with_its_cause(sweeps: Sweeps) -> None:
+    sweeps.run(seeds=[1])
+    path = sweeps.out / "runs" / "fp32-seed1" / "summary.json"
+    summary = json.loads(path.read_text()) | {
+        "eval": {"auc": None, "note": "all 9 labels are 0; AUC needs both classes"}
+    }
+    path.write_text(json.dumps(summary))
+    with pytest.raises(UserError, match="fp32-seed1 has no AUC, by which a sweep compares: all 9 labels are 0"):
+        sweeps.run()
+
+
 def test_a_sweep_on_made_data_may_be_moved(sweeps: Sweeps) -> None:
     sweeps.run()
     sweeps.started()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -20,10 +20,17 @@ from numpy.typing import NDArray
 from shardkeep.base.arrays import Ints
 from shardkeep.workers.collectives.collective import Collective
 from shardkeep.workers.config import DEFAULT_METRICS, EvalConfig, LossConfig
+from shardkeep.workers.metrics.constant import BASELINE, ERRORS
 
 Floats = NDArray[np.floating[Any]]
 BUCKETS = 10
 """Buckets of `calibration_buckets`."""
+_CAUSES = {
+    "precision": "no sample is predicted positive; precision needs one",
+    "r2": "all labels are equal; R2 needs different ones",
+    "gauc": "no group has labels of both classes; GAUC needs one",
+}
+"""Why a metric is undefined where the labels have both classes."""
 
 
 @dataclass(frozen=True)
@@ -35,17 +42,19 @@ class Asked:
         threshold: Probability from which a sample counts as predicted positive.
         group_by: The feature whose ids group the samples of `gauc`; None = no metric needs groups.
         numbers: Predictions are values, not logits.
+        label_means: Of the training labels that are numbers; () = not known.
     """
 
     metrics: tuple[str, ...] = DEFAULT_METRICS
     threshold: float = 0.5
     group_by: str | None = None
     numbers: bool = False
+    label_means: tuple[float, ...] = ()
 
     @classmethod
-    def by(cls, config: EvalConfig, loss: LossConfig) -> Asked:
+    def by(cls, config: EvalConfig, loss: LossConfig, label_means: Sequence[float] = ()) -> Asked:
         """What a job's config asks for."""
-        return cls(config.asked(loss), config.threshold, config.group_by, loss.of_numbers)
+        return cls(config.asked(loss), config.threshold, config.group_by, loss.of_numbers, tuple(label_means))
 
 
 @dataclass(frozen=True)
@@ -98,7 +107,8 @@ def evaluate_over_workers(
         return evaluate_predictions(logits, labels, groups, asked)
     found: dict[str, Any] = {"samples": len(labels)}
     for t, name in enumerate(names):
-        metrics = evaluate_predictions(logits[:, t], labels[:, t], groups, asked)
+        own = replace(asked, label_means=asked.label_means[t : t + 1])
+        metrics = evaluate_predictions(logits[:, t], labels[:, t], groups, own)
         found |= {f"{metric}/{name}": value for metric, value in metrics.items() if metric != "samples"}
     return found
 
@@ -109,8 +119,8 @@ def evaluate_predictions(
     """Metrics of outputs (any real number) against labels.
 
     Returns:
-        The metrics asked for, and `samples`. A metric that is not defined is None, and `note` says why (no samples,
-        one class only, predictions that are not finite).
+        The metrics asked for, with the errors of the constant mean where that is known, and `samples`. A metric that is
+        not defined is None, and `note` says why (no samples, one class only, predictions that are not finite, ...).
     """
     asked = asked or Asked()
     groups_N = np.empty(0, np.int64) if groups_N is None else groups_N
@@ -125,6 +135,11 @@ def evaluate_predictions(
         result["note"] = note
     if len(labels_N) and np.isfinite(logits_N).all():
         result |= {name: METRICS[name](scored) for name in asked.metrics}
+        for mean in asked.label_means:
+            constant = _constant(scored, mean)
+            result |= {BASELINE + name: METRICS[name](constant) for name in asked.metrics if name in ERRORS}
+        causes = [_CAUSES[name] for name in asked.metrics if result[name] is None and name in _CAUSES]
+        result = {**({"note": causes[0]} if causes else {}), **result}
     return result
 
 
@@ -225,6 +240,18 @@ def _mse(scored: Scored) -> float:
     return float(np.mean((scored.predictions - scored.label_N) ** 2))
 
 
+def _constant(scored: Scored, value: float) -> Scored:
+    """The same samples with one value as every prediction."""
+    asked = replace(scored.asked, numbers=True)
+    return replace(scored, output_N=np.full(len(scored.label_N), value), asked=asked)
+
+
+def _r2(scored: Scored) -> float | None:
+    """1 - the squared error / that of the mean of these labels (coefficient of determination)."""
+    spread = _mse(_constant(scored, float(scored.label_N.mean())))
+    return 1.0 - _mse(scored) / spread if spread else None
+
+
 def _buckets(scored: Scored) -> list[dict[str, float]]:
     """Samples in order of their prediction, in `BUCKETS` buckets of equal size: mean prediction and mean label."""
     order_N = np.argsort(scored.predictions, kind="stable")
@@ -252,6 +279,7 @@ METRICS: MappingProxyType[str, Callable[[Scored], Any]] = MappingProxyType(
         "recall": _recall,
         "mse": _mse,
         "rmse": lambda scored: math.sqrt(_mse(scored)),
+        "r2": _r2,
         "mae": lambda scored: float(np.mean(np.abs(scored.predictions - scored.label_N))),
     }
 )
